@@ -14,8 +14,7 @@ import pytest
 from torch import Tensor
 
 from relive import Weights
-from relive.processes.shared import SharedBlock
-from relive.processes.waiting import Bell
+from relive.processes.shared import Bell, SharedBlock
 
 SECONDS = 30.0
 """How long to wait for another process: far more than it takes."""

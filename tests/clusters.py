@@ -12,9 +12,8 @@ import torch
 
 import relive
 from relive.cluster.group import Link
-from relive.cluster.homes import ShardPlan
 from relive.cluster.replay import Replay
-from relive.cluster.shard import Shard
+from relive.cluster.shard import Shard, ShardPlan
 
 SCHEMA = relive.Schema(
     {

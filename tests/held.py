@@ -9,7 +9,7 @@ import numpy as np
 
 from relive import ReplayBuffer
 from relive.memory.keeper import RAM, Keeper
-from relive.ring.undo import Undo
+from relive.ring.ring import Undo
 from twins import Twin
 
 Arrays = dict[str, Any]

@@ -25,7 +25,7 @@ import twins
 from relive import FrameStack, NStep, ReplayBuffer, Transition
 from relive import Sequence as SequenceView
 from relive.errors import InvariantError
-from relive.kernels.ring_state import NEXT
+from relive.kernels.tables import NEXT
 from relive.memory.device import DeviceRows
 from relive.ring import Ring
 from twins import KINDS as LETTERS

@@ -14,7 +14,7 @@ from compat.pytorchrl_play import (
     parts,
 )
 from relive.compat import pytorchrl as ours
-from relive.compat.trees import mapped
+from relive.compat.base import mapped
 
 
 def made(

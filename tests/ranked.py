@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from relive.cluster.distributed.ranks import Ranks
+from relive.cluster.distributed import Ranks
 
 Work = Callable[[int, int], Any]
 """What a rank does, given its number and how many ranks there are; its result can be pickled."""

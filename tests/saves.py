@@ -15,7 +15,7 @@ import torch
 
 from relive import files as persist
 from relive.errors import FileFormatError
-from relive.replay import segments
+from relive.replay import saving as segments
 
 Tensors = Mapping[str, Any]
 Tried = Callable[..., None]

@@ -25,6 +25,7 @@ FLOORS: list[set[str]] = [
     {"cluster", "compile"},
     {"look"},
     {"exchange"},
+    {"cli"},
     {"__main__"},
 ]
 """The rooms, from the ground up: a module or a folder imports what lies below it, and nothing beside or above it.

@@ -28,7 +28,7 @@ from relive import (
     RolloutBuffer,
     Schema,
 )
-from relive.memory import forks
+from relive.memory import keeper as forks
 from twins import same_batches
 
 

@@ -29,7 +29,7 @@ from relive import (
 from relive import (
     Sequence as SequenceView,
 )
-from relive.steps.trees import Path
+from relive.steps.schema import Path
 from relive.views.contract import rule_of
 
 KINDS: dict[str, tagged.Kind | None] = {".": None, "T": "terminated", "U": "truncated", "B": "both"}

@@ -6,7 +6,7 @@ Everything between an environment's ``step()`` and the learner's ``loss.backward
 from typing import TYPE_CHECKING
 
 from . import errors, returns
-from .batches.sequences import SequenceBatch
+from .batches import SequenceBatch
 from .collect.collector import Collector
 from .errors import ReliveError
 from .look.audit import audit
@@ -15,21 +15,20 @@ from .look.monitor import Monitor
 from .names import MODULE_HINTS, lazy_modules
 from .processes.lanes import Lanes
 from .processes.limits import MinSize, SamplesPerInsert
-from .processes.slots_server import ReplayServer
+from .processes.server import ReplayServer
 from .processes.weights import Weights
+from .replay.arrays import load_extra
 from .replay.buffer import ReplayBuffer
-from .replay.extra import load_extra
 from .replay.mixture import Mixture
-from .returns.estimators import GAE, GroupAdvantage, MonteCarlo, TDLambda, VTrace
+from .returns import GAE, GroupAdvantage, MonteCarlo, TDLambda, VTrace
 from .rollout.buffer import RolloutBuffer
 from .samplers.prioritized import Prioritized
 from .samplers.recent import Recent
 from .samplers.uniform import Uniform, WithoutReplacement
 from .steps.changes import SchemaChanges
 from .steps.schema import Field, Schema
-from .views.frames import FrameStack
+from .views.frames import FrameStack, ReturnsToGo
 from .views.hindsight import Hindsight
-from .views.returns_to_go import ReturnsToGo
 from .views.sequences import Sequence
 from .views.transitions import NStep, Transition
 

@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Run the command line; without its packages, say how to install them."""
     try:
-        from .exchange.cli import app
+        from .cli import app
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise

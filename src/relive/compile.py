@@ -19,18 +19,17 @@ import torch
 from numpy.typing import NDArray
 
 from . import kernels
-from .batches.sequences import SequenceBatch
+from .batches import SequenceBatch
 from .processes.lanes import Lanes
 from .processes.limits import SamplesPerInsert
 from .processes.weights import Weights
 from .replay.buffer import ReplayBuffer
-from .returns.estimators import GAE, GroupAdvantage, MonteCarlo, TDLambda, VTrace
+from .returns import GAE, GroupAdvantage, MonteCarlo, TDLambda, VTrace
 from .rollout.buffer import RolloutBuffer
 from .samplers.prioritized import Prioritized
 from .samplers.recent import Recent
 from .samplers.uniform import Uniform, WithoutReplacement
-from .steps.schema import Field, Schema
-from .steps.trees import Path
+from .steps.schema import Field, Path, Schema
 from .views.frames import FrameStack
 from .views.hindsight import Hindsight
 from .views.sequences import Sequence

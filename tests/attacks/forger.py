@@ -34,7 +34,8 @@ from relive import (
 )
 from relive import files as persist
 from relive.errors import InvariantError, ReliveError
-from relive.files import format, sealed
+from relive.files import format
+from relive.files import format as sealed
 from relive.memory.layout import row_layout
 from relive.steps.schema import Field
 

@@ -27,7 +27,9 @@ from attacks import forger
 from relive import ReplayBuffer, files
 from relive.errors import NoSaveError
 from relive.files import disk
-from relive.replay import saved_ring, segments, snapshot
+from relive.replay import saving as saved_ring
+from relive.replay import saving as segments
+from relive.replay import saving as snapshot
 
 __all__ = ["main"]
 

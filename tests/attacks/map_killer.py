@@ -21,7 +21,7 @@ import torch
 
 import relive
 from relive import Field, NStep, Prioritized, ReplayBuffer, Schema
-from relive.memory.lookahead import LookAhead
+from relive.memory.mapped import LookAhead
 
 PACKAGE = str(Path(relive.__file__).parent)
 KERNELS = str(Path(PACKAGE) / "kernels")

@@ -24,9 +24,9 @@ from effort import often
 from forked import in_fork
 from relive import Field, FrameStack, NStep, Prioritized, Recent, ReplayBuffer, Schema, Sequence, Uniform
 from relive.errors import FileFormatError, ReliveError
-from relive.files import sealed
-from relive.files.journal import HEAD, TAIL
-from relive.memory.lookahead import LookAhead
+from relive.files import format as sealed
+from relive.files.mapped import HEAD, TAIL
+from relive.memory.mapped import LookAhead
 
 FLAGS = {name: Field((), torch.bool) for name in ("terminated", "truncated")}
 SCHEMA = Schema({"obs": {"state": (3,), "camera": Field((40, 40), torch.uint8)}, "reward": (), **FLAGS})

@@ -22,8 +22,7 @@ from forked import in_fork
 from held import HeldTwin, copied, during, torn
 from interrupting import KINDS
 from relive.kernels.reference.priorities import RATED
-from relive.samplers.kept import KeptPriorities
-from relive.samplers.prioritized import Prioritized
+from relive.samplers.prioritized import KeptPriorities, Prioritized
 
 BROKEN_OFF = "a change of a replay in files that is broken off between any of its stores"
 
@@ -106,7 +105,7 @@ def test_a_step_that_a_kill_breaks_off_is_gone_and_nothing_else(
 def test_priorities_that_a_kill_breaks_off_are_the_old_ones(
     room: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relive.samplers.kept.MOST", 2**16 if room == "noted" else 2)
+    monkeypatch.setattr("relive.samplers.prioritized.MOST", 2**16 if room == "noted" else 2)
     rng, twin = np.random.default_rng(seed), world("small", "prioritized, stratified", 30)
     for _ in range(40):
         twin.add("".join(rng.choice(list("....T"), 2)))
@@ -176,7 +175,7 @@ def test_a_kill_while_it_is_taken_back_changes_nothing(monkeypatch: pytest.Monke
         found = copied(left)
         with monkeypatch.context() as patch:
             patch.setattr(KeptPriorities, "end", lambda self: None)
-            patch.setattr("relive.ring.undo.Undo.end", lambda self: None)
+            patch.setattr("relive.ring.ring.Undo.end", lambda self: None)
             twin.revive(found)
         left = torn(left, found, rng, ("undo",))
     twin.truth = copy.deepcopy(truth)

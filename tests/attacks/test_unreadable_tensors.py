@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import relive
 from relive import Field, Prioritized, ReplayBuffer, RolloutBuffer, Schema, errors
-from relive.compat.inbox import Inbox
+from relive.compat.base import Inbox
 
 N = 4
 PRIVATE: Any = torch

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ranked import SECONDS, Meeting, Work
-from relive.cluster.distributed.ranks import Ranks
+from relive.cluster.distributed import Ranks
 
 
 @pytest.fixture

@@ -25,8 +25,7 @@ import relive
 from effort import in_ci
 from ranked import SECONDS, Work, in_processes
 from relive import Field, NStep, Prioritized, ReplayBuffer, RolloutBuffer, Schema, Sequence, Uniform
-from relive.cluster.distributed import ShardedReplay, minibatches, sequences
-from relive.cluster.distributed.ranks import Ranks, Report
+from relive.cluster.distributed import Ranks, Report, ShardedReplay, minibatches, sequences
 from relive.errors import EmptyError, LifecycleError, NotFiniteError, ParameterError
 
 InThreads = Callable[[int, Work], list[Any]]

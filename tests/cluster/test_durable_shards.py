@@ -16,12 +16,9 @@ import torch
 from children import SECONDS
 from clusters import SCHEMA, LocalLink, check, local, steps
 from relive import Prioritized
-from relive.cluster.homes import ShardPlan
-from relive.cluster.ledger import Ledger, Origin, Rank
-from relive.cluster.ledger_log import LedgerLog
 from relive.cluster.replay import Replay, load_extra
-from relive.cluster.shard import Chunk, Shard
-from relive.cluster.steps import Steps
+from relive.cluster.shard import Chunk, Ledger, LedgerLog, Origin, Rank, Shard, ShardPlan
+from relive.cluster.writer import Steps
 from relive.errors import FileFormatError, LifecycleError, ParameterError, ShapeError
 
 

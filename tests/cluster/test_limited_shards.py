@@ -15,9 +15,10 @@ from children import SECONDS
 from clusters import LocalLink, check, local, steps
 from effort import often
 from relive import MinSize, SamplesPerInsert
-from relive.cluster import group, pace
+from relive.cluster import group
+from relive.cluster import group as pace
 from relive.cluster import writer as writers
-from relive.cluster.pace import Pace
+from relive.cluster.group import Pace
 from relive.cluster.replay import Replay
 from relive.cluster.shard import Totals
 from relive.errors import ParameterError, WaitTimeoutError

@@ -13,7 +13,7 @@ from fit import spread
 from relive import kernels
 from relive.cluster.plan import Plan, global_weights, shard_counts, shard_key, shard_masses
 from relive.errors import EmptyError, NotFiniteError, ParameterError, ShapeError
-from relive.kernels.reference.random import key
+from relive.kernels.reference.priorities import key
 from relive.samplers.sumtree import SumTree
 
 MASSES = st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1e6)), min_size=1, max_size=6).filter(any)

@@ -12,8 +12,7 @@ import torch
 
 from fit import check_fit, counted
 from relive import NStep, Prioritized, ReplayBuffer, Sequence, Uniform
-from relive.cluster.plan import shard_key
-from relive.cluster.portion import Portion, Share
+from relive.cluster.plan import Portion, Share, shard_key
 from replays import PLAIN
 
 VIEWS: dict[str, Callable[[], Any]] = {

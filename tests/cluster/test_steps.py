@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clusters import SCHEMA
-from relive.cluster.steps import Steps
+from relive.cluster.writer import Steps
 from relive.errors import FieldError
 
 

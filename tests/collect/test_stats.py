@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import tagged
 from collecting import Echo, discrete, every_mode, make_buffer, policy
 from relive import Collector, RolloutBuffer, Schema
-from relive.collect.stats import CollectStats
+from relive.collect.collector import CollectStats
 
 # Statistics
 

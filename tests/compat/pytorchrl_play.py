@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from relive.compat.pytorchrl.keys import ACT, DONE, DONE2, OBS, OBS2, REW, RHS, RHS2
+from relive.compat.pytorchrl import ACT, DONE, DONE2, OBS, OBS2, REW, RHS, RHS2
 
 __all__ = [
     "GAMMA", "NAMES", "STEP", "assert_same", "check_hindsight", "check_windows", "errors_of", "fed", "hindsight_truth",

@@ -9,8 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from relive.compat.arrays import array_of, sent
-from relive.compat.trees import leaves_of, mapped, mapped_leaves
+from relive.compat.base import array_of, leaves_of, mapped, mapped_leaves, sent
 from relive.errors import ShapeError
 
 GIVEN: list[Any] = [

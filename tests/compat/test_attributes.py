@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from relive.compat.attributes import Column, alias, write_column
-from relive.compat.errors import StepError
+from relive.compat.base import Column, StepError, alias, write_column
 
 
 class Buffer:

@@ -29,8 +29,8 @@ from compat.pytorchrl_play import (
 from effort import in_ci
 from pytorchrl_buffers import made, memory, one_by_one, part, stacked
 from relive.compat import pytorchrl as ours
-from relive.compat.pytorchrl.keys import ACT, DONE, DONE2, OBS, OBS2, REW, RHS, RHS2
-from relive.compat.trees import mapped
+from relive.compat.base import mapped
+from relive.compat.pytorchrl import ACT, DONE, DONE2, OBS, OBS2, REW, RHS, RHS2
 from relive.errors import DTypeError, EmptyError, LifecycleError, NotFiniteError, ShapeError
 
 pytestmark = pytest.mark.usefixtures("no_hosts")

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import planted
 import relive
 from relive import ReplayBuffer
+from relive.cli import app
 from relive.exchange import from_lerobot, log_of
-from relive.exchange.cli import app
 from twins import Twin
 
 

@@ -16,8 +16,9 @@ import torch
 from relive import ReplayBuffer, Schema
 from relive.errors import DTypeError, FieldError, FileFormatError, NoSaveError, ParameterError, ShapeError
 from relive.exchange import from_lerobot, to_lerobot
-from relive.exchange.lerobot import read, write
-from relive.exchange.lerobot.stats import episode_stats, joined_stats
+from relive.exchange import lerobot as read
+from relive.exchange import lerobot as write
+from relive.exchange.lerobot import episode_stats, joined_stats
 from relive.steps.schema import Field
 from twins import Twin
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from relive.cli import app
 from relive.exchange import from_minari, minari, to_minari
-from relive.exchange.cli import app
 from relive.steps.schema import Field
 from twins import Twin
 

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from relive.files import format, tensors
+from relive.files import format
+from relive.files import format as tensors
 
 
 @pytest.fixture(autouse=True)

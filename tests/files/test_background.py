@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from relive.files.background import SaveHandle, Saves
+from relive.files.save import SaveHandle, Saves
 
 SECONDS = 30
 

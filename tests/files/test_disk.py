@@ -27,7 +27,8 @@ from relive.errors import (
     FileFormatError,
     NoSaveError,
 )
-from relive.files import directory, disk
+from relive.files import disk
+from relive.files import save as directory
 from saves import Tried, assert_refused, data_files, example, forge, holds, listing, save
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from relive.errors import FileFormatError
-from relive.files.entries import MOST, integers, whole
+from relive.files.disk import MOST, integers, whole
 
 
 def test_counts_up_to_the_largest_are_taken() -> None:

@@ -23,7 +23,8 @@ from relive.errors import (
     NotFiniteError,
     ReliveError,
 )
-from relive.files import format, sealed
+from relive.files import format
+from relive.files import format as sealed
 from saves import assert_refused, example, first, forge, holds, listing, save, seal_text
 
 # What cannot be saved

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.files.nested import from_json, to_json
+from relive.files.save import from_json, to_json
 
 
 def back(value: Any) -> Any:

@@ -22,7 +22,8 @@ from relive import files as persist
 from relive.errors import (
     FileFormatError,
 )
-from relive.files import disk, format, tensors
+from relive.files import disk, format
+from relive.files import format as tensors
 from saves import Tensors, Tried, assert_refused, assert_same, bits, data_files, example, holds, save
 
 DTYPES = [getattr(torch, name) for name in format._NAMES.values() if hasattr(torch, name)]

@@ -18,7 +18,7 @@ import pytest
 from numba.core import registry
 
 from relive.kernels import cpu
-from relive.kernels.cpu import cache
+from relive.kernels.cpu import jit as cache
 
 
 def test_what_was_compiled_before_any_kernel_changed_is_compiled_again() -> None:
@@ -147,7 +147,7 @@ def test_kernels_run_where_neither_the_package_nor_the_home_can_be_written(safe:
 # The line that announces a long compilation.
 
 
-def compilation(module: str = "relive.kernels.cpu.append") -> Any:
+def compilation(module: str = "relive.kernels.cpu.ring") -> Any:
     return SimpleNamespace(data={"dispatcher": SimpleNamespace(py_func=SimpleNamespace(__module__=module))})
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relive.kernels import cpu, reference
-from relive.kernels.lane_state import ALONE, COMMITTED, COUNTERS, CUT, DRAINED, FOLLOWED, MASKED, LaneArrays
+from relive.kernels.tables import COMMITTED, CUT, DRAINED, FOLLOWED, LANE_ALONE, LANE_COUNTERS, MASKED, LaneArrays
 
 LARGEST = 2**31 - 1
 
@@ -81,7 +81,7 @@ def test_a_step_is_committed_with_its_marks_and_rings_when_enough_wait(module: A
     assert module.commit_step(given, 2, FOLLOWED) == 0
     lane.mask[0] = 0, 0
     assert module.commit_step(given, 3, MASKED) == 0
-    assert lane.marks.tolist() == [MASKED | ALONE, 0, FOLLOWED]  # env 0 was under way
+    assert lane.marks.tolist() == [MASKED | LANE_ALONE, 0, FOLLOWED]  # env 0 was under way
     lane.mask[1] = 0, 1
     assert module.commit_step(given, 4, MASKED) == 0
     assert lane.marks[1] == MASKED  # nobody was
@@ -108,4 +108,4 @@ def test_the_twins_commit_alike(seed: int) -> None:
 def lane_of(steps: int, envs: int) -> LaneArrays:
     """A lane with nothing in it."""
     flags = [np.zeros((steps, envs), np.uint8) for _ in range(3)]
-    return LaneArrays(np.zeros(COUNTERS, np.int64), np.zeros(2, np.int32), np.zeros(steps, np.uint8), *flags)
+    return LaneArrays(np.zeros(LANE_COUNTERS, np.int64), np.zeros(2, np.int32), np.zeros(steps, np.uint8), *flags)

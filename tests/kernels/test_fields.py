@@ -22,10 +22,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from fields import LEAVES, bits
 from forked import in_fork
 from relive import Field, kernels
-from relive.kernels.reference.fields import INTO
+from relive.kernels.reference.rows import LINE_INTO
 from relive.kernels.tensor_calls import SHARED, TensorCalls, made_code, tensor_calls
 from relive.memory.layout import RowLayout
-from relive.steps.trees import Path
+from relive.steps.schema import Path
 
 pytestmark = pytest.mark.skipif(
     not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no functions for compiled code"
@@ -45,7 +45,7 @@ def split(hot: Any, layout: RowLayout, rows: Tensor) -> dict[Path, Tensor] | Non
     paths, calls, into = tuple(layout.fields), known(), (other, found)
     table = None if layout.table is None else layout.table.copy()
     if table is not None:
-        table[:, INTO] = 1
+        table[:, LINE_INTO] = 1
     there = hot.split_rows(calls.describe, calls.lend, calls.adopt, id(rows), id(paths), table, id(into))
     assert not other
     assert there or not found

@@ -9,7 +9,7 @@ import torch
 from covering import covering
 from relabelling import HerTwin, view_of
 from relive.kernels import cpu, reference
-from relive.views.goals import GoalBytes
+from relive.views.hindsight import GoalBytes
 
 # The kernels.
 

@@ -18,7 +18,7 @@ from drawing import GOALS, World, facts, filled
 from forked import in_fork
 from relive import NStep, Prioritized, Recent, Uniform
 from relive.kernels import cpu, reference
-from relive.kernels.ring_state import UNFIT
+from relive.kernels.tables import UNFIT
 from relive.kernels.tensor_calls import tensor_calls
 
 pytestmark = pytest.mark.skipif(tensor_calls() is None, reason="this torch has no functions for compiled code")

@@ -16,7 +16,7 @@ from relive.kernels import cpu, reference
 def test_the_twins_make_the_same_uniform_numbers(seed: int) -> None:
     fast = np.empty(50)
     cpu.uniforms(np.uint64(seed), fast)
-    assert fast.tolist() == [reference.random.uniform(seed, n) for n in range(1, 51)]
+    assert fast.tolist() == [reference.priorities.uniform(seed, n) for n in range(1, 51)]
 
 
 @given(st.integers(0, 2**64 - 1), st.booleans(), st.floats(1e-300, 1e300), st.integers(1, 40))

@@ -305,7 +305,7 @@ def test_what_cannot_be_read_is_refused_by_name() -> None:
 def run(*arguments: str) -> tuple[int, str]:
     from typer.testing import CliRunner
 
-    from relive.look.cli import app
+    from relive.cli import app
 
     result = CliRunner().invoke(app, ["audit", *arguments])
     return result.exit_code, result.output

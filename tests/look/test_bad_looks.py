@@ -148,7 +148,7 @@ def test_a_space_of_another_size_is_refused():
 
 
 def test_a_path_that_is_none_is_refused_before_anything_is_drawn(monkeypatch: pytest.MonkeyPatch):
-    plot = pytest.importorskip("relive.look.plot", exc_type=ImportError)
+    plot = pytest.importorskip("relive.look.inspection", exc_type=ImportError)
     monkeypatch.setattr(plot, "figure_of", lambda inspection: pytest.fail("it was drawn"))
     path: Any = 7
     with pytest.raises(ParameterError):

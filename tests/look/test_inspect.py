@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 import planted
 import relive
 from relive import Field, Prioritized, ReplayBuffer, RolloutBuffer, Schema, errors
-from relive.look.cli import app
-from relive.look.page import page
+from relive.cli import app
+from relive.look.inspection import page
 
 SCHEMA = Schema({
     "obs": (3,), "action": (2,), "reward": (), "terminated": Field((), torch.bool),

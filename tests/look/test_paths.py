@@ -17,8 +17,8 @@ import planted
 import relive
 from forked import in_fork
 from relive import ReplayBuffer, errors
-from relive.exchange.cli import app
-from relive.look import npz
+from relive.cli import app
+from relive.look import experience as npz
 
 ARRAYS = {"obs": np.zeros((30, 2), np.float32), "action": np.zeros(30, int), "reward": np.zeros(30),
           "terminated": np.arange(30) % 10 == 9}  # fmt: skip

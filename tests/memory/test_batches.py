@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from relive import Field, FrameStack, ReplayBuffer, Schema
-from relive.memory.blocks import SMALL
+from relive.memory.keeper import SMALL
 
 FLAGS = {"terminated": Field((), torch.bool), "truncated": Field((), torch.bool)}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relive.memory.bounded import LIMIT, Bounded
+from relive.memory.copier import LIMIT, Bounded
 
 
 def test_a_kept_value_is_returned_and_found_again():

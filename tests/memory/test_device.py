@@ -549,7 +549,7 @@ def test_a_save_is_moved_in_pieces(place: Place, tmp_path: File, monkeypatch: py
     pair = Pair(place, dress="mixed").play(*PLAYS)
     pair.ram.save(tmp_path / "ram")
     monkeypatch.setattr("relive.memory.device.PIECE", 3 * 1300)
-    monkeypatch.setattr("relive.replay.saved_ring.PIECE", 1300)
+    monkeypatch.setattr("relive.replay.saving.PIECE", 1300)
     assert len(list(pair.there._ring.store._pieces(np.arange(18)))) > 5
     assert dumped(pair.there) == dumped(pair.ram)
     pair.there.save(tmp_path / "there")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fields import LEAVES, bits, noise
 from relive import Field
 from relive.memory.layout import RowLayout
-from relive.steps.trees import Path
+from relive.steps.schema import Path
 
 # RowLayout
 

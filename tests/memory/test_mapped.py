@@ -16,9 +16,8 @@ from safetensors.numpy import load_file
 from forked import in_fork
 from interrupting import broken_off
 from relive.errors import FileFormatError, LifecycleError, NoSaveError
-from relive.files import journal as journals
-from relive.files.journal import Journal
-from relive.files.mapped import MappedDirectory
+from relive.files import mapped as journals
+from relive.files.mapped import Journal, MappedDirectory
 from relive.memory.mapped import MappedKeeper
 
 RUN = "0123456789abcdef"

@@ -26,7 +26,7 @@ from compat.pytorchrl_play import (
 )
 from peers.pytorchrl_host import host
 from relive.compat import pytorchrl as ours
-from relive.compat.pytorchrl.keys import DONE, DONE2, OBS, REW, RHS, RHS2
+from relive.compat.pytorchrl import DONE, DONE2, OBS, REW, RHS, RHS2
 from relive.errors import LifecycleError
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from relive.exchange import from_stable_baselines3, from_torchrl, log_of
-from relive.steps.trees import map_leaves
+from relive.steps.schema import map_leaves
 
 
 def assert_same(one: Any, other: Any) -> None:

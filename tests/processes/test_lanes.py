@@ -440,7 +440,7 @@ def test_an_owner_of_a_replay_in_files_that_is_killed_at_any_line_stores_no_step
     stride: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr("relive.files.journal._sync_data", lambda descriptor: None)
+    monkeypatch.setattr("relive.files.mapped._sync_data", lambda descriptor: None)
     before, tried = -1, 0
     for at in (None, *range(0, 10**6, stride)):
         folder, lanes = tmp_path / str(at), Lanes(COUNTED, 2, 2, steps=16)

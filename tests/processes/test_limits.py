@@ -17,7 +17,7 @@ from limiting import insert_some, sample_all, wait_for_ever
 from relive import MinSize, SamplesPerInsert
 from relive.errors import ParameterError, WaitTimeoutError
 from relive.kernels import cpu, reference
-from relive.kernels.reference.limits import INSERTS, OTHERS, PENDING, SAMPLES
+from relive.kernels.reference.counters import INSERTS, OTHERS, PENDING, SAMPLES
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 

@@ -18,9 +18,8 @@ import pytest
 from children import METHODS, SECONDS, add_one, claim_and_stay, done, is_open_anywhere, kill, share_and_stay, started
 from forked import in_fork
 from relive.errors import LifecycleError, ParameterError
-from relive.processes import backing
-from relive.processes.shared import SharedBlock
-from relive.processes.waiting import Bell
+from relive.processes import shared as backing
+from relive.processes.shared import Bell, SharedBlock
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 LINUX = pytest.mark.skipif(not backing.IN_MEMORY, reason="files without a path are Linux's")

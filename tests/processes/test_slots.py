@@ -28,9 +28,10 @@ from interrupting import broken_off
 from processes import IMAGES, replay_of, written
 from relive import Lanes, Prioritized, Recent, ReplayBuffer, ReplayServer, SamplesPerInsert, Uniform
 from relive.errors import EmptyError, LifecycleError, ParameterError, WaitTimeoutError
-from relive.processes import slots_owner, wire
+from relive.processes import server as slots_owner
+from relive.processes import wire
+from relive.processes.server import Order, Owner
 from relive.processes.shared import SharedBlock
-from relive.processes.slots_owner import Order, Owner
 from relive.processes.wire import Address, Line, listen
 from serving import (
     DEPTHS,

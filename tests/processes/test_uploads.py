@@ -15,10 +15,9 @@ from elsewhere import ELSEWHERE, far_device
 from processes import replay_of
 from relive import ReplayServer, Sequence
 from relive.errors import ParameterError
-from relive.processes import uploads
+from relive.processes import server as uploads
+from relive.processes.server import Slot, Uploads, form_of
 from relive.processes.shared import SharedBlock
-from relive.processes.slots import Slot, form_of
-from relive.processes.uploads import Uploads
 from twins import same_batches
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")

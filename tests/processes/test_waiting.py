@@ -13,9 +13,8 @@ import pytest
 
 from children import METHODS, SECONDS, answer, done, ring_often, started
 from relive import kernels
-from relive.processes import waiting
-from relive.processes.shared import SharedBlock
-from relive.processes.waiting import Bell
+from relive.processes import shared as waiting
+from relive.processes.shared import Bell, SharedBlock
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 

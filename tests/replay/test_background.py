@@ -28,7 +28,8 @@ from relive import Prioritized, ReplayBuffer, RolloutBuffer, load_extra
 from relive.errors import DTypeError, FileFormatError, LifecycleError, ParameterError
 from relive.files import SaveHandle, disk
 from relive.memory.device import DeviceRows
-from relive.replay import saved_ring, snapshot
+from relive.replay import saving as saved_ring
+from relive.replay import saving as snapshot
 from replays import PLAIN
 from saves import many_segments
 from twins import SAMPLERS, Twin

@@ -20,9 +20,9 @@ import relive
 from covering import covering
 from relive import Field, FrameStack, NStep, Prioritized, Recent, ReplayBuffer, Schema, Uniform, WithoutReplacement
 from relive.kernels import cpu, reference
-from relive.kernels.reference.random import key as stream
-from relive.memory.lookahead import PATIENCE, LookAhead, can_look_ahead
-from relive.samplers.guesses import guess
+from relive.kernels.reference.priorities import key as stream
+from relive.memory.mapped import PATIENCE, LookAhead, can_look_ahead
+from relive.samplers.recent import guess
 
 pytestmark = pytest.mark.skipif(not can_look_ahead(), reason="this system takes no advice")
 

@@ -17,7 +17,7 @@ from forked import in_fork
 from relive import Field, FrameStack, NStep, Prioritized, Recent, ReplayBuffer, Schema, errors
 from relive.replay import copied as copying
 from relive.replay.copied import copied
-from relive.ring.undo import Undo
+from relive.ring.ring import Undo
 
 FLAGS = {name: Field((), torch.bool) for name in ("terminated", "truncated")}
 SCHEMA = Schema({"obs": (2,), "camera": Field((40, 40), torch.uint8), "reward": (), **FLAGS})

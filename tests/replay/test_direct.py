@@ -14,10 +14,10 @@ from relive import Field, Prioritized, ReplayBuffer, Schema, Transition
 from relive import Sequence as SequenceView
 from relive.errors import ReliveError
 from relive.kernels import cpu, reference
-from relive.kernels.ring_state import UNFIT, DirectStep, RingArrays, StagedRows
 from relive.kernels.step_table import ASKED, KIND
+from relive.kernels.tables import UNFIT, DirectStep, RingArrays, StagedRows
 from relive.memory.copier import StepCopier
-from relive.replay.direct import DirectAdd
+from relive.replay.reader import DirectAdd
 from relive.ring import Ring
 from replays import FLAGS, random_plays
 from twins import SAMPLERS, UNEVEN, Twin, contents, mapped, uneven
@@ -65,7 +65,7 @@ def the_long_way(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def test_one_call_stores_the_bytes_that_the_long_way_stores(
     kind: str, short: bool, the_long_way: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relive.replay.direct.SHORT", 2**16 if short else 0)  # long steps are copied without the GIL
+    monkeypatch.setattr("relive.replay.reader.SHORT", 2**16 if short else 0)  # long steps are copied without the GIL
     one = replay(kind)
     plays = random_plays(len(kind), 2, 40)
     steps = [given(one, kinds) for kinds in plays]

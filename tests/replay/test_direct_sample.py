@@ -17,11 +17,11 @@ from covering import covering
 from drawing import EVERY_SAMPLER, GOALS, KINDS, World, assert_same, both, facts, filled, state
 from relabelling import worth
 from relive import FrameStack, Hindsight, NStep, Prioritized, Recent, ReplayBuffer, Schema, Uniform
-from relive.batches.tensordicts import Members
+from relive.batches import Members
 from relive.errors import SchemaError
 from relive.kernels.tensor_calls import tensor_calls
 from relive.memory.device import DeviceRows
-from relive.replay import direct
+from relive.replay import reader as direct
 from relive.replay.reader import Reader
 from replays import FLAGS
 from twins import SAMPLERS

@@ -14,12 +14,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from covering import covering
 from drawing import World, assert_same, both, facts, filled, others_run_during, state
 from relive import Prioritized, Recent, ReplayBuffer, Schema, Sequence, Uniform
-from relive.batches.sequences import SequenceMembers
+from relive.batches import SequenceMembers
 from relive.errors import EmptyError, SchemaError
 from relive.kernels import cpu, reference
 from relive.kernels.tensor_calls import tensor_calls
-from relive.memory.blocks import SMALL
-from relive.replay import direct
+from relive.memory.keeper import SMALL
+from relive.replay import reader as direct
 from relive.replay.reader import Reader
 from replays import FLAGS
 

@@ -19,10 +19,10 @@ from drawing import EVERY_SAMPLER, World, assert_same, both, facts, filled, othe
 from effort import often
 from forked import in_fork
 from relive import FrameStack, NStep, Prioritized, Recent, Transition, Uniform
-from relive.batches.tensordicts import Members
+from relive.batches import Members
 from relive.kernels import cpu, reference
 from relive.kernels.tensor_calls import tensor_calls
-from relive.memory.blocks import HUGE, SMALL, Recycled
+from relive.memory.keeper import HUGE, SMALL, Recycled
 from relive.replay.reader import Reader
 
 pytestmark = pytest.mark.skipif(tensor_calls() is None, reason="this torch has no functions for compiled code")

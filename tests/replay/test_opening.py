@@ -39,8 +39,8 @@ from relive import (
     WithoutReplacement,
 )
 from relive.errors import FileFormatError, LifecycleError, NoSaveError, ParameterError, SchemaError
-from relive.files import journal as journals
-from relive.files import mapping
+from relive.files import mapped as journals
+from relive.files import mapped as mapping
 from relive.replay.durable import Settings
 
 FLAGS = {name: Field((), torch.bool) for name in ("terminated", "truncated")}

@@ -13,7 +13,7 @@ import torch
 
 from relive import Field, ReplayBuffer, Schema
 from relive.errors import EpisodeEndWarning
-from relive.replay import resets
+from relive.replay import checks as resets
 
 SCHEMA = Schema(
     {
@@ -173,7 +173,7 @@ def test_a_loop_that_passes_next_obs_only_at_ends_costs_nothing_after_its_first_
 
 
 def test_the_check_stops_after_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resets, "MOST", 30)
+    monkeypatch.setattr(resets, "MOST_CALLS", 30)
     assert warned(lambda replay: add_each(replay, list(steps(60, (40,))))) == []
 
 

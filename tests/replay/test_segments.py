@@ -17,8 +17,8 @@ from effort import in_ci, often
 from relive import ReplayBuffer, SchemaChanges
 from relive import files as persist
 from relive.files import format
-from relive.replay import segments
-from relive.ring.span import Span
+from relive.replay import saving as segments
+from relive.ring.ring import Span
 from saves import many_segments
 from twins import SAMPLERS, Twin
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from relive import errors, returns
-from relive.returns import functions
+from relive import returns as functions
 from returned import ESTIMATORS, drawn, tensor
 
 NAMES = [*ESTIMATORS, "group_advantage"]

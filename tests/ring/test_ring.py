@@ -17,8 +17,7 @@ from fit import deviation
 from relive import Field, ReplayBuffer, Schema, Sequence, Transition
 from relive.errors import FieldError, InvariantError, ParameterError, ReliveError
 from relive.kernels import cpu, reference
-from relive.kernels.ring_state import LONGEST, USED_UP, RingArrays, StagedRows
-from relive.kernels.undo_note import undo_size
+from relive.kernels.tables import LONGEST, USED_UP, RingArrays, StagedRows, undo_size
 from relive.memory.ram import ReplayRows
 from relive.ring import Ring, Rule
 from twins import KINDS, Twin, stacked

@@ -11,8 +11,8 @@ from tensordict import TensorDict
 
 from effort import every_nth
 from relive import GAE, Field, GroupAdvantage, MonteCarlo, RolloutBuffer, TDLambda, errors
-from relive.batches import tensordicts
-from relive.batches.tensordicts import as_tensordict
+from relive import batches as tensordicts
+from relive.batches import as_tensordict
 from relive.rollout.columns import Columns
 from rollouts import NAN, SCHEMA, filled, holds, ids, play, same_data, stack, step, write_rows
 

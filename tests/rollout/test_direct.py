@@ -20,15 +20,14 @@ from fields import LEAVES, bits, noise
 from interrupting import broken_off
 from relive import GAE, Field, RolloutBuffer, Schema
 from relive.kernels import cpu, reference
-from relive.kernels.reference.fields import INTO
-from relive.kernels.reference.packing import PackedFields
-from relive.kernels.ring_state import UNFIT
+from relive.kernels.reference.rows import LINE_INTO, PackedFields
+from relive.kernels.tables import UNFIT
 from relive.kernels.tensor_calls import tensor_calls
-from relive.memory.blocks import SMALL
+from relive.memory.keeper import SMALL
 from relive.memory.layout import RowLayout
-from relive.rollout import direct
+from relive.rollout import minibatches as direct
 from relive.rollout.minibatches import Minibatches
-from relive.steps.trees import Path
+from relive.steps.schema import Path
 
 pytestmark = pytest.mark.skipif(tensor_calls() is None, reason="this torch has no functions for compiled code")
 
@@ -280,7 +279,7 @@ def source_of(leaves: dict[Path, Field], count: int) -> tuple[Source, tuple[Any,
     assert calls is not None
     assert layout.table is not None
     table, names = layout.table.copy(), tuple(path[-1] for path in layout.fields)
-    table[:, INTO] = np.arange(len(table)) % 2
+    table[:, LINE_INTO] = np.arange(len(table)) % 2
     rows = noise((count, layout.nbytes), torch.uint8, 5).numpy()
     return (PackedFields(calls.describe, calls.lend, calls.adopt, table, id(names)), rows), names, layout
 

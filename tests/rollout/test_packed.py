@@ -16,8 +16,8 @@ from fields import DTYPES, LEAVES, bits, noise
 from relive import Field, RolloutBuffer
 from relive.memory.layout import LARGE_FIELD
 from relive.rollout import minibatches
-from relive.rollout.packed import PackedRows
-from relive.steps.trees import Path
+from relive.rollout.minibatches import PackedRows
+from relive.steps.schema import Path
 
 FIELDS = ("obs", "action", "reward", "value")
 

@@ -21,7 +21,7 @@ from relive import FrameStack, Prioritized
 from relive.kernels import cpu, reference
 from relive.kernels.reference.priorities import ALPHA, LARGEST, MANY, UNUSUAL
 from relive.kernels.tensor_calls import tensor_calls
-from relive.replay.ratings import Ratings
+from relive.replay.reader import Ratings
 from twins import Twin, contents
 
 
@@ -224,7 +224,7 @@ OTHER_INDICES: dict[str, Callable[[torch.Tensor], Any]] = {
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Have no tensor read by compiled code from now on."""
-    return lambda: monkeypatch.setattr("relive.replay.ratings.tensor_calls", lambda: None)
+    return lambda: monkeypatch.setattr("relive.replay.reader.tensor_calls", lambda: None)
 
 
 def rated(index: Callable[[Any], Any], errors: Callable[[Any], Any], count: int = 12) -> Any:

@@ -18,7 +18,7 @@ from relive import Prioritized, Sequence
 from relive.kernels import cpu, reference
 from relive.kernels.reference.priorities import LARGEST_ERROR, MANY, UNUSUAL
 from relive.kernels.tensor_calls import tensor_calls
-from relive.replay.ratings import Ratings
+from relive.replay.reader import Ratings
 from twins import Twin, contents
 
 readable = pytest.mark.skipif(tensor_calls() is None, reason="this torch has no functions for compiled code")
@@ -109,7 +109,7 @@ def rated(errors: Change, mask: Change = plain_mask, time_first: bool = True, co
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Have no tensor read by compiled code from now on."""
-    return lambda: monkeypatch.setattr("relive.replay.ratings.tensor_calls", lambda: None)
+    return lambda: monkeypatch.setattr("relive.replay.reader.tensor_calls", lambda: None)
 
 
 @pytest.mark.parametrize("time_first", [True, in_ci(False)])

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .group import Connect, Link
-from .homes import ShardPlan
-from .queue import RolloutQueue
-from .shard import Shard
+from .group import Connect, Link, RolloutQueue
+from .shard import Shard, ShardPlan
 
 try:
     import ray

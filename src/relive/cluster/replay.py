@@ -2,35 +2,483 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import LifecycleError, ParameterError
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import files
+from ..errors import FileFormatError, LifecycleError, ParameterError
+from ..files import detached
+from ..files.disk import entry, integers, usable
+from ..files.save import to_json
+from ..kernels.reference.priorities import key
 from ..parameters import COUNT_RULE, FLAG_RULE, SECONDS_RULE, TIMEOUT_RULE, require, seed_or_drawn
-from ..processes.rate import LIMIT_RULE, RateLimit
-from ..replay.arguments import require_rows, whole_numbers
-from ..replay.extra import load_extra as extra_of
-from ..replay.ratings import by_item, doubles, magnitudes
+from ..printable import shown
+from ..processes.limits import LIMIT_RULE, RateLimit
+from ..replay.arrays import load_extra as extra_of
+from ..replay.buffer import ReplayBuffer
+from ..replay.checks import require_rows, whole_numbers
+from ..replay.reader import by_item, describe, doubles, magnitudes, rebuild
 from ..samplers.prioritized import Prioritized
 from ..samplers.uniform import Uniform
-from ..steps.arrays import as_host
+from ..steps.arrays import Doubles, as_host
 from ..steps.schema import Schema
 from ..views.contract import time_first_of
 from ..views.transitions import Transition
-from .checkpoints import Checkpoint, manifest_of, read_checkpoint, saved_shards
-from .division import Division
-from .drawing import Drawing
-from .group import Connect, Group, Link
-from .homes import SavedShard, ShardPlan
-from .outbox import Outbox
-from .pace import Pace
-from .plans import plans_of, require_ring
-from .saving import ClusterSave, Saver
-from .shard import require_shardable
-from .writer import Writer, chosen_envs
+from .group import PAUSE, Connect, Group, Link, Pace
+from .plan import Division, Share, global_weights, shard_counts, shard_key, shard_masses
+from .shard import Block, SavedShard, ShardPlan, joined_batch, require_shardable, slot, unpacked
+from .writer import Outbox, Writer, chosen_envs
 
-__all__ = ["Replay", "load_extra"]
+__all__ = [
+    "Checkpoint",
+    "ClusterSave",
+    "Drawing",
+    "Replay",
+    "Saver",
+    "load_extra",
+    "manifest_of",
+    "plans_of",
+    "read_checkpoint",
+    "require_ring",
+    "saved_shards",
+    "write_checkpoint",
+]
+
+
+KIND = "relive.cluster.Replay"
+
+
+class Checkpoint(NamedTuple):
+    """The state of the learner's side."""
+
+    schema: Schema
+    capacity: int
+    num_envs: int
+    shards: int
+    ordered: bool
+    own_next_obs: bool
+    seed: int
+    draws: int
+    """Batches drawn."""
+    sampled: int
+    """Rows drawn."""
+    cut: int
+    """The number of the shards' commits that belong to it."""
+    sampler: Any
+    view: Any
+    counted: tuple[int, int] | None = None
+    """Steps and rows that its limit of samples per insert has counted; None without one."""
+
+
+def manifest_of(path: str | os.PathLike[str]) -> Path:
+    """The directory of the learner's side of a checkpoint."""
+    return usable(path) / "replay"
+
+
+def write_checkpoint(path: str | os.PathLike[str], state: Checkpoint, extra: tuple[Any, Mapping[str, Any]]) -> None:
+    """Replace the checkpoint. The shards' commits of its number are on the disk already. Until this is done, the old
+    checkpoint counts.
+
+    Args:
+        path: the directory.
+        state: the learner's side.
+        extra: what the user added, as :func:`relive.files.save.to_json` gives it.
+
+    Raises:
+        OSError: the disk is full, or fails.
+    """
+    described, tensors = extra
+    content = {
+        "kind": KIND,
+        "schema": json.loads(state.schema.to_json()),
+        "sizes": [state.capacity, state.num_envs, state.shards],
+        "ordered": state.ordered,
+        "own_next_obs": state.own_next_obs,
+        "seed": state.seed,
+        "counts": [state.draws, state.sampled, state.cut],
+        "sampler": describe(state.sampler),
+        "view": describe(state.view),
+        "extra": described,
+        "limit": None if state.counted is None else list(state.counted),
+    }
+    files.write(manifest_of(path), tensors, content)
+
+
+def read_checkpoint(path: str | os.PathLike[str], sampler: Any, view: Any) -> Checkpoint:
+    """The checkpoint in a directory, with this sampler and view where they are not None.
+
+    Raises:
+        FileFormatError: there is no checkpoint, or it is damaged or foreign; or its sampler or view was the user's own
+            and is not given.
+    """
+    with files.Save(manifest_of(path)) as save:
+        content = save.content
+    if content.get("kind") != KIND:
+        raise FileFormatError(f"'{path}' is a save of {shown(content.get('kind'))}, not of a {KIND}")
+    capacity, num_envs, shards = integers(content, "sizes", 3).tolist()
+    draws, sampled, cut = integers(content, "counts", 3).tolist()
+    counted: Any = None
+    if content.get("limit") is not None:  # saves of earlier versions have none
+        counted = tuple(integers(content, "limit", 2).tolist())
+    return Checkpoint(
+        Schema.from_json(json.dumps(content.get("schema"))),
+        capacity,
+        num_envs,
+        shards,
+        entry(content, "ordered", bool),
+        entry(content, "own_next_obs", bool),
+        entry(content, "seed", int),
+        draws,
+        sampled,
+        cut,
+        rebuild(content.get("sampler"), "sampler") if sampler is None else sampler,
+        rebuild(content.get("view"), "view") if view is None else view,
+        counted,
+    )
+
+
+def saved_shards(path: str | os.PathLike[str], state: Checkpoint) -> tuple[SavedShard, ...]:
+    """Where the shards of a checkpoint lie."""
+    division = Division(state.num_envs, state.shards)
+    starts, rows = division.starts.tolist(), division.rows(state.capacity).tolist()
+    return tuple(
+        SavedShard(str(slot(path, k, state.cut)), starts[k], starts[k + 1] - starts[k], rows[k])
+        for k in range(state.shards)
+    )
+
+
+AGAIN = 1 << 62
+"""Added to the number of an attempt, so that its counts never have the seed of a batch."""
+
+
+class _Drawn(NamedTuple):
+    """Rows that one shard drew for a batch."""
+
+    shard: int
+    mass: float
+    """The mass of the shard when the counts were drawn."""
+    life: int
+    block: Block
+
+
+class Drawing:
+    """Draws batches from the shards that answer.
+
+    Args:
+        group: the shards.
+        division: which envs they have.
+    """
+
+    def __init__(self, group: Group, division: Division) -> None:
+        self._group, self._division = group, division
+        self.redrawn = 0
+        """How many rows other shards gave in place of a shard that failed to give them."""
+
+    def batch(self, state: Checkpoint, batch_size: int) -> Any:
+        """Draw batch number ``state.draws``. The caller has just read the totals of the shards.
+
+        The shards' masses decide how many rows each shard draws. Each then draws from the rows that it has when it is
+        asked. The probability of a row is the product of the two chances. So it is exact even if rows come or get new
+        priorities in between. If none do, a prioritized batch is the one that a single ring of all rows draws.
+
+        Raises:
+            EmptyError: no shard that answers has anything to draw.
+            LifecycleError: no shard answers, or none gives rows.
+        """
+        group, drawn, used = self._group, list[_Drawn](), dict[int, float]()
+        patience = (group.count + 1) * group.timeout  # each shard may take its time
+        missing, attempt, end = batch_size, 0, time.monotonic() + patience
+        while missing:
+            masses = self._masses()
+            shares = self._shares(state, masses, missing, attempt)
+            asked = {shard: ("sample", share, group.largest) for shard, share in shares.items()}
+            for shard, (totals, block) in group.ask(asked).items():
+                group.note(shard, totals)
+                if block is not None:
+                    drawn.append(_Drawn(shard, float(masses[shard]), group.life(shard, totals.born), block))
+                    missing -= shares[shard].rows
+            used = {k: used.get(k, float(masses[k])) for k in {*group.up, *(part.shard for part in drawn)}}
+            attempt += 1
+            if missing:
+                self.redrawn += missing
+                if time.monotonic() > end:
+                    raise LifecycleError(
+                        f"the {group.count} shards answer, but have not given {missing} rows in {patience:g} s; look "
+                        "into the logs of their processes"
+                    )
+                group.refresh()
+        drawn.sort(key=lambda part: part.shard)
+        return self._joined(state, drawn, sum(used[k] for k in sorted(used)))
+
+    def _shares(self, state: Checkpoint, masses: Doubles, count: int, attempt: int) -> dict[int, Share]:
+        """What each shard is to draw of ``count`` rows. With priorities, one tree of all rows would draw the same."""
+        sampler, t = state.sampler, state.draws
+        rated = isinstance(sampler, Prioritized)
+        seed = key(state.seed, AGAIN + attempt) if attempt else state.seed
+        options = {"stratified": rated and sampler.stratified}
+        counts = shard_counts(masses, count, seed, t, **options).tolist()
+        none = np.empty(0)
+        return {
+            shard: Share(
+                mine,
+                shard_key(seed, t, shard),
+                float(masses[shard]),
+                shard_masses(masses, shard, count, seed, t, **options) if rated else none,
+            )
+            for shard, mine in enumerate(counts)
+            if mine
+        }
+
+    def _masses(self) -> Doubles:
+        """The masses of the shards that answer, float64 ``[K]``; 0 for the others."""
+        masses = np.zeros(self._group.count)
+        for shard in self._group.up:
+            totals = self._group.totals[shard]
+            masses[shard] = totals.mass if totals is not None else 0.0
+        return masses
+
+    def _joined(self, state: Checkpoint, drawn: Sequence[_Drawn], whole: float) -> Any:
+        """The batch of these rows. ``whole`` is the mass of all shards that they were drawn from."""
+        blocks = [part.block for part in drawn]
+        facts = () if blocks[0].time_first is None else ("facts",)
+        arrays, extras = [unpacked(block) for block in blocks], dict[str, Tensor]()
+        if any(part.life for part in drawn):
+            for name in [name for name in ("index", "next_index") if (*facts, name) in arrays[0]]:
+                given = [of[(*facts, name)] for of in arrays]
+                public = [self._division.public(x, part.life) for x, part in zip(given, drawn, strict=True)]
+                extras[name] = torch.from_numpy(np.concatenate(public))
+        if isinstance(state.sampler, Prioritized):
+            chances = [of[(*facts, "probability")] * part.mass for of, part in zip(arrays, drawn, strict=True)]
+            extras |= self._weighed(state, state.sampler, np.concatenate(chances), whole)
+        return joined_batch(blocks, state.schema, extras)
+
+    def _weighed(self, state: Checkpoint, sampler: Prioritized, priorities: Any, whole: float) -> dict[str, Tensor]:
+        """The ``weight`` and ``probability`` of rows with these priorities, as one ring of all shards gives them.
+
+        A shard gives probabilities within the shard. Times the mass that the counts were drawn with, they are the
+        ``priorities``.
+        """
+        least = float(priorities.min())
+        if sampler.normalize == "buffer":
+            known = [self._group.totals[shard] for shard in self._group.up]
+            least = min([least, *(totals.least for totals in known if totals is not None)])
+        weights = global_weights(priorities, least, sampler.beta_at(state.draws))
+        return {"weight": torch.from_numpy(weights), "probability": torch.from_numpy(priorities / whole)}
+
+
+SAVE_TIMEOUT = 3600.0
+"""Seconds that a shard may take to write its part of a checkpoint, or to begin it."""
+
+
+class ClusterSave:
+    """A checkpoint. The shards write their parts, and then one rename makes the whole checkpoint count.
+
+    :meth:`relive.cluster.Replay.save` returns it. The later calls of the learner bring it to its end; so does
+    :meth:`wait`. If the process ends earlier, the last checkpoint counts.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        path: str | os.PathLike[str],
+        state: Checkpoint,
+        extra: tuple[Any, dict[str, Any]],
+        counts: Callable[[int], object],
+    ) -> None:
+        """Watch the commits that all shards have begun.
+
+        ``counts`` is called with the number of the checkpoint once the checkpoint counts.
+        """
+        self.path = os.fspath(path)
+        """The directory."""
+        self._group, self._state, self._extra, self._counts = group, state, extra, counts
+        self._calls = {shard: self._ask(shard) for shard in range(group.count)}
+        self._error: BaseException | None = None
+        self._seen = False
+
+    @property
+    def done(self) -> bool:
+        """Whether the save is over: the checkpoint counts, or the save failed."""
+        self.look()
+        return not self._calls
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the checkpoint counts.
+
+        Args:
+            timeout: seconds; None waits as long as it takes.
+
+        Raises:
+            LifecycleError: a shard does not answer, or died while it wrote. The last checkpoint still counts.
+            FileFormatError, OSError: a shard or the learner could not write its part.
+            TimeoutError: the save is not done yet. It goes on.
+        """
+        require("wait", TIMEOUT_RULE, timeout=timeout)
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self.done:
+            if end is not None and time.monotonic() > end:
+                raise TimeoutError(f"the save into '{self.path}' is not done after {timeout} seconds; wait again")
+            time.sleep(PAUSE)
+        if self._error is not None:
+            self._seen = True
+            raise self._error
+
+    def look(self) -> None:
+        """See whether the shards are done. If all are, the checkpoint counts from now on."""
+        if not self._calls:
+            return
+        try:
+            found, failed = self._group.link.answers(self._calls, 0.0)
+            if failed:
+                raise LifecycleError(f"shards {sorted(failed)} died while they wrote; the last checkpoint still counts")
+            for shard, is_done in found.items():
+                del self._calls[shard]
+                if not is_done:
+                    self._calls[shard] = self._ask(shard)
+            if not self._calls:
+                write_checkpoint(self.path, self._state, self._extra)
+                self._counts(self._state.cut)
+        except Exception as error:
+            self._error, self._calls = error, {}
+
+    def raise_unseen(self) -> None:
+        """Raise the error of a save that failed, unless :meth:`wait` has raised it."""
+        if self._error is not None and not self._seen:
+            self._seen = True
+            self._error.add_note("this is the error of the save before, in the background; now nothing was saved")
+            raise self._error
+
+    def _ask(self, shard: int) -> Any:
+        return self._group.link.call(shard, "committed", self._state.cut)
+
+    def __repr__(self) -> str:
+        state = "under way" if self._calls else "failed" if self._error else "done"
+        return f"<save into {self.path!r}: {state}>"
+
+
+class Saver:
+    """Makes the shards commit: from time to time, and for checkpoints.
+
+    Args:
+        group: the shards.
+        outbox: carries commits that nobody waits for.
+        path: the directory; None for none.
+        every: seconds between commits; None for none.
+        cut: the number of the last checkpoint.
+    """
+
+    def __init__(
+        self, group: Group, outbox: Outbox, path: str | os.PathLike[str] | None, every: float | None, cut: int
+    ) -> None:
+        self._group, self._outbox, self._path, self._every, self._cut = group, outbox, path, every, cut
+        self._committed, self._last = time.monotonic(), None
+
+    _last: ClusterSave | None
+    """The last save in the background, until its end was seen."""
+
+    def save(self, state: Checkpoint, extra: Any, background: bool) -> ClusterSave:
+        """Write a checkpoint; see :meth:`relive.cluster.Replay.save`."""
+        if self._path is None:
+            raise LifecycleError("save(): this replay has no directory; create it with path=...")
+        self.settle()
+        described, tensors = to_json(extra)
+        tensors, group, cut = detached(tensors), self._group, self._cut + 1
+        group.refresh()
+        begun = group.ask(dict.fromkeys(group.up, ("commit", cut, background)), SAVE_TIMEOUT)
+        missing = sorted(set(range(group.count)) - begun.keys())
+        if missing:
+            raise LifecycleError(f"save(): shards {missing} do not answer; the last checkpoint still counts, try again")
+        saving = ClusterSave(group, self._path, state._replace(cut=cut), (described, tensors), self._note)
+        if background:
+            self._last = saving
+        else:
+            saving.wait()
+        return saving
+
+    def settle(self) -> None:
+        """Wait for the save that is under way, if there is one, and raise its error once."""
+        saving, self._last = self._last, None
+        if saving is not None:
+            while not saving.done:
+                time.sleep(PAUSE)
+            saving.raise_unseen()
+
+    def look(self) -> None:
+        """Bring the save that is under way further, and start a commit if it is time."""
+        if self._last is not None:
+            self._last.look()
+        now = time.monotonic()
+        if self._every is not None and self._path is not None and now - self._committed > self._every:
+            self._committed = now
+            for shard in self._group.up:
+                self._outbox.send(shard, 0, "commit", None)
+
+    def _note(self, cut: int) -> None:
+        self._cut, self._committed = cut, time.monotonic()
+
+
+def plans_of(
+    state: Checkpoint,
+    division: Division,
+    path: str | os.PathLike[str] | None,
+    sources: tuple[SavedShard, ...],
+    most: int | None,
+    durable: bool,
+) -> list[ShardPlan]:
+    """What to make the shards of a new run from.
+
+    Args:
+        state: the state of the whole replay.
+        division: which shard has which envs.
+        path: the directory of commits; None if there is none.
+        sources: the saved shards that the replay begins with.
+        most: the most steps of a chunk, under a limit; None without one.
+        durable: whether the rings live in files.
+    """
+    starts, rows = division.starts.tolist(), division.rows(state.capacity).tolist()
+    home, run = None if path is None else os.path.abspath(path), os.urandom(8).hex()
+    return [
+        ShardPlan(
+            number=k,
+            shards=state.shards,
+            first_env=starts[k],
+            num_envs=starts[k + 1] - starts[k],
+            rows=rows[k],
+            seed=key(state.seed, k),
+            run=run,
+            options=_options(state),
+            home=home,
+            sources=sources,
+            most=most,
+            durable=durable,
+        )
+        for k in range(state.shards)
+    ]
+
+
+def require_ring(state: Checkpoint) -> None:
+    """Make a ring of one env, so that wrong arguments raise their error here and not in a shard."""
+    require("Replay", COUNT_RULE, capacity=state.capacity)
+    ReplayBuffer(capacity=state.capacity // state.num_envs, num_envs=1, seed=0, **deepcopy(_options(state)))
+
+
+def _options(state: Checkpoint) -> dict[str, Any]:
+    return {
+        "schema": state.schema,
+        "sampler": state.sampler,
+        "view": state.view,
+        "ordered": state.ordered,
+        "own_next_obs": state.own_next_obs,
+    }
 
 
 START_TIMEOUT = 600.0

@@ -12,10 +12,9 @@ import torch
 from ..errors import FieldError, LifecycleError, ParameterError
 from ..parameters import COUNT_RULE, FLAG_RULE, SECONDS_RULE, TIMEOUT_RULE, Rule, is_count, is_whole, require
 from ..printable import shown
-from ..steps.trees import Path, nest
-from .blocks import joined, packed
-from .group import PAUSE, Link
-from .queue import Fetched, Label
+from ..steps.schema import Path, nest
+from .group import PAUSE, Fetched, Label, Link
+from .shard import joined, packed
 
 __all__ = ["Rollout", "Rollouts", "Sender"]
 

@@ -6,20 +6,108 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from ..errors import LifecycleError, ParameterError, ReliveError, WaitTimeoutError
+from ..replay.checks import flattened, row_mask, stored_fields
+from ..ring.ring import missing_final
 from ..steps.arrays import Ints, as_host
-from ..steps.schema import Schema
-from .division import Division, Parcel
-from .group import PAUSE, Link
-from .ledger import Origin, Rank
-from .shard import Chunk
-from .steps import Steps
+from ..steps.checker import StepChecker
+from ..steps.schema import Path, Schema
+from .group import PAUSE, Group, Link
+from .plan import Division, Parcel
+from .shard import Block, Chunk, Origin, Rank, packed
 
-__all__ = ["Writer", "chosen_envs"]
+__all__ = ["Checked", "Outbox", "Steps", "Writer", "chosen_envs"]
+
+
+class Checked(NamedTuple):
+    """T steps of N envs that fit the schema."""
+
+    steps: int
+    """T."""
+    leaves: dict[Path, Any]
+    """The fields of the schema, ``[T * N, ...]``; with ``next_obs`` if every row has one."""
+    finals: dict[Path, Any]
+    """``next_obs`` ``[T * N, ...]`` if only the ends of episodes have one; empty if none was given."""
+    mask: NDArray[np.bool_] | None
+    """bool ``[T * N]``, or None for all True."""
+
+    def part(self, begin: int, end: int) -> Checked:
+        """The steps from ``begin`` up to ``end``."""
+        width = next(iter(self.leaves.values())).shape[0] // self.steps
+        rows = slice(begin * width, end * width)
+        leaves, finals = ({path: leaf[rows] for path, leaf in group.items()} for group in (self.leaves, self.finals))
+        return Checked(end - begin, leaves, finals, None if self.mask is None else self.mask[rows])
+
+
+class Steps:
+    """Checks steps ``[T, N, ...]`` as :meth:`relive.ReplayBuffer.extend` does, and packs those of some envs.
+
+    Args:
+        schema: the fields of a step.
+        num_envs: N.
+        own_next_obs: whether every row has a ``next_obs`` of its own.
+    """
+
+    def __init__(self, schema: Schema, num_envs: int, own_next_obs: bool) -> None:
+        self._stored = stored_fields(schema, own_next_obs)
+        self._both = stored_fields(schema, True)
+        self._num_envs, self._own = num_envs, own_next_obs
+
+    def checked(self, steps: Mapping[str, Any]) -> Checked:
+        """The steps, once all of them fit.
+
+        Raises:
+            FieldError, ShapeError, DTypeError: they do not fit, or a final observation is missing.
+        """
+        values, count = flattened(steps, (self._num_envs,))
+        rows = count * self._num_envs
+        mask = row_mask(values.pop("mask"), rows) if "mask" in values else None
+        schema = self._both if "next_obs" in values else self._stored
+        checker = StepChecker(schema, rows, torch.device("cpu"), upload=False)
+        leaves = dict(zip(schema.leaves, map(_on_host, checker(values)), strict=True))
+        finals = {}
+        if not self._own:
+            finals = {path: leaves.pop(path) for path in list(leaves) if path[0] == "next_obs"}
+            ended = _ended(leaves, mask)
+            if ended.any() and not finals:
+                raise missing_final(int(np.argmax(ended)) % self._num_envs)
+        return Checked(count, leaves, finals, mask)
+
+    def packed(self, checked: Checked, columns: Ints) -> Block:
+        """The steps of the envs in ``columns``, int64 ``[K]``, as :class:`relive.cluster.shard.Chunk` describes."""
+        count, width = checked.steps, len(columns)
+        whole = width == self._num_envs
+
+        def of_these(rows: Any) -> Any:
+            by_env = rows.reshape(count, self._num_envs, *rows.shape[1:])
+            return by_env if whole else by_env[:, columns]
+
+        leaves = {path: of_these(leaf) for path, leaf in checked.leaves.items()}
+        if checked.mask is not None:
+            leaves["mask",] = of_these(checked.mask)
+        if checked.finals:
+            ended = np.flatnonzero(_ended(leaves, leaves.get(("mask",))).reshape(-1))
+            at = ended // width * self._num_envs + columns[ended % width]
+            leaves["ended",] = ended
+            leaves |= {path: final[at] for path, final in checked.finals.items()}
+        return packed(leaves)
+
+
+def _on_host(leaf: Any) -> Any:
+    return leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf
+
+
+def _ended(leaves: Mapping[Path, Any], mask: Any) -> NDArray[np.bool_]:
+    """Which rows end an episode and are stored, bool. Each of them needs a final observation."""
+    done = as_host(leaves["terminated",]) | as_host(leaves["truncated",])
+    return done if mask is None else done & mask
 
 
 LONGEST_PAUSE = 1.0
@@ -255,3 +343,53 @@ def chosen_envs(envs: Any, num_envs: int) -> Ints:
             f"writer(envs={envs!r:.80}): expected different whole numbers from 0 to {num_envs - 1}, such as range(8)"
         )
     return given.astype(np.int64)
+
+
+MOST_SENT = 64
+"""The most calls that may be on their way."""
+
+
+class _Sent(NamedTuple):
+    """A call whose answer nobody waits for."""
+
+    shard: int
+    call: Any
+    rows: int
+    """How many TD errors the call carries; 0 if it is another call."""
+
+
+class Outbox:
+    """Sends messages to the shards of a group, and reads their answers later.
+
+    Args:
+        group: the shards.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group, self._sent = group, list[_Sent]()
+        self.dropped = 0
+        """How many TD errors were lost, because the shard of the rows was restarted or did not answer."""
+
+    def send(self, shard: int, rows: int, method: str, *arguments: Any) -> None:
+        """Send a message that carries TD errors for ``rows`` rows."""
+        self._sent.append(_Sent(shard, self._group.link.call(shard, method, *arguments), rows))
+
+    def settle(self, most: int = MOST_SENT) -> None:
+        """Read the answers that have come. While more than ``most`` calls have none, wait for the oldest.
+
+        Raises:
+            ReliveError: what a shard raised. It is raised once.
+        """
+        group, surplus, waiting = self._group, len(self._sent) - most, list[_Sent]()
+        try:
+            while self._sent:
+                note = self._sent.pop(0)  # first, so that an error that it brings is raised once
+                wait = group.timeout if surplus > 0 else 0.0
+                found, failed = group.link.answers({note.shard: note.call}, wait)
+                if note.shard in failed or (wait and not found):
+                    self.dropped += note.rows
+                elif not found:
+                    waiting.append(note)
+                surplus -= 1
+        finally:
+            self._sent = waiting + self._sent

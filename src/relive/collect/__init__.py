@@ -1,6 +1,5 @@
 """Collector: plays a policy in vector envs and fills a buffer."""
 
-from .collector import Collector
-from .stats import CollectStats
+from .collector import Collector, CollectStats
 
 __all__ = ["CollectStats", "Collector"]

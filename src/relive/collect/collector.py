@@ -2,32 +2,507 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections import deque
-from typing import Any, Literal, cast
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from ..errors import EnvError, LifecycleError, ParameterError
-from ..parameters import COUNT_RULE, require
+from ..batches import swap_layers
+from ..errors import EnvError, FieldError, FullError, LifecycleError, ParameterError
+from ..parameters import COUNT_RULE, Rule, is_flag, require, seed_or_drawn
 from ..replay.buffer import ReplayBuffer
+from ..replay.checks import stored_fields
 from ..rollout.buffer import RolloutBuffer
-from ..steps.arrays import Bools, as_host
-from ..steps.schema import Schema
+from ..steps.arrays import NUMPY_DTYPES, Bools, as_host, numpy_dtype, numpy_view
+from ..steps.checker import StepChecker
+from ..steps.schema import Path, Schema, descend
 from ..steps.summary import Summary, html, text
-from .chunks import FILLED_RULE, SINK_RULE, Chunks, StepSink
-from .envs import VectorEnvs, is_factory, vectorized
-from .finals import Finals, Given, room
+from .envs import VectorEnvs, is_factory, pick, require_start, vectorized
 from .inputs import Inputs, Leaves, shaped_as
-from .policy import Policy, ask, fields_of, require_functions, value_of
-from .progress import progress_bar
-from .random_policy import RandomPolicy
-from .stats import CollectStats
-from .transitions import following, truncated_rows
 
-__all__ = ["Collector"]
+__all__ = [
+    "FILLED_RULE",
+    "SINK_RULE",
+    "Chunks",
+    "CollectStats",
+    "Collector",
+    "Finals",
+    "Given",
+    "Policy",
+    "RandomPolicy",
+    "StepSink",
+    "ask",
+    "fields_of",
+    "following",
+    "progress_bar",
+    "require_functions",
+    "room",
+    "truncated_rows",
+    "value_of",
+]
+
+
+class Given(NamedTuple):
+    """The inputs of a policy: observations, hidden states and the fields passed as keywords, rows ``[B, ...]``."""
+
+    obs: Leaves
+    hidden: Leaves
+    info: Leaves
+
+
+class _Ended(NamedTuple):
+    made: int
+    """How many vector steps were played before the one that ended the episodes."""
+    envs: Tensor
+    """The envs of those episodes, ``[K]``."""
+    given: Given
+    """The inputs of a policy at their final observations, rows ``[K, ...]``."""
+
+
+class Finals:
+    """The ends of truncated episodes of a rollout that have no value yet."""
+
+    def __init__(self) -> None:
+        self._made = 0
+        self._waiting: list[_Ended] = []
+
+    def clear(self) -> None:
+        """Forget them."""
+        self._waiting = []
+
+    def note(self, ended: tuple[Tensor, Given] | None) -> None:
+        """Note a vector step that was added to the rollout, with the envs that it truncated and their final inputs."""
+        if ended is not None:
+            self._waiting.append(_Ended(self._made, *ended))
+        self._made += 1
+
+    def after(self, now: Given) -> Given:
+        """The rows ``now``, followed by those of all ends."""
+        ends = [ended.given for ended in self._waiting]
+        return Given(*(_joined(leaves, [given[i] for given in ends]) for i, leaves in enumerate(now)))
+
+    def set_values(self, buffer: RolloutBuffer, values: Tensor) -> None:
+        """Pass the values of all ends, in the order of :meth:`after`, to the rollout."""
+        if self._waiting:
+            # counted from the newest step, since a rollout that wraps may have dropped old steps
+            steps = torch.cat([torch.full_like(e.envs, buffer.steps - (self._made - e.made)) for e in self._waiting])
+            envs = torch.cat([ended.envs for ended in self._waiting])
+            kept = steps >= 0
+            buffer.set_final_value(steps[kept], envs[kept], values[kept])
+        self.clear()
+
+
+def _joined(first: Leaves, others: list[Leaves]) -> Leaves:
+    return {path: torch.cat([x, *(leaves[path] for leaves in others)]) for path, x in first.items()}
+
+
+def room(buffer: RolloutBuffer, wanted: int | None) -> int:
+    """How many vector steps to play; clears a full rollout.
+
+    Raises:
+        FullError: more are wanted than the buffer can take.
+    """
+    left = buffer.num_steps if buffer.is_full else buffer.num_steps - buffer.steps
+    count = left if wanted is None else wanted
+    if count > left and not buffer.wrap:
+        raise FullError(f"collect({count!r}): the buffer has room for {left} more steps; collect 1 to {left}")
+    if buffer.is_full and not buffer.wrap:
+        buffer.clear()
+    return count
+
+
+Answer = tuple[Any, dict[str, Any]]
+"""The observations and the info that a step of the envs returned."""
+
+
+def following(
+    inputs: Inputs,
+    vector: VectorEnvs,
+    before: Leaves,
+    step: dict[str, Any],
+    real: Bools,
+    answer: Answer,
+    every: bool,
+) -> dict[str, Any]:
+    """``next_obs`` and ``mask`` of a vector step, for a replay; each only if it is needed.
+
+    Args:
+        inputs: converts observations.
+        vector: the envs.
+        before: the observations that the policy acted on, ``[N, ...]``.
+        step: has ``terminated`` and ``truncated``, ``[N]``.
+        real: the envs that did not ignore their action, ``[N]``.
+        answer: the observations and the info that the step returned.
+        every: whether each row needs its next observation, or only those that end an episode.
+
+    Raises:
+        EnvError: an env hides the final observation of a truncated episode, which is required. If it is not, the mask
+            leaves that row out.
+    """
+    obs, info = answer
+    done, needed = step["terminated"] | step["truncated"], dict[str, Any]()
+    after = inputs.obs(obs) if every else dict(before)
+    ended = done.any()
+    if ended:
+        cut = step["truncated"] & ~step["terminated"]
+        given, _, present = vector.final_observations(cut, obs, info)
+        real = real & (~cut | present)
+        hidden, envs = inputs.rows(done & ~present), np.flatnonzero(done & present)
+        where = torch.as_tensor(envs, device=inputs.device)
+        for path, x in after.items():
+            # after a terminal nothing is bootstrapped, so a hidden observation does not matter
+            kept = torch.where(shaped_as(hidden, x), before[path], x)
+            rows = inputs.leaf(path, pick(given, path[1:], envs)) if len(envs) else kept[:0]
+            after[path] = kept.index_copy(0, where, rows)
+    if every or ended:
+        needed["next_obs"] = inputs.as_given(after)
+    if not real.all():
+        needed["mask"] = real
+    return needed
+
+
+def truncated_rows(
+    inputs: Inputs,
+    vector: VectorEnvs,
+    step: dict[str, Any],
+    real: Bools,
+    answer: Answer,
+    after: Leaves,
+    info: Leaves,
+    last: Leaves,
+) -> tuple[Bools, tuple[Tensor, Given] | None]:
+    """The final observations of a vector step that a rollout with values must value.
+
+    Args:
+        inputs: converts observations.
+        vector: the envs.
+        step: has ``terminated`` and ``truncated``, ``[N]``.
+        real: the envs that did not ignore their action, ``[N]``.
+        answer: the observations and the info that the step returned.
+        after: the hidden states after the step, ``[N, ...]``.
+        info: the fields that came with the observations before, ``[N, ...]``.
+        last: the actions and rewards of the step, ``[N, ...]``.
+
+    Returns:
+        the rows that are left after those with a hidden final observation, bool ``[N]``; and the envs of the others
+        that were truncated with the policy's inputs there, or None if there are none.
+
+    Raises:
+        EnvError: an env hides the final observation of a truncated episode, which is required.
+    """
+    cut = step["truncated"] & ~step["terminated"]
+    if not cut.any():
+        return real, None
+    given, details, present = vector.final_observations(cut, *answer)
+    real, envs = real & (~cut | present), np.flatnonzero(cut & present)
+    if not len(envs):
+        return real, None
+    where = torch.as_tensor(envs, device=inputs.device)
+    rows = {path: inputs.leaf(path, pick(given, path[1:], envs)) for path in inputs.obs_paths}
+    states = {path: x[where] for path, x in after.items()}
+    return real, (where, Given(rows, states, inputs.final_info(details, envs, info, last)))
+
+
+class StepSink(Protocol):
+    """What takes steps as a replay does, such as a writer of :class:`relive.Lanes`."""
+
+    schema: Schema
+    """The fields of a step."""
+    num_envs: int
+    """N."""
+    device: torch.device
+    """Where the observations that the policy gets are."""
+    own_next_obs: bool
+    """Whether every step needs its next observation."""
+
+    def add(self, step: Mapping[str, Any], /) -> None:
+        """Store one step of every env, as :meth:`relive.ReplayBuffer.add` takes it."""
+        ...
+
+    def interrupt(self) -> None:
+        """The next steps start new episodes."""
+        ...
+
+
+FILLED_RULE: Rule = (
+    lambda sink: all(hasattr(sink, name) for name in ("schema", "num_envs", "device", "interrupt")),
+    "expected a RolloutBuffer, a ReplayBuffer, or a writer of Lanes such as lanes.writer(0)",
+)
+"""The rule for a buffer that is filled once."""
+
+SINK_RULE: Rule = (
+    lambda sink: sink is None or FILLED_RULE[0](sink),
+    "expected a RolloutBuffer, a ReplayBuffer, a writer of Lanes such as lanes.writer(0), or None",
+)
+"""The rule for what a collector fills."""
+
+
+class Chunks:
+    """Takes vector steps one by one, and returns them as :meth:`relive.ReplayBuffer.extend` takes them.
+
+    Every step is checked as a replay would check it. Every row has a next observation, so a chunk fits every kind of
+    replay.
+
+    Args:
+        schema: the fields of a step.
+        num_envs: N.
+        device: of the tensors in the steps. The arrays of a chunk are always in RAM.
+
+    Raises:
+        SchemaError: a replay cannot have this schema.
+    """
+
+    own_next_obs = True
+    """Whether every step needs its next observation, as for a replay."""
+
+    def __init__(self, schema: Schema, num_envs: int, device: torch.device) -> None:
+        require("Collector", (lambda schema: isinstance(schema, Schema), "expected a relive.Schema"), schema=schema)
+        self._fields = stored_fields(schema, own_next_obs=True)
+        self._num_envs = num_envs
+        self._check = StepChecker(self._fields, num_envs, device, upload=False)
+        self._given = self._cut = False
+        self.begin(0)
+
+    def interrupt(self) -> None:
+        """The next chunk does not follow the last one."""
+        self._cut = self._given
+
+    def begin(self, num_steps: int) -> None:
+        """Forget the steps of an unfinished chunk, and start one of ``num_steps``."""
+        self._count = int(self._cut)  # the rows so far; the one in front is left out, which interrupts all envs
+        front = self._count + num_steps, self._num_envs
+        self._rows: dict[Path, NDArray[Any]] = {
+            path: np.zeros((*front, *field.shape), numpy_dtype(field.dtype))
+            for path, field in self._fields.leaves.items()
+        }
+        self._mask = np.zeros(front, np.bool_)
+
+    def add(self, step: dict[str, Any]) -> None:
+        """Check and copy one vector step ``[N, ...]``, with ``next_obs``; ``mask`` is optional.
+
+        Raises:
+            FieldError, ShapeError, DTypeError, DeviceError: the step does not fit the schema.
+        """
+        mask = step.pop("mask", True)
+        for rows, leaf in zip(self._rows.values(), self._check(step), strict=True):
+            rows[self._count] = numpy_view(leaf.detach().cpu()) if isinstance(leaf, Tensor) else leaf
+        self._mask[self._count] = mask
+        self._count += 1
+
+    def end(self) -> dict[str, Any]:
+        """The chunk: the fields of the schema, nested as it is, ``next_obs`` and ``mask``."""
+        self._given, self._cut = True, False
+        steps = {name: self._fields.rebuild(name, self._leaf) for name in self._fields.names}
+        steps["mask"] = self._mask
+        self.begin(0)  # the arrays belong to the caller now
+        return steps
+
+    def _leaf(self, path: Path) -> Any:
+        """One leaf as an array, or as a tensor if NumPy lacks its dtype."""
+        rows, dtype = self._rows[path], self._fields.leaves[path].dtype
+        return rows if dtype in NUMPY_DTYPES else torch.from_numpy(rows).view(dtype)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CollectStats:
+    """What one call of :meth:`Collector.collect` did.
+
+    ``num_steps`` counts real transitions of all envs; ``seconds`` is wall time. ``episode_returns`` (undiscounted) and
+    ``episode_lengths`` describe the episodes that ended, in that order.
+    """
+
+    num_steps: int
+    seconds: float
+    episode_returns: list[float] = field(default_factory=list[float])
+    episode_lengths: list[int] = field(default_factory=list[int])
+
+    def __repr__(self) -> str:
+        """One line without the lists: with thousands of envs, thousands of episodes may end in one call."""
+        text = f"{self.num_steps:,} steps in {self.seconds:.3g} s, {self.num_episodes:,} episodes ended"
+        if self.num_episodes:
+            mean_return, mean_length = fmean(self.episode_returns), fmean(self.episode_lengths)
+            text += f" with a mean return of {mean_return:.4g} and a mean length of {mean_length:.4g}"
+        return f"CollectStats: {text}"
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes that ended."""
+        return len(self.episode_returns)
+
+    @property
+    def steps_per_second(self) -> float:
+        """Real transitions per second of wall time."""
+        return self.num_steps / max(self.seconds, 1e-9)
+
+
+PROGRESS_RULE: Rule = (lambda wanted: wanted is None or is_flag(wanted), "expected True, False or None")
+"""The rule for every argument that asks for a bar."""
+
+
+LONG = 2.0
+"""Seconds after which work shows its progress on a terminal."""
+
+
+@contextmanager
+def progress_bar(
+    total: int | None, wanted: bool | None, doing: str = "collecting", unit: str = "steps"
+) -> Generator[Callable[[], None]]:
+    """A Rich progress bar, which goes on by one for each call of what it yields.
+
+    Args:
+        total: how many calls there will be; None if that is not known.
+        wanted: True shows it, False does not; None shows it only on a terminal, after LONG seconds.
+        doing: the word before the bar.
+        unit: what is counted.
+
+    Raises:
+        ParameterError: ``wanted`` is something else.
+    """
+    require("progress bar", PROGRESS_RULE, progress=wanted)
+    if wanted is False:
+        yield lambda: None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError as error:
+        if wanted:
+            raise ImportError("a progress bar needs Rich: pip install 'relive[progress]'") from error
+        yield lambda: None
+        return
+    console = Console(stderr=True)
+    if wanted is None and not console.is_terminal:
+        yield lambda: None
+        return
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=console.is_terminal)
+    task = bar.add_task(doing, total=total)
+    began = time.perf_counter()
+
+    def tick() -> None:
+        if not bar.live.is_started and (wanted or time.perf_counter() - began > LONG):
+            bar.start()
+        bar.advance(task)
+
+    try:
+        yield tick
+    finally:
+        bar.stop()
+
+
+Policy = Callable[..., Any]
+
+
+POLICY_RULE: Rule = callable, "expected a function of observations, such as a torch.nn.Module"
+
+
+def require_functions(policy: Any, value_fn: Any) -> None:
+    """Require a policy that can be called, and a value function that can, or None.
+
+    Raises:
+        ParameterError: names the one that cannot.
+    """
+    require("Collector", POLICY_RULE, policy=policy, value_fn=policy if value_fn is None else value_fn)
+
+
+def ask(policy: Policy, obs: Any, inputs: dict[str, Any]) -> Any:
+    """The result of a policy or value function. If its signature does not fit, the error lists what it is passed.
+
+    An error of torch about dtypes gets a note if observations are float64, as networks are float32 unless told.
+    """
+    try:
+        return policy(obs, **inputs)
+    except RuntimeError as error:
+        if "ouble" in str(error) and _has_float64(obs):
+            error.add_note(
+                "The policy (or value_fn) got float64 observations, as the schema declares them. If the network is "
+                "float32, make the buffer with Schema.from_env(envs).as_float32()"
+            )
+        raise
+    except TypeError as error:
+        reason = _misfit(policy, inputs)
+        if reason is None:
+            raise
+        call = ", ".join(["obs", *(f"{name}=..." for name in inputs)])
+        raise FieldError(
+            f"the policy (or value_fn) is called as policy({call}), which fails: {reason}. 'hidden', 'is_start', "
+            "'last_action', 'last_reward' and the fields of from_info are passed if the schema has a field of that "
+            "name; add it to the schema, or to the policy's parameters"
+        ) from error
+
+
+def _misfit(policy: Policy, inputs: dict[str, Any]) -> str | None:
+    """Why a function cannot be called with these arguments, if its signature shows it."""
+    try:
+        signature = inspect.signature(getattr(policy, "forward", policy))  # a torch.nn.Module takes anything itself
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(None, **inputs)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def _has_float64(obs: Any) -> bool:
+    """Whether a tensor, or a member of a TensorDict, is float64."""
+    leaves = [obs] if isinstance(obs, torch.Tensor) else obs.values(include_nested=True, leaves_only=True)
+    return any(leaf.dtype is torch.float64 for leaf in leaves)
+
+
+def fields_of(answer: Any) -> dict[str, Any]:
+    """The fields of a policy's answer, which is a mapping or the bare actions."""
+    return dict(answer.items()) if hasattr(answer, "items") else {"action": answer}
+
+
+def value_of(policy: Policy) -> Policy:
+    """A value function that calls ``policy`` and returns only the value."""
+
+    def value(obs: Any, **inputs: Any) -> Any:
+        fields = fields_of(ask(policy, obs, inputs))
+        if "value" not in fields:
+            raise FieldError("the schema has 'value', but the policy's answer does not; return it, or pass value_fn=")
+        return fields["value"]
+
+    return value
+
+
+class RandomPolicy:
+    """Uniformly random actions among those that ``action_mask`` allows. All other fields of a policy are 0."""
+
+    def __init__(self, space: Any, schema: Schema, num_envs: int, device: torch.device, seed: int | None) -> None:
+        self._space, self._schema, self._num_envs, self._device = space, schema, num_envs, device
+        self._rng = np.random.default_rng(seed_or_drawn(require_start("warm", 1, seed)))
+        space.seed(int(self._rng.integers(2**31)))
+
+    def __call__(self, obs: Any, **inputs: Any) -> dict[str, Any]:
+        """Every field of the schema that comes neither from the env nor from ``inputs``."""
+        given = {"obs", "action", "reward", "terminated", "truncated", *inputs} - {"hidden"}
+        answer = {name: self._schema.rebuild(name, self._zeros) for name in self._schema.names if name not in given}
+        return answer | {"action": self._actions(inputs.get("action_mask"))}
+
+    def _zeros(self, path: Path) -> Tensor:
+        leaf = self._schema.leaves[path]
+        zeros = torch.zeros((self._num_envs, *leaf.shape), dtype=leaf.dtype, device=self._device)
+        return swap_layers(zeros) if path[0] == "hidden" else zeros
+
+    def _actions(self, mask: Any) -> Any:
+        if mask is None:
+            rows = [self._space.sample() for _ in range(self._num_envs)]
+            return self._schema.rebuild("action", lambda path: np.stack([descend(row, path[1:]) for row in rows]))
+        legal: Bools = as_host(mask).astype(np.bool_)
+        if legal.ndim != 2 or not hasattr(self._space, "start"):
+            raise EnvError("random actions under an action mask need one Discrete action; pass warm(..., policy=...)")
+        return np.where(legal, self._rng.random(legal.shape), -1.0).argmax(1) + int(self._space.start)
 
 
 class Collector:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import EnvError, LifecycleError, NotFiniteError, ParameterError
 from ..parameters import Rule, is_count, one_of, require
 from ..steps.arrays import Array, Bools, as_host
-from ..steps.trees import Path, descend, map_leaves
+from ..steps.schema import Path, descend, map_leaves
 
 __all__ = [
     "VectorEnvs",

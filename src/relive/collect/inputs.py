@@ -9,14 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..batches.states import swap_layers
-from ..batches.tensordicts import as_tensordict
+from ..batches import as_tensordict, swap_layers
 from ..errors import DTypeError, EnvError, FieldError, SchemaError, ShapeError
 from ..parameters import Rule, is_names, require
 from ..steps.arrays import Bools, as_host, check_castable
 from ..steps.checker import StepChecker
-from ..steps.schema import Field, Schema
-from ..steps.trees import Path, descend, dotted
+from ..steps.schema import Field, Path, Schema, descend, dotted
 from .envs import copied, info_field, pick, unknown_info
 
 __all__ = ["Inputs", "Leaves", "shaped_as"]

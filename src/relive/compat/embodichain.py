@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..batches.tensordicts import as_tensordict
+from ..batches import as_tensordict
 from ..errors import EmptyError, FieldError, FullError, ParameterError, ShapeError, UnfinishedError
 from ..parameters import is_count, seed_or_drawn
-from ..returns.functions import gae, group_advantage
+from ..returns import gae, group_advantage
 from ..rollout.buffer import RolloutBuffer as Rollout
-from ..rollout.packed import PackedRows
-from ..steps.schema import Field, Schema
-from ..steps.trees import dotted
-from .trees import leaves_of
+from ..rollout.minibatches import PackedRows
+from ..steps.schema import Field, Schema, dotted
+from .base import leaves_of
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

@@ -1,8 +1,7 @@
 """Exchange: experience from and to the formats of other libraries."""
 
 from .lerobot import from_lerobot, to_lerobot
-from .live import log_of
-from .log import Log
+from .log import Log, log_of
 from .minari import from_minari, to_minari
 from .rlds import from_rlds
 from .stable_baselines3 import from_stable_baselines3

@@ -9,12 +9,11 @@ from typing import Any
 from ..errors import ParameterError
 from ..files.disk import usable
 from ..files.format import MANIFEST
-from ..look.npz import read_npz
+from ..look.experience import read_npz
 from ..parameters import Rule, require
 from ..replay.buffer import ReplayBuffer
 from .lerobot import from_lerobot, to_lerobot
-from .live import log_of
-from .log import Log
+from .log import Log, log_of
 from .minari import from_minari, to_minari
 from .rlds import from_rlds
 from .stable_baselines3 import from_stable_baselines3

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path as FilePath
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
+import torch
 
-from ..collect.progress import progress_bar
-from ..errors import FieldError
-from ..look.experience import same_rows
-from ..printable import printable
+from ..collect.collector import progress_bar
+from ..errors import FieldError, FileFormatError, NoSaveError
+from ..files.disk import open_file, usable
+from ..files.format import MOST_BYTES, excess
+from ..look.experience import Experience, Leaves, same_rows
+from ..look.readers import experience_of
+from ..memory.estimate import require_free
+from ..printable import printable, shown
 from ..replay.buffer import ReplayBuffer
 from ..steps.arrays import Array, numpy_view
-from ..steps.schema import Schema
-from ..steps.trees import Path, dotted, map_leaves
+from ..steps.schema import Path, Schema, dotted, map_leaves, nest
 
-__all__ = ["Log", "Played", "joined", "played", "tracked"]
+__all__ = [
+    "Log",
+    "Played",
+    "count",
+    "directory",
+    "joined",
+    "json_object",
+    "log_of",
+    "played",
+    "require_memory",
+    "tracked",
+]
 
 
 Item = TypeVar("Item")
@@ -143,3 +161,118 @@ def _arrays_of(schema: Schema, steps: Any, own: bool) -> Played:
     rest = {name: schema.rebuild(name, hosted) for name in schema.names if name != "obs"}
     reward, terminated, truncated = (rest.pop(name) for name in ("reward", "terminated", "truncated"))
     return Played(schema.rebuild("obs", with_last), rest.pop("action", None), reward, terminated, truncated, rest)
+
+
+def directory(path: str | os.PathLike[str], what: str) -> FilePath:
+    """``path`` as the Path of a directory that exists.
+
+    Raises:
+        NoSaveError: nothing is there.
+        FileFormatError: a file is there.
+    """
+    found = usable(path)
+    if not found.exists():
+        raise NoSaveError(f"'{found}': expected {what}, got nothing; give the path of one")
+    if not found.is_dir():
+        raise FileFormatError(f"'{found}': expected {what}, got a file; give the path of the directory")
+    return found
+
+
+def json_object(path: FilePath, what: str) -> dict[str, Any]:
+    """The JSON object in a file. Its size and structure are limited before it is parsed.
+
+    Raises:
+        NoSaveError: there is no such file.
+        FileFormatError: it is not a regular file, is too large, or does not hold a JSON object.
+    """
+    try:
+        with open_file(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            raw = stream.readall() if size <= MOST_BYTES else b""
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NoSaveError(f"'{path}': expected {what}, got nothing; give the path of a complete copy") from error
+    over = excess(raw) if size <= MOST_BYTES else (f"at most {MOST_BYTES} bytes", size)
+    if over:
+        raise FileFormatError(f"'{path}': expected {what} of {over[0]}, got {over[1]}; use another copy")
+    try:
+        found: Any = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"'{path}': expected {what}, got no JSON ({error}); use another copy") from error
+    if not isinstance(found, dict):
+        raise FileFormatError(f"'{path}': expected {what}, a JSON object, got a {type(found).__name__}")
+    return cast("dict[str, Any]", found)
+
+
+def count(content: Mapping[str, Any], name: str, path: FilePath, *, most: int = 2**48) -> int:
+    """The whole number from 0 to ``most`` in a member of a JSON object.
+
+    Raises:
+        FileFormatError: the member is missing, or is something else.
+    """
+    value = content.get(name)
+    if type(value) is not int or not 0 <= value <= most:
+        raise FileFormatError(f"'{path}', '{name}': expected a whole number from 0 to {most}, got {shown(value)}")
+    return value
+
+
+def require_memory(size: int, path: FilePath) -> None:
+    """Require that ``size`` bytes of memory are free before a file is read that needs them.
+
+    Raises:
+        ParameterError: fewer are free.
+    """
+    require_free(size, torch.device("cpu"), f"reading '{path}'", "read it on a larger machine, or a part of it")
+
+
+def log_of(source: Any) -> Log:
+    """The steps of any source that :func:`relive.audit` reads, such as a live buffer of another library.
+
+    Observations after steps are kept if the source has them. Rows are env by env, each env in the order of time. If the
+    source has only the one after each env's last step, the others are those of the following rows, and after an end the
+    step's own observation stands for it.
+
+    Raises:
+        FieldError, ShapeError: the source cannot be read.
+    """
+    steps = experience_of(source)
+    fields: dict[str, Any] = nest(steps.others)
+    fields |= {"reward": steps.reward, "terminated": steps.terminated, "obs": _tree(steps.obs)}
+    if steps.action:
+        fields["action"] = _tree(steps.action)
+    after = _after(steps)
+    if after is not None:
+        fields["next_obs"] = _tree(after)
+    fields["truncated"] = _cuts(steps, after)
+    return Log(steps.source, fields, steps.lacks)
+
+
+def _tree(leaves: Leaves) -> Any:
+    """Leaves as a nested field."""
+    return leaves[()] if () in leaves else nest(leaves)
+
+
+def _after(steps: Experience) -> Leaves | None:
+    """The observations after steps ``[S, ...]``, as :func:`log_of` says; None if they are not known."""
+    if steps.next_obs is not None or steps.last_obs is None:
+        return steps.next_obs
+    row, last = np.arange(len(steps)), ~steps.follows
+    following = row + (steps.follows & ~steps.ended)
+    found = {path: leaf[following] for path, leaf in steps.obs.items()}
+    for path, leaf in found.items():
+        leaf[last] = steps.last_obs[path][steps.env[last]]
+    return found
+
+
+def _cuts(steps: Experience, after: Leaves | None) -> Array:
+    """Which steps were truncated, bool ``[S]``.
+
+    A running episode counts as truncated, too, if the observation after it is not known, or is by chance that of the
+    following row, which is of another env or episode.
+    """
+    truncated = np.zeros(len(steps), np.bool_) if steps.truncated is None else steps.truncated.copy()
+    running = ~steps.follows & ~steps.ended
+    if after is not None:
+        for path, leaf in steps.obs.items():
+            running[:-1] &= same_rows(after[path][:-1], leaf[1:])
+        running[-1:] = False
+    return truncated | running

@@ -13,7 +13,7 @@ from ..errors import FieldError, ShapeError
 from ..files.disk import usable
 from ..memory.estimate import require_whole
 from ..steps.arrays import Array
-from ..steps.trees import dotted, map_leaves
+from ..steps.schema import dotted, map_leaves
 from .log import Log, Played, joined
 
 __all__ = ["from_rlds"]

@@ -2,25 +2,333 @@
 
 from __future__ import annotations
 
+import io
 import os
+import pickletools
 import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from ..errors import FileFormatError, NoSaveError
+from ..errors import FileFormatError, NoSaveError, ParameterError
 from ..files.disk import open_file, usable
-from ..look.hosts.replays import stable_baselines3_replay
+from ..look.readers import stable_baselines3_replay
 from ..printable import shown
 from ..steps.arrays import Array
-from ..steps.trees import map_leaves
-from .checked import require_memory
-from .live import log_of
-from .log import Log
-from .pickles import Made, Pairs, array_of, read_pickle
+from ..steps.schema import map_leaves
+from .log import Log, log_of, require_memory
 
-__all__ = ["from_stable_baselines3"]
+__all__ = ["Made", "Pairs", "array_of", "from_stable_baselines3", "read_pickle"]
+
+
+MOST_STEPS = 2**24
+"""The most opcodes that are read, as a pickle of small objects takes up to a hundred times its size in memory."""
+
+ASKED, STEP_BYTES = 2**16, 128
+"""After how many opcodes memory is asked for, and the most bytes that an opcode takes for an object."""
+
+
+OPCODES: dict[str, Any] = {opcode.code: opcode for opcode in pickletools.opcodes}
+
+
+class Pairs(list[Any]):
+    """The keys and values of a dict in turns. Nothing is hashed, as a file could choose keys that collide."""
+
+    def strings(self) -> dict[str, Any]:
+        """The members whose keys are strings."""
+        return {key: value for key, value in zip(self[::2], self[1::2], strict=False) if type(key) is str}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Name:
+    """A function or class that a pickle names, such as "numpy.dtype"."""
+
+    text: str
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class Made:
+    """The object that a pickle would have made by a call. Its ``repr`` leaves out what it holds, which may be endless.
+
+    Args:
+        name: the name of the function or class that would have been called.
+        args: the arguments.
+        state: the state that the pickle would have set on the result; None if it sets none.
+        items: the values that the pickle would have put into the result.
+    """
+
+    name: str
+    args: Any
+    state: Any = None
+    items: list[Any] = field(default_factory=list[Any])
+
+    def __repr__(self) -> str:
+        return f"{self.name}(...)"
+
+
+class Mark:
+    """Where a group of values on the stack begins."""
+
+
+class _Bounded:
+    """A file of ``size`` bytes. It refuses to read beyond its end before memory is taken for the missing bytes."""
+
+    def __init__(self, stream: io.BufferedReader, size: int) -> None:
+        self._stream, self._left = stream, size
+
+    def read(self, size: int) -> bytes:
+        """The next ``size`` bytes."""
+        if not 0 <= size <= self._left:
+            raise ValueError(f"{size} bytes are announced and {self._left} are left")
+        self._left -= size
+        return self._stream.read(size)
+
+    def readline(self) -> bytes:
+        """The next line, of up to 1,024 bytes."""
+        line = self._stream.readline(1024)
+        self._left -= len(line)
+        return line
+
+
+def read_pickle(stream: io.FileIO, path: Path, known: re.Pattern[str]) -> Any:
+    """What a pickle holds: numbers, text, bytes, lists, tuples, :class:`Pairs` for dicts, and :class:`Made`.
+
+    Args:
+        stream: the open file.
+        path: the path of the file, for errors.
+        known: matches every name "module:name" that the pickle may have.
+
+    Raises:
+        FileFormatError: the file is not a pickle, is damaged, or has a name that is not known.
+        ParameterError: there is too little memory for its objects.
+    """
+    size = os.fstat(stream.fileno()).st_size
+    try:
+        with io.BufferedReader(stream) as buffered:
+            return _Reader(known).read(_opcodes(_Bounded(cast("Any", buffered), size), path))
+    except ParameterError:
+        raise
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
+        raise FileFormatError(
+            f"'{path}': expected the pickle of a buffer, got {error}; nothing of it was run"
+        ) from error
+
+
+def _opcodes(stream: _Bounded, path: Path) -> Iterator[tuple[str, Any]]:
+    """The name and the argument of each opcode. An opcode outside :data:`READ` is refused before its argument is read.
+
+    Raises:
+        ValueError: an opcode is refused, or its argument is damaged.
+        ParameterError: less memory is free than the objects so far take.
+    """
+    for step in range(MOST_STEPS):
+        if step and not step % ASKED:
+            require_memory(step * STEP_BYTES, path)
+        code = stream.read(1)
+        opcode = OPCODES.get(code.decode("latin-1"))
+        if opcode is None or opcode.name not in READ:
+            raise ValueError(f"the opcode {code!r}, which no buffer needs")
+        yield opcode.name, None if opcode.arg is None else opcode.arg.reader(stream)
+    raise ValueError(f"more than {MOST_STEPS:,} opcodes")
+
+
+class _Reader:
+    """Follows the opcodes of one pickle with a stack and a memo, as an unpickler does."""
+
+    def __init__(self, known: re.Pattern[str]) -> None:
+        self.stack: list[Any] = []
+        self.memo: list[Any] = []
+        self._known = known
+
+    def read(self, opcodes: Iterator[tuple[str, Any]]) -> Any:
+        """The value on top of the stack at the end."""
+        for name, argument in opcodes:
+            if name in VALUES:
+                self.stack.append(argument)
+            elif name in CONSTANTS:
+                self.stack.append(CONSTANTS[name]())
+            elif name in ACTIONS:
+                ACTIONS[name](self, argument)
+            elif name == "STOP":
+                break
+        return self.stack.pop()
+
+    def group(self) -> list[Any]:
+        """The values above the newest mark. They leave the stack, and so does the mark."""
+        at = next((i for i in range(len(self.stack) - 1, -1, -1) if self.stack[i] is Mark), None)
+        if at is None:
+            raise ValueError("the end of a group without its beginning")
+        values = self.stack[at + 1 :]
+        del self.stack[at:]
+        return values
+
+    def last(self, count: int) -> list[Any]:
+        """The newest ``count`` values, which leave the stack."""
+        if len(self.stack) < count:
+            raise ValueError("fewer values than an opcode takes")
+        values = self.stack[-count:]
+        del self.stack[-count:]
+        return values
+
+    def name(self, module: Any, name: Any) -> None:
+        """Put a name on the stack.
+
+        Raises:
+            ValueError: it is not known.
+        """
+        if not (isinstance(module, str) and isinstance(name, str) and self._known.fullmatch(f"{module}:{name}")):
+            raise ValueError(f"the name {shown(module)} {shown(name)}, which no buffer needs")
+        self.stack.append(Name(f"{module}.{name}"))
+
+    def call(self, args: Any) -> None:
+        """Write down a call of the name on the stack."""
+        called = self.stack.pop()
+        if not isinstance(called, Name) or not isinstance(args, tuple):
+            raise ValueError("a call of something that is no name")
+        self.stack.append(Made(called.text, args))
+
+    def build(self) -> None:
+        """Write down the state of what was made."""
+        made, state = self.last(2)
+        if not isinstance(made, Made):
+            raise ValueError("a state for something that was not made by a call")
+        made.state = state
+        self.stack.append(made)
+
+    def fill(self, kind: type[list[Any]], values: list[Any]) -> None:
+        """Add values to the list, dict or set on the stack. If a :class:`Made` is there, write them down in it."""
+        target = self.stack[-1]
+        if isinstance(target, Made):
+            target.items += values
+        elif type(target) is kind:
+            target.extend(values)
+        else:
+            raise ValueError("values for something that holds none")
+
+    def keep(self, place: int) -> None:
+        """Remember the newest value under the number ``place``. Places count up from 0."""
+        if place != len(self.memo):
+            raise ValueError(f"place {place} of the memo after {len(self.memo)}")
+        self.memo.append(self.stack[-1])
+
+    def recall(self, place: int) -> None:
+        """Put a remembered value on the stack."""
+        self.stack.append(self.memo[place])
+
+
+VALUES = frozenset({
+    "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8",
+    "SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8",
+})  # fmt: skip
+"""Opcodes whose argument is a value."""
+
+CONSTANTS: dict[str, Callable[[], Any]] = {
+    "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False, "EMPTY_TUPLE": tuple,
+    "EMPTY_LIST": list, "EMPTY_DICT": Pairs, "EMPTY_SET": list, "MARK": lambda: Mark,
+}  # fmt: skip
+"""Opcodes that put a new value on the stack."""
+
+
+def _new(reader: _Reader, values: list[Any]) -> None:
+    """A call of ``__new__`` with keywords: ``values`` are the class, its arguments and its keywords.
+
+    The arguments are not copied, since a pickle can make thousands of calls with the same ones.
+    """
+    reader.stack.append(values[0])
+    reader.call((values[1], values[2]))
+
+
+ACTIONS: dict[str, Callable[[_Reader, Any], object]] = {
+    "GLOBAL": lambda r, argument: r.name(*argument.split(" ", 1)),
+    "STACK_GLOBAL": lambda r, _: r.name(*r.last(2)),
+    "REDUCE": lambda r, _: r.call(r.stack.pop()),
+    "NEWOBJ": lambda r, _: r.call(r.stack.pop()),
+    "NEWOBJ_EX": lambda r, _: _new(r, r.last(3)),
+    "BUILD": lambda r, _: r.build(),
+    "TUPLE": lambda r, _: r.stack.append(tuple(r.group())),
+    "TUPLE1": lambda r, _: r.stack.append(tuple(r.last(1))),
+    "TUPLE2": lambda r, _: r.stack.append(tuple(r.last(2))),
+    "TUPLE3": lambda r, _: r.stack.append(tuple(r.last(3))),
+    "FROZENSET": lambda r, _: r.stack.append(r.group()),
+    "APPEND": lambda r, _: r.fill(list, r.last(1)),
+    "APPENDS": lambda r, _: r.fill(list, r.group()),
+    "ADDITEMS": lambda r, _: r.fill(list, r.group()),
+    "SETITEM": lambda r, _: r.fill(Pairs, r.last(2)),
+    "SETITEMS": lambda r, _: r.fill(Pairs, r.group()),
+    "MEMOIZE": lambda r, _: r.keep(len(r.memo)),
+    "BINPUT": lambda r, place: r.keep(place),
+    "LONG_BINPUT": lambda r, place: r.keep(place),
+    "BINGET": lambda r, place: r.recall(place),
+    "LONG_BINGET": lambda r, place: r.recall(place),
+    "POP": lambda r, _: r.last(1),
+    "POP_MARK": lambda r, _: r.group(),
+}
+"""Opcode -> what it does to the stack and the memo."""
+
+READ = frozenset({"PROTO", "FRAME", "STOP", *VALUES, *CONSTANTS, *ACTIONS})
+"""The opcodes that are read: what Python writes from protocol 2 on, without instances, extensions and outer buffers."""
+
+
+# -- arrays ---------------------------------------------------------------------------------------------------------
+
+FROM_BYTES = ("numpy._core.numeric._frombuffer", "numpy.core.numeric._frombuffer")
+REBUILT = ("numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct")
+KINDS = re.compile(r"b1|[iu][1248]|f[248]")
+"""NumPy's codes for bools, whole numbers and floats, with their size in bytes."""
+
+
+def _members(value: Any) -> tuple[Any, ...]:
+    """A tuple's members; none if it is something else."""
+    return cast("tuple[Any, ...]", value) if isinstance(value, tuple) else ()
+
+
+def array_of(value: Any) -> Array:
+    """The array that a pickle would have made, as a view of its bytes: no memory is taken.
+
+    The bytes are in the order of the machine that wrote them, and other arrays may have the same bytes.
+
+    Raises:
+        ValueError: it is not an array of numbers, or its bytes contradict its shape.
+    """
+    if isinstance(value, Made) and value.name in FROM_BYTES and len(value.args) == 4:
+        data, kind, shape, order = value.args
+    elif isinstance(value, Made) and value.name in REBUILT and len(_members(value.state)) == 5:
+        _, shape, kind, fortran, data = _members(value.state)
+        order = "F" if fortran is True else "C"
+    else:
+        raise ValueError(f"expected an array of numbers, got {getattr(value, 'name', type(value).__name__)}")
+    dtype = _dtype(kind)
+    sizes: Any = _members(shape)
+    if not isinstance(shape, tuple) or not all(type(n) is int and 0 <= n < 2**48 for n in sizes) or len(sizes) > 16:
+        raise ValueError(f"expected the shape of an array, got {shown(shape)}")
+    if not isinstance(data, bytes | bytearray):
+        raise ValueError(f"expected the bytes of an array, got a {type(data).__name__}")
+    if dtype.kind == "b" and data.translate(None, b"\0\1"):
+        raise ValueError("expected bools, bytes of 0 and 1, got others")
+    found = np.frombuffer(data, dtype)
+    wanted = prod(sizes)
+    if found.size != wanted or order not in ("C", "F", "A"):
+        raise ValueError(f"expected {wanted} numbers for the shape {shown(shape)}, got {found.size}")
+    return found.reshape(sizes, order="F" if order == "F" else "C")
+
+
+def _dtype(value: Any) -> np.dtype[Any]:
+    """The dtype that a pickle would have made.
+
+    Raises:
+        ValueError: it is not a dtype of numbers.
+    """
+    code = value.args[0] if isinstance(value, Made) and value.name == "numpy.dtype" and value.args else None
+    if not isinstance(code, str) or not KINDS.fullmatch(code):
+        raise ValueError(f"expected a dtype of numbers, got {shown(code)}")
+    big = _members(value.state)[1:2] == (">",)
+    return np.dtype(code).newbyteorder(">" if big else "<")
+
 
 KNOWN = re.compile(
     r"(stable_baselines3|sb3_contrib)(\.\w+)*:\w+"
@@ -42,9 +350,9 @@ CLASS = re.compile(r"(?:stable_baselines3|sb3_contrib)\..*\.(\w*ReplayBuffer)", 
 def from_stable_baselines3(path: str | os.PathLike[str]) -> Log:
     """The steps of a replay buffer of Stable-Baselines3, from the ``.pkl`` file of ``save_replay_buffer``.
 
-    The file is a pickle, and it is never unpickled: see :mod:`relive.exchange.pickles`. The plain, Dict, n-step and
-    hindsight buffers are read. Observations after steps are kept. With ``optimize_memory_usage`` the buffer had only
-    the newest one of each env: see :func:`relive.exchange.log_of`.
+    The file is a pickle, and it is never unpickled: see the top of this module. The plain, Dict, n-step
+    and hindsight buffers are read. Observations after steps are kept. With ``optimize_memory_usage`` the buffer had
+    only the newest one of each env: see :func:`relive.exchange.log_of`.
 
     Raises:
         NoSaveError: there is no such file.

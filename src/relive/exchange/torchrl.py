@@ -14,14 +14,12 @@ from torch import Tensor
 
 from ..errors import FileFormatError, NoSaveError
 from ..files.disk import open_file
-from ..look.hosts.replays import tensordict_steps
+from ..look.readers import tensordict_steps
 from ..printable import shown
 from ..steps.arrays import NUMPY_DTYPES, Array
-from ..steps.trees import Path as Keys
-from ..steps.trees import dotted, nest
-from .checked import count, directory, json_object, require_memory
-from .live import log_of
-from .log import Log
+from ..steps.schema import Path as Keys
+from ..steps.schema import dotted, nest
+from .log import Log, count, directory, json_object, log_of, require_memory
 
 __all__ = ["from_torchrl"]
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from types import SimpleNamespace
 
-from ..compat.velora import files
+from ..compat import velora
 from ..errors import FileFormatError
 from ..files.disk import usable
-from ..look.hosts.replays import velora_replay
-from .checked import json_object
-from .live import log_of
-from .log import Log
+from ..look.readers import velora_replay
+from .log import Log, json_object, log_of
 
 __all__ = ["from_velora"]
 
@@ -42,8 +40,8 @@ def from_velora(path: str | os.PathLike[str], prefix: str = "buffer_") -> Log:
             )
         folder, prefix = folder.parent, folder.name.removesuffix(STATE)
     beside = folder / f"{prefix}metadata.json"
-    metadata = files.checked(json_object(beside, "the metadata of a Velora buffer"))
-    state = files.load(folder / f"{prefix}{STATE}", metadata, COLUMNS)
+    metadata = velora.checked(json_object(beside, "the metadata of a Velora buffer"))
+    state = velora.read_files(folder / f"{prefix}{STATE}", metadata, COLUMNS)
     if not metadata["size"]:
         raise FileFormatError(f"'{beside}': the buffer holds no step; collect some before you save it")
     found = velora_replay(SimpleNamespace(**metadata, **state))

@@ -1,8 +1,7 @@
 """Named arrays to a directory and back, saved whole or not at all and checked when read. Nothing here is about RL."""
 
-from .background import SaveHandle, Saves, detached
 from .format import Contents, Spec, Streamed
-from .save import Change, Save, read, update, write
+from .save import Change, Save, SaveHandle, Saves, detached, read, update, write
 
 __all__ = [
     "Change",

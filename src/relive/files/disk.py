@@ -8,20 +8,33 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
+from weakref import finalize
 
-from ..errors import FileFormatError, NoSaveError, ParameterError
-from .format import MANIFEST, FileNote
-from .sealed import MOST_BYTES, damaged
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import FileFormatError, LifecycleError, NoSaveError, ParameterError, ReliveError
+from ..printable import shown
+from .format import MANIFEST, MOST_BYTES, FileNote, damaged
 
 __all__ = [
+    "LOCK",
+    "MOST",
+    "Holder",
     "Reader",
+    "contradictions",
     "create_file",
+    "entry",
+    "fitting",
+    "integers",
     "is_at",
     "make_directory",
     "open_file",
@@ -30,6 +43,7 @@ __all__ = [
     "read_manifest",
     "sync_path",
     "usable",
+    "whole",
     "write_file",
     "write_files",
 ]
@@ -344,3 +358,172 @@ class Reader:
         """Require this checksum of the bytes read."""
         if crc32 != f"{self._crc:08x}":
             raise damaged(self._path, f"the CRC-32 {crc32}", f"{self._crc:08x}")
+
+
+LOCK = "lock"
+"""The file that is locked. It holds the number of the process that has the lock."""
+
+
+class Holder:
+    """Takes the right to write to a directory. The system takes it back when the process ends, however it ends.
+
+    Raises:
+        LifecycleError: another process has the right, or another object of this process; names the process.
+        FileFormatError: the lock is a link, or no regular file.
+        OSError: the directory may not be written to, or its file system has no locks.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        if sys.platform == "win32":
+            raise LifecycleError("a replay in files needs a POSIX system; on this one use save and load")
+        import fcntl
+
+        self._path, files = directory / LOCK, list[int]()
+        self._close = finalize(self, _close_all, files)
+        self._close.atexit = False  # the system takes the right back after the last thread and exit handler
+        # The file is in the list before it is locked. So whenever an exception such as Ctrl-C comes, also one line
+        # before the caller has this object, the right ends with the object.
+        files.append(open_to_write(self._path, create=True))
+        self._descriptor = files[0]
+        try:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise self._taken(directory) from None
+            if not os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
+                raise self._taken(directory)
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        except BaseException:
+            self.release()
+            raise
+
+    def require(self) -> None:
+        """Refuse to write if the right was given back, or if another directory is at the path now.
+
+        Raises:
+            LifecycleError: the right was given back.
+            FileFormatError: another directory has taken the place of this one.
+            NoSaveError: nothing is at the path.
+        """
+        if not self._close.alive:
+            raise LifecycleError(
+                f"'{self._path.parent}': this process does not hold it any more; open it again with ReplayBuffer.open"
+            )
+        if not is_at(self._path, self._descriptor):
+            raise FileFormatError(
+                f"'{self._path.parent}': another directory has taken the place of the one that was opened; move that "
+                "one back, or save to another path"
+            )
+
+    def _taken(self, directory: Path) -> LifecycleError:
+        who = os.pread(self._descriptor, 20, 0).strip().decode("ascii", "replace")
+        if who == str(os.getpid()):
+            return LifecycleError(f"'{directory}' is open in this process already; use that replay, or close() it")
+        name = f"process {who}" if who.isdigit() else "another process"
+        return LifecycleError(
+            f"'{directory}' is open in {name}, and only one may write to it; end that one, or give another path"
+        )
+
+    def release(self) -> None:
+        """Give the right back. In a forked child, the parent keeps its right. A second call does nothing."""
+        self._close()
+
+
+def _close_all(files: list[int]) -> None:
+    while files:
+        with suppress(OSError):
+            os.close(files.pop())
+
+
+MOST = 2**62
+"""The largest count in a save. Counting on from it still fits into 64 bits."""
+
+
+def entry(content: Any, name: str, kind: type[Any]) -> Any:
+    """One entry of a save's JSON, of the expected type.
+
+    Raises:
+        FileFormatError: the entry is missing, or of another type.
+    """
+    value = content.get(name)
+    if type(value) is not kind:
+        raise FileFormatError(
+            f"the save's entry {name!r} is {shown(value)}; expected a {kind.__name__}, as relive writes it"
+        )
+    return value
+
+
+def whole(content: Any, name: str) -> int:
+    """One entry of a save's JSON, a count from 0 to ``MOST``.
+
+    Raises:
+        FileFormatError: the entry is missing, or not a count.
+    """
+    value: int = entry(content, name, int)
+    if not 0 <= value <= MOST:
+        raise FileFormatError(f"the save's entry {name!r} is {shown(value)}; expected a number from 0 to {MOST}")
+    return value
+
+
+def integers(content: Any, name: str, *shape: int) -> NDArray[np.int64]:
+    """One entry of a save's JSON, a list (of lists) of counts, as an array of this shape.
+
+    Raises:
+        FileFormatError: the entry has another shape, or a member is not a count.
+    """
+    found = np.array(entry(content, name, list))
+    if found.shape != shape or found.dtype != np.int64 or (found < 0).any() or (found > MOST).any():
+        raise FileFormatError(
+            f"the save's entry {name!r} is {shown(content[name])}; expected numbers from 0 to {MOST}, of shape {shape}"
+        )
+    return found
+
+
+def fitting(
+    tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+) -> Tensor:
+    """The tensor ``name`` of a save, of this shape and dtype. Without a dtype, ``shape`` is its first axes.
+
+    Raises:
+        FileFormatError: the tensor is missing, or has another shape or dtype.
+    """
+    tensor = tensors.get(name)
+    if tensor is None:
+        raise FileFormatError(f"the save has no tensor {shown(name)}")
+    found = tuple(tensor.shape if dtype is not None else tensor.shape[: len(shape)])
+    if found != shape or (dtype is not None and tensor.dtype is not dtype):
+        expected = f"{dtype} {shape}" if dtype is not None else f"{shape} in front"
+        raise FileFormatError(f"tensor {shown(name)}: expected {expected}, got {tensor.dtype} {tuple(tensor.shape)}")
+    return tensor
+
+
+@contextmanager
+def contradictions(path: str | os.PathLike[str], *innocent: type[ReliveError]) -> Generator[None]:
+    """Turn any error while a save is loaded into an error of the save, except errors of the ``innocent`` kinds.
+
+    Raises:
+        FileFormatError: replaces any other error, and names the save.
+        LifecycleError: the sampler or view given belongs to another buffer, which is not the save's fault.
+    """
+    try:
+        yield
+    except (LifecycleError, *innocent):
+        raise
+    except FileFormatError as error:
+        if os.fspath(path) in str(error):
+            raise
+        raise FileFormatError(f"'{path}': {error}") from error
+    except MemoryError as error:
+        raise FileFormatError(f"the save in '{path}' needs more memory than there is") from error
+    except (
+        ReliveError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+        RuntimeError,
+        OSError,
+    ) as error:
+        raise FileFormatError(f"the save in '{path}' contradicts itself: {error!s:.2000}") from error

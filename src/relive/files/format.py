@@ -6,10 +6,11 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 import torch
@@ -18,12 +19,11 @@ from torch import Tensor
 
 from ..errors import DTypeError, FieldError, FileFormatError, NotFiniteError
 from ..printable import shown
-from . import sealed
-from .sealed import damaged, require_shallow
 
 __all__ = [
     "AXES",
     "MANIFEST",
+    "MOST_BYTES",
     "OWN_NAME",
     "Array",
     "Contents",
@@ -32,13 +32,139 @@ __all__ = [
     "Streamed",
     "by_file",
     "compose",
+    "damaged",
     "encode",
+    "excess",
+    "filled",
     "header",
     "new_name",
     "parse",
     "parse_kind",
+    "parse_sealed",
+    "pieces",
     "plan",
+    "require_shallow",
+    "seal",
 ]
+
+
+MOST_BYTES = 1 << 26
+"""The largest manifest. Larger content belongs in a tensor."""
+
+
+STRUCTURE = {b"{": 2**16, b"[": 2**20, b",": 2**22}
+"""How often each character may occur. Parsed JSON takes up to a hundred times the memory of its text."""
+
+
+DEPTH = 100
+"""The deepest nesting of objects and lists."""
+
+
+_TAIL = re.compile(rb',\n"checksum": "([0-9a-f]{8})"\n}\n\Z')
+
+
+TAIL_BYTES = len(',\n"checksum": "01234567"\n}\n')
+
+
+def damaged(path: Path, expected: str, got: object) -> FileFormatError:
+    """The error for a save that changed after it was written."""
+    return FileFormatError(
+        f"'{path}': expected {expected}, got {got}; it was altered or damaged since it was saved: "
+        "restore it from a copy, or save again in another directory"
+    )
+
+
+def seal(parts: Mapping[str, str]) -> bytes:
+    """The JSON object with these members, each given as JSON text, and its checksum as the last one.
+
+    Raises:
+        FileFormatError: the result would be larger than a reader takes.
+    """
+    lines = [f'"{key}": {value}' for key, value in parts.items()]
+    body = ("{\n" + ",\n".join(lines)).encode()
+    sealed = body + b',\n"checksum": "%08x"\n}\n' % zlib.crc32(body)
+    if over := excess(sealed):
+        raise FileFormatError(
+            f"the JSON to save: expected a manifest of {over[0]}, got {over[1]}; put long lists into a tensor"
+        )
+    return sealed
+
+
+def parse_sealed(path: Path, raw: bytes, name: str, versions: Sequence[int], advice: str) -> dict[str, Any]:
+    """The object whose member "format" is ``name`` and whose "version" is one of ``versions``.
+
+    Raises:
+        FileFormatError: the format or version is another, or the text is damaged.
+    """
+    _require_own(path, raw)
+    try:
+        found: Any = json.loads(
+            raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
+        )
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, "the JSON of a save", f"something else ({error})") from error
+    manifest = cast("dict[str, Any]", found if isinstance(found, dict) else {})
+    if (given := manifest.get("format")) != name:
+        raise FileFormatError(f"'{path}': expected the format {name!r}, got {shown(given)}; {advice}")
+    version: Any = manifest.get("version")
+    if type(version) is not int or version not in versions:
+        raise FileFormatError(
+            f"'{path}': expected version {' or '.join(map(str, versions))}, got {shown(version)}; use the release "
+            "of relive that wrote it"
+        )
+    return manifest
+
+
+def _require_own(path: Path, raw: bytes) -> None:
+    """Check, before parsing, the checksum and the limits on the time and memory that parsing takes.
+
+    Raises:
+        FileFormatError: the file is foreign or damaged.
+    """
+    tail = _TAIL.search(raw[-TAIL_BYTES:])
+    if tail is None or int(tail[1], 16) != zlib.crc32(raw[: len(raw) - len(tail[0])]):
+        raise damaged(path, "a save's manifest, which ends with the CRC-32 of all before it", "another file or ending")
+    if over := excess(raw):
+        raise damaged(path, *over)
+
+
+def excess(raw: bytes) -> tuple[str, int] | None:
+    """The limit on JSON that ``raw`` exceeds, and the count that it has; None if it keeps all limits."""
+    counts = {f"at most {most} times {mark.decode()!r}": (raw.count(mark), most) for mark, most in STRUCTURE.items()}
+    counts[f"at most {MOST_BYTES} bytes"] = len(raw), MOST_BYTES
+    return next(((rule, count) for rule, (count, most) in counts.items() if count > most), None)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name comes twice in one object")
+    return found
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is not finite")
+    return value
+
+
+def require_shallow(content: Any) -> None:
+    """Refuse JSON nested too deep for common parsers.
+
+    Raises:
+        ValueError: the nesting is deeper than ``DEPTH``.
+    """
+    level = [content]
+    for _ in range(DEPTH):
+        level = [inner for value in level if isinstance(value, dict | list)
+                 for inner in (value.values() if isinstance(value, dict) else value)]  # fmt: skip
+        if not level:
+            return
+    raise ValueError(f"objects and lists nested more than {DEPTH} deep")
 
 
 @dataclass(frozen=True)
@@ -230,7 +356,7 @@ def compose(content: str, files: Mapping[str, FileNote], specs: Mapping[str, Spe
     notes = {file: {"bytes": note.nbytes, "crc32": note.crc32} for file, note in files.items()}
     tensors = {name: {"file": s.file, "dtype": s.code, "shape": s.shape} for name, s in specs.items()}
     parts = {"format": FORMAT, "version": VERSION, "files": notes, "tensors": tensors}
-    return sealed.seal({**{key: json.dumps(value) for key, value in parts.items()}, "content": content})
+    return seal({**{key: json.dumps(value) for key, value in parts.items()}, "content": content})
 
 
 def parse_kind(path: Path, raw: bytes) -> dict[str, Any]:
@@ -240,7 +366,7 @@ def parse_kind(path: Path, raw: bytes) -> dict[str, Any]:
         FileFormatError: the format or version is another, or the manifest is damaged.
     """
     advice = "give the directory of a save; a replay in files is opened by ReplayBuffer.open"
-    return sealed.parse(path, raw, FORMAT, READABLE, advice)
+    return parse_sealed(path, raw, FORMAT, READABLE, advice)
 
 
 def parse(path: Path, raw: bytes) -> tuple[dict[str, Any], Contents]:
@@ -295,3 +421,59 @@ def _spec(name: str, value: Any) -> Spec:
         if plain and math.prod(max(size, 1) for size in sizes) * _DTYPES[code].itemsize <= _MAX_BYTES:
             return Spec(code, tuple(sizes), file)
     raise ValueError(f"{shown(note)} on a tensor named {shown(name)}")
+
+
+Solid = Tensor | NDArray[Any]
+
+
+CHUNK = 1 << 20
+"""Bytes moved at a time. They are checksummed while in the cache, and copies are never larger."""
+
+
+def pieces(value: Array) -> Iterator[memoryview]:
+    """The bytes of a tensor in row-major order, without a copy if it is plain."""
+    for part in value.parts() if isinstance(value, Streamed) else (value,):
+        for slab in _slabs(part):
+            yield from _chunks(_raw(slab))
+
+
+def filled(spec: Spec, read_into: Callable[[memoryview], None]) -> Tensor:
+    """A new tensor, filled by passing its pieces, in the order of :func:`pieces`, to ``read_into``."""
+    if not spec.nbytes:
+        return torch.empty(spec.shape, dtype=spec.dtype)
+    # NumPy asks the system for huge pages; the first write to each small page costs more than the copy itself
+    raw = np.empty(spec.nbytes, np.uint8)
+    for piece in _chunks(memoryview(cast("Any", raw))):
+        read_into(piece)
+    return torch.from_numpy(raw).view(spec.dtype).reshape(spec.shape)
+
+
+def _slabs(value: Solid) -> Iterator[Solid]:
+    """Parts of ``value`` in row-major order, each plain or at most a chunk."""
+    if _is_plain(value) or value.nbytes <= CHUNK:
+        yield value
+        return
+    rows = max(1, CHUNK // (value.nbytes // len(value)))
+    for start in range(0, len(value), rows):
+        yield from _slabs(value[start] if rows == 1 else value[start : start + rows])
+
+
+def _is_plain(value: Solid) -> bool:
+    """Whether a value's bytes lie in RAM in row-major order."""
+    if isinstance(value, Tensor):
+        return value.is_cpu and value.is_contiguous() and not value.is_conj() and not value.is_neg()
+    return value.flags.c_contiguous
+
+
+def _raw(slab: Solid) -> memoryview:
+    """The bytes of a slab, copied unless it is plain."""
+    if isinstance(slab, Tensor):
+        plain = slab.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        flat = plain.as_strided((plain.numel(),), (1,))  # not reshape: a single element may have any stride
+        return memoryview(cast("Any", flat.view(torch.uint8).numpy()))
+    return memoryview(cast("Any", np.ascontiguousarray(slab).reshape(-1).view(np.uint8)))
+
+
+def _chunks(raw: memoryview) -> Iterator[memoryview]:
+    for start in range(0, len(raw), CHUNK):
+        yield raw[start : start + CHUNK]

@@ -6,26 +6,489 @@ manifest does not name were left by a process that died. They are never read. ``
 
 from __future__ import annotations
 
+import errno
 import json
+import math
+import mmap
 import os
 import re
-from collections.abc import Mapping
+import struct
+import zlib
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FileFormatError, NoSaveError
-from . import disk, sealed
-from .format import MANIFEST, encode
-from .holder import LOCK, Holder
-from .journal import Journal, Record
-from .mapped_manifest import FILE, FORMAT, VERSION, parse
-from .mapping import MappedArray, MappedSpec, create, map_file
-from .sealed import damaged
+from ..printable import shown
+from . import disk, format
+from .disk import LOCK, Holder
+from .format import AXES, MANIFEST, damaged, encode
 
-__all__ = ["JOURNAL", "MappedDirectory"]
+__all__ = [
+    "CODES",
+    "FILE",
+    "FORMAT",
+    "JOURNAL",
+    "VERSION",
+    "Journal",
+    "MappedArray",
+    "MappedCopy",
+    "MappedDirectory",
+    "MappedSpec",
+    "Record",
+    "create",
+    "free_bytes",
+    "is_of_mapped",
+    "last_record",
+    "map_file",
+    "map_to_read",
+    "parse",
+]
+
+
+PAGE = 4096
+"""Numbers begin at a multiple of this many bytes, the page of most machines."""
+
+
+CODES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
+    "uint64": "U64", "int64": "I64", "float16": "F16", "float32": "F32", "float64": "F64", "complex64": "C64",
+}  # fmt: skip
+"""NumPy dtype -> its name in safetensors."""
+
+
+class MappedSpec(NamedTuple):
+    """An array in a file of its own."""
+
+    name: str
+    file: str
+    dtype: str
+    """The name of its NumPy dtype."""
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its numbers."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def header(self, run: str) -> bytes:
+        """The bytes before its numbers, in a file of this run."""
+        entry = {"dtype": CODES[self.dtype], "shape": self.shape, "data_offsets": [0, self.nbytes]}
+        text = json.dumps({"__metadata__": {"run": run}, self.name: entry}, separators=(",", ":")).encode()
+        size = -(-(8 + len(text)) // PAGE) * PAGE - 8
+        return struct.pack("<Q", size) + text.ljust(size)
+
+
+class MappedArray(NamedTuple):
+    """An array over a file, with the mapping and the descriptor of the file."""
+
+    array: NDArray[Any]
+    memory: mmap.mmap
+    descriptor: int
+
+    def flush(self) -> None:
+        """Write all changed pages through to the disk."""
+        self.memory.flush()
+
+
+def create(directory: Path, spec: MappedSpec, run: str) -> None:
+    """Write a new file of zeros, with all of its space on the disk.
+
+    Raises:
+        OSError: the disk has no room for it, or fails.
+    """
+    header = spec.header(run)
+    size = len(header) + spec.nbytes
+    path = directory / spec.file
+    descriptor = disk.create_file(path)
+    try:
+        _allocate(descriptor, size, path)
+        os.pwrite(descriptor, header, 0)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def map_file(directory: Path, spec: MappedSpec, run: str) -> MappedArray:
+    """The array in a file that :func:`create` wrote, to be read and written.
+
+    Raises:
+        FileFormatError: the file is missing, is not a regular file, or is not the one that the manifest describes.
+        OSError: the file may not be written, or the disk is full.
+    """
+    descriptor = _opened(directory, spec, run, disk.open_to_write)
+    try:
+        size = os.fstat(descriptor).st_size
+        _allocate(descriptor, size, directory / spec.file)  # a copied file may have holes; a write into one can fail
+        memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return _over(spec, memory, descriptor)
+
+
+def map_to_read(directory: Path, spec: MappedSpec, run: str, *, copy: bool) -> MappedArray:
+    """The array in a file, to which another process may be writing. The file is never changed.
+
+    Without ``copy``, the array shows what the other process writes. With it, the array may be written to. A page that
+    was written to is this process's own from then on. The other pages may or may not show what the other one writes.
+
+    Raises:
+        FileFormatError: as :func:`map_file`.
+    """
+    descriptor = _opened(directory, spec, run, disk.open_to_read)
+    try:
+        access = mmap.ACCESS_COPY if copy else mmap.ACCESS_READ
+        memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size, access=access)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return _over(spec, memory, descriptor)
+
+
+def _opened(directory: Path, spec: MappedSpec, run: str, opener: Callable[[Path], int]) -> int:
+    """The descriptor of the file that the manifest describes.
+
+    Raises:
+        FileFormatError: the file is missing, is not a regular file, or is another one.
+    """
+    path, header = directory / spec.file, spec.header(run)
+    try:
+        descriptor = opener(path)
+    except FileNotFoundError as error:
+        raise damaged(path, f"the file of the array {spec.name!r}", "nothing") from error
+    try:
+        if (size := os.fstat(descriptor).st_size) != len(header) + spec.nbytes:
+            raise damaged(path, f"{len(header) + spec.nbytes} bytes", size)
+        if os.pread(descriptor, len(header), 0) != header:
+            raise FileFormatError(
+                f"'{path}': expected the array {spec.name!r} of the run {run}, got another header; the file belongs to "
+                "another replay or was altered: restore the whole directory from a copy"
+            )
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _over(spec: MappedSpec, memory: mmap.mmap, descriptor: int) -> MappedArray:
+    flat = np.frombuffer(memory, np.uint8, spec.nbytes, len(memory) - spec.nbytes)
+    return MappedArray(flat.view(np.dtype(spec.dtype)).reshape(spec.shape), memory, descriptor)
+
+
+def _allocate(descriptor: int, size: int, path: Path) -> None:
+    """Reserve disk space. Otherwise a full disk would send a signal (SIGBUS) at some later write to memory.
+
+    Raises:
+        OSError: the disk has no room. The attempt does not fill it up.
+    """
+    missing, free = size - 512 * os.fstat(descriptor).st_blocks, free_bytes(path.parent)
+    try:
+        if missing > free:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            what = f"the file takes {size:,} bytes, and the disk has {free:,} free; lower the capacity"
+            raise OSError(error.errno, what, str(path)) from error
+        raise
+
+
+def free_bytes(directory: Path) -> int:
+    """Bytes that may still be written to the disk of a directory."""
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
+
+
+FORMAT, VERSION = "relive mapped arrays", 1
+
+
+FILE = re.compile(r"[0-9]{3}-[a-z0-9-]{1,40}\.safetensors")
+"""The name of an array's file."""
+
+
+ARRAYS = 512
+"""The most arrays of a directory."""
+
+
+def is_of_mapped(raw: bytes) -> bool:
+    """Whether a manifest says that it is one of mapped arrays. Nothing else in it is looked at."""
+    return re.match(rb'\s*{\s*"format":\s*"%s"' % FORMAT.encode(), raw) is not None
+
+
+def parse(path: Path, raw: bytes) -> tuple[str, dict[str, Any], dict[str, MappedSpec]]:
+    """The run, the content and the arrays, by name, of a manifest.
+
+    Raises:
+        FileFormatError: it is of another format or version, or damaged.
+    """
+    advice = "give the directory of a replay in files; a save is opened by load"
+    found = format.parse_sealed(path, raw, FORMAT, (VERSION,), advice)
+    try:
+        return _parsed(found)
+    except ValueError as error:
+        raise damaged(path, "a consistent manifest", error) from error
+
+
+def _parsed(found: dict[str, Any]) -> tuple[str, dict[str, Any], dict[str, MappedSpec]]:
+    """The run, the content and the arrays of a manifest.
+
+    Raises:
+        ValueError: something in it makes no sense.
+    """
+    if set(found) != {"format", "version", "run", "arrays", "content", "checksum"}:
+        raise ValueError(f"the keys {shown(list(found))}")
+    run, arrays, content = found["run"], found["arrays"], found["content"]
+    if not isinstance(run, str) or not re.fullmatch("[0-9a-f]{16}", run):
+        raise ValueError(f"the run {shown(run)}")
+    if not isinstance(arrays, list) or not isinstance(content, dict) or len(cast("list[Any]", arrays)) > ARRAYS:
+        raise ValueError("arrays or content of another kind")
+    format.require_shallow(content)
+    specs = [_spec(note) for note in cast("list[Any]", arrays)]
+    if len({spec.name for spec in specs}) != len(specs) or len({spec.file for spec in specs}) != len(specs):
+        raise ValueError("two arrays of one name or in one file")
+    return run, cast("dict[str, Any]", content), {spec.name: spec for spec in specs}
+
+
+def _spec(note: Any) -> MappedSpec:
+    if isinstance(note, dict) and set(cast("dict[str, Any]", note)) == {"name", "file", "dtype", "shape"}:
+        name, file, dtype, shape = (cast("dict[str, Any]", note)[key] for key in ("name", "file", "dtype", "shape"))
+        texts = all(isinstance(text, str) for text in (name, file, dtype))
+        if texts and FILE.fullmatch(file) and dtype in CODES and isinstance(shape, list):
+            sizes = cast("list[Any]", shape)
+            if len(sizes) <= AXES and all(type(size) is int and 0 < size < 2**48 for size in sizes):
+                spec = MappedSpec(name, file, dtype, tuple(sizes))
+                if spec.nbytes < 2**60:
+                    return spec
+    raise ValueError(f"{shown(note)} for an array")
+
+
+MARK = b"relive/j"
+HEAD = struct.Struct("<8s16sQQ")
+TAIL = struct.Struct("<I")
+
+LONGEST = 1 << 26
+"""The most bytes of a payload."""
+
+
+ROOM = 1 << 18
+"""A file that has to grow grows by at least so many bytes, and by eight records, but by no more than :data:`ROTATED`
+unless a single record is longer."""
+
+
+ROTATED = 1 << 24
+"""A journal of this many bytes or more is replaced by a new one. A reader takes a journal that is a record longer."""
+
+
+_sync_data: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
+"""Write the bytes of a file through, which has them in the same places already. Linux has a call of its own for it."""
+
+
+class Record(NamedTuple):
+    """A record as it was read."""
+
+    number: int
+    payload: bytes
+
+
+class Journal:
+    """The journal of a run, opened to append to it. Its last record is ``last``, or None in a new journal.
+
+    The caller holds a lock on the directory.
+
+    Args:
+        path: the file, which is made if ``create``.
+        run: 16 hexadecimal digits.
+        create: begin a new journal in place of any file that is there.
+
+    Raises:
+        FileFormatError: the file is missing, of another run, altered or damaged.
+    """
+
+    def __init__(self, path: Path, run: str, *, create: bool = False) -> None:
+        self._path, self._run = path, run.encode()
+        self.last: Record | None = None
+        if create:
+            self._descriptor = disk.open_to_write(path, create=True)
+            os.ftruncate(self._descriptor, 0)
+            self._end = self._size = 0
+            return
+        try:
+            self._descriptor = disk.open_to_write(path)
+        except FileNotFoundError as error:
+            raise damaged(path, "a journal", "nothing") from error
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def _read(self) -> None:
+        """Find the last whole record, and cut off the bytes after it."""
+        raw = _bytes_of(self._descriptor, self._path)
+        self.last, at = _last_in(raw, self._path, self._run)
+        self._end, self._size = at, len(raw)
+        if raw.count(0, at) < len(raw) - at:  # not only room for more records
+            os.ftruncate(self._descriptor, at)
+            self._size = at
+
+    def append(self, payload: bytes) -> int:
+        """Add a record; it is on the disk when this returns. Returns its number.
+
+        Raises:
+            FileFormatError: the payload is too long.
+            OSError: the disk is full, or fails. The record then counts as not written.
+        """
+        if len(payload) > LONGEST:
+            raise FileFormatError(f"'{self._path}': a record of {len(payload)} bytes; at most {LONGEST} fit")
+        number = 0 if self.last is None else self.last.number + 1
+        if self._end >= ROTATED and self.last is not None:
+            self._rotate(self.last)
+        self._write(Record(number, payload))
+        return number
+
+    def _write(self, record: Record) -> None:
+        """Write a record through to the disk at the end, or leave the journal as it was."""
+        whole = _packed(self._run, record)
+        end, grows = self._end + len(whole), self._end + len(whole) > self._size
+        if grows:
+            whole = _with_room(whole)
+        try:
+            _write_all(self._descriptor, whole, self._end)
+            (os.fsync if grows else _sync_data)(self._descriptor)
+        except OSError:
+            os.ftruncate(self._descriptor, self._end)
+            self._size = self._end
+            raise
+        size = max(self._size, self._end + len(whole))
+        # in one line: an exception such as Ctrl-C finds the record counted or not, and its number is never given twice
+        self._size, self._end, self.last = size, end, record
+
+    def _rotate(self, last: Record) -> None:
+        """Begin a new journal with the last record, in place of this one.
+
+        Raises:
+            FileFormatError: another file is there now, as after the directory was replaced.
+        """
+        whole = _packed(self._run, last)
+        padded = _with_room(whole)
+        if os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
+            temporary = self._path.with_name(f"{self._path.name}.tmp")
+            descriptor = disk.open_to_write(temporary, create=True)
+            try:
+                os.ftruncate(descriptor, 0)
+                _write_all(descriptor, padded, 0)
+                os.fsync(descriptor)
+                os.replace(temporary, self._path)
+            finally:
+                os.close(descriptor)
+        # The old file is used until the new one is open, so an exception in between has the next call come here again.
+        descriptor = disk.open_to_write(self._path)
+        try:
+            if os.pread(descriptor, len(padded) + 1, 0) != padded:
+                raise FileFormatError(
+                    f"'{self._path}': expected the journal that was opened, got another file in its place; move the "
+                    "directory back, or save to another path"
+                )
+            disk.sync_path(self._path.parent)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        before = self._descriptor
+        self._descriptor, self._end, self._size = descriptor, len(whole), len(padded)
+        os.close(before)
+
+    def close(self) -> None:
+        """Close the file. A second time does nothing."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+
+def last_record(path: Path, run: str) -> Record:
+    """The last whole record of the journal of a run, to which another process may append meanwhile.
+
+    Raises:
+        FileFormatError: the file is missing, of another run, altered or damaged.
+    """
+    try:
+        with disk.open_file(path) as stream:
+            return _last_in(_bytes_of(stream.fileno(), path), path, run.encode())[0]
+    except FileNotFoundError as error:
+        raise damaged(path, "a journal", "nothing") from error
+
+
+def _bytes_of(descriptor: int, path: Path) -> bytes:
+    size = os.fstat(descriptor).st_size
+    if size > ROTATED + LONGEST + HEAD.size + TAIL.size:
+        raise damaged(path, f"at most {ROTATED + LONGEST} bytes", size)
+    return os.pread(descriptor, size, 0) if size else b""
+
+
+def _last_in(raw: bytes, path: Path, run: bytes) -> tuple[Record, int]:
+    """The last whole record, and the byte after it.
+
+    Raises:
+        FileFormatError: there is none; or a record is of another run, is missing, or is damaged.
+    """
+    at, last, found = 0, None, _record(raw, 0, path, run)
+    while found is not None:
+        if last is not None and found.number != last.number + 1:
+            raise damaged(path, f"record {last.number + 1}", f"record {found.number}")
+        last = found
+        at += HEAD.size + len(found.payload) + TAIL.size
+        found = _record(raw, at, path, run)
+    if last is None:
+        raise damaged(path, f"a journal of the run {run.decode()}", "something else")
+    rest = raw.find(MARK, at + 1)
+    while rest >= 0:  # a whole record after a damaged one: the file was damaged, and not cut short
+        if _record(raw, rest, path, run) is not None:
+            raise damaged(path, f"a whole record at byte {at}", f"a damaged one, and a whole one at {rest}")
+        rest = raw.find(MARK, rest + 1)
+    return last, at
+
+
+def _record(raw: bytes, at: int, path: Path, run: bytes) -> Record | None:
+    """The whole record of this run at a byte; None if there is none.
+
+    Raises:
+        FileFormatError: a whole record of another run is there.
+    """
+    if len(raw) - at < HEAD.size + TAIL.size:
+        return None
+    mark, its_run, number, length = HEAD.unpack_from(raw, at)
+    end = at + HEAD.size + length
+    if mark != MARK or length > LONGEST or end + TAIL.size > len(raw):
+        return None
+    if TAIL.unpack_from(raw, end)[0] != zlib.crc32(memoryview(raw)[at:end]):
+        return None
+    if its_run != run:
+        raise FileFormatError(
+            f"'{path}': expected a journal of the run {run.decode()}, got one of {its_run!r}; it belongs "
+            "to another replay: restore the whole directory from a copy"
+        )
+    return Record(number, raw[at + HEAD.size : end])
+
+
+def _packed(run: bytes, record: Record) -> bytes:
+    """A record as it lies in the file."""
+    body = HEAD.pack(MARK, run, record.number, len(record.payload)) + record.payload
+    return body + TAIL.pack(zlib.crc32(body))
+
+
+def _with_room(whole: bytes) -> bytes:
+    """A record with zeros after it."""
+    return whole.ljust(min(max(ROOM, 8 * len(whole)), ROTATED), b"\0")
+
+
+def _write_all(descriptor: int, data: bytes, at: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:], at + done)
 
 
 JOURNAL = "journal"
@@ -163,7 +626,7 @@ class MappedDirectory:
             {"name": s.name, "file": s.file, "dtype": s.dtype, "shape": s.shape} for s, _ in self._arrays.values()
         ]
         parts = {"format": FORMAT, "version": VERSION, "run": self.run, "arrays": arrays}
-        text = sealed.seal({**{key: json.dumps(value) for key, value in parts.items()}, "content": encode(content)})
+        text = format.seal({**{key: json.dumps(value) for key, value in parts.items()}, "content": encode(content)})
         temporary = self.path / f"{MANIFEST}.tmp"
         with suppress(FileNotFoundError):
             os.unlink(temporary)
@@ -224,3 +687,89 @@ class MappedDirectory:
         for name in names:
             with suppress(OSError):
                 os.unlink(self.path / name)
+
+
+class MappedCopy:
+    """The arrays of a directory that :class:`relive.files.mapped.MappedDirectory` wrote. Nothing there is changed.
+
+    :meth:`take` gives memory that this process may change for itself. :meth:`live` gives the files as they are now.
+
+    Args:
+        path: the directory.
+
+    Raises:
+        NoSaveError: the directory has no manifest.
+        FileFormatError: the directory holds something else, or is damaged or of another version.
+        OSError: a file may not be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = disk.usable(path).absolute()
+        self.run, self.content, self._known = parse(self.path / MANIFEST, disk.read_manifest(self.path))
+        self._arrays: dict[str, tuple[MappedSpec, MappedArray]] = {}
+        self._live: dict[str, MappedArray] = {}
+        self.last: Record | None = self.record()
+        """The last record of the journal when the manifest was read."""
+
+    def record(self) -> Record:
+        """The last record of the journal, now.
+
+        Raises:
+            FileFormatError: the journal is missing, altered or damaged.
+        """
+        return last_record(self.path / JOURNAL, self.run)
+
+    def has(self, name: str) -> bool:
+        """Whether the manifest names this array."""
+        return name in self._known
+
+    @property
+    def names(self) -> list[str]:
+        """The arrays that the manifest names."""
+        return list(self._known)
+
+    def spec(self, name: str) -> MappedSpec | None:
+        """The description of an array that the manifest names; None if there is none."""
+        return self._known.get(name)
+
+    def check(self) -> None:
+        """Map every array that the manifest names.
+
+        Raises:
+            FileFormatError: a file is missing, or is not as the manifest says.
+        """
+        for name, spec in self._known.items():
+            self.take(name, spec.shape, spec.dtype)
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """The array of this name in private memory; zeros if the manifest names none.
+
+        Raises:
+            FileFormatError: the array has another shape or dtype, or its file is not as the manifest says.
+        """
+        spec, wanted = self._known.get(name), (str(np.dtype(dtype)), tuple(shape))
+        if spec is None:
+            return np.zeros(math.prod(shape), dtype).reshape(shape)
+        if (spec.dtype, spec.shape) != wanted:
+            raise damaged(self.path / MANIFEST, f"the array {name!r} as {wanted[0]} {wanted[1]}",
+                          f"{spec.dtype} {spec.shape}")  # fmt: skip
+        if name not in self._arrays:
+            self._arrays[name] = spec, map_to_read(self.path, spec, self.run, copy=True)
+        return self._arrays[name][1].array
+
+    def live(self, name: str) -> NDArray[Any]:
+        """The array of this name in its file, which another process may be changing. It cannot be written to."""
+        if name not in self._live:
+            self._live[name] = map_to_read(self.path, self._known[name], self.run, copy=False)
+        return self._live[name].array
+
+    def memory(self, name: str) -> MappedArray:
+        """The mapping of an array that was taken."""
+        return self._arrays[name][1]
+
+    def release(self) -> None:
+        """Close the files. The arrays stay mapped for as long as something refers to them."""
+        for mapped in (*(mapped for _, mapped in self._arrays.values()), *self._live.values()):
+            with suppress(OSError):
+                os.close(mapped.descriptor)
+        self._arrays, self._live = {}, {}

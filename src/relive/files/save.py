@@ -9,23 +9,209 @@ Files that no manifest names may remain. The next save removes them.
 
 from __future__ import annotations
 
+import errno
 import itertools
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+import shutil
+import stat
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from threading import TIMEOUT_MAX, Thread
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import FileFormatError
-from . import directory, disk, format
-from .format import MANIFEST, Array, Contents
-from .sealed import damaged
-from .tensors import filled, pieces
+from ..errors import FileFormatError, LifecycleError
+from ..parameters import TIMEOUT_RULE, require
+from ..printable import shown
+from . import disk, format
+from .disk import make_directory, read_manifest
+from .format import MANIFEST, OWN_NAME, Array, Contents, Streamed, damaged, filled, parse, parse_kind, pieces, plan
 
-__all__ = ["Change", "Save", "read", "update", "write"]
+__all__ = [
+    "EXTRA",
+    "Change",
+    "Save",
+    "SaveHandle",
+    "Saves",
+    "advice_on",
+    "detached",
+    "from_json",
+    "read",
+    "read_extra",
+    "remove_others",
+    "replaceable",
+    "require_there",
+    "sync",
+    "take_back",
+    "to_json",
+    "turn",
+    "update",
+    "write",
+]
+
+
+@contextmanager
+def turn(path: Path) -> Generator[tuple[int | None, bool]]:
+    """Wait for the exclusive right to save into a directory, which is created if missing.
+
+    Yields its descriptor, for :func:`sync`, and whether it is new. A failed first save removes its directory. So after
+    the wait, the path may be gone or name another directory; then the directory is created and locked once more.
+    """
+    created = make_directory(path)
+    if sys.platform == "win32":  # directories have no descriptors there
+        yield None, created
+        return
+    import fcntl
+
+    while True:
+        descriptor = os.open(path, os.O_RDONLY)
+        _locked.add(descriptor)
+        try:
+            with suppress(OSError):  # some file systems have no locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_at(path, descriptor):
+                yield descriptor, created
+                return
+        finally:
+            _locked.discard(descriptor)
+            with suppress(OSError):  # to close is not enough while a forked child has the descriptor, too
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+        created = make_directory(path)
+
+
+_locked: set[int] = set()
+"""Descriptors of the directories whose lock this process holds or waits for."""
+
+
+def _let_go() -> None:
+    """In a forked child, close the inherited descriptors. They would keep the lock of a killed parent."""
+    while _locked:
+        with suppress(OSError):
+            os.close(_locked.pop())
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_let_go)
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def sync(directory: int | None) -> None:
+    """Write the directory's list of names to the disk."""
+    if directory is not None:
+        os.fsync(directory)
+
+
+def replaceable(path: Path) -> Contents:
+    """The intact part of the save in a directory that may be replaced; empty contents if there is no save.
+
+    A tensor counts as intact if its file has the size that the manifest states.
+
+    Raises:
+        FileFormatError: the directory holds files that do not belong to a save; names one of them.
+    """
+    names = os.listdir(path)
+    if MANIFEST in names:
+        raw = read_manifest(path)
+        parse_kind(path / MANIFEST, raw)
+        with suppress(FileFormatError):  # a save that contradicts itself may be replaced; no part of it is kept
+            _, found = parse(path / MANIFEST, raw)
+            whole = {file for file, note in found.files.items() if _has_size(path / file, note.nbytes)}
+            return found.of_tensors([name for name, spec in found.specs.items() if spec.file in whole])
+    elif foreign := [name for name in names if not OWN_NAME.fullmatch(name)]:
+        raise FileFormatError(
+            f"'{path}': expected an empty directory or a save, got one with {min(foreign)!r} in it; "
+            "give another path, or empty it yourself"
+        )
+    return Contents({}, {})
+
+
+def _has_size(path: Path, size: int) -> bool:
+    """Whether a regular file of this size is at the path."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_size == size
+
+
+def require_there(path: Path, directory: int | None) -> None:
+    """Require that the directory of a save has not been removed meanwhile; ``directory`` is its descriptor.
+
+    Raises:
+        FileNotFoundError: the directory is gone, or another one is in its place.
+    """
+    if directory is not None and not _is_at(path, directory):
+        raise FileNotFoundError(errno.ENOENT, "the directory was removed while a save was written into it", str(path))
+
+
+def advice_on(path: Path, error: BaseException, size: int) -> str | None:
+    """Advice for an error if the disk has no room for ``size`` more bytes; None for any other error."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return None
+    free = "an unknown number"
+    with suppress(OSError):
+        free = f"{shutil.disk_usage(path if path.exists() else path.parent).free:,}"
+    return (
+        f"the save needs {size:,} bytes besides those of the save in place, and the disk of '{path}' has {free} free, "
+        "or allows no more; make room, or save to another disk"
+    )
+
+
+def take_back(path: Path, directory: int | None, generation: str, manifest: bytes, created: bool) -> str:
+    """Remove the files of a failed save, unless its manifest is in place. Returns the outcome as a sentence.
+
+    ``directory`` is the descriptor of the directory, and ``manifest`` is empty if it was not yet made.
+    """
+    if directory is not None and not _is_at(path, directory):
+        with suppress(OSError):  # another directory may be in its place, and half a save there helps nobody
+            if manifest and manifest == (path / MANIFEST).read_bytes():
+                os.unlink(path / MANIFEST)
+        _remove_own(path, generation)
+        return "the directory was removed meanwhile, and any save in it; save again"
+    try:
+        if manifest and manifest == (path / MANIFEST).read_bytes():
+            return "the new save is in place nevertheless, but a loss of power may destroy it; save again"
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # the next save removes them
+        return f"the new save may or may not be in place ({error})"
+    _remove_own(path, generation)
+    if created:
+        with suppress(OSError):
+            path.rmdir()
+    return "the previous save is unchanged"
+
+
+def remove_others(path: Path, keep: Container[str]) -> None:
+    """Remove the files of former saves."""
+    with suppress(OSError):
+        _remove(path, [name for name in os.listdir(path) if OWN_NAME.fullmatch(name) and name not in keep])
+
+
+def _remove_own(path: Path, generation: str) -> None:
+    """Remove the files that one save wrote."""
+    with suppress(OSError):
+        _remove(path, [name for name in os.listdir(path) if generation in name])
+
+
+def _remove(path: Path, names: Iterable[str]) -> None:
+    for name in names:
+        with suppress(OSError):  # a leftover file is harmless, and the next save tries again
+            os.unlink(path / name)
 
 
 PathLike = str | os.PathLike[str]
@@ -78,8 +264,8 @@ def update(
         OSError: the disk is full or fails.
     """
     path, generation = disk.usable(path), os.urandom(8).hex()
-    with directory.turn(path) as (descriptor, created):
-        present, manifest, size = directory.replaceable(path), b"", 0
+    with turn(path) as (descriptor, created):
+        present, manifest, size = replaceable(path), b"", 0
         try:
             groups, content, kept = change(present)
             text, tensors = format.encode(content), {name: x for group in groups for name, x in group.items()}
@@ -93,14 +279,14 @@ def update(
             specs = kept.specs | {name: spec for group in planned.values() for name, spec in group.items()}
             manifest, temporary = format.compose(text, files, specs), path / format.new_name(generation)
             disk.write_file(temporary, [memoryview(manifest)], len(manifest))
-            directory.sync(descriptor)
+            sync(descriptor)
             os.replace(temporary, path / MANIFEST)
-            directory.sync(descriptor)  # remove the old files only once the new manifest is safe on the disk
-            directory.remove_others(path, keep=files)
-            directory.require_there(path, descriptor)
+            sync(descriptor)  # remove the old files only once the new manifest is safe on the disk
+            remove_others(path, keep=files)
+            require_there(path, descriptor)
         except BaseException as error:
-            outcome = directory.take_back(path, descriptor, generation, manifest, created)
-            if advice := directory.advice(path, error, size):
+            outcome = take_back(path, descriptor, generation, manifest, created)
+            if advice := advice_on(path, error, size):
                 error.add_note(advice)
             error.add_note(f"the save into '{path}' failed; {outcome}")
             raise
@@ -182,3 +368,278 @@ class Save:
                     raise damaged(self.path / file, "bools of 0 and 1", "other bytes")
             reader.check_crc32(self._files[file].crc32)
         return result
+
+
+class SaveHandle:
+    """A save: done, or under way in another thread. ``save`` returns it.
+
+    The thread is not a daemon, so the interpreter does not end before the save is done. If a save failed and nobody has
+    seen its error when the handle is dropped, Python prints the error.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], work: Callable[[], object] | None = None) -> None:
+        self.path = os.fspath(path)
+        """The directory."""
+        self._error: BaseException | None = None
+        self._seen, self._process = False, os.getpid()
+        self._thread = None if work is None else Thread(target=self._run, args=(work,), name=f"save into {self.path}")
+
+    @property
+    def done(self) -> bool:
+        """Whether the save is over: on the disk, or failed."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the save is on the disk.
+
+        Args:
+            timeout: seconds to wait at most; None waits as long as it takes.
+
+        Raises:
+            FileFormatError, OSError: the save failed. Without ``background``, ``save`` would have raised this error.
+            TimeoutError: the save is not done yet. It goes on.
+            ParameterError: the timeout is negative or NaN.
+            LifecycleError: this process is a fork of the one that saves.
+        """
+        require("wait", TIMEOUT_RULE, timeout=timeout)
+        if self.elsewhere:
+            raise LifecycleError(f"the save into '{self.path}' was begun by another process; wait for it there")
+        if self._thread is not None:
+            self._thread.join(None if timeout is None else min(timeout, TIMEOUT_MAX))  # more would overflow
+            if self._thread.is_alive():
+                raise TimeoutError(f"the save into '{self.path}' is not done after {timeout} seconds; wait again")
+        if self._error is not None:
+            self._seen = True
+            raise self._error
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the parent of this forked process saves. A fork does not have the threads of its parent."""
+        return self._thread is not None and self._process != os.getpid()
+
+    @property
+    def unseen(self) -> bool:
+        """Whether the save has failed, and :meth:`wait` has not raised the error yet."""
+        return self._error is not None and not self._seen
+
+    def start(self) -> None:
+        """Begin the save, if it is to go on in another thread."""
+        if self._thread is not None:
+            self._thread.start()
+
+    def drop(self) -> None:
+        """Do not print the error if the save fails: nobody needs it."""
+        self._seen = True
+
+    def _run(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self._error = error
+
+    def __repr__(self) -> str:
+        state = "elsewhere" if self.elsewhere else "under way" if not self.done else "failed" if self._error else "done"
+        return f"<save into {self.path!r}: {state}>"
+
+    def __del__(self) -> None:
+        error = self.__dict__.get("_error")
+        if error is not None and not self._seen:
+            raise error  # nobody can catch it here, so Python prints it
+
+
+class Saves:
+    """The saves of one buffer. A new one waits for the one before."""
+
+    def __init__(self) -> None:
+        self._last: SaveHandle | None = None
+
+    def settle(self) -> None:
+        """Wait for the save under way, if there is one.
+
+        Raises:
+            FileFormatError, OSError: the save before failed, and nobody has seen its error yet. It is raised once.
+        """
+        last = self._last
+        if last is None or last.elsewhere:
+            self._last = None
+            return
+        fresh = last.unseen or not last.done
+        try:
+            last.wait()
+        except Exception as error:
+            if not fresh:
+                return
+            error.add_note("this is the error of the save before, in the background; now nothing was saved")
+            raise
+        finally:
+            if last.done:
+                self._last = None
+
+    def begin(self, handle: SaveHandle) -> SaveHandle:
+        """Start a save. Call :meth:`settle` before."""
+        handle.start()
+        self._last = handle
+        return handle
+
+    def forget(self, handle: SaveHandle) -> None:
+        """Forget a save that nobody needs any more, and its error."""
+        handle.drop()
+        self._last = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and deepcopy: a copy of a buffer has no save under way."""
+        return Saves, ()
+
+
+def detached(tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """Copies in RAM of the tensors that a save writes, so that the originals may change.
+
+    Raises:
+        DTypeError, FieldError: a tensor cannot be saved; names it.
+    """
+    plan(tensors, "")
+    return {name: _copied(value) for name, value in tensors.items()}
+
+
+def _copied(value: Array) -> Array:
+    if isinstance(value, Streamed):
+        return value.whole()
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return np.array(value)
+
+
+EXTRA = ".extra."
+"""What the names of these tensors begin with. No field of a schema has such a name."""
+
+
+STORABLE = (
+    "dicts, lists, tuples, tensors, NumPy arrays and scalars, numbers, bools, text, bytes and None; the keys of dicts "
+    "are text or whole numbers"
+)
+
+
+_SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def to_json(value: Any) -> tuple[Any, dict[str, Array]]:
+    """A value as JSON, and its tensors by name. The names follow from the keys.
+
+    Raises:
+        FileFormatError: a value has a type that cannot be stored; names its keys.
+    """
+    tensors: dict[str, Array] = {}
+    try:
+        return _to_json(value, (), tensors), tensors
+    except RecursionError:
+        raise FileFormatError("extra: it is nested too deep, or contains itself; flatten it") from None
+
+
+def _to_json(value: Any, keys: tuple[Any, ...], tensors: dict[str, Array]) -> Any:
+    kind = cast("type[Any]", type(value))
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"float": str(value)}
+    if kind in (list, tuple):
+        members = [_to_json(member, (*keys, i), tensors) for i, member in enumerate(value)]
+        return members if kind is list else {"tuple": members}
+    if kind in (dict, OrderedDict, defaultdict):
+        return {"dict": _pairs(value, keys, tensors)}
+    if kind in (Tensor, torch.nn.Parameter):
+        return {"tensor": _named(value.detach(), keys, tensors)}
+    if kind is np.ndarray:
+        return {"array": _named(value, keys, tensors)}
+    if issubclass(kind, np.generic):
+        return {"scalar": _named(np.asarray(value), keys, tensors)}
+    if kind is bytes:
+        return {"bytes": _named(np.frombuffer(value, np.uint8), keys, tensors)}
+    raise FileFormatError(f"{_place(keys)}: expected {STORABLE}; got {kind.__name__}; convert it, or leave it out")
+
+
+def _pairs(value: Mapping[Any, Any], keys: tuple[Any, ...], tensors: dict[str, Array]) -> list[Any]:
+    for key in value:
+        if type(key) not in (str, int):
+            raise FileFormatError(
+                f"{_place(keys)}: expected keys that are text or whole numbers, got {shown(key)}; convert it"
+            )
+    return [[key, _to_json(member, (*keys, key), tensors)] for key, member in value.items()]
+
+
+def _place(keys: tuple[Any, ...]) -> str:
+    """Where a value lies, as Python code: extra['optimizer']['state'][0]."""
+    return "extra" + "".join(f"[{shown(key)}]" for key in keys)
+
+
+def _named(value: Array, keys: tuple[Any, ...], tensors: dict[str, Array]) -> str:
+    """The name under which a tensor is saved: its keys, joined by dots. If that name is taken, a number follows."""
+    plain = EXTRA + ".".join(map(str, keys))
+    name, number = plain, 1
+    while name in tensors:
+        number += 1
+        name = f"{plain}#{number}"
+    tensors[name] = value
+    return name
+
+
+def read_extra(save: Save, most: int | None) -> Any:
+    """The ``extra`` of a save, which :func:`to_json` took apart; None if there is none.
+
+    ``most`` is the most bytes of memory that its tensors may take.
+
+    Raises:
+        FileFormatError: the save is damaged.
+    """
+    names = [name for name in save.specs if name.startswith(EXTRA)]
+    tensors = save.read(names=names, most=most) if names else {}
+    return from_json(save.content.get("extra"), {name: tensors[name] for name in names})
+
+
+def from_json(node: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The value that :func:`to_json` described. The value owns the tensors.
+
+    Raises:
+        FileFormatError: the JSON does not describe a value, or does not name each tensor once.
+    """
+    left = dict(tensors)
+    try:
+        value = _from_json(node, left)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise FileFormatError(f"the save's entry 'extra' is not as relive writes it: {shown(error, 200)}") from error
+    if left:
+        raise FileFormatError(f"the save's entry 'extra' does not name the tensor {shown(next(iter(left)))}")
+    return value
+
+
+def _from_json(node: Any, left: dict[str, Tensor]) -> Any:
+    if isinstance(node, list):
+        return [_from_json(member, left) for member in cast("list[Any]", node)]
+    if not isinstance(node, dict):
+        return node
+    ((kind, given),) = cast("dict[str, Any]", node).items()
+    if kind == "dict":
+        found = {_key(key): _from_json(member, left) for key, member in given}
+        if len(found) != len(given):
+            raise ValueError("a dict has a key twice")
+        return found
+    if kind == "tuple":
+        return tuple(_from_json(member, left) for member in given)
+    if kind == "float":
+        return _SPECIAL[given]
+    tensor = left.pop(given)
+    if kind == "tensor":
+        return tensor
+    array = tensor.numpy()
+    if kind == "array":
+        return array
+    if kind == "scalar" and not array.ndim:
+        return array[()]
+    if kind == "bytes" and array.ndim == 1 and array.dtype == np.uint8:
+        return array.tobytes()
+    raise ValueError(f"{shown(kind)} is no kind of value")
+
+
+def _key(key: Any) -> Any:
+    if type(key) not in (str, int):
+        raise ValueError(f"{shown(key)} as a key")
+    return key

@@ -2,20 +2,335 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..collect.progress import progress_bar
+import numpy as np
+
+from ..collect.collector import progress_bar
+from ..errors import DTypeError, FieldError, ShapeError
 from ..parameters import COUNT_RULE, GAMMA_RULE, an_instance, require
 from ..parameters import Rule as ParameterRule
 from ..printable import printable
-from . import ends, fits, order, targets, values, windows
-from .draws import OF_BATCH, OF_DRAWS, batch_verdicts, draw_verdicts
-from .experience import Experience
-from .findings import Check, Finding, Lack, Report, Verdict, checked, surest_first
+from ..replay.checks import whole_numbers
+from ..steps.arrays import Array, Bools, Ints, as_host
+from ..steps.schema import dotted
+from . import continuity, values
+from .experience import Experience, episodes_of, leaves_of, same_rows
+from .findings import Check, Finding, Lack, Looked, Report, Verdict, checked, found, surest_first
 from .readers import experience_of
+from .values import said
 
-__all__ = ["audit"]
+__all__ = ["OF_BATCH", "OF_DRAWS", "audit", "batch_verdicts", "draw_verdicts"]
+
+
+OF_BATCH: tuple[tuple[str, ...], ...] = (
+    ("n-step-sum", "n-step-over-an-end", "n-step-flag-of-first-step", "n-step-next-observation"),
+    ("goal-of-another-episode",),
+    ("reward-of-the-old-goal",),
+    ("terminal-of-the-old-goal",),
+)
+"""The names of findings in a batch, one entry for each verdict."""
+
+OF_DRAWS: tuple[tuple[str, ...], ...] = (
+    ("sequence-over-an-end",),
+    ("same-order-every-epoch",),
+    ("last-steps-never-drawn", "steps-never-drawn"),
+    ("short-episodes-favoured",),
+)
+"""The same for draws."""
+
+
+def batch_verdicts(
+    steps: Experience,
+    batch: Mapping[str, Any],
+    *,
+    n: int,
+    gamma: float,
+    reward_fn: Callable[..., Any] | None,
+    terminated_fn: Callable[..., Any] | None,
+) -> list[Verdict]:
+    """What a drawn batch of n-step transitions has wrong, beside the stored steps: a verdict for each of OF_BATCH.
+
+    Raises:
+        FieldError, ShapeError, DTypeError: it is not a batch ``[B]`` with ``index`` and ``reward``.
+    """
+    _require_batch(batch)
+    rows = _positions(steps, as_host(batch["index"]).reshape(-1))
+    known: Bools = rows >= 0
+    if not known.any():
+        return [Lack("no 'index' of the batch is that of a stored row")] * len(OF_BATCH)
+    window = _windows(steps, np.maximum(rows, 0), n)
+    relabelled = _relabelled(steps, batch, rows) & known
+    kept, count = known & ~relabelled, int(relabelled.sum())
+    if reward_fn is not None and count:
+        # where rewards of new goals are known, those of the other rows are too
+        sums: Verdict = Lack("reward_fn was given, so relabelled rows of the batch were looked at, and no others")
+    elif not kept.any():
+        sums = Lack("all rows of the batch have another goal than was stored")
+    else:
+        sums = Looked(int(kept.sum()), _sums(steps, batch, window, kept, gamma))
+    verdicts = [sums]
+    if not count:
+        verdicts.append(Lack("no row of the batch has another goal than was stored", absent=True))
+    elif steps.next_obs is None:
+        verdicts.append(Lack("the source keeps no next observations, which say what goals were reached"))
+    else:
+        verdicts.append(Looked(count, _goals(steps, batch, rows, relabelled)))
+    for name, function, rule in (
+        ("reward", reward_fn, "reward-of-the-old-goal"), ("terminated", terminated_fn, "terminal-of-the-old-goal")
+    ):  # fmt: skip
+        if function is None:
+            verdicts.append(Lack(f"pass {name}_fn, a function of achieved and desired goals", absent=not count))
+        elif not count:
+            verdicts.append(Lack(f"{name}_fn was given, but no row of the batch has another goal than was stored"))
+        elif n != 1:
+            verdicts.append(Lack(f"{name}_fn was given, but relabelled rows are looked at for n=1 only"))
+        elif name not in batch.keys() or ACHIEVED not in leaves_of(batch.get("next_obs", {})):
+            verdicts.append(Lack(f"{name}_fn was given, but the batch lacks '{name}' or 'next_obs' with goals"))
+        else:
+            verdicts.append(Looked(count, _computed(batch, relabelled, name, function, rule)))
+    return verdicts
+
+
+def _require_batch(batch: Any) -> None:
+    """Require a batch ``[B]`` with ``index`` and ``reward``, and numbers in all fields that are compared.
+
+    Raises:
+        FieldError, ShapeError, DTypeError: it is none.
+    """
+    lacking = [name for name in ("index", "reward") if not (hasattr(batch, "keys") and name in batch.keys())]
+    if lacking:
+        raise FieldError(f"batch: expected a batch with 'index' and 'reward', got a {type(batch).__name__} without")
+    count = whole_numbers(batch["index"], "batch: 'index'").size
+    for name in COMPARED:
+        if name not in batch.keys():
+            continue
+        leaves = {(): as_host(batch[name], name)} if name in SCALARS else leaves_of(batch[name], name=name)
+        for path, leaf in leaves.items():
+            where = dotted((name, *path))
+            if leaf.shape[:1] != (count,) or (name in SCALARS and leaf.size != count):
+                raise ShapeError(f"batch: '{where}': expected {count} rows, as 'index' has, got {leaf.shape}")
+            if leaf.dtype.kind not in "biufc" or (name in SCALARS and leaf.dtype.kind == "c"):
+                raise DTypeError(f"batch: '{where}': expected numbers, got {leaf.dtype}")
+
+
+COMPARED = "obs", "reward", "next_obs", "terminated"
+"""The fields of a batch that are compared with the stored steps."""
+
+ACHIEVED, DESIRED = ("achieved_goal",), ("desired_goal",)
+"""Members of goal observations, by Gymnasium-Robotics' names."""
+
+SCALARS = "reward", "terminated"
+"""Those with one number for each row."""
+
+
+def _positions(steps: Experience, index: Ints) -> Ints:
+    """Where the rows of a batch lie in the experience; -1 for those that are not there."""
+    if steps.place is None:
+        return np.where((index >= 0) & (index < len(steps)), index, -1)
+    order = np.argsort(steps.place)
+    at = np.clip(np.searchsorted(steps.place, index, sorter=order), 0, len(steps) - 1)
+    return np.where(steps.place[order[at]] == index, order[at], -1)
+
+
+def _windows(steps: Experience, rows: Ints, n: int) -> tuple[Ints, Bools]:
+    """The rows of each n-step window ``[B, n]``, and which of them belong to it."""
+    within = np.minimum(rows[:, None] + np.arange(min(n, len(steps) + 1)), len(steps) - 1)  # none is longer
+    goes_on = (~steps.ended & steps.follows)[within]
+    return within, np.cumprod(np.column_stack([np.ones(len(rows), int), goes_on[:, :-1]]), 1).astype(np.bool_)
+
+
+def _sums(
+    steps: Experience, batch: Mapping[str, Any], window: tuple[Ints, Bools], rows: Bools, gamma: float
+) -> Iterator[Finding]:
+    """Rewards, flags and next observations that are not those of a window that stops at an end."""
+    within, inside = window
+    last = within[np.arange(len(within)), inside.sum(1) - 1]
+    powers = np.power(gamma, np.arange(within.shape[1], dtype=np.float64))
+    worth = np.where(inside, powers, 0.0)
+    right: Array = (steps.reward[within].astype(np.float64) * worth).sum(1)
+    given = as_host(batch["reward"]).reshape(-1).astype(np.float64)
+    # the newest stored step may be followed by a step that the batch has and the audit does not have
+    known, rows = rows, rows & (steps.ended[last] | (inside.sum(1) == within.shape[1]))
+    off = rows & ~np.isclose(given, right, rtol=1e-4, atol=1e-5)
+    if off.any():
+        over = off & steps.ended[within[:, :-1]].any(1) if within.shape[1] > 1 else np.zeros_like(off)
+        rule = "n-step-over-an-end" if over.sum() > off.sum() / 2 else "n-step-sum"
+        yield found(rule, "certain", "rewards of a batch are not the discounted sum of a window that stops at an end",
+                    "stop each window at terminated or truncated, and at the ring's seam",
+                    off, int(rows.sum()))  # fmt: skip
+    if "terminated" in batch:
+        flag = as_host(batch["terminated"]).reshape(-1).astype(np.bool_)
+        wrong = rows & (flag != steps.terminated[last])
+        if wrong.any():
+            yield found("n-step-flag-of-first-step", "certain",
+                        "terminated in a batch is not that of the window's last step",
+                        "return the flags of the last step of the window", wrong, int(rows.sum()))  # fmt: skip
+    yield from _over_the_seam(steps, batch, within, known, gamma)
+    if "next_obs" in batch and steps.next_obs is not None:
+        equal = np.ones(len(rows), np.bool_)
+        for path, leaf in leaves_of(batch["next_obs"]).items():
+            if path in steps.next_obs and path != DESIRED:
+                equal &= same_rows(leaf.astype(steps.next_obs[path].dtype), steps.next_obs[path][last])
+        wrong = rows & ~equal
+        if wrong.any():
+            yield found("n-step-next-observation", "certain",
+                        "the next observation of a batch is not the one after the window's last step",
+                        "return the observation after the last step, the final one at an end",
+                    wrong, int(rows.sum()))  # fmt: skip
+
+
+def _over_the_seam(
+    steps: Experience, batch: Mapping[str, Any], within: Ints, known: Bools, gamma: float
+) -> Iterator[Finding]:
+    """Windows that run from an env's newest step on to its oldest, because the two lie side by side in a ring."""
+    n = int(within.shape[1])
+    if n < 2 or "next_obs" not in batch or steps.next_obs is None:
+        return
+    last: Ints = np.flatnonzero(~steps.follows)  # of each env, or of each run of steps
+    run = np.searchsorted(last, within[:, 0])
+    newest, oldest = last[run][:, None], np.append(0, last[:-1] + 1)[run][:, None]
+    straight = within[:, :1] + np.arange(n)
+    beyond: Any = straight > newest
+    rows: Any = np.minimum(np.where(beyond, oldest + straight - newest - 1, straight), len(steps) - 1)
+    total = (steps.reward[rows].astype(np.float64) * np.power(gamma, np.arange(n, dtype=np.float64))).sum(1)
+    over: Any = known & beyond.any(1) & ~(steps.ended[rows] & ~beyond).any(1)
+    over &= np.isclose(as_host(batch["reward"]).reshape(-1).astype(np.float64), total, rtol=1e-4, atol=1e-5)
+    for path, leaf in leaves_of(batch["next_obs"]).items():
+        if path in steps.next_obs:
+            over &= same_rows(leaf.astype(steps.next_obs[path].dtype), steps.next_obs[path][rows[:, -1]])
+    if over.any():
+        yield found("n-step-over-an-end", "certain",
+                    "windows of a batch run from the newest stored step on to the oldest, across the ring's seam",
+                    "stop each window at the newest step", over, len(rows))  # fmt: skip
+
+
+def _relabelled(steps: Experience, batch: Mapping[str, Any], rows: Ints) -> Bools:
+    """Which rows of a batch have another goal than was stored, bool ``[B]``."""
+    goals = leaves_of(batch["obs"]).get(DESIRED)
+    stored = steps.obs.get(DESIRED)
+    if goals is None or stored is None:
+        return np.zeros(len(rows), np.bool_)
+    return ~same_rows(goals.astype(stored.dtype), stored[np.maximum(rows, 0)])
+
+
+def _goals(steps: Experience, batch: Mapping[str, Any], rows: Ints, relabelled: Bools) -> Iterator[Finding]:
+    """Goals that were reached in no step of the row's own episode."""
+    goals, reached = leaves_of(batch["obs"])[DESIRED], (steps.next_obs or {})[ACHIEVED]
+    episode = np.cumsum(np.append(0, (steps.ended | ~steps.follows)[:-1]))
+    foreign = np.zeros(len(rows), np.bool_)
+    bounds = np.searchsorted(episode, [episode[rows], episode[rows] + 1])
+    for b in np.flatnonzero(relabelled):
+        mine = reached[bounds[0, b] : bounds[1, b]]
+        foreign[b] = not same_rows(mine, np.broadcast_to(goals[b], mine.shape).astype(mine.dtype)).any()
+    if foreign.any():
+        yield found("goal-of-another-episode", "certain",
+                    "relabelled rows have a goal that their episode never reached",
+                    "choose goals among the stored steps of the row's own episode, also after the ring came round",
+                    foreign, int(relabelled.sum()))  # fmt: skip
+
+
+def _computed(
+    batch: Mapping[str, Any], relabelled: Bools, name: str, function: Callable[..., Any], rule: str
+) -> Iterator[Finding]:
+    """Rewards or terminals of relabelled rows, of one step each, that are not those of their new goal."""
+    reached = leaves_of(batch["next_obs"])[ACHIEVED][relabelled]
+    goals, at = leaves_of(batch["obs"])[DESIRED][relabelled], np.flatnonzero(relabelled)
+    given = as_host(batch[name]).reshape(-1)[relabelled].astype(np.float64)
+    wrong = ~np.isclose(
+        given, said(f"{name}_fn", function, np.arange(len(at)), {(): reached}, {(): goals}, arrays=True)
+    )
+    if wrong.any():
+        yield found(rule, "certain", f"'{name}' of relabelled rows is not that of their new goal",
+                    f"compute {name} again from the achieved and the new goal", at[wrong], len(at))  # fmt: skip
+
+
+def draw_verdicts(steps: Experience, draws: Any) -> list[Verdict]:
+    """What many draws have wrong, a verdict for each of OF_DRAWS.
+
+    Draws are rows ``[..., B]``, or sequences ``[..., B, T]``, given as positions, with -1 as padding. There should
+    be so many that every row is expected ten times or more.
+
+    Raises:
+        DTypeError, ShapeError: they are not an array of whole numbers.
+    """
+    index: Any = whole_numbers(draws, "draws")
+    rows = _positions(steps, index.reshape(-1)).reshape(index.shape)
+    rows[index < 0] = -1
+    counts = np.bincount(rows[rows >= 0], minlength=len(steps))
+    if not counts.sum():
+        return [Lack("no draw is that of a stored row")] * len(OF_DRAWS)
+    return [
+        Looked(rows.size, _crossing(steps, rows.reshape(-1, index.shape[2]))) if index.ndim >= 3 else
+        Lack("draws are rows [K, B], and no sequences [K, B, T]", absent=True),
+        Looked(rows.size, _same_order(rows)) if index.ndim >= 2 and len(rows) > 1 and rows.shape[1] > 2 else
+        Lack("draws have fewer than two epochs, or epochs of fewer than three rows"),
+        _never(steps, counts),
+        _uneven(steps, counts),
+    ]  # fmt: skip
+
+
+def _crossing(steps: Experience, rows: Array) -> Iterator[Finding]:
+    """Sequences that run over an end, or over the place where the newest step lies beside the oldest."""
+    here, there = rows[:, :-1], rows[:, 1:]
+    real = (here >= 0) & (there >= 0)
+    goes_on = (~steps.ended & steps.follows)[np.maximum(here, 0)] & (there == here + 1)
+    bad = (real & ~goes_on).any(1)
+    if bad.any():
+        yield found("sequence-over-an-end", "certain", "sequences run over an episode's end or the ring's seam",
+                    "cut sequences at ends, or reset the hidden state there", bad, len(rows))  # fmt: skip
+
+
+def _same_order(rows: Array) -> Iterator[Finding]:
+    """Epochs that all come in one order."""
+    if bool((rows == rows[0]).all()):
+        yield found("same-order-every-epoch", "certain", "every epoch comes in the same order",
+                    "draw a new permutation for each epoch", np.arange(len(rows)), len(rows))  # fmt: skip
+
+
+def _never(steps: Experience, counts: Array) -> Verdict:
+    """Rows that are never drawn though all should be: last steps of episodes, tails, or any others."""
+    if np.median(counts[counts > 0]) < 8 and (counts == 0).any():
+        return Lack("draws are too few: each stored row should be expected ten times")
+    return Looked(len(steps), _never_drawn(steps, counts == 0) if (counts == 0).any() else ())
+
+
+def _never_drawn(steps: Experience, never: Bools) -> Iterator[Finding]:
+    last = never & steps.ended
+    if last.sum() > steps.ended.sum() / 2:
+        what, rule = "the last steps of episodes are never drawn", "last-steps-never-drawn"
+    else:
+        what, rule = "stored steps are never drawn", "steps-never-drawn"
+    yield found(rule, "certain", what, "let every stored transition, and every tail of an episode, be drawn",
+                never, len(steps), place=steps.place)  # fmt: skip
+
+
+VARIED = 5
+"""How many different lengths episodes must have. There must be at least twice as many episodes."""
+
+
+def _uneven(steps: Experience, counts: Array) -> Verdict:
+    """Steps that are drawn the more often, the shorter their episode is."""
+    table = episodes_of(steps)
+    length = table["length"].astype(np.float64)
+    if len(length) < 2 * VARIED or len(np.unique(length)) < VARIED:
+        return Lack(f"fewer than {2 * VARIED} episodes are stored, or they have fewer than {VARIED} lengths")
+    mean = np.add.reduceat(counts, table["start"]) / length
+    if (mean * length < 8).any():
+        return Lack("draws are too few: each episode should be drawn eight times")
+    return Looked(len(steps), _favoured(steps, counts, length, mean))
+
+
+def _favoured(steps: Experience, counts: Array, length: Array, mean: Array) -> Iterator[Finding]:
+    x, y = np.log(length) - np.log(length).mean(), np.log(mean) - np.log(mean).mean()
+    slope, agree = float(x @ y / (x @ x)), float((x @ y) ** 2 / max(float((x @ x) * (y @ y)), 1e-30))
+    if slope < -0.5 and agree > 0.8:
+        often = np.repeat(mean, length.astype(np.int64)) > 2 * counts.mean()
+        yield found("short-episodes-favoured", "possible",
+                    "the shorter an episode is, the more often each of its steps comes: episodes are drawn, not steps",
+                    "draw windows or steps uniformly, or weigh episodes by their length, unless this is meant",
+                    often, len(steps), place=steps.place)  # fmt: skip
 
 
 Rule = tuple[tuple[str, ...], Callable[[Experience], Verdict]]
@@ -24,20 +339,23 @@ Rule = tuple[tuple[str, ...], Callable[[Experience], Verdict]]
 RULES: tuple[Rule, ...] = (
     (("next-observation-is-the-observation", "observation-one-step-late", "unmarked-end",
       "next-observation-on-another-scale", "rows-out-of-order"),
-     order.continuity),
+     continuity.continuity),
     (("reset-as-final-observation", "autoreset-step-stored", "next-episode-begins-on-the-end"),
-     ends.next_episode_after_end),
-    (("ends-one-row-off",), ends.ends_one_row_off),
-    (("reset-not-flagged",), fits.resets),
-    (("truncation-without-final-observation",), ends.truncation_without_final),
-    (("n-step-over-an-end", "n-step-cut-short", "n-step-tail-missing", "n-step-flag-of-first-step"), windows.windows),
-    (("stack-over-an-end",), order.stacks),
-    (("action-one-step-off",), fits.action_one_step_off),
-    (("reward-one-step-off",), fits.reward_one_step_off),
-    (("reward-is-a-sum",), fits.running_sums),
-    (("value-one-step-off",), fits.value_one_step_off),
-    (("duplicate-rows",), order.duplicate_rows),
-    (("reward-holds-a-value",), targets.rewards_with_values),
+     continuity.next_episode_after_end),
+    (("ends-one-row-off",), continuity.ends_one_row_off),
+    (("reset-not-flagged",), values.resets),
+    (("truncation-without-final-observation",), continuity.truncation_without_final),
+    (
+        ("n-step-over-an-end", "n-step-cut-short", "n-step-tail-missing", "n-step-flag-of-first-step"),
+        continuity.windows,
+    ),
+    (("stack-over-an-end",), continuity.stacks),
+    (("action-one-step-off",), values.action_one_step_off),
+    (("reward-one-step-off",), values.reward_one_step_off),
+    (("reward-is-a-sum",), values.running_sums),
+    (("value-one-step-off",), values.value_one_step_off),
+    (("duplicate-rows",), continuity.duplicate_rows),
+    (("reward-holds-a-value",), values.rewards_with_values),
     (("not-finite",), values.not_finite),
     (("constant-field",), values.constant_fields),
     (("env-stands-still", "env-earns-the-same"), values.envs_apart),
@@ -120,14 +438,14 @@ def audit(
     of_batch = reward_fn is not None and batch is not None, terminated_fn is not None and batch is not None
     rules: tuple[Rule, ...] = (
         *RULES,
-        (OF_ADVANTAGES, lambda steps: targets.advantages(steps, gamma)),
-        (("time-limit-as-terminal",), lambda steps: ends.time_limit_as_terminal(steps, limit)),
+        (OF_ADVANTAGES, lambda steps: values.advantages(steps, gamma)),
+        (("time-limit-as-terminal",), lambda steps: continuity.time_limit_as_terminal(steps, limit)),
         (("outside-space",), lambda steps: values.outside_space(steps, dict(spaces or {}))),
-        (("reward-of-the-old-goal",), lambda steps: targets.goal_rewards(steps, None if of_batch[0] else reward_fn)),
+        (("reward-of-the-old-goal",), lambda steps: values.goal_rewards(steps, None if of_batch[0] else reward_fn)),
         (("terminal-of-the-old-goal",),
-         lambda steps: targets.goal_terminals(steps, None if of_batch[1] else terminated_fn)),
-        (("log-prob-of-another-action", "log-prob-one-step-off"), lambda steps: targets.log_probs(steps, policy)),
-        (("value-of-another-observation", "value-one-step-off"), lambda steps: targets.values_of_critic(steps, critic)),
+         lambda steps: values.goal_terminals(steps, None if of_batch[1] else terminated_fn)),
+        (("log-prob-of-another-action", "log-prob-one-step-off"), lambda steps: values.log_probs(steps, policy)),
+        (("value-of-another-observation", "value-one-step-off"), lambda steps: values.values_of_critic(steps, critic)),
     )  # fmt: skip
     entries: list[tuple[Check, tuple[Finding, ...]]] = []
     with progress_bar(len(rules), None if len(steps) >= MANY else False, "auditing", "rules") as tick:

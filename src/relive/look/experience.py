@@ -2,21 +2,64 @@
 
 from __future__ import annotations
 
+import math
+import os
+import struct
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path as FilePath
 from typing import Any, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from ..errors import DTypeError, FieldError, ShapeError
-from ..memory.estimate import require_whole
+from ..errors import DTypeError, FieldError, FileFormatError, ReliveError, ShapeError
+from ..files.disk import open_file
+from ..memory.estimate import require_free, require_whole
 from ..steps.arrays import Array, Bools, Ints, as_host
-from ..steps.trees import Path, dotted
-from .digests import words
+from ..steps.schema import Path, dotted
 
-__all__ = ["Experience", "Leaves", "from_arrays", "leaves_of", "nothing", "same_rows"]
+__all__ = [
+    "COLUMNS",
+    "Experience",
+    "Leaves",
+    "digests",
+    "envs",
+    "episodes_of",
+    "from_arrays",
+    "in_words",
+    "leaves_of",
+    "nothing",
+    "number",
+    "plain",
+    "read_npz",
+    "same_rows",
+    "words",
+]
+
+
+def digests(columns: list[Array]) -> Array:
+    """A 64-bit number for each row ``[S]``, the same for equal rows: a sum of random odd multiples of their words."""
+    rng: Any = np.random.default_rng(1)
+    total: Any = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        bits: Any = words(column)
+        factors: Any = 2 * rng.integers(2**62, size=bits.shape[1], dtype=np.uint64) + 1
+        for factor, numbers in zip(factors, bits.T, strict=True):
+            word: Any = numbers.astype(np.uint64)
+            total += (word ^ (word >> np.uint64(29))) * factor
+    return total
+
+
+def words(rows: Array) -> Array:
+    """The bytes of rows ``[S, ...]`` as unsigned integers ``[S, W]``, of the widest kind that fits a row."""
+    flat = np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8)
+    size = next(size for size in (8, 4, 2, 1) if flat.shape[1] % size == 0)
+    return flat.view(f"u{size}")
 
 
 Leaves = dict[Path, Array]
@@ -436,3 +479,109 @@ def _with_finals(found: Experience, finals: Leaves) -> Leaves:
         joined[path] = after
     found.follows &= np.append(found.follows[:-1], False)
     return joined
+
+
+COLUMNS = ("env", "start", "length", "return", "terminated", "truncated", "complete")
+"""The columns of a table of episodes."""
+
+
+def episodes_of(steps: Experience) -> dict[str, Array]:
+    """A table of episodes, env by env in the order of time: a column ``[E]`` for each of :data:`COLUMNS`.
+
+    ``start`` is the position of an episode's first stored step, among the steps as they were read. ``length`` counts
+    its stored steps, and ``return`` is the sum of their rewards, without a discount. ``terminated`` and ``truncated``
+    are the flags of its last stored step. ``complete`` (bool) is True if its real first step is stored and the episode
+    has ended. Transitions without an order have no episodes.
+    """
+    size = len(steps) if steps.ordered else 0
+    last = (steps.ended | ~steps.follows)[:size]
+    last[-1:] = True
+    ends: Ints = np.flatnonzero(last)
+    starts = np.append(0, ends[:-1] + 1)[: len(ends)]
+    truncated = np.zeros(len(steps), np.bool_) if steps.truncated is None else steps.truncated
+    sums = np.add.reduceat(steps.reward[:size].astype(np.float64), starts) if size else np.empty(0)
+    return {
+        "env": steps.env[starts],
+        "start": starts,
+        "length": ends - starts + 1,
+        "return": sums,
+        "terminated": steps.terminated[ends],
+        "truncated": truncated[ends],
+        "complete": _begun(steps, starts) & steps.ended[ends],
+    }
+
+
+def _begun(steps: Experience, starts: Ints) -> Bools:
+    """Whether the rows ``starts`` are known to be the first steps of their episodes."""
+    if steps.step is not None:
+        return steps.step[starts] == 0
+    first_of_env = np.append(True, steps.env[1:] != steps.env[:-1])[starts]
+    return steps.starts[starts] | (first_of_env & steps.begins)
+
+
+def envs(count: int) -> str:
+    """A number of envs in words."""
+    return f"{count:,} env" if count == 1 else f"{count:,} envs"
+
+
+def number(value: float | None) -> str:
+    """A number for people."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if 10_000 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
+def in_words(numbers: dict[str, float]) -> str:
+    """A distribution in one line."""
+    return ", ".join(f"{name} {number(value)}" for name, value in numbers.items())
+
+
+def plain(value: Any) -> Any:
+    """Nested containers, with None for numbers that are not finite, and lists for tuples."""
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in cast("list[Any]", value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+MEMBERS = 4096
+"""The most arrays of a file."""
+
+
+def read_npz(path: FilePath) -> dict[str, Array]:
+    """The arrays of a file that ``numpy.savez`` wrote, by name.
+
+    Raises:
+        FileFormatError: the file is another one, is damaged, or holds Python objects.
+        ParameterError: less memory is free than the arrays take.
+        OSError: the file may not be read, or nothing is there.
+    """
+    with open_file(FilePath(os.path.realpath(path))) as stream:  # a link that a user names is meant
+        try:
+            with zipfile.ZipFile(stream) as archive:
+                return _arrays_of(archive, path)
+        except ReliveError:
+            raise
+        except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, TypeError, LookupError,
+                ArithmeticError, RuntimeError, MemoryError) as error:  # fmt: skip
+            reason = str(error).partition(".")[0]
+            if isinstance(error, MemoryError):
+                reason = "an array of it claims more numbers than memory holds"
+            raise FileFormatError(
+                f"'{path}': expected an .npz file of arrays, as numpy.savez writes it, got something else "
+                f"({reason:.200}); write it again, without Python objects"
+            ) from error
+
+
+def _arrays_of(archive: zipfile.ZipFile, path: FilePath) -> dict[str, Array]:
+    members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
+    if len(members) > MEMBERS:
+        raise ValueError(f"{len(members)} arrays")
+    size = sum(member.file_size for member in members)
+    require_free(size, torch.device("cpu"), f"reading '{path}'", "read it on a larger machine, or a part of it")
+    found: dict[str, Array] = {}
+    for member in members:
+        with archive.open(member) as stream:
+            found[member.filename.removesuffix(".npy")] = np.lib.format.read_array(stream, allow_pickle=False)
+    return found

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
+from base64 import b64encode
 from dataclasses import asdict, dataclass, field
+from functools import cache
+from hashlib import sha256
+from importlib import resources
 from typing import Any
 
 import numpy as np
 
-from ..batches.dataframes import as_dataframe
+from ..batches import as_dataframe
 from ..errors import ParameterError
 from ..files.disk import usable
 from ..memory.estimate import readable
 from ..parameters import is_count
 from ..printable import printable
 from ..steps.arrays import Array
-from ..steps.trees import Path, dotted
-from .episodes import episodes_of
-from .experience import Experience
+from ..steps.schema import Path, dotted
+from .experience import Experience, envs, episodes_of, in_words, number, plain
+from .findings import Report
 from .readers import experience_of
-from .words import envs, in_words, number, plain
 
-__all__ = ["FieldFacts", "Inspection", "inspect"]
+__all__ = ["FieldFacts", "Inspection", "figure_of", "inspect", "page", "part"]
 
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -70,7 +75,7 @@ class Inspection:
         num_envs: from how many envs they are.
         fields: facts about each leaf.
         episodes: a table: column -> ``[E]``; ``env``, ``start``, ``length``, ``return``, ``terminated``, ``truncated``
-            and ``complete``. :func:`relive.look.episodes.episodes_of` explains the columns.
+            and ``complete``. :func:`relive.look.experience.episodes_of` explains the columns.
         returns: the returns of the complete episodes, without a discount; None if there is none.
         lengths: the lengths of the complete episodes, in steps; None if there is none.
         truncated_share: the share of the ended episodes that were truncated and did not terminate; None if none ended,
@@ -143,7 +148,6 @@ class Inspection:
         return {("step",): np.arange(self.num_steps), ("env",): steps.env} | draws | leaves_of_steps(steps)
 
     def _repr_html_(self) -> str:
-        from .page import part
 
         return part(self)
 
@@ -160,8 +164,6 @@ class Inspection:
             ModuleNotFoundError: matplotlib is not installed; ``pip install 'relive[plot]'``.
             ParameterError: ``path`` is no path, or has no ending, or one of no format.
         """
-        from .plot import figure_of
-
         file = None if path is None else usable(path)
         figure = figure_of(self)
         if file is not None:
@@ -273,3 +275,170 @@ def distribution(numbers: Array) -> Distribution | None:
     values = np.quantile(numbers, QUANTILES).tolist()
     names = ("min" if q == 0 else "max" if q == 1 else f"p{round(100 * q)}" for q in QUANTILES)
     return {"mean": float(np.mean(numbers)), **dict(zip(names, values, strict=True))}
+
+
+ROWS = 1000
+"""The most episodes that a page lists."""
+
+
+def page(found: Any, report: Report) -> str:
+    """An inspection and an audit of the same source as a whole page, with the picture if matplotlib is installed."""
+    columns = ([_cell(value) for value in column[:ROWS].tolist()] for column in found.episodes.values())
+    rows = list(zip(*columns, strict=True))
+    return _rendered(found, whole=True, report=report, rows=rows, count=len(found.episodes["start"]))
+
+
+def part(found: Any) -> str:
+    """An inspection for a notebook."""
+    return _rendered(found, whole=False)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def _rendered(found: Any, **values: Any) -> str:
+    return _template().render(
+        found=found, picture=_picture(found), readable=readable, number=number, policy=policy, **values
+    )
+
+
+def policy(*parts: str) -> str:
+    """A Content-Security-Policy for a page of these parts: it loads nothing, runs nothing, and has their styles alone.
+
+    Attributes of style are allowed: each line of the picture has one.
+    """
+    sheets = (sheet for part in parts for sheet in re.findall("<style[^>]*>(.*?)</style>", part, re.DOTALL))
+    hashes = (b64encode(sha256(sheet.encode()).digest()).decode() for sheet in sheets)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
+    return (
+        f"default-src 'none'; style-src-elem {allowed}; style-src-attr 'unsafe-inline'; base-uri 'none'; "
+        "form-action 'none'"
+    )
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment  # torch brings it
+
+    text = resources.files(__package__ or "").joinpath("page.html.j2").read_text(encoding="utf-8")
+    return Environment(autoescape=True, finalize=_shown).from_string(text)
+
+
+def _shown(value: Any) -> Any:
+    """A value of the page. Text is a name or a sentence; the picture is markup."""
+    return printable(value) if type(value) is str else value
+
+
+def _picture(found: Any) -> str:
+    """The picture as SVG; empty without matplotlib."""
+    try:
+        figure = figure_of(found)
+    except ModuleNotFoundError:
+        return ""
+    memory = io.StringIO()
+    figure.savefig(memory, format="svg")
+    drawn = memory.getvalue()
+    return drawn[drawn.index("<svg") :]
+
+
+DARK, BLUE, RED, GREY = "#1f4e79", "#5b9bd5", "#c0504d", "#7f7f7f"
+
+
+def figure_of(found: Any) -> Any:
+    """Returns, lengths, rewards, and ages, priorities or draws of an inspection as a Matplotlib figure.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure  # takes a second to import
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("plot needs matplotlib: pip install 'relive[plot]'", name=error.name) from error
+    panels = [_returns, _lengths, _rewards, *_of_sampling(found.experience)]
+    columns = len(panels) // 2
+    figure: Any = Figure(figsize=(4 * columns, 5.4), dpi=200, layout="constrained")
+    for axes, draw in zip(figure.subplots(2, columns).flat, panels, strict=True):
+        draw(axes, found)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"{found.num_steps:,} steps", x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+def _of_sampling(steps: Any) -> list[Any]:
+    """The panels on how steps are drawn: one, or three if their draws were counted."""
+    weighed = steps.priorities is not None and len(steps.priorities) > 0
+    if steps.draws is not None:
+        return [_ages, _priorities if weighed else _draws_by_age, _draws]
+    return [_priorities if weighed else _ages if steps.age is not None else _spread]
+
+
+def _returns(axes: Any, found: Any) -> None:
+    """The return of each whole episode, in the order of storage."""
+    numbers = found.episodes["return"][found.episodes["complete"]]
+    axes.scatter(np.arange(len(numbers)), numbers, s=8, color=DARK, alpha=0.5, linewidths=0)
+    axes.set(xlabel="whole episode, env by env", ylabel="return")
+
+
+def _lengths(axes: Any, found: Any) -> None:
+    """The lengths of whole episodes, in one colour for each kind of end."""
+    table = found.episodes
+    terminated, whole = table["terminated"], table["complete"]
+    kinds = {"terminated": whole & terminated, "truncated": whole & ~terminated}
+    groups = {name: table["length"][kept] for name, kept in kinds.items() if kept.any()}
+    if groups:
+        axes.hist(list(groups.values()), bins=30, stacked=True, label=list(groups), color=[BLUE, RED][: len(groups)])
+        axes.legend(frameon=False, fontsize=8)
+    axes.set(xlabel="length of a whole episode, steps", ylabel="episodes")
+
+
+def _histogram(axes: Any, numbers: Any, name: str, of: str) -> None:
+    """A histogram of the finite numbers."""
+    axes.hist(numbers[np.isfinite(numbers)].astype(np.float64), bins=40, color=BLUE)
+    axes.set(xlabel=name, ylabel=of)
+
+
+def _rewards(axes: Any, found: Any) -> None:
+    _histogram(axes, found.experience.reward, "reward of a step", "steps")
+
+
+def _ages(axes: Any, found: Any) -> None:
+    _histogram(axes, found.experience.age, "age: transitions completed later", "steps")
+
+
+def _spread(axes: Any, found: Any) -> None:
+    """If nothing is known about sampling: the returns once more, as a distribution."""
+    _histogram(axes, found.episodes["return"][found.episodes["complete"]], "return of a whole episode", "episodes")
+
+
+def _draws(axes: Any, found: Any) -> None:
+    """How many steps were drawn 0, 1, 2, ... times, in bins of whole numbers."""
+    draws = found.experience.draws[found.experience.draws >= 0]
+    width = int(draws.max(initial=0)) // 40 + 1
+    axes.hist(draws, bins=np.arange(0, draws.max(initial=0) + width + 1, width) - 0.5, color=BLUE)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set(xlabel="times drawn", ylabel="steps")
+
+
+def _draws_by_age(axes: Any, found: Any) -> None:
+    """How often steps of an age were drawn: the mean of each of up to 40 groups of equally many steps."""
+    known = np.flatnonzero(found.experience.draws >= 0)
+    rows = known[np.argsort(found.experience.age[known], kind="stable")]
+    groups = np.array_split(rows, min(40, max(len(rows), 1)))
+    ages, draws = ([values[group].mean() if len(group) else np.nan for group in groups]
+                   for values in (found.experience.age, found.experience.draws))  # fmt: skip
+    axes.plot(ages, draws, color=DARK, marker="o", markersize=3)
+    axes.set(xlabel="age: transitions completed later", ylabel="times drawn, mean")
+    axes.set_ylim(bottom=0)
+
+
+def _priorities(axes: Any, found: Any) -> None:
+    """The probability of each transition, the largest first: a flat line is uniform sampling."""
+    numbers = found.experience.priorities
+    share = np.sort(numbers)[::-1] / max(numbers.sum(), 1e-300)
+    axes.loglog(np.arange(1, len(share) + 1), np.maximum(share, 1e-300), color=DARK, label="prioritized")
+    axes.axhline(1 / len(share), color=GREY, linestyle=":", label="uniform")
+    axes.legend(frameon=False, fontsize=8)
+    axes.set(xlabel="transition, by its priority", ylabel="probability of being drawn")

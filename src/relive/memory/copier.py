@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter, itemgetter
+from struct import Struct
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,10 +37,80 @@ from ..kernels.step_table import (
 )
 from ..kernels.tensor_calls import dtype_code, tensor_calls
 from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, Array, Ints, numpy_view
-from .asked import AskedTensors
-from .bounded import Bounded
 
-__all__ = ["SHORT", "Plan", "StepCopier"]
+__all__ = ["LIMIT", "SHORT", "AskedTensors", "Bounded", "Plan", "StepCopier"]
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+LIMIT = 64
+"""The most values kept. A loop adds and draws in a handful of sizes; one that never repeats a size gains nothing."""
+
+
+class Bounded(dict[K, V]):
+    """Keeps what was made for a key, such as a number of rows, to use it again. When it is full, it is emptied.
+
+    It does not make the values itself. So it refers to no function, and thus to no owner, and the memory of a buffer is
+    free as soon as the buffer is dropped.
+    """
+
+    def keep(self, key: K, value: V) -> V:
+        """Keep ``value`` under ``key``, in place of all others if there are :data:`LIMIT`; returns it."""
+        if len(self) >= LIMIT:
+            self.clear()
+        self[key] = value
+        return value
+
+
+_facts = attrgetter("__class__", "dtype", "shape", "is_cpu")
+_is_contiguous, _is_negated, _address = Tensor.is_contiguous, Tensor.is_neg, Tensor.data_ptr
+
+
+class AskedTensors:
+    """Asks the tensors of a step for class, dtype, shape, device and address, all of them in a few calls.
+
+    Older versions of torch have no functions that compiled code can call: see :mod:`relive.kernels.tensor_calls`.
+
+    Args:
+        places: which items of a step are tensors.
+        dtypes: theirs.
+        shapes: theirs.
+        pointers: an int64 array that gets their addresses.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[int],
+        dtypes: Sequence[torch.dtype],
+        shapes: Sequence[tuple[int, ...]],
+        pointers: Any,
+    ) -> None:
+        self._pick = _picker(places)
+        self._pick_floats = _picker([k for k, dtype in enumerate(dtypes) if dtype.is_floating_point])
+        self._wanted = [(Tensor, dtype, shape, True) for dtype, shape in zip(dtypes, shapes, strict=True)]
+        self._memory, self._packed = memoryview(pointers).cast("B"), Struct(f"{len(places)}q")
+
+    def fit(self, values: Sequence[Any]) -> bool:
+        """Whether the tensors of a step are as expected, in RAM, and without gaps; notes their addresses."""
+        tensors = self._pick(values)
+        try:
+            if list(map(_facts, tensors)) != self._wanted or not all(map(_is_contiguous, tensors)):
+                return False
+            if any(map(_is_negated, self._pick_floats(tensors))):  # then their numbers are not what lies in memory
+                return False
+            self._packed.pack_into(self._memory, 0, *map(_address, tensors))
+        except (AttributeError, RuntimeError):  # other things than tensors, or tensors without an address
+            return False
+        return True
+
+
+def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What gives the items at these places of a sequence, as a sequence."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0, 0))
+
 
 Kind = int
 """How a field is given, as :mod:`relive.kernels.step_table` says."""

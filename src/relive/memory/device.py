@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ..steps.arrays import Array, Ints, numpy_view
-from ..steps.schema import Field
-from ..steps.trees import Path
+from ..steps.schema import Field, Path
 from .layout import BatchLayout, RowLayout, field_groups, row_layout
 from .ram import HOSTED, ReplayRows, first_beyond, require_dump, staged_leaves
 from .store import Apart, Plan, Store, Where, as_places, require_rows

@@ -13,8 +13,7 @@ import torch
 
 from ..errors import ParameterError
 from ..parameters import is_count
-from ..steps.schema import Field
-from ..steps.trees import Path, dotted
+from ..steps.schema import Field, Path, dotted
 from .device import device_row_bytes
 from .layout import BOOKKEEPING, row_layout
 

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..kernels.reference.fields import DIMS
+from ..kernels.reference.rows import LINE_DIMS
 from ..kernels.tensor_calls import made_code, tensor_calls
 from ..steps.arrays import Array, Ints, numpy_dtype
-from ..steps.schema import Field
-from ..steps.trees import Path
+from ..steps.schema import Field, Path
 
 __all__ = [
     "BOOKKEEPING",
@@ -85,7 +84,7 @@ class RowLayout:
         self._paths = tuple(self.fields)
         self._names = tuple(map(str, range(len(self._paths))))
         self.table = table_of(self.fields, self.offsets, end)
-        """The fields as :func:`relive.kernels.reference.fields.split_rows` takes them; None if torch cannot."""
+        """The fields as :func:`relive.kernels.reference.rows.split_rows` takes them; None if torch cannot."""
         self._dtype = np.dtype(
             {
                 "names": list(self._names),
@@ -138,12 +137,14 @@ class RowLayout:
 
 def table_of(fields: Mapping[Path, Field], offsets: Mapping[Path, int], width: int) -> Ints | None:
     """A line for each field of rows of so many bytes; None if there is a dtype that compiled code cannot make."""
-    table = np.zeros((len(fields), DIMS + max((len(field.shape) for field in fields.values()), default=0)), np.int64)
+    table = np.zeros(
+        (len(fields), LINE_DIMS + max((len(field.shape) for field in fields.values()), default=0)), np.int64
+    )
     for line, (path, field) in zip(table, fields.items(), strict=True):
         code = made_code(field.dtype)
         if not code:
             return None
-        line[: DIMS + len(field.shape)] = (
+        line[: LINE_DIMS + len(field.shape)] = (
             offsets[path],
             width,
             field.dtype.itemsize,
@@ -199,4 +200,4 @@ class BatchLayout(RowLayout):
         starts, (begin, end) = self.starts, source.starts[2:4]
         copied = starts[3 if given else 2], starts[2], -1 if own else starts[1], begin, end - begin
         self.handle = np.array([*(self.offsets[name,] for name in WRITTEN), *copied], np.int64)
-        """What kernels take for it: see :mod:`relive.kernels.reference.nstep`."""
+        """What kernels take for it: see :mod:`relive.kernels.reference.windows`."""

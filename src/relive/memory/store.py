@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ..errors import DTypeError, LifecycleError, ParameterError, ShapeError
 from ..steps.arrays import Array, Ints, numpy_view
-from ..steps.schema import Field
-from ..steps.trees import Path
+from ..steps.schema import Field, Path
 from .copier import StepCopier
 from .keeper import RAM, Keeper
 from .layout import BatchLayout, RowLayout, row_layout
@@ -129,7 +128,7 @@ class Staging(NamedTuple):
     copier: StepCopier
     """Accepts steps and copies them there."""
     large: Ints
-    """The fields that are not packed, as :class:`relive.kernels.ring_state.DirectStep` has them."""
+    """The fields that are not packed, as :class:`relive.kernels.tables.DirectStep` has them."""
     nbytes: int
     """Bytes of a step, large fields included."""
 
@@ -140,7 +139,7 @@ class Store(ABC):
     A place is the position of a row (int64); a negative one reads as zeros. ``target``, the part that the ring's
     kernels read and write, is in RAM: at least the bookkeeping, rewards and flags. All other fields may be anywhere.
     Batches are on ``device``. A store defines ``stage``, ``write``, ``gather`` and ``restore``. The defaults of
-    the rest are those of a store whose batches are in RAM. Users write less: see :class:`relive.memory.home.Home`.
+    the rest are those of a store whose batches are in RAM. Users write less: see :class:`relive.memory.ram.Home`.
     """
 
     device: torch.device

@@ -3,13 +3,348 @@
 from __future__ import annotations
 
 import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Self
 
-from ..errors import ParameterError
-from ..kernels.reference.limits import SAMPLES
-from ..parameters import Rule, is_number, require
-from .rate import NUMBER_RULE, SHARES, RateLimit
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["MinSize", "SamplesPerInsert"]
+from .. import kernels
+from ..errors import ParameterError, WaitTimeoutError
+from ..kernels.reference.counters import INSERTS, OTHERS, SAMPLES, allows
+from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, is_number, require
+from .shared import Bell, SharedBlock
+
+__all__ = ["LIMIT_RULE", "NUMBER_RULE", "SHARES", "MinSize", "RateLimit", "SamplesPerInsert"]
+
+
+WAITS, WAITED = 4, 6
+"""Places of the number of waits and of the nanoseconds waited, both for inserts. Those for samples are one further."""
+
+SHARES = 8
+"""The place of the number of processes that share the room for inserts; 0 means one process."""
+
+WORDS = 10
+"""Numbers of 64 bits: four counts, two numbers of waits, two times, shares, and two bells of half the size."""
+
+BELLS = 18
+"""The place of the first bell among numbers of 32 bits."""
+
+MOST = 2**53
+"""Counts and sizes stay below this number. Up to it, doubles hold every whole number."""
+
+NUMBER_RULE: Rule = (lambda count: is_count(count, 1) and count < MOST, "expected a whole number of at least 1")
+NONE_RULE: Rule = (lambda count: is_count(count) and count < MOST, "expected a whole number of at least 0")
+
+
+class RateLimit(ABC):
+    """Holds back those who add and those who draw, so that neither gets too far ahead.
+
+    Call ``wait_to_insert(k)`` before you add k steps, and ``wait_to_sample(n)`` before you draw n rows. Both sleep
+    until the limit allows the number, and then count it. ``may_insert`` and ``may_sample`` ask, and count nothing.
+    :meth:`relive.Lanes.drain` and everything that draws batches ahead count for you. Threads, forked children and, by
+    pickle, spawned ones share one limit. A process that is killed leaves nothing locked.
+    """
+
+    def __init__(self) -> None:
+        self._share(SharedBlock.create(8 * WORDS))
+
+    def _share(self, block: SharedBlock) -> None:
+        words = block.array.view(np.int64)
+        self._block, self._counts = block, words[: WORDS - 1]
+        bells = block.array.view(np.int32)
+        self._bells = [Bell(bells[BELLS + side : BELLS + side + 1]) for side in (INSERTS, SAMPLES)]
+        ratio, min_size, low, high = self._bounds()
+        self._rule = float(ratio), int(min_size), float(low), float(high)
+
+    @abstractmethod
+    def _bounds(self) -> tuple[float, int, float, float]:
+        """Samples per insert, inserts before the first sample, and the least and the largest difference."""
+
+    @abstractmethod
+    def _require_possible(self, side: int, count: int) -> None:
+        """Refuse a count that would wait for ever."""
+
+    @abstractmethod
+    def __repr__(self) -> str: ...
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    def wait_to_insert(self, count: int = 1, timeout: float | None = None) -> None:
+        """Wait until ``count`` steps may be added, and count them.
+
+        Args:
+            count: K, the number of steps. All of them are counted, or none.
+            timeout: seconds; None is for ever.
+
+        Raises:
+            WaitTimeoutError: the time is over. Nothing was counted.
+            ParameterError: an argument is out of range, or so large that it would wait for ever.
+        """
+        if not self.try_to_insert(count, timeout):
+            raise self._late("insert", "step", count, timeout, "does anybody sample?")
+
+    def wait_to_sample(self, count: int, timeout: float | None = None) -> None:
+        """Wait until ``count`` rows may be drawn, and count them. Arguments and errors as :meth:`wait_to_insert`."""
+        if not self.try_to_sample(count, timeout):
+            raise self.late_sample(count, timeout)
+
+    def try_to_insert(self, count: int = 1, timeout: float | None = 0.0) -> bool:
+        """As :meth:`wait_to_insert`, but returns False when the time is over. By default it does not wait."""
+        return self._pass(INSERTS, count, timeout)
+
+    def try_to_sample(self, count: int, timeout: float | None = 0.0) -> bool:
+        """As :meth:`wait_to_sample`, but returns False when the time is over. By default it does not wait."""
+        return self._pass(SAMPLES, count, timeout)
+
+    def may_insert(self, count: int = 1) -> bool:
+        """Whether ``count`` steps may be added now. Nothing is counted, so another process can still be quicker.
+
+        Raises:
+            ParameterError: as :meth:`wait_to_insert`.
+        """
+        return self._may(INSERTS, count)
+
+    def may_sample(self, count: int) -> bool:
+        """Whether ``count`` rows may be drawn now. Nothing is counted, so another process can still be quicker.
+
+        Raises:
+            ParameterError: as :meth:`wait_to_sample`.
+        """
+        return self._may(SAMPLES, count)
+
+    def uncount(self, *, inserts: int = 0, samples: int = 0) -> None:
+        """Take back what was counted and did not happen, such as a step that the replay refused.
+
+        Raises:
+            ParameterError: a number is negative, or more than was counted.
+        """
+        require(type(self).__name__ + ".uncount", NONE_RULE, inserts=inserts, samples=samples)
+        counted = self._counts[:2].tolist()
+        if inserts > counted[INSERTS] or samples > counted[SAMPLES]:
+            raise ParameterError(
+                f"{type(self).__name__}.uncount(inserts={inserts}, samples={samples}): only {counted[INSERTS]} and "
+                f"{counted[SAMPLES]} were counted"
+            )
+        kernels.fast().add_count(self._counts, INSERTS, -inserts)
+        kernels.fast().add_count(self._counts, SAMPLES, -samples)
+        self._ring()
+
+    def note_sample_wait(self, seconds: float) -> None:
+        """Add a wait for samples to :meth:`stats`, for a caller that called :meth:`try_to_sample` again and again."""
+        self._note_wait(SAMPLES, int(seconds * 1e9))
+
+    def note_insert_wait(self, seconds: float) -> None:
+        """Add a wait for inserts to :meth:`stats`, for a caller that tried again and again."""
+        self._note_wait(INSERTS, int(seconds * 1e9))
+
+    def reset(self) -> None:
+        """Start over, as after ``replay.clear()``: nothing was inserted or sampled. Call it while nobody counts."""
+        shares = int(self._counts[SHARES])
+        self._counts[:] = 0
+        self._counts[SHARES] = shares
+        self._ring()
+
+    # -- for owners of rings ------------------------------------------------------------------------------------
+
+    def admit_inserts(self, count: int, note: NDArray[np.int64]) -> bool:
+        """Count ``count`` inserts if they may be made now, and add them to ``note``, int64 ``[1]``; returns whether.
+
+        Both numbers change in one instant. The inserts let no sample pass before :meth:`confirm`. If the owner is
+        broken off before the steps are in the replay, it calls :meth:`take_back`.
+        """
+        return kernels.fast().admit_noted(self._counts, note, count, *self._rule)
+
+    def confirm(self, note: NDArray[np.int64]) -> None:
+        """Confirm that the inserts in ``note`` are in the replay, so they may let samples pass. Sets ``note`` to 0."""
+        kernels.fast().confirm(self._counts, note)
+        self._bells[SAMPLES].ring()
+
+    def take_back(self, note: NDArray[np.int64]) -> None:
+        """Uncount the inserts in ``note``, which do not go into the replay. Sets ``note`` to 0."""
+        kernels.fast().take_back(self._counts, note)
+        self._ring()
+
+    def wait_for_room(self, count: int, timeout: float | None = None) -> bool:
+        """Sleep until ``count`` inserts may be made, without counting them; False if the time is over before."""
+        return self._bells[INSERTS].wait(lambda: self._allows(INSERTS, count), timeout)
+
+    def require_inserts(self, count: int) -> None:
+        """Refuse so many inserts at a time that both sides could wait for ever.
+
+        Raises:
+            ParameterError: they are too many.
+        """
+        self._require_possible(INSERTS, count)
+
+    # -- for several rings with one limit -----------------------------------------------------------------------
+
+    def share(self, shares: int) -> None:
+        """Set how many processes share the room for inserts. :meth:`grant` keeps the limit of each one up to date."""
+        self._counts[SHARES] = shares
+
+    def counted(self) -> tuple[int, int, int]:
+        """Three counts: the inserts counted here, the inserts that are in the replay already, and the samples."""
+        inserts, samples, pending, _ = self._counts[: OTHERS + 1].tolist()
+        return inserts, inserts - pending, samples
+
+    def allows_samples(self, count: int, inserts: int, samples: int) -> bool:
+        """Whether ``count`` rows may be drawn after these inserts and samples of all rings. Nothing is counted."""
+        return allows(SAMPLES, count, inserts, samples, self._rule)
+
+    def room(self, inserts: int, samples: int) -> int | None:
+        """How many more inserts all rings together may make after these; None if there is no bound."""
+        ratio, _, _, high = self._rule
+        if math.isinf(high):
+            return None
+        most = int((high + samples) / ratio) + 1
+        while not allows(INSERTS, most, 0, samples, self._rule):  # twice at most: only the division is rounded
+            most -= 1
+        return max(most - inserts, 0)
+
+    @property
+    @abstractmethod
+    def most_at_once(self) -> int | None:
+        """The most inserts at a time with which both sides never wait for ever; None if any number will do."""
+
+    def grant(self, inserts: int, samples: int, most: int) -> None:
+        """Allow this ring to insert until it has made ``most`` inserts.
+
+        Args:
+            inserts: the inserts of all rings so far.
+            samples: the samples of all rings so far.
+            most: counts the inserts of this ring alone, from the start.
+        """
+        room = self.room(inserts, samples)
+        # inserts of others first: between the two lines this ring may insert fewer than before or after, never more
+        self._counts[OTHERS] = 0 if room is None else inserts + room - most
+        self._counts[SAMPLES] = samples
+        self._ring()
+
+    def count(self, *, inserts: int = 0, samples: int = 0) -> None:
+        """Count what was inserted or drawn, whether the limit allows it or not."""
+        kernels.fast().add_count(self._counts, INSERTS, inserts)
+        kernels.fast().add_count(self._counts, SAMPLES, samples)
+        self._ring()
+
+    def wait_for_steps(self, ready: int, timeout: float) -> None:
+        """Sleep until the number of steps in the replay is no longer ``ready``, for ``timeout`` seconds at most."""
+
+        def changed() -> bool:
+            return self.counted()[1] != ready
+
+        self._bells[SAMPLES].wait(changed, timeout)
+
+    def require_samples(self, count: int) -> None:
+        """Refuse so many samples at a time that both sides could wait for ever. Raises ``ParameterError``."""
+        self._require_possible(SAMPLES, count)
+
+    def late_sample(self, count: int, timeout: float | None) -> WaitTimeoutError:
+        """The error for a caller that waited too long to draw ``count`` rows."""
+        return self._late("sample", "row", count, timeout, "does anybody insert?")
+
+    # -- figures ------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, float]:
+        """Figures that show which side waits for the other.
+
+        - ``inserts``, ``samples``: how many were counted;
+        - ``samples_per_insert``: samples for each insert after the first ``min_size``; 0 before that;
+        - ``insert_waits``, ``sample_waits``: how many calls had to wait, those that timed out included;
+        - ``insert_waited``, ``sample_waited``: seconds that they waited in all.
+        """
+        found = self._counts.tolist()
+        since = found[INSERTS] - self._rule[1]
+        return {
+            "inserts": float(found[INSERTS]),
+            "samples": float(found[SAMPLES]),
+            "samples_per_insert": found[SAMPLES] / since if since > 0 else 0.0,
+            "insert_waits": float(found[WAITS + INSERTS]),
+            "sample_waits": float(found[WAITS + SAMPLES]),
+            "insert_waited": found[WAITED + INSERTS] / 1e9,
+            "sample_waited": found[WAITED + SAMPLES] / 1e9,
+        }
+
+    def state_dict(self) -> dict[str, int]:
+        """The counts, to save beside the replay."""
+        inserts, samples = self._counts[:2].tolist()
+        return {"inserts": inserts, "samples": samples}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with these counts.
+
+        Raises:
+            ParameterError: they are not what :meth:`state_dict` gives; nothing is changed.
+        """
+        known: Rule = lambda state: isinstance(state, Mapping), "expected what state_dict() gave"
+        require(type(self).__name__ + ".load_state_dict", known, state=state)
+        counts: dict[str, Any] = {name: state.get(name) for name in ("inserts", "samples")}
+        require(type(self).__name__ + ".load_state_dict", NONE_RULE, **counts)
+        self._counts[INSERTS], self._counts[SAMPLES] = counts["inserts"], counts["samples"]
+        self._ring()
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _may(self, side: int, count: int) -> bool:
+        require(type(self).__name__, NUMBER_RULE, count=count)
+        self._require_possible(side, count)
+        return self._allows(side, count)
+
+    def _allows(self, side: int, count: int) -> bool:
+        """What :meth:`_admit` would answer, by the definition of its kernel."""
+        inserts, samples, pending, others = self._counts[: OTHERS + 1].tolist()
+        return allows(side, count, inserts + others if side == INSERTS else inserts - pending, samples, self._rule)
+
+    def _pass(self, side: int, count: int, timeout: float | None) -> bool:
+        require(type(self).__name__, NUMBER_RULE, count=count)
+        require(type(self).__name__, TIMEOUT_RULE, timeout=timeout)
+        self._require_possible(side, count)
+        if not self._admit(side, count) and (timeout == 0 or not self._wait(side, count, timeout)):
+            return False
+        self._bells[INSERTS + SAMPLES - side].ring()
+        return True
+
+    def _admit(self, side: int, count: int) -> bool:
+        return kernels.fast().admit(self._counts, side, count, *self._rule)
+
+    def _wait(self, side: int, count: int, timeout: float | None) -> bool:
+        start = time.monotonic_ns()
+        try:
+            return self._bells[side].wait(lambda: self._admit(side, count), timeout)
+        finally:
+            self._note_wait(side, time.monotonic_ns() - start)
+
+    def _note_wait(self, side: int, nanoseconds: int) -> None:
+        kernels.fast().add_count(self._counts, WAITS + side, 1)
+        kernels.fast().add_count(self._counts, WAITED + side, nanoseconds)
+
+    def _ring(self) -> None:
+        for bell in self._bells:
+            bell.ring()
+
+    def _late(self, verb: str, item: str, count: int, timeout: float | None, question: str) -> WaitTimeoutError:
+        stats = self.stats()
+        return WaitTimeoutError(
+            f"{self!r}: waited {timeout} s to {verb} {count} {item}{'s' * (count != 1)} after {stats['inserts']:.0f} "
+            f"inserts and {stats['samples']:.0f} samples; {question}"
+        )
+
+    @classmethod
+    def _attached(cls, block: SharedBlock, state: Mapping[str, Any]) -> Self:
+        limit = cls.__new__(cls)
+        vars(limit).update(state)
+        limit._share(block)
+        return limit
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle: the same limit. A process that is spawned must get it while this one lives."""
+        return self._attached, (self._block, {name: x for name, x in vars(self).items() if not name.startswith("_")})
+
+
+LIMIT_RULE: Rule = an_instance(RateLimit, "a limit, such as relive.SamplesPerInsert(...)")
+"""The rule for the argument ``limit`` of everything that adds or draws."""
 
 
 class SamplesPerInsert(RateLimit):

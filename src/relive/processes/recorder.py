@@ -10,7 +10,6 @@ import gymnasium as gym
 import numpy as np
 
 from ..errors import LifecycleError
-from .writer import LaneWriter
 
 __all__ = ["RecordedEnv"]
 
@@ -20,13 +19,13 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
 
     Args:
         env: the env that is stepped.
-        make_writer: makes the lane's writer; called at the first reset, in the process that plays.
+        make_writer: makes the lane's ``LaneWriter``; called at the first reset, in the process that plays.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], make_writer: Callable[[], LaneWriter]) -> None:
+    def __init__(self, env: gym.Env[Any, Any], make_writer: Callable[[], Any]) -> None:
         super().__init__(env)
         self._make_writer = make_writer
-        self._writer: LaneWriter | None = None
+        self._writer: Any = None
         self._obs: Any = None
         self._goes_on = False
 

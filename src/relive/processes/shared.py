@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import math
 import mmap
 import os
+import platform
 import secrets
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet, finalize
 
@@ -12,12 +24,153 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .. import kernels
 from ..errors import LifecycleError, ParameterError
 from ..memory.estimate import require_free
 from ..parameters import COUNT_RULE, require
-from . import backing
 
-__all__ = ["Claim", "SharedBlock"]
+__all__ = [
+    "FLAGS",
+    "IN_MEMORY",
+    "Bell",
+    "Claim",
+    "SharedBlock",
+    "is_locked",
+    "is_that",
+    "lock",
+    "new_file",
+    "path_of",
+    "remove",
+    "reserve",
+    "source",
+]
+
+
+if sys.platform != "win32":
+    import fcntl
+
+
+IN_MEMORY = sys.platform == "linux"
+"""Whether the system has files without a path. Such a file is gone when the last process that has it open ends."""
+
+FLOCK = "hhqqi4x"
+"""Linux's ``struct flock``: kind, from where, first byte, number of bytes, process."""
+
+FLAGS = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
+"""How a file is opened."""
+
+
+def new_file(token: str) -> int:
+    """Make an empty file and return its descriptor.
+
+    Raises:
+        OSError: the system has no such files, as Windows.
+    """
+    if IN_MEMORY:
+        return os.memfd_create(f"relive-{token}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    if sys.platform == "win32":
+        raise OSError("shared memory of several processes needs Linux or macOS")
+    _sweep()
+    return os.open(_path(str(os.getpid()), token), FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+
+
+def reserve(descriptor: int, nbytes: int) -> None:
+    """Give a file its final size and reserve the memory. If memory is short, this call fails, and no later write does.
+
+    Raises:
+        OSError: there is no room.
+    """
+    os.ftruncate(descriptor, nbytes)
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, nbytes)
+    if IN_MEMORY:  # now no process can shrink the file, which would take memory away from the others
+        known: Any = fcntl
+        known.fcntl(descriptor, known.F_ADD_SEALS, known.F_SEAL_SHRINK | known.F_SEAL_GROW | known.F_SEAL_SEAL)
+
+
+def source(descriptor: int, token: str) -> str:
+    """The place of this process's file. Any process can give it to :func:`path_of`, with the token."""
+    if IN_MEMORY:
+        return f"{os.getpid()}-{descriptor}"
+    path = next(_folder().glob(f"relive-*-{token}"), None)
+    return "0-0" if path is None else f"{path.name.split('-')[1]}-0"
+
+
+def path_of(place: str, token: str) -> str:
+    """The path by which any process can open the file that :func:`source` gave, while the file exists.
+
+    Raises:
+        ValueError: ``place`` does not come from :func:`source`.
+    """
+    process, number = map(int, place.split("-"))
+    return f"/proc/{process}/fd/{number}" if IN_MEMORY else str(_path(str(process), token))
+
+
+def is_that(descriptor: int, token: str) -> bool:
+    """Whether an open file is the one with this token. If not, its descriptor has gone to another file meanwhile."""
+    return not IN_MEMORY or os.readlink(f"/proc/self/fd/{descriptor}") == f"/memfd:relive-{token} (deleted)"
+
+
+def remove(token: str) -> None:
+    """Remove a file that has a path. Those who have it open keep its memory."""
+    with suppress(OSError):
+        _path(str(os.getpid()), token).unlink()
+
+
+def lock(descriptor: int, byte: int) -> bool:
+    """Lock one byte of a file until the file is closed; False if somebody else has locked the byte.
+
+    Some systems have no locks of open files. There the lock belongs to the process, so it does not keep out a second
+    claim of the same process.
+    """
+    try:
+        if hasattr(fcntl, "F_OFD_SETLK"):
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+        else:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+    except (BlockingIOError, PermissionError):  # POSIX allows either error for a byte that is locked
+        return False
+    return True
+
+
+def is_locked(descriptor: int, byte: int) -> bool:
+    """Whether another open file has locked a byte."""
+    if hasattr(fcntl, "F_OFD_GETLK"):
+        asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        return struct.unpack(FLOCK, fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK
+    if not lock(descriptor, byte):
+        return True
+    fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, byte)
+    return False
+
+
+# Files with a path
+
+
+def _folder() -> Path:
+    return Path(tempfile.gettempdir())
+
+
+def _path(process: str, token: str) -> Path:
+    return _folder() / f"relive-{process}-{token}"
+
+
+def _sweep() -> None:
+    """Remove the files that killed processes left behind."""
+    for path in _folder().glob("relive-*-*"):
+        with suppress(OSError, ValueError):
+            if not _lives(int(path.name.split("-")[1])):
+                path.unlink()
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 class SharedBlock:
@@ -52,14 +205,14 @@ class SharedBlock:
         require("SharedBlock.create", COUNT_RULE, nbytes=nbytes)
         require_free(nbytes, torch.device("cpu"), "the shared memory", "make it smaller")
         token = secrets.token_hex(8)
-        descriptor = backing.new_file(token)
+        descriptor = new_file(token)
         try:
-            backing.reserve(descriptor, nbytes)
+            reserve(descriptor, nbytes)
             block = cls(descriptor, token)
         except BaseException:
             os.close(descriptor)
             raise
-        if not backing.IN_MEMORY:
+        if not IN_MEMORY:
             finalize(block, _remove, token, os.getpid())
         return block
 
@@ -74,14 +227,14 @@ class SharedBlock:
         gone = f"shared memory {name!r}: it is gone; send it while a process that has it is alive"
         try:
             source, _, token = name.rpartition("-")
-            path = backing.path_of(source, token)
+            path = path_of(source, token)
         except (AttributeError, ValueError) as error:
             raise ParameterError(f"SharedBlock.attach(name={name!r}): expected the name of a block") from error
         try:
-            descriptor = os.open(path, backing.FLAGS)
+            descriptor = os.open(path, FLAGS)
         except OSError as error:
             raise LifecycleError(gone) from error
-        if not backing.is_that(descriptor, token):
+        if not is_that(descriptor, token):
             os.close(descriptor)
             raise LifecycleError(gone)
         return cls(descriptor, token)
@@ -99,7 +252,7 @@ class SharedBlock:
     @property
     def name(self) -> str:
         """What :meth:`attach` takes in another process, while this process lives and has the block."""
-        return f"{backing.source(self._descriptor, self._token)}-{self._token}"
+        return f"{source(self._descriptor, self._token)}-{self._token}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SharedBlock.attach, (self.name,)
@@ -110,12 +263,12 @@ class SharedBlock:
         Args:
             place: any whole number of at least 0; what it stands for is up to the caller.
         """
-        claim = Claim(backing.path_of(backing.source(self._descriptor, self._token), self._token), place)
+        claim = Claim(path_of(source(self._descriptor, self._token), self._token), place)
         return claim if claim.holds else None
 
     def is_claimed(self, place: int) -> bool:
         """Whether a process that is alive has claimed a place."""
-        return backing.is_locked(self._descriptor, place)
+        return is_locked(self._descriptor, place)
 
 
 class Claim:
@@ -127,8 +280,8 @@ class Claim:
         """Lets others claim the place."""
         _claims.add(self)
         # on one line: an exception such as Ctrl-C finds the file either not open, or in the list that is closed
-        files.append(os.open(path, backing.FLAGS))
-        if not backing.lock(files[0], place):
+        files.append(os.open(path, FLAGS))
+        if not lock(files[0], place):
             self.drop()
 
     @property
@@ -158,4 +311,96 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
 def _remove(token: str, maker: int) -> None:
     """Remove the file of a block, in the process that made it."""
     if os.getpid() == maker:
-        backing.remove(token)
+        remove(token)
+
+
+FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
+"""The number of the system call, by machine; from the kernel's tables."""
+
+WAIT, WAKE, EVERYBODY = 0, 1, 2**31 - 1
+"""Operations of futex(2), and how many sleepers to wake."""
+
+GLANCE = 0.25
+"""Seconds after which a sleeper looks again even if no bell rang: the process that should ring may be dead."""
+
+PAUSE = 0.001
+"""Seconds between two looks where there is no futex."""
+
+
+class Bell:
+    """Wakes those who wait, in whichever process, for a condition over shared memory.
+
+    Any number of processes and threads may wait, and any number may ring. A process that changes what others wait for
+    rings afterwards: with :meth:`ring`, or with the kernel ``publish`` and then :meth:`wake`.
+
+    Args:
+        word: int32 ``[1]`` in shared memory, zeroed when it was made.
+    """
+
+    def __init__(self, word: NDArray[np.int32]) -> None:
+        self.word = word
+        self._address = word.ctypes.data
+        self._mark = kernels.fast().mark_bell
+
+    def ring(self) -> None:
+        """Wake all who wait. It costs a system call only if somebody waits."""
+        if kernels.fast().ring_bell(self.word, 0):
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake all who sleep on the word, which has changed."""
+        call = _futex()
+        if call is not None:
+            call(self._address, WAKE, EVERYBODY, None)
+
+    def wait(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Sleep until ``ready()`` is true; returns False if the time is over before.
+
+        Args:
+            ready: called at the start, after each ring, and every quarter of a second. If it raises an error, for
+                instance because the other process is dead, the wait ends with that error.
+            timeout: seconds. None waits for ever, and 0 looks once.
+        """
+        if ready():
+            return True
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            seen = self._mark(self.word, 0)
+            if ready():
+                return True
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            self._sleep(seen, min(left, GLANCE))
+
+    def _sleep(self, seen: int, seconds: float) -> None:
+        """Sleep until the word is not ``seen``, a signal comes, or the time is over."""
+        call = _futex()
+        if call is None:
+            time.sleep(min(seconds, PAUSE))
+        else:
+            call(self._address, WAIT, seen, seconds)
+
+
+@cache
+def _futex() -> Callable[[int, int, int, float | None], None] | None:
+    """The system call, which lets other threads run meanwhile; None where there is none."""
+    number = FUTEX.get(platform.machine())
+    if sys.platform != "linux" or number is None or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return None
+    syscall: Any = ctypes.CDLL(None, use_errno=True).syscall
+    harmless = errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT  # the word had changed already; a signal; the time is over
+
+    def call(address: int, operation: int, value: int, seconds: float | None) -> None:
+        span = None
+        if seconds is not None:
+            whole = int(seconds)
+            span = (ctypes.c_int64 * 2)(whole, int((seconds - whole) * 1e9))
+        found = syscall(
+            ctypes.c_long(number), ctypes.c_void_p(address), ctypes.c_int(operation), ctypes.c_int(value), span, None, 0
+        )
+        code = ctypes.get_errno()
+        if found < 0 and code not in harmless:
+            raise OSError(code, f"futex: {os.strerror(code)}")
+
+    return call

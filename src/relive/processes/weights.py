@@ -14,8 +14,7 @@ from ..errors import LifecycleError, ParameterError, SchemaError
 from ..memory.layout import RowLayout
 from ..parameters import TIMEOUT_RULE, require
 from ..steps.schema import Field
-from .shared import Claim, SharedBlock
-from .waiting import Bell
+from .shared import Bell, Claim, SharedBlock
 
 __all__ = ["Weights"]
 

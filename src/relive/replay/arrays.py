@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from .. import files as persist
 from ..errors import FieldError, ParameterError, ShapeError
-from ..memory.estimate import require_whole
+from ..files.save import read_extra
+from ..memory.estimate import free_memory, require_whole
 from ..parameters import an_instance, require
 from ..steps.arrays import as_host
-from ..steps.schema import Schema
-from ..steps.trees import Path, descend, dotted, map_leaves
+from ..steps.schema import Path, Schema, descend, dotted, map_leaves
 
-__all__ = ["filled"]
+__all__ = ["filled", "load_extra"]
 
 
 ALIASES = {
@@ -265,3 +267,15 @@ def _hosted(tree: Any, name: str) -> Any:
 def _with_env(leaf: Any) -> Any:
     """An array ``[T, ...]`` as that of one env, ``[T, 1, ...]``."""
     return leaf[:, None]
+
+
+def load_extra(path: str | os.PathLike[str]) -> Any:
+    """The value that was passed as ``extra`` to the ``save`` of a replay or rollout; None if none was. Reads no row.
+
+    Tensors are on the CPU, and dicts of all kinds are plain dicts.
+
+    Raises:
+        FileFormatError: there is no save, or it is damaged, foreign or of another version; nothing is ever run.
+    """
+    with persist.Save(path) as save:
+        return read_extra(save, free_memory())

@@ -2,45 +2,1018 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from abc import ABC
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, nullcontext
+from copy import deepcopy
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Never
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, Protocol, Self, TypeVar, cast, overload
+from weakref import ReferenceType, ref
 
+import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
-from ..errors import FieldError, ParameterError
+from ..batches import as_dataframe, as_tensordict
+from ..errors import FieldError, FileFormatError, InvariantError, LifecycleError, ParameterError, SchemaError
+from ..files import SaveHandle
+from ..files.disk import contradictions, entry, usable, whole
+from ..files.save import read_extra
+from ..kernels.reference.priorities import key as stream
 from ..memory.device import DeviceRows
-from ..memory.estimate import StoragePlan, storage_plan
-from ..memory.forks import shared_lock
-from ..memory.home import MakeHome, in_ram, made_home
-from ..memory.keeper import Keeper
-from ..memory.ram import ReplayRows
+from ..memory.estimate import StoragePlan, free_memory, readable, storage_plan
+from ..memory.keeper import Keeper, shared_lock, small_pages
+from ..memory.mapped import MappedKeeper
+from ..memory.ram import MakeHome, ReplayRows, in_ram, made_home
 from ..memory.store import Store
 from ..names import add_hints
-from ..parameters import FLAG_RULE, an_instance, is_own, refuse_class, require, seed_or_drawn, torch_device
-from ..ring.ring import Ring
-from ..samplers.contract import AnySampler, completed
-from ..samplers.uniform import Uniform
-from ..steps.changes import SchemaChanges
-from ..steps.schema import Field, Schema, not_named
-from ..steps.trees import Path
-from ..views.transitions import Transition
-from .arguments import require_alike
+from ..parameters import (
+    COUNT_RULE,
+    FLAG_RULE,
+    TIMEOUT_RULE,
+    an_instance,
+    is_count,
+    is_own,
+    observe,
+    refuse_class,
+    require,
+    seed_or_drawn,
+    torch_device,
+)
+from ..printable import shown
+from ..ring.ring import Ended, Ring
+from ..samplers.contract import AnySampler, Sampler, completed
+from ..samplers.prioritized import Prioritized
+from ..samplers.uniform import Uniform, nothing_to_draw
+from ..steps.arrays import Ints
+from ..steps.changes import DoesNotFitError, SchemaChanges
+from ..steps.schema import Field, Path, Schema, not_named
+from ..steps.summary import Summary, described, html, text
+from ..views.contract import SequenceReader, View
+from ..views.transitions import NStep, Transition
 from .arrays import filled
-from .direct import DirectSample
-from .fields import stored_fields
-from .locked import one_at_a_time
-from .opening import OpenedReplay, opened
-from .progress import Progress
-from .ratings import Ratings
-from .reader import Reader
-from .restored import loaded, loaded_for
-from .saving import Saver
-from .typed import TRANSITION, UNIFORM, GivenSampler, GivenView, S_co, V_co
+from .checks import require_alike, require_rows, stored_fields, whole_numbers
+from .durable import Drawn, Durable, FlushPolicy, Progress, recover, require_policy, stream_of, whereabouts
+from .reader import (
+    Coming,
+    DirectSample,
+    Episode,
+    Ratings,
+    Reader,
+    Run,
+    coming_of,
+    describe,
+    parts_of,
+    read_run,
+    readable_draw,
+    rebuild,
+    runs_of,
+    table,
+)
+from .saving import (
+    KIND,
+    Saver,
+    Source,
+    changed_arguments,
+    dealt,
+    open_save,
+    read_sampler,
+    require_reach,
+    require_unordered,
+    saved_arguments,
+    typed_tensors,
+    write_sampler,
+)
+from .serving import Ahead, Limit, Served
 from .writer import Writer
 
-__all__ = ["ReplayBuffer"]
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    from ..batches import SequenceBatch
+    from .serving import Served
+
+__all__ = [
+    "TRANSITION",
+    "UNIFORM",
+    "GivenSampler",
+    "GivenView",
+    "OpenedReplay",
+    "ReadableReplay",
+    "ReplayBuffer",
+    "S_co",
+    "SavableReplay",
+    "V_co",
+    "figures",
+    "gives_batch",
+    "gives_batches",
+    "gives_served",
+    "kept_arguments",
+    "loaded",
+    "loaded_for",
+    "newer",
+    "one_at_a_time",
+    "opened",
+    "summary",
+]
+
+
+def figures(
+    ring: Ring, places: Ints, size: int, progress: Progress, prioritized: Prioritized | None
+) -> dict[str, float]:
+    """The figures that :meth:`relive.ReplayBuffer.stats` describes.
+
+    Args:
+        ring: the rows.
+        places: the places of the transitions that can be drawn.
+        size: how many can be drawn.
+        progress: counts of what was drawn.
+        prioritized: the sampler with their priorities, or None.
+    """
+    ages = ring.completed - 1 - ring.stamp[places]
+    found = {
+        "size": float(size),
+        "completed": float(ring.completed),
+        "episodes": float(ring.episodes),
+        "age_mean": float(ages.mean()) if len(ages) else 0.0,
+        "age_max": float(ages.max(initial=0)),
+        "batches": float(progress.draws_taken),
+        "sampled": float(progress.rows_taken),
+        "replay_ratio": progress.rows_taken / max(ring.completed, 1),
+        "late_updates": float(progress.late),
+        "not_finite_rewards": float(ring.not_finite),
+    }
+    if prioritized is not None and len(places):
+        p = prioritized.priorities()
+        found |= {
+            "priority_min": float(p.min()),
+            "priority_mean": float(p.mean()),
+            "priority_max": float(p.max()),
+            "effective_size": float(p.sum() ** 2 / (p**2).sum()),
+        }
+    return found
+
+
+def summary(
+    ring: Ring, sampler: Sampler, view: View, progress: Progress, plan: StoragePlan, nbytes: int, device: str
+) -> Summary:
+    """The facts that printing a replay shows.
+
+    Args:
+        ring: the rows.
+        sampler: draws the batches.
+        view: reads the batches.
+        progress: counts of what was drawn.
+        plan: the planned memory.
+        nbytes: bytes of rows and sampler.
+        device: where rows live.
+    """
+    near = "in files" if ring.store.keeper.durable else "in RAM"
+    memory = f"{readable(nbytes - plan.device_bytes)} {near}"
+    facts = {
+        "fields": described(ring.store.leaves),
+        "to draw": f"{ring.drawable:,} of {ring.completed:,} ever completed, {ring.episodes:,} episodes ended",
+        "memory": memory if not plan.device_bytes else f"{memory}, {readable(plan.device_bytes)} on {device}",
+        "sampler": repr(sampler),
+        "view": repr(view),
+        "seed": f"{progress.seed}, {progress.draws_taken:,} batches drawn",
+    }
+    return f"ReplayBuffer: {ring.rows_live:,} of {plan.rows:,} rows, {ring.num_envs:,} envs", facts
+
+
+if TYPE_CHECKING:
+    S_co = TypeVarWithDefault("S_co", bound=AnySampler, covariant=True, default=Any)
+    V_co = TypeVarWithDefault("V_co", bound=View, covariant=True, default=Any)
+    GivenSampler = TypeVarWithDefault("GivenSampler", bound=AnySampler, default=Any)
+    GivenView = TypeVarWithDefault("GivenView", bound=View, default=Any)
+else:
+    S_co, V_co = TypeVar("S_co", covariant=True), TypeVar("V_co", covariant=True)
+    GivenSampler, GivenView = TypeVar("GivenSampler"), TypeVar("GivenView")
+
+P = ParamSpec("P")
+
+UNIFORM, TRANSITION = cast("Uniform", None), cast("NStep", None)
+"""None, the default if no sampler or view is given. Type checkers see the type that the buffer then has."""
+
+
+class HasView(Protocol[V_co]):
+    """What has a view: a replay."""
+
+    @property
+    def view(self) -> V_co:
+        """What reads the batches."""
+        ...
+
+
+class GivesBatch(Protocol[P]):
+    """A method whose result is a batch: a TensorDict, or a SequenceBatch if the view reads sequences."""
+
+    @overload
+    def __get__(self, buffer: HasView[NStep], owner: Any = None) -> Callable[P, TensorDict]: ...
+    @overload
+    def __get__(self, buffer: HasView[SequenceReader], owner: Any = None) -> Callable[P, SequenceBatch]: ...
+    @overload
+    def __get__(self, buffer: HasView[Any], owner: Any = None) -> Callable[P, TensorDict]: ...
+
+
+class GivesBatches(Protocol[P]):
+    """A method whose result is an iterator of such batches."""
+
+    @overload
+    def __get__(self, buffer: HasView[NStep], owner: Any = None) -> Callable[P, Iterator[TensorDict]]: ...
+    @overload
+    def __get__(self, buffer: HasView[SequenceReader], owner: Any = None) -> Callable[P, Iterator[SequenceBatch]]: ...
+    @overload
+    def __get__(self, buffer: HasView[Any], owner: Any = None) -> Callable[P, Iterator[TensorDict]]: ...
+
+
+class GivesServed(Protocol[P]):
+    """A method whose result serves such batches."""
+
+    @overload
+    def __get__(self, buffer: HasView[NStep], owner: Any = None) -> Callable[P, Served[TensorDict]]: ...
+    @overload
+    def __get__(self, buffer: HasView[SequenceReader], owner: Any = None) -> Callable[P, Served[SequenceBatch]]: ...
+    @overload
+    def __get__(self, buffer: HasView[Any], owner: Any = None) -> Callable[P, Served[TensorDict]]: ...
+
+
+def gives_batch(method: Callable[Concatenate[Any, P], Any]) -> GivesBatch[P]:
+    """Declare that a method returns a batch; the method itself stays as it is."""
+    return cast("GivesBatch[P]", method)
+
+
+def gives_batches(method: Callable[Concatenate[Any, P], Any]) -> GivesBatches[P]:
+    """Declare that a method returns an iterator of batches; the method itself stays as it is."""
+    return cast("GivesBatches[P]", method)
+
+
+def gives_served(method: Callable[Concatenate[Any, P], Any]) -> GivesServed[P]:
+    """Declare that a method serves batches; the method itself stays as it is."""
+    return cast("GivesServed[P]", method)
+
+
+R = TypeVar("R")
+Replay = TypeVar("Replay")
+
+
+def one_at_a_time(method: Callable[Concatenate[Replay, P], R]) -> Callable[Concatenate[Replay, P], R]:
+    """Make other threads wait while the method runs. Before it, mend what an earlier call left half done, and draw the
+    served batches that are due.
+
+    Kernels run without Python's own lock, so another thread could otherwise write a row while this one reads it.
+    """
+
+    @wraps(method)
+    def alone(self: Replay, *args: P.args, **kwargs: P.kwargs) -> R:
+        mine: Any = self
+        with mine.lock:
+            if mine._ring.pending is not None or mine._ahead is not None:
+                mine._prepare()
+            return method(self, *args, **kwargs)
+
+    return alone
+
+
+class ReadableReplay(ABC, Generic[S_co, V_co]):
+    """The half of a replay buffer that reads. Only :class:`relive.ReplayBuffer` is made from it."""
+
+    schema: Schema
+    num_envs: int
+    ordered: bool
+    own_next_obs: bool
+    device: torch.device
+    lock: Any
+    _ahead: Ahead | None = None
+    _coming: Coming | None = None
+    """Asks for the rows of the next batch of a replay in files; None for any other replay."""
+    _direct: DirectSample | None
+    """Draws and reads a batch in one call, where that can be done."""
+    _given_sampler: Any
+    _own_sampler: bool
+    _plan: StoragePlan
+    _progress: Progress
+    _ratings: Ratings
+    _reader: Reader
+    _ring: Ring
+    _sampler: Any
+    _writer: Writer
+
+    # -- what draws, and what reads -----------------------------------------------------------------------------
+
+    @property
+    def view(self) -> V_co:
+        """What reads the batches. You may replace it, or change it (``replay.view.n = 5``), at any time.
+
+        Raises:
+            ParameterError: the new value is not a view.
+            SchemaError: the view cannot read what is stored.
+            LifecycleError: it is the view of another buffer.
+        """
+        return cast("V_co", self._reader.view)
+
+    @view.setter
+    @one_at_a_time
+    def view(self, view: View) -> None:
+        self._reader.read_through(view)
+
+    @property
+    def sampler(self) -> S_co:
+        """What draws the batches. You may change its parameters at any time."""
+        return cast("S_co", self._given_sampler)
+
+    @property
+    def seed(self) -> int:
+        """The seed of the batches: batch number t is a function of (seed, t) and of what is stored.
+
+        You may set it at any time (None draws one); the next batch is then number 0.
+        """
+        return self._progress.seed
+
+    @seed.setter
+    def seed(self, seed: int | None) -> None:
+        come = self._progress
+        come.seed, come.first = seed_or_drawn(seed), come.draws
+        if come.slots is not None:
+            come.slots.on_seed()
+
+    @property
+    def capacity(self) -> int:
+        """Rows of all envs together, the same number for each env; an episode of k transitions takes k + 1."""
+        return self._plan.rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows and of the full buffer's sampler, as :meth:`plan` computes them."""
+        return replace(self._plan, sampler_bytes=self._sampler.nbytes(self._plan.rows)).total_bytes
+
+    @property
+    def has_priorities(self) -> bool:
+        """Whether :meth:`update_priorities` can be called."""
+        return self._ratings.prioritized is not None
+
+    @one_at_a_time
+    def __len__(self) -> int:
+        """The number of transitions that can be drawn, or of sequences if the view reads sequences."""
+        self._reader.keep_rule()
+        return self._ring.drawable
+
+    @property
+    @one_at_a_time
+    def batch_fields(self) -> tuple[str, ...]:
+        """The names of a batch's fields with the current view and sampler, even if nothing is stored."""
+        self._reader.keep_rule()
+        return (*self._reader.read(np.empty(0, np.int64), {}, None).keys(), *self._sampler.extras)
+
+    @gives_batch
+    def sample(self, batch_size: int) -> Any:
+        """One batch ``[batch_size]``: the fields that :attr:`view` reads, and those that the sampler adds (``weight``).
+
+        Raises:
+            EmptyError: there is no complete transition.
+            ParameterError: ``batch_size`` is not positive.
+        """
+        return self._batch(batch_size, 1, 1)
+
+    @gives_batches
+    def batches(self, count: int, batch_size: int) -> Any:
+        """``count`` batches. :class:`relive.Recent` counts them as one round of updates.
+
+        Raises:
+            EmptyError: there is no complete transition. This call raises it, not the first batch.
+            ParameterError: ``count`` or ``batch_size`` is not positive. This call raises it, too.
+        """
+        require("batches", COUNT_RULE, count=count)
+        require_rows(batch_size)
+        if not len(self):
+            raise nothing_to_draw(self._ring)
+        return (self._batch(batch_size, k, count) for k in range(1, count + 1))
+
+    @gives_served
+    def serve(
+        self,
+        batch_size: int,
+        depth: int = 2,
+        *,
+        count: int | None = None,
+        limit: Limit | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Batches ``[batch_size]`` that a thread draws while you learn: ``for batch in replay.serve(256): ...``.
+
+        They are the batches that :meth:`sample` gives, in the same order. Batch t is drawn when the learner is done
+        with batch t - depth, that is, when it asks for the batch after that one. So batch t has all steps and
+        priorities that came before that moment, and none that came after: every other call of this replay waits for the
+        draws that are due.
+
+        Args:
+            batch_size: B.
+            depth: how many batches there are at most, the one in use included. 1 draws each when you ask for it.
+            count: how many batches; they are one round of updates, as in :meth:`batches`. None is without end.
+            limit: a :class:`relive.SamplesPerInsert` or :class:`relive.MinSize`; a batch is drawn when the limit
+                allows it.
+            timeout: seconds to wait for the limit; None is for ever.
+
+        Returns:
+            an iterator, with ``close()``, ``stats()`` and ``completed``; see :class:`relive.replay.serving.Served`. Its
+            ``next`` raises what the draw raised, such as EmptyError, and WaitTimeoutError.
+
+        Raises:
+            ParameterError: an argument is out of range.
+            LifecycleError: the replay is served already.
+        """
+        require_rows(batch_size)
+        require("serve", COUNT_RULE, depth=depth, **({} if count is None else {"count": count}))
+        require("serve", TIMEOUT_RULE, timeout=timeout)
+        require("serve", an_instance(Limit, "a limit, such as relive.SamplesPerInsert(...)"), limit=limit)
+        with self.lock:
+            self._prepare()
+            if self._ahead is not None:
+                raise LifecycleError("serve: this replay is served already; close() that first, or take its batches")
+            batch_size, of = int(batch_size), 1 if count is None else count
+            draw, undo = partial(self._draw_ahead, batch_size, of), self._end_serving
+            ahead = Ahead(self._progress, draw, undo, self.lock, batch_size, depth, count, limit)
+            served = Served[Any](ahead, timeout)
+            self._ahead = ahead  # last: if this call breaks off, the iterator is dropped, which ends the serving
+        return served
+
+    @one_at_a_time
+    def stats(self) -> dict[str, float]:
+        """Figures about what is stored and how it is used.
+
+        - ``size``: transitions that can be drawn; ``completed``: all transitions that ever could be drawn;
+        - ``episodes``: episodes that have ended;
+        - ``age_mean``, ``age_max``: the age of a transition is how many transitions were completed later;
+        - ``batches``, ``sampled``: batches and rows drawn; ``replay_ratio``: rows drawn per completed transition;
+        - ``late_updates``: priorities that came after their transition was overwritten;
+        - ``not_finite_rewards``: NaN or infinite rewards ever added;
+        - with priorities also ``priority_min``, ``priority_mean``, ``priority_max`` and ``effective_size``, which is
+          (Σp)² / Σp²: the number of equal priorities that would spread draws as evenly.
+        """
+        ring, places = self._ring, self._ring.anchors()
+        return figures(ring, places, len(self), self._progress, self._ratings.prioritized)
+
+    @gives_batch
+    @one_at_a_time
+    def data(self) -> Any:
+        """All transitions that can be drawn, in the order of completion, as :attr:`view` reads them."""
+        return self._reader.data()
+
+    @one_at_a_time
+    def slice(self, env: int, start: int = 0, stop: int | None = None) -> TensorDict:
+        """Rows of one env in the order of time, ``[K]``, as they are stored; 0 is the oldest, -1 the newest.
+
+        The fields are those of a step, ``index``, and ``complete`` (bool). ``complete`` is False for the newest step,
+        whose next observation is unknown, and for the row of a final observation, where only ``obs`` is valid.
+
+        Raises:
+            ParameterError: there is no such env.
+        """
+        return self._reader.slice(env, start, stop)
+
+    @one_at_a_time
+    def at(self, rows: Any) -> TensorDict:
+        """The transitions at ``rows`` of :attr:`block`, int64 ``[B]``, as :attr:`view` reads them.
+
+        Raises:
+            ParameterError: a row is out of range, or cannot be drawn.
+        """
+        return self._reader.at(rows)
+
+    @one_at_a_time
+    def episodes(self) -> Iterator[Episode]:
+        """The stored episodes one by one, env by env in the order of time, whatever :attr:`view` is.
+
+        Each episode is read when its turn comes. The replay may change meanwhile: steps that were overwritten by then
+        are left out, and steps that were added after this call are not read.
+
+        Raises:
+            SchemaError: the transitions have no order.
+        """
+        return self._read_each(runs_of(self._ring))
+
+    def _read_each(self, runs: Iterable[Run]) -> Iterator[Episode]:
+        for run in runs:
+            with self.lock:
+                self._writer.mend()
+                episode = read_run(self._ring, run)
+            if episode is not None:
+                yield episode
+
+    @one_at_a_time
+    def priorities(self, index: Any) -> Any:
+        """The priorities p = (abs(TD error) + eps)^alpha of transitions, float64 ``[B]``; draws are in proportion to p.
+
+        Args:
+            index: int64 ``[B]``, ``batch["index"]``. A transition that can no longer be drawn has priority 0.
+
+        Raises:
+            LifecycleError: the sampler has no priorities.
+            ParameterError: an index was never issued.
+        """
+        self._reader.keep_rule()
+        return torch.from_numpy(self._ratings.of(whole_numbers(index, "index")))
+
+    @one_at_a_time
+    def to_pandas(self, *, next_obs: bool = False) -> Any:
+        """All complete transitions as a ``pandas.DataFrame``, one row a step, env by env in the order of time.
+
+        ``env``, ``episode`` (counted in this table), ``step`` (within the episode) and ``index`` come first, then the
+        fields. A field of several numbers is a column for each: ``obs.0``, ``obs.1``. One of more than 64 is a column
+        of arrays.
+
+        Args:
+            next_obs: add the observations after each step.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+        """
+        return as_dataframe(table(self._ring, next_obs))
+
+    @one_at_a_time
+    def check(self) -> None:
+        """Test the invariants of the ring (:class:`relive.ring.Ring`) and of the sampler.
+
+        Raises:
+            InvariantError: names the first that does not hold.
+        """
+        self._ring.check()
+        self._sampler.check()
+
+    # -- printing -----------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return (
+            f"ReplayBuffer({self.schema!r}, capacity={self._plan.rows}, num_envs={self.num_envs}, "
+            f"sampler={self._sampler!r}, view={self._reader.view!r}, ordered={self.ordered}, "
+            f"own_next_obs={self.own_next_obs}, device='{self.device}', seed={self.seed})"
+        )
+
+    def __str__(self) -> str:
+        return text(self._summary())
+
+    def _repr_html_(self) -> str:
+        return html(self._summary())
+
+    def _summary(self) -> Summary:
+        ring, view, progress = self._ring, self._reader.view, self._progress
+        return summary(ring, self._sampler, view, progress, self._plan, self.nbytes, str(self.device))
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Mend what an earlier call left half done, and draw the served batches that are due."""
+        if self._ring.pending is not None:
+            self._writer.mend()
+        if self._ahead is not None and not self._ahead.is_drawing:
+            self._ahead.settle()
+
+    def _draw_ahead(self, batch_size: int, of: int, update: int) -> None:
+        """Draw a batch that waits for its learner. The caller holds the lock. A draw that fails does not count."""
+        progress, draw_state = self._progress, self._sampler.draw_state()
+        number, sampled, completed = progress.draws, progress.sampled, self._ring.completed
+        try:
+            batch = self._batch(batch_size, update if of > 1 else 1, of)
+            progress.ahead.append(Drawn(number, update, batch_size, draw_state, completed, batch))
+            progress.keep()
+        except BaseException:
+            if not (progress.ahead and progress.ahead[-1].number == number):
+                progress.draws, progress.sampled = number, sampled
+                self._sampler.undo_draws(draw_state)
+            raise
+
+    def _end_serving(self, ahead: Ahead) -> None:
+        """Put back the batches that nobody took, and end the serving. The caller holds the lock."""
+        if ahead is self._ahead:
+            ahead.give_back()
+            self._progress.undo(self._sampler)
+            self._ahead = None
+
+    def _batch(self, batch_size: int, update: int, of: int) -> Any:
+        require_rows(batch_size)
+        batch_size = int(batch_size)  # a small NumPy integer could overflow
+        with self.lock:
+            if self._ring.pending is not None or self._ahead is not None:
+                self._prepare()
+            direct = self._direct
+            if direct is not None and (batch := direct.sample(self._reader.view, batch_size, update, of)) is not None:
+                return batch
+            self._reader.keep_rule()
+            come = self._progress
+            seed = come.seed if get_worker_info() is None else stream_of(come.seed)
+            key = stream(seed, come.draws - come.first)
+            drawn = self._sampler.draw(batch_size, key, update, of)
+            if not self._own_sampler:
+                drawn = readable_draw(self._ring, self._sampler, drawn, batch_size)
+            places, extras = drawn
+            come.draws += 1
+            come.sampled += batch_size
+            if come.slots is not None:
+                come.keep()
+            batch = self._reader.read(places, extras, key)
+            if self._coming is not None:
+                self._coming.after_batch(self._reader.view, batch_size, update, of)
+            return batch
+
+
+class SavableReplay(ReadableReplay[S_co, V_co]):
+    """The part of a replay buffer that saves, pickles and copies it. ``load`` is in :class:`relive.ReplayBuffer`."""
+
+    extra: Any
+    """In a buffer that was loaded, the value that was passed to :meth:`save` as ``extra``; otherwise None."""
+    _saver: Saver
+
+    def save(self, path: str | os.PathLike[str], *, extra: Any = None, background: bool = False) -> SaveHandle:
+        """Write everything stored, and the number of the next batch, to the directory ``path``.
+
+        An earlier save there is replaced as a whole or not at all. If this buffer wrote or loaded that save, only new
+        rows are written. ``docs/files.md`` describes the format.
+
+        Args:
+            path: the directory.
+            extra: further values of the same instant, such as the ``state_dict`` of the model and the optimizer: nested
+                dicts, lists and tuples of tensors, arrays, numbers, bools, text and bytes. They come back as
+                :attr:`extra` of the loaded buffer, and from :func:`relive.load_extra`. Do not change them before this
+                call returns.
+            background: return at once, and write the present state in another thread. ``extra`` is copied. You may add,
+                sample and train meanwhile, and change everything. A buffer has one such save at a time: the next call
+                waits for it. If that save failed and :meth:`~relive.files.SaveHandle.wait` has not raised its error,
+                the next call raises it.
+
+        Returns:
+            the save. ``save(path, background=True).wait()`` raises its error. Without ``background`` it is done.
+
+        Raises:
+            FileFormatError: ``path`` holds something else, or ``extra`` a value that cannot be stored; names its keys.
+            OSError: the disk is full, or fails.
+        """
+        require("save", FLAG_RULE, background=background)
+        saver, path = self._saver, usable(path)
+        saver.saves.settle()
+        with ExitStack() as held:
+            held.enter_context(self.lock)  # others wait until the rows are on their way, not for the disk
+            saver.saves.settle()  # another thread may have begun one
+            if self._ring.pending is not None or self._ahead is not None:
+                self._prepare()
+            return saver.start(path, extra) if background else saver.write(path, extra, held.close)
+
+    @property
+    @one_at_a_time
+    def block(self) -> TensorDict:
+        """The schema's fields of all rows ``[rows]``, without a copy, in the order of memory.
+
+        Row k of env e is at ``e * R + k % R``; each env has R rows. Rows that were never written are included, and so
+        are those of final observations. Reward and flags are always in RAM.
+
+        You can write to the rows, and :meth:`save` cannot see that. So once this was read, every save writes all rows.
+        """
+        self._saver.segments.give_up()
+        self._saver.await_rows()
+        return as_tensordict(self._ring.store.views(), (self._plan.rows,))
+
+    @one_at_a_time
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle: the content of a save, and parts that are not relive's own."""
+        return type(self)._unpickled, self._saver.pickled(self._given_sampler)
+
+    @classmethod
+    def _unpickled(cls, arrays: Mapping[str, Any], *rest: Any) -> Self:
+        return cls._restored(typed_tensors(arrays), *rest)
+
+    def __copy__(self) -> Self:
+        """A deep copy, since two buffers cannot share memory, a sampler or a view."""
+        return deepcopy(self)
+
+    @classmethod
+    def _restored(cls, tensors: Mapping[str, Any], content: Mapping[str, Any], device: Any, *parts: Any) -> Self:
+        """The buffer whose state this is; ``parts`` are a sampler and a view, or None for the saved ones."""
+        source = Source.of_tensors(tensors, content)
+        buffer = cls(**saved_arguments(source, device, *parts))
+        buffer._saver.restore(source)
+        return buffer
+
+
+class OpenedReplay(SavableReplay[S_co, V_co]):
+    """The part of a replay buffer that keeps it in files while it is used."""
+
+    _durable: Durable | None = None
+    """What keeps the files safe; None if the replay is in private memory."""
+
+    def _verify(self) -> None:
+        """Read all files, and refuse files that contradict themselves.
+
+        Raises:
+            FileFormatError: names the first row or number that is wrong.
+        """
+        directory = self._require_files("verify").keeper.directory
+        try:
+            with contradictions(directory.path):
+                self.check()
+        except FileFormatError:
+            self._ring.pending = Ended("this replay was found damaged when it was opened")
+            directory.release()
+            raise
+
+    @one_at_a_time
+    def flush(self) -> None:
+        """Write everything that is stored through to the disk. All of it then survives a power cut.
+
+        Raises:
+            LifecycleError: this replay is not in files.
+            FileFormatError: the directory is gone, or another one is at its path.
+            OSError: the disk is full or fails.
+        """
+        self._require_files("flush")
+        self._flush()
+
+    def _flush(self) -> None:
+        with self._progress.undone(self._sampler):  # batches drawn ahead that nobody took are drawn again
+            self._commit()
+            self._require_files("flush").flush()
+
+    def close(self) -> None:
+        """Flush, and let another process open the files. Every later call but this one is an error.
+
+        A replay that is not in files has nothing to close.
+        """
+        with self.lock:
+            if self._durable is None or isinstance(self._ring.pending, Ended):
+                return
+            self._prepare()
+            if self._ahead is not None:
+                self._ahead.close()
+                self._end_serving(self._ahead)
+            self._saver.saves.settle()
+            self._commit()
+            self._durable.flush("close")
+            self._ring.pending = Ended("this replay was closed; open its directory again with ReplayBuffer.open")
+            self._durable.keeper.directory.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _refuse_files(self) -> None:
+        """Refuse to append in another buffer's order of completion. A kill could leave half of it done.
+
+        Raises:
+            LifecycleError: this replay is in files.
+        """
+        if self._durable is not None:
+            raise LifecycleError("append: a replay in files takes transitions env after env; pass envs={0: 0, ...}")
+
+    def _require_files(self, what: str) -> Durable:
+        if self._durable is None:
+            raise LifecycleError(f"{what}: this replay is not in files; make it with ReplayBuffer.open, or call save")
+        return self._durable
+
+    def _commit(self) -> None:
+        """Write the manifest, if anything in it has changed."""
+        directory, content = self._require_files("flush").keeper.directory, self._content()
+        directory.require_held()
+        write_sampler(directory, self._ring, self._sampler)
+        if content != directory.content:
+            directory.commit(content)
+
+    def _content(self) -> dict[str, Any]:
+        """The manifest's JSON about this replay."""
+        return {
+            "kind": KIND,
+            "schema": json.loads(self.schema.to_json()),
+            "rows_per_env": self._ring.rows,
+            "num_envs": self.num_envs,
+            "ordered": self.ordered,
+            "own_next_obs": self.own_next_obs,
+            "seed": self._progress.seed,
+            "first": self._progress.first,
+            **self._settings(),
+        }
+
+    def _settings(self) -> dict[str, Any]:
+        """The parameters of sampler and view as JSON."""
+        return {"sampler": describe(self._sampler), "view": describe(self._reader.view)}
+
+    def part_changed(self, part: object) -> None:
+        """A parameter of a sampler or a view was set: if it is one of this replay, keep it at once."""
+        if any(part is own for own in self._parts()):
+            self._keep_settings()
+
+    def _parts(self) -> list[Any]:
+        """The sampler and the view, and those inside of them."""
+        return [*parts_of(self._sampler), *parts_of(self._reader.view)]
+
+    def _keep_settings(self) -> None:
+        """Keep the settings of a replay in files, and learn of later changes."""
+        with self.lock:  # parameters are set by any thread, and the slots have one writer
+            if self._durable is None or isinstance(self._ring.pending, Ended):
+                return
+            for part in self._parts():
+                observe(part, self)
+            if not self._durable.settings.keep(json.dumps(self._settings()).encode()):
+                self._commit()  # they are too long for their place
+
+
+def opened(
+    cls: Any,
+    path: str | os.PathLike[str],
+    wanted: dict[str, Any],
+    sampler: Any,
+    view: Any,
+    seed: int | None,
+    flush: FlushPolicy,
+) -> Any:
+    """A replay of the class ``cls`` in the files of a directory; see :meth:`relive.ReplayBuffer.open`.
+
+    ``wanted`` has arguments by name; None for an argument that was not given. If a replay is there already, the others
+    must be equal to its own.
+    """
+    require_policy(flush)
+    keeper = MappedKeeper(path)
+    try:
+        return _opened(cls, keeper, wanted, sampler, view, seed, flush)
+    except BaseException:
+        keeper.directory.discard()
+        raise
+
+
+def _opened(
+    cls: Any, keeper: MappedKeeper, wanted: dict[str, Any], sampler: Any, view: Any, seed: int | None, flush: Any
+) -> Any:
+    """The replay in the memory of a keeper: the one that is kept there, or a new one."""
+    directory, content = keeper.directory, keeper.directory.content
+    if content is None:
+        missing = [name for name in ("schema", "capacity") if wanted[name] is None]
+        if missing:
+            raise FieldError(
+                f"'{directory.path}': expected {' and '.join(missing)}, as no replay is there yet; pass "
+                "open(path, schema, capacity)"
+            )
+        given = {name: value for name, value in wanted.items() if value is not None}
+        buffer = cls(**given, sampler=sampler, view=view, seed=seed, store=keeper)
+        return _begun(buffer, keeper, flush, None)
+    with contradictions(directory.path, ParameterError, SchemaError):
+        _require_same(directory.path, kept_arguments(content, sampler, view), wanted)
+    first = whole(content, "first")
+    with contradictions(directory.path):
+        mark, settings = recover(keeper, whole(content, "num_envs"), whole(content, "rows_per_env"))
+    with contradictions(directory.path, ParameterError, SchemaError):
+        arguments = kept_arguments(content | newer(settings), sampler, view)
+    with contradictions(directory.path):
+        keeper.directory.journal.append(mark.encode("open", whereabouts(keeper)))  # before anything changes
+        buffer = cls(**arguments, store=keeper)
+        buffer._progress.first = first
+        begun = _begun(buffer, keeper, flush, mark)
+    if seed is not None:
+        buffer.seed = seed
+        buffer._commit()
+    return begun
+
+
+def _begun(buffer: Any, keeper: MappedKeeper, flush: FlushPolicy, mark: Any) -> Any:
+    """Start to use a replay that was made over a keeper."""
+    buffer._durable = Durable(keeper, buffer._ring, buffer._progress, flush, mark)
+    read_sampler(keeper.directory, buffer._ring, buffer._sampler)
+    me = ref(buffer)
+    buffer._writer.added = None if flush is None else partial(_flush_if_due, me)
+    buffer._reader.replaced = lambda: (found := me()) is not None and found._keep_settings()
+    buffer._progress.slots.on_seed = lambda: (found := me()) is not None and found._commit()
+    buffer._coming = coming_of(buffer._ring, buffer._sampler, buffer._progress)
+    keeper.on_fork = partial(_end_in_child, ref(buffer._ring))
+    if mark is None:
+        buffer._durable.begin()
+    buffer._ring.settle()
+    buffer._commit()
+    buffer._keep_settings()
+    return buffer
+
+
+def _flush_if_due(buffer: Callable[[], Any], count: int) -> None:
+    """Flush as the policy says, after so many rows were added."""
+    found = buffer()
+    if found is not None and found._durable.is_due(count):
+        found._flush()
+
+
+def _end_in_child(ring: ReferenceType[Ring]) -> None:
+    """Make every further call in this process, a forked child, an error."""
+    found = ring()
+    if found is not None:
+        found.pending = Ended(
+            "this replay is in files that belong to the process that opened it, and a forked child may not use them; "
+            "use it in the parent, or send the child batches"
+        )
+
+
+def newer(settings: bytes) -> dict[str, Any]:
+    """Settings of a process that was killed, for the manifest's content, as :meth:`OpenedReplay._settings` wrote them.
+
+    Raises:
+        InvariantError: they make no sense.
+    """
+    found: Any = json.loads(settings or b"{}")
+    if not isinstance(found, dict) or cast("dict[str, Any]", found).keys() - {"sampler", "view"}:
+        raise InvariantError("settings: expected those of a sampler and a view")
+    return cast("dict[str, Any]", found)
+
+
+def kept_arguments(content: dict[str, Any], sampler: Any, view: Any) -> dict[str, Any]:
+    """The constructor's arguments for the replay that is kept; ``sampler`` and ``view`` where they are not None."""
+    if entry(content, "kind", str) != KIND:
+        raise InvariantError(f"its kind is {shown(content['kind'])}")
+    rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")
+    if num_envs < 1 or rows < 2:
+        raise InvariantError(f"{num_envs} envs of {rows} rows; expected at least 1 env and 2 rows")
+    if view is None:
+        view = rebuild(content.get("view"), "view")
+        require_reach(view, rows * num_envs)
+    return {
+        "schema": Schema.from_json(json.dumps(content.get("schema"))),
+        "capacity": rows * num_envs,
+        "num_envs": num_envs,
+        "sampler": sampler if sampler is not None else rebuild(content.get("sampler"), "sampler"),
+        "view": view,
+        "ordered": entry(content, "ordered", bool),
+        "own_next_obs": entry(content, "own_next_obs", bool),
+        "seed": entry(content, "seed", int),
+    }
+
+
+def _require_same(path: Any, kept: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuse arguments that differ from those of the replay that is there.
+
+    Raises:
+        SchemaError, ParameterError: names the first argument that differs.
+    """
+    for name, value in wanted.items():
+        got = kept[name]
+        same = value == got
+        if name == "capacity" and is_count(value):
+            same = value // kept["num_envs"] * kept["num_envs"] == got
+        if value is not None and not same:
+            kind = SchemaError if name == "schema" else ParameterError
+            raise kind(
+                f"'{path}': the replay there has {name}={shown(got, 200)}, got {shown(value, 200)}; leave {name} out, "
+                "or give another path"
+            )
+
+
+def loaded(
+    kind: Any,
+    path: str | os.PathLike[str],
+    device: Any,
+    capacity: int | None,
+    parts: tuple[Any, Any],
+    changes: SchemaChanges | None,
+    store: Any,
+) -> Any:
+    """The saved replay, as a ``kind``; ``parts`` are a sampler and a view, or None for the saved ones.
+
+    Raises:
+        FileFormatError, SchemaError, ParameterError: as :meth:`relive.ReplayBuffer.load`.
+    """
+    with open_save(path) as save:
+        source = Source.of_save(save)
+        with contradictions(path):
+            arguments = saved_arguments(source, device, *parts)
+        if store is not None:
+            arguments["store"] = store
+        origins = changed_arguments(arguments, capacity, changes)
+        sparse = 2 * source.row_count < arguments["capacity"]  # huge pages take a fifth of the time to write, but whole
+        with contradictions(path, DoesNotFitError), small_pages() if sparse else nullcontext():
+            buffer = kind(**arguments)
+            buffer._saver.restore(source, origins)
+        buffer.extra = read_extra(save, free_memory())
+    if changes is None:
+        buffer._saver.segments.note(path, source.segments[:-1])
+    return buffer
+
+
+def loaded_for(num_envs: int, kind: Any, path: str | os.PathLike[str], device: Any, capacity: int | None,
+               parts: tuple[Any, Any], changes: SchemaChanges | None, store: Any) -> Any:  # fmt: skip
+    """As :func:`loaded`, with another number of envs.
+
+    Raises:
+        ParameterError: the steps have an order; see :func:`relive.replay.saving.require_unordered`.
+        FileFormatError, SchemaError, ParameterError: as above.
+    """
+    with open_save(path) as save:
+        content: Mapping[str, Any] = save.content
+        require_unordered(content, num_envs, store)
+    if num_envs == content["num_envs"]:
+        return loaded(kind, path, device, capacity, parts, changes, store)
+    saved = loaded(kind, path, "cpu", None, deepcopy(parts), changes, None)
+    state: tuple[dict[str, Any], dict[str, Any]] = saved._saver.whole_state()
+    arrays, content = dealt(*state, num_envs, capacity)
+    buffer = kind._restored(arrays, content, device, *parts)
+    buffer.extra = saved.extra
+    return buffer
 
 
 class ReplayBuffer(OpenedReplay[S_co, V_co]):
@@ -72,7 +1045,7 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
             checked if ``ordered`` is False.
         store: keep all fields but rewards and flags in a store of your own, such as files. It is a function or class
             that is called with the fields (path -> :class:`relive.Field`) and the number of rows. It returns an object
-            with the two methods of :class:`relive.memory.home.Home`.
+            with the two methods of :class:`relive.memory.ram.Home`.
         device: where rows and batches live. If it is not the CPU, rewards, flags and bookkeeping stay in RAM (32 bytes
             a row), and so does the sampler. Batches have the same values on every device.
         debug: refuse steps in which a reward, an action or an observation is NaN or infinite.

@@ -10,20 +10,28 @@ import numpy as np
 import torch
 
 from ..errors import FileFormatError, LifecycleError
-from ..files.entries import contradictions
-from ..files.mapped_copy import MappedCopy
-from ..kernels.ring_state import COLUMNS, COUNTERS, HEAD
-from ..kernels.undo_note import UNDO_AFTER, UNDO_ENVS, UNDO_KIND, UNDO_NONE, env_entries, first_row
+from ..files.disk import contradictions
+from ..files.mapped import MappedCopy
+from ..kernels.tables import (
+    COLUMNS,
+    COUNTERS,
+    HEAD,
+    UNDO_AFTER,
+    UNDO_ENVS,
+    UNDO_KIND,
+    UNDO_NONE,
+    env_entries,
+    first_row,
+)
 from ..memory.estimate import require_free
 from ..memory.mapped import CopiedKeeper
-from ..ring.state import undo_words
+from ..ring.ring import undo_words
 from ..samplers.uniform import Uniform
 from ..steps.arrays import Ints
 from ..views.transitions import Transition
-from .durable import SMALL, go_back, is_here, kept_settings, last_mark, newest_of, recover
-from .marks import Mark
-from .opening import kept_arguments, newer
-from .sampler_files import read_sampler
+from .buffer import kept_arguments, newer
+from .durable import SMALL, Mark, go_back, is_here, kept_settings, last_mark, newest_of, recover
+from .saving import read_sampler
 
 __all__ = ["copied"]
 

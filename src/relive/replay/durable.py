@@ -2,53 +2,261 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import struct
 import time
 import zlib
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
-from typing import Any
+from struct import Struct
+from typing import Any, Literal, NamedTuple, cast
 from weakref import ref
 
 import numpy as np
+from torch.utils.data import get_worker_info
 
-from ..errors import FileFormatError, ParameterError
-from ..files.format import MANIFEST
-from ..files.sealed import damaged
-from ..kernels.ring_state import COLUMNS, COUNTERS, HEAD
+from ..errors import FileFormatError, InvariantError, ParameterError
+from ..files.format import MANIFEST, damaged
+from ..kernels.reference.priorities import key as stream
+from ..kernels.tables import COLUMNS, COUNTERS, HEAD
 from ..memory.mapped import DRAINED, SETTINGS, FileKeeper, MappedKeeper
 from ..parameters import is_count
 from ..printable import shown
-from ..ring.ring import Ring
-from ..ring.state import undo_words
-from ..ring.undo import note_mark
+from ..ring.ring import Ring, note_mark, undo_words
+from ..samplers.contract import Sampler
 from ..steps.arrays import Array, Ints
-from .marks import Kind, Mark, mark_of
-from .progress import Progress
-from .progress_slots import ProgressSlots
 
 __all__ = [
     "AFTER",
+    "BOOKKEEPING",
     "ENVS",
     "MARK",
     "SMALL",
     "SOURCE",
     "VOID",
+    "Drawn",
     "Durable",
     "FlushPolicy",
+    "Kind",
+    "Mark",
+    "Progress",
+    "ProgressSlots",
     "Settings",
+    "bookkeeping",
     "go_back",
     "is_here",
     "kept_settings",
     "last_mark",
+    "mark_of",
     "newest_of",
     "recover",
     "require_policy",
+    "stream_of",
     "whereabouts",
 ]
+
+
+_SLOT = Struct("5q")
+
+
+class ProgressSlots:
+    """The counts of a replay in files: two slots, written in turn, so that a kill leaves one of them whole.
+
+    A slot is its number, the three counts, and its number again. A slot whose two numbers differ is not whole. The
+    whole slot with the larger number counts.
+
+    Args:
+        words: int64 ``[10]``, in a file.
+    """
+
+    WORDS = 10
+
+    def __init__(self, words: Any) -> None:
+        self._bytes, self._slots = memoryview(words).cast("B"), (0, _SLOT.size)
+        whole = [slot for slot in map(self._read, self._slots) if slot[0] == slot[-1]]
+        self._number, *counts, _ = max(whole, default=(-1, 0, 0, 0, -1))
+        if not whole or min(self._number, *counts) < 0:
+            raise InvariantError(f"progress: {[*map(self._read, self._slots)]} are not two slots of counts")
+        self.on_seed: Callable[[], object] = bool
+        """Called when the seed was set. The seed is kept elsewhere."""
+        self.counts: list[int] = counts
+        """Batches drawn, rows drawn and late priorities, as they were when this was made."""
+
+    def _read(self, at: int) -> tuple[int, ...]:
+        return _SLOT.unpack_from(self._bytes, at)
+
+    def write(self, draws: int, sampled: int, late: int) -> None:
+        """Keep these counts."""
+        number = self._number = self._number + 1
+        _SLOT.pack_into(self._bytes, self._slots[number & 1], number, draws, sampled, late, number)
+
+
+class Drawn(NamedTuple):
+    """A batch that was drawn ahead of its learner."""
+
+    number: int
+    """Batch number t of its replay."""
+    update: int
+    """Its number in its round of updates, from 1."""
+    rows: int
+    """B."""
+    draw_state: Any
+    """The sampler's :meth:`~relive.samplers.contract.Sampler.draw_state` before the draw."""
+    completed: int
+    """How many transitions had been completed when it was drawn."""
+    batch: Any
+    """The batch as the view read it."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counts of what a replay has drawn, and its seed. Saves contain all of it."""
+
+    seed: int
+    """The seed of the batches."""
+    first: int = 0
+    """How many batches were drawn before this seed was set."""
+    draws: int = 0
+    """Batches drawn."""
+    sampled: int = 0
+    """Rows drawn."""
+    late: int = 0
+    """Priorities that came after their transition was overwritten."""
+    slots: ProgressSlots | None = None
+    """Where a replay in files keeps the counts for the next process; None for any other replay."""
+    ahead: deque[Drawn] = field(default_factory=deque[Drawn])
+    """Batches that wait for their learner, in order. They are in ``draws`` and ``sampled`` already."""
+
+    @property
+    def draws_taken(self) -> int:
+        """Batches drawn, without those that wait for their learner."""
+        return self.draws - len(self.ahead)
+
+    @property
+    def rows_taken(self) -> int:
+        """Rows drawn, without those of batches that wait for their learner."""
+        return self.sampled - sum(drawn.rows for drawn in self.ahead)
+
+    @property
+    def counts(self) -> list[int]:
+        """The counts for a save: ``draws``, ``sampled`` and ``late``, without batches that can be drawn again."""
+        undone = (self.draws_taken, self.rows_taken) if self._is_undoable else (self.draws, self.sampled)
+        return [int(count) for count in (*undone, self.late)]  # batch sizes may have been NumPy's
+
+    def keep(self) -> None:
+        """Keep the counts of a replay in files, so that its next process goes on with the batches that nobody took."""
+        if self.slots is not None:
+            self.slots.write(self.draws_taken, self.rows_taken, self.late)
+
+    @contextmanager
+    def undone(self, sampler: Sampler) -> Generator[None]:
+        """Within this context, the sampler is as if it had drawn nothing ahead."""
+        if not self._is_undoable:
+            yield
+            return
+        now = sampler.draw_state()
+        try:
+            sampler.undo_draws(self.ahead[0].draw_state)
+            yield
+        finally:
+            sampler.undo_draws(now)
+
+    def undo(self, sampler: Sampler) -> None:
+        """Undo the draws ahead, so that the next batches are those that nobody took.
+
+        If other batches were drawn in between, this is not possible, and the numbers of all of them are used up.
+        """
+        if self._is_undoable:
+            sampler.undo_draws(self.ahead[0].draw_state)
+            self.draws, self.sampled = self.draws_taken, self.rows_taken
+        self.ahead.clear()
+
+    @property
+    def _is_undoable(self) -> bool:
+        """Whether nothing else was drawn since the first batch that waits."""
+        return len(self.ahead) > 0 and self.ahead[0].number == self.draws_taken
+
+
+def stream_of(seed: int) -> int:
+    """The seed of the batches. Each worker of a ``DataLoader`` has a copy of the buffer, and a seed of its own."""
+    worker = get_worker_info()
+    return seed if worker is None else stream(seed, worker.seed)
+
+
+Kind = Literal["open", "flush", "close"]
+
+
+BOOKKEEPING = 3
+"""How many numbers the bookkeeping of a row has: stamp, step and order."""
+_LENGTH = struct.Struct("<I")
+
+
+class Mark(NamedTuple):
+    """The cursors of a replay at a moment when all of its rows were on the disk."""
+
+    state: Ints
+    """``[N, 4]``, as :class:`relive.ring.Ring` has it."""
+    counters: Ints
+    """``[9]``."""
+    newest: Ints
+    """``[N, 3]``: stamp, step and order of each env's newest row, which the next step changes."""
+    dead: Ints
+    """``[N]``: rows of each env below this number may have been overwritten since."""
+    small: dict[str, list[Any]]
+    """Further arrays by name, of a few numbers each."""
+
+    def encode(self, kind: Kind, where: list[Any]) -> bytes:
+        """The mark as bytes, with the ``kind`` of event and with ``where``, which identifies the boot and the files."""
+        facts = {"kind": kind, "where": where, "num_envs": len(self.state), "small": self.small}
+        text = json.dumps(facts, allow_nan=False).encode()
+        arrays = (self.state, self.counters, self.newest, self.dead)
+        return b"".join([_LENGTH.pack(len(text)), text, *(np.ascontiguousarray(x, "<i8").tobytes() for x in arrays)])
+
+    @staticmethod
+    def decode(payload: bytes, num_envs: int) -> tuple[Mark, str, list[Any]]:
+        """The mark, the kind of event, and where it happened, as :meth:`encode` takes them.
+
+        Raises:
+            FileFormatError: these bytes are not a mark of a ring of ``num_envs`` envs.
+        """
+        try:
+            (length,) = _LENGTH.unpack_from(payload)
+            facts: Any = json.loads(payload[_LENGTH.size : _LENGTH.size + length])
+            if set(facts) != {"kind", "where", "num_envs", "small"} or facts["num_envs"] != num_envs:
+                raise ValueError(shown(facts))
+            small = cast("dict[str, Any]", facts["small"])
+            if not all(isinstance(x, list) and len(cast("list[Any]", x)) <= 64 for x in small.values()):
+                raise ValueError(shown(small))
+            if facts["kind"] not in ("open", "flush", "close") or not isinstance(facts["where"], list):
+                raise ValueError(shown(facts))
+            words = np.frombuffer(payload, "<i8", offset=_LENGTH.size + length).astype(np.int64)
+            sizes = num_envs * COLUMNS, COUNTERS, num_envs * BOOKKEEPING, num_envs
+            if len(words) != sum(sizes):
+                raise ValueError(f"{len(words)} numbers for {sum(sizes)}")
+        except (ValueError, TypeError, AttributeError, struct.error, RecursionError) as error:
+            raise FileFormatError(f"the journal's last record makes no sense ({error!s:.200})") from error
+        state, counters, newest, dead = np.split(words, np.cumsum(sizes)[:-1])
+        arrays = state.reshape(num_envs, COLUMNS), counters, newest.reshape(num_envs, BOOKKEEPING), dead
+        return Mark(*arrays, small), facts["kind"], facts["where"]
+
+
+def mark_of(ring: Ring, small: dict[str, list[Any]]) -> Mark:
+    """The mark of a ring as it is. Only rows that are gone are declared dead."""
+    return Mark(ring.state.copy(), ring.counters.copy(), bookkeeping(ring, ring.heads - 1), ring.oldest, small)
+
+
+def bookkeeping(ring: Ring, numbers: Ints) -> Ints:
+    """Stamp, step and order ``[N, 3]`` of the rows with these numbers, one of each env; zeros for numbers below 0."""
+    places = np.arange(ring.num_envs) * ring.rows + numbers % ring.rows
+    found = np.stack([ring.stamp[places], ring.step[places], ring.order[places]], axis=1).astype(np.int64)
+    found[ring.state[:, HEAD] == 0] = 0
+    return found
 
 
 FlushPolicy = int | timedelta | None

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from ..batches.sequences import SequenceBatch
+from ..batches import SequenceBatch
 from ..errors import DeviceError, FieldError, ParameterError, SchemaError, ShapeError
 from ..parameters import COUNT_RULE, Rule, is_number, require
 from ..printable import shown
 from ..steps.arrays import as_host
 from ..steps.summary import Summary, html, text
 from ..views.contract import time_first_of
-from .arguments import whole_numbers
 from .buffer import ReplayBuffer
-from .ratings import doubles, magnitudes
+from .checks import whole_numbers
+from .reader import doubles, magnitudes
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_check
 from weakref import finalize
 
 from ..errors import LifecycleError, WaitTimeoutError
-from .progress import Drawn, Progress
+from .durable import Drawn, Progress
 
 if TYPE_CHECKING:
     from types import TracebackType

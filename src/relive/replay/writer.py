@@ -10,23 +10,18 @@ import torch
 from torch import Tensor
 
 from ..errors import ParameterError, ShapeError
-from ..kernels.ring_state import EPISODES
-from ..memory.bounded import Bounded
-from ..memory.copier import StepCopier
+from ..kernels.tables import EPISODES
+from ..memory.copier import Bounded, StepCopier
 from ..memory.store import Store
 from ..parameters import FLAG_RULE, require
-from ..ring.adding import missing_final
-from ..ring.order import order_as
-from ..ring.ring import Ring
-from ..ring.state import PIECE, piece_of
+from ..ring.ring import PIECE, Ring, missing_final, order_as, piece_of
 from ..samplers.contract import Sampler
 from ..steps.arrays import Array, Ints, as_host
 from ..steps.checker import StepChecker, refuse_unreadable
 from ..steps.ends import EndCheck, ReuseCheck
 from ..steps.schema import Schema
-from .arguments import flattened, refuse_not_finite, row_mask, whole_numbers
-from .direct import DirectAdd
-from .resets import ResetCheck
+from .checks import ResetCheck, flattened, refuse_not_finite, row_mask, whole_numbers
+from .reader import DirectAdd
 
 __all__ = ["Writer"]
 

@@ -1,6 +1,5 @@
 """The ring of a replay: which steps are stored, and which of them can be drawn."""
 
-from .ring import Ring
-from .rule import Rule
+from .ring import Ring, Rule
 
 __all__ = ["Ring", "Rule"]

@@ -2,40 +2,694 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from torch import Tensor
 
 from .. import kernels
-from ..errors import InvariantError, LifecycleError, ParameterError, SchemaError
-from ..kernels.ring_state import (
+from ..errors import FieldError, InvariantError, LifecycleError, ParameterError, ReliveError, SchemaError
+from ..kernels.tables import (
     ALONE,
+    COLUMNS,
     COMPLETED,
     COUNT,
+    COUNTERS,
     DRAWABLE,
+    EPISODES,
     FINALS,
     HEAD,
+    HISTORY,
+    LENGTH,
     LINKED,
     NEXT,
     NO_FINALS,
+    NOT_FINITE,
+    RULE,
     TAIL,
+    UNDO_ADDING,
+    UNDO_AFTER,
+    UNDO_COUNTERS,
+    UNDO_ENVS,
+    UNDO_KIND,
+    UNDO_NONE,
+    UNDO_REBUILD,
+    UNDO_ROW,
+    UNDO_ROWS,
+    UNDO_START,
     USED_UP,
+    WEIGH,
+    RingArrays,
+    StagedRows,
+    env_entries,
+    first_row,
+    packed,
+    row_entries,
+    undo_size,
+    unpacked,
 )
-from ..memory.bounded import Bounded
+from ..memory.copier import Bounded
 from ..memory.store import Apart, Plan, Store, require_rows, vector
+from ..parameters import is_count, is_flag
 from ..steps.arrays import Ints
-from ..steps.trees import Path
-from . import invariants
-from .adding import NOBODY, Adding, Change, Ended, refused
-from .invariants import LARGEST
-from .rule import Rule, note_rule, noted_rule, require_rule
-from .state import RingState
-from .undo import Undo
+from ..steps.schema import Path
 
-__all__ = ["Ring"]
+__all__ = [
+    "LARGEST",
+    "NOBODY",
+    "PIECE",
+    "WEIGHS",
+    "Adding",
+    "Change",
+    "Ended",
+    "Ring",
+    "RingState",
+    "Rule",
+    "Span",
+    "Undo",
+    "Weigh",
+    "check",
+    "check_cursors",
+    "missing_final",
+    "note_mark",
+    "note_rule",
+    "noted_rule",
+    "order_as",
+    "piece_of",
+    "refused",
+    "require_rule",
+    "undo_words",
+]
+
+
+class Span(NamedTuple):
+    """For each env e, the rows with numbers from ``first[e]`` up to, not including, ``until[e]``.
+
+    Its rows are counted env by env in the order of time; "row k" below is the k-th in that order.
+    """
+
+    first: Ints
+    """int64 ``[N]``."""
+    until: Ints
+    """int64 ``[N]``, at least ``first``."""
+
+    @property
+    def size(self) -> int:
+        """How many rows there are, over all envs."""
+        return int((self.until - self.first).sum())
+
+    def rows(self, low: int = 0, high: int | None = None) -> tuple[Ints, Ints]:
+        """The envs and numbers of all rows, or of the rows from ``low`` up to ``high``."""
+        ends = np.cumsum(self.until - self.first)
+        row = np.arange(low, int(ends[-1]) if high is None else min(high, int(ends[-1])))
+        env = np.searchsorted(ends, row, side="right")
+        return env, row + (self.until - ends)[env]
+
+    def places(self, per_env: int, low: int = 0, high: int | None = None) -> Ints:
+        """The places of the same rows in a ring of ``per_env`` rows per env."""
+        ends = np.cumsum(self.until - self.first)
+        high = int(ends[-1]) if high is None else min(high, int(ends[-1]))
+        env = int(np.searchsorted(ends, low, side="right"))
+        if low < high <= ends[env]:  # all in one env, as most often: one run of places, or two
+            begin = int(low + (self.until - ends)[env]) % per_env
+            run = np.arange(begin, begin + high - low)
+            return env * per_env + (run if run[-1] < per_env else run % per_env)
+        envs, numbers = self.rows(low, high)
+        return envs * per_env + numbers % per_env
+
+    def runs(self, per_env: int) -> Iterator[slice]:
+        """The same places as slices, in the same order: one or two for each env."""
+        for env, (first, until) in enumerate(zip(self.first.tolist(), self.until.tolist(), strict=True)):
+            base, seam = env * per_env, until - until % per_env  # row `seam` lies at the first place of the env again
+            if first < seam < until:
+                yield slice(base + first % per_env, base + per_env)
+            begin = seam if first < seam < until else first
+            if begin < until:
+                yield slice(base + begin % per_env, base + begin % per_env + until - begin)
+
+    def meet(self, other: Span) -> Span:
+        """The rows that both have."""
+        first = np.maximum(self.first, other.first)
+        return Span(first, np.maximum(np.minimum(self.until, other.until), first))
+
+    def where(self, part: Span) -> slice | Ints:
+        """Where the rows of ``part`` lie among these rows, which have all of them: a slice, or their positions."""
+        if part.size == self.size:
+            return slice(None)
+        begin = np.cumsum(self.until - self.first) - (self.until - self.first) + (part.first - self.first)
+        runs: list[Ints] = [np.arange(a, a + n) for a, n in zip(begin, part.until - part.first, strict=True)]
+        return np.concatenate(runs)
+
+
+PIECE = 4096
+"""The most rows stored at once. The memory that they are packed in is kept."""
+
+
+UNLIMITED = 2**62
+"""More than any number of a row."""
+
+
+def piece_of(rows: int) -> int:
+    """How many successive steps are stored at once in a ring of ``rows`` rows an env.
+
+    Each takes up to two rows, and together they must not fill the ring of an env.
+    """
+    return max(min(rows // 2, PIECE), 1)
+
+
+def undo_words(num_envs: int, rows: int) -> int:
+    """How many words a ring in files has to note how to take back any of its changes."""
+    return undo_size(num_envs, max(num_envs, piece_of(rows)))
+
+
+class RingState:
+    """The cursors, the counters and what is noted of each row. :class:`relive.ring.Ring` changes them.
+
+    Args:
+        num_envs: N.
+        rows: rows per env, at least 2.
+        store: where the rows lie.
+        ordered: as :class:`relive.ring.Ring` takes it.
+    """
+
+    def __init__(self, num_envs: int, rows: int, store: Store, ordered: bool) -> None:
+        if num_envs < 1 or rows < 2:
+            raise ParameterError(f"a ring needs at least 1 env and 2 rows per env, got {num_envs} and {rows}")
+        self.num_envs, self.rows, self.store = num_envs, rows, store
+        self.leaves, self.layout, self.batch = store.leaves, store.layout, store.batch
+        """The fields of a step, and where they are in a row of memory and in one of a batch, as far as kernels go."""
+        keeper = store.keeper
+        self.state: Ints = keeper.take("state", (num_envs, COLUMNS), np.int64)
+        self.counters: Ints = keeper.take("counters", (COUNTERS,), np.int64)
+        self.step, self.stamp, self.order = store.meta("_step"), store.meta("_stamp"), store.meta("_order")
+        self.alone = any(path[0] == "next_obs" for path in store.leaves)
+        """Whether each row is complete with a next observation of its own."""
+        self.linked = self.alone and ordered
+        """Whether such rows go on from one another."""
+        starts, none = store.layout.starts, np.empty(0, np.int64)
+        reward, terminated, truncated = map(store.meta, ("reward", "terminated", "truncated"))
+        self.arrays = RingArrays(
+            rows, starts[3], starts[1], self.state, self.counters, store.target, self.step, self.stamp, self.order,
+            reward, terminated, truncated, none.astype(np.int32), none,
+        )  # fmt: skip
+        if keeper.durable:
+            size = undo_words(num_envs, rows)
+            reserve = np.full(num_envs, UNLIMITED, np.int64)
+            self.arrays = self.arrays._replace(undo=keeper.take("undo", (size,), np.int64), reserve=reserve)
+        """All that kernels read and write; kept here, since :attr:`handle` has only their addresses."""
+        self.handle: Ints = kernels.fast().handle_of(self.arrays)
+        """What compiled kernels take for :attr:`arrays`."""
+        self.notes_ends = False
+        """Whether :meth:`ends` was asked for."""
+
+    @property
+    def drawable(self) -> int:
+        """How many anchors there are: rows that can be drawn."""
+        return int(self.counters[DRAWABLE])
+
+    @property
+    def completed(self) -> int:
+        """How many transitions were ever completed."""
+        return int(self.counters[COMPLETED])
+
+    @property
+    def episodes(self) -> int:
+        """How many episodes have ended."""
+        return int(self.counters[EPISODES])
+
+    @property
+    def not_finite(self) -> int:
+        """How many rewards were NaN or infinite, among all that were ever added."""
+        return int(self.counters[NOT_FINITE])
+
+    @not_finite.setter
+    def not_finite(self, count: int) -> None:
+        self.counters[NOT_FINITE] = count
+
+    @property
+    def oldest(self) -> Ints:
+        """The number of the oldest live row of each env, ``[N]``."""
+        return np.maximum(self.state[:, TAIL], self.state[:, HEAD] - self.rows)
+
+    @property
+    def heads(self) -> Ints:
+        """The number that each env's next row will have, ``[N]``."""
+        return self.state[:, HEAD]
+
+    @property
+    def under_way(self) -> Any:
+        """Whether the newest row of each env is in an episode that goes on with the next, bool ``[N]``."""
+        return self.state[:, NEXT] > 0
+
+    @property
+    def rows_live(self) -> int:
+        """How many rows are live, in all envs."""
+        return int((self.heads - self.oldest).sum())
+
+    @property
+    def span(self) -> Span:
+        """The live rows: for each env, a range of numbers."""
+        return Span(self.oldest, self.heads.copy())
+
+    def live(self, low: int = 0, high: int | None = None) -> tuple[Ints, Ints]:
+        """The envs and numbers of live rows, env by env in the order of time: all, or from ``low`` up to ``high``."""
+        return self.span.rows(low, high)
+
+    def places(self, low: int = 0, high: int | None = None) -> Ints:
+        """Where the same rows lie."""
+        return self.span.places(self.rows, low, high)
+
+    def live_places(self, env: int) -> Ints:
+        """The places of an env's live rows, in the order of time."""
+        numbers = np.arange(int(self.oldest[env]), int(self.heads[env]), dtype=np.int64)
+        return env * self.rows + numbers % self.rows
+
+    def anchors(self) -> Ints:
+        """The places of all rows that can be drawn, env by env in the order of time."""
+        self.store.keeper.expect_scan()
+        out = np.empty(self.rows_live, np.int64)
+        found = kernels.fast().anchors(self.handle, out)
+        return out[:found]
+
+    def find(self, index: Ints) -> tuple[Ints, int]:
+        """Places of public indices, -1 for those that can no longer be drawn; and the first never issued, or -1."""
+        index = vector(index)
+        places = np.empty(len(index), np.int64)
+        bad = kernels.fast().live(self.handle, index, places)
+        return places, int(bad)
+
+    def ends(self) -> tuple[Any, Ints]:
+        """The last row of each episode, as far as it is noted, for :func:`relive.kernels.reference.plan_goals`.
+
+        The first array, int32 ``[N * rows]``, holds at ``e * rows + k % rows`` the number of the last row of episode k
+        of env e, modulo 2**32. The second, ``[N]``, is the number up to which each env's rows were noted. The kernel
+        notes what has come since. A ring that is never asked for its ends keeps neither.
+        """
+        if not self.notes_ends:
+            ends, seen = np.zeros(self.num_envs * self.rows, np.int32), np.zeros(self.num_envs, np.int64)
+            self.arrays = self.arrays._replace(ends=ends, seen=seen)
+            self.handle[:] = kernels.fast().handle_of(self.arrays)
+            self.notes_ends = True  # last: an exception before this line has the next call begin again
+        return self.arrays.ends, self.arrays.seen
+
+
+Weigh = Literal["windows", "steps", "episodes"]
+
+
+WEIGHS: tuple[Weigh, ...] = get_args(Weigh)
+"""Every way to weigh, in the order that files count them."""
+
+
+class Rule(NamedTuple):
+    """What can be drawn: the rows that end a window of their episode, with what is read before it still there.
+
+    The windows of an episode start at its steps 0, ``stride``, 2 ``stride``, ... and have ``length`` steps each, but
+    for the last of an episode that is over, which may be shorter. Transitions are windows of one step.
+    """
+
+    history: int = 0
+    """How many rows before a window's last are read, as far as its episode has them."""
+    length: int = 1
+    stride: int = 1
+    tails: bool = True
+    """Whether a last window that is shorter counts."""
+    weigh: Weigh = "windows"
+    """What is drawn equally often by a sampler that draws uniformly."""
+
+    @property
+    def sparse(self) -> bool:
+        """Whether it takes more to draw uniformly than to draw rows until one can be drawn."""
+        return self.length > 1 or self.weigh == "episodes"
+
+
+def require_rule(rule: Rule) -> None:
+    """Refuse a rule that kernels cannot follow; the views of relive give none.
+
+    Raises:
+        ParameterError: it asks for rows that are not there, or for windows without steps.
+    """
+    history, length, stride, tails, weigh = rule
+    counts = all(is_count(count) and count < 2**31 for count in (history, length, stride))
+    if not (counts and 1 <= stride <= length <= history + 1 and is_flag(tails) and weigh in WEIGHS):
+        raise ParameterError(
+            f"a view's rule is {rule!r}: expected a history of at least length - 1 rows, a stride from 1 to length, "
+            f"all below 2**31, tails True or False, and weigh one of {WEIGHS}"
+        )
+
+
+def note_rule(rule: Rule, counters: Ints) -> None:
+    """Write a rule where kernels, and files, have it: into the counters of a ring."""
+    counters[RULE:NOT_FINITE], counters[WEIGH] = rule[:4], WEIGHS.index(rule.weigh)
+
+
+def noted_rule(counters: Ints) -> Rule:
+    """The rule that :func:`note_rule` wrote.
+
+    Raises:
+        ParameterError: these counters hold none.
+    """
+    history, length, stride, tails, _, weigh = counters[RULE : WEIGH + 1].tolist()
+    known = cast("Any", WEIGHS[weigh]) if 0 <= weigh < len(WEIGHS) else weigh
+    rule = Rule(history, length, stride, bool(tails) if tails in (0, 1) else tails, known)
+    require_rule(rule)
+    return rule
+
+
+NOBODY: Ints = np.zeros(0, np.int64)
+
+
+class Change(NamedTuple):
+    """What a call is about to change, noted first, so that the next call can mend what an exception broke off."""
+
+    cut: Ints = NOBODY
+    """The envs whose episodes under way do not go on."""
+    envs: Ints = NOBODY
+    """The envs that get a row."""
+    tails: Ints = NOBODY
+    """The number up to which, for each of ``envs``, rows make way for it."""
+    since: int = 2**63 - 1
+    """Transitions stamped from here on are new."""
+    rule: Rule | None = None
+    """What could be drawn before, where that changes."""
+    clears: bool = False
+    rewinds: bool = False
+
+
+class Ended(NamedTuple):
+    """Why a ring can no longer be used, in place of a change: every call on a replay looks for one first."""
+
+    reason: str
+    """Who or what ended it, and what to do."""
+    cut: Ints = NOBODY
+    since: int = 2**63 - 1
+
+    def error(self) -> LifecycleError:
+        """The error for every further call."""
+        return LifecycleError(self.reason)
+
+
+class Adding:
+    """What a kernel reads and notes when rows are added, and the ``handle`` of all that.
+
+    With ``cut``, ``envs``, ``tails``, ``since`` and the three that are fixed it also serves as a :class:`Change`, which
+    so costs nothing to make.
+
+    Args:
+        ring: the ring that gets the rows.
+        envs: int64 ``[K]``; later calls may put another array of the same length in its place.
+        staged: the rows, uint8 ``[K, W]``.
+        final: those of the final observations.
+        size: how many events there may be.
+    """
+
+    __slots__ = ("_ring", "arrays", "cut", "envs", "final", "finals", "handle", "opens", "places", "since", "staged",
+                 "tails", "where")  # fmt: skip
+    rule, clears, rewinds = None, False, False
+    envs: Ints
+    cut: Ints
+    since: int
+
+    def __init__(self, ring: RingState, envs: Ints, staged: Any, final: Any, size: int) -> None:
+        self.envs, self.staged, self.final = envs, staged, final
+        count, self.cut, self.since, self._ring = len(envs), envs, 0, ring.handle
+        self.places, self.finals, self.tails, self.where = (np.zeros(n, np.int64) for n in (count, count, count, size))
+        self.opens, fields = np.zeros(size, np.uint8), ring.store.layout.arrays(staged)
+        terminated, truncated = (fields[name,].view(np.uint8) for name in ("terminated", "truncated"))
+        self.arrays = StagedRows(
+            envs, staged, final, fields["reward",], terminated, truncated,
+            self.places, self.finals, self.tails, self.where, self.opens,
+        )  # fmt: skip
+        self.handle: Ints = kernels.fast().handle_of(self.arrays)
+
+    def take(self, envs: Ints) -> None:
+        """Add to these envs from now on, as many as before."""
+        self.tails.fill(0)  # they belong to other envs
+        self.envs = NOBODY  # until the address is that of the same array
+        self.handle[0] = envs.__array_interface__["data"][0]
+        self.envs = envs
+
+    def plan(self, mode: int, undo: Any = None) -> None:
+        """Note where the rows will go, and up to which numbers others make way for them.
+
+        Raises:
+            FieldError, ParameterError: the rows are refused.
+        """
+        found = kernels.fast().plan_rows(self._ring, self.handle, mode)
+        if found == USED_UP and undo.renew is not None and undo.renew(len(self.envs)):
+            found = kernels.fast().plan_rows(self._ring, self.handle, mode)
+        if found < 0:
+            raise refused(self.envs, found)
+
+
+def refused(envs: Ints, found: int) -> ReliveError:
+    """The error for rows of ``envs`` that a kernel refused with the number ``found``."""
+    if found == USED_UP:
+        return ParameterError(
+            f"add: {len(envs)} rows are too many for one call of a replay in files; add fewer steps at once"
+        )
+    return missing_final(int(envs[-1 - found]))
+
+
+def missing_final(env: int) -> FieldError:
+    """The error for an episode that ended without a final observation."""
+    return FieldError(
+        f"field 'next_obs': the episode of env {env} ended and its final observation is missing; pass next_obs "
+        "(Gymnasium's final_obs where there is one), [N, ...]; it is read only where an episode ended"
+    )
+
+
+LARGEST = 2**52
+"""The largest number of a row that the kernels can use. A million rows a second reach it after 142 years."""
+
+
+CHECKED_AT_ONCE = 2**18
+"""Rows tested at once."""
+
+
+def check(ring: RingState, recount: bool = True) -> None:
+    """See :meth:`relive.ring.Ring.check`. Without ``recount``, what can be drawn has just been counted."""
+    check_cursors(ring, LARGEST)
+    ring.store.keeper.expect_scan()
+    stamps = [np.empty(0, np.int64)]
+    for low in range(0, ring.rows_live, CHECKED_AT_ONCE):  # each piece begins with the last row of the one before
+        found = _check_rows(ring, *ring.live(max(low - 1, 0), low + CHECKED_AT_ONCE))
+        stamps.append(found[low > 0 :])
+    known = np.sort(np.concatenate(stamps))
+    _require_invariant((known[1:] != known[:-1]) | (known[1:] < 0), "5: two transitions have one stamp")
+    found = len(ring.anchors()) if recount else ring.drawable
+    _require_invariant(ring.drawable == found, f"6: {ring.drawable} counted, {found} found")
+
+
+def check_cursors(ring: RingState, most: int) -> None:
+    """Test the cursors and counters, as far as they show it alone, before they are used to find rows.
+
+    Args:
+        ring: the ring.
+        most: the largest number that a row may have.
+
+    Raises:
+        InvariantError: names the first that does not hold.
+    """
+    head, tail, following, count = ring.state.T
+    _require_invariant(
+        (tail >= 0) & (tail <= head) & (head <= min(most, 2**62 // ring.num_envs)),
+        "1: the cursors are not numbers of rows",
+    )
+    live = head > ring.oldest
+    _require_invariant((following >= 0) & (live | (following == 0)), "4: the next row is in no episode")
+    _require_invariant((count >= 0) & (count <= head), "7: more transitions than rows")
+    _require_invariant(
+        ring.completed == int(count.sum()), f"7: {ring.completed} completed, {int(count.sum())} in the envs"
+    )
+    _require_invariant(0 <= ring.episodes <= ring.completed, f"8: {ring.episodes} episodes have ended")
+
+
+def _check_rows(ring: RingState, env: Ints, number: Ints) -> Ints:
+    """The invariants of some successive live rows; gives their stamps."""
+    place = env * ring.rows + number % ring.rows
+    step, stamp, order = (x[place].astype(np.int64) for x in (ring.step, ring.stamp, ring.order))
+    complete, newest = stamp >= 0, number == ring.heads[env] - 1
+    passed, same_env = np.where(complete, stamp, -1 - stamp), env[1:] == env[:-1]
+    begins, goes_on = step[1:] == 0, step[1:] == step[:-1] + 1
+    ahead = (ring.state[env, COUNT] - order) % 2**32
+    before = ring.state[env, COUNT] - ahead
+
+    def require(holds: Any, what: str) -> None:
+        rows = holds if len(holds) == len(env) else np.append(holds | ~same_env, True)
+        if not rows.all():
+            at = int(rows.argmin())
+            raise InvariantError(f"invariant {what.format(f'row {number[at]} of env {env[at]}')}")
+
+    require(step >= 0, "4: step of {} is not one")
+    require(begins | goes_on, "4: step after {} neither starts nor goes on")
+    following = ring.state[env, NEXT]
+    require(~newest | (following == 0) | (following == step + 1), "4: what comes after {} is not its next step")
+    require((passed >= 0) & (passed < ring.completed + ~complete), "5: the stamp of {} was never issued")
+    require(passed[1:] >= passed[:-1], "5: the stamps after {} are not in order")
+    if ring.alone:
+        require(complete, "5: {} has its own next_obs and is not complete")
+        require(ring.linked | (step == 0), "4: {} stands alone and is in an episode")
+    else:
+        require(~complete[:-1] | goes_on, "5: {} is complete and has no successor")
+        require(~newest | ~complete, "5: {} is the newest and complete")
+        require(complete[:-1] | begins, "8: {} ends an episode that goes on")
+    require((before >= 0) & (before <= number), "7: {} miscounts the transitions before it")
+    require(ahead[1:] == ahead[:-1] - complete[:-1], "7: the row after {} miscounts the transitions of its env")
+    require(~newest | (ahead == complete), "7: {} miscounts the transitions of its env")
+    if ring.notes_ends:
+        _check_ends(ring, env, number, number - before, require)
+    return stamp
+
+
+def _check_ends(ring: RingState, env: Ints, number: Ints, episode: Ints, require: Callable[[Any, str], None]) -> None:
+    """Invariant 8: what is noted as the last rows of episodes."""
+    ends, seen = ring.ends()
+    last = np.append((episode[1:] != episode[:-1]) | (env[1:] != env[:-1]), False)
+    last |= number == np.minimum(seen, ring.heads)[env] - 1
+    noted = ends[env * ring.rows + episode % ring.rows]
+    right = (noted - number) % 2**32 == 0
+    require(~last | (number >= seen[env]) | right, "8: the episode of {} ends elsewhere")
+
+
+def _require_invariant(holds: Any, what: str) -> None:
+    if not np.all(holds):
+        raise InvariantError(f"invariant {what}")
+
+
+class Undo:
+    """The note of a change (:mod:`relive.kernels.tables`): begun, ended, and after a kill taken back.
+
+    Args:
+        words: the memory of the note, of a ring whose memory outlives the process.
+    """
+
+    def __init__(self, words: Ints) -> None:
+        self.words = words
+        self.renew: Callable[[int], bool] | None = None
+        """Puts more rows in reserve before so many are added; whether it did."""
+        self._first = (
+            memoryview(cast("Any", self.words)).cast("B").cast("q")
+        )  # NumPy takes three times as long for one number
+
+    @property
+    def active(self) -> bool:
+        """Whether a change is under way."""
+        return self._first[UNDO_KIND] != UNDO_NONE
+
+    def end(self) -> None:
+        """The change is done."""
+        self._first[UNDO_KIND] = UNDO_NONE
+
+    def begin_rebuild(self, ring: RingState) -> None:
+        """What can be drawn is about to change as a whole. A kill on the way leads back to before this call."""
+        words = self.words
+        if self.active:  # what was noted leads back further; only what can be drawn has to be found anew now
+            self._first[UNDO_KIND] = UNDO_REBUILD
+            return
+        entries = env_entries(words, ring.num_envs)
+        entries[:, 0], entries[:, 1:UNDO_AFTER], entries[:, UNDO_AFTER] = range(ring.num_envs), ring.state, ring.heads
+        words[UNDO_COUNTERS:UNDO_START] = ring.counters
+        words[UNDO_ENVS], words[UNDO_ROWS] = ring.num_envs, 0
+        self._first[UNDO_KIND] = UNDO_REBUILD
+
+    def restore(self, ring: RingState) -> Ints | None:
+        """Put back what the change that a kill broke off found, and give up the rows that it was to overwrite.
+
+        It may be called again after a kill on its way. The change stays noted until :meth:`end`.
+
+        Returns:
+            the places whose drawability may have changed, or None if that may be any.
+
+        Raises:
+            InvariantError: the note makes no sense.
+        """
+        kind, count, rows = (int(self.words[at]) for at in (UNDO_KIND, UNDO_ENVS, UNDO_ROWS))
+        if kind == UNDO_NONE:
+            return np.zeros(0, np.int64)
+        words, most = self.words, len(self.words) - UNDO_START
+        _require_note(kind in (UNDO_ADDING, UNDO_REBUILD) and 0 <= count <= ring.num_envs)
+        _require_note(0 <= rows <= (len(words) - first_row(ring.num_envs)) // UNDO_ROW)
+        entries, noted = env_entries(words, count), row_entries(words, ring.num_envs, rows)
+        envs, places = entries[:, 0], noted[:, 0]
+        _require_note(((envs >= 0) & (envs < ring.num_envs)).all() and len(np.unique(envs)) == count)
+        _require_note(((places >= 0) & (places < ring.store.num_rows)).all())
+        ring.stamp[places], (ring.step[places], ring.order[places]) = noted[:, 1], unpacked(noted[:, 2])
+        ring.state[envs] = entries[:, 1:UNDO_AFTER]
+        ring.counters[:COUNTERS] = words[UNDO_COUNTERS : UNDO_COUNTERS + COUNTERS]
+        check_cursors(ring, LARGEST)
+        after = entries[:, UNDO_AFTER]
+        ahead = after - ring.state[envs, HEAD]
+        _require_note(((ahead >= 0) & (ahead <= 2 * (most + ring.rows))).all())
+        given_up = self._give_up(ring, envs, after - ring.rows)
+        return None if kind == UNDO_REBUILD else np.concatenate([places, given_up])
+
+    def end_episodes(self, ring: RingState) -> Ints:
+        """End the episodes under way, whose process died: the envs are gone, so no step that comes goes on with one.
+
+        Call it after :meth:`restore`. If a kill interrupts what follows, both are called again, up to :meth:`end`.
+
+        Returns:
+            the places that could not be drawn before and can be now. The last complete step of an episode that has
+            ended is the last of a window, although the window may be shorter.
+        """
+        if ring.counters[LENGTH] == 1:
+            ring.state[:, NEXT] = 0
+            return np.zeros(0, np.int64)
+        self.end()  # nothing is half done any more, and after a kill all windows are found anew
+        self.begin_rebuild(ring)  # of all envs, so that a kill leads back to where their episodes go on
+        last = ring.heads - 2  # the newest row of an episode under way waits for its next observation
+        envs = np.flatnonzero(last >= ring.oldest)
+        index = last[envs] * ring.num_envs + envs
+        before = ring.find(index)[0]
+        ring.state[:, NEXT] = 0
+        after = ring.find(index)[0]
+        return after[(before < 0) & (after >= 0)]
+
+    def _give_up(self, ring: RingState, envs: Ints, until: Ints) -> Ints:
+        """Rows of envs below these numbers are gone. Returns the places of all rows that this may concern."""
+        history = int(ring.counters[HISTORY])
+        found = list[Ints]()
+        for e, tail in zip(envs.tolist(), until.tolist(), strict=True):
+            oldest, head = int(ring.oldest[e]), int(ring.state[e, HEAD])
+            if tail <= oldest:
+                continue
+            concerned = np.arange(oldest, min(tail + history + 1, head), dtype=np.int64) * ring.num_envs + e
+            before = ring.find(concerned)[0]
+            ring.state[e, TAIL] = min(tail, head)
+            after = ring.find(concerned)[0]
+            ring.counters[DRAWABLE] -= np.count_nonzero(before >= 0) - np.count_nonzero(after >= 0)
+            found.append(e * ring.rows + concerned // ring.num_envs % ring.rows)
+        return np.concatenate([np.zeros(0, np.int64), *found])
+
+
+def note_mark(words: Ints, state: Ints, counters: Ints, after: Ints, places: Ints, newest: Ints) -> None:
+    """Note a state to go back to, as if a change had been broken off that began there.
+
+    Args:
+        words: the note.
+        state: ``[N, 4]``.
+        counters: as the ring has them.
+        after: ``[N]``: the number that each env's next row may have had meanwhile.
+        places: ``[N]``: the place of each env's newest row, which means nothing where there is none.
+        newest: ``[N, 3]``: stamp, step and order of these rows.
+    """
+    envs = np.flatnonzero(state[:, HEAD] > 0)
+    words[:] = 0
+    words[UNDO_COUNTERS:UNDO_START] = counters
+    words[UNDO_ENVS], words[UNDO_ROWS] = len(state), len(envs)
+    entries = env_entries(words, len(state))
+    entries[:, 0], entries[:, 1:UNDO_AFTER] = range(len(state)), state
+    entries[:, UNDO_AFTER] = np.maximum(after, state[:, HEAD])
+    rows = row_entries(words, len(state), len(envs))
+    rows[:, 0], rows[:, 1], rows[:, 2] = places[envs], newest[envs, 0], packed(newest[envs, 1], newest[envs, 2])
+    words[UNDO_KIND] = UNDO_REBUILD
+
+
+def _require_note(holds: Any) -> None:
+    if not holds:
+        raise InvariantError("undo: the note of what was being changed makes no sense")
 
 
 Events = tuple[Ints, Any]
@@ -110,7 +764,7 @@ class Ring(RingState):
         if died and self.undo is not None:
             self.doubtful = self.undo.restore(self)
             self.state[self.heads <= self.oldest, NEXT] = 0  # all rows of these envs were given up
-        invariants.check_cursors(self, LARGEST // 2)  # what comes next has to fit as well
+        check_cursors(self, LARGEST // 2)  # what comes next has to fit as well
         self._rule = noted_rule(self.counters)
         if died and self.undo is not None:
             self.fresh = self.undo.end_episodes(self)
@@ -387,4 +1041,21 @@ class Ring(RingState):
         Raises:
             InvariantError: naming the first that does not hold, and where.
         """
-        invariants.check(self)
+        check(self)
+
+
+def order_as(ring: Ring, other: Ring, since: int) -> None:
+    """The transitions completed from number ``since`` on, copies of the newest of ``other``, get its order."""
+    of_env = [ring.live_places(env) for env in range(ring.num_envs)]
+    copies, stamps = list[Ints](), list[Ints]()
+    for env, places in enumerate(of_env):
+        found, copied = other.stamp[other.live_places(env)], places[ring.stamp[places] >= since]
+        copies.append(copied)
+        stamps.append(found[found >= 0][-len(copied) :] if len(copied) else found[:0])
+    order, new = np.argsort(np.concatenate(stamps)), ring.stamp.copy()
+    new[np.concatenate(copies)[order]] = np.arange(ring.completed - len(order), ring.completed)
+    for places in of_env:  # what is no transition comes before the next one
+        stamp = new[places]
+        following = np.minimum.accumulate(np.where(stamp < 0, ring.completed, stamp)[::-1])[::-1]
+        new[places] = np.where(stamp < 0, -1 - following, stamp)
+    ring.stamp[...] = new  # at once: an exception comes before it or after it

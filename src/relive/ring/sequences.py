@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..batches.sequences import padding
+from ..batches import padding
 from ..errors import SchemaError
-from ..kernels.reference.sequences import FIRST
+from ..kernels.reference.windows import FIRST
 from ..memory.layout import RowLayout, field_groups
 from ..memory.store import Store, require_rows, vector
 from ..steps.arrays import Ints
-from ..steps.schema import Field
-from ..steps.trees import Path
+from ..steps.schema import Field, Path
 from .ring import Ring
 
 __all__ = ["FACTS", "FACT_FIELDS", "Cut", "Sequences"]
@@ -82,7 +81,7 @@ class Sequences:
         self.layout = layout = RowLayout(obs, others, RESULTS)
         written, starts = [layout.offsets[name,] for name in WRITTEN], layout.starts
         self.handle = np.array([*written, starts[2], starts[1], cut.burn_in, cut.n, cut.time_first], np.int64)
-        """What kernels take for it: see :mod:`relive.kernels.reference.sequences`."""
+        """What kernels take for it: see :mod:`relive.kernels.reference.windows`."""
         blank = np.zeros((1, layout.nbytes), np.uint8)
         for path, array in layout.arrays(blank).items():
             array[...] = -1 if path == ("next",) else padding(path)

@@ -11,13 +11,11 @@ from torch import Tensor
 from .. import kernels
 from ..errors import FieldError, NotFiniteError, ParameterError, UnfinishedError
 from ..parameters import FLAG_RULE, is_own, refuse_class, require
-from ..returns.estimators import GAE, Estimator
+from ..returns import GAE, Estimator
 from ..steps.arrays import Array
 from ..steps.ends import MOST, EndCheck
 from ..steps.schema import Field, unknown_field
-from .columns import Columns
-from .fields import KEPT_APART
-from .named import ADVANTAGE, NamedColumns
+from .columns import ADVANTAGE, KEPT_APART, Columns, NamedColumns
 from .writer import Writer
 
 __all__ = ["Finisher"]

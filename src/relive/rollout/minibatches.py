@@ -3,30 +3,266 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import kernels
-from ..batches.tensordicts import as_tensordict
+from ..batches import Members, as_tensordict
 from ..errors import FieldError, ParameterError
-from ..memory.blocks import Recycled
+from ..kernels.reference.rows import LINE_INTO, PackedFields
+from ..kernels.tensor_calls import tensor_calls
+from ..memory.keeper import SMALL, Recycled
+from ..memory.layout import LARGE_FIELD, RowLayout, typed
 from ..parameters import COUNT_RULE, FLAG_RULE, is_count, require, seed_or_drawn
-from ..returns.functions import scaled
-from ..steps.trees import Path
-from .direct import DirectRows, Packing
-from .named import ADVANTAGE, NamedColumns, unfinished
-from .packed import PackedRows
+from ..returns import scaled
+from ..steps.arrays import Ints, numpy_dtype
+from ..steps.schema import Field, Path
+from .columns import ADVANTAGE, Columns, NamedColumns, unfinished
 
 if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
 
-__all__ = ["MANY", "Minibatches", "Permutations", "parts", "parts_by_steps", "require_advantage"]
+__all__ = [
+    "MANY",
+    "DirectRows",
+    "Minibatches",
+    "PackedRows",
+    "Packing",
+    "Permutations",
+    "pack_columns",
+    "parts",
+    "parts_by_steps",
+    "require_advantage",
+]
+
+
+Bytes = NDArray[np.uint8]
+
+SHARED_WORK = 2**20
+"""A batch of at least this many bytes is copied faster by torch's threads than by one thread."""
+FEW_THREADS = 2
+"""With at most this many threads, torch is slower than one thread that loads rows ahead."""
+
+
+class PackedRows:
+    """A snapshot of columns, packed row by row.
+
+    Args:
+        columns: path -> contiguous ``[T, N, ...]``; row ``t * N + n`` is step ``t`` of env ``n``. A field of more
+            than LARGE_FIELD bytes is read where it lies.
+        pack: False reads every field where it lies.
+        memory: gives the memory of batches, on the CPU; by default fresh memory.
+    """
+
+    def __init__(self, columns: Mapping[Path, Tensor], pack: bool = True, memory: Recycled | None = None) -> None:
+        flat = {path: column.flatten(0, 1) for path, column in columns.items()}
+        fields, layout = _laid_out(tuple((path, x.shape[1:], x.dtype) for path, x in flat.items()), pack)
+        on_host = all(x.is_cpu for x in flat.values())
+        rows = _HostRows(flat, fields, layout, memory or Recycled()) if on_host else _DeviceRows(flat, layout)
+        self.gather: Callable[[Tensor], dict[Path, Tensor]] = rows.gather
+        """The rows of an index (int64, ``[B]``) as fresh tensors ``[B, ...]``; small fields share one block."""
+
+
+@lru_cache(maxsize=64)
+def _laid_out(
+    leaves: tuple[tuple[Path, tuple[int, ...], torch.dtype], ...], pack: bool
+) -> tuple[dict[Path, Field], RowLayout]:
+    """The fields of columns with these shapes and dtypes, and the layout of a packed row; each pass asks again."""
+    fields = {path: Field(tuple(shape), dtype) for path, shape, dtype in leaves}
+    return fields, RowLayout({path: x for path, x in fields.items() if pack and x.nbytes <= LARGE_FIELD})
+
+
+class _DeviceRows:
+    """Rows on a device: torch packs the small fields, and picks all rows."""
+
+    def __init__(self, flat: Mapping[Path, Tensor], layout: RowLayout) -> None:
+        self._flat, self._layout, self._packed = flat, layout, None
+        if layout.fields:
+            some = flat[next(iter(layout.fields))]
+            self._packed = torch.empty((len(some), layout.nbytes), dtype=torch.uint8, device=some.device)
+            for path, view in layout.views(self._packed).items():
+                view.copy_(flat[path])
+
+    def gather(self, index: Tensor) -> dict[Path, Tensor]:
+        packed = {} if self._packed is None else self._layout.views(self._packed.index_select(0, index))
+        return {path: packed[path] if path in packed else x.index_select(0, index) for path, x in self._flat.items()}
+
+
+class _HostRows:
+    """Rows in RAM, as bytes: our kernels pack the small fields, and pick all rows."""
+
+    def __init__(
+        self, flat: Mapping[Path, Tensor], fields: Mapping[Path, Field], layout: RowLayout, memory: Recycled
+    ) -> None:
+        self._fields, self._layout, self._memory = fields, layout, memory
+        self._take = kernels.fast().take_rows
+        self._apart = {path: x for path, x in flat.items() if path not in layout.fields}
+        if layout.fields:
+            self._packed = self._empty(len(flat[next(iter(layout.fields))]), layout.nbytes)
+            pack_columns(layout, flat, self._packed, 1)
+
+    def gather(self, index: Tensor) -> dict[Path, Tensor]:
+        places = index.numpy()
+        packed = self._layout.tensors(self._taken(self._packed, places)) if self._layout.fields else {}
+        return {path: packed[path] if path in packed else self._column(path, index) for path in self._fields}
+
+    def _column(self, path: Path, index: Tensor) -> Tensor:
+        """The rows of a field that is not packed; torch is quickest for a few."""
+        field, rows = self._fields[path], self._apart[path]
+        if len(index) * field.nbytes < SMALL:
+            return rows.index_select(0, index)
+        taken = self._taken(_bytes(rows, field.nbytes), index.numpy())
+        return typed(taken.reshape(-1).view(numpy_dtype(field.dtype)).reshape(len(index), *field.shape), field.dtype)
+
+    def _taken(self, source: Bytes, places: Ints) -> Bytes:
+        count, width = places.size, source.shape[1]
+        out = np.empty((count, width), np.uint8) if count * width < SMALL else self._empty(count, width)
+        if out.size >= SHARED_WORK and torch.get_num_threads() > FEW_THREADS:
+            torch.index_select(torch.from_numpy(source), 0, torch.from_numpy(places), out=torch.from_numpy(out))
+            return out
+        bad = self._take(source, places, out)
+        if bad >= 0:
+            raise IndexError(f"index {places[bad]} at place {bad}: there are {len(source)} rows")
+        return out
+
+    def _empty(self, count: int, width: int) -> Bytes:
+        return self._memory.take(count * width).reshape(count, width)
+
+
+def pack_columns(layout: RowLayout, flat: Mapping[Path, Tensor], rows: Bytes, steps: int) -> None:
+    """Pack columns in RAM, ``[T * N, ...]`` each, env by env: step ``t`` of env ``n`` goes to row ``n * steps + t``.
+
+    Args:
+        layout: of a packed row.
+        flat: path -> column; row ``t * N + n`` is step ``t`` of env ``n``.
+        rows: uint8 ``[N * T, bytes]``, to be written.
+        steps: T; with 1, every row keeps its place.
+    """
+    columns = [flat[path].contiguous() for path in layout.fields]  # kept while the kernel reads them by address
+    kernels.fast().pack_rows(
+        np.array([x.data_ptr() for x in columns], np.int64),
+        np.array([field.nbytes for field in layout.fields.values()], np.int64),
+        np.array([*layout.offsets.values()], np.int64),
+        rows,
+        steps,
+    )
+
+
+def _bytes(rows: Tensor, nbytes: int) -> Bytes:
+    """Rows of ``nbytes`` bytes as uint8 ``[R, bytes]``."""
+    return rows.contiguous().view(-1).view(torch.uint8).numpy().reshape(len(rows), nbytes)
+
+
+_from_numpy: Any = cast("Any", torch).from_numpy  # its stubs do not say which arrays it takes
+
+
+class _Batch(NamedTuple):
+    """What is packed of a step, and what compiled code makes of a batch of such rows."""
+
+    members: Members
+    """The dicts of a batch."""
+    width: int
+    """W, the bytes of a row."""
+    sizes: Ints
+    """The bytes of each field."""
+    offsets: Ints
+    """Where each begins."""
+    fields: PackedFields
+    """What :attr:`handle` points to."""
+    handle: Any
+    """What compiled kernels take for :attr:`fields`."""
+    names: tuple[str, ...]
+    """The names that :attr:`fields` points to."""
+    places: tuple[int, ...]
+    """Which of the columns each field is."""
+
+
+@lru_cache(maxsize=64)
+def _batch_of(leaves: tuple[tuple[Path, tuple[int, ...], torch.dtype], ...]) -> _Batch | None:
+    """What is made of columns with these shapes and dtypes; None if that takes more than one call."""
+    fields = {path: Field(tuple(shape), dtype) for path, shape, dtype in leaves}
+    calls, layout = tensor_calls(), RowLayout(fields)
+    small = all(field.nbytes <= LARGE_FIELD for field in fields.values())
+    if calls is None or layout.table is None or not small or not Members.suit(fields):
+        return None
+    members, table, names = Members(fields), layout.table.copy(), tuple(path[-1] for path in layout.fields)
+    table[:, LINE_INTO] = [members.into[path] for path in layout.fields]
+    packed = PackedFields(calls.describe, calls.lend, calls.adopt, table, id(names))
+    sizes, offsets = [field.nbytes for field in layout.fields.values()], [*layout.offsets.values()]
+    places = tuple([*fields].index(path) for path in layout.fields)
+    handle = kernels.fast().handle_of(packed)
+    return _Batch(
+        members, layout.nbytes, np.array(sizes, np.int64), np.array(offsets, np.int64), packed, handle, names, places
+    )
+
+
+class Packing(NamedTuple):
+    """Where some columns lie in RAM and what is made of them, as long as they have the same memory."""
+
+    layout: object
+    """That of the columns."""
+    wanted: list[Path]
+    """Which columns they are."""
+    addresses: Ints
+    """The address of each, in the order in which they are packed."""
+    batch: _Batch | None
+    """None if it takes more than one call."""
+
+    def suits(self, count: int) -> bool:
+        """Whether a batch of so many rows is made best in one call: torch's threads copy a long one faster."""
+        batch = self.batch
+        if batch is None:
+            return False
+        return count * batch.width < SHARED_WORK or torch.get_num_threads() <= FEW_THREADS
+
+    @staticmethod
+    def of(columns: Columns, wanted: list[Path]) -> Packing:
+        """How these columns, which are in RAM, are packed and read."""
+        batch = _batch_of(tuple(columns.described(path) for path in wanted))
+        places = () if batch is None else batch.places
+        return Packing(columns.layout, wanted, np.array([columns.address(wanted[i]) for i in places], np.int64), batch)
+
+
+class DirectRows:
+    """Columns of a rollout, packed row by row, and batches of them.
+
+    Args:
+        columns: of the rollout. They are in RAM, and their written rows in one piece.
+        packing: that of some columns; it has a batch.
+        memory: gives the memory of rows.
+    """
+
+    def __init__(self, columns: Columns, packing: Packing, memory: Recycled) -> None:
+        batch, envs = packing.batch, columns.num_envs
+        assert batch is not None
+        count, addresses, fast = columns.count * envs, packing.addresses, kernels.fast()
+        self._batch, self._memory, self._take = batch, memory, fast.take_batch
+        self._rows = memory.take(count * batch.width).reshape(count, batch.width)
+        if columns.start:
+            addresses = addresses + columns.start * envs * batch.sizes
+        fast.pack_rows(addresses, batch.sizes, batch.offsets, self._rows, 1)
+
+    def take(self, places: Ints, normalize_advantage: bool) -> TensorDict | None:
+        """The batch of these rows; None if that takes more than one call."""
+        batch, count = self._batch, len(places)
+        nbytes, members = count * batch.width, batch.members
+        memory: NDArray[np.uint8] = np.empty(nbytes, np.uint8) if nbytes < SMALL else self._memory.take(nbytes)
+        rows, found = _from_numpy(memory.reshape(count, batch.width)), members.empty()
+        if self._take(batch.handle, self._rows, places, id(rows), id(found)) != -1:
+            return None
+        if normalize_advantage:
+            (name,) = ADVANTAGE
+            found[0][name] = scaled(found[0][name])
+        return members.batch(found, count)
+
 
 MANY = 16
 """Packing costs as much as an epoch that gathers each field by itself. So it pays from the second epoch on, or if an

@@ -13,19 +13,15 @@ from torch import Tensor
 from .. import files as persist
 from ..errors import FileFormatError
 from ..files import disk
-from ..files.entries import entry, fitting, whole
-from ..files.nested import EXTRA, read_extra, to_json
+from ..files.disk import entry, fitting, whole
+from ..files.save import EXTRA, read_extra, to_json
 from ..memory.estimate import free_memory
 from ..parameters import FLAG_RULE, is_names, require
 from ..printable import shown
-from ..steps.schema import Field, Schema
-from ..steps.trees import Path, dotted
-from .columns import Columns
-from .episodes import Episodes
-from .fields import Fields
+from ..steps.schema import Field, Path, Schema, dotted
+from .columns import Columns, Fields
 from .minibatches import Permutations
-from .states import KeptStates
-from .writer import Writer
+from .writer import Episodes, KeptStates, Writer
 
 __all__ = ["KIND", "arguments", "read", "restore", "save"]
 

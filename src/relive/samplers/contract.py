@@ -21,7 +21,7 @@ Extras = dict[str, NDArray[Any]]
 Terms = tuple[Any, tuple[int, bool, float, float]]
 """How compiled code draws a batch, so that it can read it in the same call.
 
-- The :class:`relive.samplers.weighing.Binding` of the priorities by which it draws, or the
+- The :class:`relive.samplers.prioritized.Binding` of the priorities by which it draws, or the
   :class:`relive.samplers.sumtree.SumTree` of the weights of windows; None if all are drawn alike.
 - What follows the number of the draw in :data:`relive.kernels.reference.sample.Draw`.
 """

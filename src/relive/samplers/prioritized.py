@@ -3,27 +3,216 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal, cast
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import kernels
-from ..errors import EmptyError, NotFiniteError, ShapeError
-from ..kernels.reference.priorities import ALPHA, DRAWS, EPS, LARGEST, LARGEST_ERROR
-from ..kernels.ring_state import DRAWABLE
-from ..memory.blocks import zeroed
-from ..parameters import checked, is_flag, is_number
-from ..ring.ring import Ring
+from ..errors import EmptyError, InvariantError, NotFiniteError, ShapeError
+from ..kernels.reference.priorities import (
+    ALL_RATED,
+    ALPHA,
+    DRAWS,
+    EPS,
+    FACTS,
+    LARGEST,
+    LARGEST_ERROR,
+    RATED,
+    RATED_LARGEST,
+    RATED_START,
+    Priorities,
+)
+from ..kernels.tables import DRAWABLE
+from ..memory.keeper import zeroed
+from ..parameters import checked, is_count, is_flag, is_number
+from ..ring.ring import Change, Ended, Ring
 from ..steps.arrays import Doubles, Ints
 from .contract import Extras, Sampler, Terms, refuse_weights, require_own_ring
-from .kept import KeptPriorities, rebuilding, require_usable
-from .sequence_weights import nothing_to_draw, recent_leaves, require_weights
 from .sumtree import Cover, SumTree
-from .weighing import Binding, Weighing, is_beta, powers_of, require_errors
+from .uniform import nothing_to_draw, recent_leaves, require_weights
 
-__all__ = ["Prioritized"]
+__all__ = [
+    "Binding",
+    "KeptPriorities",
+    "Prioritized",
+    "Weighing",
+    "is_beta",
+    "powers_of",
+    "rebuilding",
+    "require_errors",
+    "require_usable",
+]
+
+
+def is_beta(beta: Any) -> bool:
+    """Whether this is an exponent or a schedule (first, last, draws) for it, which does not fall.
+
+    The weights have to correct most where learning ends (Schaul et al. 2015), so beta only grows.
+    """
+    if not isinstance(beta, tuple):
+        return is_number(beta, 0)
+    if len(cast("tuple[Any, ...]", beta)) != 3:
+        return False
+    first, last, draws = cast("tuple[Any, Any, Any]", beta)
+    return is_number(first, 0) and is_number(last, 0) and first <= last and is_count(draws, 1)
+
+
+class Weighing(NamedTuple):
+    """The parts of the priorities that must agree, so that one assignment changes them all."""
+
+    alpha: float
+    eps: float
+    errors: NDArray[np.float32]
+    """The TD error of each row; meaningless for rows that cannot be drawn."""
+    tree: SumTree
+    """(error + eps)^alpha of each row that can be drawn, 0 for the others."""
+
+
+class Kept(Protocol):
+    """Memory of priorities that outlives the process."""
+
+    facts: Doubles
+    undo: Doubles
+
+
+class Binding:
+    """The memory of the priorities, as compiled code takes it; for as long as it consists of the same arrays."""
+
+    def __init__(self, weighing: Weighing, ring: Ring, largest: float, kept: Kept | None) -> None:
+        tree = self.tree = weighing.tree
+        self.weighing, self.minima, self.whole = weighing, tree.minima, tree.whole
+        self.facts, undo = (np.empty(FACTS), np.empty(0)) if kept is None else (kept.facts, kept.undo)
+        self.facts[[ALPHA, EPS, LARGEST]] = weighing.alpha, weighing.eps, largest
+        self.memory = Priorities(*tree.arrays, self.minima, weighing.errors, self.facts, ring.arrays, undo)
+        self._bound_to = self.memory._replace(ring=cast("Any", ring.handle))
+        self.handle: Ints = kernels.fast().handle_of(self._bound_to)
+        """Addresses only; the attributes above keep alive what they point to."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and deepcopy: None. A copy of a sampler has arrays at other addresses."""
+        return type(None), ()
+
+
+def require_errors(errors: NDArray[np.float32]) -> None:
+    """Require errors as priorities are made of.
+
+    Raises:
+        NotFiniteError: one is NaN, infinite or negative.
+    """
+    if not (np.isfinite(errors).all() and (errors >= 0).all()):
+        raise NotFiniteError("errors: a TD error in the saved state is negative or not finite")
+
+
+def powers_of(errors: Any, alpha: float, eps: float) -> Doubles:
+    """(error + eps)^alpha ``[B]`` of float32 errors ``[B]``, or of one; the tree refuses infinite ones."""
+    sizes = np.atleast_1d(np.asarray(errors, np.float32))
+    out = np.empty(len(sizes))
+    kernels.fast().powers(sizes, float(alpha), float(eps), out)
+    return out
+
+
+MOST = 2**16
+"""The most errors of one update whose old values are noted before they change."""
+
+
+class KeptPriorities:
+    """The errors, the tree and the facts of a ring whose memory outlives the process.
+
+    Args:
+        ring: the ring.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        keeper, rows = ring.store.keeper, ring.store.num_rows
+        self.resumed = keeper.has("nodes")
+        """Whether an earlier process kept them."""
+        self.errors: NDArray[np.float32] = keeper.take("errors", (rows,), np.float32)
+        self.tree = SumTree(rows, keeper.take("nodes", (SumTree.count_nodes(rows),), np.float64))
+        self.facts: Doubles = keeper.take("facts", (FACTS,), np.float64)
+        self.undo: Doubles = keeper.take("errors.undo", (RATED_START + 2 * min(rows, MOST),), np.float64)
+
+    def restore(self, ring: Ring, default_error: float | None) -> Ints | None:
+        """Put back the errors of an update that a kill broke off. If a kill interrupts this call, call it again.
+
+        Transitions that can be drawn for the first time get the error of new ones: ``default_error``, or if it is None
+        the largest so far.
+
+        Returns:
+            the places whose weights are in doubt, those that the ring doubts included; None if any weight may be wrong.
+
+        Raises:
+            InvariantError: the facts or the notes make no sense.
+        """
+        facts, undo, count = self.facts, self.undo, float(self.undo[RATED])
+        most = (len(undo) - RATED_START) // 2
+        if count != ALL_RATED and not (0 <= count <= most and count == int(count)):
+            raise InvariantError(f"sampler: {count} errors to put back; expected 0 to {most}")
+        places = np.zeros(0, np.int64)
+        if count > 0:
+            pairs = undo[RATED_START : RATED_START + 2 * int(count)].reshape(-1, 2)
+            if not ((pairs[:, 0] >= 0) & (pairs[:, 0] < ring.store.num_rows) & (pairs[:, 1] <= LARGEST_ERROR)).all():
+                raise InvariantError("sampler: an error to put back is that of no row")
+            places = pairs[:, 0].astype(np.int64)
+            self.errors[places], facts[LARGEST] = pairs[:, 1], undo[RATED_LARGEST]
+        counts = 0 <= facts[DRAWS] < 2**53 and facts[DRAWS] == int(facts[DRAWS])
+        if not (counts and 0 <= facts[LARGEST] <= LARGEST_ERROR and facts[ALPHA] >= 0 and facts[EPS] > 0):
+            raise InvariantError(f"sampler: {facts.tolist()} are not an exponent, an eps, an error and a count")
+        self.errors[ring.fresh] = facts[LARGEST] if default_error is None else default_error
+        if count == ALL_RATED or ring.doubtful is None:
+            return None
+        return np.unique(np.concatenate([places, ring.doubtful]))
+
+    def mend(self, ring: Ring, doubtful: Ints) -> None:
+        """Compute the weights at ``doubtful`` places, and all sums above them, again from the errors.
+
+        Raises:
+            NotFiniteError: an error is negative or not finite.
+        """
+        index, weights = ring.index_of(doubtful), np.zeros(len(doubtful))
+        written = np.flatnonzero(index >= 0)
+        drawable = written[ring.find(index[written])[0] >= 0]
+        errors = self.errors[doubtful[drawable]]
+        require_errors(errors)
+        weights[drawable] = powers_of(errors, *self.facts[[ALPHA, EPS]].tolist())
+        self.tree.put(doubtful, weights)
+
+    def __reduce__(self) -> Any:
+        """For pickle and deepcopy: None. A copy of a sampler starts in memory of its own."""
+        return type(None), ()
+
+    def end(self) -> None:
+        """Forget the notes, once the weights that :meth:`restore` doubted are right again."""
+        self.undo[RATED] = 0.0
+
+
+def require_usable(ring: Ring) -> None:
+    """Refuse to change priorities in files that this process does not hold. Calls of the replay check this themselves.
+
+    Raises:
+        LifecycleError: the ring was closed, or belongs to the parent of this process.
+    """
+    if isinstance(ring.pending, Ended):
+        raise ring.pending.error()
+
+
+@contextmanager
+def rebuilding(ring: Ring) -> Generator[None]:
+    """In this context all priorities of a ring are replaced. After a kill or an exception they are computed again.
+
+    Raises:
+        LifecycleError: the ring was closed, or belongs to the parent of this process.
+    """
+    if ring.undo is None:
+        yield
+        return
+    require_usable(ring)
+    ring.undo.begin_rebuild(ring)
+    ring.pending = Change()
+    yield
+    ring.settle()
 
 
 @checked(

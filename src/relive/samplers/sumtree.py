@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from .. import kernels
 from ..errors import DTypeError, EmptyError, InvariantError, NotFiniteError, ParameterError, ShapeError
-from ..kernels.reference.tree import FANOUT
-from ..memory.blocks import zeroed
+from ..kernels.reference.priorities import FANOUT
+from ..memory.keeper import zeroed
 from ..steps.arrays import Doubles, Ints
 
 __all__ = ["Cover", "SumTree"]
@@ -43,7 +43,7 @@ class SumTree:
 
     Leaf i owns the masses from the sum of the weights before it up to that sum plus its own, to within rounding. The
     sums depend only on the weights, not on the order of writes, so nothing drifts. Only one thread may write.
-    :mod:`relive.kernels.reference.tree` describes the layout and the order of summation.
+    :mod:`relive.kernels.reference.priorities` describes the layout and the order of summation.
 
     Args:
         size: number of leaves, at least 1.

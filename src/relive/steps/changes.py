@@ -12,8 +12,7 @@ from torch import Tensor
 from ..errors import DTypeError, FieldError, ParameterError
 from ..parameters import Rule, an_instance, require
 from .arrays import as_tensor, check_castable
-from .schema import Field, Schema, unknown_field
-from .trees import Path, dotted
+from .schema import Field, Path, Schema, dotted, unknown_field
 
 __all__ = ["DoesNotFitError", "Origin", "SchemaChanges"]
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ..errors import DeviceError, DTypeError, FieldError, ShapeError
 from .arrays import NO_DTYPE, NUMPY_DTYPES, SQUARES, Array, as_tensor, check_castable, fits, in_memory, numpy_view
-from .schema import Schema, unknown_field
-from .trees import Path, descend, dotted
+from .schema import Path, Schema, descend, dotted, unknown_field
 
 __all__ = ["StepChecker", "refuse_unreadable"]
 

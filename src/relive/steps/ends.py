@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..errors import EnvError, EpisodeEndWarning
 from .arrays import Array, Ints, as_host, numpy_dtype, numpy_view
-from .schema import Field
-from .trees import Path
+from .schema import Field, Path
 
 __all__ = ["MOST", "EndCheck", "ReuseCheck"]
 

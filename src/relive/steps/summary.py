@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
-from .schema import Field
-from .trees import Path, dotted
+from .schema import Field, Path, dotted
 
 __all__ = ["Summary", "described", "html", "text"]
 

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from ..kernels.reference.sample import Draw
 from ..memory.layout import BatchLayout
-from ..ring.ring import Ring
-from ..ring.rule import Rule
+from ..ring.ring import Ring, Rule
 from ..ring.sequences import Sequences
 from ..steps.arrays import Ints
-from ..steps.trees import Path
+from ..steps.schema import Path
 
 __all__ = ["DirectReader", "SequenceReader", "View", "require_readable", "rule_of", "time_first_of"]
 
@@ -72,7 +71,7 @@ class DirectReader(View, Protocol):
         """Draw a batch and make its tensors, by the kernels of :mod:`relive.kernels.reference.sample`.
 
         Args:
-            direct: the handle of a :class:`relive.kernels.ring_state.DirectBatch` with the layout of :meth:`batch_of`.
+            direct: the handle of a :class:`relive.kernels.tables.DirectBatch` with the layout of :meth:`batch_of`.
             ring: the ring.
             draw: what is drawn.
             count: B.

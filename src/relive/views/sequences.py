@@ -11,15 +11,14 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from .. import kernels
-from ..batches.sequences import Overlap, stride_of
+from ..batches import Overlap, stride_of
 from ..errors import ParameterError, SchemaError
 from ..kernels.reference.sample import Draw
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_names, is_steps
-from ..ring.ring import Ring
-from ..ring.rule import Rule, Weigh
+from ..ring.ring import Ring, Rule, Weigh
 from ..ring.sequences import Cut, Sequences
 from ..steps.arrays import Ints
-from ..steps.trees import Path
+from ..steps.schema import Path
 
 __all__ = ["Sequence"]
 

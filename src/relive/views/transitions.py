@@ -17,7 +17,7 @@ from ..memory.store import Plan
 from ..parameters import GAMMA_RULE, checked, is_steps
 from ..ring.ring import Ring
 from ..steps.arrays import Ints, as_host
-from ..steps.trees import Path
+from ..steps.schema import Path
 
 __all__ = ["NStep", "Transition"]
 

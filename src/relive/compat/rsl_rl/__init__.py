@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .storage import RolloutStorage
-from .trajectories import split_and_pad_trajectories, unpad_trajectories
+from .storage import RolloutStorage, split_and_pad_trajectories, unpad_trajectories
 
 if TYPE_CHECKING:
     PPO: Any

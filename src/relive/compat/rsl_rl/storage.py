@@ -3,26 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ...batches.states import swap_layers
+from ...batches import WHOLE, swap_layers
 from ...errors import FieldError, ShapeError
 from ...parameters import one_of, require
+from ...returns import GAE
 from ...rollout.buffer import RolloutBuffer
+from ...rollout.writer import ENV, LENGTH, START, Flags, cut
+from ...steps.arrays import as_host
 from ...steps.schema import Field, Schema
-from ..attributes import Column, write_column
-from ..seeds import renew
-from ..trees import mapped_leaves
-from .containers import Batch, Transition
-from .returns import Returns
+from ..base import Column, mapped_leaves, renew, write_column
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["RolloutStorage"]
+__all__ = ["Batch", "Returns", "RolloutStorage", "Transition", "split_and_pad_trajectories", "unpad_trajectories"]
+
+
+class Transition:
+    """One step of all envs, filled field by field.
+
+    ``observations``, ``actions``, ``rewards``, ``dones``; for reinforcement learning ``values``, ``actions_log_prob``,
+    ``distribution_params``; for distillation ``privileged_actions``; ``hidden_states`` (actor's, critic's) before the
+    step. Not in rsl_rl: ``time_outs`` ``[N]``, and ``final_values`` ``[N]``, read at time-outs.
+    """
+
+    def __init__(self) -> None:
+        self.observations: TensorDict | None = None
+        self.actions: Tensor | None = None
+        self.rewards: Tensor | None = None
+        self.dones: Tensor | None = None
+        self.values: Tensor | None = None
+        self.actions_log_prob: Tensor | None = None
+        self.distribution_params: tuple[Tensor, ...] | None = None
+        self.privileged_actions: Tensor | None = None
+        self.hidden_states: tuple[Any, Any] = (None, None)
+        self.time_outs: Tensor | None = None
+        self.final_values: Tensor | None = None
+
+    def clear(self) -> None:
+        """Set all fields back to None."""
+        self.__init__()
+
+
+@dataclass(eq=False)
+class Batch:
+    """A minibatch of tensors; ``observations`` is a TensorDict. Fields that the training type does not use are None."""
+
+    observations: Any = None
+    actions: Any = None
+    values: Any = None
+    advantages: Any = None
+    returns: Any = None
+    old_actions_log_prob: Any = None
+    old_distribution_params: Any = None
+    hidden_states: tuple[Any, Any] = (None, None)
+    masks: Any = None
+    privileged_actions: Any = None
+    dones: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Returns:
+    """GAE for a column ``terminated`` that holds every done, time-outs included, as rsl_rl stores it."""
+
+    gamma: float
+    lam: float
+    normalize: bool
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns needed."""
+        return GAE().reads
+
+    def __call__(self, *, terminated: Tensor, truncated: Tensor, **columns: Any) -> dict[str, Tensor]:
+        """The columns ``advantage`` and ``return``, ``[T, N]``."""
+        ends = {"terminated": terminated & ~truncated, "truncated": truncated}
+        return GAE(self.gamma, self.lam, self.normalize)(**ends, **columns)
+
 
 FLAG = Field((), torch.bool)
 NUMBER = Field()
@@ -395,3 +460,43 @@ def _wrapped(state: Any) -> tuple[Tensor, ...]:
 
 def _unwrapped(states: tuple[Tensor, ...]) -> Any:
     return states[0] if len(states) == 1 else states
+
+
+def split_and_pad_trajectories(tensor: Any, dones: Tensor) -> tuple[Any, Tensor]:
+    """Cut steps at dones into trajectories that are padded with zeros to T.
+
+    Args:
+        tensor: a tensor or TensorDict ``[T, N, ...]``; gradients go through.
+        dones: ``[T, N]`` or ``[T, N, 1]``.
+
+    Returns:
+        the trajectories ``[T, K, ...]``, env by env and in the order of time; and masks, bool ``[T, K]``, False in
+            padding.
+
+    Raises:
+        ShapeError: ``tensor`` and ``dones`` have other numbers of steps or envs.
+    """
+    steps, envs = (int(size) for size in tensor.shape[:2])
+    if tuple(dones.shape) not in ((steps, envs), (steps, envs, 1)):
+        raise ShapeError(f"dones: expected {(steps, envs)}, with or without a last axis of 1, got {tuple(dones.shape)}")
+    done = as_host(dones.reshape(steps, envs)) != 0
+    flags = Flags(done, np.ones_like(done), np.ones(envs, np.bool_))
+    windows = torch.from_numpy(cut(flags, None, WHOLE, drop_tail=False, complete=False)).to(dones.device)
+    time = torch.arange(steps, device=dones.device).unsqueeze(1)
+    masks = time < windows[:, LENGTH]
+    rows = ((windows[:, START] + time) * envs + windows[:, ENV]).where(masks, 0)
+    padded = tensor.flatten(0, 1)[rows]
+    if isinstance(padded, Tensor):
+        return _blank(padded, masks), masks
+    return padded.apply(partial(_blank, masks=masks)), masks
+
+
+def _blank(padded: Tensor, masks: Tensor) -> Tensor:
+    return padded.masked_fill(~masks.view(*masks.shape, *[1] * (padded.dim() - 2)), 0)
+
+
+def unpad_trajectories(trajectories: Any, masks: Tensor) -> Any:
+    """The inverse: trajectories ``[T, K, ...]``, a tensor or TensorDict, as steps ``[T, N, ...]``."""
+    steps = trajectories.transpose(0, 1)[masks.transpose(0, 1)]
+    rows = trajectories.shape[0]
+    return steps.unflatten(0, (len(steps) // rows, rows)).transpose(0, 1)

@@ -5,16 +5,18 @@ The algorithms require subclasses of Stable-Baselines3's own classes, so Stable-
 
 from __future__ import annotations
 
-from .her import HerReplayBuffer
-from .originals import ConvertsReplays
-from .replay import (
+from .buffers import (
+    DictReplayBuffer,
+    DictRolloutBuffer,
+    HerReplayBuffer,
     NStepReplayBuffer,
     PrioritizedDictReplayBufferSamples,
     PrioritizedReplayBuffer,
     PrioritizedReplayBufferSamples,
+    ReplayBuffer,
+    RolloutBuffer,
 )
-from .rollout import DictRolloutBuffer, RolloutBuffer
-from .uniform import DictReplayBuffer, ReplayBuffer
+from .originals import ConvertsReplays
 
 __all__ = [
     "ConvertsReplays",

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...steps.arrays import Array
-from ..continuity import equal_rows
-from ..trees import mapped
+from ..base import equal_rows, mapped
 
 __all__ = ["ConvertsReplays", "steps_of"]
 

@@ -1,36 +1,62 @@
 """The hot loops in numba: one module for each of reference's, with the same names and results."""
 
-from ..reference.tree import tree_build, tree_offsets  # not in a loop: one for both
-from .advice import ask_for
-from .append import add_rows, add_step, plan_rows, scatter_rows
-from .cache import PROGRESS, load_target
-from .counters import commit_step, mark_bell, publish, published, ring_bell
-from .draw import anchors, draw, ids_of, live, window
-from .episodes import copy_windows, episode_starts, gather_windows, mark_windows, plan_windows
-from .fields import split_rows
-from .handles import handle_of
-from .hindsight import plan_goals, relabel_windows
-from .jit import cache_folder
-from .limits import add_count, admit, admit_noted, confirm, take_back
-from .packing import pack_rows, take_batch, take_rows
+from ..reference.priorities import tree_build, tree_offsets  # not in a loop: one for both
+from .counters import (
+    add_count,
+    admit,
+    admit_noted,
+    commit_step,
+    confirm,
+    mark_bell,
+    publish,
+    published,
+    ring_bell,
+    take_back,
+)
+from .jit import PROGRESS, cache_folder, handle_of, load_target
 from .priorities import (
+    anchors,
+    draw,
     draw_weighted,
+    ids_of,
+    live,
+    magnitudes,
+    masses,
     note_drawable,
+    permutation,
     powers,
     rate,
     rate_sequences,
     rate_tensors,
     reduce_errors,
     set_errors,
+    tree_cover,
+    tree_find,
+    tree_get,
+    tree_lowest,
+    tree_set,
+    tree_shares,
+    uniforms,
+    window,
 )
-from .random import masses, permutation, uniforms
 from .returns import PLACES, SPOILT, discounted_return, fill_gae, gae, vtrace
-from .rows import accept_step, copy_row, copy_step, take_step
-from .rule import ends_full, window_start
+from .ring import (
+    add_rows,
+    add_step,
+    ask_for,
+    copy_windows,
+    ends_full,
+    episode_starts,
+    gather_windows,
+    mark_windows,
+    plan_rows,
+    plan_windows,
+    scatter_rows,
+    window_start,
+)
+from .rows import accept_step, copy_row, copy_step, pack_rows, split_rows, take_batch, take_rows, take_step
 from .sample import finish_goals, sample_goals, sample_sequences, sample_stacks, sample_windows
-from .sequences import read_sequences
-from .tree import magnitudes, tree_cover, tree_find, tree_get, tree_lowest, tree_set, tree_shares
-from .windows import gather_pairs, gather_rows, stack_places, windows
+from .windows import gather_pairs, gather_rows, plan_goals, read_sequences, relabel_windows, stack_places, windows
 
 __all__ = [
     "PLACES",

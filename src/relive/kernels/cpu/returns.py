@@ -9,22 +9,213 @@ a float32 lies at 4 * i, a flag at i. All fit in int64, since a process has fewe
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from numba import extending, types
+from numba.core import cgutils
+from numba.core.datamodel.models import PrimitiveModel
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ..reference.returns import Grid, refuse_missing
-from .jit import f32, inlined, jit
-from .lanes import LANES, choose, is_nan, load, load_marks, some, splat, store, within
+from .jit import f32, inlined, intrinsic, jit
 
-__all__ = ["PLACES", "SPOILT", "discounted_return", "fill_gae", "gae", "vtrace"]
+__all__ = [
+    "LANES",
+    "PLACES",
+    "SPOILT",
+    "choose",
+    "discounted_return",
+    "fill_gae",
+    "gae",
+    "is_nan",
+    "load",
+    "load_marks",
+    "some",
+    "splat",
+    "store",
+    "vtrace",
+    "within",
+]
+
+
+LANES = 8
+"""How many envs a vector holds."""
+
+_extending: Any = extending
+_ir: Any = cast("Any", cgutils).ir
+_FLOATS = _ir.VectorType(_ir.FloatType(), LANES)
+_MARKS = _ir.VectorType(_ir.IntType(1), LANES)
+_BYTES = _ir.VectorType(_ir.IntType(8), LANES)
+
+
+class Lanes(types.Type):
+    """Eight float32 numbers."""
+
+    def __init__(self) -> None:
+        super().__init__("Lanes")
+
+
+class Marks(types.Type):
+    """Eight truth values."""
+
+    def __init__(self) -> None:
+        super().__init__("Marks")
+
+
+lanes_t, marks_t = Lanes(), Marks()
+
+
+@_extending.register_model(Lanes)
+class _LanesModel(PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: Any) -> None:
+        super().__init__(dmm, fe_type, _FLOATS)
+
+
+@_extending.register_model(Marks)
+class _MarksModel(PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: Any) -> None:
+        super().__init__(dmm, fe_type, _MARKS)
+
+
+def _operation(python: Any, given: Any, result: Any, build: Callable[[Any, Any], Any]) -> None:
+    """Teach numba what an operator does with vectors: one instruction of LLVM."""
+
+    def typer(_context: Any) -> Any:
+        def typed(*kinds: Any) -> Any:
+            return result if kinds == given else None
+
+        return typed
+
+    def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return build(builder, args)
+
+    _extending.type_callable(python)(typer)
+    _extending.lower_builtin(python, *given)(lower)
+
+
+_TWO, _BOTH = (lanes_t, lanes_t), (marks_t, marks_t)
+_operation(operator.add, _TWO, lanes_t, lambda builder, x: builder.fadd(*x))
+_operation(operator.sub, _TWO, lanes_t, lambda builder, x: builder.fsub(*x))
+_operation(operator.mul, _TWO, lanes_t, lambda builder, x: builder.fmul(*x))
+_operation(operator.gt, _TWO, marks_t, lambda builder, x: builder.fcmp_ordered(">", *x))
+_operation(operator.eq, _TWO, marks_t, lambda builder, x: builder.fcmp_ordered("==", *x))
+_operation(operator.or_, _BOTH, marks_t, lambda builder, x: builder.or_(*x))
+_operation(operator.and_, _BOTH, marks_t, lambda builder, x: builder.and_(*x))
+_operation(operator.invert, (marks_t,), marks_t, lambda builder, x: builder.not_(*x))
+
+
+def _masked(builder: Any, action: str, args: Any, result: Any, suffix: str) -> Any:
+    """Call llvm.masked.load or llvm.masked.store: lanes that are not marked touch no memory."""
+    function: Any = _ir.FunctionType(result, [arg.type for arg in args])
+    name = f"llvm.masked.{action}.v{LANES}{suffix}.p0v{LANES}{suffix}"
+    declared: Any = cast("Any", cgutils).get_or_insert_function(builder.module, function, name)
+    return builder.call(declared, args)
+
+
+def _load(builder: Any, address: Any, marks: Any, kind: Any, suffix: str) -> Any:
+    pointer, one = builder.inttoptr(address, kind.as_pointer()), _ir.Constant(_ir.IntType(32), 1)
+    return _masked(builder, "load", [pointer, one, marks, _ir.Constant(kind, None)], kind, suffix)
+
+
+@intrinsic
+def load(_context: Any, address: Any, inside: Any) -> Any:
+    """The float32 numbers at an address; 0 in lanes that are not ``inside``, where no memory is read."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return _load(builder, args[0], args[1], _FLOATS, "f32")
+
+    return lanes_t(types.intp, marks_t), codegen
+
+
+@intrinsic
+def load_marks(_context: Any, address: Any, inside: Any) -> Any:
+    """The bools at an address, one byte each; False in lanes that are not ``inside``, where no memory is read."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.icmp_unsigned("!=", _load(builder, args[0], args[1], _BYTES, "i8"), _ir.Constant(_BYTES, None))
+
+    return marks_t(types.intp, marks_t), codegen
+
+
+@intrinsic
+def store(_context: Any, address: Any, values: Any, inside: Any) -> Any:
+    """Write float32 numbers to an address, in the lanes ``inside`` alone."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        pointer, one = builder.inttoptr(args[0], _FLOATS.as_pointer()), _ir.Constant(_ir.IntType(32), 1)
+        _masked(builder, "store", [args[1], pointer, one, args[2]], _ir.VoidType(), "f32")
+        return context.get_dummy_value()
+
+    return types.void(types.intp, lanes_t, marks_t), codegen
+
+
+@intrinsic
+def splat(_context: Any, number: Any) -> Any:
+    """The same number in all lanes."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return _repeated(builder, args[0], _FLOATS)
+
+    return lanes_t(types.float32), codegen
+
+
+def _repeated(builder: Any, value: Any, kind: Any) -> Any:
+    first = builder.insert_element(_ir.Constant(kind, _ir.Undefined), value, _ir.Constant(_ir.IntType(32), 0))
+    zeros = _ir.Constant(_ir.VectorType(_ir.IntType(32), LANES), None)
+    return builder.shuffle_vector(first, _ir.Constant(kind, _ir.Undefined), zeros)
+
+
+@intrinsic
+def within(_context: Any, count: Any) -> Any:
+    """True in the first ``count`` lanes."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        numbers = _ir.VectorType(_ir.IntType(64), LANES)
+        places = _ir.Constant(numbers, [_ir.Constant(_ir.IntType(64), i) for i in range(LANES)])
+        return builder.icmp_signed("<", places, _repeated(builder, args[0], numbers))
+
+    return marks_t(types.intp), codegen
+
+
+@intrinsic
+def choose(_context: Any, marks: Any, yes: Any, no: Any) -> Any:
+    """``yes`` in lanes that are marked, ``no`` in the others."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.select(*args)
+
+    return lanes_t(marks_t, lanes_t, lanes_t), codegen
+
+
+@intrinsic
+def some(_context: Any, marks: Any) -> Any:
+    """Whether any lane is marked."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        bits = _ir.IntType(LANES)
+        return builder.icmp_unsigned("!=", builder.bitcast(args[0], bits), bits(0))
+
+    return types.boolean(marks_t), codegen
+
+
+@intrinsic
+def is_nan(_context: Any, values: Any) -> Any:
+    """Which numbers are NaN."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.fcmp_unordered("uno", args[0], args[0])
+
+    return marks_t(lanes_t), codegen
+
 
 Ints = NDArray[np.int64]
-Lanes = Any
-Marks = Any
+Floats8 = Any
+Flags8 = Any
 
 NARROW = 2 * LANES
 """With at most this many envs, a pass follows eight envs through all of time: what one step passes to the next stays in
@@ -135,7 +326,7 @@ def fill_gae(places: Ints, gamma: float, lam: float) -> int:
 
 
 @inlined
-def _gae_through_time(p: Places, env: int, g: Lanes, decay: Lanes, inside: Marks) -> Lanes:
+def _gae_through_time(p: Places, env: int, g: Floats8, decay: Floats8, inside: Flags8) -> Floats8:
     """All steps of up to eight envs; the advantage and the value of the step after stay in registers.
 
     Returns the sum of 0 times each advantage.
@@ -154,7 +345,7 @@ def _gae_through_time(p: Places, env: int, g: Lanes, decay: Lanes, inside: Marks
 
 
 @inlined
-def _gae_at(p: Places, i: int, g: Lanes, decay: Lanes, inside: Marks) -> Lanes:
+def _gae_at(p: Places, i: int, g: Floats8, decay: Floats8, inside: Flags8) -> Floats8:
     """One step of up to eight envs; the advantage of the step after is read from memory. Returns 0 times its own."""
     after, v = i + p.envs, load(p.value + 4 * i, inside)
     carry = load(p.advantage + 4 * after, inside) if after < p.size else splat(f32(0))
@@ -166,8 +357,8 @@ def _gae_at(p: Places, i: int, g: Lanes, decay: Lanes, inside: Marks) -> Lanes:
 
 @inlined
 def _gae_step(
-    p: Places, i: int, v: Lanes, g: Lanes, decay: Lanes, carry: Lanes, following: Lanes, inside: Marks
-) -> Lanes:
+    p: Places, i: int, v: Floats8, g: Floats8, decay: Floats8, carry: Floats8, following: Floats8, inside: Flags8
+) -> Floats8:
     """δₜ + γλ(1 - doneₜ)Âₜ₊₁; ``carry`` is Âₜ₊₁, ``v`` and ``following`` the values before and after the step."""
     terminated, truncated = load_marks(p.terminated + i, inside), load_marks(p.truncated + i, inside)
     gain = load(p.reward + 4 * i, inside) - v
@@ -191,7 +382,7 @@ def _fill_returns(places: Ints, gamma: float) -> int:
 
 
 @inlined
-def _return_at(p: Places, i: int, g: Lanes, inside: Marks) -> None:
+def _return_at(p: Places, i: int, g: Floats8, inside: Flags8) -> None:
     """rₜ + γGₜ₊₁, where an end that was cut goes on with its final value, and the last row with the bootstrap."""
     after = i + p.envs
     following, v = splat(f32(0)), splat(f32(0))
@@ -224,7 +415,7 @@ def _fill_vtrace(places: Ints, gamma: float, lam: float, rho_clip: float, c_clip
 
 
 @inlined
-def _vtrace_at(p: Places, i: int, g: Lanes, lam: Lanes, most_rho: Lanes, most_c: Lanes, inside: Marks) -> None:
+def _vtrace_at(p: Places, i: int, g: Floats8, lam: Floats8, most_rho: Floats8, most_c: Floats8, inside: Flags8) -> None:
     """One step of up to eight envs; its ratio makes room for vs - v, which the step before needs."""
     after, zero = i + p.envs, splat(f32(0))
     ratio, v, following = (
@@ -249,7 +440,9 @@ def _vtrace_at(p: Places, i: int, g: Lanes, lam: Lanes, most_rho: Lanes, most_c:
 
 
 @inlined
-def _valued(p: Places, i: int, g: Lanes, following: Lanes, terminated: Marks, truncated: Marks, inside: Marks) -> Lanes:
+def _valued(
+    p: Places, i: int, g: Floats8, following: Floats8, terminated: Flags8, truncated: Flags8, inside: Flags8
+) -> Floats8:
     """γ times the value after the step: 0 after a terminal, the final value after a truncation."""
     if some(truncated):  # rare: final values are read nowhere else
         if p.final_value:
@@ -260,14 +453,14 @@ def _valued(p: Places, i: int, g: Lanes, following: Lanes, terminated: Marks, tr
 
 
 @inlined
-def _passed_on(done: Marks, trace: Lanes, carry: Lanes) -> Lanes:
+def _passed_on(done: Flags8, trace: Floats8, carry: Floats8) -> Floats8:
     """trace * carry; 0 where the episode is done or the trace is 0, even if ``carry`` is not finite."""
     zero = splat(f32(0))
     return choose(done | (trace == zero), zero, trace * carry)
 
 
 @inlined
-def _is_real(p: Places, i: int, inside: Marks) -> Marks:
+def _is_real(p: Places, i: int, inside: Flags8) -> Flags8:
     return load_marks(p.mask + i, inside) if p.mask else inside
 
 
@@ -282,7 +475,7 @@ def _first_missing(p: Places) -> int:
 
 
 @inlined
-def _some_missing(p: Places, i: int, inside: Marks) -> bool:
+def _some_missing(p: Places, i: int, inside: Flags8) -> bool:
     missing = load_marks(p.truncated + i, inside)
     if not some(missing):
         return False

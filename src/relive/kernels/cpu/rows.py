@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import numpy as np
+from numba import types
+from numba.core import cgutils
 from numpy.typing import NDArray
 
+from ..reference.rows import (
+    LINE_CODE,
+    LINE_DIMS,
+    LINE_INTO,
+    LINE_ITEM,
+    LINE_NDIM,
+    LINE_OFFSET,
+    LINE_WIDTH,
+    PackedFields,
+)
 from ..step_table import (
     ASKED,
     COUNT,
@@ -36,11 +50,156 @@ from ..step_table import (
     TYPE_OF,
     WORDS,
 )
-from ..tensor_calls import CPU
-from .jit import Addresses, address_t, addressed, inlined, jit, memcpy, stream
-from .tensors import describe, is_true, release_gil, take_gil
+from ..tables import UNFIT
+from ..tensor_calls import CPU, DESCRIBED, LOAN
+from .jit import (
+    ENTRIES,
+    LINE,
+    Addresses,
+    Bytes,
+    address_t,
+    addressed,
+    copy_short,
+    inlined,
+    intrinsic,
+    jit,
+    matrix_of,
+    memcpy,
+    prefetch,
+    stream,
+)
 
-__all__ = ["accept_step", "copy_row", "copy_step", "take_step"]
+__all__ = [
+    "BYTES",
+    "accept_step",
+    "adopt",
+    "adopt_field",
+    "copy_row",
+    "copy_step",
+    "describe",
+    "is_true",
+    "lend",
+    "numbers_of",
+    "pack_rows",
+    "release_gil",
+    "rows_at",
+    "split_rows",
+    "take_batch",
+    "take_gil",
+    "take_rows",
+    "take_step",
+]
+
+
+_cgutils: Any = cast("Any", cgutils)
+_ir: Any = _cgutils.ir
+_word, _pointer = _ir.IntType(64), _cgutils.voidptr_t
+
+
+@intrinsic
+def describe(_context: Any, function: Any, tensor: Any) -> Any:
+    """Whether ``function`` failed (1) or not (0), and the words of the DLTensor that it wrote for a tensor."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        out = _cgutils.alloca_once(builder, _ir.ArrayType(_word, DESCRIBED))
+        answer = _call(builder, _ir.IntType(32), args, builder.bitcast(out, _pointer))
+        failed = builder.icmp_signed("!=", answer, answer.type(0))
+        with _cgutils.if_unlikely(builder, failed):
+            context.get_python_api(builder).err_clear()
+        described = builder.load(out)
+        words = [builder.extract_value(described, k) for k in range(DESCRIBED)]
+        return _cgutils.pack_array(builder, [builder.zext(failed, _word), *words])
+
+    return types.UniTuple(types.int64, 1 + DESCRIBED)(types.int64, types.int64), codegen
+
+
+@inlined
+def numbers_of(describing: int, tensor: int) -> Any:
+    """The address of a tensor's numbers, 0 if they are not in RAM; their dtype, and two arrays: sizes and strides."""
+    failed, data, device, axes, sizes, strides, offset = describe(describing, tensor)
+    known = not failed and data != 0 and device == CPU and offset == 0  # a FakeTensor says: in RAM, at the address 0
+    count = axes & 0xFFFFFFFF if known else 0
+    shape, apart = addressed(sizes, count, np.int64), addressed(strides, count, np.int64)
+    return data if known else 0, axes >> 32, shape, apart
+
+
+@intrinsic
+def is_true(_context: Any, method: Any, thing: Any) -> Any:
+    """Whether a C method without arguments answers True for an object; what it raises goes to the caller in Python."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        api = context.get_python_api(builder)
+        answer = _call(builder, _pointer, args, _pointer(None))
+        with _cgutils.if_unlikely(builder, _cgutils.is_null(builder, answer)):
+            context.call_conv.return_exc(builder)
+        truth = api.object_istrue(answer)
+        api.decref(answer)
+        with _cgutils.if_unlikely(builder, builder.icmp_signed("<", truth, truth.type(0))):
+            context.call_conv.return_exc(builder)
+        return builder.icmp_signed("!=", truth, truth.type(0))
+
+    return types.boolean(types.int64, types.int64), codegen
+
+
+@intrinsic
+def lend(_context: Any, function: Any, tensor: Any) -> Any:
+    """The address of the loan of a tensor; what torch raises goes to the caller in Python."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        out = _cgutils.alloca_once(builder, _word)
+        failed = _call(builder, _ir.IntType(32), args, builder.bitcast(out, _pointer))
+        with _cgutils.if_unlikely(builder, builder.icmp_signed("!=", failed, failed.type(0))):
+            context.call_conv.return_exc(builder)
+        return builder.load(out)
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def adopt(_context: Any, function: Any, loan: Any, found: Any, key: Any) -> Any:
+    """Put the tensor that a loan describes into the dict at the address ``found``, under the object at ``key``."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        api, out = context.get_python_api(builder), _cgutils.alloca_once_value(builder, _pointer(None))
+        failed = _call(builder, _ir.IntType(32), args, builder.bitcast(out, _pointer))
+        with _cgutils.if_unlikely(builder, builder.icmp_signed("!=", failed, failed.type(0))):
+            context.call_conv.return_exc(builder)
+        tensor = builder.load(out)
+        failed = api.dict_setitem(*(builder.inttoptr(arg, _pointer) for arg in args[2:]), tensor)
+        api.decref(tensor)
+        with _cgutils.if_unlikely(builder, builder.icmp_signed("!=", failed, failed.type(0))):
+            context.call_conv.return_exc(builder)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def release_gil(_context: Any) -> Any:
+    """Let other threads of Python run until :func:`take_gil`, which gets the answer. Nothing may raise in between."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
+        return builder.ptrtoint(context.get_python_api(builder).save_thread(), _word)
+
+    return types.int64(), codegen
+
+
+@intrinsic
+def take_gil(_context: Any, thread: Any) -> Any:
+    """Wait until no other thread of Python runs, and keep it so."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        context.get_python_api(builder).restore_thread(builder.inttoptr(args[0], _pointer))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+def _call(builder: Any, result: Any, args: Any, second: Any) -> Any:
+    """Call the C function at the address ``args[0]`` with the object at ``args[1]`` and another pointer."""
+    kind = _ir.FunctionType(result, [_pointer, _pointer])
+    return builder.call(builder.inttoptr(args[0], kind.as_pointer()), [builder.inttoptr(args[1], _pointer), second])
+
 
 Ints = NDArray[np.int64]
 
@@ -217,3 +376,182 @@ def _narrow(target: int, source: int, count: int, pitch: int, size: int) -> None
 
 
 take_step = jit(_take_step, nogil=False)
+
+
+BYTES = 1 << 16 | 8 << 8 | 1
+"""What DLPack calls uint8: one number, of 8 bits, kDLUInt."""
+FIRST_ITEM = tuple.__basicsize__
+"""The byte of a tuple at which its first item is, where torch's functions are known: ``step_table.first_item``."""
+
+
+def _split_rows(describing: int, lending: int, adopting: int, rows: int, names: int, table: Ints, found: int) -> bool:
+    """See :func:`relive.kernels.reference.rows.split_rows`.
+
+    The caller holds ``rows``, ``names`` and ``found``.
+    """
+    data, dtype, shape, apart = numbers_of(describing, rows)
+    lead = shape.size - 1
+    if data == 0 or dtype != BYTES or lead < 0 or not _can_be_split(shape, apart, table):
+        return False
+    both = np.empty((2, lead + table.shape[1]), np.int64)
+    for i in range(table.shape[0]):
+        adopt_field(lending, adopting, rows, 0, shape[:lead], apart[:lead], names, i, table[i], both, found)
+    return True
+
+
+@inlined
+def rows_at(describing: int, rows: int) -> Any:
+    """The memory of the tensor of bytes at an address, with two axes; no rows if it is not in RAM."""
+    data, dtype, shape, _ = numbers_of(describing, rows)
+    known = data != 0 and dtype == BYTES and shape.size == 2
+    return addressed(data, (shape[0], shape[1]) if known else (0, 1), np.uint8)
+
+
+@inlined
+def adopt_field(
+    lending: int, adopting: int, rows: int, start: int, lead: Ints, apart: Ints, names: int, i: int, line: Ints,
+    both: Ints, found: int,
+) -> None:  # fmt: skip
+    """Make a tensor for one field, called as item ``i`` of ``names``: :func:`relive.kernels.reference.rows.field_of`.
+
+    From ``lend`` to ``adopt``, nothing else of Python runs. The loan points to ``both``, where sizes and strides are
+    written. It may be gone after ``adopt``, as torch copies them, but not before: so the caller holds it.
+    """
+    axes, rank, item = lead.size, line[LINE_NDIM], line[LINE_ITEM]
+    dims, steps = both[0], both[1]
+    for axis in range(axes):
+        dims[axis], steps[axis] = lead[axis], apart[axis] // item
+    count = 1  # numbers from one item of this axis to the next
+    for axis in range(rank - 1, -1, -1):
+        dims[axes + axis], steps[axes + axis] = line[LINE_DIMS + axis], count
+        count *= max(line[LINE_DIMS + axis], 1)
+    loan = lend(lending, rows)
+    words = addressed(loan, LOAN + DESCRIBED, np.int64)[LOAN:]
+    words[0] += start + line[LINE_OFFSET]
+    words[2] = (line[LINE_CODE] << 32) + axes + rank
+    words[3], words[4] = dims.ctypes.data, steps.ctypes.data
+    adopt(adopting, loan, _tuple_item(found, line[LINE_INTO]), _tuple_item(names, i))
+
+
+@inlined
+def _tuple_item(items: int, k: int) -> Any:
+    """The address of item ``k`` of the tuple at an address."""
+    return addressed(items + FIRST_ITEM + 8 * k, 1, np.int64)[0]
+
+
+@inlined
+def _can_be_split(shape: Ints, apart: Ints, table: Ints) -> bool:
+    """Whether rows of these sizes and strides are as the fields of ``table`` need them, and there are any."""
+    last, there = shape.size - 1, 1
+    for axis in range(shape.size):
+        there *= shape[axis]
+    if there == 0 or apart[last] != 1:
+        return False
+    for i in range(table.shape[0]):
+        if table[i, LINE_WIDTH] != shape[last]:
+            return False
+        for axis in range(last):
+            if apart[axis] % table[i, LINE_ITEM]:
+                return False
+    return True
+
+
+split_rows = jit(_split_rows, nogil=False)
+
+
+AHEAD = 16
+"""A row is loaded this many rows before its turn: enough for memory to answer, and few enough for the nearest cache."""
+FORESEEN = 1024
+"""Bytes of a row that are loaded ahead; the processor itself loads the rest of a longer one."""
+SHORT = 512
+"""Rows and fields of at most this many bytes are copied without a call."""
+FEW = 47
+"""Fields of at most this many bytes are packed by a call each, which is then as quick."""
+PACK_DESCRIBE, LEND, ADOPT, TABLE, NAMES = range(len(PackedFields._fields))
+"""The positions of :class:`relive.kernels.reference.rows.PackedFields`'s members."""
+BLOCK = 64
+"""Envs, or steps, that are packed together: field after field, while they stay in a near cache."""
+NARROW_BLOCK = 8
+"""Envs that are packed together with several steps of each."""
+
+
+@jit
+def pack_rows(columns: Ints, sizes: Ints, offsets: Ints, rows: Bytes, steps: int) -> None:
+    """See :func:`relive.kernels.reference.rows.pack_rows`."""
+    envs, wide = rows.shape[0] // steps, BLOCK if steps == 1 else NARROW_BLOCK
+    for first in range(0, steps, BLOCK):
+        for low in range(0, envs, wide):
+            for f in range(columns.size):
+                for t in range(first, min(first + BLOCK, steps)):
+                    _pack_step(columns[f], sizes[f], offsets[f], rows, steps, t, low, min(low + wide, envs))
+
+
+@inlined
+def _pack_step(column: int, size: int, offset: int, rows: Bytes, steps: int, t: int, low: int, high: int) -> None:
+    """One field of step t of some envs; ``source`` and ``target`` are addresses, the latter that of env 0."""
+    envs, width = rows.shape[0] // steps, rows.shape[1]
+    source, target = column + t * envs * size, rows.ctypes.data + t * width + offset
+    if size == 4:  # a constant size is one move, not a call
+        for n in range(low, high):
+            memcpy(address_t(target + n * steps * width), address_t(source + n * 4), np.intp(4))
+    elif FEW < size <= SHORT:
+        _copy_items(source + low * size, target + low * steps * width, size, steps * width, high - low)
+    else:
+        for n in range(low, high):
+            memcpy(address_t(target + n * steps * width), address_t(source + n * size), np.intp(size))
+
+
+@jit
+def _copy_items(source: int, target: int, size: int, apart: int, count: int) -> None:
+    """Copy items of at least 16 bytes, 16 at a time, to places that lie ``apart`` bytes from each other."""
+    whole, last = size // 16 * 16, size - 16
+    for k in range(count):
+        from_, to = source + k * size, target + k * apart
+        copy_short(address_t(to), address_t(from_), np.intp(whole))
+        copy_short(address_t(to + last), address_t(from_ + last), np.intp(16))  # most often, some of them again
+
+
+@jit
+def take_rows(source: Bytes, index: Ints, out: Any) -> int:
+    """See :func:`relive.kernels.reference.rows.take_rows`."""
+    count, width = source.shape
+    flat, here, there = source.reshape(-1), source.ctypes.data, out.ctypes.data
+    short, loaded = width % 16 == 0 and width <= SHORT, min(width, FORESEEN)
+    for b in range(min(AHEAD, index.size)):
+        _load_ahead(flat, index[b] * width, loaded)
+    for b in range(index.size):
+        if b + AHEAD < index.size:
+            _load_ahead(flat, index[b + AHEAD] * width, loaded)
+        if not 0 <= index[b] < count:
+            return b
+        target, row = address_t(there + b * width), address_t(here + index[b] * width)
+        if short:
+            copy_short(target, row, np.intp(width))
+        else:
+            memcpy(target, row, np.intp(width))
+    return -1
+
+
+@inlined
+def _load_ahead(flat: Bytes, start: int, nbytes: int) -> None:
+    """Begin to load these bytes, which need not exist."""
+    for byte in range(start, start + nbytes, LINE):
+        prefetch(flat, byte)
+
+
+def _take_batch(fields: Ints, source: Bytes, index: Ints, rows: int, found: int) -> int:
+    """See :func:`relive.kernels.reference.rows.take_batch`; ``fields`` is a handle. The caller holds ``rows``."""
+    out = rows_at(fields[ENTRIES * PACK_DESCRIBE], rows)
+    if out.shape[0] != index.size or out.shape[1] != source.shape[1]:
+        return UNFIT
+    thread = release_gil()
+    bad = take_rows(source, index, out)
+    take_gil(thread)
+    if bad >= 0:
+        return bad
+    describe, lend, adopt = fields[ENTRIES * PACK_DESCRIBE], fields[ENTRIES * LEND], fields[ENTRIES * ADOPT]
+    table, names = matrix_of(fields, TABLE, np.int64), fields[ENTRIES * NAMES]
+    return -1 if split_rows(describe, lend, adopt, rows, names, table, found) else UNFIT
+
+
+take_batch = jit(_take_batch, nogil=False)

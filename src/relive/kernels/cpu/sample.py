@@ -10,22 +10,36 @@ from typing import Any
 
 import numpy as np
 
-from ..reference.fields import WIDTH
-from ..reference.hindsight import OTHERS, RANDOM, STRATEGY
+from ..reference.rows import LINE_WIDTH
 from ..reference.sample import LAYERS, LINE, ROWS, SOURCE, Draw
-from ..reference.sequences import FIRST
-from ..ring_state import UNFIT, DirectBatch
-from .draw import draw
-from .fields import BYTES, adopt_field, rows_at, split_rows
-from .handles import ENTRIES, Ints, matrix_of, open_ring, vector_of
-from .hindsight import open_steps, plan_goals, relabel_windows
-from .jit import address_t, addressed, fetch, inlined, jit, memcpy, strided
-from .priorities import draw_weighted
-from .random import key, masses
-from .sequences import notes_of, read_windows
-from .tensors import numbers_of, release_gil, take_gil
-from .tree import tree_find
-from .windows import gather_pairs, stack_places, windows
+from ..reference.windows import FIRST, OTHERS, RANDOM, STRATEGY
+from ..tables import UNFIT, DirectBatch
+from .jit import (
+    ENTRIES,
+    Ints,
+    address_t,
+    addressed,
+    fetch,
+    inlined,
+    jit,
+    matrix_of,
+    memcpy,
+    open_ring,
+    strided,
+    vector_of,
+)
+from .priorities import draw, draw_weighted, key, masses, tree_find
+from .rows import BYTES, adopt_field, numbers_of, release_gil, rows_at, split_rows, take_gil
+from .windows import (
+    gather_pairs,
+    notes_of,
+    open_steps,
+    plan_goals,
+    read_windows,
+    relabel_windows,
+    stack_places,
+    windows,
+)
 
 __all__ = ["finish_goals", "sample_goals", "sample_sequences", "sample_stacks", "sample_windows"]
 
@@ -33,7 +47,7 @@ __all__ = ["finish_goals", "sample_goals", "sample_sequences", "sample_stacks", 
     DESCRIBE, LEND, ADOPT, RING, SEED, WEIGHTS, TOPS, UNTIL, WEIGHT_AT, PROBABILITY_AT, BATCH, TABLE, NAMES, STACKS,
     STACK_NAMES, NODES, OFFSETS, STEPS, STEP_NAMES, BLANK,
 ) = range(len(DirectBatch._fields))  # fmt: skip
-"""The positions of :class:`relive.kernels.ring_state.DirectBatch`'s members."""
+"""The positions of :class:`relive.kernels.tables.DirectBatch`'s members."""
 
 
 FORESEEN = 256
@@ -118,7 +132,7 @@ def _sample_stacks(
     """See :func:`relive.kernels.reference.sample.sample_stacks`. The caller holds ``rows`` and ``memory``."""
     out, large, stacks = _rows_at(direct, rows), _bytes_at(direct, memory), matrix_of(direct, STACKS, np.int64)
     count = out.shape[0]
-    if not count or large.size != count * depth * stacks[:, LINE + WIDTH].sum():
+    if not count or large.size != count * depth * stacks[:, LINE + LINE_WIDTH].sum():
         return False
     ends, ring = np.empty(2 * count, np.int64), vector_of(direct, RING, np.int64)
     places, last, frames = ends[:count], ends[count:], np.empty((2 * count, depth), np.int64)
@@ -139,7 +153,7 @@ def _sample_stacks(
 def _gather_stacks(stacks: Ints, frames: Ints, target: int) -> None:
     """Copy the stacks of all fields to the memory at ``target``. This raises nothing, so the GIL is taken again."""
     for i in range(0, stacks.shape[0], 2):
-        width = stacks[i, LINE + WIDTH]
+        width = stacks[i, LINE + LINE_WIDTH]
         source = addressed(stacks[i, SOURCE], (stacks[i, ROWS], width), np.uint8)
         gather_pairs(source, frames, addressed(target, (frames.size, width), np.uint8))
         target += frames.size * width
@@ -152,9 +166,9 @@ def _split_stacks(direct: Ints, stacks: Ints, count: int, depth: int, memory: in
     lead, apart, both = np.array([count, depth]), np.empty(2, np.int64), np.empty((2, 2 + stacks.shape[1]), np.int64)
     for i in range(stacks.shape[0]):
         line = stacks[i, LINE:]
-        apart[0], apart[1] = depth * line[WIDTH], line[WIDTH]
+        apart[0], apart[1] = depth * line[LINE_WIDTH], line[LINE_WIDTH]
         adopt_field(lend, adopt, memory, start, lead, apart, names, i, line, both, found)
-        start += count * depth * line[WIDTH]
+        start += count * depth * line[LINE_WIDTH]
 
 
 def _sample_sequences(
@@ -201,7 +215,7 @@ def _bytes_of(states: Ints) -> int:
     """The bytes of the states of one sequence."""
     total = 0
     for i in range(states.shape[0]):
-        total += max(states[i, LAYERS], 1) * states[i, LINE + WIDTH]
+        total += max(states[i, LAYERS], 1) * states[i, LINE + LINE_WIDTH]
     return total
 
 
@@ -209,7 +223,7 @@ def _bytes_of(states: Ints) -> int:
 def _gather_states(states: Ints, first: Ints, target: int) -> None:
     """Copy the states of rows to the memory at ``target``, field by field and layer by layer. This raises nothing."""
     for i in range(states.shape[0]):
-        source, layers, width = states[i, SOURCE], max(states[i, LAYERS], 1), states[i, LINE + WIDTH]
+        source, layers, width = states[i, SOURCE], max(states[i, LAYERS], 1), states[i, LINE + LINE_WIDTH]
         for place in first:
             fetch(addressed(source, 0, np.uint8), place * layers * width, FORESEEN)
         for b in range(first.size):
@@ -226,9 +240,9 @@ def _split_states(direct: Ints, states: Ints, count: int, memory: int, found: in
     lead, apart, both = np.empty(2, np.int64), np.empty(2, np.int64), np.empty((2, 2 + states.shape[1]), np.int64)
     for i in range(states.shape[0]):
         layers, line, axes = states[i, LAYERS], states[i, LINE:], 0 if states[i, LAYERS] else 1
-        lead[0], lead[1], apart[0], apart[1] = layers, count, count * line[WIDTH], line[WIDTH]
+        lead[0], lead[1], apart[0], apart[1] = layers, count, count * line[LINE_WIDTH], line[LINE_WIDTH]
         adopt_field(lend, adopt, memory, start, lead[axes:], apart[axes:], names, i, line, both, found)
-        start += max(layers, 1) * count * line[WIDTH]
+        start += max(layers, 1) * count * line[LINE_WIDTH]
 
 
 def _sample_goals(

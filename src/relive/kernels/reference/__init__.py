@@ -1,34 +1,35 @@
 """The hot loops spelt out: the definition that the fast twins must agree with, and the path for other devices."""
 
-from .advice import ask_for
-from .append import add_rows, add_step, plan_rows, scatter_rows
-from .counters import commit_step, mark_bell, publish, published, ring_bell
-from .draw import anchors, draw, ids_of, live, window
-from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
-from .fields import split_rows
-from .hindsight import plan_goals, relabel_windows
-from .limits import add_count, admit, admit_noted, confirm, take_back
-from .packing import pack_rows, take_batch, take_rows
+from .counters import (
+    add_count,
+    admit,
+    admit_noted,
+    commit_step,
+    confirm,
+    mark_bell,
+    publish,
+    published,
+    ring_bell,
+    take_back,
+)
 from .priorities import (
     Priorities,
+    anchors,
+    draw,
     draw_weighted,
+    heaviest,
+    ids_of,
+    live,
+    magnitudes,
+    masses,
     note_drawable,
+    permutation,
     powers,
     rate,
     rate_sequences,
     rate_tensors,
     reduce_errors,
     set_errors,
-)
-from .random import masses, permutation
-from .returns import Grid, discounted_return, gae, refuse_missing, vtrace
-from .rows import accept_step, copy_row, copy_step, take_step
-from .rule import ends_full, window_start
-from .sample import finish_goals, sample_goals, sample_sequences, sample_stacks, sample_windows
-from .sequences import read_sequences
-from .tree import (
-    heaviest,
-    magnitudes,
     tree_build,
     tree_cover,
     tree_find,
@@ -37,9 +38,26 @@ from .tree import (
     tree_offsets,
     tree_set,
     tree_shares,
+    window,
 )
-from .undo import note_undo
-from .windows import gather_pairs, gather_rows, stack_places, windows
+from .returns import Grid, discounted_return, gae, refuse_missing, vtrace
+from .ring import (
+    add_rows,
+    add_step,
+    ask_for,
+    ends_full,
+    episode_starts,
+    gather_windows,
+    mark_windows,
+    note_undo,
+    plan_rows,
+    plan_windows,
+    scatter_rows,
+    window_start,
+)
+from .rows import accept_step, copy_row, copy_step, pack_rows, split_rows, take_batch, take_rows, take_step
+from .sample import finish_goals, sample_goals, sample_sequences, sample_stacks, sample_windows
+from .windows import gather_pairs, gather_rows, plan_goals, read_sequences, relabel_windows, stack_places, windows
 
 __all__ = [
     "Grid",

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+import warnings
+from functools import cache
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,9 +31,30 @@ from ..step_table import (
     TARGET,
     TENSOR,
 )
-from ..tensor_calls import dtype_code
+from ..tables import UNFIT
+from ..tensor_calls import dtype_code, made_code
 
-__all__ = ["accept_step", "copy_row", "copy_step", "take_step"]
+__all__ = [
+    "LINE_CODE",
+    "LINE_DIMS",
+    "LINE_INTO",
+    "LINE_ITEM",
+    "LINE_NDIM",
+    "LINE_OFFSET",
+    "LINE_WIDTH",
+    "PackedFields",
+    "accept_step",
+    "copy_row",
+    "copy_step",
+    "field_of",
+    "pack_rows",
+    "rows_at",
+    "split_rows",
+    "take_batch",
+    "take_rows",
+    "take_step",
+]
+
 
 Ints = NDArray[np.int64]
 
@@ -117,3 +142,134 @@ def take_step(step: int, table: Ints, row: int, hold: bool) -> int:
     if bad < 0:
         copy_step(table, row)
     return bad
+
+
+LINE_OFFSET, LINE_WIDTH, LINE_ITEM, LINE_CODE, LINE_INTO, LINE_NDIM, LINE_DIMS = range(7)
+"""The entries of a line of ``table``: the byte of a row at which the field begins; how many bytes a row has, and each
+number of the field; what DLPack calls its dtype; which of the dicts gets it; how many axes it has, and from here on
+their sizes."""
+
+
+def split_rows(describe: int, lend: int, adopt: int, rows: int, names: int, table: NDArray[Any], found: int) -> bool:
+    """Make a tensor for each field of packed rows, over the same memory.
+
+    Args:
+        describe: the address of torch's function of that name: :class:`relive.kernels.tensor_calls.TensorCalls`.
+        lend: likewise.
+        adopt: likewise. No tensor holds another one: the memory is given back after the last has gone.
+        rows: the address (``id``) of a tensor, uint8 ``[..., W]``.
+        names: that of a tuple with what each field is called.
+        table: int64, a line for each field, of the entries above.
+        found: that of a tuple of dicts, which get name -> tensor ``[..., *shape]``.
+
+    Returns:
+        whether the rows are in RAM and lie so that this can be done: W bytes without gaps, and rows that begin at
+        multiples of each number's size. False, too, if there are none, or no numbers. Then the dicts are as they were.
+    """
+    packed, keys, dicts = (ctypes.cast(address, ctypes.py_object).value for address in (rows, names, found))
+    if not packed.is_cpu or packed.dtype is not torch.uint8 or not packed.dim() or not packed.data_ptr():
+        return False
+    *lead, width = packed.shape
+    *apart, gap = packed.stride()
+    if gap != 1 or any(line[LINE_WIDTH] != width or any(step % line[LINE_ITEM] for step in apart) for line in table):
+        return False
+    for name, line in zip(keys, table.tolist(), strict=True):
+        dicts[line[LINE_INTO]][name] = field_of(packed, 0, lead, apart, line)
+    return True
+
+
+def rows_at(rows: int) -> Any:
+    """The tensor at an address as an array; None if it is not in RAM."""
+    packed: Tensor = ctypes.cast(rows, ctypes.py_object).value
+    return packed.numpy() if packed.is_cpu and packed.data_ptr() else None
+
+
+def field_of(packed: Any, start: int, lead: list[int], apart: list[int], line: list[int]) -> Tensor:
+    """A tensor for one field of rows ``lead``, which lie ``apart`` bytes from each other from byte ``start`` on."""
+    dims = line[LINE_DIMS : LINE_DIMS + line[LINE_NDIM]]
+    strides = [step // line[LINE_ITEM] for step in apart]
+    strides += [prod(max(size, 1) for size in dims[axis + 1 :]) for axis in range(len(dims))]
+    memory = torch.empty(0, dtype=_dtypes()[line[LINE_CODE]]).set_(packed.untyped_storage())
+    begin = (packed.storage_offset() + start + line[LINE_OFFSET]) // line[LINE_ITEM]
+    return memory.as_strided([*lead, *dims], strides, begin)
+
+
+@cache
+def _dtypes() -> dict[int, torch.dtype]:
+    """The dtypes of tensors that can be made, by what DLPack calls them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some dtypes are experimental
+        return {made_code(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+
+
+Bytes = NDArray[np.uint8]
+
+
+class PackedFields(NamedTuple):
+    """What :func:`take_batch` makes tensors of packed rows with."""
+
+    describe: int
+    """The address of torch's function of that name: :class:`relive.kernels.tensor_calls.TensorCalls`."""
+    lend: int
+    """Likewise."""
+    adopt: int
+    """Likewise."""
+    table: Ints
+    """See :func:`relive.kernels.reference.rows.split_rows`."""
+    names: int
+    """Likewise: the address of the names."""
+
+
+def pack_rows(columns: Ints, sizes: Ints, offsets: Ints, rows: Bytes, steps: int) -> None:
+    """Copy columns side by side: bytes ``offset`` to ``offset + size`` of a packed row are a field of a step.
+
+    Args:
+        columns: the address of each column. Its row t * N + n is step t of env n.
+        sizes: bytes of a row of each.
+        offsets: the byte of a packed row at which each begins.
+        rows: ``[N * T, W]``, written; row n * T + t becomes step t of env n.
+        steps: T. With 1, packed rows come in the order of the columns' rows.
+    """
+    envs = len(rows) // steps
+    for column, size, offset in zip(columns.tolist(), sizes.tolist(), offsets.tolist(), strict=True):
+        for t in range(steps):
+            for n in range(envs):
+                target = rows.ctypes.data + (n * steps + t) * rows.shape[1] + offset
+                ctypes.memmove(target, column + (t * envs + n) * size, size)
+
+
+def take_rows(source: Bytes, index: Ints, out: Any) -> int:
+    """Copy the rows ``index`` of ``source`` ``[R, W]`` to ``out`` ``[B, W]``, all contiguous.
+
+    Returns:
+        -1, or the first place in ``index`` whose number is no row; the rows before it are written.
+    """
+    for b, r in enumerate(index.tolist()):
+        if not 0 <= r < len(source):
+            return b
+        out[b] = source[r]
+    return -1
+
+
+def take_batch(fields: PackedFields, source: Bytes, index: Ints, rows: int, found: int) -> int:
+    """:func:`take_rows`, and a tensor for each field of the batch. The GIL is not held while rows are copied.
+
+    Args:
+        fields: the rest.
+        source: ``[R, W]``, the packed rows.
+        index: the rows of the batch, ``[B]``.
+        rows: the address (``id``) of a tensor, uint8 ``[B, W]`` in one piece, which the batch will lie in.
+        found: see :func:`relive.kernels.reference.rows.split_rows`.
+
+    Returns:
+        what :func:`take_rows` returns, or UNFIT if ``rows`` are another tensor. The dicts are as they were unless it is
+        -1.
+    """
+    out = rows_at(rows)
+    if out is None or out.shape != (len(index), source.shape[1]):
+        return UNFIT
+    bad = take_rows(source, index, out)
+    if bad >= 0:
+        return bad
+    made = split_rows(fields.describe, fields.lend, fields.adopt, rows, fields.names, fields.table, found)
+    return -1 if made else UNFIT

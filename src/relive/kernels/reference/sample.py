@@ -7,17 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from ..ring_state import UNFIT, DirectBatch
-from .draw import draw
-from .fields import INTO, WIDTH, field_of, rows_at, split_rows
-from .hindsight import OTHERS, RANDOM, STRATEGY, RelabelledSteps, plan_goals, relabel_windows
-from .nstep import column
-from .places import Ints
-from .priorities import draw_weighted
-from .random import key, masses
-from .sequences import FIRST, read_sequences
-from .tree import tree_find
-from .windows import gather_pairs, stack_places, windows
+from ..tables import UNFIT, DirectBatch
+from .priorities import draw, draw_weighted, key, masses, tree_find
+from .ring import Ints
+from .rows import LINE_INTO, LINE_WIDTH, field_of, rows_at, split_rows
+from .windows import (
+    FIRST,
+    OTHERS,
+    RANDOM,
+    STRATEGY,
+    RelabelledSteps,
+    column,
+    gather_pairs,
+    plan_goals,
+    read_sequences,
+    relabel_windows,
+    stack_places,
+    windows,
+)
 
 __all__ = [
     "LAYERS",
@@ -39,7 +46,7 @@ no priorities; and where there are, ``stratified``, ``beta`` and ``lowest`` as
 
 SOURCE, ROWS, LINE = range(3)
 """The entries of a line of ``stacks``: the address of the field's first frame, how many frames there are, and from here
-on the field as a line of the table of :func:`relive.kernels.reference.fields.split_rows`."""
+on the field as a line of the table of :func:`relive.kernels.reference.rows.split_rows`."""
 LAYERS = ROWS
 """In a line of a recurrent state, how many layers it has, 0 for one without that axis; the line is of one layer."""
 
@@ -79,7 +86,7 @@ def sample_windows(direct: DirectBatch, drawing: Draw, steps: int, gamma: float,
         steps: see :func:`relive.kernels.reference.windows.windows`.
         gamma: likewise.
         rows: the address (``id``) of a tensor, uint8 ``[B, W]`` in one piece, which the batch will lie in.
-        found: see :func:`relive.kernels.reference.fields.split_rows`.
+        found: see :func:`relive.kernels.reference.rows.split_rows`.
 
     Returns:
         whether that was done. If not, the dicts are as they were: there is nothing to draw, or ``rows`` are not in RAM.
@@ -114,7 +121,7 @@ def sample_stacks(
         found: see :func:`sample_windows`.
     """
     out, large = rows_at(rows), rows_at(memory)
-    count, size = 0 if out is None else len(out), sum(direct.stacks[:, LINE + WIDTH].tolist())
+    count, size = 0 if out is None else len(out), sum(direct.stacks[:, LINE + LINE_WIDTH].tolist())
     if not count or large is None or large.shape != (count * depth * size,):
         return False
     ends = np.empty(2 * count, np.int64)  # of the stacks before the steps, then of those after them
@@ -128,12 +135,12 @@ def sample_stacks(
     packed, names, dicts = (ctypes.cast(at, ctypes.py_object).value for at in (memory, direct.stack_names, found))
     start = 0
     for i, (source, there, *line) in enumerate(direct.stacks.tolist()):
-        width = line[WIDTH]
+        width = line[LINE_WIDTH]
         if i % 2 == 0:
             block = _bytes_from(source, there * width)
             both = large[start : start + frames.size * width]
             gather_pairs(block.reshape(there, width), frames, both.reshape(frames.size, width))
-        dicts[line[INTO]][names[i]] = field_of(packed, start, [count, depth], [depth * width, width], line)
+        dicts[line[LINE_INTO]][names[i]] = field_of(packed, start, [count, depth], [depth * width, width], line)
         start += count * depth * width
     return True
 
@@ -144,10 +151,10 @@ def sample_sequences(
     """Draw windows of steps, read their sequences, and make their tensors. While rows are read, the GIL is not held.
 
     Args:
-        direct: ``batch`` is the layout of a row as :mod:`relive.kernels.reference.sequences` says, ``steps`` its fields
+        direct: ``batch`` is the layout of a row as :mod:`relive.kernels.reference.windows` says, ``steps`` its fields
             and ``blank`` an empty one. ``stacks`` has a line for each recurrent state. ``table`` is of ``rows``.
         drawing: see :func:`sample_windows`.
-        gamma: see :func:`relive.kernels.reference.sequences.read_sequences`.
+        gamma: see :func:`relive.kernels.reference.windows.read_sequences`.
         rows: the address (``id``) of a tensor, uint8 ``[B, W]`` in one piece, for what is known of each sequence: its
             INDEX, LENGTHS, BURN_IN, ENV and START, int64, come first.
         steps: that of a tensor, uint8 ``[T, B, W']`` or ``[B, T, W']`` in one piece, for their rows.
@@ -158,7 +165,7 @@ def sample_sequences(
     if out is None or not len(out) or cut is None or cut.ndim != 3:
         return False
     states, count = direct.stacks.tolist(), len(out)
-    size = sum(max(state[LAYERS], 1) * state[LINE + WIDTH] for state in states)
+    size = sum(max(state[LAYERS], 1) * state[LINE + LINE_WIDTH] for state in states)
     if cut.size % (count * cut.shape[2]) or _size(large) != count * size:
         return False
     places, per = np.empty(count, np.int64), np.empty((6, count), np.int64)
@@ -177,13 +184,13 @@ def sample_sequences(
     packed, names, dicts = (ctypes.cast(at, ctypes.py_object).value for at in (memory, direct.stack_names, found))
     start = 0
     for name, (source, layers, *line) in zip(names, states, strict=True):
-        width, many = line[WIDTH], max(layers, 1)
+        width, many = line[LINE_WIDTH], max(layers, 1)
         for layer in range(many):
             for b, place in enumerate(per[FIRST].tolist()):
                 to = start + (layer * count + b) * width
                 large[to : to + width] = _bytes_from(source + (place * many + layer) * width, width)
         lead, apart = ([layers, count], [count * width, width]) if layers else ([count], [width])
-        dicts[line[INTO]][name] = field_of(packed, start, lead, apart, line)
+        dicts[line[LINE_INTO]][name] = field_of(packed, start, lead, apart, line)
         start += many * count * width
     return True
 
@@ -203,7 +210,7 @@ def sample_goals(
 ) -> int:  # fmt: skip
     """Draw n-step windows, read them, and plan other goals for some: :func:`plan_goals`. The GIL is held all the time.
 
-    The arguments are those of :func:`sample_windows` and :func:`relive.kernels.reference.hindsight.plan_goals`.
+    The arguments are those of :func:`sample_windows` and :func:`relive.kernels.reference.windows.plan_goals`.
 
     Returns:
         the number of rows with another goal, or UNFIT where :func:`sample_windows` returns False.
@@ -229,7 +236,7 @@ def finish_goals(
 ) -> int:  # fmt: skip
     """Rewrite ``chosen`` windows and make the tensors of the batch. The GIL is held all the time.
 
-    The arguments, and what is returned, are those of :func:`relive.kernels.reference.hindsight.relabel_windows` and
+    The arguments, and what is returned, are those of :func:`relive.kernels.reference.windows.relabel_windows` and
     :func:`sample_windows`.
     """
     out: Any = rows_at(rows)

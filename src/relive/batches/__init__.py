@@ -1,1 +1,0 @@
-"""The forms of a batch: TensorDicts and padded sequences."""

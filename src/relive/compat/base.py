@@ -1,0 +1,307 @@
+"""Conversions that the drop-ins share: whatever a host passes as an array, and tensors to the host's device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, cast, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .. import kernels
+from ..errors import FieldError, SchemaError, ShapeError
+from ..replay.buffer import ReplayBuffer
+from ..steps.arrays import NUMPY_DTYPES, Array, as_tensor
+from ..steps.schema import Path
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = [
+    "Column",
+    "Continuity",
+    "Inbox",
+    "StepError",
+    "StepFieldError",
+    "StepShapeError",
+    "alias",
+    "array_of",
+    "breaks",
+    "drawn_by_numpy",
+    "equal_rows",
+    "leaves_of",
+    "mapped",
+    "mapped_leaves",
+    "renew",
+    "sent",
+    "write_column",
+]
+
+
+PLAIN = (float, int, bool)
+
+
+def array_of(name: str, value: Any, dtype: torch.dtype = torch.float32) -> Array:
+    """A tensor on any device, an array, a list or a number as an array of ``dtype``.
+
+    It is copied only if it has another dtype or is on another device.
+
+    Args:
+        name: the field, for the error.
+        value: see above.
+        dtype: one that NumPy has, too.
+
+    Raises:
+        ShapeError: it is none of these, or a list whose rows differ in length.
+    """
+    if type(value) is np.ndarray:  # the most frequent first: each question takes time
+        return value if value.dtype == NUMPY_DTYPES[dtype] else value.astype(NUMPY_DTYPES[dtype])
+    if isinstance(value, Tensor):
+        if value.dtype is not dtype or not value.is_cpu or value.requires_grad:
+            value = value.detach().to("cpu", dtype)
+        return value.numpy()
+    if type(value) in PLAIN:
+        return np.array(value, NUMPY_DTYPES[dtype])
+    return as_tensor(value, name).numpy().astype(NUMPY_DTYPES[dtype], copy=False)
+
+
+def sent(value: Any, device: torch.device) -> Tensor:
+    """A tensor or an array as a tensor on ``device``, copied only if it is elsewhere."""
+    if type(value) is Tensor and value.device == device:
+        return value
+    return torch.as_tensor(value).to(device)
+
+
+class StepError(SchemaError, RuntimeError):
+    """A step or a column does not fit the storage. Also a RuntimeError, which torch raises inside the libraries."""
+
+
+class StepFieldError(StepError, FieldError):
+    """A field of a step is missing or unknown."""
+
+
+class StepShapeError(StepError, ShapeError):
+    """The shape of a step or of a column is not the expected one."""
+
+
+class Column:
+    """An attribute that shows one column of a buffer. Assigning to it writes into the column.
+
+    The buffer returns its columns from ``column(name)`` in the host's shapes: an array, a tensor, or a dictionary of
+    these. They share the storage's memory, so a column can also be written in place.
+
+    Args:
+        name: relive's name of the column.
+
+    Raises:
+        StepShapeError: from an assignment to a tensor, if the shapes differ. An array broadcasts, as NumPy does.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __set_name__(self, owner: type, attribute: str) -> None:
+        self.attribute = attribute
+
+    def __get__(self, buffer: Any, owner: type | None = None) -> Any:
+        return self if buffer is None else buffer.column(self.name)
+
+    def __set__(self, buffer: Any, values: Any) -> None:
+        write_column(self.attribute, buffer.column(self.name), values)
+
+
+def write_column(name: str, column: Any, values: Any) -> None:
+    """Copy values into a column: an array, a tensor, or a dictionary of these.
+
+    Args:
+        name: what the host calls the column, for the error.
+        column: the memory to write to.
+        values: for a tensor, of the same shape. For an array, whatever broadcasts to it.
+
+    Raises:
+        StepShapeError: a tensor's shape differs.
+    """
+    if isinstance(column, np.ndarray):
+        column[...] = values
+    elif isinstance(column, Mapping):
+        for key, member in cast("Mapping[str, Any]", column).items():
+            write_column(f"{name}[{key!r}]", member, values[key])
+    else:
+        given: Tensor = torch.as_tensor(values)
+        if given.shape != column.shape:
+            raise StepShapeError(
+                f"{name}: expected {tuple(column.shape)}, got {tuple(given.shape)}; assign a whole column, or write to "
+                "a part of it in place"
+            )
+        column.copy_(given.detach())
+
+
+def alias(path: str, doc: str) -> Any:
+    """A property that reads and sets an attribute of a part, such as ``alias("_view.gamma", "Discount per step.")``.
+
+    Args:
+        path: the attribute that holds the part, a dot, and the part's attribute.
+        doc: the property's docstring.
+    """
+    read, (part, _, name) = attrgetter(path), path.rpartition(".")
+    part_of = attrgetter(part)
+
+    def write(self: Any, value: Any) -> None:
+        setattr(part_of(self), name, value)
+
+    return property(read, write, doc=doc)
+
+
+@overload
+def mapped(function: Callable[[Any], Any], value: Any) -> Any: ...
+@overload
+def mapped(function: Callable[[Any, Any], Any], value: Any, other: Any, /) -> Any: ...
+@overload
+def mapped(function: Callable[..., Any], value: Any, *others: Any) -> Any: ...
+def mapped(function: Callable[..., Any], value: Any, *others: Any) -> Any:
+    """``function(value, *others)``; if ``value`` is a dictionary, that of each member with those of the same name."""
+    if type(value) in (Tensor, np.ndarray) or not isinstance(value, Mapping):
+        return function(value, *others)
+    members = cast("Mapping[str, Any]", value).items()
+    if not others:
+        return {key: function(member) for key, member in members}
+    return {key: function(member, *[other[key] for other in others]) for key, member in members}
+
+
+def mapped_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """``function`` of each leaf of mappings or TensorDicts at any depth, as nested dictionaries."""
+    if hasattr(tree, "items"):  # asked of a TensorDict, single members would take longer
+        return {key: mapped_leaves(function, member) for key, member in tree.items()}
+    return function(tree)
+
+
+def leaves_of(data: TensorDict) -> dict[Path, Any]:
+    """Everything that a TensorDict holds at its leaves, by path."""
+    found: dict[Path, Any] = {}
+    leaves: Any = data.items(include_nested=True, leaves_only=True)
+    for path, leaf in leaves:
+        found[path if path.__class__ is tuple else (path,)] = leaf
+    return found
+
+
+SMALL = 4096
+"""Arrays of fewer bytes are compared by their bytes: the copies that this takes are cheap."""
+
+
+class Continuity:
+    """Ends the episodes of a replay whose environments were reset without an end being recorded.
+
+    It serves libraries whose ``add`` takes an observation and the next one. While an episode goes on, each observation
+    equals the next observation of the step before.
+    """
+
+    def __init__(self) -> None:
+        self.next_obs: Any = None
+        """The next observations ``[N, ...]`` of the newest step; None if no step is known."""
+        self._done: Any = None
+
+    def follow(self, replay: ReplayBuffer, obs: Any) -> None:
+        """Interrupt the episodes of the envs whose observations ``[N, ...]`` do not follow from their newest step."""
+        if self.next_obs is None or _identical(obs, self.next_obs):
+            return
+        cut = ~self._done & ~equal_rows(obs, self.next_obs)
+        if cut.any():
+            replay.interrupt(np.flatnonzero(cut))
+
+    def note(self, next_obs: Any, done: NDArray[np.bool_]) -> None:
+        """Remember what the newest step led to, arrays or dictionaries of them, and which episodes it ended."""
+        self.next_obs, self._done = next_obs, done
+
+    def forget(self) -> None:
+        """Forget the newest step: whatever comes next counts as its continuation."""
+        self.next_obs = None
+
+
+def breaks(obs: Any, next_obs: Any, done: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which steps ``[T, N, ...]`` neither end an episode nor lead to the step after them: bool ``[T - 1, N]``."""
+    shown, expected = mapped(lambda value: value[1:], obs), mapped(lambda value: value[:-1], next_obs)
+    return ~done[:-1] & ~equal_rows(shown, expected, 2)
+
+
+def _identical(one: Any, other: Any) -> bool:
+    """Whether small arrays have the same bytes. Most often they do, and this is faster than :func:`equal_rows`."""
+    if type(one) is np.ndarray:  # the check for a mapping takes longer than the comparison
+        return one.nbytes < SMALL and one.tobytes() == other.tobytes()
+    if isinstance(one, Mapping):
+        members = cast("Mapping[str, Any]", one)
+        return all(_identical(members[key], other[key]) for key in members)
+    return False
+
+
+def equal_rows(one: Any, other: Any, front: int = 1) -> NDArray[np.bool_]:
+    """Which rows are equal in two arrays, or in all arrays of two dictionaries. The first ``front`` axes count rows."""
+    if isinstance(one, Mapping):
+        members = cast("Mapping[str, Any]", one)
+        return np.logical_and.reduce(np.stack([equal_rows(members[key], other[key], front) for key in members]))
+    same: NDArray[np.bool_] = np.asarray(one) == np.asarray(other)
+    return np.logical_and.reduce(same, tuple(range(front, same.ndim)))
+
+
+class Inbox:
+    """Arrays that the tensors of each step are copied into, by their addresses.
+
+    One call copies all tensors. Through ``Tensor.numpy()`` and an assignment, a single tensor takes longer than that.
+
+    Args:
+        arrays: contiguous, one for each tensor of a step. They are overwritten.
+        shapes: for each array, the shapes that its tensor may have, with as many elements. By default, the array's.
+    """
+
+    def __init__(self, arrays: Sequence[Array], shapes: Sequence[tuple[tuple[int, ...], ...]] | None = None) -> None:
+        self._arrays = tuple(arrays)
+        self._shapes = shapes or [(array.shape,) for array in arrays]
+        dtypes = [torch.from_numpy(array).dtype for array in arrays]
+        self._plan = list(zip(range(len(arrays)), self._shapes, dtypes, strict=True))
+        self._sources = np.zeros(len(arrays), np.uint64)
+        self._addresses = memoryview(cast("Any", self._sources))  # faster than the array for single entries
+        self._targets = np.array([array.ctypes.data for array in arrays], np.uint64)
+        self._nbytes = np.array([array.nbytes for array in arrays], np.int64)
+
+    def take(self, values: Sequence[Any]) -> bool:
+        """Copy ``values`` and return True; False if one is no contiguous CPU tensor of the right shape and dtype.
+
+        Then nothing was copied.
+        """
+        addresses = self._addresses
+        if len(values) != len(self._plan):
+            return False
+        for value, (i, shapes, dtype) in zip(values, self._plan, strict=True):
+            if not (
+                value.__class__ is Tensor
+                and value.dtype is dtype
+                and value.shape in shapes
+                and value.is_cpu
+                and value.is_contiguous()
+                and not value.is_neg()
+            ):
+                return False
+            address = addresses[i] = value.data_ptr()
+            if not address and value.numel():  # zeros that differentiation makes lie nowhere
+                return False
+        kernels.copy_row(self._sources, self._targets, self._nbytes, 0)
+        return True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Inbox, (self._arrays, self._shapes)
+
+
+def renew(buffer: Any, seed: int | None) -> None:
+    """Draw a new seed for a buffer from torch's default generator, unless the drop-in was given a ``seed``.
+
+    So ``torch.manual_seed`` makes two runs equal, as it does with the host.
+    """
+    if seed is None:
+        buffer.seed = None
+
+
+def drawn_by_numpy() -> int:
+    """A seed from NumPy's global generator: the 53 bits of one number in [0, 1)."""
+    return int(np.random.random_sample() * 2**53)

@@ -1,0 +1,1412 @@
+"""PyTorchRL's off-policy buffers on relive's core. PyTorchRL need not be installed."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from functools import cached_property
+from operator import itemgetter
+from threading import Lock
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import FieldError, LifecycleError, ParameterError, ShapeError
+from ..parameters import seed_or_drawn
+from ..replay.buffer import ReplayBuffer as Core
+from ..samplers.contract import Sampler
+from ..samplers.prioritized import Prioritized
+from ..samplers.recent import Recent
+from ..samplers.uniform import Uniform
+from ..steps.arrays import as_host, numpy_dtype, torch_dtype
+from ..steps.schema import Field, Schema
+from ..views.hindsight import Hindsight
+from ..views.transitions import NStep
+from .base import Continuity, Inbox, alias, breaks, mapped, mapped_leaves
+
+__all__ = [
+    "ACT",
+    "ACTPROBS",
+    "ALGORITHM",
+    "DONE",
+    "DONE2",
+    "EPISODES",
+    "IREW",
+    "NAMES",
+    "NUMBERS",
+    "OBS",
+    "OBS2",
+    "REW",
+    "RHS",
+    "RHS2",
+    "STATES",
+    "Collected",
+    "EREBuffer",
+    "Flat",
+    "HERBuffer",
+    "HerFunction",
+    "Memory",
+    "NStepReplayBuffer",
+    "OffPolicyDataKeys",
+    "PERBuffer",
+    "ReplayBuffer",
+    "Sequences",
+    "Steps",
+    "arrays_of",
+    "as_stored",
+    "dtypes_of",
+    "integers_of",
+    "schema_of",
+    "step_of",
+    "stored_keys",
+]
+
+
+OBS, RHS, DONE, ACT, ACTPROBS = "Observation", "RecurrentHiddenStates", "Done", "Action", "ActionProbs"
+REW, IREW = "Reward", "IntrinsicReward"
+OBS2, RHS2, DONE2 = "NextObservation", "NextRecurrentHiddenStates", "NextDone"
+ALGORITHM, EPISODES = "Algorithm", "Episodes"
+
+OffPolicyDataKeys = (OBS, RHS, DONE, ACT, REW, IREW, OBS2, RHS2, DONE2, ACTPROBS)
+"""The keys that the buffers store."""
+
+STATES = (RHS, RHS2)
+
+NAMES = {
+    OBS: "obs", DONE: "episode_start", ACT: "action", REW: "reward", IREW: "intrinsic_reward", OBS2: "next_obs",
+    DONE2: "terminated", ACTPROBS: "action_probs",
+}  # fmt: skip
+
+
+Data = dict[str, Any]
+
+
+class Collected(MutableMapping[str, Any]):
+    """Steps by key at the time of the call, read from the buffer on first use.
+
+    A PyTorchRL learner that collects by itself takes all steps out of its buffer, resets the buffer and puts them back
+    in each round. If they come back unread, the buffer has nothing to do; otherwise it compares them. Before any other
+    change the buffer reads them. It is pickled as a plain dictionary.
+
+    Args:
+        read: returns the steps.
+    """
+
+    def __init__(self, read: Callable[[], Data]) -> None:
+        self._read: Callable[[], Data] | None = read
+        self._found: Data = {}
+        self._lock = Lock()
+
+    @property
+    def unread(self) -> bool:
+        """Whether the steps have not been read yet."""
+        return self._read is not None
+
+    def content(self) -> Data:
+        """The steps, float32 ``[T, N, ...]`` by key."""
+        with self._lock:  # the collector and the learner may be threads
+            if self._read is not None:
+                self._found = self._read()
+                self._read = None
+        return self._found
+
+    def __getitem__(self, key: str) -> Any:
+        return self.content()[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.content()[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.content()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.content())
+
+    def __len__(self) -> int:
+        return len(self.content())
+
+    def __repr__(self) -> str:
+        return repr(self.content())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (self.content(),)
+
+
+class Memory:
+    """The rows of a replay whose N envs get one step each at a time, counted since the last :meth:`forget`.
+
+    Args:
+        replay: the storage.
+        names: PyTorchRL's key -> relive's field.
+        added: rows per env that count, the newest ones.
+        before: rows per env that were added before those.
+    """
+
+    def __init__(self, replay: Core, names: Mapping[str, str], added: int = 0, before: int = 0) -> None:
+        self._replay, self._names, self._begin, self.added = replay, names, before, added
+
+    def forget(self) -> None:
+        """Let the next row be row 0."""
+        self._begin, self.added = self._begin + self.added, 0
+
+    @cached_property
+    def _columns(self) -> Data:
+        """Views of all rows ``[N, R, ...]``."""
+        block, num_envs = self._replay.block, self._replay.num_envs
+
+        def by_env(column: Any) -> Any:
+            array = as_host(column)
+            return array.reshape(num_envs, len(array) // num_envs, *array.shape[1:])
+
+        fields = {key: block[name] for key, name in self._names.items()}
+        nested = {key: dict(value.items()) if hasattr(value, "items") else value for key, value in fields.items()}
+        return {key: mapped(by_env, value) for key, value in nested.items()}
+
+    def read(self, key: str, first: int, count: int) -> Any:
+        """Rows ``first`` to ``first + count`` of a field, float32 ``[count, N, ...]``, or a dictionary of these.
+
+        The trap: older rows than the R that are stored are not noticed; newer rows are returned for them.
+        """
+        return mapped(lambda column: _rows(column, self._begin + first, count), self._columns[key])
+
+    def __getstate__(self) -> Data:
+        return {name: value for name, value in self.__dict__.items() if name != "_columns"}
+
+
+def _rows(column: Any, first: int, count: int) -> Any:
+    """Rows of a ring ``[N, R, ...]``, time first: ``[count, N, ...]``."""
+    out = np.empty((count, len(column), *column.shape[2:]), np.float32)
+    done, rows = 0, column.shape[1]
+    while done < count:
+        at = (first + done) % rows
+        some = min(rows - at, count - done)
+        out[done : done + some] = column[:, at : at + some].swapaxes(0, 1)
+        done += some
+    return out
+
+
+NUMBERS = (REW, DONE2)
+"""Keys with one number per env: ``[N, 1]`` in PyTorchRL, ``[N]`` in relive."""
+
+
+def arrays_of(steps: Any) -> Any:
+    """Steps of one env ``[T, ...]``, nested, as arrays ``[T, 1, ...]``."""
+    return mapped_leaves(lambda value: as_host(value)[:, None], steps)
+
+
+def step_of(sample: Mapping[str, Any], keys: tuple[str, ...], axes: int = 1) -> dict[str, Any]:
+    """A transition as relive's fields ``[N, ...]``; with ``axes=2``, several as ``[T, N, ...]``.
+
+    Raises:
+        FieldError: a key is missing.
+        ShapeError: Reward or NextDone have more than one number per env, or are a dictionary.
+    """
+    step: dict[str, Any] = {}
+    for key in keys:
+        if sample.get(key) is None:
+            raise FieldError(f"{key!r} is missing; the first transition had {', '.join(keys)}")
+        value: Any = mapped(as_host, sample[key])
+        if key in NUMBERS:
+            if isinstance(value, dict) or value.shape[axes:] not in ((1,), ()):
+                given = f"a dictionary of {', '.join(sample[key])}" if isinstance(value, dict) else value.shape
+                raise ShapeError(f"{key!r}: expected one number per env, as [N, 1], got {given}")
+            value = value.reshape(value.shape[:axes])
+            value = value.astype(np.float32, copy=False) if key == REW else value != 0
+        step[NAMES.get(key, key)] = value
+    step["truncated"] = np.zeros_like(step["terminated"])
+    return step
+
+
+class Steps:
+    """Turns transitions into steps. Transitions like the first one are copied into arrays that are used again.
+
+    Args:
+        sample: the first transition, or one like it.
+        keys: the keys to store.
+        integers: the fields that are not stored as floats; see :func:`integers_of`.
+        constant: further fields, the same in every step.
+    """
+
+    def __init__(
+        self, sample: Mapping[str, Any], keys: tuple[str, ...], integers: Mapping[str, Any], constant: dict[str, Any]
+    ) -> None:
+        self._keys, self._integers, self._constant = keys, integers, constant
+        self._members = [(key, list(sample[key]) if isinstance(sample[key], Mapping) else None) for key in keys]
+        self._form = {key: mapped(_zeros_like, sample[key]) for key in keys}
+        self._step = step_of(self._form, keys) | constant  # shares the arrays of the form, apart from the flag
+        shared = self._form[REW].dtype == np.float32
+        self._inbox = Inbox(self._leaves(self._form) or ()) if shared else None
+
+    def _leaves(self, sample: Mapping[str, Any]) -> list[Any] | None:
+        """All tensors of a transition in the first one's order; None if the keys differ."""
+        found: list[Any] = []
+        try:
+            for key, members in self._members:
+                value = sample[key]
+                if members is None:
+                    found.append(value)
+                elif len(value) == len(members):
+                    found += [value[member] for member in members]
+        except (KeyError, TypeError, IndexError):
+            return None
+        return found
+
+    def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """The step of a transition. The next call overwrites it.
+
+        Raises:
+            FieldError, ShapeError: see :func:`step_of`.
+        """
+        leaves = self._leaves(sample)
+        if self._inbox is None or leaves is None or not self._inbox.take(leaves):
+            return as_stored(step_of(sample, self._keys), self._integers) | self._constant
+        self._step["terminated"][...] = self._form[DONE2].reshape(-1)
+        return self._step
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Steps, (self._form, self._keys, self._integers, self._constant)
+
+
+def _zeros_like(value: Any) -> Any:
+    array = as_host(value)
+    return np.zeros(array.shape, array.dtype)
+
+
+def integers_of(schema: Schema) -> dict[str, Any]:
+    """The fields that are not floats, by name; for a dictionary, the fields of its members."""
+    found: dict[str, Any] = {}
+    for name in schema.names:
+        fields: Any = schema[name]
+        if name not in ("terminated", "truncated") and any(not dtype.is_floating_point for dtype in dtypes_of(fields)):
+            found[name] = fields
+    return found | ({NAMES[OBS2]: found["obs"]} if "obs" in found else {})
+
+
+def dtypes_of(fields: Any) -> list[torch.dtype]:
+    """The dtypes of a field, or of the members of a dictionary."""
+    members = cast("Mapping[str, Any]", fields).values() if isinstance(fields, Mapping) else [fields]
+    return [field.dtype for field in members]
+
+
+def as_stored(steps: dict[str, Any], integers: Mapping[str, Any]) -> dict[str, Any]:
+    """Cast whole numbers that arrive as floats, as in slices, to the stored integer dtypes."""
+    for name, fields in integers.items():
+        steps[name] = mapped(_whole, fields, steps[name])
+    return steps
+
+
+def _whole(field: Field, value: Any) -> Any:
+    dtype = numpy_dtype(field.dtype)
+    if value.dtype.kind != "f" or dtype.kind == "f":
+        return value
+    cast = value.astype(dtype)
+    return cast if (cast == value).all() else value  # the replay refuses fractions
+
+
+def schema_of(sample: Mapping[str, Any], keys: tuple[str, ...]) -> Schema:
+    """The fields of these keys, with the dtypes of the first transition."""
+    step = step_of(sample, keys)
+    fields = {name: mapped(_field, value) for name, value in step.items() if name != NAMES[OBS2]}
+    return Schema(fields)
+
+
+def _field(value: Any) -> Field:
+    dtype = torch_dtype(value.dtype)
+    return Field(tuple(value.shape[1:]), torch.float32 if dtype is torch.float64 else dtype)
+
+
+def stored_keys(sample: Mapping[str, Any], known: tuple[str, ...]) -> tuple[str, ...]:
+    """The known keys that a transition has, without recurrent states."""
+    return tuple(key for key in known if key not in STATES and sample.get(key) is not None)
+
+
+class Flat:
+    """A replay of steps ``[N, ...]`` by PyTorchRL's keys. Recurrent states are one row of zeros, as in PyTorchRL.
+
+    Args:
+        sample: a transition.
+        max_size: steps per env.
+        known: keys that are stored if a transition has them.
+        sampler: of the replay.
+        view: of the replay.
+        seed: of the replay.
+        copies: whether relabelled copies of steps will be added. ``size`` and :meth:`read` ignore these.
+    """
+
+    def __init__(
+        self,
+        sample: Mapping[str, Any],
+        max_size: int,
+        known: tuple[str, ...],
+        sampler: Sampler,
+        view: NStep,
+        seed: int | None,
+        copies: bool = False,
+    ) -> None:
+        self.keys, self.num_envs = stored_keys(sample, known), len(sample[DONE2])
+        self.shapes = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self.keys}
+        """Key -> the shape without the env axis, or a dictionary of shapes."""
+        self.members = {key: list(sample[key]) if isinstance(sample[key], Mapping) else None for key in self.keys}
+        self.states = {
+            key: mapped(lambda value: np.zeros((1, *value.shape), np.float32), sample[key])
+            for key in STATES
+            if key in known and sample.get(key) is not None
+        }
+        self._continuity = Continuity()
+        schema = schema_of(sample, self.keys)
+        self._integers = integers_of(schema)
+        constant = {"copied": np.zeros(self.num_envs, np.bool_)} if copies else {}
+        self._steps = Steps(sample, self.keys, self._integers, constant)
+        self._columns = [
+            (key, NAMES[key], self.members[key], key in NUMBERS and self.shapes[key] == (1,), not _floats(schema, key))
+            for key in self.keys
+        ]
+        self.replay = Core(
+            schema.extend(copied=Field((), torch.bool)) if copies else schema, max_size * self.num_envs, self.num_envs,
+            own_next_obs=True, check_ends=False, sampler=sampler, view=view, seed=seed,
+        )  # fmt: skip
+        self.copies = copies
+        self._memory = Memory(self.replay, self._names)
+
+    @property
+    def view(self) -> NStep:
+        """The view of the replay."""
+        return self.replay.view
+
+    @property
+    def _names(self) -> dict[str, str]:
+        return {key: NAMES[key] for key in self.keys}
+
+    @property
+    def added(self) -> int:
+        """Steps per env since the last :meth:`clear`."""
+        return self._memory.added
+
+    @property
+    def size(self) -> int:
+        """Steps per env."""
+        if self.copies:
+            return min(len(self._alone(env)) for env in range(self.num_envs))
+        return len(self.replay) // self.num_envs
+
+    def _alone(self, env: int) -> Any:
+        """The steps of an env in the order of time, without relabelled copies."""
+        rows = self.replay.slice(env)
+        return rows[~rows["copied"]]
+
+    def insert(self, sample: Mapping[str, Any]) -> None:
+        """Store one step of every env."""
+        step = self._steps(sample)
+        if self.view.n == 1:  # only the step itself is read; see read_windows
+            self.replay.add(step)
+        else:
+            self._continuity.follow(self.replay, step["obs"])
+            self.replay.add(step)
+            self._continuity.note(mapped(np.copy, step["next_obs"]), step["terminated"].copy())
+        self._memory.added += 1
+
+    def extend(self, data: Mapping[str, Any]) -> None:
+        """Store steps ``[T, N, ...]`` of one or several collectors. Successive steps need not belong together."""
+        steps = as_stored(step_of(data, self.keys, axes=2), self._integers)
+        if self.copies:
+            steps["copied"] = np.zeros_like(steps["terminated"])
+        if self.view.n == 1:
+            self.replay.extend(steps)
+        else:
+            steps["truncated"][:-1] = breaks(steps["obs"], steps["next_obs"], steps["terminated"])
+            self._continuity.follow(self.replay, mapped(lambda value: value[0], steps["obs"]))
+            self.replay.extend(steps)
+            self._continuity.note(mapped(lambda value: value[-1].copy(), steps["next_obs"]), steps["terminated"][-1])
+        self._memory.added += len(steps["terminated"])
+
+    def read_windows(self, n: int) -> None:
+        """From now on, batches hold windows of up to ``n`` rewards.
+
+        While n is 1, steps are stored without checking that one follows from the other. When n first exceeds 1, steps
+        that do not lead to the one after them are marked as truncated.
+        """
+        before, self.view.n = self.view.n, n
+        if n == 1 or before > 1:
+            return
+        flags = self.replay.block["truncated"]
+        rows = len(flags) // self.num_envs
+        for env in range(self.num_envs):
+            steps = self.replay.slice(env)
+            obs, next_obs, done = (arrays_of(steps[name]) for name in ("obs", "next_obs", "terminated"))
+            last = steps["index"][:-1][torch.from_numpy(breaks(obs, next_obs, done)[:, 0])]
+            flags[env * rows + last // self.num_envs % rows] = True
+        self.replay.interrupt()  # the next steps are not checked against these
+        self._continuity.forget()
+
+    def clear(self) -> None:
+        """Forget all steps."""
+        self.replay.clear()
+        self._memory.forget()
+
+    def resize(self, max_size: int, sampler: Sampler) -> None:
+        """Change the number of steps that fit, and keep the newest."""
+        old, view = self.replay, self.view
+        old.view = NStep()  # each buffer has a view of its own
+        self.replay = Core(
+            old.schema, max_size * self.num_envs, self.num_envs, own_next_obs=True, check_ends=False,
+            sampler=sampler, view=view, seed=old.seed,
+        )  # fmt: skip
+        self.replay.append(old)
+        kept = len(self.replay) // self.num_envs
+        self._memory = Memory(self.replay, self._names, self.size, before=len(old) // self.num_envs - kept)
+
+    def read(self, start: int, end: int, by_position: bool, keys: Iterable[str] | None = None) -> Data:
+        """``keys`` (default: all) of steps, float32 ``[T, N, ...]``, by position in memory or from the oldest on."""
+        wanted, size = [*self.keys, *self.states] if keys is None else keys, self.size
+        count = max(min(end, size) - start, 0)
+        if self.copies:
+            envs = [self._alone(env) for env in range(self.num_envs)]
+            envs = [env[len(env) - size :][start : start + count] for env in envs]
+            rows = {key: mapped(_stacked, self.shapes[key], *[env[NAMES[key]] for env in envs]) for key in self.keys}
+        else:
+            first = start if by_position else start + max(self.added - size, 0)
+            rows = {key: self._memory.read(key, first, count) for key in wanted if key in self.keys}
+        found = {key: mapped(_shaped, self.shapes[key], rows[key]) for key in wanted if key in rows}
+        states = {key: self.states[key] for key in wanted if key in self.states}
+        return found | {key: mapped(lambda value: value[start:end].copy(), s) for key, s in states.items()}
+
+    def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
+        """Batches ``[B, ...]`` by key, float32; and the replay's own batches."""
+        for drawn in self.replay.batches(count, batch_size):
+            batch: Data = dict(drawn.items())
+            found: Data = {}
+            for key, name, members, single, others in self._columns:
+                value: Any = batch[name]
+                if members is not None:
+                    value = {member: value[member] for member in members}
+                if others:
+                    value = mapped(Tensor.float, value)
+                found[key] = value.unsqueeze(1) if single else value
+            yield found | {key: mapped(_first, states) for key, states in self.states.items()}, batch
+
+    def steps_used(self, batch: Data) -> Tensor:
+        """The number of rewards in each window of a batch, float32 ``[B, 1]``."""
+        return batch["steps"].float().unsqueeze(1)
+
+
+def _stacked(_: Any, *envs: Any) -> Any:
+    """Steps ``[T, ...]`` of each env as float32 ``[T, N, ...]``."""
+    return np.stack([as_host(env) for env in envs], 1).astype(np.float32)
+
+
+def _shaped(shape: Any, rows: Any) -> Any:
+    """Add the axis of size 1 that relive leaves out."""
+    return rows if rows.shape[2:] == shape else rows.reshape(*rows.shape[:2], *shape)
+
+
+def _floats(schema: Schema, key: str) -> bool:
+    """Whether a key is stored as float32."""
+    return set(dtypes_of(schema["obs" if key == OBS2 else NAMES[key]])) == {torch.float32}
+
+
+def _first(states: Any) -> Tensor:
+    return torch.from_numpy(states[0, :1].copy())
+
+
+AFTER = (OBS2, RHS2, DONE2)
+"""Keys read from a window's last step. All others are read from its first step."""
+OF_STEPS = {REW: "rewards", DONE2: "dones"}
+"""Fields of a sequence's steps. relive stores a sequence as one transition, whose own reward has the usual name."""
+
+
+class Sequences:
+    """A replay of sequences of L steps with n-step rewards, built while steps are added.
+
+    A small replay holds the newest L + n - 1 steps of each env. Every L - overlap steps, its oldest L steps become a
+    sequence. Row t of a sequence has the sum of up to n rewards from step t on, within the episode. Its next
+    observation, next states and next flag are those of step t + n - 1, even if an episode ended in between: a recurrent
+    network reads the rows in order and must not miss a step. Where an episode ends before that step, ``n_step`` is
+    infinite, so γ^n is 0 and no target mixes two episodes.
+
+    Only the flags mark the ends of episodes, as in PyTorchRL's networks.
+
+    Args:
+        sample: a transition.
+        max_size: steps per env, in whole sequences.
+        known: keys that are stored if a transition has them.
+        sampler: of the replay.
+        view: holds n and γ.
+        seed: of the replay.
+        length: L.
+        overlap: steps that successive sequences share.
+
+    Raises:
+        ParameterError: n is above L, or above 1 for transitions without ``Done``.
+    """
+
+    def __init__(
+        self,
+        sample: Mapping[str, Any],
+        max_size: int,
+        known: tuple[str, ...],
+        sampler: Sampler,
+        view: NStep,
+        seed: int | None,
+        length: int,
+        overlap: int,
+    ) -> None:
+        self.keys, self.num_envs = stored_keys(sample, known), len(sample[DONE2])
+        if not 1 <= view.n <= length or (view.n > 1 and DONE not in self.keys):
+            raise ParameterError(
+                f"n_step={view.n}: expected at most the {length} steps of a sequence, and transitions with {DONE!r}; "
+                "choose a larger update_every, or a smaller n_step"
+            )
+        self.shapes = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self.keys}
+        self._length, self._stride, self._waits = length, length - overlap, length + view.n - 1
+        self._states = tuple(key for key in STATES if key in known and sample.get(key) is not None)
+        self._hidden = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self._states}
+        flat = schema_of(sample, self.keys)
+        self._integers = integers_of(flat)
+        self._steps = Steps(sample, (*self.keys, *self._states), self._integers, {})
+        states = {key: mapped(Field, shapes) for key, shapes in self._hidden.items()}
+        self._newest = Core(
+            flat.extend(**states), max(self._waits, 2) * self.num_envs, self.num_envs, own_next_obs=True,
+            check_ends=False, seed=0,
+        )  # fmt: skip
+        self.view, self._single = view, NStep(1)
+        self._seen = 0
+        fields = {self._name(key): mapped(self._longer, flat[NAMES[key]]) for key in self.keys if NAMES[key] in flat}
+        flags: dict[str, Any] = {name: flat[name] for name in ("reward", "terminated", "truncated")}
+        used: dict[str, Any] = {"n_step": Field((length,))} if view.n > 1 else {}
+        self._schema, self._seed = Schema({**fields, **states, **flags, **used}), seed
+        self.replay = self._build(max_size, sampler)
+        self._memory = Memory(self.replay, self._names)
+
+    def _build(self, max_size: int, sampler: Sampler) -> Core:
+        rows = max_size // self._length * self.num_envs
+        return Core(self._schema, rows, self.num_envs, ordered=False, sampler=sampler, seed=self._seed)
+
+    @staticmethod
+    def _name(key: str) -> str:
+        return OF_STEPS.get(key, NAMES[key])
+
+    def _longer(self, field: Field) -> Field:
+        return Field((self._length, *field.shape), field.dtype)
+
+    @property
+    def _names(self) -> dict[str, str]:
+        return {key: self._name(key) for key in self.keys} | {key: key for key in self._states}
+
+    @property
+    def added(self) -> int:
+        """Steps per env since the last :meth:`clear`, in whole sequences."""
+        return self._memory.added * self._length
+
+    @property
+    def size(self) -> int:
+        """Steps per env, in whole sequences. Steps that two sequences share count twice."""
+        return len(self.replay) // self.num_envs * self._length
+
+    def insert(self, sample: Mapping[str, Any]) -> None:
+        """Add one step of every env."""
+        self._newest.add(self._steps(sample))
+        self._seen += 1
+        if self._seen >= self._waits and (self._seen - self._waits) % self._stride == 0:
+            self._store_oldest()
+
+    def _store_oldest(self) -> None:
+        length, envs, n = self._length, self.num_envs, self.view.n
+        steps = self._waiting(self._single)
+        rewards = steps if n == 1 else self._waiting(self.view)
+
+        def part(key: str, shapes: Any) -> Any:
+            first, source = n - 1 if key in AFTER else 0, rewards if key == REW else steps
+
+            def cut(_: Any, values: Any) -> Any:
+                rows = as_host(values)[-self._waits * envs :]
+                return rows.reshape(self._waits, envs, *rows.shape[1:])[first : first + length]
+
+            return mapped(cut, shapes, source[NAMES.get(key, key)])
+
+        fields = {self._name(key): mapped(_by_env, part(key, self.shapes[key])) for key in self.keys}
+        states = {key: mapped(lambda value: value[0], part(key, self._hidden[key])) for key in self._states}
+        self._append({**fields, **states}, (envs,))
+
+    def _waiting(self, view: NStep) -> Data:
+        """The waiting steps, read through a view, in the order of time: ``[W N, ...]``."""
+        self._newest.view = view
+        return dict(self._newest.data().items())
+
+    def _append(self, fields: Data, shape: tuple[int, ...]) -> None:
+        """Store sequences ``[N, ...]`` or ``[K, N, ...]``. The replay's own reward and flags are unused."""
+        none = np.zeros(shape, np.bool_)
+        step = {**fields, "reward": np.zeros(shape, np.float32), "terminated": none, "truncated": none}
+        if self.view.n > 1:
+            step["n_step"] = self._steps_used(fields[self._name(DONE)], fields[self._name(DONE2)])
+        step = {name: mapped(_contiguous, value) for name, value in step.items()}
+        self.replay.add(step) if len(shape) == 1 else self.replay.extend(step)
+        self._memory.added += 1 if len(shape) == 1 else shape[0]
+
+    def extend(self, data: Mapping[str, Any]) -> None:
+        """Store whole sequences, ``[K L, N, ...]`` end to end, with the states before each sequence's first step.
+
+        Raises:
+            AssertionError: the steps are not a whole number of sequences.
+        """
+        steps, length = as_stored(step_of(data, self.keys, axes=2), self._integers), self._length
+        count = len(steps["terminated"])
+        assert count % length == 0, f"expected whole sequences of {length} steps, got {count} steps"
+
+        def cut(value: Any) -> Any:
+            return value.reshape(count // length, length, *value.shape[1:]).swapaxes(1, 2)
+
+        fields = {self._name(key): mapped(cut, steps[NAMES[key]]) for key in self.keys}
+        states = {key: mapped(lambda v: as_host(v)[::length].astype(np.float32), data[key]) for key in self._states}
+        self._append({**fields, **states}, (count // length, self.num_envs))
+
+    def clear(self) -> None:
+        """Forget the stored sequences. The unfinished one is kept."""
+        self.replay.clear()
+        self._memory.forget()
+
+    def resize(self, max_size: int, sampler: Sampler) -> None:
+        """Change the number of steps that fit, and keep the newest sequences."""
+        old, self.replay = self.replay, self._build(max_size, sampler)
+        self.replay.append(old)
+        kept = len(self.replay) // self.num_envs
+        self._memory = Memory(self.replay, self._names, kept, before=len(old) // self.num_envs - kept)
+
+    def read_windows(self, n: int) -> None:
+        """Refuse to change n, because sums of n rewards are stored.
+
+        Raises:
+            LifecycleError: ``n`` differs.
+        """
+        if n != self.view.n:
+            raise LifecycleError(
+                f"n_step: sequences with windows of {self.view.n} rewards are stored; create a buffer with n_step={n!r}"
+            )
+
+    def read(self, start: int, end: int, by_position: bool, keys: Iterable[str] | None = None) -> Data:
+        """``keys`` (default: all) of steps, float32 ``[T, N, ...]``, by position in memory or counted from the oldest.
+
+        States are zero except before a sequence's first step.
+        """
+        size, length = self.size, self._length
+        low, high = start // length, max(-(-min(end, size) // length), start // length)
+        first = low if by_position else low + (self.added - size) // length
+        part = slice(start - low * length, max(min(end, size), start) - low * length)
+
+        def steps(shape: tuple[int, ...], rows: Any) -> Any:
+            return rows.swapaxes(1, 2).reshape(-1, self.num_envs, *shape)[part]
+
+        def firsts(shape: tuple[int, ...], rows: Any) -> Any:
+            out = np.zeros(((high - low) * length, self.num_envs, *shape), np.float32)
+            out[::length] = rows
+            return out[part]
+
+        found: Data = {}
+        for key in [*self.keys, *self._states] if keys is None else keys:
+            if key in self._names:
+                rows, of_states = self._memory.read(key, first, high - low), key in self._states
+                shapes = self._hidden[key] if of_states else self.shapes[key]
+                found[key] = mapped(firsts if of_states else steps, shapes, rows)
+        return found
+
+    def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
+        """Batches of sequences by key, float32 ``[S L, ...]``, states ``[S, ...]``; and the replay's own batches."""
+        for batch in self.replay.batches(count, -(-batch_size // self._length)):
+            found = {key: mapped(_joined, self.shapes[key], batch[self._name(key)]) for key in self.keys}
+            if self.view.n > 1 and self.view.gamma == 1.0:  # no power of 1 is 0, so the flag must end the target
+                found[DONE2] = torch.maximum(found[DONE2], self.steps_used(batch).isinf().float())
+            yield found | {key: mapped(_member, self._hidden[key], batch[key]) for key in self._states}, batch
+
+    def steps_used(self, batch: Any) -> Tensor:
+        """n of each window of a batch, float32 ``[S L, 1]``; infinite where its episode ended before."""
+        return batch["n_step"].reshape(-1, 1)
+
+    def _steps_used(self, starts: Any, ends: Any) -> Any:
+        """The same for sequences ``[..., L]``, from the flags before and after their steps."""
+        n, length = self.view.n, self._length
+        # the flags before steps 0 .. L + n - 2; `ends` holds the flags after steps n - 1 .. L + n - 2
+        flags = np.concatenate([starts.reshape(ends.shape) != 0, ends[..., length - n : length - 1]], -1).cumsum(-1)
+        return np.where(flags[..., n - 1 :] > flags[..., :length], np.inf, n).astype(np.float32)
+
+
+def _joined(shape: tuple[int, ...], values: Any) -> Any:
+    """Sequences ``[S, L, ...]`` end to end, ``[S L, ...]``."""
+    return values.reshape(-1, *shape).float()
+
+
+def _by_env(value: Any) -> Any:
+    return value.swapaxes(0, 1)
+
+
+def _contiguous(value: Any) -> Any:
+    return np.ascontiguousarray(as_host(value))
+
+
+def _member(shape: tuple[int, ...], value: Tensor) -> Tensor:
+    """The tensor itself. Mapped over shapes, this turns a TensorDict into a dictionary."""
+    return value
+
+
+Factory = Callable[[Any, Any, Any, Any], "ReplayBuffer"]
+
+
+class ReplayBuffer:
+    """``pytorchrl.agent.storages.ReplayBuffer``: steps of all envs, drawn uniformly, read as dictionaries of tensors.
+
+    As PyTorchRL's collector passes them, ``Done`` is the flag of the step before, so it marks an episode's first step,
+    and ``NextDone`` is the flag of the step itself, time limits included. Batches are float32; the storage keeps the
+    dtypes of the transitions. With a recurrent actor, the items are sequences of ``algorithm.update_every`` steps.
+    Successive ones share ``int(actor.sequence_overlap * update_every)`` steps. Episodes may end inside them.
+
+    Args:
+        size: steps per env.
+        device: of the batches; rows stay in RAM.
+        actor: its ``is_recurrent`` and ``sequence_overlap`` are read.
+        algorithm: its ``gamma`` and, with a recurrent actor, ``update_every`` are read.
+        envs: not read.
+        seed: batch t is a function of (seed, t). None draws one seed from torch's default generator, at construction.
+            NumPy's generator is never read.
+
+    Raises:
+        ParameterError: successive sequences would share all of their steps (``sequence_overlap`` of 1).
+    """
+
+    storage_tensors = OffPolicyDataKeys
+    _copies = False
+    """Whether relabelled copies of steps are stored, too."""
+
+    def __init__(
+        self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, *, seed: int | None = None
+    ) -> None:
+        self.device, self.actor, self.algo, self.envs = device, actor, algorithm, envs
+        self.recurrent_actor = bool(actor.is_recurrent)
+        self._seed = seed_or_drawn(seed)
+        self._view = NStep(1, float(getattr(algorithm, "gamma", 1.0)))
+        self._adopt(self._new_sampler())
+        self._rows: Flat | Sequences | None = None
+        self._handed: weakref.ref[Collected] | None = None
+        self._away = False
+        self.max_size = size
+        if self.recurrent_actor:
+            self.sequence_length = int(algorithm.update_every)
+            self.overlap_length = int(actor.sequence_overlap * self.sequence_length)
+            self.non_overlap_length = self.sequence_length - self.overlap_length
+            if not 0 <= self.overlap_length < self.sequence_length:
+                raise ParameterError(
+                    f"sequence_overlap={actor.sequence_overlap!r}: successive sequences of {self.sequence_length} "
+                    f"steps would share {self.overlap_length} of them; choose a share from 0 up to, not including, 1"
+                )
+            self.max_size = self._whole(size)
+
+    def _whole(self, size: int) -> int:
+        """Steps in whole sequences, doubled because sequences overlap."""
+        return size // self.sequence_length * self.sequence_length * 2
+
+    @classmethod
+    def create_factory(cls, size: int, *, seed: int | None = None) -> Factory:
+        """A function ``(device, actor, algorithm, envs)`` that creates such buffers."""
+        return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, seed=seed)
+
+    def _new_sampler(self) -> Sampler:
+        return Uniform()
+
+    def _adopt(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def __getstate__(self) -> Data:
+        return {**self.__dict__, "_handed": None}  # a copy of this buffer did not return those steps
+
+    def __setstate__(self, state: Data) -> None:
+        self.__dict__.update(state)
+        if self._rows is not None:
+            self._take_parts(self._rows)
+
+    def _take_parts(self, rows: Flat | Sequences) -> None:
+        """Use the sampler and the view of these rows."""
+        self._view = rows.view
+        self._adopt(rows.replay.sampler)
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def init_tensors(self, sample: Mapping[str, Any]) -> None:
+        """Allocate memory for transitions like this one, ``[N, ...]`` per key. The first insert does it, too."""
+        parts = self.max_size, self.storage_tensors, self._sampler, self._view, self._seed
+        if self.recurrent_actor:
+            self._rows = Sequences(sample, *parts, self.sequence_length, self.overlap_length)
+        else:
+            self._rows = Flat(sample, *parts, copies=self._copies)
+
+    def insert_transition(self, sample: Mapping[str, Any]) -> None:
+        """Store one step of every env: tensors ``[N, ...]``, or dictionaries of them, by key.
+
+        Raises:
+            FieldError, ShapeError, DTypeError: it differs in form from the first one. Nothing is stored.
+        """
+        if self._handed is not None:
+            self._settle()
+        if self._rows is None:
+            self.init_tensors(sample)
+        self._stored.insert(sample)
+
+    def insert_data_slice(self, new_data: Mapping[str, Any]) -> None:
+        """Append steps ``[T, N, ...]`` by key, such as another buffer's :meth:`get_all_buffer_data`.
+
+        If these are the steps that the last :meth:`reset` removed, unchanged or copied, they return to their places
+        with their priorities.
+
+        Raises:
+            AssertionError: keys have different numbers of steps.
+            FieldError, ShapeError, DTypeError: they differ in form from the first transition. Nothing is stored.
+        """
+        if self._away and self._are_back(new_data):
+            self._away = False
+            return
+        self._settle()
+        self._append(new_data)
+
+    def _are_back(self, new_data: Mapping[str, Any]) -> bool:
+        """Whether these are the steps that :meth:`reset` removed."""
+        collected, rows = self._collected(), self._rows
+        if collected is not None and new_data is collected and collected.unread:
+            return True
+        if rows is None or len(new_data.get(DONE2, ())) != rows.size:
+            return False
+        there = rows.read(0, rows.size, False)
+        return there.keys() == new_data.keys() and all(_equal(value, new_data[key]) for key, value in there.items())
+
+    def _append(self, new_data: Mapping[str, Any]) -> None:
+        staged: Data = {}
+        lengths = {
+            self.insert_single_tensor_slice(staged, key, value)
+            for key, value in new_data.items()
+            if key in self.storage_tensors and value is not None and (self.recurrent_actor or key not in STATES)
+        }
+        assert len(lengths) == 1, f"insert_data_slice: expected one number of steps in all keys, got {sorted(lengths)}"
+        if not lengths.pop():
+            return
+        if self._rows is None:
+            states = {key: new_data[key] for key in STATES if new_data.get(key) is not None}
+            self.init_tensors({key: mapped(lambda x: x[0], value) for key, value in {**staged, **states}.items()})
+        self._extend(staged)
+
+    def _extend(self, steps: Data) -> None:
+        """Store checked steps ``[T, N, ...]``."""
+        self._stored.extend(steps)
+
+    def insert_single_tensor_slice(self, tensor_storage: Data, tensor_key: str, tensor_values: Any) -> int:
+        """Add one key's steps, ``[T, N, ...]`` or a dictionary, to the slice ``tensor_storage``; returns T.
+
+        Rows hold all keys of a step, so only :meth:`insert_data_slice` can store the finished slice.
+        """
+        tensor_storage[tensor_key] = tensor_values
+        lengths: set[int] = {len(tensor_values)}
+        if isinstance(tensor_values, dict):
+            lengths = {len(member) for member in cast("Data", tensor_values).values()}
+        assert len(lengths) == 1, f"{tensor_key!r}: expected one number of steps, got {sorted(lengths)}"
+        return lengths.pop()
+
+    def reset(self) -> None:
+        """Forget all stored steps. With a recurrent actor, the unfinished sequence is kept."""
+        self._away = self._rows is not None  # forgotten for good unless the next call returns them
+
+    def _forget(self) -> None:
+        self._stored.clear()
+
+    def _collected(self) -> Collected | None:
+        """The last result of :meth:`get_all_buffer_data`, if it still exists and the buffer has not changed since."""
+        return None if self._handed is None else self._handed()
+
+    def _settle(self) -> None:
+        """Before a change: read the steps that were handed out, and forget those that :meth:`reset` removed."""
+        collected, away = self._collected(), self._away
+        self._handed, self._away = None, False
+        if collected is not None:
+            collected.content()
+        if away:
+            self._forget()
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    @property
+    def _stored(self) -> Any:
+        if self._away:
+            self._settle()
+        if self._rows is None:
+            raise AssertionError("the buffer is empty; call insert_transition() or insert_data_slice() first")
+        return self._rows
+
+    @property
+    def size(self) -> int:
+        """The number of steps stored per env, at most ``max_size``."""
+        return 0 if self._rows is None or self._away else self._rows.size
+
+    @property
+    def step(self) -> int:
+        """The position of the next step: the number stored since :meth:`reset`, modulo ``max_size``."""
+        return 0 if self._rows is None or self._away else self._rows.added % self.max_size
+
+    @property
+    def data(self) -> Data:
+        """A copy of all memory by key, float32 ``[max_size, N, ...]``; zero where nothing is stored."""
+        found = {} if self._rows is None else self.get_data_slice(0, self.max_size)
+        return {key: value for key, value in found.items() if value is not None}
+
+    def _padded(self, found: Data, count: int) -> Data:
+        def pad(value: Any) -> Any:
+            if len(value) == count:
+                return value
+            out = np.zeros((count, *value.shape[1:]), np.float32)
+            out[: len(value)] = value
+            return out
+
+        states = () if self.recurrent_actor else STATES
+        return {key: value if key in states else mapped(pad, value) for key, value in found.items()}
+
+    def get_data_slice(self, start_pos: int, end_pos: int) -> Data:
+        """A copy of the steps at these positions, float32 ``[T, N, ...]`` by key; zero where nothing is stored.
+
+        Keys that transitions lack are None.
+        """
+        found: Data = dict.fromkeys(self.storage_tensors)
+        return found if self._rows is None else found | self._slice(start_pos, end_pos, None)
+
+    def _slice(self, start_pos: int, end_pos: int, keys: tuple[str, ...] | None) -> Data:
+        start, end, _ = slice(start_pos, end_pos).indices(self.max_size)
+        return self._padded(self._stored.read(start, end, True, keys), max(end - start, 0))
+
+    def get_all_buffer_data(self, data_to_cpu: bool = False) -> MutableMapping[str, Any]:
+        """All steps in the order of time, float32 ``[size, N, ...]`` by key, copied; always in RAM.
+
+        The copy is made on first use, or before this buffer changes; see :meth:`insert_data_slice`.
+        """
+        if self._rows is None:
+            return {}
+        rows = self._stored
+        collected = Collected(lambda: rows.read(0, rows.size, False))
+        self._handed = weakref.ref(collected)
+        return collected
+
+    def copy_single_tensor(self, key: str, position: int) -> Any:
+        """A copy of one key at a position, float32 ``[N, ...]``, or a dictionary."""
+        at = position % self.max_size if self.recurrent_actor or key not in STATES else 0
+        return mapped(lambda value: value[0], self._slice(at, at + 1, (key,))[key])
+
+    # -- batches ------------------------------------------------------------------------------------------------
+
+    def before_gradients(self) -> None:
+        """Does nothing; PyTorchRL calls it before each update."""
+
+    def after_gradients(self, batch: Data, info: Data) -> Data:
+        """Returns ``info`` unchanged; PyTorchRL calls it with each batch after the update."""
+        return info
+
+    def generate_batches(self, num_mini_batch: int, mini_batch_size: int, num_epochs: int = 1) -> Iterator[Data]:
+        """``num_mini_batch`` random batches of ``mini_batch_size`` steps, with replacement: float32 tensors by key.
+
+        With a recurrent actor, a batch holds as many whole sequences as have that many steps, end to end, and the
+        recurrent states before each sequence's first step. ``num_epochs`` is ignored, as in PyTorchRL.
+
+        Raises:
+            EmptyError: nothing is stored.
+        """
+        elsewhere = torch.device(self.device).type != "cpu"
+        for number, (batch, extras) in enumerate(self._stored.batches(num_mini_batch, mini_batch_size), 1):
+            found = batch | self._extras(extras, number, num_mini_batch)
+            yield {key: mapped(self._sent, value) for key, value in found.items()} if elsewhere else found
+
+    def _sent(self, value: Any) -> Any:
+        return value.to(self.device) if isinstance(value, torch.Tensor) else value
+
+    def _extras(self, extras: Data, number: int, of: int) -> Data:
+        return {}
+
+    def update_storage_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
+        """Set an attribute, if it exists. A new ``max_size`` keeps the newest steps that fit."""
+        if not hasattr(self, parameter_name):
+            return
+        if parameter_name == "max_size":
+            whole = self._whole(new_parameter_value) if self.recurrent_actor else new_parameter_value
+            self._settle()
+            self.max_size = whole
+            if self._rows is not None:
+                self._rows.resize(self.max_size, self._new_sampler())
+                self._take_parts(self._rows)
+            return
+        setattr(self, parameter_name, new_parameter_value)
+
+
+class NStepReplayBuffer(ReplayBuffer):
+    """``pytorchrl.agent.storages.NStepReplayBuffer``: sums of up to ``n_step`` rewards, within each env's episodes.
+
+    Single steps are stored, and rewards are summed when a batch is read. So the newest steps can be drawn, too, and
+    ``n_step`` and ``gamma`` may be changed at any time. In a batch, ``n_step`` is the number of rewards in each window,
+    float32 ``[B, 1]``, so ``gamma ** n_step`` is each window's discount. With ``n_step=1`` it is the number 1.
+
+    With a recurrent actor, sequences are stored with the sums of their rewards. Then ``n_step`` is fixed, and a changed
+    ``gamma`` applies to later sequences. The next observation, state and flag of row t are those of step t + ``n_step``
+    - 1, so a recurrent target misses no step. Where an episode ends before that step, the batch's ``n_step`` is
+    infinite and ``gamma ** n_step`` is 0; for a ``gamma`` of 1, ``NextDone`` is 1 instead.
+
+    Args:
+        size: this and the others as in :class:`ReplayBuffer`.
+        n_step: rewards per window; with a recurrent actor at most ``update_every``.
+
+    Raises:
+        ParameterError: as in :class:`ReplayBuffer`; with a recurrent actor also from the first insert, if ``n_step`` is
+            above ``update_every``.
+        LifecycleError: ``n_step`` is set to another number where sequences are stored.
+    """
+
+    def __init__(
+        self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, n_step: int = 1, *, seed: int | None = None
+    ) -> None:
+        super().__init__(size, device, actor, algorithm, envs, seed=seed)
+        self.n_step = n_step
+
+    @classmethod
+    def create_factory(cls, size: int, n_step: int = 1, *, seed: int | None = None) -> Factory:
+        """A function ``(device, actor, algorithm, envs)`` that creates such buffers."""
+        return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, n_step, seed=seed)
+
+    @property
+    def n_step(self) -> int:
+        """Rewards per window."""
+        return self._view.n
+
+    @n_step.setter
+    def n_step(self, n_step: int) -> None:
+        if self._rows is None:
+            self._view.n = n_step
+        else:
+            self._rows.read_windows(n_step)
+
+    gamma = alias("_view.gamma", "Discount per step.")
+
+    def _extras(self, extras: Data, number: int, of: int) -> Data:
+        return {"n_step": 1 if self.n_step == 1 else self._stored.steps_used(extras)}
+
+
+def _equal(there: Any, given: Any) -> bool:
+    """Whether arrays, or dictionaries of arrays, are equal."""
+    if isinstance(there, dict):
+        members = cast("Data", there)
+        return members.keys() == given.keys() and all(_equal(members[key], given[key]) for key in members)
+    return np.array_equal(there, as_host(given), equal_nan=True)
+
+
+LEAST = 1e-6
+"""The epsilon used for ``epsilon=0``. With 0, a transition without error could never be drawn again."""
+
+
+class PERBuffer(NStepReplayBuffer):
+    """``pytorchrl.agent.storages.PERBuffer``: drawn in proportion to (|TD error| + epsilon)^alpha.
+
+    Batches have ``idxs`` and the importance weights ``per_weights``, float32 ``[B, 1]``, divided by the largest one in
+    the buffer. :meth:`after_gradients` reads the errors in ``info["Algorithm"]["errors"]``. With ``alpha=0`` draws are
+    uniform, ``per_weights`` is 1.0 and errors are not read. A sequence's priority is 0.9 max + 0.1 mean over its steps.
+
+    Args:
+        size: this and the others as in :class:`NStepReplayBuffer`.
+        epsilon: added to each |TD error|; 0 counts as 1e-6.
+        alpha: the exponent of priorities; 0 is uniform.
+        beta: the exponent of importance weights.
+        default_error: the TD error that new transitions start with.
+    """
+
+    def __init__(
+        self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, n_step: int = 1, epsilon: float = 0.0,
+        alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000, *, seed: int | None = None,
+    ) -> None:  # fmt: skip
+        self._epsilon = epsilon
+        self._priorities: Any = Prioritized(
+            alpha, beta, eps=epsilon or LEAST, stratified=False, normalize="buffer", default_error=default_error
+        )
+        super().__init__(size, device, actor, algorithm, envs, n_step, seed=seed)
+
+    @classmethod
+    def create_factory(
+        cls, size: int, n_step: int = 1, epsilon: float = 0.0, alpha: float = 0.0, beta: float = 1.0,
+        default_error: float = 1000000, *, seed: int | None = None,
+    ) -> Factory:  # fmt: skip
+        """A function ``(device, actor, algorithm, envs)`` that creates such buffers."""
+        options = n_step, epsilon, alpha, beta, default_error
+        return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, *options, seed=seed)
+
+    def _new_sampler(self) -> Sampler:
+        return Prioritized(
+            self.alpha, self.beta, eps=self._epsilon or LEAST, stratified=False, normalize="buffer",
+            default_error=self.error,
+        )  # fmt: skip
+
+    def _adopt(self, sampler: Any) -> None:
+        super()._adopt(sampler)
+        self._priorities = sampler.inner if isinstance(sampler, Recent) else sampler
+
+    @property
+    def epsilon(self) -> float:
+        """Added to each |TD error|; a change affects all stored transitions."""
+        return self._epsilon
+
+    @epsilon.setter
+    def epsilon(self, epsilon: float) -> None:
+        self._priorities.eps = epsilon or LEAST
+        self._epsilon = epsilon
+
+    error = alias("_priorities.default_error", "The TD error that new transitions start with.")
+    alpha = alias("_priorities.alpha", "The exponent of priorities; a change affects all stored transitions.")
+    beta = alias("_priorities.beta", "The exponent of importance weights.")
+
+    def get_priority(self, error: Any) -> Any:
+        """(error + epsilon)^alpha for errors of at least 0: arrays, tensors or numbers."""
+        return (error + self.epsilon) ** self.alpha
+
+    def get_sequence_priority(self, sequence_data: Any, eta: float = 0.9) -> Any:
+        """eta · max + (1 - eta) · mean over the first axis."""
+        return eta * np.max(sequence_data, axis=0) + (1 - eta) * np.mean(sequence_data, axis=0)
+
+    def _extras(self, extras: Data, number: int, of: int) -> Data:
+        weights: Any = 1.0
+        if self.alpha != 0.0:
+            weights = extras["weight"].unsqueeze(1)
+            if self.recurrent_actor:
+                weights = weights.repeat_interleave(self.sequence_length, 0)
+        common = super()._extras(extras, number, of)
+        return {**common, "per_weights": weights, "idxs": extras["index"].numpy()}
+
+    def after_gradients(self, batch: Data, info: Data) -> Data:
+        """Set the priorities of a batch from the TD errors that its update reported.
+
+        Raises:
+            AssertionError: the algorithm reported no errors.
+            ShapeError, NotFiniteError: the errors do not fit the batch, or are not finite. Nothing is changed.
+        """
+        if self.alpha != 0.0 and "idxs" in batch:
+            weighted = isinstance(batch.get("per_weights"), Tensor)
+            errors = info[ALGORITHM].get("errors")
+            assert errors is not None or not weighted, "TD errors missing!"
+            index = batch.pop("idxs")
+            if errors is not None:
+                found = as_host(errors).reshape(len(index), -1)
+                found = self._joint(found) if self.recurrent_actor else found.reshape(-1)
+                self._stored.replay.update_priorities(index, found)
+        return info
+
+    def _joint(self, errors: Any) -> Any:
+        """One error per sequence ``[S]`` that yields the joint priority of its steps' errors ``[S, K]``."""
+        priority = self.get_sequence_priority(self.get_priority(np.abs(errors.T.astype(np.float64))))
+        return np.maximum(priority ** (1 / self.alpha) - self.epsilon, 0.0)
+
+
+class EREBuffer(PERBuffer):
+    """``pytorchrl.agent.storages.EREBuffer``: batch k of K is drawn from the newest c_k transitions of all envs.
+
+    c_k = max(M η^(1000 k / K), cmin) for k = 1 .. K and M stored transitions; batches have ``ck``. "Newest" means the
+    order of time, also after the ring has wrapped or was resized. With ``alpha`` above 0, the draw among them is
+    prioritized. ``eta`` follows the returns in ``info["Episodes"]["TrainReward"]``; see :meth:`update_eta`.
+
+    Args:
+        size: this and the others as in :class:`PERBuffer`.
+        eta: η, how sharply the window shrinks; 1 draws from all transitions.
+        cmin: the least number of transitions in the window.
+    """
+
+    def __init__(
+        self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, n_step: int = 1, epsilon: float = 0.0,
+        alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000, eta: float = 1.0, cmin: int = 5000, *,
+        seed: int | None = None,
+    ) -> None:  # fmt: skip
+        self._cmin, self._recent = cmin, Recent(eta, cmin, adapt=True)
+        options = n_step, epsilon, alpha, beta, default_error
+        super().__init__(size, device, actor, algorithm, envs, *options, seed=seed)
+
+    @classmethod
+    def create_factory(
+        cls, size: int, n_step: int = 1, epsilon: float = 0.0, alpha: float = 0.0, beta: float = 1.0,
+        default_error: float = 1000000, eta: float = 1.0, cmin: int = 5000, *, seed: int | None = None,
+    ) -> Factory:  # fmt: skip
+        """A function ``(device, actor, algorithm, envs)`` that creates such buffers."""
+        options = n_step, epsilon, alpha, beta, default_error, eta, cmin
+        return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, *options, seed=seed)
+
+    def _new_sampler(self) -> Sampler:
+        inner: Any = super()._new_sampler()
+        recent = Recent(self.initial_eta, self._least(), inner=inner, adapt=True)
+        recent.eta = self.eta
+        return recent
+
+    def _adopt(self, sampler: Any) -> None:
+        super()._adopt(sampler)
+        self._recent = sampler
+
+    def _least(self) -> int:
+        """``cmin`` in items of the replay: transitions, or sequences."""
+        return max(self._cmin // (int(self.algo.update_every) if self.recurrent_actor else 1), 1)
+
+    initial_eta = alias("_recent.sharpest", "η while returns rise.")
+    eta = alias("_recent.eta", "η now.")
+
+    @property
+    def cmin(self) -> int:
+        """The least number of transitions in the window."""
+        return self._cmin
+
+    @cmin.setter
+    def cmin(self, cmin: int) -> None:
+        self._cmin = cmin
+        self._recent.c_min = self._least()
+
+    def _extras(self, extras: Data, number: int, of: int) -> Data:
+        found = super()._extras(extras, number, of)
+        if self.alpha == 0.0 and not self.recurrent_actor:
+            del found["per_weights"]
+        rows = self._stored.replay
+        window = min(self._recent.window(number, of), len(rows))
+        return {**found, "ck": max(window // rows.num_envs, 1) if self.recurrent_actor else window}
+
+    def after_gradients(self, batch: Data, info: Data) -> Data:
+        """As in :class:`PERBuffer`; then :meth:`update_eta`."""
+        return self.update_eta(super().after_gradients(batch, info))
+
+    def update_eta(self, info: Data) -> Data:
+        """Adapt ``eta`` to the returns of the last 20 episodes: ``initial_eta`` while they rise, 1 while they fall.
+
+        After 20 episodes, ``info["Algorithm"]`` gets ``eta`` and ``RewardGradient``, from -1 to 1.
+        """
+        returns = info.get(EPISODES, {}).get("TrainReward", ())
+        for value in np.atleast_1d(np.asarray(returns, np.float64)):
+            self._recent.observe(float(value))
+        if self._recent.progress is not None:
+            info.setdefault(ALGORITHM, {}).update(RewardGradient=self._recent.progress, eta=self.eta)
+        return info
+
+
+HerFunction = Callable[..., tuple[Any, Any, Any, Any, Any]]
+
+
+def unchanged(obs: Any, rhs: Any, obs2: Any, rhs2: Any, rew: Any, initial_state: Any, final_state: Any) -> Any:
+    """The default ``her_function``: the transitions unchanged."""
+    return obs, rhs, obs2, rhs2, rew
+
+
+class HERBuffer(EREBuffer):
+    """``pytorchrl.agent.storages.HERBuffer``: when an episode ends, a copy relabelled by ``her_function`` is appended.
+
+    ``her_function(obs, rhs, obs2, rhs2, rew, initial_state, final_state) -> (obs, rhs, obs2, rhs2, rew)`` gets float32
+    arrays ``[K, ...]``, or dictionaries of them: K steps of one env's episode. (The host passes one step of K envs.)
+    ``initial_state`` is the first stored observation of the episode and ``final_state`` the last one, repeated for each
+    step; recurrent states are zeros. Episodes may have any length, in any number of envs, and may wrap around the end
+    of the memory. PyTorchRL's envs reset themselves and lose the final observation. So ``final_state`` is the
+    observation before the last step, and the copy leaves out the last step. Flags are copied. ``size`` and slices
+    ignore copies; a buffer that a slice is inserted into makes its own. Copies use part of the ``size`` steps of
+    memory. Feed-forward actors only.
+
+    Args:
+        size: this and the others as in :class:`EREBuffer`.
+        her_function: see above.
+
+    Raises:
+        LifecycleError: the actor is recurrent.
+    """
+
+    _copies = True
+
+    def __init__(
+        self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, her_function: HerFunction = unchanged,
+        n_step: int = 1, epsilon: float = 0.0, alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000,
+        eta: float = 1.0, cmin: int = 5000, *, seed: int | None = None,
+    ) -> None:  # fmt: skip
+        options = n_step, epsilon, alpha, beta, default_error, eta, cmin
+        super().__init__(size, device, actor, algorithm, envs, *options, seed=seed)
+        if self.recurrent_actor:
+            raise LifecycleError(
+                "HERBuffer: the actor is recurrent, but its states come from the original observations, not from "
+                "relabelled ones; use a feed-forward actor, or EREBuffer, which has everything else that HERBuffer has"
+            )
+        self.her_function = her_function
+        self._lengths = np.zeros(0, np.int64)
+
+    @classmethod
+    def create_factory(  # pyright: ignore[reportIncompatibleMethodOverride] - as there
+        cls, size: int, her_function: HerFunction = unchanged, n_step: int = 1, epsilon: float = 0.0,
+        alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000, eta: float = 1.0, cmin: int = 5000, *,
+        seed: int | None = None,
+    ) -> Factory:  # fmt: skip
+        """A function ``(device, actor, algorithm, envs)`` that creates such buffers."""
+        options = her_function, n_step, epsilon, alpha, beta, default_error, eta, cmin
+        return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, *options, seed=seed)
+
+    def insert_transition(self, sample: Mapping[str, Any]) -> None:
+        """As in :class:`ReplayBuffer`; then append copies of the episodes that ended."""
+        super().insert_transition(sample)
+        self._count(as_host(sample[DONE2]).reshape(1, -1) != 0)
+
+    def _extend(self, steps: Data) -> None:
+        """As in :class:`ReplayBuffer`. The copy of an episode is added right after its end."""
+        done = as_host(steps[DONE2])
+        done = done.reshape(*done.shape[:2]) != 0
+        cuts = [0, *(np.flatnonzero(done.any(1)) + 1).tolist(), len(done)]
+        for low, high in itertools.pairwise(dict.fromkeys(cuts)):
+            part = itemgetter(slice(low, high))
+            super()._extend({key: mapped(part, value) for key, value in steps.items()})
+            self._count(done[low:high])
+
+    def _count(self, done: Any) -> None:
+        """Count stored steps, bool ``[T, N]``. Only the last one may end episodes."""
+        if not len(self._lengths):
+            self._lengths = np.zeros(done.shape[1], np.int64)
+        self._lengths += len(done)
+        ended = np.flatnonzero(done[-1])
+        if len(ended):
+            self.handle_end_of_episode(ended)
+            self._lengths[ended] = 0
+
+    def _forget(self) -> None:
+        """As in :class:`ReplayBuffer`. Unfinished episodes are counted from here."""
+        super()._forget()
+        self._lengths[:] = 0
+
+    def handle_end_of_episode(self, envs: Any = None) -> None:
+        """Append relabelled copies of the episodes that these envs (default: all) just ended."""
+        replay = self._stored.replay
+        hindsight = Hindsight(relabel=self._relabel, strategy="final", k=1)
+        for env in range(replay.num_envs) if envs is None else envs:
+            count = int(self._lengths[env])
+            episode = _episode(replay.slice(int(env), -count).exclude("index", "complete")) if count else {}
+            if not len(episode.get("reward", ())):
+                continue
+            copy = hindsight.copies(episode, 1, seed=0)
+            copy["copied"] = np.ones_like(copy["terminated"])
+            replay.extend(copy, envs=[int(env)])
+            replay.interrupt([int(env)])
+
+    def _relabel(self, steps: Data, initial: Any, final: Any, chosen: Any) -> Data:
+        """Call ``her_function`` for :class:`relive.Hindsight`."""
+        count, states = len(steps["reward"]), self._stored.states
+        zeros = [
+            mapped(lambda x: np.repeat(x[0, :1], count, 0), states.get(key, np.zeros((1, 1)))) for key in (RHS, RHS2)
+        ]
+        given = [
+            mapped(lambda x: np.array(x, np.float32), x) for x in (steps["obs"], steps["next_obs"], initial, final)
+        ]
+        reward = np.array(steps["reward"], np.float32).reshape(count, *self._stored.shapes[REW])
+        obs, _, obs2, _, reward = self.her_function(given[0], zeros[0], given[1], zeros[1], reward, *given[2:])
+        changed = {"obs": _like(obs, steps["obs"]), "next_obs": _like(obs2, steps["next_obs"])}
+        return {**changed, "reward": np.asarray(reward, np.float32).reshape(-1)}
+
+
+def _episode(steps: Any) -> Data:
+    """The newest steps in which each leads to the next, without the last step; arrays ``[T, 1, ...]``.
+
+    An episode is cut where steps of another collector were stored between its own.
+    """
+    fields: Data = {name: arrays_of(steps[name]) for name in steps.keys()}
+    cuts = np.flatnonzero(breaks(fields["obs"], fields["next_obs"], fields["terminated"]))
+    part = itemgetter(slice(cuts[-1] + 1 if len(cuts) else 0, -1))
+    return {name: mapped(part, value) for name, value in fields.items()}
+
+
+def _like(value: Any, stored: Any) -> Any:
+    """``value`` with the dtypes of ``stored``."""
+    return mapped(lambda had, new: np.asarray(new).astype(had.dtype), stored, value)

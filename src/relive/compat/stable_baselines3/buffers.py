@@ -1,0 +1,1002 @@
+"""Stable-Baselines3's uniform replay buffers (release 2.9), built on :class:`relive.ReplayBuffer`."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from ...replay.buffer import ReplayBuffer as Core
+from ...returns import GAE
+from ...rollout.buffer import RolloutBuffer as CoreRollout
+from ...samplers.contract import Sampler
+from ...samplers.prioritized import Prioritized
+from ...steps.arrays import Array, numpy_view, torch_dtype
+from ...steps.schema import Field, Schema
+from ...views.contract import View
+from ...views.hindsight import Hindsight
+from ...views.transitions import NStep
+from ..base import Column, Continuity, alias, drawn_by_numpy, mapped, sent
+from .originals import steps_of
+
+__all__ = [
+    "Copied",
+    "DictReplayBuffer",
+    "DictRolloutBuffer",
+    "HerReplayBuffer",
+    "NStepReplayBuffer",
+    "PrioritizedDictReplayBufferSamples",
+    "PrioritizedReplayBuffer",
+    "PrioritizedReplayBufferSamples",
+    "ReplayBuffer",
+    "RolloutBuffer",
+    "action_field",
+    "arranged",
+    "as_flags",
+    "buffers",
+    "copied",
+    "fitted",
+    "joined",
+    "obs_fields",
+    "obs_shapes",
+    "overridden",
+    "require_dict",
+    "samples",
+    "set_full",
+    "set_pos",
+]
+
+
+FLAG = np.dtype(np.bool_)
+
+buffers: Any = import_module("stable_baselines3.common.buffers")
+samples: Any = import_module("stable_baselines3.common.type_aliases")
+
+
+def obs_fields(space: spaces.Space[Any], shape: Any) -> Any:
+    """The fields of an observation in the host's shapes; a Discrete one is ``(1,)``."""
+    if isinstance(space, spaces.Dict):
+        return {key: Field(tuple(shape[key]), torch_dtype(space[key].dtype)) for key in space.spaces}
+    return Field(tuple(shape), torch_dtype(space.dtype))
+
+
+def action_field(space: spaces.Space[Any], dim: int, *, narrow: bool = True) -> Field:
+    """The field ``(dim,)`` of an action. With ``narrow``, float64 becomes float32, as in the host's replays."""
+    return Field((dim,), torch_dtype(np.float32 if narrow and space.dtype == np.float64 else space.dtype))
+
+
+def obs_shapes(shape: Any, num_envs: int) -> Any:
+    """The shapes ``(N, ...)`` of all envs' observations, for :func:`fitted`. ``shape`` is the host's, of one env."""
+    return mapped(lambda inner: (num_envs, *inner), shape)
+
+
+def fitted(values: Any, shape: Any) -> Any:
+    """Arrays in the host's shapes. An array that has its shape, as most do, is returned itself."""
+    if type(shape) is not dict:
+        return values if getattr(values, "shape", None) == shape else np.asarray(values).reshape(shape)
+    found: dict[str, Any] = {}
+    for key, inner in cast("dict[str, Any]", shape).items():  # a comprehension takes twice as long
+        value = values[key]
+        found[key] = value if getattr(value, "shape", None) == inner else np.asarray(value).reshape(inner)
+    return found
+
+
+def as_flags(values: Any) -> Any:
+    """Flags or numbers as a bool array."""
+    return values if getattr(values, "dtype", None) is FLAG else np.asarray(values).astype(FLAG)
+
+
+def joined(space: spaces.Space[Any], obs: Any, name: str = "obs") -> Any:
+    """A field of a batch. Observations of a Dict space become a dictionary in the order of the space."""
+    if isinstance(space, spaces.Dict) and name in ("obs", "next_obs"):
+        return {key: obs[key] for key in space.spaces}
+    return obs
+
+
+def overridden(buffer: object, names: Sequence[str]) -> list[str]:
+    """The methods among these that a user's subclass defines."""
+    host = __name__.rpartition(".")[0], "stable_baselines3."
+    users = [cls for cls in type(buffer).__mro__ if not cls.__module__.startswith(host)]
+    return [name for name in names if any(name in vars(cls) for cls in users)]
+
+
+def require_dict(space: object, name: str) -> None:
+    """Refuse a space that is not a Dict, as the host does.
+
+    Raises:
+        AssertionError: names the class.
+    """
+    if not isinstance(space, spaces.Dict):
+        raise AssertionError(f"{name} must be used with Dict obs space only")
+
+
+def set_pos(buffer: Any, pos: int) -> None:
+    """Set ``buffer.pos``: rows before it were written in place and count as steps from now on.
+
+    Raises:
+        AttributeError: there are more steps already, or fewer rows.
+    """
+    if pos != buffer.pos:
+        buffer._declare(pos)
+
+
+def set_full(buffer: Any, full: bool) -> None:
+    """Set ``buffer.full``: all rows were written in place and count as steps from now on.
+
+    Raises:
+        AttributeError: ``full`` is False, and the buffer is full.
+    """
+    if full != buffer.full:
+        buffer._declare(buffer.buffer_size if full else -1)
+
+
+class Copied(np.ndarray[Any, Any]):
+    """A read-only copy of what is stored in another form.
+
+    One write is accepted: ``dones[i] = True`` for the newest step i. The host ends episodes by it before a reset.
+    """
+
+    newest: int | None = None
+    cut_off: Callable[[], None] | None = None
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if self.flags.writeable:  # a copy of this copy, or a result computed from it
+            super().__setitem__(key, value)
+        elif self.cut_off is not None and isinstance(key, int | np.integer) and key == self.newest and np.all(value):
+            self.cut_off()
+        else:
+            raise ValueError(
+                "this array is a copy, because observations are stored once here, and writing to it changes nothing; "
+                "use ReplayBuffer without optimize_memory_usage, whose arrays are the storage"
+            )
+
+
+def copied(array: Array) -> Any:
+    """A fresh array as one that cannot be written to."""
+    shown = array.view(Copied)
+    shown.flags.writeable = False
+    return shown
+
+
+def arranged(
+    replay: Core, name: str, space: spaces.Space[Any], pos: int, under_way: Array, next_obs: Any, rows: int
+) -> Any:
+    """A field of all steps in the host's rows, ``[rows, N, ...]``, or a dictionary of these. Empty rows are zero.
+
+    Args:
+        replay: the storage.
+        name: of the field; "next_obs" is the observation after each step.
+        space: one env's observation space.
+        pos: the host's row of the next step.
+        under_way: bool ``[N]``, whether the episode goes on after the env's newest step.
+        next_obs: the observations ``[N, ...]`` after the newest steps; None without steps.
+        rows: the host's ``buffer_size``.
+    """
+    envs = [_steps(replay, name, space, env, bool(going), next_obs) for env, going in enumerate(under_way)]
+
+    def arrange(*columns: Array) -> Array:
+        out = np.zeros((rows, len(columns), *columns[0].shape[1:]), columns[0].dtype)
+        for env, column in enumerate(columns):
+            out[(pos - len(column) + np.arange(len(column))) % rows, env] = column
+        return out
+
+    return mapped(arrange, *envs)
+
+
+def _steps(replay: Core, name: str, space: spaces.Space[Any], env: int, under_way: bool, next_obs: Any) -> Any:
+    """A field of an env's steps, oldest first. Rows that hold only a final observation are left out."""
+    rows = replay.slice(env)
+    steps = numpy_view(cast("Tensor", rows["complete"])).copy()
+    steps[-1:] |= under_way
+
+    def following(obs: Tensor, newest: Any = None) -> Array:
+        after = np.roll(numpy_view(obs), -1, 0)
+        if under_way and len(after):
+            after[-1] = newest[env]
+        return after[steps]
+
+    if name == "next_obs":
+        return mapped(following, joined(space, rows["obs"]), *([] if next_obs is None else [next_obs]))
+    return mapped(lambda x: numpy_view(x)[steps], joined(space, rows[name], name))
+
+
+class ReplayBuffer(buffers.ReplayBuffer):
+    """``stable_baselines3.common.buffers.ReplayBuffer`` with its arguments, and ``seed``.
+
+    ``observations``, ``next_observations``, ``actions``, ``rewards``, ``dones`` and ``timeouts`` are the storage,
+    ``[buffer_size, n_envs, ...]``; the last two are bool. You can write to them; if you write further rows, declare
+    them by ``pos = k`` or ``full = True``.
+
+    ``optimize_memory_usage=True`` stores each observation once. Unlike the host's, it works with
+    ``handle_timeout_termination=True``, several envs and dictionaries, and keeps final observations. A transition can
+    then be drawn once the next step of its env was added; an episode of k steps takes k + 1 of the ``buffer_size``
+    rows; and the arrays are read-only copies.
+
+    Args:
+        buffer_size: transitions over all envs, at least 2 of each.
+        observation_space: of one env.
+        action_space: of one env.
+        device: of the batches; rows stay in RAM.
+        n_envs: N.
+        optimize_memory_usage: see above.
+        handle_timeout_termination: do not count time limits (``info["TimeLimit.truncated"]``) as terminals.
+        seed: batch t is a function of (seed, t). None draws a seed for each batch from NumPy's global generator, as
+            the host does.
+
+    Raises:
+        TypeError: a subclass overrides ``_get_samples``, and ``optimize_memory_usage`` is set.
+    """
+
+    observations, next_observations = Column("obs"), Column("next_obs")
+    actions, rewards = Column("action"), Column("reward")
+    dones, timeouts = Column("done"), Column("timeout")
+
+    _replaced: tuple[str, ...] = ("_get_samples",)
+    """Methods of the host that are not called here. A subclass that overrides one expects the host's arrays."""
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        *,
+        seed: int | None = None,
+        **parts: Any,
+    ) -> None:
+        self._added, self._seed = 0, seed
+        buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
+        self.buffer_size = max(buffer_size // n_envs, 2)
+        self.optimize_memory_usage = optimize_memory_usage
+        self.handle_timeout_termination = handle_timeout_termination
+        own = overridden(self, self._replaced)
+        if own and self._stores_once:
+            raise TypeError(
+                f"{type(self).__name__}.{own[0]} would never be called: observations are stored once here, and rows "
+                "are in another order than the host's; override sample() instead, or use ReplayBuffer without "
+                "optimize_memory_usage"
+            )
+        self._by_row = bool(own)
+        self._replay = self._core(seed or 0, **parts)
+        self._follows = self._stores_once or isinstance(self, buffers.NStepReplayBuffer)
+        self._continuity = Continuity()
+        self._shapes = obs_shapes(self.obs_shape, n_envs), (n_envs, self.action_dim)
+        self._never: Array = np.zeros(n_envs, np.bool_)
+        self._done = ~self._never
+        self._further: dict[str, Any] | None = None
+        self._arrays: dict[str, Any] = {}
+
+    def _core(
+        self, seed: int, sampler: Sampler | None = None, n_steps: int = 1, gamma: float = 0.99,
+        view: View | None = None, **further: Field,
+    ) -> Core:  # fmt: skip
+        schema = Schema(
+            {
+                "obs": obs_fields(self.observation_space, self.obs_shape),
+                "action": action_field(self.action_space, self.action_dim),
+                "reward": Field((), torch.float32),
+                "terminated": Field((), torch.bool),
+                "truncated": Field((), torch.bool),
+                **further,
+            }
+        )
+        return Core(
+            schema,
+            self.buffer_size * self.n_envs,
+            self.n_envs,
+            own_next_obs=not self._stores_once,
+            check_ends=False,  # the host fills it, not the user
+            sampler=sampler,
+            view=view or NStep(n_steps, gamma),
+            seed=seed,
+        )
+
+    @property
+    def _stores_once(self) -> bool:
+        """Whether each observation is stored once."""
+        return self.optimize_memory_usage
+
+    @property
+    def _view(self) -> Any:
+        return self._replay.view
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_arrays": {}}  # views, which a pickle would turn into copies
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def _pos(self) -> int:
+        """The row of the next step. Set it after writing further rows in place."""
+        return self._added % self.buffer_size
+
+    def _full(self) -> bool:
+        """Whether ``buffer_size`` steps were added. Set it after writing all rows in place."""
+        return self._added >= self.buffer_size
+
+    pos, full = property(_pos, set_pos), property(_full, set_full)
+
+    def _declare(self, count: int) -> None:
+        """Count the rows before ``count``, which were written in place, as steps.
+
+        Raises:
+            AttributeError: there are more steps already, or the arrays are not the storage.
+        """
+        if self._stores_once or not self._added <= count <= self.buffer_size:
+            raise AttributeError(
+                f"pos and full count the steps that were added, {self._added} so far: they can only say that further "
+                "rows were written to the arrays, where those are the storage; otherwise use add(), extend() or reset()"
+            )
+        rows = slice(self._added, count)
+        names = {"obs": "obs", "next_obs": "next_obs", "action": "action", "reward": "reward"}
+        names |= {"terminated": "done", "truncated": "timeout"}
+        found = {name: mapped(lambda x: x[rows].copy(), self.column(shown)) for name, shown in names.items()}
+        self._extend(found)
+
+    def add(
+        self, obs: Any, next_obs: Any, action: Array, reward: Array, done: Array, infos: list[dict[str, Any]]
+    ) -> None:
+        """Append one step of every env. Where an episode ended, ``next_obs`` is its final observation."""
+        obs_shape, action_shape = self._shapes
+        obs, next_obs = fitted(obs, obs_shape), fitted(next_obs, obs_shape)
+        done = ended = as_flags(done)
+        timeout = self._never
+        if self.handle_timeout_termination:
+            marks = [info.get("TimeLimit.truncated", False) for info in infos]
+            if any(marks):
+                timeout = np.array(marks, np.bool_).reshape(self.n_envs)
+                done, ended = self._kept(done, timeout), done | timeout
+        if self._follows:  # each call of `learn` resets the envs without telling the buffer
+            self._continuity.follow(self._replay, obs)
+        self._replay.add(
+            self._further,
+            obs=obs,
+            next_obs=next_obs,
+            action=fitted(action, action_shape),
+            reward=np.asarray(reward, np.float32),
+            terminated=done,
+            truncated=timeout,
+        )
+        self._done[:] = ended
+        if self._follows:
+            self._continuity.note(next_obs, self._done)
+        self._added += 1
+
+    def _kept(self, done: Array, timeout: Array) -> Array:
+        """The column ``terminated``. Where the arrays are the storage, it holds the host's ``dones`` unchanged."""
+        return done & ~timeout if self._stores_once else done
+
+    def _extend(self, steps: dict[str, Any]) -> None:
+        """Append several steps ``[T, N, ...]``, given as columns of the storage."""
+        self._replay.extend(steps)
+        self._added += len(steps["reward"])
+        self._done[:] = steps["terminated"][-1] | steps["truncated"][-1]
+        self._continuity.note(mapped(lambda x: x[-1], steps["next_obs"]), self._done)
+
+    def reset(self) -> None:
+        """Forget everything stored."""
+        self._added = 0
+        self._replay.clear(rewind=self._replay.own_next_obs)
+        self._continuity.forget()
+
+    @classmethod
+    def from_original(cls, original: Any, *, seed: int | None = None, **options: Any) -> Any:
+        """Convert one of the host's buffers. A buffer of this class is returned unchanged.
+
+        Steps after which an env was reset without an end become truncated, so no window continues there.
+
+        Args:
+            original: such as the host's ``load_replay_buffer`` puts into a model.
+            seed: see the class.
+            options: arguments of the constructor that replace those of the original.
+        """
+        if isinstance(original, cls):
+            return original
+        sizes = original.buffer_size * original.n_envs, original.observation_space, original.action_space
+        known = cls._options_of(original) | {"device": original.device, "n_envs": original.n_envs}
+        made = cls(*sizes, seed=seed, **(known | options))
+        for rows, steps in steps_of(original):
+            done, timeout = steps.pop("done"), steps.pop("timeout")
+            more = made._taken(original, rows)
+            made._extend(steps | more | {"terminated": made._kept(done, timeout), "truncated": timeout})
+        return made
+
+    @classmethod
+    def _options_of(cls, original: Any) -> dict[str, Any]:
+        """The constructor's arguments of an original."""
+        names = "optimize_memory_usage", "handle_timeout_termination"
+        return {name: getattr(original, name) for name in names}
+
+    def _taken(self, original: Any, rows: Array) -> dict[str, Any]:
+        """Further fields for these rows of an original."""
+        return {}
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def size(self) -> int:
+        """Steps per env that can be drawn."""
+        return len(self._replay) // self.n_envs
+
+    def sample(self, batch_size: int, env: Any = None) -> Any:
+        """A random batch, the host's named tuple of tensors on ``device``. Rewards and dones are float32 ``[B, 1]``.
+
+        If a subclass overrides ``_get_samples``, rows are drawn as the host draws them and passed to it.
+
+        Args:
+            batch_size: B.
+            env: the ``VecNormalize`` to normalize observations and rewards with.
+
+        Raises:
+            EmptyError: nothing can be drawn yet.
+        """
+        if self._by_row:
+            return buffers.BaseBuffer.sample(self, batch_size, env)
+        if self._seed is None:
+            self._replay.seed = drawn_by_numpy()
+        return self._samples(dict(self._drawn(batch_size, env).items()), env)
+
+    def _drawn(self, batch_size: int, env: Any) -> Any:
+        if env is None:
+            return self._replay.sample(batch_size)
+        self._view.each_reward = env.normalize_reward
+        try:
+            return self._replay.sample(batch_size)
+        finally:
+            self._view.each_reward = None  # so that a copy of the buffer does not hold the env
+
+    def _get_samples(self, batch_inds: Array, env: Any = None) -> Any:
+        """The transitions in rows ``[B]``, like :meth:`sample`. NumPy's global generator chooses the envs.
+
+        Raises:
+            IndexError: a row holds no step.
+            TypeError: observations are stored once, in another order than the host's.
+        """
+        if self._stores_once:
+            raise TypeError("_get_samples: rows are stored in another order than the host's; use sample()")
+        rows = np.arange(self.size())[batch_inds]
+        envs = np.random.default_rng(drawn_by_numpy()).integers(self.n_envs, size=len(rows))
+        self._view.each_reward = None if env is None else env.normalize_reward
+        return self._samples(dict(self._replay.at(envs * self.buffer_size + rows).items()), env)
+
+    def _samples(self, batch: Any, env: Any) -> Any:
+        nested = isinstance(self.observation_space, spaces.Dict)
+        kind = samples.DictReplayBufferSamples if nested else samples.ReplayBufferSamples
+        return kind(*self._fields(batch, env))
+
+    def _fields(self, batch: Any, env: Any) -> tuple[Any, ...]:
+        ends = batch["terminated"]
+        if not self._stores_once:
+            ends = ends.gt(batch["truncated"])
+        return (
+            self._observed(batch["obs"], env),
+            sent(batch["action"], self.device),
+            self._observed(batch["next_obs"], env),
+            sent(ends.float().unsqueeze(1), self.device),
+            sent(batch["reward"].unsqueeze(1), self.device),
+        )
+
+    def _observed(self, obs: Any, env: Any) -> Any:
+        found: Any = joined(self.observation_space, obs)
+        if env is not None:
+            found = env.normalize_obs(mapped(numpy_view, found))
+        return mapped(partial(sent, device=self.device), found)
+
+    # -- the arrays ---------------------------------------------------------------------------------------------
+
+    def column(self, name: str) -> Any:
+        """A column ``[buffer_size, n_envs, ...]``, or a dictionary of these; copies where observations are stored once.
+
+        Raises:
+            AttributeError: next observations with ``optimize_memory_usage``, as with the host.
+        """
+        if self._stores_once:
+            return self._copied(name)
+        if name not in self._arrays:
+            field = {"done": "terminated", "timeout": "truncated"}.get(name, name)
+            rows = joined(self.observation_space, self._replay.block[field], name)
+            sizes = self.n_envs, self.buffer_size
+            self._arrays[name] = mapped(lambda x: numpy_view(x.unflatten(0, sizes).transpose(0, 1)), rows)
+        return self._arrays[name]
+
+    def _copied(self, name: str) -> Any:
+        if name == "next_obs" and self.optimize_memory_usage:
+            raise AttributeError("next_observations: with optimize_memory_usage=True `observations` holds them")
+        if name == "done":
+            found = copied(self._arranged("terminated") | self._arranged("truncated"))
+            found.newest, found.cut_off = (self.pos - 1) % self.buffer_size, self._replay.interrupt
+            return found
+        return mapped(copied, self._arranged("truncated" if name == "timeout" else name))
+
+    def _arranged(self, name: str) -> Any:
+        """A field of all steps in the host's rows; see :func:`arranged`."""
+        rest = ~self._done, self._continuity.next_obs, self.buffer_size
+        return arranged(self._replay, name, self.observation_space, self.pos, *rest)
+
+
+class DictReplayBuffer(ReplayBuffer, buffers.DictReplayBuffer):
+    """``stable_baselines3.common.buffers.DictReplayBuffer``: a :class:`ReplayBuffer` for a Dict space."""
+
+    def __init__(self, buffer_size: int, observation_space: spaces.Dict, *args: Any, **kwargs: Any) -> None:
+        require_dict(observation_space, "DictReplayBuffer")
+        super().__init__(buffer_size, observation_space, *args, **kwargs)
+
+
+her: Any = import_module("stable_baselines3.her.her_replay_buffer")
+strategies: Any = import_module("stable_baselines3.her.goal_selection_strategy")
+
+
+STEP = "step"
+"""The field that holds the place of a step's info dictionary in the flat ``infos``."""
+
+
+class _Goals:
+    """Calls the training env about goals. The env is not pickled with the buffer.
+
+    Args:
+        env: the training env.
+        infos: the info dictionaries of the steps, object ``[buffer_size, n_envs]``; None if they are not kept.
+    """
+
+    def __init__(self, env: Any, infos: Array | None) -> None:
+        self.env, self.infos = env, infos
+
+    def _ask(self, method: str, achieved: Array, desired: Array, steps: Array | None) -> Any:
+        assert self.env is not None, (
+            "You must initialize HerReplayBuffer with a VecEnv so it can compute rewards for virtual transitions"
+        )
+        infos: Any = [{} for _ in range(len(achieved))]
+        if self.infos is not None:
+            infos = copy.deepcopy(self.infos.reshape(-1)[steps])  # the env may write to them
+        return np.asarray(self.env.env_method(method, achieved, desired, infos, indices=[0])[0])
+
+    def reward(self, achieved: Array, desired: Array, steps: Array | None = None) -> Array:
+        """The first env's ``compute_reward``, float32 ``[M]``."""
+        return self._ask("compute_reward", achieved, desired, steps).astype(np.float32)
+
+    def terminated(self, achieved: Array, desired: Array, steps: Array | None = None) -> Array:
+        """The first env's ``compute_terminated``, bool ``[M]``."""
+        return self._ask("compute_terminated", achieved, desired, steps).astype(np.bool_)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"env": None}
+
+
+class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
+    """``stable_baselines3.her.HerReplayBuffer`` with its arguments, and ``seed``.
+
+    Each observation is stored once. Each row is relabelled independently with probability ``her_ratio``. Rows of
+    unfinished episodes can be relabelled, too, with goals achieved so far. The env's ``compute_terminated(achieved,
+    desired, info)``, if there is one, decides which relabelled rows are terminal; otherwise the recorded flag stays.
+
+    Args:
+        buffer_size: rows over all envs. An episode of k steps takes k + 1 rows.
+        observation_space: of one env, with ``achieved_goal`` and ``desired_goal``.
+        action_space: of one env.
+        env: the training env. Its first member's ``compute_reward`` is called, with empty infos.
+        device: of the batches.
+        n_envs: N.
+        optimize_memory_usage: has no effect.
+        handle_timeout_termination: see :class:`ReplayBuffer`.
+        n_sampled_goal: relabelled rows per original row.
+        goal_selection_strategy: "future", "final" or "episode", or the host's enumeration.
+        copy_info_dict: keep the infos of all steps and pass copies of them to ``compute_reward``.
+        seed: see :class:`ReplayBuffer`.
+        n_steps: rewards per window, each recomputed. Above 1, batches have ``discounts``.
+        gamma: discount per step of windows.
+
+    Raises:
+        TypeError: a subclass overrides methods that are not called here, such as ``_sample_goals``.
+    """
+
+    _replaced = (*DictReplayBuffer._replaced, "_get_real_samples", "_get_virtual_samples", "_sample_goals")
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Dict,
+        action_space: spaces.Space[Any],
+        env: Any,
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        n_sampled_goal: int = 4,
+        goal_selection_strategy: Any = "future",
+        copy_info_dict: bool = False,
+        *,
+        seed: int | None = None,
+        n_steps: int = 1,
+        gamma: float = 0.99,
+    ) -> None:
+        if isinstance(goal_selection_strategy, str):
+            goal_selection_strategy = strategies.KEY_TO_GOAL_STRATEGY[goal_selection_strategy.lower()]
+        assert isinstance(goal_selection_strategy, strategies.GoalSelectionStrategy), (
+            f"Invalid goal selection strategy, please use one of {list(strategies.GoalSelectionStrategy)}"
+        )
+        self.goal_selection_strategy, self.n_sampled_goal = goal_selection_strategy, n_sampled_goal
+        self.her_ratio, self.copy_info_dict = 1 - 1.0 / (n_sampled_goal + 1), copy_info_dict
+        self.infos, further = None, {}
+        if copy_info_dict:
+            self.infos = np.full((max(buffer_size // n_envs, 2), n_envs), None)
+            further = {STEP: Field((), torch.int64)}
+        self._goals = _Goals(env, self.infos)
+        knows_ends = env is not None and env.has_attr("compute_terminated")
+        view = Hindsight(
+            self._goals.reward, goal_selection_strategy.name.lower(), k=n_sampled_goal, n=n_steps, gamma=gamma,
+            terminated_fn=self._goals.terminated if knows_ends else None, info=STEP if copy_info_dict else None,
+        )  # fmt: skip
+        super().__init__(
+            buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage,
+            handle_timeout_termination, seed=seed, view=view, **further,
+        )  # fmt: skip
+
+    @classmethod
+    def _options_of(cls, original: Any) -> dict[str, Any]:
+        names = "env", "n_sampled_goal", "goal_selection_strategy", "copy_info_dict"
+        return super()._options_of(original) | {name: getattr(original, name) for name in names}
+
+    def _taken(self, original: Any, rows: Array) -> dict[str, Any]:
+        if self.infos is None:
+            return {}
+        steps = (self._added + np.arange(len(rows))) % self.buffer_size
+        self.infos[steps] = original.infos[rows]
+        return {STEP: steps[:, None] * self.n_envs + np.arange(self.n_envs)}
+
+    def add(
+        self, obs: Any, next_obs: Any, action: Array, reward: Array, done: Array, infos: list[dict[str, Any]]
+    ) -> None:
+        """Like :meth:`ReplayBuffer.add`. With ``copy_info_dict`` the infos are kept without a copy."""
+        if self.infos is not None:
+            self.infos[self.pos] = infos
+            self._further = {STEP: self.pos * self.n_envs + np.arange(self.n_envs)}
+        super().add(obs, next_obs, action, reward, done, infos)
+
+    @property
+    def _stores_once(self) -> bool:
+        return True
+
+    @property
+    def env(self) -> Any:
+        """The training env; None after unpickling, until :meth:`set_env`."""
+        return self._goals.env
+
+    def set_env(self, env: Any) -> None:
+        """Set the training env after unpickling.
+
+        Raises:
+            ValueError: the buffer has one.
+        """
+        if self._goals.env is not None:
+            raise ValueError("Trying to set env of already initialized environment.")
+        self._goals.env = env
+
+    def __getattr__(self, name: str) -> Any:
+        text = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if name in ("ep_start", "ep_length", "_current_ep_start"):
+            text += ": rows are stored in another order than the host's; `dones` says where episodes end"
+        raise AttributeError(text)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._goals = self._view.reward_fn.__self__
+
+    def truncate_last_trajectory(self) -> None:
+        """Cut off the unfinished episodes. Their newest steps lack a next observation and are never drawn."""
+        if not np.all(self._done):
+            warnings.warn(
+                "The last trajectory in the replay buffer will be truncated.\n"
+                "If you are in the same episode as when the replay buffer was saved,\n"
+                "you should use `truncate_last_trajectory=False` to avoid that issue.",
+                stacklevel=2,
+            )
+            self._replay.interrupt()
+
+    def _drawn(self, batch_size: int, env: Any) -> Any:
+        return self._replay.sample(batch_size)
+
+    def _fields(self, batch: Any, env: Any) -> tuple[Any, ...]:
+        obs, action, next_obs, dones, reward = super()._fields(batch, env)
+        if env is not None:
+            reward = sent(self._normalize_reward(numpy_view(batch["reward"].unsqueeze(1)), env), self.device)
+        if self._view.n == 1:
+            return obs, action, next_obs, dones, reward
+        discounts = torch.pow(torch.tensor(self._view.gamma), batch["steps"].float()).unsqueeze(1)
+        return obs, action, next_obs, dones, reward, sent(discounts, self.device)
+
+
+class NStepReplayBuffer(ReplayBuffer, buffers.NStepReplayBuffer):
+    """``stable_baselines3.common.buffers.NStepReplayBuffer``, also with dictionaries and ``optimize_memory_usage``.
+
+    Args:
+        args: see :class:`ReplayBuffer`.
+        n_steps: rewards per window, at most. A window ends at its episode's end and at the newest step.
+        gamma: discount per step. Batches have ``discounts`` γᵏ, float32 ``[B, 1]``, for windows of k steps.
+        kwargs: see :class:`ReplayBuffer`.
+    """
+
+    def __init__(self, *args: Any, n_steps: int = 3, gamma: float = 0.99, **kwargs: Any) -> None:
+        super().__init__(*args, n_steps=n_steps, gamma=gamma, **kwargs)
+
+    @classmethod
+    def _options_of(cls, original: Any) -> dict[str, Any]:
+        known = {name: getattr(original, name) for name in ("n_steps", "gamma") if hasattr(original, name)}
+        return super()._options_of(original) | known
+
+    n_steps = alias("_view.n", "Rewards per window, at most; may be changed at any time.")
+    gamma = alias("_view.gamma", "Discount per step; may be changed at any time.")
+
+    def _fields(self, batch: Any, env: Any) -> tuple[Any, ...]:
+        discounts = torch.pow(torch.tensor(self.gamma), batch["steps"].float()).unsqueeze(1)
+        return (*super()._fields(batch, env), sent(discounts, self.device))
+
+
+class PrioritizedReplayBufferSamples(NamedTuple):
+    """The host's ``ReplayBufferSamples`` with the fields of prioritized replay."""
+
+    observations: Tensor
+    actions: Tensor
+    next_observations: Tensor
+    dones: Tensor
+    rewards: Tensor
+    discounts: Tensor
+    weights: Tensor
+    """Importance weights, float32 ``[B, 1]``, to multiply each transition's loss by."""
+    indices: Array
+    """int64 ``[B]``, for :meth:`PrioritizedReplayBuffer.update_priorities`."""
+
+
+class PrioritizedDictReplayBufferSamples(NamedTuple):
+    """The host's ``DictReplayBufferSamples`` with the fields of prioritized replay."""
+
+    observations: dict[str, Tensor]
+    actions: Tensor
+    next_observations: dict[str, Tensor]
+    dones: Tensor
+    rewards: Tensor
+    discounts: Tensor
+    weights: Tensor
+    indices: Array
+
+
+class PrioritizedReplayBuffer(NStepReplayBuffer):
+    """Prioritized replay (Schaul et al. 2015) for Stable-Baselines3 2.9, which has none; n-step if asked for.
+
+    The host's ``train`` methods neither use ``weights`` nor report TD errors. ``docs/migration/stable_baselines3.md``
+    shows a DQN that does.
+
+    Args:
+        args: see :class:`ReplayBuffer`.
+        alpha: the exponent of priorities; 0 is uniform.
+        beta: the exponent of importance weights, or a schedule (first, last, draws).
+        eps: added to each |TD error|.
+        n_steps: see :class:`NStepReplayBuffer`; 1 is single transitions.
+        kwargs: see :class:`NStepReplayBuffer`.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        alpha: float = 0.6,
+        beta: float | tuple[float, float, int] = 0.4,
+        eps: float = 1e-6,
+        n_steps: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, n_steps=n_steps, sampler=Prioritized(alpha, beta, eps=eps), **kwargs)
+
+    def update_priorities(self, indices: Any, td_errors: Any) -> int:
+        """Set priorities from the TD errors of a batch, ``[B]`` or ``[B, 1]``; returns how many came too late.
+
+        Raises:
+            ShapeError: the shapes differ.
+            ParameterError: an index was never issued.
+            NotFiniteError: a TD error is NaN or infinite. Nothing is changed in either case.
+        """
+        return self._replay.update_priorities(indices, torch.as_tensor(td_errors).reshape(-1))
+
+    def _samples(self, batch: Any, env: Any) -> Any:
+        nested = isinstance(self.observation_space, spaces.Dict)
+        kind = PrioritizedDictReplayBufferSamples if nested else PrioritizedReplayBufferSamples
+        weight = batch.get("weight", torch.ones(len(batch["index"])))  # rows read by position have none
+        weights = sent(weight.unsqueeze(1), self.device)
+        parts: Any = (*self._fields(batch, env), weights, numpy_view(batch["index"]))
+        return kind(*parts)
+
+
+SERVED = ("obs", "action", "value", "log_prob", "advantage", "return")
+GATHERED = 2**20
+"""Bytes of batches that are gathered at a time: a cache holds them until they are read."""
+
+
+class RolloutBuffer(buffers.RolloutBuffer):
+    """``stable_baselines3.common.buffers.RolloutBuffer`` with its arguments, and ``seed``.
+
+    ``episode_start`` is the done flag of the previous step, as the host's collector passes it. ``observations``,
+    ``actions``, ``rewards``, ``episode_starts``, ``values``, ``log_probs``, ``advantages`` and ``returns`` are the
+    storage, ``[buffer_size, n_envs, ...]``, before and after :meth:`get`. You can write to them; if you write further
+    rows, declare them by ``pos = k`` or ``full = True``.
+
+    Args:
+        buffer_size: T, steps per env.
+        observation_space: of one env.
+        action_space: of one env.
+        device: of the batches; columns stay in RAM.
+        gae_lambda: λ.
+        gamma: discount per step.
+        n_envs: N.
+        seed: permutation k is a function of (seed, k). None draws a seed for each :meth:`get` from NumPy's global
+            generator, as the host does.
+
+    Raises:
+        TypeError: a subclass overrides ``_get_samples``.
+    """
+
+    observations, actions, rewards = Column("obs"), Column("action"), Column("reward")
+    episode_starts, values, log_probs = Column("episode_start"), Column("value"), Column("log_prob")
+    advantages, returns = Column("advantage"), Column("return")
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: torch.device | str = "auto",
+        gae_lambda: float = 1,
+        gamma: float = 0.99,
+        n_envs: int = 1,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        if overridden(self, ["_get_samples"]):
+            raise TypeError(
+                f"{type(self).__name__}._get_samples would never be called: the columns stay [buffer_size, n_envs, "
+                "...] here; override get() instead"
+            )
+        buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
+        self.gae_lambda, self.gamma, self._seed = gae_lambda, gamma, seed
+        number, flag = Field((), torch.float32), Field((), torch.bool)
+        schema = Schema(
+            {
+                "obs": obs_fields(observation_space, self.obs_shape),
+                "action": action_field(action_space, self.action_dim, narrow=False),
+                "reward": number,
+                "episode_start": number,
+                "value": number,
+                "log_prob": number,
+            }
+        )
+        further = {"terminated": flag, "truncated": flag}  # computed from `episode_start` when the rollout is full
+        further |= {"advantage": number, "return": number}
+        self._rollout = CoreRollout(schema, buffer_size, n_envs, columns=further, seed=seed or 0)
+        self._arrays: dict[str, Any] = {}
+        self._shapes = obs_shapes(self.obs_shape, n_envs), (n_envs, self.action_dim)
+        self._row_bytes = 2 * number.nbytes + sum(x.nbytes for path, x in schema.leaves.items() if path[0] in SERVED)
+        self.reset()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_arrays": {}}  # views, which a pickle would turn into copies
+
+    def _pos(self) -> int:
+        """How many steps were added. Set it after writing further rows in place."""
+        rollout: CoreRollout | None = getattr(self, "_rollout", None)  # the host counts before there is one
+        return 0 if rollout is None else rollout.steps
+
+    def _full(self) -> bool:
+        """Whether ``buffer_size`` steps were added. Set it after writing all rows in place."""
+        return self.pos == self.buffer_size
+
+    pos, full = property(_pos, set_pos), property(_full, set_full)
+
+    def _declare(self, count: int) -> None:
+        """Count the rows before ``count``, which were written in place, as steps.
+
+        Raises:
+            AttributeError: there are more steps already.
+        """
+        if not self.pos <= count <= self.buffer_size:
+            raise AttributeError(
+                f"pos and full count the steps that were added, {self.pos} so far: they can only say that further rows "
+                "were written to the columns; otherwise use add() or reset()"
+            )
+        self._rollout.reserve(count - self.pos)
+        self._rollout.commit()
+
+    def add(self, obs: Any, action: Any, reward: Any, episode_start: Any, value: Any, log_prob: Any) -> None:
+        """Append one step of every env: arrays, and tensors ``value`` ``[N]`` or ``[N, 1]`` and ``log_prob`` ``[N]``.
+
+        Raises:
+            FullError: the buffer is full; call :meth:`reset`.
+        """
+        obs_shape, action_shape = self._shapes
+        self._rollout.add(
+            obs=fitted(obs, obs_shape),
+            action=fitted(action, action_shape),
+            reward=np.asarray(reward, np.float32),
+            episode_start=np.asarray(episode_start, np.float32),
+            value=value.numpy(force=True).ravel(),
+            log_prob=log_prob.numpy(force=True).ravel(),
+        )
+
+    def reset(self) -> None:
+        """Forget the rollout and keep the memory. Advantages and returns are zeros until they are computed."""
+        self.generator_ready = False
+        self._rollout.clear()
+        self.advantages, self.returns = 0, 0
+
+    def compute_returns_and_advantage(self, last_values: Any, dones: Array) -> None:
+        """Compute advantages by GAE, and ``returns`` = advantages + values.
+
+        The host's collector has already added γV(final observation) to the rewards of truncated steps, so every done
+        counts as terminal here.
+
+        Args:
+            last_values: V of the observations after the last step, ``[N]`` or ``[N, 1]``.
+            dones: whether the last step ended an episode, ``[N]``.
+        """
+        rollout, ended = self._rollout, torch.as_tensor(np.asarray(dones).astype(np.bool_))
+        rollout["terminated"] = torch.cat([rollout["episode_start"][1:] != 0, ended.reshape(1, self.n_envs)])
+        last = last_values.numpy(force=True).ravel()
+        rollout.finish(GAE(self.gamma, self.gae_lambda), last_value=last, partial=True)
+
+    def get(self, batch_size: int | None = None) -> Iterator[Any]:
+        """All transitions once, in random order, as the host's named tuples. The last batch may be smaller.
+
+        Args:
+            batch_size: B; None is one batch of all.
+
+        Raises:
+            AssertionError: the rollout is not full.
+        """
+        assert self.full, "the rollout is not full; add the remaining steps first"
+        self.generator_ready = True
+        if self._seed is None:
+            self._rollout.seed = drawn_by_numpy()
+        size = batch_size or self.buffer_size * self.n_envs
+        together = max(GATHERED // (size * self._row_bytes), 1)  # small batches: several at a time
+        blocks = self._rollout.minibatches(size * together, fields=SERVED)
+        return (batch for block in blocks for batch in self._split(block, size))
+
+    def _split(self, block: Any, size: int) -> Iterator[Any]:
+        """Rows that were gathered together, as the host's batches of ``size`` rows."""
+        found = dict(block.items())
+        obs: Any = mapped(self._observed, joined(self.observation_space, found["obs"]))
+        rest: list[Any] = [sent(found[name], self.device) for name in SERVED[1:]]
+        rest[0] = rest[0].float()
+        nested = isinstance(self.observation_space, spaces.Dict)
+        kind = samples.DictRolloutBufferSamples if nested else samples.RolloutBufferSamples
+        if len(rest[0]) <= size:
+            return iter([kind(obs, *rest)])
+        parts: list[Any] = [x.split(size) for x in rest]
+        if nested:
+            members = zip(*mapped(lambda x: x.split(size), obs).values(), strict=True)
+            return map(kind, (dict(zip(obs, member, strict=True)) for member in members), *parts)
+        return map(kind, obs.split(size), *parts)
+
+    def _observed(self, obs: Any) -> Any:
+        """Observations of a batch; those that are single numbers have a last axis, as the host's have."""
+        return sent(obs if obs.ndim > 1 else obs.unsqueeze(1), self.device)
+
+    def column(self, name: str) -> Any:
+        """A column of the rollout as a view ``[T, N, ...]``, or a dictionary of views."""
+        if name not in self._arrays:
+            found = joined(self.observation_space, self._rollout.block[name][: self.buffer_size], name)
+            self._arrays[name] = mapped(numpy_view, found)
+        return self._arrays[name]
+
+
+class DictRolloutBuffer(RolloutBuffer, buffers.DictRolloutBuffer):
+    """``stable_baselines3.common.buffers.DictRolloutBuffer``: a :class:`RolloutBuffer` for a Dict space."""
+
+    def __init__(self, buffer_size: int, observation_space: spaces.Dict, *args: Any, **kwargs: Any) -> None:
+        require_dict(observation_space, "DictRolloutBuffer")
+        super().__init__(buffer_size, observation_space, *args, **kwargs)

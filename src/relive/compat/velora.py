@@ -1,0 +1,747 @@
+"""Velora's ``ReplayBuffer`` and ``BatchExperience`` (release 0.2) on relive, and the ``RolloutBuffer`` it removed.
+
+Change the import to ``from relive.compat.velora import ReplayBuffer``. Velora itself is not needed.
+``docs/migration/velora.md`` lists what is fixed, what is faster and what differs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import torch
+from torch import Tensor
+
+from ..errors import FileFormatError, NoSaveError, ParameterError
+from ..files import disk, format, save
+from ..files.format import pieces
+from ..parameters import is_count
+from ..printable import shown
+from ..replay.buffer import ReplayBuffer as Replay
+from ..returns import GAE
+from ..rollout.buffer import RolloutBuffer as Rollout
+from ..steps.schema import Field, Schema
+from .base import Column, Inbox, StepError, StepShapeError, array_of, renew, sent
+
+__all__ = [
+    "BatchExperience",
+    "ReplayBuffer",
+    "RolloutBatch",
+    "RolloutBuffer",
+    "StepError",
+    "checked",
+    "generated",
+    "read_files",
+    "row",
+    "rows",
+    "write_files",
+]
+
+
+@dataclass
+class BatchExperience:
+    """Transitions ``[B, ...]``, all float32 and contiguous.
+
+    Attributes:
+        states: ``[B, state_dim]``.
+        actions: ``[B, action_dim]``.
+        rewards: ``[B, 1]``.
+        next_states: ``[B, state_dim]``.
+        dones: ``[B, 1]``.
+        hiddens: ``[B, hidden_dim]``, the actor's recurrent states.
+    """
+
+    states: Tensor
+    actions: Tensor
+    rewards: Tensor
+    next_states: Tensor
+    dones: Tensor
+    hiddens: Tensor
+
+
+@dataclass
+class RolloutBatch:
+    """Steps of a rollout ``[B, ...]``, all float32.
+
+    Attributes:
+        states: ``[B, state_dim]``.
+        actions: ``[B, action_dim]``.
+        rewards: ``[B, 1]``, as are ``dones``, ``log_probs``, ``values``, ``advantages`` and ``returns``.
+        dones: whether the step ended its episode.
+        hiddens: ``[B, hidden_dim]``, the network's recurrent state before the step.
+        log_probs: of the stored actions.
+        values: V(states).
+        advantages: by GAE over the whole rollout.
+        returns: advantages + values.
+    """
+
+    states: Tensor
+    actions: Tensor
+    rewards: Tensor
+    dones: Tensor
+    hiddens: Tensor
+    log_probs: Tensor
+    values: Tensor
+    advantages: Tensor
+    returns: Tensor
+
+
+def row(name: str, value: Any, size: int, device: torch.device) -> Any:
+    """One step's value as float32 ``[1, size]``, an array if the device is the CPU. A single number is repeated.
+
+    Raises:
+        StepShapeError: it has another number of elements.
+    """
+    given: Any = array_of(name, value) if device.type == "cpu" else _placed(value, device)
+    if given.shape == (1, size):
+        return given
+    count = prod(given.shape)
+    if count == size:
+        return given.reshape(1, size)
+    if count != 1:
+        raise StepShapeError(f"'{name}': expected {size} numbers, got {tuple(given.shape)}")
+    one = given.reshape(1, 1)
+    return one.repeat(size, 1) if device.type == "cpu" else one.expand(1, size)
+
+
+def rows(name: str, value: Any, count: int, size: int, device: torch.device) -> Any:
+    """Several steps' values as float32 ``[count, size]``, an array if the device is the CPU.
+
+    Values of size 1 may be ``[count]``.
+
+    Raises:
+        StepShapeError: another shape.
+    """
+    given: Any = array_of(name, value) if device.type == "cpu" else _placed(value, device)
+    if given.shape == (count, size):
+        return given
+    if given.shape == (count,) and size == 1:
+        return given.reshape(count, 1)
+    raise StepShapeError(f"'{name}': expected {(count, size)} (rows first), got {tuple(given.shape)}")
+
+
+def _placed(value: Any, device: torch.device) -> Tensor:
+    """As a float32 tensor on the device of the storage."""
+    return torch.as_tensor(value, dtype=torch.float32, device=device).detach()
+
+
+ENDING = ".safetensors"
+CHECKSUM = "relive.crc32"
+"""The entry in the safetensors header that holds the CRC-32 of the tensors."""
+SIZES = ("capacity", "state_dim", "action_dim", "hidden_dim", "position", "size")
+
+
+def write_files(
+    path: str | os.PathLike[str], prefix: str, metadata: Mapping[str, Any], state: Mapping[str, Tensor]
+) -> None:
+    """Write both files under temporary names, then rename them. Tensors may have any strides and device.
+
+    Saves into one directory take turns. The checksum of the tensors is in the header, which Velora ignores.
+    """
+    folder = disk.usable(path)
+    tensors = dict(sorted(state.items()))  # the order of safetensors for tensors of one dtype
+    specs = format.plan(tensors, "")
+    header, size = format.header(specs, {CHECKSUM: "0" * 8}), sum(spec.nbytes for spec in specs.values())
+    data = _Hashed(itertools.chain.from_iterable(map(pieces, tensors.values())))
+
+    def checksum() -> tuple[int, bytes]:
+        return header.index(b"0" * 8), data.crc32.encode()
+
+    text = json.dumps(dict(metadata), indent=2).encode()
+    parts = itertools.chain([memoryview(header)], data)
+    names = f"{prefix}state{ENDING}", f"{prefix}metadata.json"
+    with save.turn(folder):
+        beside = [folder / f".{name}.beside" for name in names]
+        try:
+            for file in beside:
+                file.unlink(missing_ok=True)  # left behind by a process that was killed
+            disk.write_file(beside[0], parts, len(header) + size, last=checksum)
+            disk.write_file(beside[1], [memoryview(text)], len(text))
+            for file, name in zip(beside, names, strict=True):
+                file.replace(folder / name)
+        finally:
+            for file in beside:
+                file.unlink(missing_ok=True)
+
+
+class _Hashed:
+    """Pieces of bytes that are hashed while they are read."""
+
+    def __init__(self, pieces: Iterable[memoryview]) -> None:
+        self._pieces, self._crc = pieces, 0
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for piece in self._pieces:
+            self._crc = zlib.crc32(piece, self._crc)
+            yield piece
+
+    @property
+    def crc32(self) -> str:
+        """The checksum of the pieces read so far, in hexadecimal."""
+        return f"{self._crc:08x}"
+
+
+def checked(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata, checked.
+
+    Raises:
+        FileFormatError: an entry is missing, of the wrong type, or contradicts another.
+    """
+    for name in SIZES:
+        value = metadata.get(name)
+        if type(value) is not int or value < 0:
+            raise FileFormatError(f"metadata '{name}': expected a whole number of at least 0, got {shown(value)}")
+    capacity, size, position = (metadata[name] for name in ("capacity", "size", "position"))
+    if size > capacity or not (position == size if size < capacity else position < max(capacity, 1)):
+        raise FileFormatError(
+            f"metadata: size={size} and position={position} contradict capacity={capacity}; use another copy"
+        )
+    if not isinstance(metadata.get("device"), str | None):
+        raise FileFormatError(f"metadata 'device': expected a string or null, got {shown(metadata['device'])}")
+    return {name: metadata[name] for name in SIZES} | {"device": metadata.get("device")}
+
+
+def read_files(path: str | os.PathLike[str], metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, Tensor]:
+    """The first ``size`` rows of each tensor.
+
+    Raises:
+        NoSaveError: no such file.
+        FileFormatError: the file is damaged, or its tensors differ from the metadata.
+    """
+    file = _found(Path(path))
+    widths = {"states": "state_dim", "actions": "action_dim", "next_states": "state_dim", "hiddens": "hidden_dim"}
+    found: dict[str, Tensor] = {}
+    reader: Any = safetensors
+    try:
+        with reader.safe_open(file, framework="pt") as content:
+            known = set(content.keys())
+            for name in names:
+                if name not in known:
+                    raise FileFormatError(f"'{file}' has no tensor '{name}'; give the file of a Velora buffer")
+                part: Any = content.get_slice(name)
+                expected = [metadata["capacity"], metadata[widths[name]] if name in widths else 1]
+                if part.get_shape() != expected or part.get_dtype() != "F32":
+                    got = f"{part.get_dtype()} {part.get_shape()}"
+                    raise FileFormatError(f"'{file}', tensor '{name}': expected F32 {expected}, got {got}")
+                found[name] = part[: metadata["size"]].to(torch.float32)
+            _require_checksum(content, sorted(known), file)  # it is that of all tensors, whichever are asked for
+    except safetensors.SafetensorError as error:
+        raise FileFormatError(f"'{file}' is damaged, or is not a safetensors file: {error}") from error
+    return found
+
+
+def _require_checksum(content: Any, names: Iterable[str], file: Path) -> None:
+    """Refuse tensors that changed since they were saved. Files of Velora have no checksum and pass.
+
+    Raises:
+        FileFormatError: the checksum differs.
+    """
+    notes: dict[str, str] = content.metadata() or {}
+    if CHECKSUM not in notes:
+        return
+    data = _Hashed(piece for name in names for piece in pieces(content.get_tensor(name)))
+    for _ in data:
+        pass
+    if data.crc32 != notes[CHECKSUM]:
+        raise FileFormatError(
+            f"'{file}' is damaged: expected the checksum {notes[CHECKSUM]:.8}, got {data.crc32}; use another copy"
+        )
+
+
+def _found(path: Path) -> Path:
+    """The file at ``path``, or with the ending added, or with the last suffix replaced, as Velora does."""
+    for file in (path, path.with_name(path.name + ENDING), path.with_suffix(ENDING)):
+        if file.name.endswith(ENDING) and file.is_file():
+            return file
+    raise NoSaveError(f"no file '{path}', with or without '{ENDING}'; give the one that save() wrote")
+
+
+def generated(agent: Any, count: int, num_envs: int, envs: Any) -> Iterator[list[Tensor]]:
+    """``count`` transitions in blocks: states, actions, rewards, next states, terminals, and the actor's states.
+
+    The environments reset in a separate step (``NEXT_STEP``) and ignore its action. That step is left out, so the next
+    state of a step is always the one that it led to.
+    """
+    playing = _copies(agent.env, num_envs) if envs is None else envs
+    first, _ = playing.reset(seed=getattr(agent, "seed", None))
+    states, hidden = sent(array_of("states", first), agent.device), None
+    ended = torch.zeros(len(states), dtype=torch.bool, device=states.device)
+    try:
+        while count > 0:
+            actions, hidden = agent.predict(states, hidden, train_mode=True)
+            outcome = playing.step(actions.cpu().numpy())[:4]
+            following, rewards, terminated, truncated = (sent(array_of("outcome", x), agent.device) for x in outcome)
+            real = (~ended).nonzero().squeeze(1)[:count]
+            if len(real):
+                columns = states, actions, rewards, following, terminated, hidden
+                yield [column[real] for column in columns]
+            count -= len(real)
+            hidden = torch.where(ended.unsqueeze(1), 0.0, hidden)  # an episode begins with the initial recurrent state
+            states, ended = following, ((terminated + truncated) > 0) & ~ended
+    finally:
+        if envs is None:
+            playing.close()
+
+
+def _copies(env: Any, num_envs: int) -> Any:
+    """Parallel copies of an environment, with its arguments and wrappers."""
+    import gymnasium
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+    make = partial(gymnasium.make, env.spec)
+    return SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+FIELDS = {
+    "states": "obs",
+    "actions": "action",
+    "rewards": "reward",
+    "next_states": "next_obs",
+    "dones": "done",
+    "hiddens": "memory",
+}
+"""Velora's names, in its order -> relive's."""
+
+FORMS, SHARED = 16, 256
+"""How many sizes of :meth:`ReplayBuffer.add_multi` have arrays kept for them, and the largest such size."""
+
+UNKNOWN = np.zeros(1, np.bool_)
+"""Velora does not distinguish terminals and truncations. relive's flags stay False; ``done`` is a further column."""
+
+
+class ReplayBuffer:
+    """The newest ``capacity`` transitions, in no particular order, under Velora's names.
+
+    ``states``, ``actions``, ``rewards``, ``next_states``, ``dones`` and ``hiddens`` are views into the storage,
+    float32 ``[capacity, size]``; rewards and dones have size 1. Assigning to one copies into it. Unused rows are zero.
+    The views are not contiguous, because the fields of a transition are stored side by side. ``hiddens`` are what
+    Velora's agent passes: its recurrent state after the step.
+
+    Args:
+        capacity: transitions, at least 2.
+        state_dim: numbers of an observation.
+        action_dim: numbers of an action.
+        hidden_dim: numbers of the actor's recurrent state.
+        device: of the storage; None is the CPU.
+        seed: not in Velora; batch t is a function of (seed, t). None draws a seed for each batch from torch's
+            default generator, as Velora does.
+
+    Raises:
+        ParameterError: a capacity below 2, or above what fits into memory.
+    """
+
+    states, actions, rewards = Column("obs"), Column("action"), Column("reward")
+    next_states, dones, hiddens = Column("next_obs"), Column("done"), Column("memory")
+
+    def __init__(
+        self,
+        capacity: int,
+        state_dim: int,
+        action_dim: int,
+        hidden_dim: int,
+        *,
+        device: torch.device | str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.capacity, self.device = capacity, device
+        self.state_dim, self.action_dim, self.hidden_dim = state_dim, action_dim, hidden_dim
+        schema = Schema(
+            {
+                "obs": (state_dim,),
+                "action": (action_dim,),
+                "reward": (),
+                "terminated": Field((), torch.bool),
+                "truncated": Field((), torch.bool),
+                "done": (),
+                "memory": (hidden_dim,),
+            }
+        )
+        self._replay = Replay(schema, capacity, ordered=False, device=device or "cpu", seed=seed or 0)
+        self._seed = seed
+        self._on, self._added = self._replay.device, 0
+        self._sizes = {"obs": state_dim, "action": action_dim, "next_obs": state_dim, "memory": hidden_dim}
+        self._forms: dict[tuple[int, Any], tuple[Inbox, dict[str, Any]] | None] = {}
+
+    def _form(self, count: int, seen: Any) -> tuple[Inbox, dict[str, Any]] | None:
+        """The arrays that the tensors of ``count`` transitions are copied into; with 0, of a single one.
+
+        ``seen`` is the dtype of the observations. None unless it is float32 or float64 and the storage is in RAM.
+        """
+        if (count, seen) in self._forms:
+            return self._forms[count, seen]
+        if len(self._forms) >= FORMS:
+            self._forms.clear()
+        fits = seen in (torch.float32, torch.float64) and self._on.type == "cpu" and count <= SHARED
+        self._forms[count, seen] = self._new_form(count, str(seen).removeprefix("torch.")) if fits else None
+        return self._forms[count, seen]
+
+    def _new_form(self, count: int, seen: str) -> tuple[Inbox, dict[str, Any]]:
+        front = (count, 1) if count else (1,)
+        step: dict[str, Any] = {name: np.zeros(front, np.float32) for name in ("reward", "done")}
+        step |= {name: np.zeros(front, np.bool_) for name in ("terminated", "truncated")}
+        for name, size in self._sizes.items():
+            step[name] = np.zeros((*front, size), seen if name in ("obs", "next_obs") else np.float32)
+        names = tuple(FIELDS.values()) if count else tuple(self._sizes)
+        sizes = [self._sizes.get(name, 1) for name in names]
+        shapes = [((count, size), (count,) if size == 1 else (count, size)) for size in sizes]
+        alone = [((size,), (1, size)) for size in sizes]
+        return Inbox([step[name] for name in names], shapes if count else alone), step
+
+    @property
+    def position(self) -> int:
+        """The row of the next transition."""
+        return self._added % self.capacity
+
+    @property
+    def size(self) -> int:
+        """How many transitions are stored."""
+        return min(self._added, self.capacity)
+
+    def __len__(self) -> int:
+        """How many transitions are stored."""
+        return self.size
+
+    def column(self, name: str) -> Tensor:
+        """A column of the storage as a view ``[capacity, size]``; ``name`` is relive's."""
+        column = self._replay.block[name]
+        return column.unsqueeze(-1) if name in ("reward", "done") else column
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def add(self, state: Any, action: Any, reward: Any, next_state: Any, done: Any, hidden: Any) -> None:
+        """Store one transition. Each value may have a leading axis of 1.
+
+        Raises:
+            StepShapeError: a value has the wrong size. Nothing is stored.
+        """
+        on, form = self._on, self._form(0, getattr(state, "dtype", None))
+        if form is not None and isinstance(reward, float) and isinstance(done, bool | np.bool_):
+            inbox, step = form
+            if inbox.take((state, action, next_state, hidden)):
+                step["reward"][0], step["done"][0] = reward, done
+                self._replay.add(step)
+                self._added += 1
+                return
+        step = {
+            "obs": row("state", state, self.state_dim, on),
+            "action": row("action", action, self.action_dim, on),
+            "reward": row("reward", reward, 1, on)[0],
+            "next_obs": row("next_state", next_state, self.state_dim, on),
+            "done": row("done", done, 1, on)[0],
+            "memory": row("hidden", hidden, self.hidden_dim, on),
+            "terminated": UNKNOWN,
+            "truncated": UNKNOWN,
+        }
+        self._replay.add(step)
+        self._added += 1
+
+    def add_multi(self, states: Any, actions: Any, rewards: Any, next_states: Any, dones: Any, hiddens: Any) -> None:
+        """Store several transitions ``[B, ...]``; rewards and dones may be ``[B]``. The last ``capacity`` stay.
+
+        Raises:
+            StepShapeError: a shape does not fit. Nothing is stored.
+        """
+        count, on = len(states), self._on
+        form = self._form(count, getattr(states, "dtype", None))
+        if count and form is not None and form[0].take((states, actions, rewards, next_states, dones, hiddens)):
+            self._replay.extend(form[1])
+            self._added += count
+            return
+        flags = np.zeros((count, 1), np.bool_)
+        columns = {
+            "obs": rows("states", states, count, self.state_dim, on)[:, None],
+            "action": rows("actions", actions, count, self.action_dim, on)[:, None],
+            "reward": rows("rewards", rewards, count, 1, on),
+            "next_obs": rows("next_states", next_states, count, self.state_dim, on)[:, None],
+            "done": rows("dones", dones, count, 1, on),
+            "memory": rows("hiddens", hiddens, count, self.hidden_dim, on)[:, None],
+            "terminated": flags,
+            "truncated": flags,
+        }
+        self._replay.extend(columns)
+        self._added += count
+
+    def warm(self, agent: Any, n_samples: int, num_envs: int = 8, *, envs: Any = None) -> None:
+        """Play ``agent`` in new copies of its environment, and store ``n_samples`` transitions.
+
+        ``dones`` are True for terminals only. Steps that reset an environment are left out. Each episode begins with
+        the actor's initial recurrent state. The first reset uses ``agent.seed``, if there is one.
+
+        Args:
+            agent: Velora's, or any object with ``predict(states, hidden, train_mode=True)`` and ``env``.
+            n_samples: transitions to add, at most ``capacity``.
+            num_envs: parallel environments, at least 2.
+            envs: not in Velora; a vector environment to play in, if ``agent.env`` cannot be made again from its spec.
+
+        Raises:
+            ParameterError: fewer than 2 environments, or more samples than there is room for.
+        """
+        if num_envs < 2:
+            raise ParameterError(f"'{num_envs=}' cannot be smaller than 2.")
+        if n_samples > self.capacity:
+            raise ParameterError(
+                f"'{n_samples=}' do not fit: the buffer's capacity is {self.capacity}; ask for that many"
+            )
+        for block in generated(agent, n_samples, num_envs, envs):
+            self.add_multi(*block)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def sample(self, batch_size: int) -> BatchExperience:
+        """``batch_size`` transitions, drawn uniformly with replacement and copied.
+
+        Raises:
+            ParameterError: fewer are stored.
+        """
+        if len(self) < batch_size:
+            raise ParameterError(
+                f"Buffer does not contain enough experiences. Available: {len(self)}, Requested: {batch_size}"
+            )
+        renew(self._replay, self._seed)
+        batch = self._replay.sample(batch_size)
+        columns = {name: batch[inner].contiguous() for name, inner in FIELDS.items()}
+        columns |= {name: columns[name].unsqueeze(-1) for name in ("rewards", "dones")}
+        return BatchExperience(**columns)
+
+    def metadata(self) -> dict[str, Any]:
+        """Sizes and cursors, with the entries of Velora's ``metadata.json``."""
+        return {
+            "capacity": self.capacity,
+            "state_dim": self.state_dim,
+            "action_dim": self.action_dim,
+            "hidden_dim": self.hidden_dim,
+            "position": self.position,
+            "size": self.size,
+            "device": str(self.device) if self.device else None,
+        }
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Contiguous copies of the six tensors ``[capacity, ...]``, as Velora's ``save_model`` writes them."""
+        return {name: self.column(inner).contiguous() for name, inner in FIELDS.items()}
+
+    def config(self) -> Any:
+        """Velora's ``BufferConfig`` for its agents' configurations. Velora must be installed."""
+        config: Any = import_module("velora.models.config")
+        return config.BufferConfig(
+            type="ReplayBuffer",
+            capacity=self.capacity,
+            state_dim=self.state_dim,
+            action_dim=self.action_dim,
+            hidden_dim=self.hidden_dim,
+        )
+
+    # -- files --------------------------------------------------------------------------------------------------
+
+    def save(self, dirpath: str | os.PathLike[str], prefix: str = "buffer_") -> None:
+        """Write ``<prefix>metadata.json`` and ``<prefix>state.safetensors`` into a directory, as Velora does.
+
+        Each file is replaced completely or not at all.
+        """
+        write_files(dirpath, prefix, self.metadata(), {name: self.column(inner) for name, inner in FIELDS.items()})
+
+    @classmethod
+    def load(
+        cls,
+        state_path: str | os.PathLike[str],
+        metadata: Mapping[str, Any],
+        *,
+        device: torch.device | str | None = None,
+        seed: int | None = None,
+    ) -> ReplayBuffer:
+        """Load a buffer that Velora or relive saved.
+
+        Args:
+            state_path: the ``.safetensors`` file, with or without that ending.
+            metadata: the content of the ``.json`` file.
+            device: not in Velora; replaces the device in the metadata.
+            seed: not in Velora; see the class.
+
+        Raises:
+            NoSaveError: there is no such file. Also a FileNotFoundError.
+            FileFormatError: the file is damaged, is not Velora's, or contradicts the metadata.
+        """
+        known = checked(metadata)
+        where = device or known["device"] or "cpu"
+        sizes = known["capacity"], known["state_dim"], known["action_dim"], known["hidden_dim"]
+        state = read_files(state_path, known, FIELDS)
+        buffer = cls(*sizes, device=torch.device(where), seed=seed)
+        parts = [state[name] for name in FIELDS]
+        if known["size"]:
+            buffer.add_multi(*parts)
+            if known["size"] == known["capacity"] and known["position"]:
+                # added once more, so that the next transition goes to `position`
+                buffer.add_multi(*(part[: known["position"]] for part in parts))
+        return buffer
+
+    def __repr__(self) -> str:
+        sizes = f"{self.capacity}, {self.state_dim}, {self.action_dim}, {self.hidden_dim}"
+        return f"ReplayBuffer({sizes}, device={self.device!r}, seed={self._seed})"
+
+
+ROLLOUT_FIELDS = {
+    "states": "obs",
+    "actions": "action",
+    "rewards": "reward",
+    "dones": "ended",
+    "hiddens": "hidden",
+    "log_probs": "log_prob",
+    "values": "value",
+    "advantages": "advantage",
+    "returns": "return",
+}
+FLAT = ("rewards", "dones", "log_probs", "values", "advantages", "returns")
+
+
+class RolloutBuffer:
+    """``capacity`` steps of one policy, added ``num_envs`` at a time. Empty it when it is full.
+
+    Velora's buffer computed advantages within shuffled minibatches, kept no recurrent states, and paired
+    log-probabilities with other actions. Here :meth:`finish` computes advantages once, in the order of time, and the
+    state, action and log-probability of a row belong together. ``rollout`` is the :class:`relive.RolloutBuffer`
+    underneath; ``buffer.rollout.sequences(16)`` gives sequences to train a recurrent network.
+
+    Args:
+        capacity: steps over all environments, a multiple of ``num_envs``.
+        state_dim: numbers of an observation.
+        action_dim: numbers of an action.
+        hidden_dim: numbers of the network's recurrent state.
+        num_envs: N.
+        gamma: discount per step.
+        gae_lambda: λ.
+        device: of the storage; None is the CPU.
+        seed: of the order of batches. None draws one from torch's default generator for each :meth:`sample`.
+
+    Raises:
+        ParameterError: ``num_envs`` is below 1, or ``capacity`` is no positive multiple of it.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        state_dim: int,
+        action_dim: int,
+        hidden_dim: int,
+        *,
+        num_envs: int = 1,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        device: torch.device | str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if not is_count(num_envs, 1) or not is_count(capacity, 1) or capacity % num_envs:
+            raise ParameterError(f"'{capacity=}' must be a multiple of '{num_envs=}', since that many come at a time")
+        self.capacity, self.num_envs, self.device = capacity, num_envs, device
+        self.state_dim, self.action_dim, self.hidden_dim = state_dim, action_dim, hidden_dim
+        self.gamma, self.gae_lambda = gamma, gae_lambda
+        flag = Field((), torch.bool)
+        fields: dict[str, Any] = {"obs": (state_dim,), "action": (action_dim,), "reward": (), "ended": ()}
+        fields |= {"terminated": flag, "truncated": flag, "value": (), "log_prob": (), "hidden": (hidden_dim,)}
+        self.rollout = Rollout(Schema(fields), capacity // num_envs, num_envs, device=device or "cpu", seed=seed or 0)
+        self._seed = seed
+
+    @property
+    def size(self) -> int:
+        """The number of steps stored, over all environments."""
+        return self.rollout.steps * self.num_envs
+
+    def __len__(self) -> int:
+        """The number of steps stored, over all environments."""
+        return self.size
+
+    def add(
+        self,
+        states: Any,
+        actions: Any,
+        rewards: Any,
+        dones: Any,
+        hiddens: Any,
+        log_probs: Any,
+        values: Any,
+        *,
+        truncated: Any = None,
+        final_values: Any = None,
+    ) -> None:
+        """Store one step of each environment.
+
+        Args:
+            states: ``[N, state_dim]``.
+            actions: ``[N, action_dim]``.
+            rewards: ``[N]`` or ``[N, 1]``, like all others below except ``hiddens``.
+            dones: whether the step ended its episode.
+            hiddens: ``[N, hidden_dim]``, the network's input state at ``states``.
+            log_probs: of these actions.
+            values: V(states).
+            truncated: which of the done steps were cut off rather than terminal; by default none.
+            final_values: V(final observation), read where ``truncated``.
+
+        Raises:
+            BufferError: the buffer is full.
+            StepShapeError: a shape does not fit. Nothing is stored.
+        """
+        if self.rollout.is_full:
+            raise BufferError("Buffer full! Use the 'empty()' method first.")
+        given = {"obs": (states, self.state_dim), "action": (actions, self.action_dim), "reward": (rewards, 1)}
+        given |= {"ended": (dones, 1), "hidden": (hiddens, self.hidden_dim)}
+        given |= {"log_prob": (log_probs, 1), "value": (values, 1)}
+        step = {name: self._rows(name, *column) for name, column in given.items()}
+        done = step["ended"] != 0
+        cut = done & (False if truncated is None else self._rows("truncated", truncated, 1) != 0)
+        if final_values is not None:
+            step["final_value"] = self._rows("final_values", final_values, 1)
+        self.rollout.add(step, terminated=done & ~cut, truncated=cut)
+
+    def finish(self, last_values: Any) -> None:
+        """Compute advantages and returns by GAE.
+
+        Args:
+            last_values: ``[N]`` or ``[N, 1]``, V of the states after the newest step.
+
+        Raises:
+            BufferError: the buffer is not full.
+            FieldError: a truncated step has no final value.
+        """
+        self._require_full()
+        estimator = GAE(gamma=self.gamma, lam=self.gae_lambda)
+        self.rollout.finish(estimator, last_value=self._rows("last_values", last_values, 1))
+
+    def sample(self, batch_size: int) -> Iterator[RolloutBatch]:
+        """All steps in a new random order, ``batch_size`` at a time. The last batch may be smaller.
+
+        Raises:
+            BufferError: at this call, if the buffer is not full or :meth:`finish` was not called.
+        """
+        self._require_full()
+        if "advantage" not in self.rollout:
+            raise BufferError("Advantages are missing! Use the 'finish()' method first.")
+        renew(self.rollout, self._seed)
+        return map(self._batch, self.rollout.minibatches(batch_size, fields=tuple(ROLLOUT_FIELDS.values())))
+
+    def empty(self) -> None:
+        """Forget all steps."""
+        self.rollout.clear()
+
+    def _require_full(self) -> None:
+        if not self.size:
+            raise BufferError("Buffer is empty!")
+        if not self.rollout.is_full:
+            raise BufferError(f"Buffer is not full! {self.size} of {self.capacity} steps are stored.")
+
+    def _rows(self, name: str, value: Any, size: int) -> Tensor:
+        column = rows(name, value, self.num_envs, size, self.rollout.device)
+        scalar = name not in ("obs", "action", "hidden")
+        return column[:, 0] if scalar else column
+
+    def _batch(self, batch: Any) -> RolloutBatch:
+        columns = {name: batch[inner] for name, inner in ROLLOUT_FIELDS.items()}
+        return RolloutBatch(**{name: x.unsqueeze(-1) if name in FLAT else x for name, x in columns.items()})

@@ -1,0 +1,881 @@
+"""LeRobotDataset v3: Parquet files of frames, in and out."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib import import_module
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from ..errors import DTypeError, FieldError, FileFormatError, NoSaveError, ParameterError, ShapeError
+from ..files.disk import make_directory, sync_path, usable
+from ..parameters import is_count, require
+from ..printable import shown
+from ..replay.buffer import ReplayBuffer
+from ..steps.arrays import Array, Ints, numpy_dtype
+from ..steps.schema import Path as Keys
+from ..steps.schema import Schema, descend
+from .log import Log, Played, count, directory, json_object, played, require_memory, tracked
+
+__all__ = [
+    "DATA",
+    "DEFAULTS",
+    "EPISODES",
+    "FINAL",
+    "INFO",
+    "NUMBERS",
+    "STATS",
+    "TASKS",
+    "VERSION",
+    "Feature",
+    "arrow",
+    "column_of",
+    "dense",
+    "episode_stats",
+    "from_lerobot",
+    "joined_stats",
+    "to_lerobot",
+    "widths",
+]
+
+
+VERSION = "v3.0"
+INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
+EPISODES, DATA = "meta/episodes", "data"
+
+DEFAULTS = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64",
+            "task_index": "int64"}  # fmt: skip
+"""The columns that every data set has, with their dtypes."""
+
+FINAL = "final/"
+"""The prefix of the columns with an episode's final observation, in the table of episodes. LeRobot ignores them."""
+
+NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
+           "float64")  # fmt: skip
+"""The dtypes of features that are numbers. Others are "image", "video", "string" and "language"."""
+
+
+class Feature(NamedTuple):
+    """One column of frames.
+
+    Args:
+        name: the name of the column.
+        dtype: the dtype of its numbers.
+        shape: the shape of a frame's numbers; a single number has (1,).
+        path: where the column belongs in a step; a whole number is a place in a tuple.
+        own_shape: the shape in a step; () for a single number without an axis.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    path: tuple[str | int, ...]
+    own_shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Numbers in a frame."""
+        return prod(self.shape)
+
+    def note(self) -> dict[str, Any]:
+        """The entry of ``info.json``. LeRobot keeps ``info``, and does not read what relive puts there."""
+        ours = {"relive.path": list(self.path), "relive.shape": list(self.own_shape)}
+        return {"dtype": self.dtype.name, "shape": list(self.shape), "names": None, "info": ours}
+
+
+def arrow() -> Any:
+    """The package pyarrow, with ``parquet``.
+
+    Raises:
+        ModuleNotFoundError: pyarrow is not installed.
+    """
+    try:
+        import_module("pyarrow.parquet")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "LeRobot data sets need pyarrow: pip install 'relive[lerobot]'", name=error.name
+        ) from error
+    return import_module("pyarrow")
+
+
+def column_of(array: Array, shape: tuple[int, ...]) -> Any:
+    """Frames ``[k, *shape]`` as a column: numbers, lists of one length, or lists of lists."""
+    pa = arrow()
+    flat = pa.array(np.ascontiguousarray(array).reshape(-1))
+    if shape == (1,):
+        return flat
+    if len(shape) == 1:
+        return pa.FixedSizeListArray.from_arrays(flat, shape[0])
+    for size in reversed(shape):
+        flat = pa.ListArray.from_arrays(pa.array(np.arange(0, len(flat) + 1, size, dtype=np.int32)), flat)
+    return flat
+
+
+def widths(kind: Any, feature: Feature, where: str) -> tuple[int, int]:
+    """The bytes in memory of a number of a column of this type, and of the offsets of the lists in a row.
+
+    Raises:
+        FileFormatError: the column does not hold numbers in as many lists as the feature has axes.
+    """
+    types: Any = arrow().types
+    inner, lists, offsets = getattr(kind, "storage_type", kind), 1, 0
+    for size in () if feature.shape == (1,) and not _is_list(inner) else feature.shape:
+        if not _is_list(inner):
+            raise _wrong(feature, where, f"{inner} where a list is due")
+        offsets += 0 if types.is_fixed_size_list(inner) else 8 * lists
+        inner, lists = inner.value_type, lists * size
+    if not _is_number(inner):
+        raise _wrong(feature, where, str(kind))
+    return max(feature.dtype.itemsize, inner.bit_width // 8), offsets
+
+
+def dense(column: Any, feature: Feature, where: str) -> Array:
+    """A column as frames ``[k, *shape]``.
+
+    Raises:
+        FileFormatError: a value is missing, a list has another length than the shape says, or the dtype is wrong.
+    """
+    parts = [_dense(chunk, feature, where) for chunk in getattr(column, "chunks", [column])]
+    return np.concatenate([np.empty((0, *feature.shape), feature.dtype), *parts])
+
+
+def _dense(chunk: Any, feature: Feature, where: str) -> Array:
+    """One chunk of a column; see :func:`dense`."""
+    rows, values = len(chunk), getattr(chunk, "storage", chunk)
+    for size in () if feature.shape == (1,) and not _is_list(values.type) else feature.shape:
+        if not _is_list(values.type):
+            raise _wrong(feature, where, f"{values.type} where a list is due")
+        if values.null_count or not _all_of(values, size):
+            raise _wrong(feature, where, "lists of other lengths")
+        values = values.flatten()
+    number = _is_number(values.type)
+    if values.null_count or not number:
+        raise _wrong(feature, where, "missing values" if number else str(values.type))
+    found: Array = values.to_numpy(zero_copy_only=False)
+    if found.size != rows * feature.size or not np.can_cast(found.dtype, feature.dtype, "same_kind"):
+        raise _wrong(feature, where, f"{found.size} numbers of {found.dtype} in {rows} frames")
+    return found.astype(feature.dtype, copy=False).reshape(rows, *feature.shape)
+
+
+def _is_list(kind: Any) -> bool:
+    """Whether this is the type of lists of any kind."""
+    types: Any = arrow().types
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
+def _is_number(kind: Any) -> bool:
+    """Whether this is the type of whole numbers, floats or bools."""
+    types: Any = arrow().types
+    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+
+
+def _all_of(values: Any, size: int) -> bool:
+    """Whether all lists have ``size`` members."""
+    if arrow().types.is_fixed_size_list(values.type):
+        return values.type.list_size == size
+    lengths = np.diff(cast("Array", values.offsets.to_numpy(zero_copy_only=False)))
+    return bool((lengths == size).all())
+
+
+def _wrong(feature: Feature, where: str, got: str) -> FileFormatError:
+    """The error for a column that differs from its feature."""
+    return FileFormatError(
+        f"'{where}', column '{feature.name}': expected {feature.dtype} {feature.shape} in every frame, as {INFO} says, "
+        f"got {got}; use another copy"
+    )
+
+
+FLAGS = ("next.reward", "next.done", "next.terminated", "next.truncated")
+"""Columns with a meaning of their own."""
+
+NUMBERS_OF_EPISODES = ("episode_index", "length")
+"""The columns that are read of a table of episodes, besides final observations."""
+
+
+COPIES = 3
+"""How often numbers are in memory while they are read: as Arrow's, as those of a file, and as those of all files."""
+
+
+class Table(NamedTuple):
+    """Columns ``[S, ...]`` of all files, and the first row of each episode with S at the end, ``[E + 1]``."""
+
+    columns: dict[str, Array]
+    bounds: Ints
+
+    @property
+    def last(self) -> Array:
+        """Whether a frame is its episode's last, bool ``[S]``."""
+        found = np.zeros(self.bounds[-1], np.bool_)
+        found[self.bounds[1:] - 1] = True
+        return found
+
+
+def from_lerobot(path: str | os.PathLike[str]) -> Log:
+    """The frames of a LeRobotDataset v3 that is on this machine. Nothing is downloaded.
+
+    A frame is a step: ``observation.…`` is what was seen before ``action``, and ``next.reward`` and ``next.done`` came
+    after it. Data sets that :func:`to_lerobot` wrote come back with every end and final observation. In others, a done
+    episode counts as terminated unless ``next.truncated`` or ``next.terminated`` says more; an episode that was not
+    done was cut off after its last frame. Videos and compressed images are left where they are. ``lacks`` names all
+    that is missing.
+
+    Args:
+        path: the directory with ``meta`` and ``data`` in it.
+
+    Raises:
+        ModuleNotFoundError: pyarrow is not installed.
+        NoSaveError: a file is missing.
+        FileFormatError: a file is damaged or contradicts ``info.json``, or the data set has another version.
+        FieldError: no observation is stored as numbers.
+        ParameterError: there is too little memory for the frames.
+    """
+    arrow()
+    folder = directory(path, "the directory of a LeRobot data set")
+    info = json_object(Path(os.path.realpath(folder / INFO)), "the description of a LeRobot data set")
+    version: Any = info.get("codebase_version")
+    if not isinstance(version, str) or not version.startswith("v3."):
+        raise FileFormatError(
+            f"'{folder / INFO}': expected codebase_version {VERSION}, got {shown(version)}; convert it with LeRobot"
+        )
+    features, lacks = _features(info, folder / INFO)
+    table = _frames(folder, info, features)
+    fields = _step(table, features, lacks)
+    if count(info, "total_tasks", folder / INFO) > 1:
+        lacks.append("it names its tasks in words, which were not read; 'task_index' was")
+    finals = _finals(folder, table, features)
+    if finals is None:
+        lacks.append("it keeps no final observations")
+    else:
+        fields["next_obs"] = _tree({f.path[1:]: finals[name] for name, f in features.items() if f.path[0] == "obs"})
+    return Log(f"'{folder}', LeRobot data set", fields, tuple(lacks))
+
+
+# -- features -------------------------------------------------------------------------------------------------------
+
+
+def _features(info: Mapping[str, Any], where: Path) -> tuple[dict[str, Feature], list[str]]:
+    """The columns to read, and sentences on what is not read.
+
+    Raises:
+        FileFormatError: an entry is something else than a feature.
+        FieldError: no observation is stored as numbers.
+    """
+    given: Any = info.get("features")
+    if not isinstance(given, dict):
+        raise FileFormatError(f"'{where}', 'features': expected an object, got {shown(given)}; use another copy")
+    found: dict[str, Feature] = {}
+    lacks: list[str] = []
+    entries = cast("dict[str, Any]", given)
+    for name, note in entries.items():
+        known = cast("dict[str, Any]", note) if isinstance(note, dict) else {}
+        dtype, shape = known.get("dtype"), _sizes(known.get("shape"))
+        if dtype in NUMBERS and shape is not None:
+            found[name] = _feature(name, dtype, shape, known, where)
+        elif dtype in ("video", "image", "string", "language"):
+            kept = "stays in its files" if dtype == "video" else "was not read"
+            lacks.append(f"'{name}' has the dtype {dtype} and {kept}")
+        else:
+            raise FileFormatError(f"'{where}', feature '{name:.80}': expected a dtype and a shape, got {shown(note)}")
+    for name, dtype in DEFAULTS.items():
+        found.setdefault(name, Feature(name, np.dtype(dtype), (1,), (name,), ()))
+    if not any(feature.path[0] == "obs" for feature in found.values()):
+        raise FieldError(f"'{where}' has no observations that are numbers; it has {', '.join(entries) or 'nothing'}")
+    return found, lacks
+
+
+def _sizes(given: Any) -> tuple[int, ...] | None:
+    """A shape of 1 to 5 axes; None if it is something else."""
+    sizes = tuple(cast("list[Any]", given)) if isinstance(given, list) else ()
+    return sizes if 0 < len(sizes) <= 5 and all(type(n) is int and 0 < n < 2**40 for n in sizes) else None
+
+
+def _feature(name: str, dtype: str, shape: tuple[int, ...], note: Mapping[str, Any], where: Path) -> Feature:
+    """A column of numbers, and where it belongs in a step."""
+    info: Any = note.get("info")
+    ours = cast("dict[str, Any]", info) if isinstance(info, dict) else {}
+    own, path = ours.get("relive.shape", list(shape)), ours.get("relive.path", _path(name))
+    if own not in ([], list(shape)) or prod(own) != prod(shape):
+        raise FileFormatError(f"'{where}', feature '{name:.80}': 'relive.shape' {shown(own)} contradicts {shape}")
+    parts = cast("list[Any]", path) if isinstance(path, list) else []
+    if not 0 < len(parts) <= 16 or not all(type(part) in (str, int) for part in parts) or type(parts[0]) is not str:
+        raise FileFormatError(f"'{where}', feature '{name:.80}': expected 'relive.path', a list, got {shown(path)}")
+    if name in FLAGS and shape != (1,):
+        raise FileFormatError(f"'{where}', feature '{name}': expected the shape (1,), got {shape}")
+    return Feature(name, np.dtype(dtype), shape, tuple(parts), () if own == [] or name in DEFAULTS else shape)
+
+
+def _path(name: str) -> list[str]:
+    """The path of a column that relive did not write: ``observation.a.b`` is ``obs``, ``a``, ``b``."""
+    kind, _, rest = name.partition(".")
+    if kind in ("observation", "action"):
+        return ["obs" if kind == "observation" else kind, *(rest.split(".") if rest else [])]
+    return [name.replace(".", "_")]
+
+
+# -- frames ---------------------------------------------------------------------------------------------------------
+
+
+def _files(folder: Path, kind: str) -> list[Path]:
+    """The Parquet files of a kind, in order. They may be links, as in the cache of a hub.
+
+    Raises:
+        NoSaveError: there is no such file.
+        FileFormatError: one of them is not a regular file.
+    """
+    found = sorted((folder / kind).glob("*/*.parquet"), key=_in_order)
+    if not found:
+        raise NoSaveError(f"'{folder / kind}': expected Parquet files in folders, got none; give a complete copy")
+    for file in found:
+        if not file.is_file():
+            raise FileFormatError(f"'{file}': expected a regular file, got something else; use another copy")
+    return found
+
+
+def _in_order(file: Path) -> tuple[int, str, int, str]:
+    """The key to sort by: the numbers of folder and file. They have three digits up to 999, and more after that."""
+    return len(file.parent.name), file.parent.name, len(file.name), file.name
+
+
+def _opened(file: Path, read: Callable[[Any], Any]) -> Any:
+    """Open a Parquet file, and return what ``read`` makes of it.
+
+    Raises:
+        FileFormatError: the file is damaged.
+    """
+    pa = arrow()
+    try:
+        with pa.parquet.ParquetFile(file) as parquet:
+            return read(parquet)
+    except (pa.ArrowException, OSError, KeyError, UnicodeError, RecursionError) as error:
+        raise FileFormatError(f"'{file}' is damaged, or is not a Parquet file: {error!s:.300}") from error
+
+
+def _frames(folder: Path, info: Mapping[str, Any], features: Mapping[str, Feature]) -> Table:
+    """All columns of numbers, and where episodes begin.
+
+    Raises:
+        FileFormatError: they contradict ``info.json``, or frames are not in order.
+    """
+    where, files = folder / INFO, _files(folder, DATA)
+    total, episodes = (count(info, name, where) for name in ("total_frames", "total_episodes"))
+    observed = _observed(features)
+    frames = [_opened(file, lambda parquet, file=file: _size(parquet, features, file)) for file in files]
+    finals = [
+        _opened(file, lambda parquet, file=file: _size(parquet, _wanted(parquet, observed), file, nulls=True))
+        for file in _files(folder, EPISODES)
+    ]
+    for name, sizes, stated in (("total_frames", frames, total), ("total_episodes", finals, episodes)):
+        found = sum(size.rows for size in sizes)
+        if found != stated or not stated:
+            raise FileFormatError(f"'{where}': expected {name} of {found}, as the files have, got {stated}")
+    require_memory(COPIES * sum(size.nbytes for size in (*frames, *finals)), folder)
+    parts = [
+        _opened(file, lambda parquet, file=file: _columns(parquet, features, file))
+        for file in tracked(files, "reading", "files")
+    ]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in features}
+    episode, frame = (columns[name].reshape(-1) for name in ("episode_index", "frame_index"))
+    bounds = np.concatenate([[0], np.flatnonzero(np.diff(episode)) + 1, [total]]).astype(np.int64)
+    if (np.diff(episode) < 0).any() or len(bounds) != episodes + 1:
+        raise FileFormatError(f"'{folder / DATA}': expected {episodes} episodes in order, got others")
+    if (frame != np.arange(total) - np.repeat(bounds[:-1], np.diff(bounds))).any():
+        raise FileFormatError(f"'{folder / DATA}': expected frame_index to count from 0 in each episode")
+    return Table(columns, bounds)
+
+
+class Size(NamedTuple):
+    """What a Parquet file says of itself: its rows, and the bytes that its columns of features take in memory."""
+
+    rows: int
+    nbytes: int
+
+
+def _size(parquet: Any, features: Mapping[str, Feature], file: Path, *, nulls: bool = False) -> Size:
+    """The size of a file, whose columns hold numbers, and as many as the features say.
+
+    Args:
+        parquet: the open file.
+        features: the columns that will be read.
+        file: the path of the file, for errors.
+        nulls: whether rows may lack the numbers of a list.
+
+    Raises:
+        FileFormatError: a column is missing, holds something else, or holds more or fewer numbers.
+    """
+    schema, groups = parquet.schema_arrow, [parquet.metadata.row_group(at) for at in range(parquet.num_row_groups)]
+    leaf, nbytes, places = 0, 0, dict[str, int]()
+    for field in schema:
+        places[field.name] = leaf
+        leaf += _leaves(field.type)
+    for name, feature in features.items():
+        if schema.names.count(name) != 1:
+            got = schema.names.count(name) or "none"
+            raise FileFormatError(f"'{file}': expected a column '{name}', as {INFO} says, got {got}; use another copy")
+        of_number, of_row = widths(schema.field(name).type, feature, str(file))
+        for group in groups:
+            stored = group.column(places[name]).num_values
+            wanted = group.num_rows * feature.size
+            if stored > wanted or (stored < wanted and not nulls):
+                raise FileFormatError(
+                    f"'{file}', column '{name}': expected {feature.size} numbers in each of {group.num_rows} frames, "
+                    f"got {stored} in all; use another copy"
+                )
+            nbytes += stored * of_number + group.num_rows * of_row
+    return Size(sum(group.num_rows for group in groups), nbytes)
+
+
+def _leaves(kind: Any) -> int:
+    """How many columns of numbers or text a type takes in a file."""
+    return sum(_leaves(kind.field(at).type) for at in range(kind.num_fields)) if kind.num_fields else 1
+
+
+def _columns(parquet: Any, features: Mapping[str, Feature], file: Path) -> dict[str, Array]:
+    """The columns of a file."""
+    table = parquet.read(columns=list(features))
+    return {name: dense(table[name], feature, str(file)) for name, feature in features.items()}
+
+
+# -- steps ----------------------------------------------------------------------------------------------------------
+
+
+def _step(table: Table, features: Mapping[str, Feature], lacks: list[str]) -> dict[str, Any]:
+    """The fields of a step, without next observations. What the data set does not say is added to ``lacks``."""
+    size = len(table.last)
+    groups: dict[str, dict[tuple[str | int, ...], Array]] = {}
+    for name, feature in features.items():
+        if name not in FLAGS:
+            array = table.columns[name].reshape(size, *feature.own_shape)
+            groups.setdefault(str(feature.path[0]), {})[feature.path[1:]] = array
+    fields = {name: _tree(leaves) for name, leaves in groups.items()}
+    if "next.reward" in features:
+        fields["reward"] = table.columns["next.reward"].reshape(-1)
+    else:
+        fields["reward"] = np.zeros(size, np.float32)
+        lacks.append("it keeps no rewards; zeros stand for them")
+    fields["terminated"], fields["truncated"] = _ends(table, lacks)
+    return fields
+
+
+def _ends(table: Table, lacks: list[str]) -> tuple[Array, Array]:
+    """Which frames terminated and which were truncated, bool ``[S]`` each.
+
+    Raises:
+        FileFormatError: the flags contradict each other.
+    """
+    given = {name: table.columns[name].reshape(-1) != 0 for name in FLAGS[1:] if name in table.columns}
+    done, terminated, truncated = (given.get(name) for name in FLAGS[1:])
+    if done is None and terminated is None:
+        lacks.append("it does not say how episodes ended; each counts as cut off after its last frame")
+    elif terminated is None and truncated is None:
+        lacks.append("it does not tell truncation from termination; a done episode counts as terminated")
+    if terminated is None:
+        terminated = np.zeros_like(table.last) if done is None else done & (True if truncated is None else ~truncated)
+    if truncated is None:
+        truncated = np.zeros_like(terminated) if done is None else done & ~terminated
+    if done is not None and (done != (terminated | truncated)).any():
+        raise FileFormatError("next.done contradicts next.terminated | next.truncated; use another copy")
+    return terminated, truncated | (table.last & ~terminated)
+
+
+def _finals(folder: Path, table: Table, features: Mapping[str, Feature]) -> dict[str, Array] | None:
+    """The observation after each frame, by column; None if final observations are not kept.
+
+    Raises:
+        FileFormatError: the table of episodes contradicts the frames.
+    """
+    observed = _observed(features)
+    parts = [_opened(file, lambda parquet: _rows(parquet, observed)) for file in _files(folder, EPISODES)]
+    numbers, lengths = (np.concatenate([part[name] for part in parts]) for name in ("episode_index", "length"))
+    first = table.columns["episode_index"].reshape(-1)[table.bounds[:-1]]
+    if not np.array_equal(numbers, first) or not np.array_equal(lengths, np.diff(table.bounds)):
+        raise FileFormatError(f"'{folder / EPISODES}': expected the episodes that the frames have, got others")
+    if not all(name in part for part in parts for name in observed):
+        return None
+    after: dict[str, Array] = {}
+    for name, feature in observed.items():
+        last = np.concatenate([dense(part[name], feature, str(folder / EPISODES)) for part in parts])
+        of = features[name.removeprefix(FINAL)]
+        array = table.columns[of.name]
+        after[of.name] = np.concatenate([array[1:], array[-1:]])
+        after[of.name][table.bounds[1:] - 1] = last.reshape(-1, *array.shape[1:])
+        after[of.name] = after[of.name].reshape(len(array), *of.own_shape)
+    return after
+
+
+def _observed(features: Mapping[str, Feature]) -> dict[str, Feature]:
+    """The columns of final observations in a table of episodes, which are flat."""
+    found = {FINAL + name: feature for name, feature in features.items() if feature.path[0] == "obs"}
+    return {name: feature._replace(name=name, shape=(feature.size,)) for name, feature in found.items()}
+
+
+def _wanted(parquet: Any, observed: Mapping[str, Feature]) -> dict[str, Feature]:
+    """The columns to read of a table of episodes: two of whole numbers, and final observations if it has them all."""
+    plain = {name: Feature(name, np.dtype(np.int64), (1,), (name,), ()) for name in NUMBERS_OF_EPISODES}
+    return plain | (dict(observed) if observed.keys() <= set(parquet.schema_arrow.names) else {})
+
+
+def _rows(parquet: Any, observed: Mapping[str, Feature]) -> dict[str, Any]:
+    """The columns of a table of episodes: two of whole numbers, and final observations as they lie there."""
+    wanted = _wanted(parquet, observed)
+    table = parquet.read(columns=list(wanted))
+    found: dict[str, Any] = {name: table[name] for name in wanted if not table[name].null_count}
+    return found | {name: dense(table[name], wanted[name], EPISODES).reshape(-1) for name in NUMBERS_OF_EPISODES}
+
+
+def _tree(leaves: Mapping[tuple[str | int, ...], Array]) -> Any:
+    """Leaves by path as nested dicts, and as tuples if all keys are whole numbers.
+
+    Raises:
+        FileFormatError: one path is the beginning of another.
+    """
+    if () in leaves:
+        if len(leaves) > 1:
+            raise FileFormatError(f"features of one name and with more after it: {', '.join(map(str, leaves))}")
+        return leaves[()]
+    groups: dict[str | int, dict[tuple[str | int, ...], Array]] = {}
+    for path, leaf in leaves.items():
+        groups.setdefault(path[0], {})[path[1:]] = leaf
+    found = {key: _tree(inner) for key, inner in groups.items()}
+    if any(type(key) is int for key in found):
+        if set(found) != set(range(len(found))):
+            raise FileFormatError(f"features with the places {shown(list(found))} in a tuple; expected 0, 1, ...")
+        return tuple(found[at] for at in range(len(found)))
+    return {str(key): part for key, part in found.items()}
+
+
+QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
+
+LARGEST = 512
+"""A feature with more numbers in a frame than this has no statistics, such as an image stored as numbers."""
+
+Stats = dict[str, Array]
+"""min, max, mean, std and quantiles ``[*shape]`` in float64, and count ``[1]``."""
+
+
+def episode_stats(frames: Array) -> Stats | None:
+    """The statistics of frames ``[k, *shape]``; None for images, and if a number is not finite."""
+    numbers = frames.astype(np.float64)
+    if frames[0].size > LARGEST or not np.isfinite(numbers).all():
+        return None
+    found = {"min": numbers.min(0), "max": numbers.max(0), "mean": numbers.mean(0), "std": numbers.std(0),
+             "count": np.array([len(frames)])}  # fmt: skip
+    return found | dict(zip(QUANTILES, np.quantile(numbers, list(QUANTILES.values()), 0), strict=True))
+
+
+def joined_stats(one: Stats | None, other: Stats | None) -> Stats | None:
+    """The statistics of two sets of frames together. Quantiles are weighted means, as LeRobot's own are."""
+    if one is None or other is None:
+        return None
+    counts = one["count"][0], other["count"][0]
+    share: Any = counts[1] / sum(counts)
+
+    def mixed(name: str) -> Array:
+        return one[name] + (other[name] - one[name]) * share
+
+    mean = mixed("mean")
+    spread = [stats["std"] ** 2 + (stats["mean"] - mean) ** 2 for stats in (one, other)]
+    found = {
+        "min": np.minimum(one["min"], other["min"]), "max": np.maximum(one["max"], other["max"]), "mean": mean,
+        "std": np.sqrt(spread[0] + (spread[1] - spread[0]) * share), "count": one["count"] + other["count"],
+    }  # fmt: skip
+    return found | {name: mixed(name) for name in QUANTILES}
+
+
+FILE_BYTES = 100 * 2**20
+"""Bytes of frames in a file before the next one is begun: LeRobot's own limit."""
+
+FILES = 1000
+"""Files in a folder: LeRobot's own limit."""
+
+PIECE = 2**26
+"""Numbers of one column that are written at once; lists count their members in 32 bits."""
+
+RESERVED = {*DEFAULTS, "next.done", "task"}
+"""Columns that no field may be named after."""
+
+TOGETHER = 1000
+"""Episodes whose rows are written at once."""
+
+FLAG_COLUMNS = {"reward": "next.reward", "terminated": "next.terminated", "truncated": "next.truncated"}
+
+
+def to_lerobot(
+    replay: ReplayBuffer, path: str | os.PathLike[str], *, fps: int = 30, task: str = "", robot_type: str | None = None
+) -> Path:
+    """Write the episodes of a replay as a new LeRobotDataset v3; returns its directory.
+
+    Observations become ``observation.…``, actions ``action``, rewards ``next.reward``, and the ends of episodes
+    ``next.terminated``, ``next.truncated`` and ``next.done``. The final observation of each episode is kept beside its
+    length, where LeRobot does not look. Images are stored as numbers, not as pictures or videos. An episode that was
+    still running, or was interrupted, ends there without a flag. Priorities and indices are not written.
+
+    Args:
+        replay: the replay. Its transitions must be in the order of time.
+        path: a path where nothing is, or an empty directory. It gets the whole data set or nothing. If the process is
+            killed meanwhile, a directory whose name begins with a dot is left beside it.
+        fps: steps per second; ``timestamp`` follows from it.
+        task: the task that was to be done, in words.
+        robot_type: the kind of robot that did it.
+
+    Raises:
+        ModuleNotFoundError: pyarrow is not installed.
+        SchemaError: the transitions have no order, or a field has a dtype or shape that LeRobot does not know.
+        ParameterError: there is no step, ``fps`` is not a positive whole number, or ``task`` is not a text.
+        FileFormatError: something is at the path.
+    """
+    arrow()
+    if not is_count(fps, 1):
+        raise ParameterError(f"to_lerobot(fps={fps!r}): expected a whole number of at least 1")
+    for name, text in (("task", task), ("robot_type", robot_type)):
+        if not isinstance(cast("object", text), str) and (name == "task" or text is not None):
+            raise ParameterError(f"to_lerobot({name}={text!r:.80}): expected words")
+    require("to_lerobot", (lambda replay: isinstance(replay, ReplayBuffer), "expected a ReplayBuffer"), replay=replay)
+    features = _features_of(replay.schema)
+    target = usable(path).absolute()
+    if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
+        raise FileFormatError(f"'{target}': expected nothing or an empty directory; give another path")
+    make_directory(target.parent)
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    beside.mkdir()
+    try:
+        _write(beside, replay, features, {"fps": fps, "robot_type": robot_type}, task)
+        _put(beside, target)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    sync_path(target.parent)
+    return target
+
+
+def _put(beside: Path, target: Path) -> None:
+    """Give the written directory its name.
+
+    Raises:
+        FileFormatError: something else has appeared at the path meanwhile.
+    """
+    try:
+        with suppress(FileNotFoundError):
+            target.rmdir()
+        beside.rename(target)
+    except OSError as error:
+        if not os.path.lexists(target):
+            raise
+        raise FileFormatError(f"'{target}': something was put there meanwhile ({error}); give another path") from error
+
+
+# -- features -------------------------------------------------------------------------------------------------------
+
+
+def _features_of(schema: Schema) -> dict[str, Feature]:
+    """The columns of the fields of a step.
+
+    Raises:
+        DTypeError, ShapeError: a field cannot be stored.
+        FieldError: two fields would have one name.
+    """
+    found: dict[str, Feature] = {}
+    for keys, field in schema.leaves.items():
+        name, dtype = _column(keys), numpy_dtype(field.dtype)
+        if str(field.dtype).removeprefix("torch.") not in NUMBERS:
+            raise DTypeError(f"field '{'.'.join(keys)}': LeRobot has no {field.dtype}; store it as another dtype")
+        if len(field.shape) > 5 or 0 in field.shape:
+            raise ShapeError(
+                f"field '{'.'.join(keys)}': LeRobot stores 1 to 5 axes, none of them empty, got {field.shape}"
+            )
+        if name in found or name in RESERVED or "/" in name:
+            raise FieldError(f"field '{'.'.join(keys)}' cannot be the column '{name}' of a data set; rename it")
+        found[name] = Feature(name, dtype, field.shape or (1,), _path_of_field(schema, keys), field.shape)
+    return found
+
+
+def _column(keys: Keys) -> str:
+    """The name of a field's column."""
+    if keys[0] == "obs":
+        return ".".join(("observation", *(keys[1:] or ("state",))))
+    return FLAG_COLUMNS.get(keys[0]) or ".".join(keys)
+
+
+def _path_of_field(schema: Schema, keys: Keys) -> tuple[str | int, ...]:
+    """The path of a field, with numbers for places in tuples."""
+    path: list[str | int] = [keys[0]]
+    for at in range(1, len(keys)):
+        node: Any = schema[keys[:at]]
+        path.append(int(keys[at]) if isinstance(node, tuple) else keys[at])
+    return tuple(path)
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+def _write(folder: Path, replay: ReplayBuffer, features: dict[str, Feature], about: dict[str, Any], task: str) -> None:
+    """Write all files into an empty directory."""
+    tables, totals = _Tables(folder), dict[str, Stats | None]()
+    episodes = index = 0
+    with tables:
+        for episode in tracked(played(replay), "writing", "episodes"):
+            frames = _columns_of(episode, features) | _counters(len(episode.reward), episodes, index, about["fps"])
+            stats = {name: episode_stats(array) for name, array in frames.items()}
+            place = tables.add(frames)
+            row = {"episode_index": episodes, "tasks": [task], "length": len(episode.reward), **place,
+                   "dataset_from_index": index, "dataset_to_index": index + len(episode.reward),
+                   "meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}  # fmt: skip
+            tables.add_episode(row | _final_of(episode, features) | _flat(stats))
+            totals = {name: joined_stats(totals[name], x) if name in totals else x for name, x in stats.items()}
+            episodes, index = episodes + 1, index + len(episode.reward)
+    if not episodes:
+        raise ParameterError("to_lerobot: the replay has no complete transition; collect some first")
+    _write_task(folder / TASKS, task)
+    done = Feature("next.done", np.dtype(np.bool_), (1,), ("done",), ())
+    notes = {feature.name: feature.note() for feature in (*features.values(), done)}
+    notes |= {name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in DEFAULTS.items()}
+    info = {
+        "codebase_version": VERSION, **about, "total_episodes": episodes, "total_frames": index, "total_tasks": 1,
+        "chunks_size": FILES, "data_files_size_in_mb": FILE_BYTES >> 20, "video_files_size_in_mb": 200,
+        "splits": {"train": f"0:{episodes}"}, "features": notes, "video_path": None,
+        "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+    }  # fmt: skip
+    known = {name: {key: x.tolist() for key, x in stats.items()} for name, stats in totals.items() if stats}
+    for name, content in ((INFO, info), (STATS, known)):
+        (folder / name).write_text(json.dumps(content, indent=4), encoding="utf-8")
+    for file in [*folder.rglob("*"), folder]:
+        _sync(file)
+
+
+def _sync(path: Path) -> None:
+    """Write a file or a directory to the disk."""
+    if path.is_dir():
+        sync_path(path)
+        return
+    with open(path, "rb+") as stream:
+        os.fsync(stream.fileno())
+
+
+def _columns_of(episode: Played, features: dict[str, Feature]) -> dict[str, Array]:
+    """The columns of an episode ``[k, *shape]``, without the final observation."""
+    size = len(episode.reward)
+    known = {"action": episode.action, "reward": episode.reward, "terminated": episode.terminated,
+             "truncated": episode.truncated, "obs": episode.obs, **episode.others}  # fmt: skip
+    found = {
+        name: descend(known[str(f.path[0])], tuple(map(str, f.path[1:])))[:size].reshape(size, *f.shape)
+        for name, f in features.items()
+    }
+    return found | {"next.done": (episode.terminated | episode.truncated).reshape(size, 1)}
+
+
+def _counters(size: int, episode: int, first: int, fps: int) -> dict[str, Array]:
+    """The columns that every data set has, ``[k, 1]``."""
+    frame = np.arange(size)
+    columns = {"timestamp": frame / fps, "frame_index": frame, "episode_index": np.full(size, episode),
+               "index": frame + first, "task_index": np.zeros(size)}  # fmt: skip
+    return {name: columns[name].astype(dtype).reshape(size, 1) for name, dtype in DEFAULTS.items()}
+
+
+def _final_of(episode: Played, features: dict[str, Feature]) -> dict[str, Array]:
+    """The final observation of an episode, as flat numbers."""
+    observed = [feature for feature in features.values() if feature.path[0] == "obs"]
+    return {
+        FINAL + f.name: descend(episode.obs, tuple(map(str, f.path[1:])))[-1].reshape(-1).astype(f.dtype)
+        for f in observed
+    }
+
+
+def _flat(stats: dict[str, Stats | None]) -> dict[str, Any]:
+    """Statistics as columns of the table of episodes."""
+    return {
+        f"stats/{name}/{key}": value.tolist()
+        for name, part in stats.items() if part is not None
+        for key, value in part.items()
+    }  # fmt: skip
+
+
+def _write_task(file: Path, task: str) -> None:
+    """The table of the one task, whose words are the index when pandas reads it."""
+    pa = arrow()
+    words = {"pandas_type": "unicode", "numpy_type": "object", "metadata": None}
+    numbers = {"pandas_type": "int64", "numpy_type": "int64", "metadata": None}
+    index = {
+        "index_columns": ["task"],
+        "column_indexes": [{"name": None, "field_name": None, **words}],
+        "columns": [
+            {"name": "task_index", "field_name": "task_index", **numbers},
+            {"name": "task", "field_name": "task", **words},
+        ],
+        "pandas_version": "2.0.0",
+    }
+    table = pa.table({"task_index": pa.array([0], pa.int64()), "task": pa.array([task], pa.string())})
+    pa.parquet.write_table(table.replace_schema_metadata({"pandas": json.dumps(index)}), file)
+
+
+class _Tables:
+    """The Parquet files of frames, which follow each other, and that of episodes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._frames: Any = None
+        self._episodes: Any = None
+        self._number, self._bytes = -1, FILE_BYTES
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, frames: dict[str, Array]) -> dict[str, int]:
+        """Write an episode's frames; returns the numbers of the folder and the file they are in."""
+        size = len(frames["index"])
+        step = max(min(PIECE // array[0].size for array in frames.values()), 1)
+        for low in range(0, size, step):
+            part = {name: array[low : low + step] for name, array in frames.items()}
+            table = arrow().table({name: column_of(array, array.shape[1:]) for name, array in part.items()})
+            if not low and self._bytes >= FILE_BYTES:
+                self._begin(table.schema)
+            self._frames.write_table(table)
+            self._bytes += table.nbytes
+        return {"data/chunk_index": self._number // FILES, "data/file_index": self._number % FILES}
+
+    def _begin(self, schema: Any) -> None:
+        """Begin the next file of frames."""
+        if self._frames is not None:
+            self._frames.close()
+        self._number, self._bytes = self._number + 1, 0
+        self._frames = self._writer(DATA, self._number, schema)
+
+    def add_episode(self, row: dict[str, Any]) -> None:
+        """Write an episode's row, together with those after it."""
+        self._rows.append(row)
+        if len(self._rows) >= TOGETHER:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write the rows of episodes. Their columns are those of the first one; a missing statistic is null."""
+        pa = arrow()
+        if not self._rows:
+            return
+        if self._episodes is None:
+            schema = pa.schema([(name, pa.array([value]).type) for name, value in self._rows[0].items()])
+            self._episodes = self._writer(EPISODES, 0, schema)
+        fields: Any = self._episodes.schema
+        columns = [pa.array([row.get(field.name) for row in self._rows], field.type) for field in fields]
+        self._episodes.write_table(pa.table(columns, schema=fields))
+        self._rows.clear()
+
+    def _writer(self, kind: str, number: int, schema: Any) -> Any:
+        """The writer of a new file."""
+        file = self._folder / kind / f"chunk-{number // FILES:03d}" / f"file-{number % FILES:03d}.parquet"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return arrow().parquet.ParquetWriter(file, schema, compression="snappy")
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        """End all files."""
+        if error[0] is None:
+            self._flush()
+        for writer in (self._frames, self._episodes):
+            if writer is not None:
+                writer.close()

@@ -1,0 +1,362 @@
+"""The memory of a ring: its arrays, the columns of ``state``, the entries of ``counters``, and the kinds of rows."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "ALONE",
+    "COLUMNS",
+    "COMMITTED",
+    "COMPLETED",
+    "COUNT",
+    "COUNTERS",
+    "CUT",
+    "DRAINED",
+    "DRAWABLE",
+    "ENDED",
+    "EPISODES",
+    "FINALS",
+    "FOLLOWED",
+    "GOES_ON",
+    "HEAD",
+    "HISTORY",
+    "LANE_ALONE",
+    "LANE_COUNTERS",
+    "LAST",
+    "LENGTH",
+    "LINKED",
+    "LONGEST",
+    "MASKED",
+    "NEXT",
+    "NOT_FINITE",
+    "NO_FINALS",
+    "RULE",
+    "STRIDE",
+    "TAIL",
+    "TAILS",
+    "UNDO_ADDING",
+    "UNDO_AFTER",
+    "UNDO_COUNTERS",
+    "UNDO_ENV",
+    "UNDO_ENVS",
+    "UNDO_KIND",
+    "UNDO_NONE",
+    "UNDO_REBUILD",
+    "UNDO_ROW",
+    "UNDO_ROWS",
+    "UNDO_START",
+    "UNFIT",
+    "USED_UP",
+    "WANTED",
+    "WEIGH",
+    "DirectBatch",
+    "DirectStep",
+    "LaneArrays",
+    "RingArrays",
+    "StagedRows",
+    "env_entries",
+    "first_row",
+    "packed",
+    "row_entries",
+    "undo_size",
+    "unpacked",
+]
+
+
+_NOTHING = np.zeros(0, np.int64)
+
+
+class RingArrays(NamedTuple):
+    """All that kernels read and write of a ring. None of these arrays moves while the ring lives.
+
+    There are R = N * ``rows`` places. The columns ``[R]`` lie within ``memory``, so their strides are its width W.
+    """
+
+    rows: int
+    """Rows per env."""
+    step_bytes: int
+    """The bytes at the start of a row that hold a step; bookkeeping follows."""
+    obs_bytes: int
+    """The bytes at the start of a row that hold its observation, which is all that a final observation has."""
+    state: NDArray[np.int64]
+    """int64 ``[N, 4]``: HEAD, TAIL, NEXT and COUNT of each env."""
+    counters: NDArray[np.int64]
+    """int64 ``[9]``: what was counted in the whole ring and, from RULE on, the rule of what can be drawn."""
+    memory: NDArray[np.uint8]
+    """uint8 ``[R, W]``, the packed rows. W is a multiple of 16 bytes."""
+    step: Any
+    """int32 ``[R]``: a row's index within its episode."""
+    stamp: Any
+    """int64 ``[R]``: the number of a complete transition, in the order of completion; else negative."""
+    order: Any
+    """int32 ``[R]``: how many transitions of the env are older than the row, modulo 2**32."""
+    reward: Any
+    """float32 ``[R]``."""
+    terminated: Any
+    """uint8 ``[R]``, 0 or 1."""
+    truncated: Any
+    """uint8 ``[R]``, 0 or 1."""
+    ends: NDArray[np.int32]
+    """int32 ``[R]``, or empty until it is asked for: the last rows of episodes; see reference/hindsight.py."""
+    seen: NDArray[np.int64]
+    """int64 ``[N]``, or empty: the number up to which each env's rows are noted in ``ends``."""
+    undo: NDArray[np.int64] = _NOTHING
+    """int64 ``[U]`` of a ring in files, else empty: how to take back a change that a kill broke off; undo_note.py
+    describes it."""
+    reserve: NDArray[np.int64] = _NOTHING
+    """int64 ``[N]``, or empty: of each env, rows below this number may be overwritten before the next flush."""
+
+
+class StagedRows(NamedTuple):
+    """K rows on their way into a ring, one of an env each, and what a kernel notes while it adds them."""
+
+    envs: NDArray[np.int64]
+    """int64 ``[K]``: their envs."""
+    staged: NDArray[np.uint8]
+    """uint8 ``[K, W]``: the rows, packed as in the ring."""
+    final: NDArray[np.uint8]
+    """uint8 ``[K, W]``: rows with the final observations, read where an episode ended."""
+    reward: Any
+    """float32 ``[K]``, in ``staged``."""
+    terminated: Any
+    """uint8 ``[K]``, in ``staged``."""
+    truncated: Any
+    """uint8 ``[K]``, in ``staged``."""
+    places: NDArray[np.int64]
+    """int64 ``[K]``: where the rows go."""
+    finals: NDArray[np.int64]
+    """int64 ``[K]``: where the final observations go, or -1."""
+    tails: NDArray[np.int64]
+    """int64 ``[K]``: the number up to which rows of the env make way."""
+    where: NDArray[np.int64]
+    """int64 ``[E]``: the places of events, rows that can be drawn from now on or no longer. Empty: not listed."""
+    opens: NDArray[np.uint8]
+    """uint8 ``[E]``: 1 if the row can be drawn from now on, 0 if no longer."""
+
+
+class DirectStep(NamedTuple):
+    """What :func:`relive.kernels.reference.ring.add_step` needs to check a step, to stage it and to add its rows."""
+
+    table: NDArray[np.int64]
+    """int64, as :mod:`relive.kernels.step_table` says: the fields of a step and where they are staged."""
+    ring: Any
+    """The arrays of the ring; compiled code takes their handle."""
+    given: Any
+    """The :class:`StagedRows`; compiled code takes their handle."""
+    large: NDArray[np.int64]
+    """int64 ``[M, 4]``, for each field that is stored in a block of its own: its column of ``table``, the address of
+    the block, the bytes of a row there, and 1 if the field is of the final observation, else 0."""
+    mode: int
+    """The way of adding the rows."""
+    hold: int
+    """1: the GIL is held to the end; 0: other threads of Python run while rows are copied."""
+
+
+class DirectBatch(NamedTuple):
+    """What the kernels of :mod:`relive.kernels.reference.sample` need to draw a batch and to make its tensors."""
+
+    describe: int
+    """The address of torch's function of that name: :class:`relive.kernels.tensor_calls.TensorCalls`."""
+    lend: int
+    """Likewise."""
+    adopt: int
+    """Likewise."""
+    ring: Any
+    """The arrays of the ring; compiled code takes their handle."""
+    seed: NDArray[np.uint64]
+    """uint64 ``[1]``: the seed of the draws, modulo 2**64."""
+    weights: Any
+    """The :class:`relive.kernels.reference.priorities.Priorities` by which rows are drawn, or an empty array: there are
+    none. Compiled code takes their handle."""
+    tops: NDArray[np.int64]
+    """int64: the nodes whose leaves are drawn from, where there are priorities or weights."""
+    until: NDArray[np.float64]
+    """float64: the running sum of their weights."""
+    weight_at: int
+    """The byte of a batch's row at which its weight, float32, goes."""
+    probability_at: int
+    """That of its probability, float64."""
+    batch: NDArray[np.int64]
+    """int64: the layout of a row of the batch, as :mod:`relive.kernels.reference.windows` says."""
+    table: NDArray[np.int64]
+    """int64: the fields of such a row, as :func:`relive.kernels.reference.rows.split_rows` takes them."""
+    names: int
+    """The address (``id``) of a tuple with the names of these fields."""
+    stacks: NDArray[np.int64]
+    """int64, as :func:`relive.kernels.reference.sample.sample_stacks` says: the fields that are read as stacks; or as
+    :func:`relive.kernels.reference.sample.sample_sequences` says: recurrent states."""
+    stack_names: int
+    """As ``names``, of ``stacks``."""
+    nodes: NDArray[np.float64] = np.zeros(0)
+    """float64, or empty: the nodes of the :class:`relive.samplers.sumtree.SumTree` of the windows' weights, where rows
+    are drawn by these."""
+    offsets: NDArray[np.uint64] = np.zeros(0, np.uint64)
+    """uint64: the offsets of its levels."""
+    steps: NDArray[np.int64] = np.zeros((0, 0), np.int64)
+    """int64: as ``table``, the fields of a row of a batch of sequences."""
+    step_names: int = 0
+    """As ``names``, of ``steps``."""
+    blank: NDArray[np.uint8] = np.zeros(0, np.uint8)
+    """uint8: the row of a batch of sequences that stands where there is nothing."""
+
+
+HEAD = 0
+"""The number that the env's next row will have."""
+TAIL = 1
+"""The number of the env's first row that was not cleared."""
+NEXT = 2
+"""The index that the env's next row has within its episode; 0 starts an episode."""
+COUNT = 3
+"""How many transitions of the env were completed."""
+COLUMNS = 4
+"""The width of ``state``."""
+
+COMPLETED = 0
+"""How many transitions were ever completed, in all envs."""
+DRAWABLE = 1
+"""How many rows can be drawn now."""
+EPISODES = 2
+"""How many episodes have ended."""
+HISTORY = 3
+"""How many rows before a window's last must be live."""
+LENGTH = 4
+"""How many steps a window has."""
+STRIDE = 5
+"""How many steps lie between the starts of two windows."""
+TAILS = 6
+"""1 if a last window that is shorter counts, else 0."""
+NOT_FINITE = 7
+"""How many rewards were NaN or infinite."""
+WEIGH = 8
+"""What is drawn equally often, as an index into :data:`relive.ring.ring.WEIGHS`. Kernels do not read it."""
+COUNTERS = 9
+"""The length of ``counters``."""
+RULE = HISTORY
+"""Where the rule starts, up to :data:`NOT_FINITE`: history, length, stride, tails."""
+
+NO_FINALS = 0
+"""A way of adding rows: no final observations are given, so no row may end its episode."""
+FINALS = 1
+"""A way of adding rows: final observations are given, and are stored where an episode ended."""
+ALONE = 2
+"""A way of adding rows, and a kind of row: it has a next observation of its own, and is an episode of one step."""
+LINKED = 3
+"""A way of adding rows, and a kind of row: it has a next observation of its own, and the env's next row goes on."""
+
+GOES_ON = 0
+"""A kind of row: its episode goes on, and the next row holds its next observation."""
+ENDED = 1
+"""A kind of row: it ended its episode, whose final observation takes the row after it."""
+LAST = 4
+"""A kind of row: it has a next observation of its own, and ended its episode. Added as :data:`LINKED`."""
+
+LONGEST = 2**31 - 1
+"""Steps after which an episode is cut, as if it had been interrupted: a row's index within it is an int32."""
+
+USED_UP = -(2**62)
+"""What adding rows returns if the rows that it would overwrite are not in reserve. Nothing is changed then."""
+
+UNFIT = -(2**62) - 1
+"""What adding a step returns if it cannot be copied as it is. Nothing is changed then."""
+
+
+UNDO_KIND = 0
+"""The word with the kind: UNDO_NONE, UNDO_ADDING or UNDO_REBUILD. Written last, and cleared first."""
+UNDO_ENVS = 1
+"""How many envs have an entry."""
+UNDO_ROWS = 2
+"""How many rows have an entry."""
+UNDO_COUNTERS = 3
+"""Where the counters from before the change begin, COUNTERS words."""
+UNDO_START = UNDO_COUNTERS + COUNTERS
+"""Where the entries of envs begin. The entries of rows begin after room for N entries of envs."""
+UNDO_ENV = 6
+"""The words of an env's entry: the env; its HEAD, TAIL, NEXT and COUNT before the change; its HEAD after it."""
+UNDO_AFTER = 5
+"""The word of an env's entry with its HEAD after the change."""
+UNDO_ROW = 3
+"""The words of a row's entry: its place, ``stamp``, and ``step`` with ``order`` as :func:`packed`."""
+UNDO_NONE = 0
+"""A kind: nothing is being changed."""
+UNDO_ADDING = 1
+"""A kind: rows are being added."""
+UNDO_REBUILD = 2
+"""A kind: what can be drawn changes as a whole. After a kill it is found anew."""
+
+
+def undo_size(num_envs: int, most: int) -> int:
+    """The length of a note for a ring that gets up to ``most`` rows a call, each with a final observation."""
+    return UNDO_START + UNDO_ENV * num_envs + UNDO_ROW * (2 * most + min(num_envs, most))
+
+
+def first_row(num_envs: int) -> int:
+    """Where the entries of rows begin, for a ring of ``num_envs`` envs."""
+    return UNDO_START + UNDO_ENV * num_envs
+
+
+def packed(step: Any, order: Any) -> Any:
+    """A row's ``step`` in the upper and ``order`` in the lower 32 bits of one word."""
+    return (step << 32) | (order & 0xFFFFFFFF)
+
+
+def unpacked(words: Any) -> tuple[Any, Any]:
+    """``step`` and ``order``, int32 ``[K]``, of the words ``[K]`` that :func:`packed` made."""
+    return (words >> 32).astype("int32"), words.astype("int32")  # a cast to int32 keeps the lower 32 bits
+
+
+def env_entries(note: Any, count: int) -> Any:
+    """The first ``count`` entries of envs as a view ``[count, UNDO_ENV]``."""
+    return note[UNDO_START : first_row(count)].reshape(count, UNDO_ENV)
+
+
+def row_entries(note: Any, num_envs: int, count: int) -> Any:
+    """The first ``count`` entries of rows as a view ``[count, UNDO_ROW]``."""
+    begin = first_row(num_envs)
+    return note[begin : begin + UNDO_ROW * count].reshape(count, UNDO_ROW)
+
+
+class LaneArrays(NamedTuple):
+    """All that kernels read and write of a lane, a ring of S vector steps of N envs. None of the arrays moves.
+
+    A step's number counts the lane's steps from 0 on. Step ``number`` lies in row ``number % S``.
+    """
+
+    counters: NDArray[np.int64]
+    """int64 ``[COUNTERS]``: COMMITTED and DRAINED."""
+    bell: NDArray[np.int32]
+    """int32 ``[2]``: a bell, and for how many steps in a lane it rings; 0 and 1 mean for each."""
+    marks: NDArray[np.uint8]
+    """uint8 ``[S]``: the marks of each step, a sum of those below."""
+    terminated: NDArray[np.uint8]
+    """uint8 ``[S, N]``, 0 or 1."""
+    truncated: NDArray[np.uint8]
+    """uint8 ``[S, N]``, 0 or 1."""
+    mask: NDArray[np.uint8]
+    """uint8 ``[S, N]``: 0 where a row is left out. Read only where the step is MASKED."""
+
+
+# Entries of ``counters``, each in a cache line of its own, since each has another writer
+
+COMMITTED = 0
+"""How many steps the writer has committed."""
+DRAINED = 8
+"""How many of them the owner has taken. COMMITTED is never more than S ahead."""
+LANE_COUNTERS = 16
+
+WANTED = 1
+"""The entry of ``bell`` that says how many steps a lane has to hold."""
+
+# Marks of a step
+
+CUT = 1
+"""The step starts new episodes: those under way are interrupted before it."""
+FOLLOWED = 2
+"""The step came with its next observations."""
+MASKED = 4
+"""Some rows of the step are left out."""
+LANE_ALONE = 8
+"""A row that is left out interrupts an episode: a replay takes the step by itself, in one piece."""
