@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import inside
 from fields import bits, noise
 from relabelling import as_relabel, reached, stopped, worth
 from relive import (
@@ -105,7 +106,7 @@ class World:
         self.buffer: Any = buffer
         if self.long:
             buffer._direct = None
-            self.buffer._ratings._calls = None
+            inside.ratings(self.buffer)._calls = None
 
     def noise(self, path: tuple[str, ...], field: Field) -> Tensor:
         if path == ("reward",) or path[-1].endswith("_goal") or path[0] == "info":
@@ -234,7 +235,7 @@ def facts(batch: Any) -> Any:
 
 def state(buffer: Any) -> Any:
     """All that a draw may change."""
-    come, drawn = buffer._progress, pickle.dumps(buffer.sampler.draw_state())
+    come, drawn = inside.progress(buffer), pickle.dumps(buffer.sampler.draw_state())
     return contents(buffer), buffer.stats(), drawn, come.seed, come.first, come.draws, come.sampled
 
 

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+import inside
 from twins import Twin
 
 
@@ -51,4 +52,4 @@ def equal(rows: list[int]) -> dict[int, float]:
 def many(twin: Twin, count: int, update: int = 1, of: int = 1, key: int = 12345) -> np.ndarray:
     """The indices of this many draws at once."""
     places, _ = twin.buffer.sampler.draw(count, key, update, of)
-    return twin.buffer._ring.index_of(places)
+    return inside.ring(twin.buffer).index_of(places)

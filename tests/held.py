@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+import inside
 from relive import ReplayBuffer
 from relive.memory.keeper import RAM, Keeper
 from relive.ring.ring import Undo
@@ -65,7 +66,7 @@ class HeldTwin(Twin):
         options = {**self.options, "sampler": sampler(), "view": view(), "store": self.keeper}
         self.buffer = ReplayBuffer(self.schema, self.rows * 2, 2, **options)
         if settle:
-            self.buffer._ring.settle()
+            inside.ring(self.buffer).settle()
 
     def revive(self, arrays: Arrays) -> None:
         """Go on after a kill that left these arrays: episodes are cut, and some of the oldest rows are gone."""
@@ -74,8 +75,8 @@ class HeldTwin(Twin):
         for env in (0, 1):
             self.truth.interrupt(env)
             self.lives[env].restart()
-            live, oldest = self.truth.live(env), int(self.buffer._ring.oldest[env])
-            due = live[0].number if live else int(self.buffer._ring.heads[env])
+            live, oldest = self.truth.live(env), int(inside.ring(self.buffer).oldest[env])
+            due = live[0].number if live else int(inside.ring(self.buffer).heads[env])
             assert 0 <= oldest - due <= 2, f"rows {due} to {oldest} of env {env} are gone"
             self.truth._cleared[env] = max(self.truth._cleared[env], oldest)
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+import inside
 import oracle
 import relive
 import relive.replay.buffer
@@ -120,7 +121,7 @@ class Broken(Twin):
 
     @property
     def prioritized(self) -> Any:
-        return self.buffer._ratings.prioritized
+        return inside.ratings(self.buffer).prioritized
 
     def see(self) -> None:
         """Priorities follow what can be drawn."""
@@ -151,7 +152,7 @@ class Broken(Twin):
         call = partial(self.buffer.extend, twins.stacked(steps)) if many else partial(self.buffer.add, steps[0])
         if not broken_off(partial(call, envs=None if envs is None else np.array(envs)), at):
             return False
-        ring = self.buffer._ring
+        ring = inside.ring(self.buffer)
         heads = ring.heads.tolist()
         if ring.pending is None:  # then nothing of it is in, or all
             if heads == self.row_counts(before[0]):
@@ -181,14 +182,17 @@ class Broken(Twin):
         if not broken_off(partial(self.buffer.interrupt, None if envs is None else np.array(envs)), at):
             self.cut([0, 1] if envs is None else envs)
             return False
-        if self.buffer._ring.pending is not None or not self.buffer._ring.state[0 if envs is None else envs[0], NEXT]:
+        if (
+            inside.ring(self.buffer).pending is not None
+            or not inside.ring(self.buffer).state[0 if envs is None else envs[0], NEXT]
+        ):
             self.cut([0, 1] if envs is None else envs)
         return True
 
     def clears(self, at: int) -> bool:
         """Everything is forgotten."""
         off = broken_off(self.buffer.clear, at)
-        if not off or self.buffer._ring.pending is not None or not len(self.buffer._ring.live_places(0)):
+        if not off or inside.ring(self.buffer).pending is not None or not len(inside.ring(self.buffer).live_places(0)):
             self.truth.clear()
             self.cut([0, 1])
         return off
@@ -211,11 +215,11 @@ class Broken(Twin):
         )
         len(self.buffer)  # mends
         sampler = self.prioritized
-        found = sampler._errors[self.places_of(index)].tolist()
+        found = inside.errors(sampler)[self.places_of(index)].tolist()
         assert not off or found in ([self.known.errors[i] for i in index], [wanted.errors[i] for i in index])
         if found == [wanted.errors[i] for i in index]:
             self.known = wanted
-        self.known.largest = sampler._largest
+        self.known.largest = inside.largest(sampler)
         return off
 
     def reweighs(self, at: int) -> bool:
@@ -251,7 +255,7 @@ class Broken(Twin):
             off = True
             gc.collect()  # what was made of the replay lets its directory go
         self.buffer = found[0] if found else self.opened()
-        if not self.buffer._ring.under_way.any():  # as after a kill, since the envs may be gone
+        if not inside.ring(self.buffer).under_way.any():  # as after a kill, since the envs may be gone
             self.cut([0, 1])
         self.see()
         return off
@@ -263,12 +267,12 @@ class Broken(Twin):
         return [len(truth.all_rows(env)) for env in (0, 1)]
 
     def places_of(self, index: Sequence[int]) -> Any:
-        return self.buffer._ring.find(np.array(index, np.int64))[0]
+        return inside.ring(self.buffer).find(np.array(index, np.int64))[0]
 
     def drop(self, most: int) -> None:
         """Old rows in whose place new ones were being written are gone: no more than those."""
         len(self.buffer)  # mends
-        ring = self.buffer._ring
+        ring = inside.ring(self.buffer)
         for env in (0, 1):
             live, oldest = self.truth.live(env), int(ring.oldest[env])
             due = live[0].number if live else int(ring.heads[env])
@@ -282,7 +286,9 @@ class Broken(Twin):
         self.check()
         if self.prioritized is not None and self.known.errors:
             index = list(self.known.errors)
-            assert self.prioritized._errors[self.places_of(index)].tolist() == [self.known.errors[i] for i in index]
+            assert inside.errors(self.prioritized)[self.places_of(index)].tolist() == [
+                self.known.errors[i] for i in index
+            ]
         for _ in range(batches):
             if len(self.buffer):
                 count = min(5, len(self.buffer))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import inside
 from relive import (
     GAE,
     Field,
@@ -117,7 +118,7 @@ class Wrapped:
         self.inner.changed(places, drawable)
 
     def draw(self, count: int, key: int, update: int, of: int) -> Any:
-        assert self.rings["only"] is self.inner._ring
+        assert self.rings["only"] is inside.ring(self.inner)
         self.drawn += count
         return self.inner.draw(count, key, update, of)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import inside
 from relive import Prioritized
 from relive.kernels import cpu, reference
 from twins import Twin
@@ -24,12 +25,12 @@ class Pair:
         self.twin = Twin(self.num_envs, int(rng.integers(2, 30)), sampler=sampler)
         for _ in range(int(rng.integers(1, 50))):
             self.twin.add("".join(rng.choice(list("...TUB"), self.num_envs)))
-        self.ring: Any = self.twin.buffer._ring
+        self.ring: Any = inside.ring(self.twin.buffer)
         for place in self.ring.anchors().tolist():
             sampler.update(np.array([place]), rng.gamma(1.0, 3.0, 1).astype(np.float32))
         if minima and self.ring.drawable:
-            sampler._tree.minimum_positive()
-        memory = sampler._bound().memory  # the kernels do not write to the ring
+            inside.tree(sampler).minimum_positive()
+        memory = inside.bound(sampler)().memory  # the kernels do not write to the ring
         room = int(rng.integers(0, 3))  # for no notes of what changes, for few, or for all
         undo = np.zeros((0, 2 + 2 * int(rng.integers(0, 9)), 200)[room])
         self.plain: Any = self._copied(memory, undo)

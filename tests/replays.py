@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import inside
 from relive import (
     Field,
     Prioritized,
@@ -35,7 +36,7 @@ def kept(sampler: Any) -> int:
     inner = getattr(sampler, "inner", sampler)
     tree = getattr(inner, "_tree", None)
     arrays = [getattr(inner, name) for name in ("_errors", "_rest") if hasattr(inner, name)]
-    arrays += [] if tree is None else [tree._nodes.base, tree._minima]
+    arrays += [] if tree is None else [inside.nodes(tree).base, inside.minima(tree)]
     return sum((array if array.base is None else array.base).nbytes for array in arrays)
 
 

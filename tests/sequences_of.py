@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import inside
 from relive import (
     Prioritized,
     ReplayBuffer,
@@ -21,5 +22,5 @@ def check_priorities(sampler: Prioritized, batch: SequenceBatch, errors: torch.T
         sizes = row[real].abs().double()
         error = sampler.eta * sizes.max() + (1 - sampler.eta) * sizes.mean()
         want[index] = float((error + sampler.eps) ** sampler.alpha)
-    places, _ = buffer._ring.find(np.array(list(want)))
-    assert sampler._tree.get(places).tolist() == pytest.approx(list(want.values()), rel=1e-5)
+    places, _ = inside.ring(buffer).find(np.array(list(want)))
+    assert inside.tree(sampler).get(places).tolist() == pytest.approx(list(want.values()), rel=1e-5)

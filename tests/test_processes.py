@@ -15,6 +15,7 @@ import torch
 import torch.multiprocessing as mp
 from torch.utils.data import DataLoader, IterableDataset
 
+import inside
 from covering import covering
 from effort import often
 from elsewhere import ELSEWHERE, far_device
@@ -276,11 +277,11 @@ def test_a_fork_does_not_wait_for_a_thread_that_waits_for_the_fork(times: int) -
 
 
 def test_a_lock_that_is_gone_is_forgotten() -> None:
-    before = len(forks._locks)
+    before = len(inside.locks(forks))
     locks = [forks.shared_lock() for _ in range(5)]
-    assert len(forks._locks) == before + 5
+    assert len(inside.locks(forks)) == before + 5
     del locks
-    assert len(forks._locks) == before
+    assert len(inside.locks(forks)) == before
 
 
 # Other processes, for real

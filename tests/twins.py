@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import inside
 import oracle
 import tagged
 from relive import (
@@ -447,13 +448,13 @@ def assert_alike(one: ReplayBuffer[Any, Any], other: ReplayBuffer[Any, Any]) -> 
     other.check()
     assert same_batches(one.data(), other.data())
     assert one.stats() == other.stats()
-    assert np.array_equal(one._ring.state, other._ring.state)
-    assert np.array_equal(one._ring.counters, other._ring.counters)
+    assert np.array_equal(inside.ring(one).state, inside.ring(other).state)
+    assert np.array_equal(inside.ring(one).counters, inside.ring(other).counters)
     for env in range(one.num_envs):
-        mine, others = (replay._ring.live_places(env) for replay in (one, other))
+        mine, others = (inside.ring(replay).live_places(env) for replay in (one, other))
         assert np.array_equal(mine, others)
-        assert np.array_equal(one._ring.stamp[mine], other._ring.stamp[others])
-        assert np.array_equal(one._ring.step[mine], other._ring.step[others])
+        assert np.array_equal(inside.ring(one).stamp[mine], inside.ring(other).stamp[others])
+        assert np.array_equal(inside.ring(one).step[mine], inside.ring(other).step[others])
     priorities = (replay.sampler.state_dict() for replay in (one, other))
     assert pickle.dumps(next(priorities)) == pickle.dumps(next(priorities))
     if len(one):
@@ -462,7 +463,7 @@ def assert_alike(one: ReplayBuffer[Any, Any], other: ReplayBuffer[Any, Any]) -> 
 
 def contents(buffer: ReplayBuffer) -> tuple[bytes, ...]:
     """Every byte a replay keeps: rows, blocks, cursors, counters, and what its sampler knows."""
-    ring, come = buffer._ring, buffer._progress
+    ring, come = inside.ring(buffer), inside.progress(buffer)
     parts = [ring.store.target, ring.state, ring.counters]
     parts += ring.store.blocks.values()
     parts += [np.asarray(value) for value in buffer.sampler.state_dict().values()]

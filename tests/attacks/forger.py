@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import inside
 from relive import (
     FrameStack,
     Mixture,
@@ -424,7 +425,7 @@ def good_save(kind: str, folder: Path) -> tuple[Tensors, Content]:
     if not path.exists():
         buffer = KINDS[kind]()
         if isinstance(buffer, ReplayBuffer):
-            arrays, content = buffer._saver.whole_state()
+            arrays, content = inside.saver(buffer).whole_state()
             persist.write(path, arrays, content)
         else:
             buffer.save(path)

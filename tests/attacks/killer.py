@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import inside
 from attacks import forger
 from relive import ReplayBuffer, files
 from relive.errors import NoSaveError
@@ -44,7 +45,7 @@ Facts = tuple[Any, ...]
 
 def facts(buffer: ReplayBuffer) -> Facts:
     """Every live byte of a buffer, its sampler's state, and the next batch."""
-    arrays, content = buffer._saver.whole_state()
+    arrays, content = inside.saver(buffer).whole_state()
     state = {name: np.asarray(value).tobytes() for name, value in sorted(arrays.items())}
     return state, {name: content[name] for name in ("state", "counters", "rule", "sampler_state", "counts", "seed")}
 

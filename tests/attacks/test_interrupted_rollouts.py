@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import inside
 import relive
 import relive.replay.buffer
 import twins
@@ -107,10 +108,10 @@ def lived(kind: str, calls: int) -> RolloutBuffer:
 
 def seen(rollout: RolloutBuffer) -> dict[Any, np.ndarray]:
     """What a rollout holds, by step: its columns, final values where they are read, and where episodes start."""
-    columns = rollout._columns
+    columns = inside.columns(rollout)
     found: dict[Any, Any] = {path: columns.ordered(path).numpy().copy() for path in columns.live}
     if rollout.steps:
-        found["starts"] = rollout._episodes.flags().starts
+        found["starts"] = inside.episodes(rollout).flags().starts
         found["final_value",][~found["truncated",]] = 0
     return found
 
@@ -136,8 +137,8 @@ class Whole(NamedTuple):
 
 def whole(rollout: RolloutBuffer) -> Whole:
     """Look at a rollout, and use it up."""
-    found, last = seen(rollout), rollout.last["value"].tolist() if rollout._writer.has_last else None
-    ended, room = rollout._episodes.ended_by_now().tolist(), rollout.wrap or not rollout.is_full
+    found, last = seen(rollout), rollout.last["value"].tolist() if inside.writer(rollout).has_last else None
+    ended, room = inside.episodes(rollout).ended_by_now().tolist(), rollout.wrap or not rollout.is_full
     if room:
         added(20)(rollout)
     return Whole(found, last, ended, seen(rollout) if room else None)

@@ -20,6 +20,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
+import inside
 import tagged
 import twins
 from attacks.tally import record
@@ -150,7 +151,7 @@ def collected(kind: str, mode: AutoresetMode, at: int) -> bool:
     collect = collector.collect if kind == "replay" else lambda count: chunks.append(collector.steps(count))
     collect(7)
     off = broken_off(lambda: collect(3), at)
-    if kind == "steps" and off and collector._obs is not None and not collector._under_way:
+    if kind == "steps" and off and inside.obs(collector) is not None and not inside.under_way(collector):
         collector.reset()  # broken off at the return: the caller knows that a chunk is lost
     for steps in (1, 4, 9):
         while chunks:
@@ -244,14 +245,14 @@ def signalled(world: Broken, seconds: float, rng: np.random.Generator) -> float 
         pass
     world.buffer.interrupt()  # as whoever stops a loop does
     world.truth, world.lives = before
-    heads = world.buffer._ring.heads.tolist()
+    heads = inside.ring(world.buffer).heads.tolist()
     for kinds in plays:
         for env, letter in enumerate(kinds):
             if len(world.truth.all_rows(env)) < heads[env]:
                 world.truth.add(env, **world._dressed(world.lives[env].step(LETTERS[letter])))
     assert world.row_counts(world.truth) == heads, "a step is half in"
     world.cut([0, 1])
-    world.drop(4 if world.buffer._ring.store.large else 0)
+    world.drop(4 if inside.ring(world.buffer).store.large else 0)
     return None
 
 
@@ -329,7 +330,9 @@ def test_a_transition_that_came_while_a_call_was_broken_off_has_the_priority_of_
         if not broken_off(partial(twin.buffer.add, step), at):
             break
         found = twin.buffer.data()["index"].tolist()
-        errors = twin.buffer.sampler._errors[twin.buffer._ring.find(np.array(found, np.int64))[0]].tolist()
+        errors = inside.errors(twin.buffer.sampler)[
+            inside.ring(twin.buffer).find(np.array(found, np.int64))[0]
+        ].tolist()
         assert errors == [known.get(i, 3.0) for i in found], f"at {at}: a new one has the largest"
         twin.buffer.check()
         at, came = at + 1, came + (6 in found)

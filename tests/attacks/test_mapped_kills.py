@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import inside
 import twins
 from attacks import map_killer
 from attacks.tally import attempt
@@ -36,15 +37,17 @@ def world(kind: str, sampler: str, rows: int = 9) -> HeldTwin:
 
 
 def prioritized(twin: HeldTwin) -> Prioritized | None:
-    return twin.buffer._ratings.prioritized
+    return inside.ratings(twin.buffer).prioritized
 
 
 def errors_of(twin: HeldTwin) -> dict[int, float]:
     """The error of each transition that can be drawn, by its index."""
-    sampler, places = prioritized(twin), twin.buffer._ring.anchors()
+    sampler, places = prioritized(twin), inside.ring(twin.buffer).anchors()
     if sampler is None:
         return {}
-    return dict(zip(twin.buffer._ring.index_of(places).tolist(), sampler._errors[places].tolist(), strict=True))
+    return dict(
+        zip(inside.ring(twin.buffer).index_of(places).tolist(), inside.errors(sampler)[places].tolist(), strict=True)
+    )
 
 
 def kill_in_adding(twin: HeldTwin, play: str, rng: np.random.Generator, monkeypatch: Any) -> None:
@@ -60,7 +63,7 @@ def kill_in_adding(twin: HeldTwin, play: str, rng: np.random.Generator, monkeypa
     new = {index: error for index, error in kept.items() if index not in known}
     assert (kept.items() - new.items()) <= known.items()
     # the kill ends episodes, so a last window that is shorter than the others may be drawn for the first time
-    assert not new or twin.buffer._ring.rule.length > 1
+    assert not new or inside.ring(twin.buffer).rule.length > 1
     assert set(new.values()) <= {1.0}, "the error of new transitions, as these tests rate no sequences"
 
 
@@ -70,14 +73,14 @@ def test_a_window_that_ends_with_its_process_has_the_error_of_new_transitions() 
     for _ in range(6):
         twin.add("..")
     assert errors_of(twin).keys() == {4, 5}
-    errors = prioritized(twin)._errors
+    errors = inside.errors(prioritized(twin))
     errors[:] = 0.0  # what is there of rows that were never drawn means nothing
-    errors[twin.buffer._ring.anchors()] = 0.25
+    errors[inside.ring(twin.buffer).anchors()] = 0.25
     twin.revive(copied(twin.keeper.arrays))
     twin.check()
     kept = errors_of(twin)
     assert kept == {4: 0.25, 5: 0.25, 8: 1.0, 9: 1.0}
-    ring, tree = twin.buffer._ring, prioritized(twin)._tree
+    ring, tree = inside.ring(twin.buffer), inside.tree(prioritized(twin))
     assert (tree.get(ring.anchors()) > 0.0).all()
 
 
@@ -92,7 +95,7 @@ def test_a_step_that_a_kill_breaks_off_is_gone_and_nothing_else(
         for _ in range(int(rng.integers(0, 12))):
             twin.add("".join(rng.choice(letters, 2)))
         if prioritized(twin) is not None and len(twin.buffer) and "sequences" not in kind:
-            index = twin.buffer._ring.index_of(twin.buffer._ring.anchors())
+            index = inside.ring(twin.buffer).index_of(inside.ring(twin.buffer).anchors())
             twin.buffer.update_priorities(index, rng.gamma(1.0, 3.0, len(index)))
         with attempt(BROKEN_OFF):
             kill_in_adding(twin, "".join(rng.choice(letters, 2)), rng, monkeypatch)
@@ -109,7 +112,7 @@ def test_priorities_that_a_kill_breaks_off_are_the_old_ones(
     rng, twin = np.random.default_rng(seed), world("small", "prioritized, stratified", 30)
     for _ in range(40):
         twin.add("".join(rng.choice(list("....T"), 2)))
-    index = twin.buffer._ring.index_of(twin.buffer._ring.anchors())
+    index = inside.ring(twin.buffer).index_of(inside.ring(twin.buffer).anchors())
     twin.buffer.update_priorities(index, rng.gamma(1.0, 3.0, len(index)))
     for _ in range(5):
         known, before = errors_of(twin), copied(twin.keeper.arrays)
@@ -125,7 +128,7 @@ def test_priorities_that_a_kill_breaks_off_are_the_old_ones(
         found = errors_of(twin)
         if room == "noted":
             assert found == known
-            assert prioritized(twin)._largest == before["facts"][2]
+            assert inside.largest(prioritized(twin)) == before["facts"][2]
         assert all(found[i] in (known[i], wanted[i]) for i in found)
 
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import inside
 import relive
 from effort import in_ci
 from ranked import SECONDS, Work, in_processes
@@ -254,8 +255,8 @@ def test_loaded_shards_go_on_with_the_same_batches(in_threads: InThreads, tmp_pa
 def while_waiting(shards: ShardedReplay, *acts: Callable[[], Any]) -> None:
     """At each of the next exchanges, another thread does one of these before this rank meets the others."""
     inside: Any = shards
-    ranks, to_come = inside._ranks, iter(acts)
-    meet = ranks._summed
+    ranks, to_come = inside.ranks(inside), iter(acts)
+    meet = inside.summed(ranks)
 
     def late(sent: Any) -> Any:
         act = next(to_come, None)
@@ -417,7 +418,7 @@ def trained(rank: int, count: int) -> Any:
     with pytest.raises(EmptyError):
         empty.sample(4)
     with pytest.raises(NotFiniteError if rank == count - 1 else LifecycleError):
-        shards._ranks.exchange("failing", lambda: failing(rank == count - 1))
+        inside.ranks(shards).exchange("failing", lambda: failing(rank == count - 1))
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import inside
 from children import SECONDS
 from clusters import LocalLink, check, local, steps
 from effort import often
@@ -39,7 +40,7 @@ def error_of(limit: SamplesPerInsert) -> float:
 
 
 def stored(link: LocalLink) -> int:
-    return sum(shard._ledger.stored for shard in link.shards if shard is not None)
+    return sum(inside.ledger(shard).stored for shard in link.shards if shard is not None)
 
 
 def test_workers_wait_for_the_learner_and_the_learner_for_them():

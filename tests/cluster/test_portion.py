@@ -43,7 +43,7 @@ def drawn(shards: list[Portion], batches: int, batch_size: int) -> np.ndarray:
         for k, shard in enumerate(shards):
             places = shard.draw(shard.plan(masses, batch_size, 7, t), k, shard_key(7, t, k)).places
             inside: Any = shard.replay
-            found.append(1000 * k + inside._ring.index_of(places))
+            found.append(1000 * k + inside.ring(inside).index_of(places))
     return np.concatenate(found)
 
 
@@ -92,5 +92,5 @@ def test_a_mass_at_the_very_end_of_a_shard_draws_its_last_row_whatever_the_mass_
     assert max(stretched) >= now  # some round up to it
     for mass in planned.tolist():
         drawn = shard.draw_share(Share(1, 0, mass, np.array([math.nextafter(mass, 0.0)])))
-        assert inside._ring.index_of(drawn.places).tolist() == [last]
+        assert inside.ring(inside).index_of(drawn.places).tolist() == [last]
         assert drawn.priorities == pytest.approx(mass / now * 1.1)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import inside
 import relive
 from clusters import SCHEMA, LocalLink, check, local, steps
 from effort import in_ci
@@ -121,10 +122,10 @@ def test_weights_and_probabilities_are_those_of_one_ring(normalize: Any):
 def priorities_of(replay: Replay) -> dict[int, float]:
     """The priority of each transition, by its action, read off the rings."""
     found: dict[int, float] = {}
-    link: Any = replay._group.link
+    link: Any = inside.group(replay).link
     for shard in link.shards:
         of = shard.replay
-        actions = of.at(of._ring.anchors())["action"].tolist()
+        actions = of.at(inside.ring(of).anchors())["action"].tolist()
         found |= dict(zip(actions, of.sampler.priorities().tolist(), strict=True))
     return found
 
@@ -293,7 +294,7 @@ def test_the_learner_goes_on_without_a_shard_and_takes_it_back():
     replay.update_priorities(old["index"], torch.ones(64))  # those of shard 1 go nowhere
     assert replay.stats()["dropped_updates"] == sum(index % 2 for index in old["index"].tolist())
     link.restart(1)
-    replay._group._probe(1)
+    inside.probe(inside.group(replay))(1)
     other = replay.writer([2, 3])
     other.extend(steps(30, [2, 3], start=100))
     other.flush()

@@ -12,6 +12,7 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorWrapper
 from tensordict import TensorDict
 
+import inside
 import relive
 import tagged
 from covering import covering
@@ -144,7 +145,7 @@ def bits(x: Any) -> np.ndarray:
 @every_kind
 def test_a_learner_holds_every_transition_that_truly_happened(mode: AutoresetMode, kind: str) -> None:
     one = actor(mode, "dict")
-    replay = replay_for(one._inputs.schema, kind, 200)
+    replay = replay_for(inside.inputs(one).schema, kind, 200)
     for length in (1, 4, 2, 7, 3):
         replay.extend(one.steps(length))
     batch = replay.data()
@@ -165,14 +166,14 @@ def test_a_learner_holds_every_transition_that_truly_happened(mode: AutoresetMod
                 tags = (Tag(*map(int, tagged.decode(x))) for x in (step.obs, step.next_obs))
                 expected.append((*tags, step.reward, step.terminated, step.truncated))
     assert sorted(found) == sorted(expected)
-    under_way = 0 if kind != "ordered" else int(replay._ring.under_way.sum())
+    under_way = 0 if kind != "ordered" else int(inside.ring(replay).under_way.sum())
     assert len(replay) == one.total_steps - under_way  # only the newest steps have no next observation yet
 
 
 @every_mode
 def test_two_actors_share_a_replay_by_the_numbers_of_its_envs(mode: AutoresetMode) -> None:
     chunks = [[one.steps(k) for k in (5, 1, 4)] for one in (actor(mode, "box"), actor(mode, "box"))]
-    schema = actor(mode, "box")._inputs.schema
+    schema = inside.inputs(actor(mode, "box")).schema
     shared = replay_for(schema, "ordered", 60, num_envs=6)
     for first, second in zip(*chunks, strict=True):
         shared.extend(second, envs=[5, 1, 3])
@@ -228,7 +229,7 @@ def test_a_chunk_after_a_reset_says_so_and_joins_no_two_episodes(mode: Autoreset
 
 def test_a_chunk_is_plain_arrays_in_the_dtypes_and_nesting_of_the_schema() -> None:
     one = actor(AutoresetMode.NEXT_STEP, "recurrent")
-    chunk, schema = one.steps(4), one._inputs.schema
+    chunk, schema = one.steps(4), inside.inputs(one).schema
     assert set(chunk) == {*schema.names, "next_obs", "mask"}
     for path, field in schema.leaves.items():
         value = chunk[path[0]]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import inside
 from compat.pytorchrl_play import (
     STEP,
     assert_same,
@@ -284,7 +285,7 @@ def test_n_step_windows_end_with_their_episode_and_none_is_lost(n: int) -> None:
     for cls in (ours.NStepReplayBuffer, ours.PERBuffer):
         given = parts()
         cls.create_factory(10, 3)(*given)
-        assert (given[2]._update_every, given[2].update_every) == (4, 4)
+        assert (inside.update_every(given[2]), given[2].update_every) == (4, 4)
 
 
 @pytest.mark.parametrize("together", [False, True])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import inside
 from relive import ReplayBuffer, Schema
 from relive.errors import DTypeError, FieldError, FileFormatError, NoSaveError, ParameterError, ShapeError
 from relive.exchange import from_lerobot, to_lerobot
@@ -361,7 +362,7 @@ def test_a_next_observation_that_an_episode_cannot_hold_is_named(tmp_path: Path)
 
 def test_of_two_that_write_at_once_the_first_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     twin = Twin(1, 20).play(".", "T", ".", "U")
-    last = write._write_task
+    last = inside.write_task(write)
 
     def after_another(file: Path, task: str) -> None:
         monkeypatch.setattr(write, "_write_task", last)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import inside
 from relive.cli import app
 from relive.exchange import from_minari, minari, to_minari
 from relive.steps.schema import Field
@@ -54,8 +55,8 @@ def test_episodes_go_out_and_come_back(dress: str, kind: str) -> None:
 
 
 def test_the_space_of_discrete_actions_has_the_largest_that_was_taken() -> None:
-    assert minari._space(Field((), torch.int64), 3).n == 4
-    assert minari._space(Field((), torch.int64), 0).n == 2
+    assert inside.space(minari)(Field((), torch.int64), 3).n == 4
+    assert inside.space(minari)(Field((), torch.int64), 0).n == 2
 
 
 def test_a_package_that_is_missing_for_a_format_of_files_is_named(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import inside
 from covering import covering
 from relabelling import HerTwin, view_of
 from relive.kernels import cpu, reference
@@ -25,7 +26,7 @@ def test_the_twins_agree_bit_for_bit(seed: int, strategy: int) -> None:
             twin.interrupt([int(rng.integers(num_envs))])
         if t % 4 or not len(twin.buffer):
             continue
-        ring = twin.buffer._ring
+        ring = inside.ring(twin.buffer)
         ring.ends()
         fit = GoalBytes(ring, ("obs", "achieved_goal"), ("obs", "desired_goal"), strategy, bool(seed % 2))
         places, others = ring.draw(16, t), ring.draw(16, t + 1)
@@ -78,12 +79,12 @@ def test_check_finds_an_episode_that_ends_elsewhere() -> None:
     twin = HerTwin(1, 11, dress="goals", view=view_of()).play(*"..T.....")
     twin.buffer.sample(4)
     twin.buffer.check()
-    ends, _ = twin.buffer._ring.ends()
+    ends, _ = inside.ring(twin.buffer).ends()
     ends[1] += 1
     with pytest.raises(InvariantError, match=r"8: the episode of row \d+ of env 0 ends elsewhere"):
         twin.buffer.check()
     ends[1] -= 1
-    twin.buffer._ring.step[1] = 0
+    inside.ring(twin.buffer).step[1] = 0
     with pytest.raises(InvariantError):
         twin.buffer.check()
 
@@ -91,7 +92,7 @@ def test_check_finds_an_episode_that_ends_elsewhere() -> None:
 def test_a_number_of_transitions_beyond_32_bits_does_no_harm() -> None:
     play, rows = "..T.....U..", 9
     plain, late = (HerTwin(1, rows, dress="goals", view=view_of("future", 2)) for _ in range(2))
-    ring = late.buffer._ring
+    ring = inside.ring(late.buffer)
     ring.state[:, :2] = rows * 2**30  # rows that were written, at the same places, and cleared
     ring.state[:, 3] = ring.counters[0] = 2**32 - 3  # transitions completed: the play goes beyond
     for twin in (plain, late):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import inside
 from covering import covering
 from drawing import GOALS, World, facts, filled
 from forked import in_fork
@@ -38,16 +39,16 @@ class Twins:
         self.buffer.sample(3)  # the first one of hindsight took the long way
         sampler = self.buffer.sampler
         self.weighed = isinstance(sampler, Prioritized)
-        self.ready: Any = self.buffer._direct._ready
-        memory = {"weights": sampler._bound().memory} if self.weighed else {}
+        self.ready: Any = inside.ready(inside.direct(self.buffer))
+        memory = {"weights": inside.bound(sampler)().memory} if self.weighed else {}
         self.fast = self.ready.handle
-        self.plain = self.ready.batch._replace(ring=self.buffer._ring.arrays, **memory)
+        self.plain = self.ready.batch._replace(ring=inside.ring(self.buffer).arrays, **memory)
 
     def terms(self) -> tuple[Any, ...]:
         """What is drawn."""
         rng, low = self.rng, 0.0
         if self.weighed and len(self.buffer) and rng.integers(2):
-            low = self.buffer.sampler._tree.minimum_positive()
+            low = inside.tree(self.buffer.sampler).minimum_positive()
         return int(rng.integers(99)), int(rng.integers(0, 6)), bool(rng.integers(2)), float(rng.random()), low
 
     def rows(self, count: int) -> Any:
@@ -73,7 +74,7 @@ def test_both_twins_draw_and_read_the_same_windows(kind: str, seed: int, sampler
                                                                 range(4), SAMPLERS))  # fmt: skip
 def test_both_twins_draw_and_relabel_the_same_windows(goals: str, seed: int, sampler: str) -> None:
     twins = Twins("goals", seed + 1, sampler=SAMPLERS[sampler](), view=GOALS[goals]())
-    fit = twins.buffer.view._fitted[2]
+    fit = inside.fitted(twins.buffer.view)[2]
     for count in (1, 9, 30):
         terms, n = twins.terms(), int(twins.rng.integers(1, 4))
         ratio, judged, found = float(twins.rng.random()), int(twins.rng.integers(99)), []
@@ -104,7 +105,7 @@ def test_both_twins_draw_and_relabel_the_same_windows(goals: str, seed: int, sam
 @pytest.mark.parametrize("why", ["nothing to draw", "meta", "fake", "none"])
 def test_both_twins_refuse_rows_without_memory_and_a_ring_without_anchors(sampler: str, why: str) -> None:
     twins = Twins("goals", 2, sampler=SAMPLERS[sampler](), view=GOALS["future"]())
-    rows, fit = twins.rows(5), twins.buffer.view._fitted[2]
+    rows, fit = twins.rows(5), inside.fitted(twins.buffer.view)[2]
     if why == "nothing to draw":
         twins.buffer.clear()
     elif why == "meta":

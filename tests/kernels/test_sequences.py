@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+import inside
 import oracle
 from relive import (
     Sequence,
@@ -27,9 +28,9 @@ def test_the_twins_read_the_same_bytes(seed: int) -> None:
         twin.add("".join(rng.choice(list("." * 9 + "TUB"), num_envs)))
         if rng.random() < 0.05:
             twin.interrupt([0])
-    buffer, ring = twin.buffer, twin.buffer._ring
+    buffer, ring = twin.buffer, inside.ring(twin.buffer)
     buffer.data()
-    places, batch = ring.anchors(), view._kept[ring]
+    places, batch = ring.anchors(), inside.kept(view)[ring]
     total, answers, handle = view.rows, [], batch.handle.copy()
     handle[-1] = rng.integers(2)  # time first, or not
     for kernel, taken in ((cpu, ring.handle), (reference, ring.arrays)):

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
+import inside
 from relive import Field, ReplayBuffer, RolloutBuffer, Schema
 from relive.errors import DTypeError, EpisodeEndWarning
 from relive.kernels import cpu, reference, step_table
@@ -209,7 +210,7 @@ def test_a_tensor_of_the_same_numbers_is_copied_as_it_is(change: str) -> None:
         values = step(1, ("half", "obs"))
         values["obs"] = RIGHT[change](values["obs"])
         assert made.accept(tuple(values.values()))
-        made.write(1, made._accepted)
+        made.write(1, inside.accepted(made))
         plainly(want, 1, values | {"obs": values["obs"].detach()})
         assert stored(targets) == stored(want)
 
@@ -221,7 +222,7 @@ def test_axes_of_one_item_may_have_any_stride_and_empty_tensors_any() -> None:
         strange = (torch.arange(9.0).as_strided((size, 1, 3), (7, 5, 1)),)
         assert made.accept(strange)
         made.write(0, strange)
-        assert made._targets[0][0].ravel().tolist() == [0.0, 1.0, 2.0] * size
+        assert inside.targets(made)[0][0].ravel().tolist() == [0.0, 1.0, 2.0] * size
         gaps = (torch.arange(9.0).as_strided((size, 1, 3), (7, 5, 2)),)
         assert made.accept(gaps) == (size == 0)
         for twin in (cpu, reference):
@@ -333,7 +334,7 @@ def test_a_step_that_was_stored_is_let_go() -> None:
     values = tuple(step(1).values())
     assert made.accept(values)
     made.write(0, values)
-    assert made._accepted is None
+    assert inside.accepted(made) is None
 
 
 def test_where_objects_are_laid_out_in_another_way_arrays_take_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +343,7 @@ def test_where_objects_are_laid_out_in_another_way_arrays_take_the_long_way(monk
     for t in range(3):
         rollout.add(x=np.full(N, t, np.float32), y=torch.full((N,), -t))
     assert rollout["x"].tolist() == [[t] * N for t in range(3)]
-    assert rollout._columns.copier.plan is None
+    assert inside.columns(rollout).copier.plan is None
 
 
 def test_another_layout_of_objects_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,7 +391,7 @@ def test_steps_of_alternating_kinds_each_keep_their_table() -> None:
         rollout.add(x=x, y=torch.full((N,), t) if t % 3 else np.full(N, t))
     assert rollout["x"].tolist() == [[t] * N for t in range(32)]
     assert rollout["y"].tolist() == [[t] * N for t in range(32)]
-    assert len(rollout._columns.copier._plans) == 4
+    assert len(inside.plans(inside.columns(rollout).copier)) == 4
 
 
 def test_the_second_step_of_a_kind_is_not_checked_field_by_field() -> None:

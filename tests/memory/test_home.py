@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import inside
 import twins
 from covering import covering
 from relive import Hindsight, NStep, Prioritized, ReplayBuffer, Sequence
@@ -110,10 +111,10 @@ class Full(Columns):
 def test_a_write_that_fails_leaves_no_half_of_a_step() -> None:
     twin = twins.Twin(2, 9, store=Full).play(*PLAYS)
     step = twin.step("..")
-    twin.buffer._ring.store._home.full = True
+    inside.home(inside.ring(twin.buffer).store).full = True
     with pytest.raises(OSError, match="no space"):
         twin.buffer.add(step)
-    twin.buffer._ring.store._home.full = False
+    inside.home(inside.ring(twin.buffer).store).full = False
     twin.buffer.sample(4)
     twin.buffer.check()
 
@@ -146,7 +147,7 @@ def test_what_is_no_store_is_refused() -> None:
 def test_a_copy_and_a_pickle_are_in_ram_and_draw_the_same() -> None:
     twin = twins.Twin(2, 9, dress="mixed", store=Columns).play(*PLAYS)
     for other in (deepcopy(twin.buffer), pickle.loads(pickle.dumps(twin.buffer))):
-        assert isinstance(other._ring.store, ReplayRows)
+        assert isinstance(inside.ring(other).store, ReplayRows)
         assert twins.same_batches(twin.buffer.data(), other.data())
 
 

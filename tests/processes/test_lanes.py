@@ -22,6 +22,7 @@ from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import inside
 import tagged
 from attacks.tally import record
 from children import SECONDS, done, kill, started
@@ -298,15 +299,15 @@ def test_an_owner_that_wants_many_steps_is_woken_for_them_only() -> None:
     writers = [lanes.writer(k) for k in range(2)]
     thread = threading.Thread(target=lambda: heard.append(lanes.wait(SECONDS, steps=4)), daemon=True)
     thread.start()
-    while not lanes._filled.word[0] & 1:  # until it is about to sleep
+    while not inside.filled(lanes).word[0] & 1:  # until it is about to sleep
         time.sleep(0.001)
     for t in range(3):
         for writer in writers:
             writer.add(counted(t))
-    assert lanes._filled.word[0] & 1
+    assert inside.filled(lanes).word[0] & 1
     assert not lanes.wait(0, steps=4)
     assert lanes.wait(0)
-    lanes._wanted[0] = 4  # as the thread has it
+    inside.wanted(lanes)[0] = 4  # as the thread has it
     writers[1].add(counted(3))
     thread.join(SECONDS)
     assert heard == [True]
@@ -494,7 +495,7 @@ def _raise(kind: type[BaseException], *_: Any, **__: Any) -> None:
 
 def test_counters_that_a_process_wrote_over_are_found() -> None:
     lanes, replay = Lanes(COUNTED, 1, steps=4), ReplayBuffer(COUNTED, 100)
-    lanes._lanes[0]._counters[0] = 5
+    inside.counters(inside.lanes(lanes)[0])[0] = 5
     with pytest.raises(errors.InvariantError, match="5 committed and 0 drained"):
         lanes.drain(replay)
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import inside
 from children import METHODS, SECONDS, done, kill, started
 from limiting import insert_some, sample_all, wait_for_ever
 from relive import MinSize, SamplesPerInsert
@@ -246,7 +247,7 @@ def test_processes_count_exactly_what_is_allowed(method: str) -> None:
 def test_a_process_that_is_killed_while_it_waits_holds_nobody_back() -> None:
     limit = SamplesPerInsert(1, 1, 4)
     child = started("fork", wait_for_ever, limit)
-    while not limit._bells[SAMPLES].word[0] & 1:  # until it is about to sleep
+    while not inside.bells(limit)[SAMPLES].word[0] & 1:  # until it is about to sleep
         time.sleep(0.001)
     kill(child)
     limit.wait_to_insert(1, SECONDS)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import inside
 from children import METHODS, SECONDS, add_one, claim_and_stay, done, is_open_anywhere, kill, share_and_stay, started
 from forked import in_fork
 from relive.errors import LifecycleError, ParameterError
@@ -144,7 +145,7 @@ def test_an_impossible_size_is_refused(nbytes: Any) -> None:
 def test_nobody_can_take_the_memory_away() -> None:
     block = SharedBlock.create(4096)
     with pytest.raises(PermissionError):
-        os.ftruncate(block._descriptor, 10)
+        os.ftruncate(inside.descriptor(block), 10)
 
 
 # Claims

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+import inside
 import relive.kernels
 import twins
 from children import SECONDS, done, kill, started
@@ -299,30 +300,30 @@ def test_a_rank_is_for_one_process_and_free_once_that_is_gone(server: ReplayServ
 
 def test_strangers_get_nothing_and_hold_nobody_back():
     with serve(partial(replay_of, 20)) as server, server.learner(timeout=SECONDS) as learner:
-        token = server._address.token.encode()
+        token = inside.address(server).token.encode()
         for words in (b"", b"\0\0\0\5hello", b"\xff" * 40, b"\0\0\0\x22" + token + b" 7", b"\0\0"):
             with socket.socket(socket.AF_UNIX) as stranger:
-                stranger.connect(server._address.name)
+                stranger.connect(inside.address(server).name)
                 stranger.sendall(words)
                 assert len(next(learner)["reward"]) == 4
 
 
 def test_a_stranger_with_another_token_gets_no_seat():
     with serve(partial(replay_of, 20)) as server:
-        name, token = server._address.name, server._address.token
+        name, token = inside.address(server).name, inside.address(server).token
         for wrong in (token[::-1], token[:-1], "", f"0 {token}"):
             line = Address(name, wrong).connect("0")
             with pytest.raises((EOFError, ConnectionError)):
                 line.receive()
             line.close()
-        assert server._address.connect("0").receive()[0] == "welcome"
+        assert inside.address(server).connect("0").receive()[0] == "welcome"
 
 
 def test_a_stranger_who_sends_half_a_message_holds_nobody_back_for_long(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(wire, "HASTE", 0.1)
     server, stranger = serve(partial(replay_of, 20)), socket.socket(socket.AF_UNIX)
     with server, server.learner(timeout=SECONDS) as learner, stranger:
-        stranger.connect(server._address.name)
+        stranger.connect(inside.address(server).name)
         stranger.sendall(b"\0\0")
         began = time.monotonic()
         for _ in range(6):  # more than were drawn before
@@ -370,7 +371,7 @@ def test_a_learner_that_sends_no_whole_message_loses_its_place_and_the_others_go
     with serve(partial(replay_of, 20), 4, 2, learners=2) as server:
         first, second = server.learner(0, timeout=SECONDS), server.learner(1, timeout=SECONDS)
         assert [len(next(learner)["reward"]) for learner in (first, second)] == [4, 4]
-        os.write(second._line.fileno(), sent)
+        os.write(inside.line(second).fileno(), sent)
         for _ in range(20):
             assert len(next(first)["reward"]) == 4
         with pytest.raises(LifecycleError):
@@ -385,7 +386,7 @@ def test_an_owner_that_ends_closes_what_it_opened():
     owner = Owner(replay_of(20), Order(4, 2, 1), listener, address, Line(inside), None, None)
     control.close()
     owner.run()
-    assert [end.fileno() for end in (owner._poke, owner._poked, listener)] == [-1, -1, -1]
+    assert [end.fileno() for end in (inside.poke(owner), inside.poked(owner), listener)] == [-1, -1, -1]
 
 
 # Deaths

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import inside
 from children import METHODS, SECONDS, answer, done, ring_often, started
 from relive import kernels
 from relive.processes import shared as waiting
@@ -24,7 +25,7 @@ def bell(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Bel
     """A bell that threads of this process wait for, in each way."""
     if request.param == "pauses":
         monkeypatch.setattr(waiting, "_futex", lambda: None)
-    elif waiting._futex() is None:
+    elif inside.futex(waiting)() is None:
         pytest.skip("needs Linux")
     return Bell(np.zeros(1, np.int32))
 

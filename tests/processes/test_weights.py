@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import inside
 from children import METHODS, SECONDS, done, kill, publish_for_ever, started
 from relive import Weights, errors
 
@@ -67,7 +68,7 @@ def test_a_version_that_is_overwritten_while_it_is_copied_is_fetched_again() -> 
     state = {"a": torch.zeros(8)}
     weights = Weights(state)
     weights.publish({"a": torch.ones(8)})
-    copies = weights._copies
+    copies = inside.copies(weights)
 
     class Overwritten:
         """The two versions in memory. While the first reader copies one, two newer ones are published."""

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 
+import inside
 from attacks import forger
 from children import done, started
 from effort import in_ci, often
@@ -186,8 +187,8 @@ def test_threads_that_add_and_draw_at_full_speed_wait_rather_than_tear_a_save(
         nonlocal most
         while not over.is_set():
             buffer.add(step())
-            under = buffer._saver._snapshot
-            most = max(most, sum(aside.nbytes for aside in under._aside) if under else 0)
+            under = inside.snapshot(inside.saver(buffer))
+            most = max(most, sum(aside.nbytes for aside in inside.aside(under)) if under else 0)
 
     for _ in range(700):
         buffer.add(step())

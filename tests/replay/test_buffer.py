@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+import inside
 import oracle
 import tagged
 from covering import covering
@@ -177,11 +178,11 @@ class Walk(RuleBasedStateMachine):
         self.see()
         if self.rated is not None:
             want = self.known.probabilities(self.rated.alpha, self.rated.eps)
-            index = self.buffer._ring.index_of(self.buffer._ring.anchors()).tolist()
+            index = inside.ring(self.buffer).index_of(inside.ring(self.buffer).anchors()).tolist()
             got = self.rated.priorities()
             total = got.sum()
             assert (got / total).tolist() == pytest.approx([want[i] for i in index], rel=1e-6)
-            self.rated._tree.check()
+            inside.tree(self.rated).check()
         stats = self.buffer.stats()
         assert stats["late_updates"] == self.late
         assert stats["sampled"] == self.drawn

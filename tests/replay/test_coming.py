@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+import inside
 import relive
 from covering import covering
 from relive import Field, FrameStack, NStep, Prioritized, Recent, ReplayBuffer, Schema, Uniform, WithoutReplacement
@@ -98,27 +99,27 @@ def test_batches_are_those_of_a_replay_in_memory(sampler: str, view: str, tmp_pa
 def test_a_guess_is_what_is_drawn_if_nothing_comes_between(name: str, length: int) -> None:
     view = NStep(1) if length == 1 else relive.Sequence(length)
     replay = ReplayBuffer(SCHEMA, 120, 2, sampler=SAMPLERS[name](), view=view, check_ends=False, seed=0)
-    assert guess(replay._sampler, replay._ring, 4, 1, 1, 1) is None
+    assert guess(inside.sampler(replay), inside.ring(replay), 4, 1, 1, 1) is None
     for number in range(100):
         replay.add(step(number))
     if name == "prioritized":
         rate(replay, replay.sample(6))
     if name == "recent" and length > 1:
-        assert guess(replay._sampler, replay._ring, 6, 1, 1, 2) is None
+        assert guess(inside.sampler(replay), inside.ring(replay), 6, 1, 1, 2) is None
         return
     right = total = 0
     for update in (1, 2) * 6:
-        key = stream(0, replay._progress.draws)
-        before = replay._sampler.draw_state()
-        guessed = guess(replay._sampler, replay._ring, 6, key, update, 2)
-        assert np.array_equal(replay._sampler.draw_state(), before)
-        drawn, _ = replay._sampler.draw(6, key, update, 2)
-        replay._progress.draws += 1
+        key = stream(0, inside.progress(replay).draws)
+        before = inside.sampler(replay).draw_state()
+        guessed = guess(inside.sampler(replay), inside.ring(replay), 6, key, update, 2)
+        assert np.array_equal(inside.sampler(replay).draw_state(), before)
+        drawn, _ = inside.sampler(replay).draw(6, key, update, 2)
+        inside.progress(replay).draws += 1
         if name == "without replacement" and not len(before):
             continue
         assert guessed is not None
         places = drawn[: len(guessed)]
-        again = replay._ring.stamp[guessed] < 0  # rows that cannot be drawn are drawn again
+        again = inside.ring(replay).stamp[guessed] < 0  # rows that cannot be drawn are drawn again
         right, total = right + int((guessed == places).sum()), total + len(guessed)
         assert (guessed == places)[~again].all()
     assert right > 0.7 * total > 0
@@ -186,12 +187,12 @@ def test_a_replay_that_looked_ahead_is_free_at_once(how: str, tmp_path: Path) ->
 
 
 def test_it_looks_ahead_only_while_rows_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ReplayBuffer(SCHEMA, 60, 2)._coming is None
+    assert inside.coming(ReplayBuffer(SCHEMA, 60, 2)) is None
     with ReplayBuffer.open(tmp_path / "r", SCHEMA, 60, 2, check_ends=False, seed=0) as replay:
         for number in range(40):
             replay.add(step(number))
-        keeper: Any = replay._ring.store.keeper
-        coming = replay._coming
+        keeper: Any = inside.ring(replay).store.keeper
+        coming = inside.coming(replay)
         assert coming is not None
         ask = coming.ahead.ask
         replay.sample(4)
@@ -223,7 +224,7 @@ def test_the_first_look_after_a_pause_does_not_ask_for_all_that_came_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ReplayBuffer.open(tmp_path / "r", SCHEMA, 4000, 2, check_ends=False, seed=0) as replay:
-        coming, most = replay._coming, list[int]()
+        coming, most = inside.coming(replay), list[int]()
         assert coming is not None
         monkeypatch.setattr(coming, "_written", lambda: (np.empty(0, np.int64),) * 2)
         monkeypatch.setattr(coming.ahead, "ask", lambda begins, ends: most.append(int((ends - begins).max())))
@@ -238,7 +239,7 @@ def test_the_first_look_after_a_pause_does_not_ask_for_all_that_came_meanwhile(
 
 def test_few_rows_are_asked_for_before_they_are_overwritten_if_they_are_large(tmp_path: Path) -> None:
     with ReplayBuffer.open(tmp_path / "r", IMAGES, 4000, 2, view=FrameStack(3), check_ends=False, seed=0) as replay:
-        assert replay._coming is not None
-        begins, ends = replay._coming._written()
+        assert inside.coming(replay) is not None
+        begins, ends = inside.written(inside.coming(replay))()
         assert len(begins) == 2
         assert 1600 * (ends - begins).max() <= 2 * 2**16

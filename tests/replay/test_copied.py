@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import inside
 import relive
 from covering import covering
 from forked import in_fork
@@ -128,7 +129,7 @@ def test_rows_that_were_copied_before_the_journal_and_a_flush_between_are_refuse
 def test_what_is_overwritten_during_the_copy_is_left_out(
     turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replay, take_rows = opened(tmp_path / "r"), copying._take_rows
+    replay, take_rows = opened(tmp_path / "r"), inside.take_rows(copying)
     replay.extend(steps(0, 100))
 
     def writing(*args: Any) -> None:
@@ -144,7 +145,7 @@ def test_what_is_overwritten_during_the_copy_is_left_out(
 
 
 def test_files_that_change_too_fast_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    replay, take_rows = opened(tmp_path / "r"), copying._take_rows
+    replay, take_rows = opened(tmp_path / "r"), inside.take_rows(copying)
     replay.extend(steps(0, 100))
 
     def writing(*args: Any) -> None:
@@ -160,7 +161,7 @@ def test_a_replay_that_is_opened_or_closed_during_the_copy_is_copied_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened(tmp_path / "r").close()
-    take_rows, turns = copying._take_rows, iter((True,))
+    take_rows, turns = inside.take_rows(copying), iter((True,))
 
     def writing(*args: Any) -> None:
         if next(turns, False):

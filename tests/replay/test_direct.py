@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import inside
 import twins
 from relive import Field, Prioritized, ReplayBuffer, Schema, Transition
 from relive import Sequence as SequenceView
@@ -73,13 +74,15 @@ def test_one_call_stores_the_bytes_that_the_long_way_stores(
     forms = [mapped(ways[t // 7 % 4], step) for t, step in enumerate(steps)]
     for step in forms:
         one.buffer.add(**step)
-    assert [direct is None for direct in one.buffer._writer._direct] == [False, one.buffer.own_next_obs]
-    assert all(direct is None or direct._step.hold == short for direct in one.buffer._writer._direct)
+    assert [direct is None for direct in inside.direct(inside.writer(one.buffer))] == [False, one.buffer.own_next_obs]
+    assert all(
+        direct is None or inside.step(direct).hold == short for direct in inside.direct(inside.writer(one.buffer))
+    )
     the_long_way()
     other = replay(kind)
     for step in forms:
         other.buffer.add(**step)
-    assert other.buffer._writer._direct == [None, None]
+    assert inside.direct(inside.writer(other.buffer)) == [None, None]
     assert contents(one.buffer) == contents(other.buffer)
     assert one.buffer.stats() == other.buffer.stats()
     one.buffer.check()
@@ -120,12 +123,12 @@ def test_the_rule_of_what_can_be_drawn_may_change_between_two_steps(the_long_way
 
 def test_there_is_room_for_all_events_of_a_new_rule() -> None:
     twin = Twin(1, 40, sampler=Prioritized()).play(*"......")
-    direct = twin.buffer._writer._direct[False]
+    direct = inside.direct(inside.writer(twin.buffer))[False]
     assert direct is not None
-    before = len(direct._adding.where)
+    before = len(inside.adding(direct).where)
     twin.buffer.view = SequenceView(2, 5, "max", 1, 0.5)
     twin.play(*"......")
-    assert len(direct._adding.where) == before + 2 * twin.buffer._ring.rule.history
+    assert len(inside.adding(direct).where) == before + 2 * inside.ring(twin.buffer).rule.history
     twin.check()
 
 
@@ -155,7 +158,7 @@ def test_a_wrong_step_is_refused_as_the_long_way_refuses_it(wrong: str, the_long
             twin.buffer.add(**WRONG[wrong](twin.step("..", final=True)))
         messages.append((type(refused.value), str(refused.value)))
         assert contents(twin.buffer) == before
-        assert twin.buffer._ring.pending is None
+        assert inside.ring(twin.buffer).pending is None
         the_long_way()
     assert messages[0] == messages[1]
 
@@ -180,7 +183,7 @@ def test_debug_mode_looks_at_every_number() -> None:
         twin.buffer.add(**step | {"reward": np.array([0.0, np.nan], np.float32)})
     twin.buffer.debug = False
     twin.buffer.add(**step | {"reward": np.array([0.0, np.nan], np.float32)})
-    assert twin.buffer._ring.not_finite == 1
+    assert inside.ring(twin.buffer).not_finite == 1
 
 
 # The kernel and the plain one

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import inside
 from drawing import EVERY_SAMPLER, GOALS, World, assert_same, both, facts, filled, state
 from effort import often
 from interrupting import broken_off
@@ -112,7 +113,11 @@ def test_a_function_of_goals_may_use_the_replay_and_draw_from_it(within: str) ->
             nonlocal depth
             depth += 1
             buffer = world.buffer
-            before = buffer._direct and buffer._direct._ready and weakref.ref(buffer._direct._ready.batch.table)
+            before = (
+                inside.direct(buffer)
+                and inside.ready(inside.direct(buffer))
+                and weakref.ref(inside.ready(inside.direct(buffer)).batch.table)
+            )
             if depth < 3:
                 if within == "seed":
                     buffer.seed = depth

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+import inside
 from covering import covering
 from drawing import EVERY_SAMPLER, GOALS, KINDS, World, assert_same, both, facts, filled, state
 from relabelling import worth
@@ -200,8 +201,8 @@ def test_workers_of_a_data_loader_draw_the_long_way(goals: str | None, monkeypat
 
 def test_a_batch_of_many_bytes_lets_other_threads_run(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = (filled() for _ in range(2))
-    monkeypatch.setattr(direct, "LONG", 10 * small._direct._ready.parts.rows.nbytes)
-    made = [small._direct.sample(small.view, count, 1, 1) for count in (10, 11)]
+    monkeypatch.setattr(direct, "LONG", 10 * inside.ready(inside.direct(small)).parts.rows.nbytes)
+    made = [inside.direct(small).sample(small.view, count, 1, 1) for count in (10, 11)]
     assert [batch is None for batch in made] == [False, True]
     large._direct = None
     assert_same([facts(made[0]), state(small)], [facts(large.sample(10)), state(large)])
@@ -209,7 +210,7 @@ def test_a_batch_of_many_bytes_lets_other_threads_run(monkeypatch: pytest.Monkey
 
 def test_where_torch_lacks_the_functions_the_long_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "tensor_calls", lambda: None)
-    assert filled()._direct is None
+    assert inside.direct(filled()) is None
 
 
 MODES: dict[str, Callable[[], Any]] = {

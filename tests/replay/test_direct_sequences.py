@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import inside
 from covering import covering
 from drawing import World, assert_same, both, facts, filled, others_run_during, state
 from relive import Prioritized, Recent, ReplayBuffer, Schema, Sequence, Uniform
@@ -145,7 +146,7 @@ def test_a_field_of_a_name_that_batches_use_is_refused_as_on_the_long_way() -> N
         schema = Schema({"obs": (3,), "start": (), "reward": (), **FLAGS})
         buffer: Any = ReplayBuffer(schema, 9, check_ends=False, seed=0)
         buffer.view = Sequence(3)
-        buffer._direct = None if long else buffer._direct
+        buffer._direct = None if long else inside.direct(buffer)
         for _ in range(5):
             buffer.add(obs=np.zeros((1, 3), "f4"), start=[0.0], reward=[0.0], terminated=[False], truncated=[False])
         with pytest.raises(SchemaError, match="'start'") as caught:
@@ -161,9 +162,12 @@ def test_a_field_of_a_name_that_batches_use_is_refused_as_on_the_long_way() -> N
 def test_both_twins_draw_and_read_the_same_sequences(kind: str, view: str, sampler: str) -> None:
     buffer = filled(kind, view=VIEWS[view](), sampler=SAMPLERS[sampler]())
     buffer.sample(3)
-    weighed, ready, store = sampler != "uniform", buffer._direct._ready, buffer._ring.store
-    memory = {"weights": buffer.sampler._bound().memory} if weighed else {}
-    plain, cut = ready.batch._replace(ring=buffer._ring.arrays, **memory), buffer.view._kept[buffer._ring]
+    weighed, ready, store = sampler != "uniform", inside.ready(inside.direct(buffer)), inside.ring(buffer).store
+    memory = {"weights": inside.bound(buffer.sampler)().memory} if weighed else {}
+    plain, cut = (
+        ready.batch._replace(ring=inside.ring(buffer).arrays, **memory),
+        inside.kept(buffer.view)[inside.ring(buffer)],
+    )
     for count in (1, 2, 9, 30):
         found = []
         for kernels, batch in ((cpu, ready.handle), (reference, plain)):
@@ -191,9 +195,9 @@ def test_both_twins_draw_and_read_the_same_sequences(kind: str, view: str, sampl
 def test_other_threads_run_while_sequences_are_read() -> None:
     buffer = filled("flat", view=Sequence(20, 10))
     buffer.sample(2)
-    ready, count = buffer._direct._ready, 400
+    ready, count = inside.ready(inside.direct(buffer)), 400
     rows = torch.zeros(count, ready.parts.rows.nbytes, dtype=torch.uint8)
-    store, cut = buffer._ring.store, buffer.view._kept[buffer._ring]
+    store, cut = inside.ring(buffer).store, inside.kept(buffer.view)[inside.ring(buffer)]
     steps, states = store.memory(cut.shape(count)), store.memory((0,))
 
     def work(number: int) -> Any:

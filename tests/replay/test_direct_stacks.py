@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+import inside
 from covering import covering
 from drawing import EVERY_SAMPLER, World, assert_same, both, facts, filled, others_run_during, state
 from effort import often
@@ -146,10 +147,13 @@ def test_both_twins_draw_and_stack_the_same_frames(view: str, kind: str, weighed
     world = World(kind, 1, False, view=stacks(kind, view)(), sampler=Prioritized() if weighed else None)
     for _ in range(30):
         world.add()
-    buffer, store = world.buffer, world.buffer._ring.store
+    buffer, store = world.buffer, inside.ring(world.buffer).store
     buffer.sample(3)
-    ready, weights = buffer._direct._ready, {"weights": buffer.sampler._bound().memory} if weighed else {}
-    plain = ready.batch._replace(ring=buffer._ring.arrays, **weights)
+    ready, weights = (
+        inside.ready(inside.direct(buffer)),
+        {"weights": inside.bound(buffer.sampler)().memory} if weighed else {},
+    )
+    plain = ready.batch._replace(ring=inside.ring(buffer).arrays, **weights)
     for count, depth, repeat in ((1, 1, True), (9, buffer.view.depth, False), (30, buffer.view.depth, True)):
         found = []
         for kernels, batch in ((cpu, ready.handle), (reference, plain)):
@@ -202,10 +206,10 @@ def test_no_byte_outside_of_frames_and_stacks_is_read_or_written() -> None:
 def test_other_threads_run_while_frames_are_copied() -> None:
     buffer = filled("large", view=FrameStack(4))
     buffer.sample(2)
-    ready, count = buffer._direct._ready, 400
+    ready, count = inside.ready(inside.direct(buffer)), 400
     rows, memory = (
         torch.zeros(count, ready.parts.rows.nbytes, dtype=torch.uint8),
-        buffer._ring.store.stack_memory(8 * count),
+        inside.ring(buffer).store.stack_memory(8 * count),
     )
 
     def work(number: int) -> Any:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+import inside
 from relive import Collector, Field, ReplayBuffer, Schema, errors
 
 FLAGS = {"terminated": Field((), torch.bool), "truncated": Field((), torch.bool)}
@@ -130,7 +131,7 @@ def test_a_right_loop_says_nothing_whether_the_env_moves_stands_still_or_meets_a
     envs = walks(space, count, wall=wall, length=length)
     heard, replay = played(envs, kind, before=copy.deepcopy, check_ends=True)
     assert heard == []
-    assert wall != np.inf or length == 1 or replay._writer._reuse is None
+    assert wall != np.inf or length == 1 or inside.reuse(inside.writer(replay)) is None
     own_array = SyncVectorEnv([lambda: Walk(space, length, wall)] * count)  # copies
     assert played(own_array, kind)[0] == []
 
@@ -196,11 +197,11 @@ def test_a_copy_begins_the_check_again_and_it_stops_by_itself() -> None:
     still = np.zeros((1, 2), np.float32)
     bandit(replay, [still] * 3, ended=False)
     for again in (pickle.loads(pickle.dumps(replay)), copy.deepcopy(replay)):
-        assert again._writer._reuse._held == (None, ())  # none of the arrays is copied
+        assert inside.held(inside.reuse(inside.writer(again))) == (None, ())  # none of the arrays is copied
         bandit(again, [still] * 3, ended=False)
-    assert replay._writer._reuse is not None
+    assert inside.reuse(inside.writer(replay)) is not None
     bandit(replay, [still] * 80, ended=False)
-    assert replay._writer._reuse is None
+    assert inside.reuse(inside.writer(replay)) is None
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name.lower())

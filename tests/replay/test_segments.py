@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import inside
 from attacks import forger
 from effort import in_ci, often
 from relive import ReplayBuffer, SchemaChanges
@@ -30,7 +31,7 @@ def few_rows_are_many_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def kept_by(buffer: ReplayBuffer) -> list[bytes]:
     """Every live byte that a replay keeps, and the cursors, counters and the sampler's state."""
-    ring, come = buffer._ring, buffer._progress
+    ring, come = inside.ring(buffer), inside.progress(buffer)
     places = ring.places()
     rows = [ring.store.dump(places), *(ring.store.dump_large(name, places).numpy() for name in ring.store.large)]
     state = buffer.sampler.state_dict()
@@ -173,7 +174,7 @@ def test_a_save_that_somebody_replaced_or_damaged_is_replaced(tmp_path: Path) ->
 
 def test_a_save_into_a_place_of_version_1_replaces_it(tmp_path: Path) -> None:
     buffer = Twin(2, 40).play(*[".."] * 30).buffer
-    persist.write(tmp_path / "save", *buffer._saver.whole_state())
+    persist.write(tmp_path / "save", *inside.saver(buffer).whole_state())
     again = ReplayBuffer.load(tmp_path / "save")
     assert kept_by(again) == kept_by(buffer)
     again.save(tmp_path / "save")
@@ -279,7 +280,7 @@ def test_an_env_that_stands_still_does_not_keep_the_rows_of_others_for_ever(tmp_
                 twin.buffer.save(tmp_path / "save")
         twin.buffer.save(tmp_path / "save")
         assert_saved(twin.buffer, tmp_path / "save")
-        assert stored_rows(tmp_path / "save") <= 2 * twin.buffer._ring.rows_live
+        assert stored_rows(tmp_path / "save") <= 2 * inside.ring(twin.buffer).rows_live
 
 
 def test_an_env_that_moves_slowly_does_not_keep_the_rows_of_others_for_ever(tmp_path: Path) -> None:
@@ -290,7 +291,7 @@ def test_an_env_that_moves_slowly_does_not_keep_the_rows_of_others_for_ever(tmp_
         for _ in range(11):
             twin.add(".", [1])
         twin.buffer.save(tmp_path / "save")
-        stored, live = stored_rows(tmp_path / "save"), twin.buffer._ring.rows_live
+        stored, live = stored_rows(tmp_path / "save"), inside.ring(twin.buffer).rows_live
         assert stored <= 2 * live
         most = max(most, stored - live)
     assert most > 20  # rows that are gone do stay for a while

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import twins
 from covering import covering
 from forked import in_fork
@@ -139,7 +140,7 @@ def test_a_defect_of_a_view_reaches_the_learner_with_its_traceback():
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("mine")
 
-    replay._reader.read = broken
+    inside.reader(replay).read = broken
     next(stream)
     time.sleep(0.05)
     with pytest.raises(ZeroDivisionError, match="mine") as caught:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+import inside
 import oracle
 from covering import covering
 from effort import first_of
@@ -94,9 +95,9 @@ def test_asynchronous_envs_step_at_any_pace_and_in_any_order(dress: str) -> None
 
 def test_a_masked_row_is_not_stored_and_nothing_is_joined_across_it() -> None:
     twin = Twin(3, 8).play("...", "...")
-    heads = twin.buffer._ring.heads.copy()
+    heads = inside.ring(twin.buffer).heads.copy()
     twin.add("...", mask=[True, False, True])
-    assert (twin.buffer._ring.heads - heads).tolist() == [1, 0, 1]
+    assert (inside.ring(twin.buffer).heads - heads).tolist() == [1, 0, 1]
     twin.add("...")
     twin.check()
     assert len(twin.buffer) == 3 + 1 + 3
@@ -129,7 +130,7 @@ def test_a_masked_time_limit_after_no_step_is_left_out_whole() -> None:
     twin.play("T")
     twin.add("U", mask=[False])
     twin.extend([".", "U", "U", "U"], [[True], [False], [False], [False]])
-    assert twin.buffer._ring.heads.tolist() == [4]  # a step and what it ended on; a step and what it led to
+    assert inside.ring(twin.buffer).heads.tolist() == [4]  # a step and what it ended on; a step and what it led to
     twin.check()
     assert len(twin.buffer) == 2
 
@@ -141,7 +142,7 @@ def test_a_masked_time_limit_is_found_among_steps_of_own_next_observations() -> 
         buffer.add(step, truncated=[False])
         buffer.add(step, truncated=[True], mask=np.array([False]))
         assert len(buffer) == 1  # what the first led to it told itself
-        assert buffer._ring.heads.tolist() == [1]
+        assert inside.ring(buffer).heads.tolist() == [1]
 
 
 @pytest.mark.parametrize("wrap", [lambda x: x, np.bool_, torch.tensor, lambda x: [x], lambda x: np.array([x])])
@@ -150,7 +151,7 @@ def test_with_one_env_a_mask_may_be_a_single_bool(wrap: Callable[[bool], Any]) -
     step = {"obs": [0.0, 1.0], "action": 0, "reward": 1.0, "terminated": False, "truncated": False}
     for kept in (True, True, False, True):
         buffer.add(step, mask=wrap(kept))
-    assert buffer._ring.heads.tolist() == [3]
+    assert inside.ring(buffer).heads.tolist() == [3]
     assert len(buffer) == 1
     several = ReplayBuffer(PLAIN, 18, 2)
     with pytest.raises(ShapeError, match=r"mask: expected bool \(2,\), got bool \(\)"):
@@ -276,7 +277,7 @@ def test_after_a_clear_it_is_as_good_as_new_but_for_its_numbers() -> None:
     for sampler in SAMPLERS.values():
         twin = Twin(2, 6, sampler=sampler()).play(*random_plays(1, 2, 15))
         twin.buffer.sample(2)
-        numbers = twin.buffer._ring.heads.copy()
+        numbers = inside.ring(twin.buffer).heads.copy()
         twin.clear()
         assert len(twin.buffer) == 0
         assert len(twin.buffer.data()) == 0

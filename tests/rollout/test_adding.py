@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import inside
 from relive import RolloutBuffer, errors
 from rollouts import SCHEMA, Step, filled, holds, step
 
@@ -100,7 +101,7 @@ def test_what_does_not_fit_is_refused_as_by_the_long_way(names: tuple[str, ...])
     ]
     for each in wrong:
         with pytest.raises(errors.ReliveError) as long_way:
-            filled([values], 4)._writer._add(dict(each))
+            inside.add(inside.writer(filled([values], 4)))(dict(each))
         with pytest.raises(errors.ReliveError) as found:
             rollout.add(each)
         assert (type(found.value), str(found.value)) == (type(long_way.value), str(long_way.value))

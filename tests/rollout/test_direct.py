@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import inside
 import relive
 from fields import LEAVES, bits, noise
 from interrupting import broken_off
@@ -152,7 +153,7 @@ def test_a_column_that_gets_new_memory_is_found_there_after_an_interrupt() -> No
     for at in itertools.count():
         source["advantage"] = wide
         list(source.minibatches(num_batches=2, epochs=2))  # notes where the columns lie
-        off = broken_off(lambda: source._columns.attach({("advantage",): column}), at)
+        off = broken_off(lambda: inside.columns(source).attach({("advantage",): column}), at)
         source["advantage"] = column * at
         for batch in source.minibatches(num_batches=2, epochs=2):
             assert torch.equal(batch["advantage"], torch.full((3,), float(at)))
@@ -176,7 +177,11 @@ def test_rows_that_do_not_begin_at_the_first_place_are_read(the_long_way: Callab
         source.seed = 7
         found.append([told(batch) for batch in source.minibatches(num_batches=3, epochs=2)])
         the_long_way()
-    assert (source.steps, source._columns.start, source._minibatches._packing is None) == (19, 5, False)
+    assert (source.steps, inside.columns(source).start, inside.packing(inside.minibatches(source)) is None) == (
+        19,
+        5,
+        False,
+    )
     assert found[0] == found[1]
 
 
@@ -202,13 +207,13 @@ def test_a_batch_that_cannot_be_made_directly_is_made_the_long_way(monkeypatch: 
 def test_without_the_functions_of_torch_batches_are_made_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
     want = [told(batch) for batch in rollout("flat").minibatches(num_batches=4, epochs=2)]
     monkeypatch.setattr(direct, "tensor_calls", lambda: None)
-    direct._batch_of.cache_clear()
+    inside.batch_of(direct).cache_clear()
     try:
         source = rollout("flat")
         assert [told(batch) for batch in source.minibatches(num_batches=4, epochs=2)] == want
-        assert source._minibatches._packing.batch is None
+        assert inside.packing(inside.minibatches(source)).batch is None
     finally:
-        direct._batch_of.cache_clear()
+        inside.batch_of(direct).cache_clear()
 
 
 def test_a_missing_advantage_is_an_error_that_names_the_fields_there_are() -> None:

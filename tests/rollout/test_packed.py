@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import inside
 import relive
 from fields import DTYPES, LEAVES, bits, noise
 from relive import Field, RolloutBuffer
@@ -35,7 +36,9 @@ def filled(steps: int, envs: int) -> RolloutBuffer:
 @pytest.mark.parametrize("many", [1, 10**9])
 def test_packing_does_not_change_a_batch(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = filled(40, 3)
-    expected = [rollout.flat()[order] for order in torch.from_numpy(rollout._permutations.next(120).numpy()).split(7)]
+    expected = [
+        rollout.flat()[order] for order in torch.from_numpy(inside.permutations(rollout).next(120).numpy()).split(7)
+    ]
     rollout.seed = 1
     monkeypatch.setattr(minibatches, "MANY", many)
     for batch, want in zip(rollout.minibatches(7), expected, strict=True):

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import inside
 import oracle
 import relive
 from covering import covering
@@ -541,7 +542,7 @@ def test_keeping_states_now_and_then_takes_so_much_less_memory() -> None:
     schema = SMALL.extend(hidden=((2, 64), (2, 64)))
 
     def bytes_of(rollout: RolloutBuffer) -> int:
-        parts = [part for part in (rollout._columns, rollout._states.rows) if part is not None]
+        parts = [part for part in (inside.columns(rollout), inside.states(rollout).rows) if part is not None]
         return sum(part.view(path).nbytes for part in parts for path in part.own)
 
     whole = bytes_of(RolloutBuffer(schema, 128, 4))

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import inside
 from effort import first_of
 from rating import Pair, lazily_negated
 from relive import FrameStack, Prioritized
@@ -156,7 +157,7 @@ def test_indices_and_errors_of_every_kind_mean_the_same(kind: str) -> None:
     elif kind == "int32":
         index = index.int()
     assert twin.buffer.update_priorities(index, errors) == 0
-    assert {i: twin.buffer.sampler._errors[i] for i in want} == want
+    assert {i: inside.errors(twin.buffer.sampler)[i] for i in want} == want
     twin.buffer.check()
 
 
@@ -328,7 +329,7 @@ def test_both_twins_read_the_same_tensors(kind: str) -> None:
 
 def test_a_view_with_a_history_may_hide_rows_that_are_live_and_their_errors_come_late() -> None:
     twin = Twin(1, 8, sampler=Prioritized(), view=FrameStack(3)).play(*"..........")
-    oldest = int(twin.buffer._ring.oldest[0])
+    oldest = int(inside.ring(twin.buffer).oldest[0])
     assert twin.buffer.update_priorities([oldest, oldest + 2], [1.0, 2.0]) == 1
     assert twin.buffer.stats()["late_updates"] == 1
     twin.buffer.check()
@@ -338,7 +339,7 @@ def test_a_copy_of_a_sampler_has_no_addresses_of_the_other() -> None:
     twin = Twin(1, 20, sampler=Prioritized()).play(*"........")
     twin.buffer.sample(4)
     other = copy.deepcopy(twin.buffer.sampler)
-    assert other._binding is None
+    assert inside.binding(other) is None
     assert other.alpha == twin.buffer.sampler.alpha
     again = Twin(1, 20, sampler=other).play(*"......")
     again.buffer.sample(4)

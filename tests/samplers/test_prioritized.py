@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import inside
 import oracle
 from fit import check_fit, equal, many
 from relive import (
@@ -286,7 +287,7 @@ def test_what_float32_would_lose_beside_a_huge_priority_keeps_its_exact_chance()
     known = oracle.Priorities()
     known.errors = dict(enumerate(errors))
     check_weights(twin.buffer.sampler, twin.buffer.sample(50), known)
-    tree = twin.buffer.sampler._tree
+    tree = inside.tree(twin.buffer.sampler)
     assert tree.total == 2.0**30 + 1 + 40 * 2
     assert tree.find([40.5 + 2.0**30, tree.total - 0.5]).tolist() == [20, 40]
     twin.buffer.update_priorities([20], [0.0])  # and nothing of it is left behind

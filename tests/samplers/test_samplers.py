@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import inside
 import oracle
 from covering import covering
 from relive import (
@@ -185,7 +186,7 @@ def test_a_loaded_state_goes_on_exactly_like_the_saved_sampler(name: str) -> Non
             one.buffer.update_priorities(batch["index"], rng.exponential(size=7))  # not numbers of float32
     for twin in (one, other):
         twin.add("...")
-    other.buffer._progress.draws = one.buffer._progress.draws
+    inside.progress(other.buffer).draws = inside.progress(one.buffer).draws
     state = one.buffer.sampler.state_dict()
     other.buffer.sampler.load_state_dict(state)
     for value in state.values():  # the state is a copy: what is done to it touches neither
@@ -332,10 +333,10 @@ def test_a_seed_may_be_any_integer() -> None:
 def test_batches_of_a_sampler_are_what_the_view_reads_and_no_view_of_storage() -> None:
     twin = uneven(sampler=Prioritized())
     batch = twin.buffer.sample(8)
-    before = twin.buffer._ring.store.target.tobytes()
+    before = inside.ring(twin.buffer).store.target.tobytes()
     for leaf in batch_leaves(batch).values():
         leaf[...] = 1
-    assert twin.buffer._ring.store.target.tobytes() == before
+    assert inside.ring(twin.buffer).store.target.tobytes() == before
     assert isinstance(twin.buffer, ReplayBuffer)
 
 
@@ -348,16 +349,16 @@ def test_check_finds_priorities_that_are_not_those_of_what_can_be_drawn(where: s
     twin = Twin(2, 6, sampler=make()).play("..", ".T", "..", "U.", "..")
     twin.buffer.sample(3)
     twin.buffer.check()
-    sampler, ring = twin.buffer._ratings.prioritized, twin.buffer._ring
+    sampler, ring = inside.ratings(twin.buffer).prioritized, inside.ring(twin.buffer)
     places = ring.anchors()
     if where == "a weight":
-        sampler._tree.set(places[:1], 0.0)
+        inside.tree(sampler).set(places[:1], 0.0)
     elif where == "an error":
-        sampler._errors[places[-1]] = 7.0
+        inside.errors(sampler)[places[-1]] = 7.0
     elif where == "a row that cannot be drawn":
-        sampler._tree.set(ring.live_places(0)[-1:], 1.0)
+        inside.tree(sampler).set(ring.live_places(0)[-1:], 1.0)
     else:
-        sampler._tree._nodes[-1] += 1.0
+        inside.nodes(inside.tree(sampler))[-1] += 1.0
     with pytest.raises(InvariantError):
         twin.buffer.check()
 
@@ -366,8 +367,8 @@ def test_check_finds_priorities_that_are_not_those_of_what_can_be_drawn(where: s
 def test_check_finds_sequences_that_are_weighed_wrongly(weigh: Any) -> None:
     twin = Twin(2, 9, view=Sequence(2, weigh=weigh)).play(*[".."] * 5, ".T", "..", "..")
     twin.buffer.check()
-    windows = twin.buffer.sampler._windows
-    windows._tree.set(twin.buffer._ring.anchors()[-1:], 5.0)
+    windows = inside.windows(twin.buffer.sampler)
+    inside.tree(windows).set(inside.ring(twin.buffer).anchors()[-1:], 5.0)
     with pytest.raises(InvariantError, match="sampler: place"):
         twin.buffer.check()
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import inside
 import oracle
 from covering import covering
 from effort import often
@@ -70,7 +71,7 @@ def recent(twin: Twin, k: int, of: int) -> list[oracle.Row]:
     sampler, truth = twin.buffer.sampler, twin.truth
     assert isinstance(sampler, Recent)
     transitions, anchors = truth.anchors(), twin.anchors()
-    if twin.buffer._ring.rule.length == 1:
+    if inside.ring(twin.buffer).rule.length == 1:
         transitions = anchors
     count = oracle.recent_count(len(transitions), sampler.eta, sampler.c_min, k, of)
     while True:
@@ -233,12 +234,12 @@ def test_weights_kept_step_by_step_are_those_made_anew(
             twin.clear()
         sampler = twin.buffer.sampler
         assert isinstance(sampler, Uniform)
-        assert sampler._windows is not None
-        leaves = _leaves(sampler._windows._tree)
+        assert inside.windows(sampler) is not None
+        leaves = _leaves(inside.tree(inside.windows(sampler)))
         fresh = Uniform()
-        fresh.attach(twin.buffer._ring)
-        assert fresh._windows is not None
-        assert np.array_equal(leaves, _leaves(fresh._windows._tree))
+        fresh.attach(inside.ring(twin.buffer))
+        assert inside.windows(fresh) is not None
+        assert np.array_equal(leaves, _leaves(inside.tree(inside.windows(fresh))))
         twin.buffer.check()
 
 

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import inside
 import tagged
 from covering import covering
 from effort import often
@@ -380,8 +381,8 @@ def test_a_mixture_of_views_that_do_not_fit_is_refused_at_the_call_and_draws_not
 
 def part(batch: SequenceBatch, chosen: torch.Tensor) -> SequenceBatch:
     """Some of the sequences of a batch."""
-    leaves = {path: x[:, chosen] if batch.time_first else x[chosen] for path, x in batch._leaves.items()}
-    facts = {name: fact[chosen] for name, fact in batch._facts.items() if name != "source"}
+    leaves = {path: x[:, chosen] if batch.time_first else x[chosen] for path, x in inside.leaves(batch).items()}
+    facts = {name: fact[chosen] for name, fact in inside.facts(batch).items() if name != "source"}
     hidden = tuple(x[:, chosen].contiguous() if x.dim() > 2 else x[chosen] for x in batch["hidden"])
     return SequenceBatch(leaves, facts, hidden, time_first=batch.time_first)
 

@@ -1,0 +1,329 @@
+"""The private parts that tests look into, each by one function: when a part moves, this module follows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def accepted(owner: Any) -> Any:
+    return owner._accepted
+
+
+def add(owner: Any) -> Any:
+    return owner._add
+
+
+def adding(owner: Any) -> Any:
+    return owner._adding
+
+
+def address(owner: Any) -> Any:
+    return owner._address
+
+
+def aside(owner: Any) -> Any:
+    return owner._aside
+
+
+def ask(owner: Any) -> Any:
+    return owner._ask
+
+
+def batch_of(owner: Any) -> Any:
+    return owner._batch_of
+
+
+def bells(owner: Any) -> Any:
+    return owner._bells
+
+
+def binding(owner: Any) -> Any:
+    return owner._binding
+
+
+def bound(owner: Any) -> Any:
+    return owner._bound
+
+
+def calls(owner: Any) -> Any:
+    return owner._calls
+
+
+def close(owner: Any) -> Any:
+    return owner._close
+
+
+def columns(owner: Any) -> Any:
+    return owner._columns
+
+
+def coming(owner: Any) -> Any:
+    return owner._coming
+
+
+def copies(owner: Any) -> Any:
+    return owner._copies
+
+
+def counters(owner: Any) -> Any:
+    return owner._counters
+
+
+def descriptor(owner: Any) -> Any:
+    return owner._descriptor
+
+
+def direct(owner: Any) -> Any:
+    return owner._direct
+
+
+def durable(owner: Any) -> Any:
+    return owner._durable
+
+
+def end(owner: Any) -> Any:
+    return owner._end
+
+
+def episodes(owner: Any) -> Any:
+    return owner._episodes
+
+
+def errors(owner: Any) -> Any:
+    return owner._errors
+
+
+def facts(owner: Any) -> Any:
+    return owner._facts
+
+
+def filled(owner: Any) -> Any:
+    return owner._filled
+
+
+def fitted(owner: Any) -> Any:
+    return owner._fitted
+
+
+def free_in_groups(owner: Any) -> Any:
+    return owner._free_in_groups
+
+
+def futex(owner: Any) -> Any:
+    return owner._futex
+
+
+def group(owner: Any) -> Any:
+    return owner._group
+
+
+def held(owner: Any) -> Any:
+    return owner._held
+
+
+def hidden(owner: Any) -> Any:
+    return owner._hidden
+
+
+def holder(owner: Any) -> Any:
+    return owner._holder
+
+
+def home(owner: Any) -> Any:
+    return owner._home
+
+
+def inputs(owner: Any) -> Any:
+    return owner._inputs
+
+
+def kept(owner: Any) -> Any:
+    return owner._kept
+
+
+def lanes(owner: Any) -> Any:
+    return owner._lanes
+
+
+def largest(owner: Any) -> Any:
+    return owner._largest
+
+
+def leaves(owner: Any) -> Any:
+    return owner._leaves
+
+
+def ledger(owner: Any) -> Any:
+    return owner._ledger
+
+
+def line(owner: Any) -> Any:
+    return owner._line
+
+
+def locks(owner: Any) -> Any:
+    return owner._locks
+
+
+def minibatches(owner: Any) -> Any:
+    return owner._minibatches
+
+
+def minima(owner: Any) -> Any:
+    return owner._minima
+
+
+def nodes(owner: Any) -> Any:
+    return owner._nodes
+
+
+def obs(owner: Any) -> Any:
+    return owner._obs
+
+
+def offsets(owner: Any) -> Any:
+    return owner._offsets
+
+
+def packing(owner: Any) -> Any:
+    return owner._packing
+
+
+def parts(owner: Any) -> Any:
+    return owner._parts
+
+
+def permutations(owner: Any) -> Any:
+    return owner._permutations
+
+
+def pieces(owner: Any) -> Any:
+    return owner._pieces
+
+
+def plans(owner: Any) -> Any:
+    return owner._plans
+
+
+def poke(owner: Any) -> Any:
+    return owner._poke
+
+
+def poked(owner: Any) -> Any:
+    return owner._poked
+
+
+def probe(owner: Any) -> Any:
+    return owner._probe
+
+
+def progress(owner: Any) -> Any:
+    return owner._progress
+
+
+def ranks(owner: Any) -> Any:
+    return owner._ranks
+
+
+def ratings(owner: Any) -> Any:
+    return owner._ratings
+
+
+def reader(owner: Any) -> Any:
+    return owner._reader
+
+
+def ready(owner: Any) -> Any:
+    return owner._ready
+
+
+def received(owner: Any) -> Any:
+    return owner._received
+
+
+def reuse(owner: Any) -> Any:
+    return owner._reuse
+
+
+def ring(owner: Any) -> Any:
+    return owner._ring
+
+
+def sampler(owner: Any) -> Any:
+    return owner._sampler
+
+
+def saver(owner: Any) -> Any:
+    return owner._saver
+
+
+def seed(owner: Any) -> Any:
+    return owner._seed
+
+
+def size(owner: Any) -> Any:
+    return owner._size
+
+
+def snapshot(owner: Any) -> Any:
+    return owner._snapshot
+
+
+def space(owner: Any) -> Any:
+    return owner._space
+
+
+def states(owner: Any) -> Any:
+    return owner._states
+
+
+def step(owner: Any) -> Any:
+    return owner._step
+
+
+def summed(owner: Any) -> Any:
+    return owner._summed
+
+
+def take_rows(owner: Any) -> Any:
+    return owner._take_rows
+
+
+def targets(owner: Any) -> Any:
+    return owner._targets
+
+
+def tree(owner: Any) -> Any:
+    return owner._tree
+
+
+def under_way(owner: Any) -> Any:
+    return owner._under_way
+
+
+def update_every(owner: Any) -> Any:
+    return owner._update_every
+
+
+def wanted(owner: Any) -> Any:
+    return owner._wanted
+
+
+def windows(owner: Any) -> Any:
+    return owner._windows
+
+
+def words(owner: Any) -> Any:
+    return owner._words
+
+
+def write_task(owner: Any) -> Any:
+    return owner._write_task
+
+
+def writer(owner: Any) -> Any:
+    return owner._writer
+
+
+def written(owner: Any) -> Any:
+    return owner._written
