@@ -176,8 +176,8 @@ class Asked:
     def __init__(self, replay: Any) -> None:
         store, self.missing = replay._ring.store, list[int]()
         self._parts = [store.target, *(block.reshape(len(block), -1) for block in store.blocks.values())]
-        self._rows, self._ask = np.empty(0, np.int64), replay._coming.ahead.ask
-        replay._coming.ahead.ask = self.ask
+        self._rows, self._ask = np.empty(0, np.int64), replay._reader.prefetch.ahead.ask
+        replay._reader.prefetch.ahead.ask = self.ask
 
     def ask(self, begins: Any, ends: Any) -> int:
         self._rows = np.concatenate([np.arange(*run) for run in zip(begins, ends, strict=True)])
@@ -198,14 +198,14 @@ def half_in_memory(job: Job, what: Callable[[Job, Any], Turns], turns: int, plac
     """The lines of a workload: batches or trainings over a ring that is half in memory."""
     replay = job.replay(place)
     replay.flush()
-    looks, pages, asked = replay._coming, Pages(replay), Asked(replay)
+    looks, pages, asked = replay._reader.prefetch, Pages(replay), Asked(replay)
     kinds = {label: what(job, job.replay(None) if label == MEMORY else replay) for label in NOTES}
     took: dict[str, list[float]] = {label: [] for label in kinds}
     gc.collect()
     for turn in range(2 + turns):
         for label, one in kinds.items():
             replay._ring.store.keeper.expect_random(True)
-            replay._coming = looks if label == WITH else None
+            replay._reader.prefetch = looks if label == WITH else None
             if label != MEMORY:
                 pages.keep(SHARE)
                 next(one)  # notices that rows are missing, so that the next batches are asked for early
@@ -217,7 +217,7 @@ def half_in_memory(job: Job, what: Callable[[Job, Any], Turns], turns: int, plac
                 if label != MEMORY:
                     pages.read(batch)
             took[label] += found if turn > 1 else []
-    replay._coming = looks
+    replay._reader.prefetch = looks
     missing = max(round(statistics.median(asked.missing)), 1)
     disk = [pages.random_reads(missing) for _ in range(3 * TURNS)]
     replay.close()

@@ -105,8 +105,7 @@ class World:
         """Go on with this replay."""
         self.buffer: Any = buffer
         if self.long:
-            buffer._direct = None
-            inside.ratings(self.buffer)._calls = None
+            inside.take_the_long_way(buffer)
 
     def noise(self, path: tuple[str, ...], field: Field) -> Tensor:
         if path == ("reward",) or path[-1].endswith("_goal") or path[0] == "info":

@@ -57,10 +57,6 @@ def columns(owner: Any) -> Any:
     return owner._columns
 
 
-def coming(owner: Any) -> Any:
-    return owner._coming
-
-
 def copies(owner: Any) -> Any:
     return owner._copies
 
@@ -71,10 +67,6 @@ def counters(owner: Any) -> Any:
 
 def descriptor(owner: Any) -> Any:
     return owner._descriptor
-
-
-def direct(owner: Any) -> Any:
-    return owner._direct
 
 
 def durable(owner: Any) -> Any:
@@ -109,6 +101,10 @@ def free_in_groups(owner: Any) -> Any:
     return owner._free_in_groups
 
 
+def fused(owner: Any) -> Any:
+    return owner._fused
+
+
 def futex(owner: Any) -> Any:
     return owner._futex
 
@@ -135,10 +131,6 @@ def home(owner: Any) -> Any:
 
 def inputs(owner: Any) -> Any:
     return owner._inputs
-
-
-def kept(owner: Any) -> Any:
-    return owner._kept
 
 
 def lanes(owner: Any) -> Any:
@@ -213,6 +205,14 @@ def poked(owner: Any) -> Any:
     return owner._poked
 
 
+def prefetch(owner: Any) -> Any:
+    return owner._reader.prefetch
+
+
+def prioritized(owner: Any) -> Any:
+    return owner._prioritized
+
+
 def probe(owner: Any) -> Any:
     return owner._probe
 
@@ -225,16 +225,12 @@ def ranks(owner: Any) -> Any:
     return owner._ranks
 
 
-def ratings(owner: Any) -> Any:
-    return owner._ratings
-
-
 def reader(owner: Any) -> Any:
     return owner._reader
 
 
-def ready(owner: Any) -> Any:
-    return owner._ready
+def readers(owner: Any) -> Any:
+    return owner._readers
 
 
 def received(owner: Any) -> Any:
@@ -327,3 +323,10 @@ def writer(owner: Any) -> Any:
 
 def written(owner: Any) -> Any:
     return owner._written
+
+
+def take_the_long_way(buffer: Any) -> None:
+    """Have batches drawn and read in several calls, and TD errors of tensors checked one by one."""
+    buffer._reader._calls = None
+    if buffer._prioritized is not None:
+        buffer._prioritized._describe = 0

@@ -121,7 +121,7 @@ class Broken(Twin):
 
     @property
     def prioritized(self) -> Any:
-        return inside.ratings(self.buffer).prioritized
+        return inside.prioritized(self.buffer)
 
     def see(self) -> None:
         """Priorities follow what can be drawn."""

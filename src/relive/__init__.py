@@ -17,9 +17,9 @@ from .processes.lanes import Lanes
 from .processes.limits import MinSize, SamplesPerInsert
 from .processes.server import ReplayServer
 from .processes.weights import Weights
-from .replay.arrays import load_extra
 from .replay.buffer import ReplayBuffer
 from .replay.mixture import Mixture
+from .replay.saving import load_extra
 from .returns import GAE, GroupAdvantage, MonteCarlo, TDLambda, VTrace
 from .rollout.buffer import RolloutBuffer
 from .samplers.prioritized import Prioritized
@@ -27,8 +27,9 @@ from .samplers.recent import Recent
 from .samplers.uniform import Uniform, WithoutReplacement
 from .steps.changes import SchemaChanges
 from .steps.schema import Field, Schema
-from .views.frames import FrameStack, ReturnsToGo
+from .views.frames import FrameStack
 from .views.hindsight import Hindsight
+from .views.returns_to_go import ReturnsToGo
 from .views.sequences import Sequence
 from .views.transitions import NStep, Transition
 

@@ -23,7 +23,7 @@ from forked import in_fork
 from held import HeldTwin, copied, during, torn
 from interrupting import KINDS
 from relive.kernels.reference.priorities import RATED
-from relive.samplers.prioritized import KeptPriorities, Prioritized
+from relive.samplers.prioritized import DurablePriorities, Prioritized
 
 BROKEN_OFF = "a change of a replay in files that is broken off between any of its stores"
 
@@ -37,7 +37,7 @@ def world(kind: str, sampler: str, rows: int = 9) -> HeldTwin:
 
 
 def prioritized(twin: HeldTwin) -> Prioritized | None:
-    return inside.ratings(twin.buffer).prioritized
+    return inside.prioritized(twin.buffer)
 
 
 def errors_of(twin: HeldTwin) -> dict[int, float]:
@@ -177,7 +177,7 @@ def test_a_kill_while_it_is_taken_back_changes_nothing(monkeypatch: pytest.Monke
         twin.truth = copy.deepcopy(truth)
         found = copied(left)
         with monkeypatch.context() as patch:
-            patch.setattr(KeptPriorities, "end", lambda self: None)
+            patch.setattr(DurablePriorities, "end", lambda self: None)
             patch.setattr("relive.ring.ring.Undo.end", lambda self: None)
             twin.revive(found)
         left = torn(left, found, rng, ("undo",))

@@ -39,7 +39,7 @@ class Twins:
         self.buffer.sample(3)  # the first one of hindsight took the long way
         sampler = self.buffer.sampler
         self.weighed = isinstance(sampler, Prioritized)
-        self.ready: Any = inside.ready(inside.direct(self.buffer))
+        self.ready: Any = inside.fused(inside.reader(self.buffer))
         memory = {"weights": inside.bound(sampler)().memory} if self.weighed else {}
         self.fast = self.ready.handle
         self.plain = self.ready.batch._replace(ring=inside.ring(self.buffer).arrays, **memory)

@@ -30,7 +30,7 @@ def test_the_twins_read_the_same_bytes(seed: int) -> None:
             twin.interrupt([0])
     buffer, ring = twin.buffer, inside.ring(twin.buffer)
     buffer.data()
-    places, batch = ring.anchors(), inside.kept(view)[ring]
+    places, batch = ring.anchors(), inside.readers(view)[ring]
     total, answers, handle = view.rows, [], batch.handle.copy()
     handle[-1] = rng.integers(2)  # time first, or not
     for kernel, taken in ((cpu, ring.handle), (reference, ring.arrays)):

@@ -442,7 +442,7 @@ def test_transitions_without_an_order_are_dealt_to_another_number_of_envs(
     assert torch.equal(found["obs", "camera"], expected["obs", "camera"])
     assert torch.equal(found["next_obs", "state"], expected["next_obs", "state"])
     if saved.has_priorities:
-        sizes = [inside.errors(inside.ratings(buffer).prioritized) for buffer in (loaded, saved)]
+        sizes = [inside.errors(inside.prioritized(buffer)) for buffer in (loaded, saved)]
         places = [inside.ring(buffer).find(x["index"].numpy())[0] for buffer, x in ((loaded, found), (saved, expected))]
         assert sizes[0][places[0]].tolist() == sizes[1][places[1]].tolist()
     step = {name: value[:1].expand(num_envs, *value.shape[1:]) for name, value in expected.items() if name != "index"}

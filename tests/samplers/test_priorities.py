@@ -22,7 +22,6 @@ from relive import FrameStack, Prioritized
 from relive.kernels import cpu, reference
 from relive.kernels.reference.priorities import ALPHA, LARGEST, MANY, UNUSUAL
 from relive.kernels.tensor_calls import tensor_calls
-from relive.replay.reader import Ratings
 from twins import Twin, contents
 
 
@@ -225,7 +224,7 @@ OTHER_INDICES: dict[str, Callable[[torch.Tensor], Any]] = {
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Have no tensor read by compiled code from now on."""
-    return lambda: monkeypatch.setattr("relive.replay.reader.tensor_calls", lambda: None)
+    return lambda: monkeypatch.setattr("relive.samplers.prioritized.tensor_calls", lambda: None)
 
 
 def rated(index: Callable[[Any], Any], errors: Callable[[Any], Any], count: int = 12) -> Any:
@@ -269,7 +268,7 @@ def test_indices_in_tensors_of_every_kind_do_what_the_long_way_does(kind: str, u
 @pytest.mark.parametrize(("index", "errors"), [*(("", kind) for kind in ERRORS),
                                                *((kind, "float64") for kind in INDICES)])  # fmt: skip
 def test_plain_tensors_are_read_where_they_are(index: str, errors: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ratings, "_update_checked", None)
+    monkeypatch.setattr(Prioritized, "_rate_checked", None)
     found, *_ = rated(INDICES.get(index, same), ERRORS[errors])
     assert isinstance(found, int)
 
@@ -291,8 +290,8 @@ def test_tensors_of_another_class_are_asked_for_their_numbers(kind: Any, monkeyp
 def test_many_errors_are_set_without_the_lock_of_python(
     count: int, unread: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    called, checked = list[int](), Ratings._update_checked
-    monkeypatch.setattr(Ratings, "_update_checked", lambda *given: called.append(1) or checked(*given))
+    called, checked = list[int](), Prioritized._rate_checked
+    monkeypatch.setattr(Prioritized, "_rate_checked", lambda *given: called.append(1) or checked(*given))
     found = rated(same, same, count)
     assert tensor_calls() is None or bool(called) == (count > MANY)
     unread()

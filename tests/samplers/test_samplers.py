@@ -349,7 +349,7 @@ def test_check_finds_priorities_that_are_not_those_of_what_can_be_drawn(where: s
     twin = Twin(2, 6, sampler=make()).play("..", ".T", "..", "U.", "..")
     twin.buffer.sample(3)
     twin.buffer.check()
-    sampler, ring = inside.ratings(twin.buffer).prioritized, inside.ring(twin.buffer)
+    sampler, ring = inside.prioritized(twin.buffer), inside.ring(twin.buffer)
     places = ring.anchors()
     if where == "a weight":
         inside.tree(sampler).set(places[:1], 0.0)

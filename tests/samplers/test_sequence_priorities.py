@@ -18,7 +18,6 @@ from relive import Prioritized, Sequence
 from relive.kernels import cpu, reference
 from relive.kernels.reference.priorities import LARGEST_ERROR, MANY, UNUSUAL
 from relive.kernels.tensor_calls import tensor_calls
-from relive.replay.reader import Ratings
 from twins import Twin, contents
 
 readable = pytest.mark.skipif(tensor_calls() is None, reason="this torch has no functions for compiled code")
@@ -109,7 +108,7 @@ def rated(errors: Change, mask: Change = plain_mask, time_first: bool = True, co
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Have no tensor read by compiled code from now on."""
-    return lambda: monkeypatch.setattr("relive.replay.reader.tensor_calls", lambda: None)
+    return lambda: monkeypatch.setattr("relive.samplers.prioritized.tensor_calls", lambda: None)
 
 
 @pytest.mark.parametrize("time_first", [True, in_ci(False)])
@@ -137,7 +136,7 @@ def test_masks_of_steps_do_what_the_long_way_does(kind: str, time_first: bool, u
 def test_plain_tensors_of_steps_are_read_where_they_are(
     errors: str, mask: str, time_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Ratings, "_update_checked", None)
+    monkeypatch.setattr(Prioritized, "_rate_checked", None)
     found, *_ = rated(ERRORS[errors], MASKS.get(mask, plain_mask), time_first, later=0)
     assert isinstance(found, int)
 
@@ -145,8 +144,8 @@ def test_plain_tensors_of_steps_are_read_where_they_are(
 @readable
 @pytest.mark.parametrize("count", [MANY, MANY + 1])
 def test_many_sequences_are_rated_without_the_lock_of_python(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    called, checked = list[int](), Ratings._update_checked
-    monkeypatch.setattr(Ratings, "_update_checked", lambda *given: called.append(1) or checked(*given))
+    called, checked = list[int](), Prioritized._rate_checked
+    monkeypatch.setattr(Prioritized, "_rate_checked", lambda *given: called.append(1) or checked(*given))
     assert rated(plain, count=count, later=0)[0] == 0
     assert bool(called) == (count > MANY)
 

@@ -23,13 +23,13 @@ from ..kernels.reference.priorities import key
 from ..parameters import COUNT_RULE, FLAG_RULE, SECONDS_RULE, TIMEOUT_RULE, require, seed_or_drawn
 from ..printable import shown
 from ..processes.limits import LIMIT_RULE, RateLimit
-from ..replay.arrays import load_extra as extra_of
 from ..replay.buffer import ReplayBuffer
-from ..replay.checks import require_rows, whole_numbers
-from ..replay.reader import by_item, describe, doubles, magnitudes, rebuild
-from ..samplers.prioritized import Prioritized
+from ..replay.checks import require_rows
+from ..replay.saving import describe, rebuild
+from ..replay.saving import load_extra as extra_of
+from ..samplers.prioritized import Prioritized, doubles, errors_by_item, magnitudes
 from ..samplers.uniform import Uniform
-from ..steps.arrays import Doubles, as_host
+from ..steps.arrays import Doubles, as_host, whole_numbers
 from ..steps.schema import Schema
 from ..views.contract import time_first_of
 from ..views.transitions import Transition
@@ -731,7 +731,7 @@ class Replay:
             raise LifecycleError(f"{self._state.sampler!r} has no priorities; use sampler=Prioritized()")
         given, errors, view = whole_numbers(index, "index"), doubles(td_error), self._state.view
         real = None if mask is None else as_host(mask, "mask")
-        magnitudes(by_item(view, given, errors, real)[0])  # raises before any shard is changed
+        magnitudes(errors_by_item(time_first_of(view), given, errors, real)[0])  # raises before any shard is changed
         axis = 1 if errors.ndim == 2 and time_first_of(view) else 0
         group = self._group
         for life, (shard, at, inside) in self._division.of_index(given):

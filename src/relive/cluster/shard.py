@@ -27,8 +27,8 @@ from ..files import SaveHandle
 from ..files.disk import Holder
 from ..memory.layout import typed
 from ..processes.lanes import Intake
-from ..replay.arrays import load_extra
 from ..replay.buffer import ReplayBuffer
+from ..replay.saving import load_extra
 from ..samplers.prioritized import Prioritized
 from ..samplers.uniform import Uniform
 from ..steps.arrays import NUMPY_DTYPES, Array, as_host, numpy_dtype, numpy_view, torch_dtype

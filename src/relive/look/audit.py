@@ -12,8 +12,7 @@ from ..errors import DTypeError, FieldError, ShapeError
 from ..parameters import COUNT_RULE, GAMMA_RULE, an_instance, require
 from ..parameters import Rule as ParameterRule
 from ..printable import printable
-from ..replay.checks import whole_numbers
-from ..steps.arrays import Array, Bools, Ints, as_host
+from ..steps.arrays import Array, Bools, Ints, as_host, whole_numbers
 from ..steps.schema import dotted
 from . import continuity, values
 from .experience import Experience, episodes_of, leaves_of, same_rows

@@ -13,10 +13,9 @@ from ..errors import FieldError, LifecycleError, ParameterError, ReliveError, Sh
 from ..parameters import COUNT_RULE, FLAG_RULE, Rule, require
 from ..printable import shown
 from ..replay.buffer import ReplayBuffer
-from ..replay.checks import whole_numbers
-from ..replay.reader import doubles
 from ..ring.ring import Ring, Span
-from ..steps.arrays import Array, Ints, as_host
+from ..samplers.prioritized import doubles
+from ..steps.arrays import Array, Ints, as_host, whole_numbers
 
 __all__ = ["DrawCounts", "Monitor", "counts_in", "is_state"]
 
@@ -374,7 +373,7 @@ class Monitor:
         found["age_p50"], found["age_p90"] = np.quantile(ages, (0.5, 0.9))
         if "effective_size" in figures:
             inside: Any = self.replay
-            entropy = entropy_of(inside._ratings.prioritized.priorities())
+            entropy = entropy_of(inside._prioritized.priorities())
             found |= {"priority_entropy": entropy, "effective_share": figures["effective_size"] / len(ages)}
             found["priority_evenness"] = entropy / np.log(len(ages)) if len(ages) > 1 else 1.0
         if self._counts is not None:

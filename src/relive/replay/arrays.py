@@ -1,24 +1,27 @@
-"""Flat arrays of a data set, with ``terminals`` and ``timeouts``, as a replay."""
+"""A replay from the flat arrays of a data set, and back: as episodes, and as columns."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from .. import files as persist
-from ..errors import FieldError, ParameterError, ShapeError
-from ..files.save import read_extra
-from ..memory.estimate import free_memory, require_whole
+from ..batches import as_tensordict
+from ..errors import FieldError, ParameterError, SchemaError, ShapeError
+from ..memory.estimate import require_whole
 from ..parameters import an_instance, require
-from ..steps.arrays import as_host
+from ..ring.ring import Ring
+from ..steps.arrays import Array, Ints, as_host, numpy_view
 from ..steps.schema import Path, Schema, descend, dotted, map_leaves
+from ..views.transitions import NStep
 
-__all__ = ["filled", "load_extra"]
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["Episode", "EpisodeRows", "columns_of", "episode_at", "episodes_of", "filled"]
 
 
 ALIASES = {
@@ -152,7 +155,7 @@ class _Log:
         return leaf
 
     def _cut(self) -> Any:
-        """Whether the next row does not go on from a row that has not ended, bool ``[S]``."""
+        """True for rows that have not ended and from which the next row does not go on, bool ``[S]``."""
         cut = np.zeros(self.size, np.bool_)
         cut[-1:] = True
         for path, leaf in (self.after or {}).items():
@@ -168,7 +171,7 @@ class _Log:
         return (self.truncated & ~self.terminated) | self.cut if self.after is None else np.zeros(self.size, np.bool_)
 
     def capacity(self, own: bool) -> int:
-        """How many rows of memory keep every transition whose next observation is known."""
+        """The number of rows of memory that keep every transition whose next observation is known."""
         if own:
             return self.size - int(self.unknown.sum())
         finals = self.ended & ~self.unknown
@@ -269,13 +272,92 @@ def _with_env(leaf: Any) -> Any:
     return leaf[:, None]
 
 
-def load_extra(path: str | os.PathLike[str]) -> Any:
-    """The value that was passed as ``extra`` to the ``save`` of a replay or rollout; None if none was. Reads no row.
+class Episode(NamedTuple):
+    """The stored transitions of one episode."""
 
-    Tensors are on the CPU, and dicts of all kinds are plain dicts.
+    env: int
+    """The env that played it."""
+    steps: TensorDict
+    """The transitions ``[k]`` in the order of time: the fields of a step, ``next_obs`` and ``index``."""
+    begins: bool
+    """True if the first of them is the first step of the episode. A full ring overwrites the oldest steps."""
+    ended: bool
+    """True if the last of them terminated or was truncated. A running or interrupted episode has not ended."""
+
+    @property
+    def whole(self) -> bool:
+        """True if all of the episode is here."""
+        return self.begins and self.ended
+
+    @property
+    def final_obs(self) -> Any:
+        """The observation after the last step, ``[...]``, as the schema nests it."""
+        return cast("Any", self.steps)[-1]["next_obs"]
+
+
+class EpisodeRows(NamedTuple):
+    """Successive transitions of one episode: the rows ``first`` up to ``until`` of an env."""
+
+    env: int
+    first: int
+    until: int
+
+
+def episodes_of(ring: Ring) -> list[EpisodeRows]:
+    """The episodes of the live rows, env by env in the order of time.
 
     Raises:
-        FileFormatError: there is no save, or it is damaged, foreign or of another version; nothing is ever run.
+        SchemaError: the transitions have no order.
     """
-    with persist.Save(path) as save:
-        return read_extra(save, free_memory())
+    if ring.alone and not ring.linked:
+        raise SchemaError("episodes: the transitions of this replay have no order; read data() instead")
+    episodes: list[EpisodeRows] = []
+    for env in range(ring.num_envs):
+        places = ring.live_places(env)
+        step, complete = ring.step[places], ring.stamp[places] >= 0
+        goes_on = np.zeros(len(places), np.bool_)
+        goes_on[1:] = complete[1:] & complete[:-1] & (step[1:] == step[:-1] + 1)
+        oldest = int(ring.oldest[env])
+        starts, ends = complete & ~goes_on, complete & ~np.append(goes_on[1:], False)
+        for low, high in zip(np.flatnonzero(starts).tolist(), np.flatnonzero(ends).tolist(), strict=True):
+            episodes.append(EpisodeRows(env, oldest + low, oldest + high + 1))
+    return episodes
+
+
+def episode_at(ring: Ring, rows: EpisodeRows) -> Episode | None:
+    """The part of an episode that is still stored; None if no step is."""
+    first = max(rows.first, int(ring.oldest[rows.env]))
+    if first >= rows.until:
+        return None
+    places: Ints = rows.env * ring.rows + np.arange(first, rows.until, dtype=np.int64) % ring.rows
+    fields = _transitions(ring, places)
+    ended = bool(fields["terminated",][-1] | fields["truncated",][-1])
+    return Episode(rows.env, as_tensordict(fields, (len(places),)), int(ring.step[places[0]]) == 0, ended)
+
+
+def columns_of(ring: Ring, next_obs: bool) -> dict[Path, Array]:
+    """All complete transitions as columns ``[S, ...]``, env by env in the order of time.
+
+    ``env``, ``episode``, ``step`` and ``index`` come first. ``episode`` is the number of the episode in this table, and
+    ``step`` counts within the episode. Transitions without an order come in the order of completion, and have neither.
+    """
+    if ring.alone and not ring.linked:
+        anchors = ring.anchors()
+        places = anchors[np.argsort(ring.stamp[anchors], kind="stable")]
+        order: dict[Path, Array] = {("env",): places // ring.rows}
+    else:
+        runs = episodes_of(ring)
+        sizes = np.array([run.until - run.first for run in runs], np.int64)
+        parts = [run.env * ring.rows + np.arange(run.first, run.until, dtype=np.int64) % ring.rows for run in runs]
+        places = np.concatenate([np.zeros(0, np.int64), *parts])
+        episode = np.repeat(np.arange(len(runs)), sizes)
+        order = {("env",): places // ring.rows, ("episode",): episode, ("step",): ring.step[places]}
+    fields = {path: numpy_view(field.cpu()) for path, field in _transitions(ring, places).items()}
+    order["index",] = fields.pop(("index",))
+    return order | {path: field for path, field in fields.items() if next_obs or path[0] != "next_obs"}
+
+
+def _transitions(ring: Ring, places: Ints) -> dict[Path, Any]:
+    """The fields of the steps at these places, their next observations and indices."""
+    fields = NStep(1, 1.0).read(ring, places)
+    return {path: fields[path] for path in fields if path[0] not in ("discount", "steps", "next_index")}

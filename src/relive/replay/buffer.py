@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from copy import deepcopy
@@ -16,14 +15,12 @@ from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
 
 from ..batches import as_dataframe, as_tensordict
 from ..errors import FieldError, FileFormatError, InvariantError, LifecycleError, ParameterError, SchemaError
 from ..files import SaveHandle
 from ..files.disk import contradictions, entry, usable, whole
 from ..files.save import read_extra
-from ..kernels.reference.priorities import key as stream
 from ..memory.device import DeviceRows
 from ..memory.estimate import StoragePlan, free_memory, readable, storage_plan
 from ..memory.keeper import Keeper, shared_lock, small_pages
@@ -35,9 +32,10 @@ from ..parameters import (
     COUNT_RULE,
     FLAG_RULE,
     TIMEOUT_RULE,
+    Rule,
     an_instance,
     is_count,
-    is_own,
+    is_whole,
     observe,
     refuse_class,
     require,
@@ -46,42 +44,30 @@ from ..parameters import (
 )
 from ..printable import shown
 from ..ring.ring import Ended, Ring
-from ..samplers.contract import AnySampler, Sampler, completed
+from ..samplers.contract import AnySampler, completed
 from ..samplers.prioritized import Prioritized
+from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform, nothing_to_draw
-from ..steps.arrays import Ints
+from ..steps.arrays import whole_numbers
 from ..steps.changes import DoesNotFitError, SchemaChanges
 from ..steps.schema import Field, Path, Schema, not_named
 from ..steps.summary import Summary, described, html, text
-from ..views.contract import SequenceReader, View
+from ..views.contract import SequenceReader, View, time_first_of
 from ..views.transitions import NStep, Transition
-from .arrays import filled
-from .checks import require_alike, require_rows, stored_fields, whole_numbers
-from .durable import Drawn, Durable, FlushPolicy, Progress, recover, require_policy, stream_of, whereabouts
-from .reader import (
-    Coming,
-    DirectSample,
-    Episode,
-    Ratings,
-    Reader,
-    Run,
-    coming_of,
-    describe,
-    parts_of,
-    read_run,
-    readable_draw,
-    rebuild,
-    runs_of,
-    table,
-)
+from .arrays import Episode, EpisodeRows, columns_of, episode_at, episodes_of, filled
+from .checks import MOST_ROWS, require_alike, require_rows, stored_fields
+from .durable import Drawn, Durable, FlushPolicy, Mark, Progress, recover, require_policy, whereabouts
+from .reader import Prefetch, Reader, parts_of
 from .saving import (
     KIND,
     Saver,
     Source,
     changed_arguments,
     dealt,
+    describe,
     open_save,
     read_sampler,
+    rebuild,
     require_reach,
     require_unordered,
     saved_arguments,
@@ -96,94 +82,8 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     from ..batches import SequenceBatch
-    from .serving import Served
 
-__all__ = [
-    "TRANSITION",
-    "UNIFORM",
-    "GivenSampler",
-    "GivenView",
-    "OpenedReplay",
-    "ReadableReplay",
-    "ReplayBuffer",
-    "S_co",
-    "SavableReplay",
-    "V_co",
-    "figures",
-    "gives_batch",
-    "gives_batches",
-    "gives_served",
-    "kept_arguments",
-    "loaded",
-    "loaded_for",
-    "newer",
-    "one_at_a_time",
-    "opened",
-    "summary",
-]
-
-
-def figures(
-    ring: Ring, places: Ints, size: int, progress: Progress, prioritized: Prioritized | None
-) -> dict[str, float]:
-    """The figures that :meth:`relive.ReplayBuffer.stats` describes.
-
-    Args:
-        ring: the rows.
-        places: the places of the transitions that can be drawn.
-        size: how many can be drawn.
-        progress: counts of what was drawn.
-        prioritized: the sampler with their priorities, or None.
-    """
-    ages = ring.completed - 1 - ring.stamp[places]
-    found = {
-        "size": float(size),
-        "completed": float(ring.completed),
-        "episodes": float(ring.episodes),
-        "age_mean": float(ages.mean()) if len(ages) else 0.0,
-        "age_max": float(ages.max(initial=0)),
-        "batches": float(progress.draws_taken),
-        "sampled": float(progress.rows_taken),
-        "replay_ratio": progress.rows_taken / max(ring.completed, 1),
-        "late_updates": float(progress.late),
-        "not_finite_rewards": float(ring.not_finite),
-    }
-    if prioritized is not None and len(places):
-        p = prioritized.priorities()
-        found |= {
-            "priority_min": float(p.min()),
-            "priority_mean": float(p.mean()),
-            "priority_max": float(p.max()),
-            "effective_size": float(p.sum() ** 2 / (p**2).sum()),
-        }
-    return found
-
-
-def summary(
-    ring: Ring, sampler: Sampler, view: View, progress: Progress, plan: StoragePlan, nbytes: int, device: str
-) -> Summary:
-    """The facts that printing a replay shows.
-
-    Args:
-        ring: the rows.
-        sampler: draws the batches.
-        view: reads the batches.
-        progress: counts of what was drawn.
-        plan: the planned memory.
-        nbytes: bytes of rows and sampler.
-        device: where rows live.
-    """
-    near = "in files" if ring.store.keeper.durable else "in RAM"
-    memory = f"{readable(nbytes - plan.device_bytes)} {near}"
-    facts = {
-        "fields": described(ring.store.leaves),
-        "to draw": f"{ring.drawable:,} of {ring.completed:,} ever completed, {ring.episodes:,} episodes ended",
-        "memory": memory if not plan.device_bytes else f"{memory}, {readable(plan.device_bytes)} on {device}",
-        "sampler": repr(sampler),
-        "view": repr(view),
-        "seed": f"{progress.seed}, {progress.draws_taken:,} batches drawn",
-    }
-    return f"ReplayBuffer: {ring.rows_live:,} of {plan.rows:,} rows, {ring.num_envs:,} envs", facts
+__all__ = ["ReplayBuffer", "kept_arguments", "newer"]
 
 
 if TYPE_CHECKING:
@@ -196,827 +96,75 @@ else:
     GivenSampler, GivenView = TypeVar("GivenSampler"), TypeVar("GivenView")
 
 P = ParamSpec("P")
+R = TypeVar("R")
+Replay = TypeVar("Replay")
+B_co = TypeVar("B_co", covariant=True)
+Q_co = TypeVar("Q_co", covariant=True)
 
 UNIFORM, TRANSITION = cast("Uniform", None), cast("NStep", None)
 """None, the default if no sampler or view is given. Type checkers see the type that the buffer then has."""
 
 
 class HasView(Protocol[V_co]):
-    """What has a view: a replay."""
+    """A replay, for type checkers."""
 
     @property
     def view(self) -> V_co:
-        """What reads the batches."""
+        """The view that reads the batches."""
         ...
 
 
-class GivesBatch(Protocol[P]):
-    """A method whose result is a batch: a TensorDict, or a SequenceBatch if the view reads sequences."""
+class Gives(Protocol[P, B_co, Q_co]):
+    """A method whose result depends on the view: ``B_co`` for transitions, ``Q_co`` for sequences."""
 
     @overload
-    def __get__(self, buffer: HasView[NStep], owner: Any = None) -> Callable[P, TensorDict]: ...
+    def __get__(self, buffer: HasView[NStep], owner: Any = None) -> Callable[P, B_co]: ...
     @overload
-    def __get__(self, buffer: HasView[SequenceReader], owner: Any = None) -> Callable[P, SequenceBatch]: ...
+    def __get__(self, buffer: HasView[SequenceReader], owner: Any = None) -> Callable[P, Q_co]: ...
     @overload
-    def __get__(self, buffer: HasView[Any], owner: Any = None) -> Callable[P, TensorDict]: ...
+    def __get__(self, buffer: HasView[Any], owner: Any = None) -> Callable[P, B_co]: ...
 
 
-class GivesBatches(Protocol[P]):
-    """A method whose result is an iterator of such batches."""
-
-    @overload
-    def __get__(self, buffer: HasView[NStep], owner: Any = None) -> Callable[P, Iterator[TensorDict]]: ...
-    @overload
-    def __get__(self, buffer: HasView[SequenceReader], owner: Any = None) -> Callable[P, Iterator[SequenceBatch]]: ...
-    @overload
-    def __get__(self, buffer: HasView[Any], owner: Any = None) -> Callable[P, Iterator[TensorDict]]: ...
+Method = Callable[Concatenate[Any, P], Any]
 
 
-class GivesServed(Protocol[P]):
-    """A method whose result serves such batches."""
-
-    @overload
-    def __get__(self, buffer: HasView[NStep], owner: Any = None) -> Callable[P, Served[TensorDict]]: ...
-    @overload
-    def __get__(self, buffer: HasView[SequenceReader], owner: Any = None) -> Callable[P, Served[SequenceBatch]]: ...
-    @overload
-    def __get__(self, buffer: HasView[Any], owner: Any = None) -> Callable[P, Served[TensorDict]]: ...
-
-
-def gives_batch(method: Callable[Concatenate[Any, P], Any]) -> GivesBatch[P]:
+def gives_batch(method: Method[P]) -> Gives[P, TensorDict, SequenceBatch]:
     """Declare that a method returns a batch; the method itself stays as it is."""
-    return cast("GivesBatch[P]", method)
+    return cast("Any", method)
 
 
-def gives_batches(method: Callable[Concatenate[Any, P], Any]) -> GivesBatches[P]:
+def gives_batches(method: Method[P]) -> Gives[P, Iterator[TensorDict], Iterator[SequenceBatch]]:
     """Declare that a method returns an iterator of batches; the method itself stays as it is."""
-    return cast("GivesBatches[P]", method)
+    return cast("Any", method)
 
 
-def gives_served(method: Callable[Concatenate[Any, P], Any]) -> GivesServed[P]:
+def gives_served(method: Method[P]) -> Gives[P, Served[TensorDict], Served[SequenceBatch]]:
     """Declare that a method serves batches; the method itself stays as it is."""
-    return cast("GivesServed[P]", method)
-
-
-R = TypeVar("R")
-Replay = TypeVar("Replay")
+    return cast("Any", method)
 
 
 def one_at_a_time(method: Callable[Concatenate[Replay, P], R]) -> Callable[Concatenate[Replay, P], R]:
-    """Make other threads wait while the method runs. Before it, mend what an earlier call left half done, and draw the
-    served batches that are due.
+    """Make other threads wait while the method runs. Before it, repair what an earlier call left half done, and draw
+    the served batches that are due.
 
     Kernels run without Python's own lock, so another thread could otherwise write a row while this one reads it.
     """
 
     @wraps(method)
-    def alone(self: Replay, *args: P.args, **kwargs: P.kwargs) -> R:
+    def exclusive(self: Replay, *args: P.args, **kwargs: P.kwargs) -> R:
         mine: Any = self
         with mine.lock:
             if mine._ring.pending is not None or mine._ahead is not None:
                 mine._prepare()
             return method(self, *args, **kwargs)
 
-    return alone
+    return exclusive
 
 
-class ReadableReplay(ABC, Generic[S_co, V_co]):
-    """The half of a replay buffer that reads. Only :class:`relive.ReplayBuffer` is made from it."""
+WHOLE_RULE: Rule = (lambda number: number is None or is_whole(number), "expected a whole number, or None")
 
-    schema: Schema
-    num_envs: int
-    ordered: bool
-    own_next_obs: bool
-    device: torch.device
-    lock: Any
-    _ahead: Ahead | None = None
-    _coming: Coming | None = None
-    """Asks for the rows of the next batch of a replay in files; None for any other replay."""
-    _direct: DirectSample | None
-    """Draws and reads a batch in one call, where that can be done."""
-    _given_sampler: Any
-    _own_sampler: bool
-    _plan: StoragePlan
-    _progress: Progress
-    _ratings: Ratings
-    _reader: Reader
-    _ring: Ring
-    _sampler: Any
-    _writer: Writer
 
-    # -- what draws, and what reads -----------------------------------------------------------------------------
-
-    @property
-    def view(self) -> V_co:
-        """What reads the batches. You may replace it, or change it (``replay.view.n = 5``), at any time.
-
-        Raises:
-            ParameterError: the new value is not a view.
-            SchemaError: the view cannot read what is stored.
-            LifecycleError: it is the view of another buffer.
-        """
-        return cast("V_co", self._reader.view)
-
-    @view.setter
-    @one_at_a_time
-    def view(self, view: View) -> None:
-        self._reader.read_through(view)
-
-    @property
-    def sampler(self) -> S_co:
-        """What draws the batches. You may change its parameters at any time."""
-        return cast("S_co", self._given_sampler)
-
-    @property
-    def seed(self) -> int:
-        """The seed of the batches: batch number t is a function of (seed, t) and of what is stored.
-
-        You may set it at any time (None draws one); the next batch is then number 0.
-        """
-        return self._progress.seed
-
-    @seed.setter
-    def seed(self, seed: int | None) -> None:
-        come = self._progress
-        come.seed, come.first = seed_or_drawn(seed), come.draws
-        if come.slots is not None:
-            come.slots.on_seed()
-
-    @property
-    def capacity(self) -> int:
-        """Rows of all envs together, the same number for each env; an episode of k transitions takes k + 1."""
-        return self._plan.rows
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all rows and of the full buffer's sampler, as :meth:`plan` computes them."""
-        return replace(self._plan, sampler_bytes=self._sampler.nbytes(self._plan.rows)).total_bytes
-
-    @property
-    def has_priorities(self) -> bool:
-        """Whether :meth:`update_priorities` can be called."""
-        return self._ratings.prioritized is not None
-
-    @one_at_a_time
-    def __len__(self) -> int:
-        """The number of transitions that can be drawn, or of sequences if the view reads sequences."""
-        self._reader.keep_rule()
-        return self._ring.drawable
-
-    @property
-    @one_at_a_time
-    def batch_fields(self) -> tuple[str, ...]:
-        """The names of a batch's fields with the current view and sampler, even if nothing is stored."""
-        self._reader.keep_rule()
-        return (*self._reader.read(np.empty(0, np.int64), {}, None).keys(), *self._sampler.extras)
-
-    @gives_batch
-    def sample(self, batch_size: int) -> Any:
-        """One batch ``[batch_size]``: the fields that :attr:`view` reads, and those that the sampler adds (``weight``).
-
-        Raises:
-            EmptyError: there is no complete transition.
-            ParameterError: ``batch_size`` is not positive.
-        """
-        return self._batch(batch_size, 1, 1)
-
-    @gives_batches
-    def batches(self, count: int, batch_size: int) -> Any:
-        """``count`` batches. :class:`relive.Recent` counts them as one round of updates.
-
-        Raises:
-            EmptyError: there is no complete transition. This call raises it, not the first batch.
-            ParameterError: ``count`` or ``batch_size`` is not positive. This call raises it, too.
-        """
-        require("batches", COUNT_RULE, count=count)
-        require_rows(batch_size)
-        if not len(self):
-            raise nothing_to_draw(self._ring)
-        return (self._batch(batch_size, k, count) for k in range(1, count + 1))
-
-    @gives_served
-    def serve(
-        self,
-        batch_size: int,
-        depth: int = 2,
-        *,
-        count: int | None = None,
-        limit: Limit | None = None,
-        timeout: float | None = None,
-    ) -> Any:
-        """Batches ``[batch_size]`` that a thread draws while you learn: ``for batch in replay.serve(256): ...``.
-
-        They are the batches that :meth:`sample` gives, in the same order. Batch t is drawn when the learner is done
-        with batch t - depth, that is, when it asks for the batch after that one. So batch t has all steps and
-        priorities that came before that moment, and none that came after: every other call of this replay waits for the
-        draws that are due.
-
-        Args:
-            batch_size: B.
-            depth: how many batches there are at most, the one in use included. 1 draws each when you ask for it.
-            count: how many batches; they are one round of updates, as in :meth:`batches`. None is without end.
-            limit: a :class:`relive.SamplesPerInsert` or :class:`relive.MinSize`; a batch is drawn when the limit
-                allows it.
-            timeout: seconds to wait for the limit; None is for ever.
-
-        Returns:
-            an iterator, with ``close()``, ``stats()`` and ``completed``; see :class:`relive.replay.serving.Served`. Its
-            ``next`` raises what the draw raised, such as EmptyError, and WaitTimeoutError.
-
-        Raises:
-            ParameterError: an argument is out of range.
-            LifecycleError: the replay is served already.
-        """
-        require_rows(batch_size)
-        require("serve", COUNT_RULE, depth=depth, **({} if count is None else {"count": count}))
-        require("serve", TIMEOUT_RULE, timeout=timeout)
-        require("serve", an_instance(Limit, "a limit, such as relive.SamplesPerInsert(...)"), limit=limit)
-        with self.lock:
-            self._prepare()
-            if self._ahead is not None:
-                raise LifecycleError("serve: this replay is served already; close() that first, or take its batches")
-            batch_size, of = int(batch_size), 1 if count is None else count
-            draw, undo = partial(self._draw_ahead, batch_size, of), self._end_serving
-            ahead = Ahead(self._progress, draw, undo, self.lock, batch_size, depth, count, limit)
-            served = Served[Any](ahead, timeout)
-            self._ahead = ahead  # last: if this call breaks off, the iterator is dropped, which ends the serving
-        return served
-
-    @one_at_a_time
-    def stats(self) -> dict[str, float]:
-        """Figures about what is stored and how it is used.
-
-        - ``size``: transitions that can be drawn; ``completed``: all transitions that ever could be drawn;
-        - ``episodes``: episodes that have ended;
-        - ``age_mean``, ``age_max``: the age of a transition is how many transitions were completed later;
-        - ``batches``, ``sampled``: batches and rows drawn; ``replay_ratio``: rows drawn per completed transition;
-        - ``late_updates``: priorities that came after their transition was overwritten;
-        - ``not_finite_rewards``: NaN or infinite rewards ever added;
-        - with priorities also ``priority_min``, ``priority_mean``, ``priority_max`` and ``effective_size``, which is
-          (Σp)² / Σp²: the number of equal priorities that would spread draws as evenly.
-        """
-        ring, places = self._ring, self._ring.anchors()
-        return figures(ring, places, len(self), self._progress, self._ratings.prioritized)
-
-    @gives_batch
-    @one_at_a_time
-    def data(self) -> Any:
-        """All transitions that can be drawn, in the order of completion, as :attr:`view` reads them."""
-        return self._reader.data()
-
-    @one_at_a_time
-    def slice(self, env: int, start: int = 0, stop: int | None = None) -> TensorDict:
-        """Rows of one env in the order of time, ``[K]``, as they are stored; 0 is the oldest, -1 the newest.
-
-        The fields are those of a step, ``index``, and ``complete`` (bool). ``complete`` is False for the newest step,
-        whose next observation is unknown, and for the row of a final observation, where only ``obs`` is valid.
-
-        Raises:
-            ParameterError: there is no such env.
-        """
-        return self._reader.slice(env, start, stop)
-
-    @one_at_a_time
-    def at(self, rows: Any) -> TensorDict:
-        """The transitions at ``rows`` of :attr:`block`, int64 ``[B]``, as :attr:`view` reads them.
-
-        Raises:
-            ParameterError: a row is out of range, or cannot be drawn.
-        """
-        return self._reader.at(rows)
-
-    @one_at_a_time
-    def episodes(self) -> Iterator[Episode]:
-        """The stored episodes one by one, env by env in the order of time, whatever :attr:`view` is.
-
-        Each episode is read when its turn comes. The replay may change meanwhile: steps that were overwritten by then
-        are left out, and steps that were added after this call are not read.
-
-        Raises:
-            SchemaError: the transitions have no order.
-        """
-        return self._read_each(runs_of(self._ring))
-
-    def _read_each(self, runs: Iterable[Run]) -> Iterator[Episode]:
-        for run in runs:
-            with self.lock:
-                self._writer.mend()
-                episode = read_run(self._ring, run)
-            if episode is not None:
-                yield episode
-
-    @one_at_a_time
-    def priorities(self, index: Any) -> Any:
-        """The priorities p = (abs(TD error) + eps)^alpha of transitions, float64 ``[B]``; draws are in proportion to p.
-
-        Args:
-            index: int64 ``[B]``, ``batch["index"]``. A transition that can no longer be drawn has priority 0.
-
-        Raises:
-            LifecycleError: the sampler has no priorities.
-            ParameterError: an index was never issued.
-        """
-        self._reader.keep_rule()
-        return torch.from_numpy(self._ratings.of(whole_numbers(index, "index")))
-
-    @one_at_a_time
-    def to_pandas(self, *, next_obs: bool = False) -> Any:
-        """All complete transitions as a ``pandas.DataFrame``, one row a step, env by env in the order of time.
-
-        ``env``, ``episode`` (counted in this table), ``step`` (within the episode) and ``index`` come first, then the
-        fields. A field of several numbers is a column for each: ``obs.0``, ``obs.1``. One of more than 64 is a column
-        of arrays.
-
-        Args:
-            next_obs: add the observations after each step.
-
-        Raises:
-            ModuleNotFoundError: pandas is not installed.
-        """
-        return as_dataframe(table(self._ring, next_obs))
-
-    @one_at_a_time
-    def check(self) -> None:
-        """Test the invariants of the ring (:class:`relive.ring.Ring`) and of the sampler.
-
-        Raises:
-            InvariantError: names the first that does not hold.
-        """
-        self._ring.check()
-        self._sampler.check()
-
-    # -- printing -----------------------------------------------------------------------------------------------
-
-    def __repr__(self) -> str:
-        return (
-            f"ReplayBuffer({self.schema!r}, capacity={self._plan.rows}, num_envs={self.num_envs}, "
-            f"sampler={self._sampler!r}, view={self._reader.view!r}, ordered={self.ordered}, "
-            f"own_next_obs={self.own_next_obs}, device='{self.device}', seed={self.seed})"
-        )
-
-    def __str__(self) -> str:
-        return text(self._summary())
-
-    def _repr_html_(self) -> str:
-        return html(self._summary())
-
-    def _summary(self) -> Summary:
-        ring, view, progress = self._ring, self._reader.view, self._progress
-        return summary(ring, self._sampler, view, progress, self._plan, self.nbytes, str(self.device))
-
-    # -- inside -------------------------------------------------------------------------------------------------
-
-    def _prepare(self) -> None:
-        """Mend what an earlier call left half done, and draw the served batches that are due."""
-        if self._ring.pending is not None:
-            self._writer.mend()
-        if self._ahead is not None and not self._ahead.is_drawing:
-            self._ahead.settle()
-
-    def _draw_ahead(self, batch_size: int, of: int, update: int) -> None:
-        """Draw a batch that waits for its learner. The caller holds the lock. A draw that fails does not count."""
-        progress, draw_state = self._progress, self._sampler.draw_state()
-        number, sampled, completed = progress.draws, progress.sampled, self._ring.completed
-        try:
-            batch = self._batch(batch_size, update if of > 1 else 1, of)
-            progress.ahead.append(Drawn(number, update, batch_size, draw_state, completed, batch))
-            progress.keep()
-        except BaseException:
-            if not (progress.ahead and progress.ahead[-1].number == number):
-                progress.draws, progress.sampled = number, sampled
-                self._sampler.undo_draws(draw_state)
-            raise
-
-    def _end_serving(self, ahead: Ahead) -> None:
-        """Put back the batches that nobody took, and end the serving. The caller holds the lock."""
-        if ahead is self._ahead:
-            ahead.give_back()
-            self._progress.undo(self._sampler)
-            self._ahead = None
-
-    def _batch(self, batch_size: int, update: int, of: int) -> Any:
-        require_rows(batch_size)
-        batch_size = int(batch_size)  # a small NumPy integer could overflow
-        with self.lock:
-            if self._ring.pending is not None or self._ahead is not None:
-                self._prepare()
-            direct = self._direct
-            if direct is not None and (batch := direct.sample(self._reader.view, batch_size, update, of)) is not None:
-                return batch
-            self._reader.keep_rule()
-            come = self._progress
-            seed = come.seed if get_worker_info() is None else stream_of(come.seed)
-            key = stream(seed, come.draws - come.first)
-            drawn = self._sampler.draw(batch_size, key, update, of)
-            if not self._own_sampler:
-                drawn = readable_draw(self._ring, self._sampler, drawn, batch_size)
-            places, extras = drawn
-            come.draws += 1
-            come.sampled += batch_size
-            if come.slots is not None:
-                come.keep()
-            batch = self._reader.read(places, extras, key)
-            if self._coming is not None:
-                self._coming.after_batch(self._reader.view, batch_size, update, of)
-            return batch
-
-
-class SavableReplay(ReadableReplay[S_co, V_co]):
-    """The part of a replay buffer that saves, pickles and copies it. ``load`` is in :class:`relive.ReplayBuffer`."""
-
-    extra: Any
-    """In a buffer that was loaded, the value that was passed to :meth:`save` as ``extra``; otherwise None."""
-    _saver: Saver
-
-    def save(self, path: str | os.PathLike[str], *, extra: Any = None, background: bool = False) -> SaveHandle:
-        """Write everything stored, and the number of the next batch, to the directory ``path``.
-
-        An earlier save there is replaced as a whole or not at all. If this buffer wrote or loaded that save, only new
-        rows are written. ``docs/files.md`` describes the format.
-
-        Args:
-            path: the directory.
-            extra: further values of the same instant, such as the ``state_dict`` of the model and the optimizer: nested
-                dicts, lists and tuples of tensors, arrays, numbers, bools, text and bytes. They come back as
-                :attr:`extra` of the loaded buffer, and from :func:`relive.load_extra`. Do not change them before this
-                call returns.
-            background: return at once, and write the present state in another thread. ``extra`` is copied. You may add,
-                sample and train meanwhile, and change everything. A buffer has one such save at a time: the next call
-                waits for it. If that save failed and :meth:`~relive.files.SaveHandle.wait` has not raised its error,
-                the next call raises it.
-
-        Returns:
-            the save. ``save(path, background=True).wait()`` raises its error. Without ``background`` it is done.
-
-        Raises:
-            FileFormatError: ``path`` holds something else, or ``extra`` a value that cannot be stored; names its keys.
-            OSError: the disk is full, or fails.
-        """
-        require("save", FLAG_RULE, background=background)
-        saver, path = self._saver, usable(path)
-        saver.saves.settle()
-        with ExitStack() as held:
-            held.enter_context(self.lock)  # others wait until the rows are on their way, not for the disk
-            saver.saves.settle()  # another thread may have begun one
-            if self._ring.pending is not None or self._ahead is not None:
-                self._prepare()
-            return saver.start(path, extra) if background else saver.write(path, extra, held.close)
-
-    @property
-    @one_at_a_time
-    def block(self) -> TensorDict:
-        """The schema's fields of all rows ``[rows]``, without a copy, in the order of memory.
-
-        Row k of env e is at ``e * R + k % R``; each env has R rows. Rows that were never written are included, and so
-        are those of final observations. Reward and flags are always in RAM.
-
-        You can write to the rows, and :meth:`save` cannot see that. So once this was read, every save writes all rows.
-        """
-        self._saver.segments.give_up()
-        self._saver.await_rows()
-        return as_tensordict(self._ring.store.views(), (self._plan.rows,))
-
-    @one_at_a_time
-    def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle: the content of a save, and parts that are not relive's own."""
-        return type(self)._unpickled, self._saver.pickled(self._given_sampler)
-
-    @classmethod
-    def _unpickled(cls, arrays: Mapping[str, Any], *rest: Any) -> Self:
-        return cls._restored(typed_tensors(arrays), *rest)
-
-    def __copy__(self) -> Self:
-        """A deep copy, since two buffers cannot share memory, a sampler or a view."""
-        return deepcopy(self)
-
-    @classmethod
-    def _restored(cls, tensors: Mapping[str, Any], content: Mapping[str, Any], device: Any, *parts: Any) -> Self:
-        """The buffer whose state this is; ``parts`` are a sampler and a view, or None for the saved ones."""
-        source = Source.of_tensors(tensors, content)
-        buffer = cls(**saved_arguments(source, device, *parts))
-        buffer._saver.restore(source)
-        return buffer
-
-
-class OpenedReplay(SavableReplay[S_co, V_co]):
-    """The part of a replay buffer that keeps it in files while it is used."""
-
-    _durable: Durable | None = None
-    """What keeps the files safe; None if the replay is in private memory."""
-
-    def _verify(self) -> None:
-        """Read all files, and refuse files that contradict themselves.
-
-        Raises:
-            FileFormatError: names the first row or number that is wrong.
-        """
-        directory = self._require_files("verify").keeper.directory
-        try:
-            with contradictions(directory.path):
-                self.check()
-        except FileFormatError:
-            self._ring.pending = Ended("this replay was found damaged when it was opened")
-            directory.release()
-            raise
-
-    @one_at_a_time
-    def flush(self) -> None:
-        """Write everything that is stored through to the disk. All of it then survives a power cut.
-
-        Raises:
-            LifecycleError: this replay is not in files.
-            FileFormatError: the directory is gone, or another one is at its path.
-            OSError: the disk is full or fails.
-        """
-        self._require_files("flush")
-        self._flush()
-
-    def _flush(self) -> None:
-        with self._progress.undone(self._sampler):  # batches drawn ahead that nobody took are drawn again
-            self._commit()
-            self._require_files("flush").flush()
-
-    def close(self) -> None:
-        """Flush, and let another process open the files. Every later call but this one is an error.
-
-        A replay that is not in files has nothing to close.
-        """
-        with self.lock:
-            if self._durable is None or isinstance(self._ring.pending, Ended):
-                return
-            self._prepare()
-            if self._ahead is not None:
-                self._ahead.close()
-                self._end_serving(self._ahead)
-            self._saver.saves.settle()
-            self._commit()
-            self._durable.flush("close")
-            self._ring.pending = Ended("this replay was closed; open its directory again with ReplayBuffer.open")
-            self._durable.keeper.directory.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _refuse_files(self) -> None:
-        """Refuse to append in another buffer's order of completion. A kill could leave half of it done.
-
-        Raises:
-            LifecycleError: this replay is in files.
-        """
-        if self._durable is not None:
-            raise LifecycleError("append: a replay in files takes transitions env after env; pass envs={0: 0, ...}")
-
-    def _require_files(self, what: str) -> Durable:
-        if self._durable is None:
-            raise LifecycleError(f"{what}: this replay is not in files; make it with ReplayBuffer.open, or call save")
-        return self._durable
-
-    def _commit(self) -> None:
-        """Write the manifest, if anything in it has changed."""
-        directory, content = self._require_files("flush").keeper.directory, self._content()
-        directory.require_held()
-        write_sampler(directory, self._ring, self._sampler)
-        if content != directory.content:
-            directory.commit(content)
-
-    def _content(self) -> dict[str, Any]:
-        """The manifest's JSON about this replay."""
-        return {
-            "kind": KIND,
-            "schema": json.loads(self.schema.to_json()),
-            "rows_per_env": self._ring.rows,
-            "num_envs": self.num_envs,
-            "ordered": self.ordered,
-            "own_next_obs": self.own_next_obs,
-            "seed": self._progress.seed,
-            "first": self._progress.first,
-            **self._settings(),
-        }
-
-    def _settings(self) -> dict[str, Any]:
-        """The parameters of sampler and view as JSON."""
-        return {"sampler": describe(self._sampler), "view": describe(self._reader.view)}
-
-    def part_changed(self, part: object) -> None:
-        """A parameter of a sampler or a view was set: if it is one of this replay, keep it at once."""
-        if any(part is own for own in self._parts()):
-            self._keep_settings()
-
-    def _parts(self) -> list[Any]:
-        """The sampler and the view, and those inside of them."""
-        return [*parts_of(self._sampler), *parts_of(self._reader.view)]
-
-    def _keep_settings(self) -> None:
-        """Keep the settings of a replay in files, and learn of later changes."""
-        with self.lock:  # parameters are set by any thread, and the slots have one writer
-            if self._durable is None or isinstance(self._ring.pending, Ended):
-                return
-            for part in self._parts():
-                observe(part, self)
-            if not self._durable.settings.keep(json.dumps(self._settings()).encode()):
-                self._commit()  # they are too long for their place
-
-
-def opened(
-    cls: Any,
-    path: str | os.PathLike[str],
-    wanted: dict[str, Any],
-    sampler: Any,
-    view: Any,
-    seed: int | None,
-    flush: FlushPolicy,
-) -> Any:
-    """A replay of the class ``cls`` in the files of a directory; see :meth:`relive.ReplayBuffer.open`.
-
-    ``wanted`` has arguments by name; None for an argument that was not given. If a replay is there already, the others
-    must be equal to its own.
-    """
-    require_policy(flush)
-    keeper = MappedKeeper(path)
-    try:
-        return _opened(cls, keeper, wanted, sampler, view, seed, flush)
-    except BaseException:
-        keeper.directory.discard()
-        raise
-
-
-def _opened(
-    cls: Any, keeper: MappedKeeper, wanted: dict[str, Any], sampler: Any, view: Any, seed: int | None, flush: Any
-) -> Any:
-    """The replay in the memory of a keeper: the one that is kept there, or a new one."""
-    directory, content = keeper.directory, keeper.directory.content
-    if content is None:
-        missing = [name for name in ("schema", "capacity") if wanted[name] is None]
-        if missing:
-            raise FieldError(
-                f"'{directory.path}': expected {' and '.join(missing)}, as no replay is there yet; pass "
-                "open(path, schema, capacity)"
-            )
-        given = {name: value for name, value in wanted.items() if value is not None}
-        buffer = cls(**given, sampler=sampler, view=view, seed=seed, store=keeper)
-        return _begun(buffer, keeper, flush, None)
-    with contradictions(directory.path, ParameterError, SchemaError):
-        _require_same(directory.path, kept_arguments(content, sampler, view), wanted)
-    first = whole(content, "first")
-    with contradictions(directory.path):
-        mark, settings = recover(keeper, whole(content, "num_envs"), whole(content, "rows_per_env"))
-    with contradictions(directory.path, ParameterError, SchemaError):
-        arguments = kept_arguments(content | newer(settings), sampler, view)
-    with contradictions(directory.path):
-        keeper.directory.journal.append(mark.encode("open", whereabouts(keeper)))  # before anything changes
-        buffer = cls(**arguments, store=keeper)
-        buffer._progress.first = first
-        begun = _begun(buffer, keeper, flush, mark)
-    if seed is not None:
-        buffer.seed = seed
-        buffer._commit()
-    return begun
-
-
-def _begun(buffer: Any, keeper: MappedKeeper, flush: FlushPolicy, mark: Any) -> Any:
-    """Start to use a replay that was made over a keeper."""
-    buffer._durable = Durable(keeper, buffer._ring, buffer._progress, flush, mark)
-    read_sampler(keeper.directory, buffer._ring, buffer._sampler)
-    me = ref(buffer)
-    buffer._writer.added = None if flush is None else partial(_flush_if_due, me)
-    buffer._reader.replaced = lambda: (found := me()) is not None and found._keep_settings()
-    buffer._progress.slots.on_seed = lambda: (found := me()) is not None and found._commit()
-    buffer._coming = coming_of(buffer._ring, buffer._sampler, buffer._progress)
-    keeper.on_fork = partial(_end_in_child, ref(buffer._ring))
-    if mark is None:
-        buffer._durable.begin()
-    buffer._ring.settle()
-    buffer._commit()
-    buffer._keep_settings()
-    return buffer
-
-
-def _flush_if_due(buffer: Callable[[], Any], count: int) -> None:
-    """Flush as the policy says, after so many rows were added."""
-    found = buffer()
-    if found is not None and found._durable.is_due(count):
-        found._flush()
-
-
-def _end_in_child(ring: ReferenceType[Ring]) -> None:
-    """Make every further call in this process, a forked child, an error."""
-    found = ring()
-    if found is not None:
-        found.pending = Ended(
-            "this replay is in files that belong to the process that opened it, and a forked child may not use them; "
-            "use it in the parent, or send the child batches"
-        )
-
-
-def newer(settings: bytes) -> dict[str, Any]:
-    """Settings of a process that was killed, for the manifest's content, as :meth:`OpenedReplay._settings` wrote them.
-
-    Raises:
-        InvariantError: they make no sense.
-    """
-    found: Any = json.loads(settings or b"{}")
-    if not isinstance(found, dict) or cast("dict[str, Any]", found).keys() - {"sampler", "view"}:
-        raise InvariantError("settings: expected those of a sampler and a view")
-    return cast("dict[str, Any]", found)
-
-
-def kept_arguments(content: dict[str, Any], sampler: Any, view: Any) -> dict[str, Any]:
-    """The constructor's arguments for the replay that is kept; ``sampler`` and ``view`` where they are not None."""
-    if entry(content, "kind", str) != KIND:
-        raise InvariantError(f"its kind is {shown(content['kind'])}")
-    rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")
-    if num_envs < 1 or rows < 2:
-        raise InvariantError(f"{num_envs} envs of {rows} rows; expected at least 1 env and 2 rows")
-    if view is None:
-        view = rebuild(content.get("view"), "view")
-        require_reach(view, rows * num_envs)
-    return {
-        "schema": Schema.from_json(json.dumps(content.get("schema"))),
-        "capacity": rows * num_envs,
-        "num_envs": num_envs,
-        "sampler": sampler if sampler is not None else rebuild(content.get("sampler"), "sampler"),
-        "view": view,
-        "ordered": entry(content, "ordered", bool),
-        "own_next_obs": entry(content, "own_next_obs", bool),
-        "seed": entry(content, "seed", int),
-    }
-
-
-def _require_same(path: Any, kept: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuse arguments that differ from those of the replay that is there.
-
-    Raises:
-        SchemaError, ParameterError: names the first argument that differs.
-    """
-    for name, value in wanted.items():
-        got = kept[name]
-        same = value == got
-        if name == "capacity" and is_count(value):
-            same = value // kept["num_envs"] * kept["num_envs"] == got
-        if value is not None and not same:
-            kind = SchemaError if name == "schema" else ParameterError
-            raise kind(
-                f"'{path}': the replay there has {name}={shown(got, 200)}, got {shown(value, 200)}; leave {name} out, "
-                "or give another path"
-            )
-
-
-def loaded(
-    kind: Any,
-    path: str | os.PathLike[str],
-    device: Any,
-    capacity: int | None,
-    parts: tuple[Any, Any],
-    changes: SchemaChanges | None,
-    store: Any,
-) -> Any:
-    """The saved replay, as a ``kind``; ``parts`` are a sampler and a view, or None for the saved ones.
-
-    Raises:
-        FileFormatError, SchemaError, ParameterError: as :meth:`relive.ReplayBuffer.load`.
-    """
-    with open_save(path) as save:
-        source = Source.of_save(save)
-        with contradictions(path):
-            arguments = saved_arguments(source, device, *parts)
-        if store is not None:
-            arguments["store"] = store
-        origins = changed_arguments(arguments, capacity, changes)
-        sparse = 2 * source.row_count < arguments["capacity"]  # huge pages take a fifth of the time to write, but whole
-        with contradictions(path, DoesNotFitError), small_pages() if sparse else nullcontext():
-            buffer = kind(**arguments)
-            buffer._saver.restore(source, origins)
-        buffer.extra = read_extra(save, free_memory())
-    if changes is None:
-        buffer._saver.segments.note(path, source.segments[:-1])
-    return buffer
-
-
-def loaded_for(num_envs: int, kind: Any, path: str | os.PathLike[str], device: Any, capacity: int | None,
-               parts: tuple[Any, Any], changes: SchemaChanges | None, store: Any) -> Any:  # fmt: skip
-    """As :func:`loaded`, with another number of envs.
-
-    Raises:
-        ParameterError: the steps have an order; see :func:`relive.replay.saving.require_unordered`.
-        FileFormatError, SchemaError, ParameterError: as above.
-    """
-    with open_save(path) as save:
-        content: Mapping[str, Any] = save.content
-        require_unordered(content, num_envs, store)
-    if num_envs == content["num_envs"]:
-        return loaded(kind, path, device, capacity, parts, changes, store)
-    saved = loaded(kind, path, "cpu", None, deepcopy(parts), changes, None)
-    state: tuple[dict[str, Any], dict[str, Any]] = saved._saver.whole_state()
-    arrays, content = dealt(*state, num_envs, capacity)
-    buffer = kind._restored(arrays, content, device, *parts)
-    buffer.extra = saved.extra
-    return buffer
-
-
-class ReplayBuffer(OpenedReplay[S_co, V_co]):
+class ReplayBuffer(Generic[S_co, V_co]):
     """The newest steps of each env, in a ring per env.
 
     ``add`` stores steps in the order in which they happened. ``sample`` draws transitions with a ``sampler`` and reads
@@ -1059,6 +207,11 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
             sampler, or ``view`` is not a view.
     """
 
+    _durable: Durable | None = None
+    """Keeps the files of the replay safe; None if the replay is in private memory."""
+    _ahead: Ahead | None = None
+    """The batches drawn ahead of a learner; None if the replay is not served."""
+
     def __init__(
         self,
         schema: Schema,
@@ -1082,23 +235,25 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         self.device, self._progress = torch_device("ReplayBuffer", device), Progress(seed_or_drawn(seed))
         stored = stored_fields(schema, self.own_next_obs)
         refuse_class("sampler", sampler)
-        self._given_sampler = Uniform() if sampler is None else sampler  # one of the user's may have the length 0
-        self._own_sampler = is_own(self._given_sampler)
+        self._given_sampler: Any = Uniform() if sampler is None else sampler  # a user's own may have the length 0
         self._sampler = completed(self._given_sampler)
-        near = stored.leaves if store is None or isinstance(store, Keeper) else in_ram(stored.leaves)
-        plan = storage_plan(near, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
+        inner = self._sampler.inner if isinstance(self._sampler, Recent) else self._sampler
+        self._prioritized = inner if isinstance(inner, Prioritized) else None
+        leaves = stored.leaves if store is None or isinstance(store, Keeper) else in_ram(stored.leaves)
+        plan = storage_plan(leaves, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
         if not isinstance(store, Keeper):  # a Keeper takes its own space
             plan.require_memory()
         self._plan, self.num_envs = plan, plan.num_envs
-        home = _home(stored.leaves, plan.rows, self.device, store)
-        self._ring = Ring(self.num_envs, plan.rows // self.num_envs, home, ordered)
+        rows = _store(stored.leaves, plan.rows, self.device, store)
+        self._ring = Ring(self.num_envs, plan.rows // self.num_envs, rows, ordered)
         self._writer = Writer(self._ring, self._sampler, schema, stored, self.device, self.own_next_obs, debug)
-        self._ratings = Ratings(self._ring, self._sampler, self._progress)
-        self.lock, self.extra = shared_lock(), None
+        self.lock: Any = shared_lock()
+        self.extra: Any = None
+        """In a buffer that was loaded, the value that was passed to :meth:`save` as ``extra``; otherwise None."""
         self._writer.watch_ends(check_ends)
         self._sampler.attach(self._ring)
-        self._reader = Reader(self._ring, self._sampler, schema, Transition() if view is None else view)
-        self._direct = DirectSample.of(self._ring, self._sampler, self._progress, schema) if self._own_sampler else None
+        own_view = Transition() if view is None else view
+        self._reader = Reader(self._ring, self._sampler, schema, own_view, self._progress)
         self._saver = Saver(self._writer, self._reader, self._progress, self.device)
 
     @staticmethod
@@ -1122,15 +277,87 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         """
         require("plan", FLAG_RULE, ordered=ordered, own_next_obs=own_next_obs)
         leaves = stored_fields(schema, own_next_obs or not ordered).leaves
-        kept = completed(Uniform() if sampler is None else sampler).nbytes
-        return storage_plan(leaves, num_envs, capacity, capacity_bytes, torch_device("plan", device, here=False), kept)
+        sampler_bytes = completed(Uniform() if sampler is None else sampler).nbytes
+        return storage_plan(
+            leaves, num_envs, capacity, capacity_bytes, torch_device("plan", device, here=False), sampler_bytes
+        )
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any], schema: Schema | None = None, **options: Any) -> ReplayBuffer:
         """A replay of one env with a data set's flat arrays ``[S, ...]``; see :func:`relive.replay.arrays.filled`."""
         return filled(cls, arrays, schema, options)
 
-    # -- writing ------------------------------------------------------------------------------------------------
+    @property
+    def view(self) -> V_co:
+        """The view that reads the batches. You may replace it, or change it (``replay.view.n = 5``), at any time.
+
+        Raises:
+            ParameterError: the new value is not a view.
+            SchemaError: the view cannot read what is stored.
+            LifecycleError: it is the view of another buffer.
+        """
+        return cast("V_co", self._reader.view)
+
+    @view.setter
+    @one_at_a_time
+    def view(self, view: View) -> None:
+        self._reader.read_through(view)
+
+    @property
+    def sampler(self) -> S_co:
+        """The sampler that draws the batches. You may change its parameters at any time."""
+        return cast("S_co", self._given_sampler)
+
+    @property
+    def seed(self) -> int:
+        """The seed of the batches: batch number t is a function of (seed, t) and of what is stored.
+
+        You may set it at any time (None draws one); the next batch is then number 0.
+        """
+        return self._progress.seed
+
+    @seed.setter
+    def seed(self, seed: int | None) -> None:
+        progress = self._progress
+        progress.seed, progress.first = seed_or_drawn(seed), progress.draws
+        if progress.slots is not None:
+            progress.slots.on_seed()
+
+    @property
+    def check_ends(self) -> bool:
+        """True if the first ends of episodes are checked. A Collector turns it off, since it stores them correctly."""
+        return self._writer.check_ends
+
+    @check_ends.setter
+    def check_ends(self, check: bool) -> None:
+        self._writer.watch_ends(check)
+
+    @property
+    def debug(self) -> bool:
+        """True if steps with NaN or infinity are refused. You may set it at any time."""
+        return self._writer.debug
+
+    @debug.setter
+    def debug(self, debug: bool) -> None:
+        require("ReplayBuffer", FLAG_RULE, debug=debug)
+        self._writer.debug = debug
+
+    @property
+    def capacity(self) -> int:
+        """Rows of all envs together, the same number for each env; an episode of k transitions takes k + 1."""
+        return self._plan.rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows and of the full buffer's sampler, as :meth:`plan` computes them."""
+        return replace(self._plan, sampler_bytes=self._sampler.nbytes(self._plan.rows)).total_bytes
+
+    @property
+    def has_priorities(self) -> bool:
+        """True if :meth:`update_priorities` can be called."""
+        return self._prioritized is not None
+
+    # -- adding ---------------------------------------------------------------------------------------------------
 
     def add(self, step: Mapping[str, Any] | None = None, /, *more: Never, envs: Any = None, **fields: Any) -> None:
         """Append one step of every env, or of some; NumPy or torch, given as a mapping, as keywords, or both.
@@ -1192,51 +419,6 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
             self._saver.await_rows()
         self._writer.clear(rewind)
 
-    # -- settings -----------------------------------------------------------------------------------------------
-
-    @property
-    def check_ends(self) -> bool:
-        """Whether the first ends of episodes are checked. A Collector turns it off, since it stores them correctly."""
-        return self._writer.check_ends
-
-    @check_ends.setter
-    def check_ends(self, check: bool) -> None:
-        self._writer.watch_ends(check)
-
-    @property
-    def debug(self) -> bool:
-        """Whether steps with NaN or infinity are refused. You may set it at any time."""
-        return self._writer.debug
-
-    @debug.setter
-    def debug(self, debug: bool) -> None:
-        require("ReplayBuffer", FLAG_RULE, debug=debug)
-        self._writer.debug = debug
-
-    @one_at_a_time
-    def update_priorities(self, index: Any, td_error: Any, mask: Any = None) -> int:
-        """Set the priorities of a batch from its TD errors; returns how many transitions were overwritten meanwhile.
-
-        Args:
-            index: int64 ``[B]``, ``batch["index"]``. If a transition occurs twice, its last error counts. A transition
-                that was overwritten is ignored and counted.
-            td_error: ``[B]``; the sign does not matter. If :attr:`view` reads sequences, ``[T, B]`` or ``[B, T]``, as
-                its batches are. The sampler reduces these errors to one per sequence.
-            mask: required for errors of sequences: ``batch["mask"]``, bool, of the shape of ``td_error``. It is True
-                for the errors that count. The others may be NaN.
-
-        Raises:
-            LifecycleError: the sampler has no priorities.
-            ShapeError: the shapes differ, or do not have the batch's layout.
-            ParameterError: an index was never issued, or errors of sequences come without their mask.
-            NotFiniteError: a TD error that counts is NaN or infinite. Nothing is changed in any of these cases.
-        """
-        self._reader.keep_rule()
-        late = self._ratings.update(self._reader.view, index, td_error, mask)
-        if self._coming is not None:
-            self._coming.after_rating(self._reader.view)
-        return late
-
     @one_at_a_time
     def append(self, other: ReplayBuffer, *, envs: Mapping[int, int] | None = None) -> None:
         """Add all complete transitions of ``other``, in the order in which they were completed there.
@@ -1261,8 +443,8 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         )
         require("append", an_instance(Mapping, "a mapping from envs of other to envs of this one"), envs=envs)
         require_alike(self, other, envs)
-        if envs is None:
-            self._refuse_files()
+        if envs is None and self._durable is not None:  # a kill could leave half of the new order
+            raise LifecycleError("append: a replay in files takes transitions env after env; pass envs={0: 0, ...}")
         with other.lock:
             other._writer.mend()
             self._saver.await_rows()
@@ -1271,7 +453,365 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
                 self._writer.append(other._ring)
             for env, to in (envs or {}).items():
                 self._writer.append_env(other._ring, env, to)
-                self._ratings.take_over(other._ratings, env, to)
+                if self._prioritized is not None and other._prioritized is not None:
+                    self._prioritized.take_over(other._prioritized, env, to)
+
+    # -- drawing --------------------------------------------------------------------------------------------------
+
+    @gives_batch
+    def sample(self, batch_size: int) -> Any:
+        """One batch ``[batch_size]``: the fields that :attr:`view` reads, and those that the sampler adds (``weight``).
+
+        Raises:
+            EmptyError: there is no complete transition.
+            ParameterError: ``batch_size`` is not positive.
+        """
+        return self._batch(batch_size, 1, 1)
+
+    @gives_batches
+    def batches(self, count: int, batch_size: int) -> Any:
+        """``count`` batches. :class:`relive.Recent` counts them as one round of updates.
+
+        Raises:
+            EmptyError: there is no complete transition. This call raises it, not the first batch.
+            ParameterError: ``count`` or ``batch_size`` is not positive. This call raises it, too.
+        """
+        require("batches", COUNT_RULE, count=count)
+        require_rows(batch_size)
+        if not len(self):
+            raise nothing_to_draw(self._ring)
+        return (self._batch(batch_size, k, count) for k in range(1, count + 1))
+
+    def _batch(self, batch_size: int, update: int, of: int) -> Any:
+        """The next batch, number ``update`` of the ``of`` batches of its round."""
+        if batch_size.__class__ is not int or not 1 <= batch_size <= MOST_ROWS:  # without a call in the usual case
+            require_rows(batch_size)
+            batch_size = int(batch_size)  # a small NumPy integer could overflow
+        with self.lock:
+            if self._ring.pending is not None or self._ahead is not None:
+                self._prepare()
+            return self._reader.sample(batch_size, update, of)
+
+    def _prepare(self) -> None:
+        """Repair what an earlier call left half done, and draw the served batches that are due."""
+        if self._ring.pending is not None:
+            self._writer.mend()
+        if self._ahead is not None and not self._ahead.is_drawing:
+            self._ahead.settle()
+
+    @property
+    @one_at_a_time
+    def batch_fields(self) -> tuple[str, ...]:
+        """The names of a batch's fields with the current view and sampler, even if nothing is stored."""
+        self._reader.keep_rule()
+        return (*self._reader.read(np.empty(0, np.int64), {}, None).keys(), *self._sampler.extras)
+
+    @one_at_a_time
+    def update_priorities(self, index: Any, td_error: Any, mask: Any = None) -> int:
+        """Set the priorities of a batch from its TD errors; returns how many transitions were overwritten meanwhile.
+
+        Args:
+            index: int64 ``[B]``, ``batch["index"]``. If a transition occurs twice, its last error counts. A transition
+                that was overwritten is ignored and counted.
+            td_error: ``[B]``; the sign does not matter. If :attr:`view` reads sequences, ``[T, B]`` or ``[B, T]``, as
+                its batches are. The sampler reduces these errors to one per sequence.
+            mask: required for errors of sequences: ``batch["mask"]``, bool, of the shape of ``td_error``. It is True
+                for the errors that count. The others may be NaN.
+
+        Raises:
+            LifecycleError: the sampler has no priorities.
+            ShapeError: the shapes differ, or do not have the batch's layout.
+            ParameterError: an index was never issued, or errors of sequences come without their mask.
+            NotFiniteError: a TD error that counts is NaN or infinite. Nothing is changed in any of these cases.
+        """
+        reader, sampler, progress = self._reader, self._prioritized, self._progress
+        reader.keep_rule()
+        if sampler is None:
+            raise self._no_priorities()
+        late = sampler.rate(index, td_error, mask, time_first_of(reader.view))
+        progress.late += late
+        if late:
+            progress.keep()
+        if reader.prefetch is not None:
+            reader.prefetch.after_update(reader)
+        return late
+
+    def _no_priorities(self) -> LifecycleError:
+        return LifecycleError(f"{self._sampler!r} has no priorities; create the buffer with sampler=Prioritized()")
+
+    @one_at_a_time
+    def priorities(self, index: Any) -> Any:
+        """The priorities p = (abs(TD error) + eps)^alpha of transitions, float64 ``[B]``; draws are in proportion to p.
+
+        Args:
+            index: int64 ``[B]``, ``batch["index"]``. A transition that can no longer be drawn has priority 0.
+
+        Raises:
+            LifecycleError: the sampler has no priorities.
+            ParameterError: an index was never issued.
+        """
+        self._reader.keep_rule()
+        if self._prioritized is None:
+            raise self._no_priorities()
+        return torch.from_numpy(self._prioritized.priorities_of(whole_numbers(index, "index")))
+
+    # -- reading without a draw -----------------------------------------------------------------------------------
+
+    @one_at_a_time
+    def __len__(self) -> int:
+        """The number of transitions that can be drawn, or of sequences if the view reads sequences."""
+        self._reader.keep_rule()
+        return self._ring.drawable
+
+    @one_at_a_time
+    def stats(self) -> dict[str, float]:
+        """Figures about what is stored and how it is used.
+
+        - ``size``: transitions that can be drawn; ``completed``: all transitions that ever could be drawn;
+        - ``episodes``: episodes that have ended;
+        - ``age_mean``, ``age_max``: the age of a transition is how many transitions were completed later;
+        - ``batches``, ``sampled``: batches and rows drawn; ``replay_ratio``: rows drawn per completed transition;
+        - ``late_updates``: priorities that came after their transition was overwritten;
+        - ``not_finite_rewards``: NaN or infinite rewards ever added;
+        - with priorities also ``priority_min``, ``priority_mean``, ``priority_max`` and ``effective_size``, which is
+          (Σp)² / Σp²: the number of equal priorities that would spread draws as evenly.
+        """
+        ring, progress, places, size = self._ring, self._progress, self._ring.anchors(), len(self)
+        ages = ring.completed - 1 - ring.stamp[places]
+        figures = {
+            "size": float(size),
+            "completed": float(ring.completed),
+            "episodes": float(ring.episodes),
+            "age_mean": float(ages.mean()) if len(ages) else 0.0,
+            "age_max": float(ages.max(initial=0)),
+            "batches": float(progress.draws_taken),
+            "sampled": float(progress.rows_taken),
+            "replay_ratio": progress.rows_taken / max(ring.completed, 1),
+            "late_updates": float(progress.late),
+            "not_finite_rewards": float(ring.not_finite),
+        }
+        if self._prioritized is not None and len(places):
+            p = self._prioritized.priorities()
+            figures |= {
+                "priority_min": float(p.min()),
+                "priority_mean": float(p.mean()),
+                "priority_max": float(p.max()),
+                "effective_size": float(p.sum() ** 2 / (p**2).sum()),
+            }
+        return figures
+
+    @gives_batch
+    @one_at_a_time
+    def data(self) -> Any:
+        """All transitions that can be drawn, in the order of completion, as :attr:`view` reads them."""
+        self._reader.keep_rule()
+        places = self._ring.anchors()
+        return self._reader.read(places[np.argsort(self._ring.stamp[places], kind="stable")], {}, None)
+
+    @one_at_a_time
+    def slice(self, env: int, start: int = 0, stop: int | None = None) -> TensorDict:
+        """Rows of one env in the order of time, ``[K]``, as they are stored; 0 is the oldest, -1 the newest.
+
+        The fields are those of a step, ``index``, and ``complete`` (bool). ``complete`` is False for the newest step,
+        whose next observation is unknown, and for the row of a final observation, where only ``obs`` is valid.
+
+        Raises:
+            ParameterError: there is no such env, or ``start`` or ``stop`` is not a whole number.
+        """
+        ring = self._ring
+        if not (is_count(env) and env < ring.num_envs):
+            raise ParameterError(
+                f"slice: env is a whole number from 0 up to, not including, {ring.num_envs}, got {env}"
+            )
+        require("slice", WHOLE_RULE, start=start, stop=stop)
+        places = ring.live_places(env)[slice(start, stop)]
+        fields = ring.take(places)
+        facts = ring.tensors(ring.stamp[places] >= 0, ring.index_of(places))
+        fields["complete",], fields["index",] = facts
+        return as_tensordict(fields, (len(places),))
+
+    @one_at_a_time
+    def at(self, rows: Any) -> TensorDict:
+        """The transitions at ``rows`` of :attr:`block`, int64 ``[B]``, as :attr:`view` reads them.
+
+        Raises:
+            ParameterError: a row is out of range, or cannot be drawn.
+        """
+        self._reader.keep_rule()
+        ring, places = self._ring, whole_numbers(rows, "rows")
+        good = (places >= 0) & (places < ring.store.num_rows)
+        if good.all():
+            good = ring.find(ring.index_of(places))[0] == places
+        if not good.all():
+            raise ParameterError(f"at: row {places[np.argmin(good)]} cannot be drawn; pass complete transitions")
+        return self._reader.read(places, {}, None)
+
+    @one_at_a_time
+    def episodes(self) -> Iterator[Episode]:
+        """The stored episodes one by one, env by env in the order of time, whatever :attr:`view` is.
+
+        Each episode is read when its turn comes. The replay may change meanwhile: steps that were overwritten by then
+        are left out, and steps that were added after this call are not read.
+
+        Raises:
+            SchemaError: the transitions have no order.
+        """
+        return self._read_each(episodes_of(self._ring))
+
+    def _read_each(self, episodes: Iterable[EpisodeRows]) -> Iterator[Episode]:
+        for rows in episodes:
+            with self.lock:
+                self._writer.mend()
+                episode = episode_at(self._ring, rows)
+            if episode is not None:
+                yield episode
+
+    @property
+    @one_at_a_time
+    def block(self) -> TensorDict:
+        """The schema's fields of all rows ``[rows]``, without a copy, in the order of memory.
+
+        Row k of env e is at ``e * R + k % R``; each env has R rows. Rows that were never written are included, and so
+        are those of final observations. Reward and flags are always in RAM.
+
+        You can write to the rows, and :meth:`save` cannot see that. So once this was read, every save writes all rows.
+        """
+        self._saver.segments.give_up()
+        self._saver.await_rows()
+        return as_tensordict(self._ring.store.views(), (self._plan.rows,))
+
+    @one_at_a_time
+    def to_pandas(self, *, next_obs: bool = False) -> Any:
+        """All complete transitions as a ``pandas.DataFrame``, one row a step, env by env in the order of time.
+
+        ``env``, ``episode`` (counted in this table), ``step`` (within the episode) and ``index`` come first, then the
+        fields. A field of several numbers is a column for each: ``obs.0``, ``obs.1``. One of more than 64 is a column
+        of arrays.
+
+        Args:
+            next_obs: add the observations after each step.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+        """
+        return as_dataframe(columns_of(self._ring, next_obs))
+
+    @one_at_a_time
+    def check(self) -> None:
+        """Test the invariants of the ring (:class:`relive.ring.Ring`) and of the sampler.
+
+        Raises:
+            InvariantError: names the first that does not hold.
+        """
+        self._ring.check()
+        self._sampler.check()
+
+    # -- serving --------------------------------------------------------------------------------------------------
+
+    @gives_served
+    def serve(
+        self,
+        batch_size: int,
+        depth: int = 2,
+        *,
+        count: int | None = None,
+        limit: Limit | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Batches ``[batch_size]`` that a thread draws while you learn: ``for batch in replay.serve(256): ...``.
+
+        They are the batches that :meth:`sample` gives, in the same order. Batch t is drawn when the learner is done
+        with batch t - depth, that is, when it asks for the batch after that one. So batch t has all steps and
+        priorities that came before that moment, and none that came after: every other call of this replay waits for the
+        draws that are due.
+
+        Args:
+            batch_size: B.
+            depth: how many batches there are at most, the one in use included. 1 draws each when you ask for it.
+            count: how many batches; they are one round of updates, as in :meth:`batches`. None is without end.
+            limit: a :class:`relive.SamplesPerInsert` or :class:`relive.MinSize`; a batch is drawn when the limit
+                allows it.
+            timeout: seconds to wait for the limit; None is for ever.
+
+        Returns:
+            an iterator, with ``close()``, ``stats()`` and ``completed``; see :class:`relive.replay.serving.Served`. Its
+            ``next`` raises what the draw raised, such as EmptyError, and WaitTimeoutError.
+
+        Raises:
+            ParameterError: an argument is out of range.
+            LifecycleError: the replay is served already.
+        """
+        require_rows(batch_size)
+        require("serve", COUNT_RULE, depth=depth, **({} if count is None else {"count": count}))
+        require("serve", TIMEOUT_RULE, timeout=timeout)
+        require("serve", an_instance(Limit, "a limit, such as relive.SamplesPerInsert(...)"), limit=limit)
+        with self.lock:
+            self._prepare()
+            if self._ahead is not None:
+                raise LifecycleError("serve: this replay is served already; close() that first, or take its batches")
+            batch_size, of = int(batch_size), 1 if count is None else count
+            draw, undo = partial(self._draw_ahead, batch_size, of), self._end_serving
+            ahead = Ahead(self._progress, draw, undo, self.lock, batch_size, depth, count, limit)
+            served = Served[Any](ahead, timeout)
+            self._ahead = ahead  # last: if this call breaks off, the iterator is dropped, which ends the serving
+        return served
+
+    def _draw_ahead(self, batch_size: int, of: int, update: int) -> None:
+        """Draw a batch that waits for its learner. The caller holds the lock. A draw that fails does not count."""
+        progress, draw_state = self._progress, self._sampler.draw_state()
+        number, sampled, completed = progress.draws, progress.sampled, self._ring.completed
+        try:
+            batch = self._batch(batch_size, update if of > 1 else 1, of)
+            progress.ahead.append(Drawn(number, update, batch_size, draw_state, completed, batch))
+            progress.keep()
+        except BaseException:
+            if not (progress.ahead and progress.ahead[-1].number == number):
+                progress.draws, progress.sampled = number, sampled
+                self._sampler.undo_draws(draw_state)
+            raise
+
+    def _end_serving(self, ahead: Ahead) -> None:
+        """Put back the batches that nobody took, and end the serving. The caller holds the lock."""
+        if ahead is self._ahead:
+            ahead.give_back()
+            self._progress.undo(self._sampler)
+            self._ahead = None
+
+    # -- saving, loading and copies -------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str], *, extra: Any = None, background: bool = False) -> SaveHandle:
+        """Write everything stored, and the number of the next batch, to the directory ``path``.
+
+        An earlier save there is replaced as a whole or not at all. If this buffer wrote or loaded that save, only new
+        rows are written. ``docs/files.md`` describes the format.
+
+        Args:
+            path: the directory.
+            extra: further values of the same instant, such as the ``state_dict`` of the model and the optimizer: nested
+                dicts, lists and tuples of tensors, arrays, numbers, bools, text and bytes. They come back as
+                :attr:`extra` of the loaded buffer, and from :func:`relive.load_extra`. Do not change them before this
+                call returns.
+            background: return at once, and write the present state in another thread. ``extra`` is copied. You may add,
+                sample and train meanwhile, and change everything. A buffer has one such save at a time: the next call
+                waits for it. If that save failed and :meth:`~relive.files.SaveHandle.wait` has not raised its error,
+                the next call raises it.
+
+        Returns:
+            the save. ``save(path, background=True).wait()`` raises its error. Without ``background`` it is done.
+
+        Raises:
+            FileFormatError: ``path`` holds something else, or ``extra`` a value that cannot be stored; names its keys.
+            OSError: the disk is full, or fails.
+        """
+        require("save", FLAG_RULE, background=background)
+        saver, path = self._saver, usable(path)
+        saver.saves.settle()
+        with ExitStack() as held:
+            held.enter_context(self.lock)  # others wait until the rows are on their way, not for the disk
+            saver.saves.settle()  # another thread may have begun one
+            if self._ring.pending is not None or self._ahead is not None:
+                self._prepare()
+            return saver.start(path, extra) if background else saver.write(path, extra, held.close)
 
     @classmethod
     def load(
@@ -1316,11 +856,67 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
                 "capacity, num_envs and changes=relive.SchemaChanges(...) change them"
             )
         require("load", an_instance(SchemaChanges, "relive.SchemaChanges(...)"), changes=changes)
-        given: Any = cls, path, device, capacity, (sampler, view), changes, store
-        buffer = loaded(*given) if num_envs is None else loaded_for(num_envs, *given)
+        parts, dealt_to = (sampler, view), None
+        if num_envs is not None:
+            with open_save(path) as save:
+                require_unordered(save.content, num_envs, store)
+                dealt_to = None if num_envs == save.content["num_envs"] else num_envs
+        if dealt_to is None:
+            buffer = cls._loaded(path, device, capacity, parts, changes, store)
+        else:
+            saved = cls._loaded(path, "cpu", None, deepcopy(parts), changes, None)
+            arrays, content = saved._saver.whole_state()
+            arrays, content = dealt(arrays, content, dealt_to, capacity)
+            buffer = cls._restored(arrays, content, device, *parts)
+            buffer.extra = saved.extra
         if seed is not None:
             buffer.seed = seed
+        return cast("Any", buffer)
+
+    @classmethod
+    def _loaded(
+        cls, path: str | os.PathLike[str], device: Any, capacity: int | None, parts: tuple[Any, Any],
+        changes: SchemaChanges | None, store: Any,
+    ) -> Self:  # fmt: skip
+        """The saved replay with as many envs. ``parts`` are a sampler and a view, or None for the saved ones."""
+        with open_save(path) as save:
+            source = Source.of_save(save)
+            with contradictions(path):
+                arguments = saved_arguments(source, device, *parts)
+            if store is not None:
+                arguments["store"] = store
+            origins = changed_arguments(arguments, capacity, changes)
+            sparse = 2 * source.row_count < arguments["capacity"]  # huge pages are written faster, but only as a whole
+            with contradictions(path, DoesNotFitError), small_pages() if sparse else nullcontext():
+                buffer = cls(**arguments)
+                buffer._saver.restore(source, origins)
+            buffer.extra = read_extra(save, free_memory())
+        if changes is None:
+            buffer._saver.segments.note(path, source.segments[:-1])
         return buffer
+
+    @classmethod
+    def _restored(cls, tensors: Mapping[str, Any], content: Mapping[str, Any], device: Any, *parts: Any) -> Self:
+        """The buffer whose state this is; ``parts`` are a sampler and a view, or None for the saved ones."""
+        source = Source.of_tensors(tensors, content)
+        buffer = cls(**saved_arguments(source, device, *parts))
+        buffer._saver.restore(source)
+        return buffer
+
+    @one_at_a_time
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle: the content of a save, and parts that are not relive's own."""
+        return type(self)._unpickled, self._saver.pickled(self._given_sampler)
+
+    @classmethod
+    def _unpickled(cls, arrays: Mapping[str, Any], *rest: Any) -> Self:
+        return cls._restored(typed_tensors(arrays), *rest)
+
+    def __copy__(self) -> Self:
+        """A deep copy, since two buffers cannot share memory, a sampler or a view."""
+        return deepcopy(self)
+
+    # -- in files -------------------------------------------------------------------------------------------------
 
     @classmethod
     def open(
@@ -1370,21 +966,294 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
             OSError: the disk is full or fails, or the directory may not be written to.
         """
         require("open", FLAG_RULE, verify=verify)
+        require_policy(flush)
         wanted = {"schema": schema, "capacity": capacity, "num_envs": num_envs, "ordered": ordered}
-        buffer = opened(cls, path, wanted | {"own_next_obs": own_next_obs}, sampler, view, seed, flush)
+        wanted |= {"own_next_obs": own_next_obs}
+        keeper = MappedKeeper(path)
+        try:
+            if keeper.directory.content is None:
+                buffer = cls._created(keeper, wanted, sampler, view, seed, flush)
+            else:
+                buffer = cls._reopened(keeper, wanted, sampler, view, seed, flush)
+        except BaseException:
+            keeper.directory.discard()
+            raise
         buffer.check_ends, buffer.debug = check_ends, debug
         if verify:
             buffer._verify()
+        return cast("Any", buffer)
+
+    @classmethod
+    def _created(
+        cls, keeper: MappedKeeper, wanted: dict[str, Any], sampler: Any, view: Any, seed: int | None, flush: FlushPolicy
+    ) -> Self:
+        """A new replay in the memory of a keeper. ``wanted`` has arguments by name, None for the default."""
+        missing = [name for name in ("schema", "capacity") if wanted[name] is None]
+        if missing:
+            raise FieldError(
+                f"'{keeper.directory.path}': expected {' and '.join(missing)}, as no replay is there yet; pass "
+                "open(path, schema, capacity)"
+            )
+        arguments: Any = {name: value for name, value in wanted.items() if value is not None}
+        buffer = cls(**arguments, sampler=sampler, view=view, seed=seed, store=keeper)
+        buffer._begin(keeper, flush, None)
         return buffer
+
+    @classmethod
+    def _reopened(
+        cls, keeper: MappedKeeper, wanted: dict[str, Any], sampler: Any, view: Any, seed: int | None, flush: FlushPolicy
+    ) -> Self:
+        """The replay that is in the memory of a keeper, whose arguments have to be the ``wanted`` ones."""
+        directory, content = keeper.directory, cast("dict[str, Any]", keeper.directory.content)
+        with contradictions(directory.path, ParameterError, SchemaError):
+            _require_same(directory.path, kept_arguments(content, sampler, view), wanted)
+        first = whole(content, "first")
+        with contradictions(directory.path):
+            mark, settings = recover(keeper, whole(content, "num_envs"), whole(content, "rows_per_env"))
+        with contradictions(directory.path, ParameterError, SchemaError):
+            arguments = kept_arguments(content | newer(settings), sampler, view)
+        with contradictions(directory.path):
+            directory.journal.append(mark.encode("open", whereabouts(keeper)))  # before anything changes
+            buffer = cls(**arguments, store=keeper)
+            buffer._progress.first = first
+            buffer._begin(keeper, flush, mark)
+        if seed is not None:
+            buffer.seed = seed
+            buffer._commit()
+        return buffer
+
+    def _begin(self, keeper: MappedKeeper, flush: FlushPolicy, mark: Mark | None) -> None:
+        """Start to use the memory of a keeper. ``mark`` is the last flush of the process before."""
+        durable = self._durable = Durable(keeper, self._ring, self._progress, flush, mark)
+        read_sampler(keeper.directory, self._ring, self._sampler)
+        me: ReferenceType[Any] = ref(
+            self
+        )  # what the parts call refers weakly to this replay, which is then freed as soon as it is dropped
+        self._writer.added = None if flush is None else partial(_flush_if_due, me)
+        self._reader.replaced = lambda: (buffer := me()) is not None and buffer._keep_settings()
+        cast("Any", self._progress.slots).on_seed = lambda: (buffer := me()) is not None and buffer._commit()
+        self._reader.prefetch = Prefetch.of(self._ring)
+        keeper.on_fork = partial(_end_in_child, ref(self._ring))
+        if mark is None:
+            durable.begin()
+        self._ring.settle()
+        self._commit()
+        self._keep_settings()
+
+    @one_at_a_time
+    def flush(self) -> None:
+        """Write everything that is stored through to the disk. All of it then survives a power cut.
+
+        Raises:
+            LifecycleError: this replay is not in files.
+            FileFormatError: the directory is gone, or another one is at its path.
+            OSError: the disk is full or fails.
+        """
+        self._require_files("flush")
+        self._flush()
+
+    def _flush(self) -> None:
+        with self._progress.undone(self._sampler):  # batches drawn ahead that nobody took are drawn again
+            self._commit()
+            self._require_files("flush").flush()
+
+    def close(self) -> None:
+        """Flush, and let another process open the files. Every later call but this one is an error.
+
+        A replay that is not in files has nothing to close.
+        """
+        with self.lock:
+            if self._durable is None or isinstance(self._ring.pending, Ended):
+                return
+            self._prepare()
+            if self._ahead is not None:
+                self._ahead.close()
+                self._end_serving(self._ahead)
+            self._saver.saves.settle()
+            self._commit()
+            self._durable.flush("close")
+            self._ring.pending = Ended("this replay was closed; open its directory again with ReplayBuffer.open")
+            self._durable.keeper.directory.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _verify(self) -> None:
+        """Read all files, and refuse files that contradict themselves.
+
+        Raises:
+            FileFormatError: names the first row or number that is wrong.
+        """
+        directory = self._require_files("verify").keeper.directory
+        try:
+            with contradictions(directory.path):
+                self.check()
+        except FileFormatError:
+            self._ring.pending = Ended("this replay was found damaged when it was opened")
+            directory.release()
+            raise
+
+    def _require_files(self, what: str) -> Durable:
+        if self._durable is None:
+            raise LifecycleError(f"{what}: this replay is not in files; make it with ReplayBuffer.open, or call save")
+        return self._durable
+
+    def _commit(self) -> None:
+        """Write the manifest, if anything in it has changed."""
+        directory, content = self._require_files("flush").keeper.directory, self._content()
+        directory.require_held()
+        write_sampler(directory, self._ring, self._sampler)
+        if content != directory.content:
+            directory.commit(content)
+
+    def _content(self) -> dict[str, Any]:
+        """The manifest's JSON about this replay."""
+        return {
+            "kind": KIND,
+            "schema": json.loads(self.schema.to_json()),
+            "rows_per_env": self._ring.rows,
+            "num_envs": self.num_envs,
+            "ordered": self.ordered,
+            "own_next_obs": self.own_next_obs,
+            "seed": self._progress.seed,
+            "first": self._progress.first,
+            **self._settings(),
+        }
+
+    def _settings(self) -> dict[str, Any]:
+        """The parameters of sampler and view as JSON."""
+        return {"sampler": describe(self._sampler), "view": describe(self._reader.view)}
+
+    def part_changed(self, part: object) -> None:
+        """A parameter of a sampler or a view was set: if it is one of this replay, keep it at once."""
+        if any(part is own for own in self._parts()):
+            self._keep_settings()
+
+    def _parts(self) -> list[Any]:
+        """The sampler and the view, and those inside of them."""
+        return [*parts_of(self._sampler), *parts_of(self._reader.view)]
+
+    def _keep_settings(self) -> None:
+        """Keep the settings of a replay in files, and learn of later changes."""
+        with self.lock:  # parameters are set by any thread, and the slots have one writer
+            if self._durable is None or isinstance(self._ring.pending, Ended):
+                return
+            for part in self._parts():
+                observe(part, self)
+            if not self._durable.settings.keep(json.dumps(self._settings()).encode()):
+                self._commit()  # they are too long for their place
+
+    # -- printing -------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return (
+            f"ReplayBuffer({self.schema!r}, capacity={self._plan.rows}, num_envs={self.num_envs}, "
+            f"sampler={self._sampler!r}, view={self._reader.view!r}, ordered={self.ordered}, "
+            f"own_next_obs={self.own_next_obs}, device='{self.device}', seed={self.seed})"
+        )
+
+    def __str__(self) -> str:
+        return text(self._summary())
+
+    def _repr_html_(self) -> str:
+        return html(self._summary())
+
+    def _summary(self) -> Summary:
+        """The facts that printing shows."""
+        ring, progress, plan = self._ring, self._progress, self._plan
+        where = "in files" if ring.store.keeper.durable else "in RAM"
+        memory = f"{readable(self.nbytes - plan.device_bytes)} {where}"
+        facts = {
+            "fields": described(ring.store.leaves),
+            "to draw": f"{ring.drawable:,} of {ring.completed:,} ever completed, {ring.episodes:,} episodes ended",
+            "memory": memory if not plan.device_bytes else f"{memory}, {readable(plan.device_bytes)} on {self.device}",
+            "sampler": repr(self._sampler),
+            "view": repr(self._reader.view),
+            "seed": f"{progress.seed}, {progress.draws_taken:,} batches drawn",
+        }
+        return f"ReplayBuffer: {ring.rows_live:,} of {plan.rows:,} rows, {ring.num_envs:,} envs", facts
 
 
 add_hints(ReplayBuffer)
 
 
-def _home(leaves: Mapping[Path, Field], rows: int, device: torch.device, make: MakeHome | Keeper | None) -> Store:
-    """Where the rows of a replay live."""
+def _store(leaves: Mapping[Path, Field], rows: int, device: torch.device, make: MakeHome | Keeper | None) -> Store:
+    """The memory of a replay's rows."""
     if isinstance(make, Keeper):
         return ReplayRows(leaves, rows, keeper=make)
     if make is not None:
         return made_home(make, leaves, rows, device)
     return ReplayRows(leaves, rows) if device.type == "cpu" else DeviceRows(leaves, rows, device)
+
+
+def kept_arguments(content: dict[str, Any], sampler: Any, view: Any) -> dict[str, Any]:
+    """The constructor's arguments for the replay that is kept; ``sampler`` and ``view`` where they are not None."""
+    if entry(content, "kind", str) != KIND:
+        raise InvariantError(f"its kind is {shown(content['kind'])}")
+    rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")
+    if num_envs < 1 or rows < 2:
+        raise InvariantError(f"{num_envs} envs of {rows} rows; expected at least 1 env and 2 rows")
+    if view is None:
+        view = rebuild(content.get("view"), "view")
+        require_reach(view, rows * num_envs)
+    return {
+        "schema": Schema.from_json(json.dumps(content.get("schema"))),
+        "capacity": rows * num_envs,
+        "num_envs": num_envs,
+        "sampler": sampler if sampler is not None else rebuild(content.get("sampler"), "sampler"),
+        "view": view,
+        "ordered": entry(content, "ordered", bool),
+        "own_next_obs": entry(content, "own_next_obs", bool),
+        "seed": entry(content, "seed", int),
+    }
+
+
+def newer(settings: bytes) -> dict[str, Any]:
+    """Settings of a process that was killed, for the manifest's content, as :meth:`ReplayBuffer._settings` wrote them.
+
+    Raises:
+        InvariantError: they make no sense.
+    """
+    known: Any = json.loads(settings or b"{}")
+    if not isinstance(known, dict) or cast("dict[str, Any]", known).keys() - {"sampler", "view"}:
+        raise InvariantError("settings: expected those of a sampler and a view")
+    return cast("dict[str, Any]", known)
+
+
+def _require_same(path: Any, kept: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuse arguments that differ from those of the replay that is there.
+
+    Raises:
+        SchemaError, ParameterError: names the first argument that differs.
+    """
+    for name, value in wanted.items():
+        got = kept[name]
+        same = value == got
+        if name == "capacity" and is_count(value):
+            same = value // kept["num_envs"] * kept["num_envs"] == got
+        if value is not None and not same:
+            kind = SchemaError if name == "schema" else ParameterError
+            raise kind(
+                f"'{path}': the replay there has {name}={shown(got, 200)}, got {shown(value, 200)}; leave {name} out, "
+                "or give another path"
+            )
+
+
+def _flush_if_due(replay: ReferenceType[ReplayBuffer[Any, Any]], count: int) -> None:
+    """Flush as the policy says, after so many rows were added."""
+    buffer = cast("Any", replay())
+    if buffer is not None and buffer._durable.is_due(count):
+        buffer._flush()
+
+
+def _end_in_child(reference: ReferenceType[Ring]) -> None:
+    """Make every further call in this process, a forked child, an error."""
+    ring = reference()
+    if ring is not None:
+        ring.pending = Ended(
+            "this replay is in files that belong to the process that opened it, and a forked child may not use them; "
+            "use it in the parent, or send the child batches"
+        )

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import DTypeError, EpisodeEndWarning, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
+from ..errors import EpisodeEndWarning, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
 from ..kernels.tables import COLUMNS, HEAD, NEXT
 from ..parameters import is_count
 from ..ring.ring import Ring
@@ -21,6 +21,7 @@ from ..steps.checker import refuse_unreadable
 from ..steps.schema import STEP_FIELDS, Field, Path, Schema, dotted
 
 __all__ = [
+    "MOST_ROWS",
     "ResetCheck",
     "flattened",
     "refuse_not_finite",
@@ -28,7 +29,6 @@ __all__ = [
     "require_rows",
     "row_mask",
     "stored_fields",
-    "whole_numbers",
 ]
 
 
@@ -78,30 +78,18 @@ def require_alike(buffer: Any, other: Any, envs: Mapping[int, int] | None) -> No
             )
 
 
-def whole_numbers(values: Any, name: str) -> Ints:
-    """A vector of whole numbers as int64.
-
-    Raises:
-        DTypeError: the numbers are not integers. Bools and floats are refused, too.
-    """
-    given = as_host(values, name)
-    if given.size and given.dtype.kind not in "iu":
-        raise DTypeError(f"{name}: expected integers, got {given.dtype}")
-    return np.ascontiguousarray(given, np.int64)
-
-
 def row_mask(mask: Any, count: int) -> Any:
     """The rows that are kept, bool ``[count]``.
 
     Raises:
         ShapeError: the mask has another shape or dtype.
     """
-    kept = as_host(mask, "mask")
-    if count == 1 and not kept.ndim:  # with one env, the leading axis may be left out
-        kept = kept.reshape(1)
-    if kept.shape != (count,) or kept.dtype != np.bool_:
-        raise ShapeError(f"mask: expected bool ({count},), got {kept.dtype} {kept.shape}")
-    return kept
+    rows = as_host(mask, "mask")
+    if count == 1 and not rows.ndim:  # with one env, the leading axis may be left out
+        rows = rows.reshape(1)
+    if rows.shape != (count,) or rows.dtype != np.bool_:
+        raise ShapeError(f"mask: expected bool ({count},), got {rows.dtype} {rows.shape}")
+    return rows
 
 
 def flattened(steps: Mapping[str, Any], width: tuple[int, ...]) -> tuple[dict[str, Any], int]:
@@ -167,11 +155,11 @@ def refuse_not_finite(
     """
     by_path = dict(zip(fields, leaves, strict=True))
     done = as_host(by_path["terminated",]) | as_host(by_path["truncated",])
-    looked = [(path, value, kept) for path, value in by_path.items() if path[0] in FINITE]
+    checked = [(path, value, kept) for path, value in by_path.items() if path[0] in FINITE]
     if final is not None:
         obs = [path for path in by_path if path[0] == "obs"]
-        looked += [(("next_obs", *path[1:]), x, kept & done) for path, x in zip(obs, final, strict=True)]
-    for path, value, rows in looked:
+        checked += [(("next_obs", *path[1:]), x, kept & done) for path, x in zip(obs, final, strict=True)]
+    for path, value, rows in checked:
         dtype = fields[("obs", *path[1:]) if path[0] == "next_obs" else path].dtype
         bad = np.flatnonzero(rows & ~_finite_rows(value, dtype))
         if len(bad):
@@ -185,9 +173,9 @@ def _finite_rows(value: Any, dtype: torch.dtype) -> NDArray[np.bool_]:
     """Which rows of a checked leaf are finite in the dtype that they are stored in: bool ``[K]``."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return np.ones(len(value), np.bool_)
-    given = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
-    stored = given.to(dtype) if given.is_floating_point() or given.is_complex() else given.view(dtype)  # its bits
-    return as_host(stored.isfinite().reshape(len(given), math.prod(given.shape[1:])).all(1))
+    tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+    stored = tensor.to(dtype) if tensor.is_floating_point() or tensor.is_complex() else tensor.view(dtype)  # its bits
+    return as_host(stored.isfinite().reshape(len(tensor), math.prod(tensor.shape[1:])).all(1))
 
 
 RESERVED = frozenset(
@@ -222,7 +210,7 @@ def stored_fields(schema: Schema, own_next_obs: bool) -> Schema:
 
 
 Bytes = NDArray[np.uint8]
-Taken = tuple[bytes, np.dtype[Any]]
+Numbers = tuple[bytes, np.dtype[Any]]
 """The numbers of a field, and their dtype."""
 
 
@@ -261,13 +249,13 @@ class ResetCheck:
         numbers = [field.nbytes // field.dtype.itemsize for field in fields]
         self._every = [max(number // NUMBERS, 1) for number in numbers]
         self._counts = [-(-number // every) for number, every in zip(numbers, self._every, strict=True)]
-        self._left, self._alike = MOST_CALLS, 0
+        self._left, self._agreed = MOST_CALLS, 0
         self._led_to: list[Bytes] = []
-        """What the newest step of each env led to, as far as it is compared: ``[N, M]`` for each field."""
-        self._newest: list[Taken] = []
-        """The same, not yet converted, if the newest step was one of all envs; else empty."""
+        """The observation after the newest step of each env, as far as it is compared: ``[N, M]`` for each field."""
+        self._newest: list[Numbers] = []
+        """These numbers before conversion, if the newest step was one of all envs; else empty."""
         self._moved = np.zeros(num_envs, np.bool_)
-        """Whether that differs from what the step began with."""
+        """True where that differs from the observation before the step."""
         self._state = np.zeros((num_envs, COLUMNS), np.int64)
         """The ring's state after that step."""
         self.broken = -1
@@ -289,22 +277,22 @@ class ResetCheck:
         if final is None or not self._left:
             return False
         before, self._newest = self._newest, []
-        if envs is self._all and kept is None and self._alike >= ENOUGH:
-            self._newest = self._taken(final)
-            if before == self._taken([leaves[i] for i in self._obs]):  # as most often, and much quicker
+        if envs is self._all and kept is None and self._agreed >= ENOUGH:
+            self._newest = self._numbers(final)
+            if before == self._numbers([leaves[i] for i in self._obs]):  # as most often, and much quicker
                 self._state[:] = ring.state
                 return True
         if before:
             self._led_to = self._bytes(before, len(self._all))
-        return self._look(ring, envs, leaves, final, kept)
+        return self._compare(ring, envs, leaves, final, kept)
 
-    def _look(self, ring: Ring, envs: Ints, leaves: Sequence[Any], final: Sequence[Any], kept: Array | None) -> bool:
+    def _compare(self, ring: Ring, envs: Ints, leaves: Sequence[Any], final: Sequence[Any], kept: Array | None) -> bool:
         """:meth:`go_on`, env by env."""
         count, again = len(envs), np.flatnonzero(envs[1:] == envs[:1])
         width = int(again[0]) + 1 if len(again) else count  # of one vector step
         newest = envs[count - width :]
-        obs, led_to = (self._bytes(self._taken(x), len(envs)) for x in ([leaves[i] for i in self._obs], final))
-        moved = self._moved[:0] if self._alike >= ENOUGH else _differ(obs, led_to)
+        obs, led_to = (self._bytes(self._numbers(x), len(envs)) for x in ([leaves[i] for i in self._obs], final))
+        moved = self._moved[:0] if self._agreed >= ENOUGH else _differ(obs, led_to)
         state = ring.state[newest]
         if width < count:
             follows = self._follow(leaves, kept, width)
@@ -329,31 +317,31 @@ class ResetCheck:
         return follows if kept is None else follows & kept[:-width] & kept[width:]
 
     def _agree(self, envs: Ints, before: list[Bytes], obs: list[Bytes], moved: Array, follows: Array) -> bool:
-        """Whether the rows that follow begin with what the rows before led to."""
+        """True if the rows that follow begin with the observations that the rows before led to."""
         wrong = np.flatnonzero(follows & _differ(before, obs))
-        if self._alike < ENOUGH:
+        if self._agreed < ENOUGH:
             until = int(wrong[0]) if len(wrong) else len(envs)
-            self._alike += int(np.count_nonzero(follows[:until] & moved[:until]))
-        if len(wrong) and self._alike >= ENOUGH:
+            self._agreed += int(np.count_nonzero(follows[:until] & moved[:until]))
+        if len(wrong) and self._agreed >= ENOUGH:
             self.broken = int(envs[wrong[0]])
         return not len(wrong)
 
-    def _taken(self, values: Sequence[Any]) -> list[Taken]:
+    def _numbers(self, values: Sequence[Any]) -> list[Numbers]:
         """Some numbers of each field of observations."""
-        found: list[Taken] = []
+        numbers: list[Numbers] = []
         for x, every in zip(values, self._every, strict=True):
             array = numpy_view(x.detach()) if isinstance(x, Tensor) else x
             if every > 1:
                 array = array.reshape(len(array), math.prod(array.shape[1:]))[:, ::every]
-            found.append((array.tobytes(), array.dtype))
-        return found
+            numbers.append((array.tobytes(), array.dtype))
+        return numbers
 
-    def _bytes(self, taken: list[Taken], rows: int) -> list[Bytes]:
+    def _bytes(self, numbers: list[Numbers], rows: int) -> list[Bytes]:
         """The numbers of so many rows as the replay stores them: ``[K, M]`` for each field."""
-        found: list[Bytes] = []
-        for (numbers, given), dtype, count in zip(taken, self._dtypes, self._counts, strict=True):
-            found.append(np.ndarray((rows, count), given, numbers).astype(dtype).view(np.uint8))
-        return found
+        stored: list[Bytes] = []
+        for (raw, dtype_given), dtype, count in zip(numbers, self._dtypes, self._counts, strict=True):
+            stored.append(np.ndarray((rows, count), dtype_given, raw).astype(dtype).view(np.uint8))
+        return stored
 
     def warn(self) -> None:
         """Warn if an env was reset in mid-episode."""

@@ -12,12 +12,11 @@ from ..batches import SequenceBatch
 from ..errors import DeviceError, FieldError, ParameterError, SchemaError, ShapeError
 from ..parameters import COUNT_RULE, Rule, is_number, require
 from ..printable import shown
-from ..steps.arrays import as_host
+from ..samplers.prioritized import doubles, magnitudes
+from ..steps.arrays import as_host, whole_numbers
 from ..steps.summary import Summary, html, text
 from ..views.contract import time_first_of
 from .buffer import ReplayBuffer
-from .checks import whole_numbers
-from .reader import doubles, magnitudes
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -86,7 +85,7 @@ class Mixture:
             else:
                 without.append(self.buffers[name].batch_fields)
         return (
-            _together([next(batches) for batches in rounds.values()], without, list(rounds), self.device)
+            _joined([next(batches) for batches in rounds.values()], without, list(rounds), self.device)
             for _ in range(count)
         )
 
@@ -153,7 +152,7 @@ class Mixture:
 
 
 def _are_buffers(value: Any) -> bool:
-    """Whether this is a mapping to replays."""
+    """True if this is a mapping to replays."""
     named = cast("Mapping[Any, Any]", value)
     return isinstance(value, Mapping) and all(isinstance(buffer, ReplayBuffer) for buffer in named.values())
 
@@ -169,13 +168,13 @@ def _origins(batch: Any, buffers: int) -> tuple[Any, Any]:
         DTypeError, ShapeError, ParameterError: they are not what a batch has.
     """
     try:
-        given = [batch[name] for name in ("source", "index")] if hasattr(batch, "keys") else None
+        columns = [batch[name] for name in ("source", "index")] if hasattr(batch, "keys") else None
     except (LookupError, ValueError):  # a FieldError is a ValueError
-        given = None
-    if given is None:
+        columns = None
+    if columns is None:
         kind = type(batch).__name__
         raise FieldError(f"update_priorities: expected a batch with 'source' and 'index', got a {kind}; pass it whole")
-    source, index = whole_numbers(given[0], "source"), whole_numbers(given[1], "index")
+    source, index = whole_numbers(columns[0], "source"), whole_numbers(columns[1], "index")
     if source.ndim != 1 or index.shape != source.shape:
         raise ShapeError(f"update_priorities: expected source and index [B], got {source.shape}, {index.shape}")
     if len(source) and not (source.min() >= 0 and source.max() < buffers):
@@ -189,8 +188,8 @@ def _normalised(shares: Mapping[str, float], names: list[str]) -> dict[str, floa
     Raises:
         ParameterError: a share is missing, unknown, negative or infinite, or none is positive.
     """
-    given = isinstance(cast("object", shares), Mapping)
-    fits = given and names and set(names) == set(shares) and all(is_number(share, 0) for share in shares.values())
+    is_mapping = isinstance(cast("object", shares), Mapping)
+    fits = is_mapping and names and set(names) == set(shares) and all(is_number(share, 0) for share in shares.values())
     total = sum(shares.values()) if fits else 0.0
     if not 0 < total < np.inf:
         raise ParameterError(
@@ -200,7 +199,7 @@ def _normalised(shares: Mapping[str, float], names: list[str]) -> dict[str, floa
     return {name: float(shares[name] / total) for name in names}
 
 
-def _together(parts: list[Any], without: list[tuple[str, ...]], sources: list[int], device: torch.device) -> Any:
+def _joined(parts: list[Any], without: list[tuple[str, ...]], sources: list[int], device: torch.device) -> Any:
     """One batch of several, with the number of the buffer that each row, or sequence, comes from.
 
     ``without`` has the fields of the buffers that have no rows in it.

@@ -25,7 +25,7 @@ from ..errors import FileFormatError, LifecycleError, NoSaveError, ParameterErro
 from ..files import disk
 from ..files.disk import MOST, entry, fitting, integers, whole
 from ..files.mapped import MappedCopy, MappedDirectory
-from ..files.save import EXTRA, to_json
+from ..files.save import EXTRA, read_extra, to_json
 from ..kernels.reference.priorities import LARGEST_ERROR
 from ..kernels.tables import COLUMNS, COMPLETED, COUNT, HEAD, NEXT, RULE, TAIL
 from ..memory.estimate import free_memory, storage_plan
@@ -39,13 +39,17 @@ from ..ring.ring import LARGEST, Ring, Rule, Span, Weigh, check, check_cursors
 from ..samplers.contract import Sampler
 from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
-from ..samplers.uniform import Uniform
+from ..samplers.uniform import Uniform, WithoutReplacement
 from ..steps.arrays import Ints, numpy_view
 from ..steps.changes import Origin, SchemaChanges
 from ..steps.schema import Field, Path, Schema, dotted
+from ..views.frames import FrameStack
+from ..views.returns_to_go import ReturnsToGo
+from ..views.sequences import Sequence as SequenceView
+from ..views.transitions import NStep
 from .checks import stored_fields
 from .durable import Progress
-from .reader import PARAMETERS, Reader, describe, kinds, plain, rebuild
+from .reader import Reader
 from .writer import Writer
 
 __all__ = [
@@ -65,11 +69,14 @@ __all__ = [
     "changed_arguments",
     "complete_rows",
     "dealt",
+    "describe",
     "is_segment",
+    "load_extra",
     "new_segment",
     "open_save",
     "plan_segments",
     "read_sampler",
+    "rebuild",
     "require_bools",
     "require_reach",
     "require_sampler_state",
@@ -1250,3 +1257,105 @@ def dealt(
     counters[COMPLETED] = len(by_age)
     changed = {"num_envs": num_envs, "rows_per_env": rows, "state": state.tolist(), "counters": counters}
     return {name: torch.as_tensor(value) for name, value in moved.items()}, {**content, **changed}
+
+
+def load_extra(path: str | os.PathLike[str]) -> Any:
+    """The value that was passed as ``extra`` to the ``save`` of a replay or rollout; None if none was. Reads no row.
+
+    Tensors are on the CPU, and dicts of all kinds are plain dicts.
+
+    Raises:
+        FileFormatError: there is no save, or it is damaged, foreign or of another version; nothing is ever run.
+    """
+    with persist.Save(path) as save:
+        return read_extra(save, free_memory())
+
+
+PARAMETERS: dict[type[Any], tuple[str, ...]] = {
+    Uniform: (),
+    WithoutReplacement: (),
+    Prioritized: ("alpha", "beta", "eps", "stratified", "normalize", "default_error", "eta"),
+    Recent: ("sharpest", "c_min", "inner", "adapt"),
+    NStep: ("n", "gamma"),
+    FrameStack: ("depth", "window", "pad", "keys"),
+    ReturnsToGo: ("gamma", "window"),
+    SequenceView: ("length", "burn_in", "overlap", "n", "gamma", "drop_tail", "time_first", "weigh", "last"),
+}
+
+
+POSITIONAL = {"sharpest": "eta"}
+"""Attributes whose constructor argument has another name."""
+
+
+LARGEST_PARAMETER = 2**53
+"""Every whole number up to here is exactly a float."""
+
+
+SAMPLERS = {part.__name__: part for part in (Uniform, WithoutReplacement, Prioritized, Recent)}
+
+
+VIEWS = {part.__name__: part for part in (NStep, FrameStack, ReturnsToGo, SequenceView)}
+
+
+PARTS: dict[str, dict[str, type[Any]]] = {"sampler": SAMPLERS, "inner": SAMPLERS, "view": VIEWS, "window": VIEWS}
+"""The classes that a save may name, by their use."""
+
+
+def describe(part: Any) -> dict[str, Any] | None:
+    """One of relive's own samplers or views as JSON. None for a user's own part, or one that holds a user's function.
+
+    The user passes such a part to ``load``.
+    """
+    names = PARAMETERS.get(cast("type[Any]", type(part)))
+    if names is None or getattr(part, "each_reward", None) is not None:  # a user's function
+        return None
+    values = {POSITIONAL.get(name, name): getattr(part, name) for name in names}
+    inner = {name: describe(value) for name, value in values.items() if isinstance(value, tuple(PARAMETERS))}
+    if None in inner.values():
+        return None
+    return {"part": type(part).__name__, **{name: plain(value) for name, value in (values | inner).items()}}
+
+
+def plain(value: Any) -> Any:
+    """A parameter as JSON."""
+    if isinstance(value, tuple):
+        return [plain(member) for member in cast("tuple[Any, ...]", value)]
+    return cast("Any", value).item() if isinstance(value, np.generic) else value
+
+
+def rebuild(data: Any, what: str) -> Any:
+    """The part that :func:`describe` described. ``what`` is its use: "sampler" or "view".
+
+    Raises:
+        FileFormatError: there is no such part, or its parameters are invalid.
+    """
+    given: dict[str, Any] = dict(cast("dict[str, Any]", data)) if isinstance(data, dict) else {}
+    name = given.pop("part", None)
+    part = PARTS.get(what, {}).get(name) if isinstance(name, str) else None
+    if part is None:
+        raise FileFormatError(
+            f"the saved {what} is your own, or holds your own functions, which saves do not contain "
+            f"({shown(data, 200)}); pass {what}=... to load or open"
+        )
+    known = {POSITIONAL.get(name, name) for name in PARAMETERS[part]}
+    try:
+        if given.keys() - known:
+            raise ValueError(f"it has no {shown(min(given.keys() - known))}")
+        return part(**{name: _value(value, name) for name, value in given.items()})
+    except (TypeError, ValueError, OverflowError) as error:
+        raise FileFormatError(f"the saved {what} has invalid parameters: {shown(given, 200)} ({error})") from error
+
+
+def _value(value: Any, name: str) -> Any:
+    if isinstance(value, dict):
+        return rebuild(cast("dict[str, Any]", value), name)
+    if isinstance(value, list):
+        return tuple(_value(member, name) for member in cast("list[Any]", value))
+    if type(value) is int and abs(value) > LARGEST_PARAMETER:
+        raise ValueError(f"{name} is {shown(value)}")
+    return value
+
+
+def kinds(part: Any) -> tuple[Any, ...]:
+    """The class names of a described sampler and of its inner one; () for a user's own sampler."""
+    return () if part is None else (part["part"], *kinds(part.get("inner")))

@@ -26,7 +26,7 @@ SLICE = 0.2
 
 @runtime_checkable
 class Limit(Protocol):
-    """What a server needs of a limit, such as :class:`relive.SamplesPerInsert`."""
+    """A limit for a server, such as :class:`relive.SamplesPerInsert`."""
 
     def try_to_sample(self, count: int, timeout: float | None = 0.0) -> bool:
         """Wait until ``count`` rows may be drawn, and count them; False if the time is over before."""
@@ -77,11 +77,11 @@ class Ahead:
         self._wake, self._allowed = SimpleQueue[bool](), SimpleQueue[bool]()
         self._thread: Thread | None = None
         self.is_drawing = False
-        """Whether a draw is under way. Then calls of the replay come from the draw, as from a reward function."""
+        """True while a draw is under way. Then calls of the replay come from the draw, as from a reward function."""
 
     @property
     def due(self) -> bool:
-        """Whether a batch must be drawn before anything else happens to the replay."""
+        """True if a batch must be drawn before anything else happens to the replay."""
         return len(self.ready) < self.goal and self.error is None and not self.closed
 
     def settle(self) -> None:
@@ -172,7 +172,7 @@ class Ahead:
             self.arrived.wait(left)
 
     def _is_allowed(self) -> bool:
-        """Whether the limit allows the next batch now. If so, the limit has counted it."""
+        """True if the limit allows the next batch now; the limit has then counted it."""
         if self._limit is None:
             return True
         if not self._allowed.empty():
@@ -240,7 +240,7 @@ class Served(Iterator[B_co], Generic[B_co]):
 
     @property
     def completed(self) -> int:
-        """How many transitions had been completed when the batch that came last was drawn, as in ``stats()``."""
+        """The number of transitions completed when the last batch was drawn, as in ``stats()``."""
         return self._completed
 
     def stats(self) -> dict[str, float]:

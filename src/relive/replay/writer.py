@@ -9,19 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import kernels
 from ..errors import ParameterError, ShapeError
-from ..kernels.tables import EPISODES
-from ..memory.copier import Bounded, StepCopier
-from ..memory.store import Store
+from ..kernels.tables import ALONE, COMPLETED, EPISODES, FINALS, LINKED, NO_FINALS, DirectStep
+from ..memory.copier import SHORT, Bounded, Plan, StepCopier
+from ..memory.store import Staging, Store
 from ..parameters import FLAG_RULE, require
-from ..ring.ring import PIECE, Ring, missing_final, order_as, piece_of
+from ..ring.ring import PIECE, Ring, Rule, missing_final, order_as, piece_of
 from ..samplers.contract import Sampler
-from ..steps.arrays import Array, Ints, as_host
+from ..steps.arrays import Array, Ints, as_host, whole_numbers
 from ..steps.checker import StepChecker, refuse_unreadable
 from ..steps.ends import EndCheck, ReuseCheck
 from ..steps.schema import Schema
-from .checks import ResetCheck, flattened, refuse_not_finite, row_mask, whole_numbers
-from .reader import DirectAdd
+from .checks import ResetCheck, flattened, refuse_not_finite, row_mask
 
 __all__ = ["Writer"]
 
@@ -38,8 +38,8 @@ class Writer:
         schema: the fields of a step, as the user named them.
         stored: the fields that are stored.
         device: where rows live.
-        own_next_obs: whether a ``next_obs`` is stored with every step.
-        debug: whether to refuse numbers that are NaN or infinite.
+        own_next_obs: True if a ``next_obs`` is stored with every step.
+        debug: True to refuse numbers that are NaN or infinite.
     """
 
     def __init__(
@@ -67,16 +67,16 @@ class Writer:
         self.all_envs: Ints = np.arange(ring.num_envs, dtype=np.int64)
         paths = list(stored.leaves)
         self._leaves = len(paths)
-        """How many leaves a step has. Those of the final observations may follow them."""
+        """The number of leaves of a step. Those of the final observations may follow them."""
         self._flags_at = [paths.index((name,)) for name in ("terminated", "truncated")]
-        self._ways = Bounded[tuple[int, bool], _Way]()
-        self._direct: list[DirectAdd | None] = [None, None]
+        self._intakes = Bounded[tuple[int, bool], _Intake]()
+        self._fused: list[FusedAdd | None] = [None, None]
         """Adds steps of all envs without final observations, and with them; None until there are some, or always."""
-        self._rounds_of = Bounded[int, Ints]()
+        self._repeated = Bounded[int, Ints]()
 
     @property
     def debug(self) -> bool:
-        """Whether to refuse numbers that are NaN or infinite."""
+        """True if numbers that are NaN or infinite are refused."""
         return self._debug
 
     @debug.setter
@@ -86,7 +86,7 @@ class Writer:
 
     @property
     def ordered(self) -> bool:
-        """Whether the steps of an env come in the order of time."""
+        """True if the steps of an env come in the order of time."""
         return self.ring.linked or not self.ring.alone
 
     def watch_ends(self, check: bool) -> None:
@@ -106,26 +106,26 @@ class Writer:
 
     def add(self, values: dict[str, Any], envs: Ints, successive: bool = False) -> None:
         """Check and store a step of each of ``envs``. ``successive`` steps are in time order and may repeat envs."""
-        follows = "next_obs" in values and not self.own_next_obs
-        direct = self._direct[follows] if envs is self.all_envs and not self._by_parts else None
+        has_finals = "next_obs" in values and not self.own_next_obs
+        fused = self._fused[has_finals] if envs is self.all_envs and not self._by_parts else None
         leaves = kept = None
-        if direct is not None:
-            leaves = direct.add(values)
+        if fused is not None:
+            leaves = fused.add(values)
         if leaves is None:
-            leaves, kept = self._add(values, envs, follows, successive)
+            leaves, kept = self._add(values, envs, has_finals, successive)
         if self.added is not None:
             self.added(len(envs))
         if self.resets is not None:
-            self._check_resets(self.resets, envs, leaves, leaves[self._leaves :] if follows else None, kept)
-        seen = self.ends
-        if seen is None:
+            self._check_resets(self.resets, envs, leaves, leaves[self._leaves :] if has_finals else None, kept)
+        ends = self.ends
+        if ends is None:
             return
         ended = self.ring.counters.item(EPISODES)
-        if ended == seen.episodes and not seen.ended_on:
+        if ended == ends.episodes and not ends.ended_on:
             return
-        if not seen.go_on(ended, envs, leaves, leaves[self._leaves :] if follows else None, kept):
+        if not ends.go_on(ended, envs, leaves, leaves[self._leaves :] if has_finals else None, kept):
             self.ends = None
-            seen.warn()
+            ends.warn()
 
     def _check_resets(
         self, check: ResetCheck, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Array | None
@@ -136,19 +136,19 @@ class Writer:
             check.warn()
 
     def _add(
-        self, values: dict[str, Any], envs: Ints, follows: bool, successive: bool
+        self, values: dict[str, Any], envs: Ints, has_finals: bool, successive: bool
     ) -> tuple[Sequence[Any], Array | None]:
         """Check each part of a step and store it; returns the leaves, and which rows are kept if some are left out."""
         count = len(envs)
         mask = values.pop("mask") if "mask" in values else None
-        way = self._ways.get((count, follows))
-        way = self._way(count, follows) if way is None else way
+        intake = self._intakes.get((count, has_finals))
+        intake = self._intake(count, has_finals) if intake is None else intake
         try:
-            leaves = way.check(values, way.copier)
+            leaves = intake.check(values, intake.copier)
         except (RuntimeError, TypeError):
             refuse_unreadable(values)
             raise
-        final = leaves[self._leaves :] if follows else None
+        final = leaves[self._leaves :] if has_finals else None
         kept = None if mask is None else row_mask(mask, count)
         if kept is not None and kept.all():  # quicker without
             kept = None
@@ -186,7 +186,7 @@ class Writer:
         chosen = self.all_envs if envs is None else self.chosen(envs)
         values, count = flattened(steps, chosen.shape)
         if count:
-            rounds = self._rounds(count) if envs is None else np.tile(chosen, count)
+            rounds = self._repeat(count) if envs is None else np.tile(chosen, count)
             self.add(values, rounds, successive=count > 1)
 
     def chosen(self, envs: Any) -> Ints:
@@ -276,14 +276,14 @@ class Writer:
     def _store(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, cut: Ints | None = None) -> None:
         """Store checked steps. The caller clears ``pending`` once all is done; until then the next call repairs."""
         watches = self.sampler.watches
-        where, opens = self.ring.add(envs, leaves, final, watches, cut)
-        if watches and len(where):
-            self.sampler.changed(where, opens)
+        places, drawable = self.ring.add(envs, leaves, final, watches, cut)
+        if watches and len(places):
+            self.sampler.changed(places, drawable)
 
     def _interrupt(self, envs: Ints) -> None:
-        where, opens = self.ring.interrupt(envs)
-        if self.sampler.watches and len(where):
-            self.sampler.changed(where, opens)
+        places, drawable = self.ring.interrupt(envs)
+        if self.sampler.watches and len(places):
+            self.sampler.changed(places, drawable)
 
     def _add_some(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, stored: Any) -> None:
         """Store the rows of one vector step that ``stored`` names."""
@@ -303,13 +303,13 @@ class Writer:
         cut = truncated > kept
         if self.own_next_obs or not np.count_nonzero(cut):  # quicker than any()
             return leaves, kept
-        follows = self._follows(envs, leaves, kept)
+        goes_on = self._goes_on(envs, leaves, kept)
         leaves = list(leaves)
         leaves[terminal_at], leaves[truncated_at] = as_host(leaves[terminal_at]) & kept, truncated & kept
-        return leaves, kept | (cut & follows)
+        return leaves, kept | (cut & goes_on)
 
-    def _follows(self, envs: Ints, leaves: Sequence[Any], kept: Any) -> Any:
-        """Which rows of successive vector steps find an episode under way in their env, bool ``[K]``."""
+    def _goes_on(self, envs: Ints, leaves: Sequence[Any], kept: Any) -> Any:
+        """True for rows of successive vector steps that go on with an episode of their env, bool ``[K]``."""
         done = as_host(leaves[self._flags_at[0]]) | as_host(leaves[self._flags_at[1]])
         again = np.flatnonzero(envs[1:] == envs[0])
         width = int(again[0]) + 1 if len(again) else len(envs)  # of one vector step
@@ -320,7 +320,7 @@ class Writer:
         if final is None and not self.own_next_obs:
             self._require_final(leaves, envs, kept)
         # the reset steps of NEXT_STEP autoreset come after an end, so they interrupt nothing and cost no piece
-        cuts = np.flatnonzero(~kept & self._follows(envs, leaves, kept))
+        cuts = np.flatnonzero(~kept & self._goes_on(envs, leaves, kept))
         ends, cut_envs, every = np.cumsum(stored)[cuts], envs[cuts], envs
         if not stored.all():
             leaves, envs = [_kept(value, stored) for value in leaves], envs[stored]
@@ -341,25 +341,97 @@ class Writer:
         if done.any():
             raise missing_final(int(envs[np.argmax(done)]))
 
-    def _way(self, count: int, follows: bool) -> _Way:
-        """How so many rows are checked and copied, alone or with their final observations; kept for the next ones."""
-        both = self.stored.extend(next_obs=self.stored["obs"]) if follows else self.stored
+    def _intake(self, count: int, has_finals: bool) -> _Intake:
+        """The check and the copier for so many rows, with or without final observations; kept for the next ones."""
+        both = self.stored.extend(next_obs=self.stored["obs"]) if has_finals else self.stored
         check, store = StepChecker(both, count, self.device, upload=False), self.ring.store
         # what copies whole steps takes memory for them; long runs of steps, which are stored in pieces, go without
-        staging = store.staging("both" if follows else "step", count) if 0 < count <= PIECE else None
-        if staging is not None and count == len(self.all_envs) and DirectAdd.suits(self.ring, staging):
-            self._direct[follows] = DirectAdd(self.ring, self.sampler, check, staging, self.all_envs, follows)
-        way = _Way(check, None if staging is None else staging.copier)
-        return self._ways.keep((count, follows), way)
+        staging = store.staging("both" if has_finals else "step", count) if 0 < count <= PIECE else None
+        if staging is not None and count == len(self.all_envs) and FusedAdd.suits(self.ring, staging):
+            self._fused[has_finals] = FusedAdd(self.ring, self.sampler, check, staging, self.all_envs, has_finals)
+        intake = _Intake(check, None if staging is None else staging.copier)
+        return self._intakes.keep((count, has_finals), intake)
 
-    def _rounds(self, count: int) -> Ints:
+    def _repeat(self, count: int) -> Ints:
         """All envs, repeated ``count`` times; kept, since the next call usually adds as many steps."""
-        known = self._rounds_of.get(count)
-        return self._rounds_of.keep(count, np.tile(self.all_envs, count)) if known is None else known
+        known = self._repeated.get(count)
+        return self._repeated.keep(count, np.tile(self.all_envs, count)) if known is None else known
 
 
-class _Way(NamedTuple):
-    """How steps of one number of rows are checked and copied."""
+class FusedAdd:
+    """Adds steps of the same envs that can be copied as they are: one compiled call checks, stages and adds them.
+
+    Only steps like the one that the copier has learned from are added. It is for rings in RAM: rows in files may have
+    to come from the disk first, and the call keeps all other threads of Python waiting if the step is short.
+
+    Args:
+        ring: gets the rows.
+        sampler: informed of each row that becomes drawable or stops being so.
+        check: checks such steps field by field; it says which fields a step has.
+        staging: where they are staged.
+        envs: int64 ``[K]``, their envs.
+        has_finals: True if they come with final observations.
+    """
+
+    def __init__(
+        self, ring: Ring, sampler: Sampler, check: StepChecker, staging: Staging, envs: Ints, has_finals: bool
+    ) -> None:
+        self._ring, self._sampler, self._staging, self._envs = ring, sampler, staging, envs
+        self._copier, self._pick, self._size = staging.copier, check.pick, check.size
+        self._mode = LINKED if ring.linked else ALONE if ring.alone else FINALS if has_finals else NO_FINALS
+        self._plan: Plan | None = None
+        self._rule: Rule | None = None
+        self._watches = False
+        self._add = kernels.fast().add_step
+
+    @staticmethod
+    def suits(ring: Ring, staging: Staging | None) -> bool:
+        """True if steps with this staging can be added in one call."""
+        return staging is not None and ring.undo is None
+
+    def add(self, step: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """Add a step and return its leaves; or change nothing and return None, if one call cannot add it.
+
+        A step with an error is one of these.
+        """
+        plan, ring, sampler = self._copier.plan, self._ring, self._sampler
+        if plan is None or len(step) != self._size or ring.before_overwriting is not None:
+            return None
+        watches = sampler.watches
+        if plan is not self._plan or watches is not self._watches or (watches and ring.rule is not self._rule):
+            self._prepare(plan, watches)
+        adding = self._adding
+        try:
+            leaves = self._pick(step)
+            if plan.asked is not None and not plan.asked.fit(leaves):
+                return None
+            if watches:
+                adding.since = ring.counters.item(COMPLETED)
+            ring.pending = adding  # before the kernel: after an interrupt, the next call repairs these rows
+            events = self._add(id(leaves), self._handle)
+        except Exception:  # the caller finds out what is wrong
+            ring.pending = None
+            return None
+        if events < 0:
+            ring.pending = None
+            return None
+        if events:
+            sampler.changed(adding.where[:events], adding.opens[:events])
+        ring.pending = None  # last: until the sampler knows of all events, it has to attach again
+        return leaves
+
+    def _prepare(self, plan: Plan, watches: bool) -> None:
+        """Make the tables for steps of this plan, as the sampler watches now and the ring's rule is."""
+        ring, (rows, final, _, large, nbytes) = self._ring, self._staging
+        self._plan = None  # first: after an interrupt on the way, the next call prepares again
+        self._adding = ring.new_adding(self._envs, rows, final, watches)
+        self._step = DirectStep(plan.table, ring.handle, self._adding.handle, large, self._mode, int(nbytes <= SHORT))
+        self._handle = kernels.fast().handle_of(self._step)
+        self._rule, self._watches, self._plan = ring.rule, watches, plan
+
+
+class _Intake(NamedTuple):
+    """The check and the copier for steps of one number of rows."""
 
     check: StepChecker
     copier: StepCopier | None

@@ -19,7 +19,7 @@ Extras = dict[str, NDArray[Any]]
 
 
 Terms = tuple[Any, tuple[int, bool, float, float]]
-"""How compiled code draws a batch, so that it can read it in the same call.
+"""A draw for compiled code, which then reads the batch in the same call.
 
 - The :class:`relive.samplers.prioritized.Binding` of the priorities by which it draws, or the
   :class:`relive.samplers.sumtree.SumTree` of the weights of windows; None if all are drawn alike.
@@ -28,7 +28,7 @@ Terms = tuple[Any, tuple[int, bool, float, float]]
 
 
 class AnySampler(Protocol):
-    """What a replay takes as a sampler: two methods, documented in :class:`Sampler`."""
+    """An object that a replay takes as a sampler: two methods, documented in :class:`Sampler`."""
 
     def attach(self, ring: Ring) -> None:
         """See :meth:`Sampler.attach`."""
@@ -46,7 +46,7 @@ class Sampler(ABC):
     """
 
     watches: bool = False
-    """Whether :meth:`changed` must be called."""
+    """True if :meth:`changed` must be called."""
 
     extras: tuple[str, ...] = ()
     """The names of the further fields that every :meth:`draw` returns."""
@@ -77,7 +77,7 @@ class Sampler(ABC):
         """
 
     def terms(self, update: int, of: int) -> Terms | None:
-        """How compiled code draws what :meth:`draw` would draw now; None if only that method can."""
+        """The draw that :meth:`draw` would make now, for compiled code; None if only that method can make it."""
         return None
 
     def count_draw(self) -> None:  # noqa: B027 - a default, not an omission
@@ -94,7 +94,7 @@ class Sampler(ABC):
         return 0
 
     def draw_state(self) -> Any:
-        """What draws change, for :meth:`undo_draws`; None if a draw changes nothing."""
+        """The state that draws change, for :meth:`undo_draws`; None if a draw changes nothing."""
         return None
 
     def undo_draws(self, draw_state: Any) -> None:  # noqa: B027
@@ -129,31 +129,31 @@ class _Completed:
 
     _defaults = _Defaults()
 
-    def __init__(self, given: AnySampler) -> None:
-        self._given = given
+    def __init__(self, sampler: AnySampler) -> None:
+        self._sampler = sampler
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._given if hasattr(self._given, name) else self._defaults, name)
+        return getattr(self._sampler if hasattr(self._sampler, name) else self._defaults, name)
 
     def __repr__(self) -> str:
-        return repr(self._given)
+        return repr(self._sampler)
 
 
-def completed(given: AnySampler) -> Sampler:
+def completed(sampler: AnySampler) -> Sampler:
     """The sampler itself if it inherits from :class:`Sampler`; else one that adds the defaults to it.
 
     Raises:
         ParameterError: it lacks one of the two methods.
     """
-    if isinstance(given, Sampler):
-        return given
-    missing = [name for name in ("attach", "draw") if not callable(getattr(given, name, None))]
+    if isinstance(sampler, Sampler):
+        return sampler
+    missing = [name for name in ("attach", "draw") if not callable(getattr(sampler, name, None))]
     if missing:
         raise ParameterError(
-            f"sampler={given!r}: expected a sampler such as Prioritized(), or an object with the methods attach(ring) "
-            f"and draw(count, key, update, of); it lacks {' and '.join(missing)}"
+            f"sampler={sampler!r}: expected a sampler such as Prioritized(), or an object with the methods "
+            f"attach(ring) and draw(count, key, update, of); it lacks {' and '.join(missing)}"
         )
-    return cast("Sampler", _Completed(given))
+    return cast("Sampler", _Completed(sampler))
 
 
 def require_own_ring(mine: Ring | None, ring: Ring, sampler: object) -> Ring:

@@ -1,17 +1,18 @@
-"""Prioritized: transitions drawn in proportion to a power of their TD errors."""
+"""Prioritized: transitions drawn in proportion to a power of their TD errors; and the TD errors that come back."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from .. import kernels
-from ..errors import EmptyError, InvariantError, NotFiniteError, ShapeError
+from ..errors import DTypeError, EmptyError, InvariantError, NotFiniteError, ParameterError, ShapeError
 from ..kernels.reference.priorities import (
     ALL_RATED,
     ALPHA,
@@ -23,32 +24,24 @@ from ..kernels.reference.priorities import (
     RATED,
     RATED_LARGEST,
     RATED_START,
+    UNUSUAL,
     Priorities,
 )
 from ..kernels.tables import DRAWABLE
+from ..kernels.tensor_calls import tensor_calls
 from ..memory.keeper import zeroed
 from ..parameters import checked, is_count, is_flag, is_number
 from ..ring.ring import Change, Ended, Ring
-from ..steps.arrays import Doubles, Ints
+from ..steps.arrays import Doubles, Ints, as_host, whole_numbers
 from .contract import Extras, Sampler, Terms, refuse_weights, require_own_ring
 from .sumtree import Cover, SumTree
 from .uniform import nothing_to_draw, recent_leaves, require_weights
 
-__all__ = [
-    "Binding",
-    "KeptPriorities",
-    "Prioritized",
-    "Weighing",
-    "is_beta",
-    "powers_of",
-    "rebuilding",
-    "require_errors",
-    "require_usable",
-]
+__all__ = ["Binding", "Prioritized", "doubles", "errors_by_item", "magnitudes"]
 
 
-def is_beta(beta: Any) -> bool:
-    """Whether this is an exponent or a schedule (first, last, draws) for it, which does not fall.
+def _is_beta(beta: Any) -> bool:
+    """True for an exponent, or a schedule (first, last, draws) for it that does not fall.
 
     The weights have to correct most where learning ends (Schaul et al. 2015), so beta only grows.
     """
@@ -58,6 +51,445 @@ def is_beta(beta: Any) -> bool:
         return False
     first, last, draws = cast("tuple[Any, Any, Any]", beta)
     return is_number(first, 0) and is_number(last, 0) and first <= last and is_count(draws, 1)
+
+
+@checked(
+    alpha=(lambda alpha: is_number(alpha, 0), "alpha is a number of at least 0"),
+    beta=(
+        _is_beta,
+        "beta is a number of at least 0, or a triple (first, last, draws) with first <= last and draws of at least 1, "
+        "such as (0.4, 1.0, 100_000)",
+    ),
+    eps=(lambda eps: is_number(eps) and eps > 0, "eps is a number above 0"),
+    largest_error=(lambda error: is_number(error, 0), "largest_error is a number of at least 0"),
+    stratified=(is_flag, "stratified is True or False"),
+    normalize=(lambda normalize: normalize in ("batch", "buffer"), "normalize is 'batch' or 'buffer'"),
+    default_error=(
+        lambda error: error is None or is_number(error, 0, LARGEST_ERROR),
+        "default_error is a number of at least 0 that float32 can hold, or None",
+    ),
+    eta=(lambda eta: is_number(eta, 0, 1), "eta is a number from 0 to 1"),
+)
+class Prioritized(Sampler):
+    """Prioritized experience replay (Schaul et al. 2015): P(i) = pᵢ / Σp with p = (|TD error| + eps)^alpha.
+
+    A batch gets ``probability`` (float64, exact) and ``weight`` (float32) = (N · P)^-beta, divided by the largest
+    weight in the batch or in the buffer. Pass the TD errors of its ``index`` to ``update_priorities``.
+
+    Args:
+        alpha: how much priorities matter; 0 is uniform.
+        beta: how much the weights correct for the priorities; 1 is fully. A triple (first, last, draws) changes it
+            linearly from ``first`` up to ``last`` over that many draws.
+        eps: added to every TD error, so that transitions without error are drawn, too.
+        stratified: draw once from each of B equal parts of the total, instead of B independent draws.
+        normalize: "batch" divides weights by the largest in the batch, "buffer" by the largest of any transition.
+            Inside :class:`Recent`, only transitions that it may draw count.
+        default_error: the TD error of new transitions; None is the largest seen so far, 1 at first.
+        eta: the error of a sequence of TD errors is eta · max + (1 - eta) · mean (Kapturowski et al. 2019).
+
+    Raises:
+        ParameterError: a parameter is out of range, here or when it is set later.
+    """
+
+    watches = True
+    per_row = ("errors",)
+    extras = "weight", "probability"
+    _binding: Binding | None = None
+    _durable: DurablePriorities | None = None
+    """The priorities of a replay in files; None elsewhere."""
+    _describe: int = 0
+    """The address of torch's function that describes a tensor to compiled code; 0 if this torch has none."""
+
+    def __init__(
+        self,
+        alpha: float = 0.6,
+        beta: float | tuple[float, float, int] = 0.4,
+        *,
+        eps: float = 1e-6,
+        stratified: bool = True,
+        normalize: Literal["batch", "buffer"] = "batch",
+        default_error: float | None = None,
+        eta: float = 0.9,
+    ) -> None:
+        self._ring: Ring | None = None
+        self._weighing = Weighing(0.0, 0.0, np.empty(0, np.float32), cast("SumTree", None))  # until attach
+        self._fresh: tuple[float, float, Weighing] | None = None
+        """The error of new transitions, its weight, and the priorities it fits; kept, as they rarely change."""
+        self.alpha, self.eps, self.beta, self.eta = alpha, eps, beta, eta
+        self.stratified, self.normalize, self.default_error = stratified, normalize, default_error
+        self._largest, self._draws = 1.0, 0
+
+    @property
+    def alpha(self) -> float:
+        """The exponent of the priorities. A change takes effect at once on all stored transitions."""
+        return self._weighing.alpha
+
+    @alpha.setter
+    def alpha(self, alpha: float) -> None:
+        self._reweigh(alpha, self._weighing.eps)
+
+    @property
+    def eps(self) -> float:
+        """Added to every TD error. A change takes effect at once on all stored transitions."""
+        return self._weighing.eps
+
+    @eps.setter
+    def eps(self, eps: float) -> None:
+        self._reweigh(self._weighing.alpha, eps)
+
+    @property
+    def _tree(self) -> SumTree:
+        return self._weighing.tree
+
+    @property
+    def _errors(self) -> NDArray[np.float32]:
+        return self._weighing.errors
+
+    def _new_error(self) -> np.float32:
+        return np.float32(self._largest if self.default_error is None else self.default_error)
+
+    def nbytes(self, rows: int) -> int:
+        """Bytes of the errors, float32, and of the tree of priorities."""
+        return 4 * rows + SumTree.nbytes(rows, self.normalize == "buffer")
+
+    def attach(self, ring: Ring) -> None:
+        """Give a priority to every transition that can be drawn, and to no other row."""
+        refuse_weights(ring, self)
+        if self._ring is None:
+            calls = tensor_calls()
+            self._describe = 0 if calls is None else calls.describe
+            if ring.store.keeper.durable:
+                durable = self._durable = DurablePriorities(ring)
+                if durable.resumed:
+                    self._resume(ring, durable)
+                    return
+        places, errors, durable = ring.anchors(), self._errors, self._durable
+        if self._ring is None:  # new memory takes room only where it is written
+            errors = zeroed(4 * ring.num_envs * ring.rows).view(np.float32) if durable is None else durable.errors
+            errors[places] = self._new_error()
+        elif require_own_ring(self._ring, ring, self):  # anchors that the last view could not draw are new
+            new = (self._tree.get(places) == 0) | (ring.stamp[places] >= ring.unseen)
+            errors[places[new]] = self._new_error()
+        self._adopt(self._weighed(places, errors, self.alpha, self.eps))
+        self._ring = ring
+
+    def _resume(self, ring: Ring, durable: DurablePriorities) -> None:
+        """Go on with the priorities in files. Those that a kill left in doubt are computed again.
+
+        Raises:
+            NotFiniteError: an error is negative or not finite.
+        """
+        doubtful = durable.restore(ring, self.default_error)
+        self._largest, self._draws = float(durable.facts[LARGEST]), int(durable.facts[DRAWS])
+        alpha, eps = durable.facts[[ALPHA, EPS]].tolist()
+        if doubtful is not None and (alpha, eps) == (float(self.alpha), float(self.eps)):
+            durable.mend(ring, doubtful)
+            self._weighing = Weighing(alpha, eps, durable.errors, durable.tree)
+        else:
+            places = ring.anchors()
+            _require_errors(durable.errors[places])
+            self._adopt(self._weighed(places, durable.errors, self.alpha, self.eps))
+        durable.end()  # last: after a kill before it, the next process finds the same notes and starts here again
+        self._ring = ring
+
+    def _weighed(self, places: Ints, errors: NDArray[np.float32], alpha: float, eps: float) -> Weighing:
+        """Priorities of the rows at ``places`` from their errors, and of no others."""
+        tree = SumTree(len(errors))
+        tree.set([0], _powers_of(self._new_error(), alpha, eps))  # the weight of the next new transition must fit, too
+        tree.set([0], 0.0)  # it was only tried: row 0 has a weight only if it is among the places
+        tree.set(places, _powers_of(errors[places], alpha, eps))
+        return Weighing(alpha, eps, errors, tree)
+
+    def _adopt(self, weighing: Weighing) -> None:
+        """Use these priorities; of a replay in files, copy them there. The caller sees to it that a kill is mended."""
+        durable = self._durable
+        if durable is not None:
+            if weighing.errors is not durable.errors:
+                durable.errors[:] = weighing.errors
+            durable.tree.become(weighing.tree)
+            durable.facts[[ALPHA, EPS, LARGEST, DRAWS]] = weighing.alpha, weighing.eps, self._largest, self._draws
+            weighing = weighing._replace(errors=durable.errors, tree=durable.tree)
+        self._weighing = weighing
+
+    def _reweigh(self, alpha: float, eps: float) -> None:
+        """Recompute all weights, or change nothing if one would be too large."""
+        if self._ring is None:
+            self._weighing = self._weighing._replace(alpha=alpha, eps=eps)
+            return
+        try:
+            weighing = self._weighed(self._ring.anchors(), self._errors, alpha, eps)
+        except NotFiniteError as error:
+            raise NotFiniteError(
+                f"Prioritized(alpha={alpha!r}, eps={eps!r}): (|TD error| + eps)^alpha of a stored error would be "
+                "too large for a sum; choose a smaller alpha or eps"
+            ) from error
+        with _rebuilding(self._ring):
+            self._adopt(weighing)
+
+    def changed(self, places: Ints, drawable: Any) -> None:
+        """Give new transitions the default error, and rows that can no longer be drawn no weight."""
+        error = self._largest if self.default_error is None else self.default_error
+        bound, fresh = self._bound(), self._fresh
+        if fresh is None or fresh[0] != error or fresh[2] is not bound.weighing:
+            weight = float(self._weights(self._new_error())[0])
+            fresh = self._fresh = float(error), weight, bound.weighing
+        kernels.fast().note_drawable(bound.handle, places, drawable, fresh[0], fresh[1])
+
+    def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
+        """Places of anchors ``[count]``, with ``probability`` and ``weight``."""
+        if self._ring is None or not self._ring.counters.item(DRAWABLE):
+            raise nothing_to_draw(self._ring)
+        bound = self._bound()
+        lowest = bound.tree.minimum_positive() if self.normalize == "buffer" else 0.0
+        return self._drawn(bound, count, key, lowest, bound.whole)
+
+    def draw_recent(self, count: int, key: int, newest: int) -> tuple[Ints, Extras]:
+        """Places of anchors ``[count]`` among the ``newest`` completed transitions, with the same fields."""
+        ring = self._ring
+        if ring is None or not ring.drawable:
+            raise nothing_to_draw(ring)
+        bound = self._bound()
+        recent = recent_leaves(bound.tree, ring, newest)
+        lowest = bound.tree.minimum_positive(recent.begins, recent.ends) if self.normalize == "buffer" else 0.0
+        return self._drawn(bound, count, key, lowest, recent.cover)
+
+    def _drawn(self, bound: Binding, count: int, key: int, lowest: float, among: Cover) -> tuple[Ints, Extras]:
+        """Draw ``among`` some leaves. ``lowest`` is the priority with the largest weight; 0 is that of the batch."""
+        places, probability, weight = np.empty(count, np.int64), np.empty(count), np.empty(count, np.float32)
+        how = self.stratified, self.current_beta, lowest
+        drawn = kernels.fast().draw_weighted(bound.handle, np.uint64(key), *how, *among, places, probability, weight)
+        if not drawn:
+            raise EmptyError("the priorities of all transitions are 0; choose a larger eps, or a smaller alpha")
+        self.count_draw()
+        return places, {"weight": weight, "probability": probability}
+
+    def terms(self, update: int, of: int) -> Terms | None:
+        """See :class:`Sampler`."""
+        bound, lowest = self._bound(), 0.0
+        if self.normalize == "buffer" and bound.tree.total > 0:
+            lowest = bound.tree.minimum_positive()
+        return bound, (0, self.stratified, self.beta_at(self._draws), lowest)
+
+    def count_draw(self) -> None:
+        """Count a draw by :meth:`terms` or :meth:`draw_at`, which moves a scheduled beta on."""
+        object.__setattr__(self, "_draws", self._draws + 1)  # other assignments are checked, which takes longer
+        if self._durable is not None:
+            self._durable.facts[DRAWS] = self._draws
+
+    def draw_state(self) -> int:
+        """The number of draws, for a schedule of beta."""
+        return self._draws
+
+    def undo_draws(self, draw_state: int) -> None:
+        """See :class:`Sampler`."""
+        self._draws = draw_state
+        if self._durable is not None:
+            self._durable.facts[DRAWS] = draw_state
+
+    def beta_at(self, draws: int) -> float:
+        """The exponent of the weights after so many draws."""
+        if not isinstance(self.beta, tuple):
+            return float(self.beta)
+        first, last, until = self.beta
+        return float(first + (last - first) * min(draws / until, 1.0))
+
+    @property
+    def current_beta(self) -> float:
+        """The exponent of the next draw's weights."""
+        return self.beta_at(self._draws)
+
+    def rate(self, index: Any, td_error: Any, mask: Any, time_first: bool | None) -> int:
+        """Set the TD errors of the transitions ``index``; returns how many of them were overwritten meanwhile.
+
+        Plain tensors in RAM are checked and read by one compiled call. That call takes no more than ``MANY`` errors,
+        and gives up where anything is wrong. Then, and for all else, :meth:`_rate_checked` takes longer, lets other
+        threads run, and says what is wrong.
+
+        Args:
+            index: int64 ``[B]``.
+            td_error: ``[B]``, or the errors of sequences.
+            mask: True for the errors of sequences that count; None for errors ``[B]``.
+            time_first: True if time is the first axis of errors of sequences; None if batches are of transitions.
+        """
+        bound, kernel, late = self._bound(), kernels.fast(), UNUSUAL
+        if self._describe and type(index) is Tensor and type(td_error) is Tensor:
+            tensors = bound.handle, self._describe, id(index), id(td_error)
+            if mask is None:
+                late = kernel.rate_tensors(*tensors)
+            elif type(mask) is Tensor and time_first is not None:
+                late = kernel.rate_sequences(*tensors, id(mask), bool(time_first), float(self.eta))
+        if late == UNUSUAL:
+            late = self._rate_checked(bound, index, td_error, mask, time_first)
+        largest = bound.facts.item(LARGEST)
+        if largest != self._largest:  # every assignment is checked, which takes longer than this
+            self._largest = largest
+        return late
+
+    def _rate_checked(self, bound: Binding, index: Any, td_error: Any, mask: Any, time_first: bool | None) -> int:
+        """Set the errors after checks that raise an error for what is wrong."""
+        if hasattr(index, "keys"):
+            raise ParameterError(f"index: expected integers [B], got a {type(index).__name__}; pass batch['index']")
+        where = whole_numbers(index, "index")
+        real = None if mask is None else as_host(mask, "mask")
+        errors, real = errors_by_item(time_first, where, doubles(td_error), real)
+        sizes = magnitudes(errors)
+        if errors.ndim == 2:
+            sizes = self._reduced(errors, real)
+        late = kernels.fast().rate(bound.handle, len(where), _address(where), 1, _address(sizes), 1, False)
+        if late != UNUSUAL:
+            return late
+        places = self._places_of(where)
+        alive = places >= 0  # -1 is a transition that was overwritten
+        self.update(places[alive], sizes[alive])
+        return len(places) - int(np.count_nonzero(alive))
+
+    def _reduced(self, errors: Doubles, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """The |TD error| ``[B]`` of sequences ``[B, L]``: eta · max + (1 - eta) · mean over the real steps."""
+        out, steps = np.empty(len(errors), np.float32), (np.ascontiguousarray(errors), np.ascontiguousarray(mask))
+        kernels.fast().reduce_errors(*steps, float(self.eta), out)
+        return out
+
+    def _places_of(self, index: Ints) -> Ints:
+        """The places of these indices, -1 for those that can no longer be drawn.
+
+        Raises:
+            ParameterError: one was never issued.
+        """
+        places, unknown = cast("Ring", self._ring).find(index)
+        if unknown >= 0:
+            raise ParameterError(f"index: entry {unknown}, {index[unknown]}, was never issued; pass batch['index']")
+        return places
+
+    def update(self, places: Ints, errors: Any) -> None:
+        """Set the |TD errors| (float32) of the transitions at ``places``.
+
+        Raises:
+            NotFiniteError: a priority would be too large. Nothing has changed.
+        """
+        bound = self._bound()
+        if kernels.fast().set_errors(bound.handle, places, errors) >= 0:
+            raise NotFiniteError(
+                f"td_error: (|TD error| + eps)^alpha of the error {errors.max():.3g} would be too large for a sum with "
+                f"alpha={self.alpha!r}; check the loss, or choose a smaller alpha"
+            )
+        self._largest = bound.facts.item(LARGEST)
+
+    def priorities_of(self, index: Ints) -> Doubles:
+        """The priority p of the transitions ``index`` ``[B]``; 0 for those that can no longer be drawn.
+
+        Raises:
+            ParameterError: an index was never issued.
+        """
+        places = self._places_of(index)
+        p = self._tree.get(np.maximum(places, 0))  # place 0 stands in for those that are gone
+        p[places < 0] = 0.0
+        return p
+
+    def priorities(self) -> Doubles:
+        """The weight p of every transition that can be drawn."""
+        return self._tree.get(self._ring.anchors()) if self._ring is not None else np.empty(0)
+
+    def take_over(self, other: Prioritized, env: int, to: int) -> None:
+        """Give the newest transitions of env ``to`` the TD errors of their originals, in env ``env`` of ``other``."""
+        here, there = _complete_places(self._ring, to), _complete_places(other._ring, env)
+        count = min(len(here), len(there))
+        here, there = here[len(here) - count :], there[len(there) - count :]
+        both = (self._tree.get(here) > 0) & (other._tree.get(there) > 0)
+        self.update(here[both], other._errors[there[both]])
+        self.largest_error = other.largest_error
+
+    def _bound(self) -> Binding:
+        """The memory of the priorities; bound again if an array was replaced."""
+        bound, weighing = self._binding, self._weighing
+        if bound is None or bound.weighing is not weighing or bound.minima is not weighing.tree.minima:
+            bound = self._binding = Binding(weighing, cast("Ring", self._ring), self._largest, self._durable)
+        return bound
+
+    @property
+    def mass(self) -> float:
+        """The sum of all priorities: a shard's share of the draws of all shards."""
+        return self._tree.total
+
+    @property
+    def smallest(self) -> float:
+        """The smallest priority of a transition that can be drawn; infinity if there is none."""
+        return self._tree.minimum_positive() if self._tree.total > 0 else math.inf
+
+    @property
+    def largest_error(self) -> float:
+        """The largest TD error known, which new transitions get unless ``default_error`` is given. It only grows."""
+        return self._largest
+
+    @largest_error.setter
+    def largest_error(self, error: float) -> None:
+        if error > self._largest:
+            _require_usable(cast("Ring", self._ring))
+            self._largest = self._bound().facts[LARGEST] = float(error)
+
+    def draw_at(self, masses: Doubles) -> tuple[Ints, Doubles]:
+        """The transitions that own ``masses`` (float64 ``[B]``, in [0, :attr:`mass`)): their places and priorities.
+
+        It is no draw of the schedule of beta; :meth:`count_draw` counts one.
+        """
+        places = self._tree.find(masses)
+        return places, self._tree.get(places)
+
+    def check(self) -> None:
+        """Check that each transition that can be drawn has the priority of its error, and no other row has one.
+
+        Raises:
+            InvariantError: names the first place with a wrong priority.
+        """
+        if self._ring is not None:
+            places = self._ring.anchors()
+            require_weights(self._tree, places, self._weights(self._errors[places]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The errors of all rows, the largest error seen, and the number of draws for a schedule of beta."""
+        return {"errors": self._errors.copy(), "largest": self._largest, "draws": self._draws}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with the state of another sampler.
+
+        Raises:
+            ShapeError: the number of errors is not the number of rows.
+            NotFiniteError: an error is NaN, infinite or negative.
+        """
+        saved = np.asarray(state["errors"], np.float32)
+        if saved.shape != self._errors.shape:
+            raise ShapeError(f"errors: expected {self._errors.shape}, one per row, got {saved.shape}")
+        ring = cast("Ring", self._ring)
+        places, errors = ring.places(), zeroed(saved.nbytes).view(np.float32)
+        errors[places] = live = saved[places]  # only live rows: a full copy would take memory for all rows
+        _require_errors(live)
+        weighing = self._weighed(ring.anchors(), errors, self.alpha, self.eps)
+        with _rebuilding(ring):
+            self._largest, self._draws = float(state["largest"]), int(state["draws"])
+            self._adopt(weighing)
+
+    def _weights(self, errors: Any) -> Any:
+        return _powers_of(errors, self.alpha, self.eps)
+
+    def __repr__(self) -> str:
+        return (
+            f"Prioritized({self.alpha}, {self.beta}, eps={self.eps}, stratified={self.stratified}, "
+            f"normalize={self.normalize!r}, default_error={self.default_error}, eta={self.eta})"
+        )
+
+
+def _powers_of(errors: Any, alpha: float, eps: float) -> Doubles:
+    """(error + eps)^alpha ``[B]`` of float32 errors ``[B]``, or of one; the tree refuses infinite ones."""
+    sizes = np.atleast_1d(np.asarray(errors, np.float32))
+    out = np.empty(len(sizes))
+    kernels.fast().powers(sizes, float(alpha), float(eps), out)
+    return out
+
+
+def _complete_places(ring: Ring | None, env: int) -> Ints:
+    """The places of an env's complete transitions, in the order of time."""
+    assert ring is not None
+    places = ring.live_places(env)
+    return places[ring.stamp[places] >= 0]
 
 
 class Weighing(NamedTuple):
@@ -71,20 +503,13 @@ class Weighing(NamedTuple):
     """(error + eps)^alpha of each row that can be drawn, 0 for the others."""
 
 
-class Kept(Protocol):
-    """Memory of priorities that outlives the process."""
-
-    facts: Doubles
-    undo: Doubles
-
-
 class Binding:
     """The memory of the priorities, as compiled code takes it; for as long as it consists of the same arrays."""
 
-    def __init__(self, weighing: Weighing, ring: Ring, largest: float, kept: Kept | None) -> None:
+    def __init__(self, weighing: Weighing, ring: Ring, largest: float, durable: DurablePriorities | None) -> None:
         tree = self.tree = weighing.tree
         self.weighing, self.minima, self.whole = weighing, tree.minima, tree.whole
-        self.facts, undo = (np.empty(FACTS), np.empty(0)) if kept is None else (kept.facts, kept.undo)
+        self.facts, undo = (np.empty(FACTS), np.empty(0)) if durable is None else (durable.facts, durable.undo)
         self.facts[[ALPHA, EPS, LARGEST]] = weighing.alpha, weighing.eps, largest
         self.memory = Priorities(*tree.arrays, self.minima, weighing.errors, self.facts, ring.arrays, undo)
         self._bound_to = self.memory._replace(ring=cast("Any", ring.handle))
@@ -96,29 +521,11 @@ class Binding:
         return type(None), ()
 
 
-def require_errors(errors: NDArray[np.float32]) -> None:
-    """Require errors as priorities are made of.
-
-    Raises:
-        NotFiniteError: one is NaN, infinite or negative.
-    """
-    if not (np.isfinite(errors).all() and (errors >= 0).all()):
-        raise NotFiniteError("errors: a TD error in the saved state is negative or not finite")
-
-
-def powers_of(errors: Any, alpha: float, eps: float) -> Doubles:
-    """(error + eps)^alpha ``[B]`` of float32 errors ``[B]``, or of one; the tree refuses infinite ones."""
-    sizes = np.atleast_1d(np.asarray(errors, np.float32))
-    out = np.empty(len(sizes))
-    kernels.fast().powers(sizes, float(alpha), float(eps), out)
-    return out
-
-
 MOST = 2**16
 """The most errors of one update whose old values are noted before they change."""
 
 
-class KeptPriorities:
+class DurablePriorities:
     """The errors, the tree and the facts of a ring whose memory outlives the process.
 
     Args:
@@ -128,7 +535,7 @@ class KeptPriorities:
     def __init__(self, ring: Ring) -> None:
         keeper, rows = ring.store.keeper, ring.store.num_rows
         self.resumed = keeper.has("nodes")
-        """Whether an earlier process kept them."""
+        """True if an earlier process left them."""
         self.errors: NDArray[np.float32] = keeper.take("errors", (rows,), np.float32)
         self.tree = SumTree(rows, keeper.take("nodes", (SumTree.count_nodes(rows),), np.float64))
         self.facts: Doubles = keeper.take("facts", (FACTS,), np.float64)
@@ -175,8 +582,8 @@ class KeptPriorities:
         written = np.flatnonzero(index >= 0)
         drawable = written[ring.find(index[written])[0] >= 0]
         errors = self.errors[doubtful[drawable]]
-        require_errors(errors)
-        weights[drawable] = powers_of(errors, *self.facts[[ALPHA, EPS]].tolist())
+        _require_errors(errors)
+        weights[drawable] = _powers_of(errors, *self.facts[[ALPHA, EPS]].tolist())
         self.tree.put(doubtful, weights)
 
     def __reduce__(self) -> Any:
@@ -188,7 +595,17 @@ class KeptPriorities:
         self.undo[RATED] = 0.0
 
 
-def require_usable(ring: Ring) -> None:
+def _require_errors(errors: NDArray[np.float32]) -> None:
+    """Require errors as priorities are made of.
+
+    Raises:
+        NotFiniteError: one is NaN, infinite or negative.
+    """
+    if not (np.isfinite(errors).all() and (errors >= 0).all()):
+        raise NotFiniteError("errors: a TD error in the saved state is negative or not finite")
+
+
+def _require_usable(ring: Ring) -> None:
     """Refuse to change priorities in files that this process does not hold. Calls of the replay check this themselves.
 
     Raises:
@@ -199,7 +616,7 @@ def require_usable(ring: Ring) -> None:
 
 
 @contextmanager
-def rebuilding(ring: Ring) -> Generator[None]:
+def _rebuilding(ring: Ring) -> Generator[None]:
     """In this context all priorities of a ring are replaced. After a kill or an exception they are computed again.
 
     Raises:
@@ -208,380 +625,82 @@ def rebuilding(ring: Ring) -> Generator[None]:
     if ring.undo is None:
         yield
         return
-    require_usable(ring)
+    _require_usable(ring)
     ring.undo.begin_rebuild(ring)
     ring.pending = Change()
     yield
     ring.settle()
 
 
-@checked(
-    alpha=(lambda alpha: is_number(alpha, 0), "alpha is a number of at least 0"),
-    beta=(
-        is_beta,
-        "beta is a number of at least 0, or a triple (first, last, draws) with first <= last and draws of at least 1, "
-        "such as (0.4, 1.0, 100_000)",
-    ),
-    eps=(lambda eps: is_number(eps) and eps > 0, "eps is a number above 0"),
-    largest_error=(lambda error: is_number(error, 0), "largest_error is a number of at least 0"),
-    stratified=(is_flag, "stratified is True or False"),
-    normalize=(lambda normalize: normalize in ("batch", "buffer"), "normalize is 'batch' or 'buffer'"),
-    default_error=(
-        lambda error: error is None or is_number(error, 0, LARGEST_ERROR),
-        "default_error is a number of at least 0 that float32 can hold, or None",
-    ),
-    eta=(lambda eta: is_number(eta, 0, 1), "eta is a number from 0 to 1"),
-)
-class Prioritized(Sampler):
-    """Prioritized experience replay (Schaul et al. 2015): P(i) = pᵢ / Σp with p = (|TD error| + eps)^alpha.
-
-    A batch gets ``probability`` (float64, exact) and ``weight`` (float32) = (N · P)^-beta, divided by the largest
-    weight in the batch or in the buffer. Pass the TD errors of its ``index`` to ``update_priorities``.
-
-    Args:
-        alpha: how much priorities matter; 0 is uniform.
-        beta: how much the weights correct for the priorities; 1 is fully. A triple (first, last, draws) changes it
-            linearly from ``first`` up to ``last`` over that many draws.
-        eps: added to every TD error, so that transitions without error are drawn, too.
-        stratified: draw once from each of B equal parts of the total, instead of B independent draws.
-        normalize: "batch" divides weights by the largest in the batch, "buffer" by the largest of any transition.
-            Inside :class:`Recent`, only transitions that it may draw count.
-        default_error: the TD error of new transitions; None is the largest seen so far, 1 at first.
-        eta: the error of a sequence of TD errors is eta · max + (1 - eta) · mean (Kapturowski et al. 2019).
+def errors_by_item(time_first: bool | None, index: Ints, errors: Any, mask: Any) -> tuple[Any, Any]:
+    """TD errors and their mask, item by item. Errors of transitions are ``[B]`` and have no mask. Errors of sequences
+    and their mask become ``[B, T]``, with 0 for errors that do not count.
 
     Raises:
-        ParameterError: a parameter is out of range, here or when it is set later.
+        ShapeError: the errors do not fit the items ``index`` as the view reads them.
+        ParameterError: errors of sequences come without their mask.
     """
-
-    watches = True
-    per_row = ("errors",)
-    extras = "weight", "probability"
-    _binding: Binding | None = None
-    _kept: KeptPriorities | None = None
-    """The priorities of a replay in files; None elsewhere."""
-
-    def __init__(
-        self,
-        alpha: float = 0.6,
-        beta: float | tuple[float, float, int] = 0.4,
-        *,
-        eps: float = 1e-6,
-        stratified: bool = True,
-        normalize: Literal["batch", "buffer"] = "batch",
-        default_error: float | None = None,
-        eta: float = 0.9,
-    ) -> None:
-        self._ring: Ring | None = None
-        self._weighing = Weighing(0.0, 0.0, np.empty(0, np.float32), cast("SumTree", None))  # until attach
-        self._fresh: tuple[float, float, Weighing] | None = None
-        """The error of new transitions, its weight, and the priorities it fits; kept, as they rarely change."""
-        self.alpha, self.eps, self.beta, self.eta = alpha, eps, beta, eta
-        self.stratified, self.normalize, self.default_error = stratified, normalize, default_error
-        self._largest, self._draws = 1.0, 0
-
-    @property
-    def alpha(self) -> float:
-        """How much priorities matter. A change takes effect at once on all stored transitions."""
-        return self._weighing.alpha
-
-    @alpha.setter
-    def alpha(self, alpha: float) -> None:
-        self._reweigh(alpha, self._weighing.eps)
-
-    @property
-    def eps(self) -> float:
-        """Added to every TD error. A change takes effect at once on all stored transitions."""
-        return self._weighing.eps
-
-    @eps.setter
-    def eps(self, eps: float) -> None:
-        self._reweigh(self._weighing.alpha, eps)
-
-    @property
-    def _tree(self) -> SumTree:
-        return self._weighing.tree
-
-    @property
-    def _errors(self) -> NDArray[np.float32]:
-        return self._weighing.errors
-
-    def attach(self, ring: Ring) -> None:
-        """Give a priority to every transition that can be drawn, and to no other row."""
-        refuse_weights(ring, self)
-        if self._ring is None and ring.store.keeper.durable:
-            kept = self._kept = KeptPriorities(ring)
-            if kept.resumed:
-                self._resume(ring, kept)
-                return
-        places, errors = ring.anchors(), self._errors
-        if self._ring is None:
-            kept = self._kept
-            # new memory takes room only where it is written
-            errors = zeroed(4 * ring.num_envs * ring.rows).view(np.float32) if kept is None else kept.errors
-            errors[places] = self._new_error()
-        elif require_own_ring(self._ring, ring, self):  # anchors that the last view could not draw are new
-            new = (self._tree.get(places) == 0) | (ring.stamp[places] >= ring.unseen)
-            errors[places[new]] = self._new_error()
-        self._adopt(self._weighed(places, errors, self.alpha, self.eps))
-        self._ring = ring
-
-    def _resume(self, ring: Ring, kept: KeptPriorities) -> None:
-        """Go on with the priorities in files. Those that a kill left in doubt are computed again.
-
-        Raises:
-            NotFiniteError: an error is negative or not finite.
-        """
-        doubtful = kept.restore(ring, self.default_error)
-        self._largest, self._draws = float(kept.facts[LARGEST]), int(kept.facts[DRAWS])
-        alpha, eps = kept.facts[[ALPHA, EPS]].tolist()
-        if doubtful is not None and (alpha, eps) == (float(self.alpha), float(self.eps)):
-            kept.mend(ring, doubtful)
-            self._weighing = Weighing(alpha, eps, kept.errors, kept.tree)
-        else:
-            places = ring.anchors()
-            require_errors(kept.errors[places])
-            self._adopt(self._weighed(places, kept.errors, self.alpha, self.eps))
-        kept.end()
-        self._ring = ring
-
-    def _adopt(self, weighing: Weighing) -> None:
-        """Use these priorities; of a replay in files, copy them there. The caller sees to it that a kill is mended."""
-        kept = self._kept
-        if kept is not None:
-            if weighing.errors is not kept.errors:
-                kept.errors[:] = weighing.errors
-            kept.tree.become(weighing.tree)
-            kept.facts[[ALPHA, EPS, LARGEST, DRAWS]] = weighing.alpha, weighing.eps, self._largest, self._draws
-            weighing = weighing._replace(errors=kept.errors, tree=kept.tree)
-        self._weighing = weighing
-
-    def nbytes(self, rows: int) -> int:
-        """Bytes of the errors, float32, and of the tree of priorities."""
-        return 4 * rows + SumTree.nbytes(rows, self.normalize == "buffer")
-
-    def changed(self, places: Ints, drawable: Any) -> None:
-        """Give new transitions the default error, and rows that can no longer be drawn no weight."""
-        error = self._largest if self.default_error is None else self.default_error
-        bound, fresh = self._bound(), self._fresh
-        if fresh is None or fresh[0] != error or fresh[2] is not bound.weighing:
-            weight = float(self._weights(self._new_error())[0])
-            fresh = self._fresh = float(error), weight, bound.weighing
-        kernels.fast().note_drawable(bound.handle, places, drawable, fresh[0], fresh[1])
-
-    def rate(self, kernel: Callable[..., int], *given: Any) -> int:
-        """Set TD errors by ``kernel(memory, *given)``, in one pass; returns what it returns.
-
-        Args:
-            kernel: a fast twin of :mod:`relive.kernels.reference.priorities` whose name begins with ``rate``. If it
-                returns UNUSUAL, nothing has changed, and :meth:`update` may take the errors.
-            given: the kernel's other arguments.
-        """
-        bound = self._bound()
-        late = kernel(bound.handle, *given)
-        largest = bound.facts.item(LARGEST)
-        if largest != self._largest:  # every assignment is checked, which takes longer than this
-            self._largest = largest
-        return late
-
-    def update(self, places: Ints, errors: Any) -> None:
-        """Set the |TD errors| (float32) of the transitions at ``places``.
-
-        Raises:
-            NotFiniteError: a priority would be too large. Nothing has changed.
-        """
-        bound = self._bound()
-        if kernels.fast().set_errors(bound.handle, places, errors) >= 0:
-            raise NotFiniteError(
-                f"td_error: (|TD error| + eps)^alpha of the error {errors.max():.3g} would be too large for a sum with "
-                f"alpha={self.alpha!r}; check the loss, or choose a smaller alpha"
+    count = index.size
+    if errors.ndim != 2 or time_first is None:
+        if index.ndim != 1 or errors.shape != index.shape:
+            raise ShapeError(_not_by_item(index.shape, errors.shape))
+        if mask is not None:
+            raise ShapeError(
+                f"mask: errors [B] have none, got {mask.dtype} {mask.shape}; leave out the errors that do not count"
             )
-        self._largest = bound.facts.item(LARGEST)
-
-    def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
-        """Places of anchors ``[count]``, with ``probability`` and ``weight``."""
-        if self._ring is None or not self._ring.counters.item(DRAWABLE):
-            raise nothing_to_draw(self._ring)
-        bound = self._bound()
-        lowest = bound.tree.minimum_positive() if self.normalize == "buffer" else 0.0
-        return self._drawn(bound, count, key, lowest, bound.whole)
-
-    def terms(self, update: int, of: int) -> Terms | None:
-        """See :class:`Sampler`."""
-        bound, lowest = self._bound(), 0.0
-        if self.normalize == "buffer" and bound.tree.total > 0:
-            lowest = bound.tree.minimum_positive()
-        return bound, (0, self.stratified, self.beta_at(self._draws), lowest)
-
-    def draw_recent(self, count: int, key: int, newest: int) -> tuple[Ints, Extras]:
-        """Places of anchors ``[count]`` among the ``newest`` completed transitions, with the same fields."""
-        ring = self._ring
-        if ring is None or not ring.drawable:
-            raise nothing_to_draw(ring)
-        bound = self._bound()
-        recent = recent_leaves(bound.tree, ring, newest)
-        lowest = bound.tree.minimum_positive(recent.begins, recent.ends) if self.normalize == "buffer" else 0.0
-        return self._drawn(bound, count, key, lowest, recent.cover)
-
-    def _drawn(self, bound: Binding, count: int, key: int, lowest: float, among: Cover) -> tuple[Ints, Extras]:
-        """Draw ``among`` some leaves. ``lowest`` is the priority with the largest weight; 0 is that of the batch."""
-        places, probability, weight = np.empty(count, np.int64), np.empty(count), np.empty(count, np.float32)
-        how = self.stratified, self.current_beta, lowest
-        found = kernels.fast().draw_weighted(bound.handle, np.uint64(key), *how, *among, places, probability, weight)
-        if not found:
-            raise EmptyError("the priorities of all transitions are 0; choose a larger eps, or a smaller alpha")
-        self.count_draw()
-        return places, {"weight": weight, "probability": probability}
-
-    # -- as the sampler of one shard of several -----------------------------------------------------------------
-
-    @property
-    def mass(self) -> float:
-        """The sum of all priorities: a shard's share of the draws of all shards."""
-        return self._tree.total
-
-    @property
-    def smallest(self) -> float:
-        """The smallest priority of a transition that can be drawn; infinity if there is none."""
-        return self._tree.minimum_positive() if self._tree.total > 0 else math.inf
-
-    @property
-    def largest_error(self) -> float:
-        """The largest TD error known, which new transitions get unless ``default_error`` is given. It only grows."""
-        return self._largest
-
-    @largest_error.setter
-    def largest_error(self, error: float) -> None:
-        if error > self._largest:
-            require_usable(cast("Ring", self._ring))
-            self._largest = self._bound().facts[LARGEST] = float(error)
-
-    @property
-    def current_beta(self) -> float:
-        """The exponent of the next draw's weights."""
-        return self.beta_at(self._draws)
-
-    def draw_at(self, masses: Doubles) -> tuple[Ints, Doubles]:
-        """The transitions that own ``masses`` (float64 ``[B]``, in [0, :attr:`mass`)): their places and priorities.
-
-        It is no draw of the schedule of beta; :meth:`count_draw` counts one.
-        """
-        places = self._tree.find(masses)
-        return places, self._tree.get(places)
-
-    def count_draw(self) -> None:
-        """Count a draw by :meth:`terms` or :meth:`draw_at`, which moves a scheduled beta on."""
-        object.__setattr__(self, "_draws", self._draws + 1)  # other assignments are checked, which takes longer
-        if self._kept is not None:
-            self._kept.facts[DRAWS] = self._draws
-
-    def _bound(self) -> Binding:
-        """The memory of the priorities; bound again if an array was replaced."""
-        bound, weighing = self._binding, self._weighing
-        if bound is None or bound.weighing is not weighing or bound.minima is not weighing.tree.minima:
-            bound = self._binding = Binding(weighing, cast("Ring", self._ring), self._largest, self._kept)
-        return bound
-
-    def reduced(self, errors: Doubles, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """The |TD error| ``[B]`` of sequences ``[B, L]``: eta · max + (1 - eta) · mean over the real steps."""
-        out, steps = np.empty(len(errors), np.float32), (np.ascontiguousarray(errors), np.ascontiguousarray(mask))
-        kernels.fast().reduce_errors(*steps, float(self.eta), out)
-        return out
-
-    def weights(self, places: Ints) -> Doubles:
-        """The weight p of the rows at ``places`` ``[B]``; 0 if they cannot be drawn."""
-        return self._tree.get(places)
-
-    def priorities(self) -> Doubles:
-        """The weight p of every transition that can be drawn."""
-        return self._tree.get(self._ring.anchors()) if self._ring is not None else np.empty(0)
-
-    def take_over(self, other: Prioritized, there: Ints, here: Ints) -> None:
-        """Take another sampler's TD errors at its places ``there`` for the places ``here``, where both can draw."""
-        both = (self._tree.get(here) > 0) & (other._tree.get(there) > 0)
-        self.update(here[both], other._errors[there[both]])
-        self.largest_error = other.largest_error
-
-    def check(self) -> None:
-        """Check that each transition that can be drawn has the priority of its error, and no other row has one.
-
-        Raises:
-            InvariantError: names the first place with a wrong priority.
-        """
-        if self._ring is not None:
-            places = self._ring.anchors()
-            require_weights(self._tree, places, self._weights(self._errors[places]))
-
-    def draw_state(self) -> int:
-        """The number of draws, for a schedule of beta."""
-        return self._draws
-
-    def undo_draws(self, draw_state: int) -> None:
-        """See :class:`Sampler`."""
-        self._draws = draw_state
-        if self._kept is not None:
-            self._kept.facts[DRAWS] = draw_state
-
-    def state_dict(self) -> dict[str, Any]:
-        """The errors of all rows, the largest error seen, and the number of draws for a schedule of beta."""
-        return {"errors": self._errors.copy(), "largest": self._largest, "draws": self._draws}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with the state of another sampler.
-
-        Raises:
-            ShapeError: the number of errors is not the number of rows.
-            NotFiniteError: an error is NaN, infinite or negative.
-        """
-        given = np.asarray(state["errors"], np.float32)
-        if given.shape != self._errors.shape:
-            raise ShapeError(f"errors: expected {self._errors.shape}, one per row, got {given.shape}")
-        ring = cast("Ring", self._ring)
-        places, errors = ring.places(), zeroed(given.nbytes).view(np.float32)
-        errors[places] = known = given[places]  # only live rows: a full copy would take memory for all rows
-        require_errors(known)
-        weighing = self._weighed(ring.anchors(), errors, self.alpha, self.eps)
-        with rebuilding(ring):
-            self._largest, self._draws = float(state["largest"]), int(state["draws"])
-            self._adopt(weighing)
-
-    def _weighed(self, places: Ints, errors: NDArray[np.float32], alpha: float, eps: float) -> Weighing:
-        """Priorities of the rows at ``places`` from their errors, and of no others."""
-        tree = SumTree(len(errors))
-        tree.set([0], powers_of(self._new_error(), alpha, eps))  # the weight of the next new transition must fit, too
-        tree.set([0], 0.0)
-        tree.set(places, powers_of(errors[places], alpha, eps))
-        return Weighing(alpha, eps, errors, tree)
-
-    def _reweigh(self, alpha: float, eps: float) -> None:
-        """Recompute all weights, or change nothing if one would be too large."""
-        if self._ring is None:
-            self._weighing = self._weighing._replace(alpha=alpha, eps=eps)
-            return
-        try:
-            weighing = self._weighed(self._ring.anchors(), self._errors, alpha, eps)
-        except NotFiniteError as error:
-            raise NotFiniteError(
-                f"Prioritized(alpha={alpha!r}, eps={eps!r}): (|TD error| + eps)^alpha of a stored error would be "
-                "too large for a sum; choose a smaller alpha or eps"
-            ) from error
-        with rebuilding(self._ring):
-            self._adopt(weighing)
-
-    def _new_error(self) -> np.float32:
-        return np.float32(self._largest if self.default_error is None else self.default_error)
-
-    def _weights(self, errors: Any) -> Any:
-        return powers_of(errors, self.alpha, self.eps)
-
-    def beta_at(self, draws: int) -> float:
-        """The exponent of the weights after so many draws."""
-        if not isinstance(self.beta, tuple):
-            return float(self.beta)
-        first, last, until = self.beta
-        return float(first + (last - first) * min(draws / until, 1.0))
-
-    def __repr__(self) -> str:
-        return (
-            f"Prioritized({self.alpha}, {self.beta}, eps={self.eps}, stratified={self.stratified}, "
-            f"normalize={self.normalize!r}, default_error={self.default_error}, eta={self.eta})"
+        return errors, None
+    axes = "[T, B]" if time_first else "[B, T]"
+    if index.ndim != 1 or errors.shape[1 if time_first else 0] != count:
+        raise ShapeError(
+            f"td_error: expected {axes} of {count} sequences, as the view has time "
+            f"{'first' if time_first else 'second'}, got {errors.shape}"
         )
+    if mask is None:
+        raise ParameterError("mask: errors of sequences need one, for the steps that count; pass mask=seq['mask']")
+    if mask.shape != errors.shape or mask.dtype != np.bool_:
+        raise ShapeError(f"mask: expected bool {errors.shape} for errors {axes}, got {mask.dtype} {mask.shape}")
+    errors = np.where(mask, errors, 0.0)  # a network's output for padding may be NaN
+    return (errors.T, mask.T) if time_first else (errors, mask)
+
+
+def _not_by_item(index: tuple[int, ...], errors: tuple[int, ...]) -> str:
+    """The message for errors that are not one for each index."""
+    message = f"update_priorities: expected an index [B] and errors [B], got {index}, {errors}"
+    if len(index) == 1 and len(errors) == 2:
+        message += (
+            "; a target [B] minus a value [B, 1] is [B, B]: take value.squeeze(-1). "
+            "Errors of two axes belong to a view that reads sequences, such as Sequence"
+        )
+    return message
+
+
+def doubles(numbers: Any, name: str = "td_error") -> Any:
+    """Numbers, one for each row of a batch, of any real dtype and on any device, as float64.
+
+    Raises:
+        DTypeError: they are not real numbers.
+        ShapeError: a list with rows of different lengths.
+    """
+    array = as_host(numbers, name)
+    if array.size and array.dtype.kind not in "fiub":
+        raise DTypeError(f"{name}: expected real numbers, got {array.dtype}; pass one float for each row of the batch")
+    return np.asarray(array, np.float64) if array.size else np.zeros(array.shape)
+
+
+def magnitudes(errors: Any) -> Any:
+    """The sizes of TD errors, item by item: float64 ``[B]`` or ``[B, L]`` -> float32 ``[B]`` or ``[B * L]``.
+
+    Raises:
+        NotFiniteError: one is NaN, infinite, or too large for float32. Names the first item with such an error.
+    """
+    sizes = np.empty(errors.size, np.float32)
+    bad = kernels.fast().magnitudes(errors.reshape(-1), LARGEST_ERROR, sizes)
+    if bad >= 0:
+        entry = bad // errors[0].size
+        raise NotFiniteError(f"td_error: entry {entry} is {errors[entry]}, not a finite float32; fix the loss")
+    return sizes
+
+
+def _address(array: Any) -> int:
+    """The address of a NumPy array in one piece."""
+    return array.__array_interface__["data"][0]

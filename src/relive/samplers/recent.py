@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from operator import attrgetter
 from typing import Any, cast
 
 import numpy as np
 
-from .. import kernels
 from ..errors import NotFiniteError, ParameterError
 from ..parameters import Rule, checked, is_count, is_flag, is_number
 from ..ring.ring import Ring
 from ..steps.arrays import Ints
 from .contract import Extras, Sampler, Terms, require_own_ring
 from .prioritized import Prioritized
-from .uniform import Uniform, WithoutReplacement
+from .uniform import Uniform
 
-__all__ = ["Recent", "guess"]
+__all__ = ["Recent"]
 
 
 _ETA: Rule = (lambda eta: is_number(eta, 0, 1) and eta > 0, "eta is a number above 0, up to 1")
+
+
+def _of_inner(name: str) -> Any:
+    """The member ``name`` of a sampler's inner sampler, as a property."""
+    return property(attrgetter(f"_inner.{name}"))
 
 
 @checked(
@@ -49,6 +54,16 @@ class Recent(Sampler):
     progress: float | None = None
     """The last slope of the returns as a fraction of the steepest, from -1 to 1; None before the first."""
 
+    # members of the inner sampler, without a call in between
+    watches: Any = _of_inner("watches")
+    extras: Any = _of_inner("extras")
+    nbytes: Any = _of_inner("nbytes")
+    changed: Any = _of_inner("changed")
+    count_draw: Any = _of_inner("count_draw")
+    draw_state: Any = _of_inner("draw_state")
+    undo_draws: Any = _of_inner("undo_draws")
+    check: Any = _of_inner("check")
+
     def __init__(
         self,
         eta: float = 0.996,
@@ -62,7 +77,7 @@ class Recent(Sampler):
         self._inner: Uniform | Prioritized = Uniform() if inner is None else inner
         if not isinstance(cast("object", self._inner), Uniform | Prioritized):
             raise ParameterError(f"Recent: inner is Uniform() or Prioritized(), got {inner!r:.200}")
-        self._take_over()
+        self.per_row = tuple(f"inner.{name}" for name in self._inner.per_row)
         self._ring: Ring | None = None
         self._returns: deque[float] = deque(maxlen=20)
         self._steepest = np.zeros(2)  # rise, fall
@@ -75,21 +90,7 @@ class Recent(Sampler):
     def attach(self, ring: Ring) -> None:
         """See :class:`Sampler`."""
         self._ring = require_own_ring(self._ring, ring, self)
-        self.inner.attach(ring)
-        self._take_over()
-
-    def _take_over(self) -> None:
-        """Have the members of the inner sampler; its arrays' names get the prefix ``inner.``."""
-        self.watches, self.extras = self._inner.watches, self._inner.extras
-        self.per_row = tuple(f"inner.{name}" for name in self._inner.per_row)
-
-    def nbytes(self, rows: int) -> int:
-        """The inner sampler's bytes."""
-        return self.inner.nbytes(rows)
-
-    def changed(self, places: Ints, drawable: Any) -> None:
-        """Pass the change to the inner sampler."""
-        self.inner.changed(places, drawable)
+        self._inner.attach(ring)
 
     def window(self, update: int, of: int) -> int:
         """cₖ, the number of newest transitions that update ``update`` of ``of`` may draw from now."""
@@ -111,10 +112,6 @@ class Recent(Sampler):
         weights, how = inner
         return (None, (newest, *how[1:])) if weights is None else None
 
-    def count_draw(self) -> None:
-        """See :class:`Sampler`."""
-        self._inner.count_draw()
-
     def observe(self, episode_return: float) -> None:
         """Report the return of an ended episode. With ``adapt``, eta follows the trend of the last 20 returns.
 
@@ -126,12 +123,12 @@ class Recent(Sampler):
             ParameterError: it is not a number.
         """
         try:
-            found = math.nan if isinstance(cast("object", episode_return), str | bytes) else float(episode_return)
+            value = math.nan if isinstance(cast("object", episode_return), str | bytes) else float(episode_return)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # torch raises a RuntimeError
             raise ParameterError(f"observe(episode_return={episode_return!r:.200}): expected a number") from error
-        if not math.isfinite(found):
+        if not math.isfinite(value):
             raise NotFiniteError(f"episode_return: expected a finite number, got {episode_return}; check the rewards")
-        self._returns.append(found)
+        self._returns.append(value)
         if self.adapt and len(self._returns) == 20:
             slope = float(np.gradient(np.array(self._returns)).mean())
             steepest = self._steepest
@@ -139,18 +136,6 @@ class Recent(Sampler):
             fraction = slope / steepest[0] if slope > 0 else slope / steepest[1] if slope < 0 else 0.0
             self.progress = fraction
             self.eta = 1.0 + (self.sharpest - 1.0) * (fraction + 1.0) / 2.0
-
-    def draw_state(self) -> Any:
-        """The inner sampler's."""
-        return self.inner.draw_state()
-
-    def undo_draws(self, draw_state: Any) -> None:
-        """See :class:`Sampler`."""
-        self.inner.undo_draws(draw_state)
-
-    def check(self) -> None:
-        """Check the inner sampler."""
-        self.inner.check()
 
     def state_dict(self) -> dict[str, Any]:
         """eta, the returns that it follows, and the inner sampler's state."""
@@ -168,59 +153,3 @@ class Recent(Sampler):
 
     def __repr__(self) -> str:
         return f"Recent({self.sharpest}, {self.c_min}, inner={self.inner!r}, adapt={self.adapt})"
-
-
-def guess(sampler: Any, ring: Ring, count: int, key: int, update: int, of: int) -> Ints | None:
-    """The places of rows, at most ``count``, that ``sampler.draw(count, key, update, of)`` will most likely draw.
-
-    A draw tries rows until it finds one that can be drawn. Only its first try is guessed. If the files were altered,
-    a place may be beyond the last row.
-
-    Returns:
-        int64 ``[K]``, or None if a guess would have to read rows: for windows weighed by episodes, for windows or
-        priorities inside :class:`Recent`, and for samplers of the user.
-    """
-    if not ring.drawable:
-        return None
-    if type(sampler) is Recent:
-        newest = sampler.window(update, of)
-        if newest >= ring.transitions:
-            return guess(sampler.inner, ring, count, key, update, of)
-        return _of_rows(ring, count, key, newest) if _draws_rows(sampler.inner, ring) else None
-    if type(sampler) is WithoutReplacement:
-        number, env = np.divmod(sampler.draw_state()[:count], ring.num_envs)
-        return env * ring.rows + number % ring.rows
-    if type(sampler) is Prioritized:
-        total = sampler.mass
-        if not 0 < total < math.inf:
-            return None
-        return sampler.draw_at(_masses(count, key, sampler.stratified, total))[0]
-    if _draws_rows(sampler, ring):
-        return _of_rows(ring, count, key, 0)
-    if type(sampler) is Uniform and ring.rule.weigh != "episodes":
-        return sampler.draw(count, key, update, of)[0]  # reads the tree of weights alone
-    return None
-
-
-def _draws_rows(sampler: Any, ring: Ring) -> bool:
-    """Whether a sampler draws rows until one can be drawn."""
-    return type(sampler) is Uniform and not ring.rule.sparse
-
-
-def _of_rows(ring: Ring, count: int, key: int, newest: int) -> Ints | None:
-    """The first attempt of each draw of :func:`relive.kernels.reference.priorities.draw`."""
-    first, until = np.empty(ring.num_envs, np.int64), np.empty(ring.num_envs, np.int64)
-    total = kernels.fast().window(ring.handle, newest, first, until)
-    if total <= 0:
-        return None
-    at = _masses(count, key, False, float(total)).astype(np.int64)
-    env: Ints = np.asarray(np.searchsorted(until, at, side="right"), np.int64)
-    number = first[env] + at - np.where(env > 0, until[env - 1], 0)
-    return env * ring.rows + number % ring.rows
-
-
-def _masses(count: int, key: int, stratified: bool, total: float) -> Any:
-    """The numbers of a draw in [0, total), float64 ``[count]``."""
-    out = np.empty(count)
-    kernels.fast().masses(np.uint64(key), stratified, total, math.nextafter(total, 0.0), out)
-    return out

@@ -62,7 +62,7 @@ class SumTree:
 
     @staticmethod
     def count_nodes(size: int) -> int:
-        """How many nodes a tree of ``size`` leaves has."""
+        """The number of nodes of a tree of ``size`` leaves."""
         return int(kernels.reference.tree_offsets(size)[-1]) + 1
 
     @staticmethod

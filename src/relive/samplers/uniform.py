@@ -16,186 +16,7 @@ from ..steps.arrays import Doubles, Ints
 from .contract import Extras, Sampler, Terms, refuse_weights, require_own_ring
 from .sumtree import Cover, SumTree
 
-__all__ = ["Uniform", "WindowWeights", "WithoutReplacement", "nothing_to_draw", "recent_leaves", "require_weights"]
-
-
-class WindowWeights:
-    """A weight for every window of a ring that can be drawn, kept at its last row.
-
-    The weight is 1, or the window's number of steps if the ring's rule weighs by steps. To weigh by episodes, only the
-    newest window of an episode has weight 1, and a second draw chooses among the episode's windows.
-    """
-
-    def __init__(self, ring: Ring) -> None:
-        self._ring, self._tree = ring, SumTree(ring.num_envs * ring.rows)
-        anchors = ring.anchors()
-        if ring.rule.weigh == "episodes" and len(anchors):
-            index, step = ring.index_of(anchors), ring.step[anchors]
-            number, env = index // ring.num_envs, index % ring.num_envs
-            begins = number - step
-            goes_on = (begins[1:] == begins[:-1]) & (env[1:] == env[:-1])
-            anchors = anchors[~np.append(goes_on, False)]
-        self._tree.set(anchors, self._weights(anchors))
-
-    @property
-    def total(self) -> float:
-        """The sum of all weights."""
-        return self._tree.total
-
-    @property
-    def tree(self) -> SumTree | None:
-        """The weights by which windows are drawn; None if that takes a second draw."""
-        return None if self._ring.rule.weigh == "episodes" else self._tree
-
-    def changed(self, places: Ints, drawable: Any) -> None:
-        """Note that the windows that end at ``places`` can be drawn from now on (1) or no more (0), in order."""
-        self._tree.set(places, drawable * self._weights(places))
-        if self._ring.rule.weigh == "episodes":
-            opened = places[self._tree.get(places) > 0]  # the last change of a place counts
-            earlier = self._earlier(opened)
-            self._tree.set(earlier, 0.0)
-
-    def draw(self, count: int, key: int, newest: int = 0) -> Ints:
-        """The last rows ``[count]`` of windows drawn with replacement; with ``newest``, they end among so many.
-
-        Raises:
-            EmptyError: there is no window to draw.
-        """
-        ring, recent = self._ring, None
-        if not ring.counters.item(DRAWABLE):
-            raise nothing_to_draw(ring)
-        if newest:
-            recent = recent_leaves(self._tree, ring, newest)
-            places = self._tree.find(_uniform(count, key, recent.cover.total), recent.cover)
-        else:
-            places = self._tree.find(_uniform(count, key, self._tree.total))
-        if ring.rule.weigh == "episodes":
-            some = ring.oldest if recent is None else ring.heads - recent.rows_of_envs()
-            return self._of_episodes(places, some, _uniform(count, mix(key), 1.0))
-        return places
-
-    def check(self) -> None:
-        """Check that every window that can be drawn has the right weight, and no other has one.
-
-        Raises:
-            InvariantError: names the first place with a wrong weight.
-        """
-        every = np.arange(len(self._tree))
-        require_weights(self._tree, every, WindowWeights(self._ring)._tree.get(every))
-
-    def _weights(self, places: Ints) -> Any:
-        if self._ring.rule.weigh != "steps":
-            return np.ones(len(places))
-        rule, at = self._ring.rule, self._ring.step[places].astype(np.int64)
-        return at + 1.0 - kernels.reference.window_start(at, rule.length, rule.stride)
-
-    def _earlier(self, places: Ints) -> Ints:
-        """The last rows of the windows before these in the same episodes, if they are still stored."""
-        ring, rule = self._ring, self._ring.rule
-        number, env = np.divmod(ring.index_of(places), ring.num_envs)
-        at = ring.step[places].astype(np.int64)
-        back = at - (_whole_before(at, rule) + rule.length - 1)
-        there = (at >= rule.length) & (number - back >= ring.oldest[env])
-        return (env * ring.rows + (number - back) % ring.rows)[there]
-
-    def _of_episodes(self, places: Ints, oldest: Ints, random: Doubles) -> Ints:
-        """One random window of each episode whose newest window ends at ``places``.
-
-        Only windows that end at row ``oldest`` ``[N]`` or later count.
-        """
-        ring, rule = self._ring, self._ring.rule
-        number, env = np.divmod(ring.index_of(places), ring.num_envs)
-        at = ring.step[places].astype(np.int64)
-        begins = number - at
-        low = np.where(begins >= ring.oldest[env], begins, ring.oldest[env] + rule.history)
-        low = np.maximum(low, oldest[env]) - begins
-        # whole windows of the episode, the newest apart: from the one that ends at step ``low`` or next after it
-        first, last = kernels.reference.window_start(low, rule.length, rule.stride), _whole_before(at, rule)
-        others = np.where(at >= rule.length, np.maximum((last - first) // rule.stride + 1, 0), 0)
-        chosen = (random * (1 + others)).astype(np.int64)  # 0 is the newest, 1 the one before it, and so on
-        start = last - (chosen - 1) * rule.stride
-        back = np.where(chosen > 0, at - (start + rule.length - 1), 0)
-        return env * ring.rows + (number - back) % ring.rows
-
-
-def _whole_before(at: Ints, rule: Rule) -> Ints:
-    """The first step of the last whole window before the one that ends at step ``at``; only where at >= length."""
-    return kernels.reference.window_start(at - rule.stride, rule.length, rule.stride)
-
-
-class RecentLeaves(NamedTuple):
-    """The leaves of a sum tree that belong to the newest transitions."""
-
-    cover: Cover
-    begins: Ints
-    ends: Ints
-    """Their runs of places, two of each env, each from a begin up to, not including, its end: ``[2 N]``."""
-
-    def rows_of_envs(self) -> Ints:
-        """How many places each env has among them, ``[N]``."""
-        return (self.ends - self.begins).reshape(-1, 2).sum(1)
-
-
-def recent_leaves(tree: SumTree, ring: Ring, newest: int) -> RecentLeaves:
-    """The leaves of the ``newest`` transitions; if none of them has weight, of twice as many, and so on.
-
-    Raises:
-        EmptyError: no transition has weight.
-    """
-    while True:
-        begins, ends = ring.window_places(newest)
-        cover = tree.cover(begins, ends)
-        if cover.total > 0:
-            break
-        if newest >= ring.transitions:
-            raise nothing_to_draw(ring)
-        newest *= 2
-    return RecentLeaves(cover, begins, ends)
-
-
-def nothing_to_draw(ring: Ring | None) -> EmptyError:
-    """The error for a draw from a ring without anchors."""
-    nothing = "there is no complete transition to draw; add steps until a next observation is known"
-    if ring is None:
-        return EmptyError(nothing)
-    rule = ring.rule
-    if rule.length == 1:
-        complete = sum(int((ring.stamp[ring.live_places(env)] >= 0).sum()) for env in range(ring.num_envs))
-        if not complete:
-            return EmptyError(nothing)
-        return EmptyError(
-            f"none of the {complete} complete transitions here can be drawn: the view reads the {rule.history} rows "
-            f"before a step, as far as its episode has them, and an env keeps its newest {ring.rows} rows; create the "
-            "buffer with more rows"
-        )
-    shorter = " (or the shorter end of an episode)" if rule.tails else ""
-    return EmptyError(
-        f"there is no complete sequence of {rule.length} steps{shorter} among the {ring.transitions} transitions here; "
-        f"add steps. A sequence needs the {rule.history + 1} rows up to its end, or its whole episode, among the "
-        f"newest {ring.rows} rows of its env; a buffer of more rows holds more sequences"
-    )
-
-
-def require_weights(tree: SumTree, places: Ints, weights: Doubles) -> None:
-    """Check that a tree is sound, that ``places`` have these weights, and that all others have none.
-
-    Raises:
-        InvariantError: names the first place with a wrong weight.
-    """
-    tree.check()
-    expected = np.zeros(len(tree))
-    expected[places] = weights
-    found = tree.get(np.arange(len(tree)))
-    wrong = ~np.isclose(found, expected, rtol=1e-9, atol=0.0)  # powers of arrays and of numbers may round differently
-    if wrong.any():
-        at = int(wrong.argmax())
-        raise InvariantError(f"sampler: place {at} has the weight {found[at]}; expected {expected[at]}")
-
-
-def _uniform(count: int, key: int, total: float) -> Doubles:
-    out = np.empty(count, np.float64)
-    kernels.fast().masses(np.uint64(key), False, total, math.nextafter(total, 0.0), out)
-    return out
+__all__ = ["Uniform", "WithoutReplacement", "nothing_to_draw", "recent_leaves", "require_weights"]
 
 
 PLAIN = 0, False, 0.0, 0.0
@@ -303,7 +124,7 @@ class WithoutReplacement(Sampler):
         if count > ring.drawable:
             items = "transitions" if ring.rule.length == 1 else "sequences"
             raise ParameterError(f"sample({count}): there are {ring.drawable} {items} to draw without replacement")
-        found: list[Ints] = []
+        drawn: list[Ints] = []
         missing = span = count
         rest, epoch = self._rest, 0
         while missing:
@@ -312,12 +133,12 @@ class WithoutReplacement(Sampler):
                 rest, epoch = index[kernels.permutation(len(index), key, epoch).numpy()], epoch + 1
             places, _ = ring.find(rest[:span])
             alive = np.flatnonzero(places >= 0)[:missing]
-            found.append(places[alive])
+            drawn.append(places[alive])
             missing -= len(alive)
             rest = rest[len(places) if missing else int(alive[-1]) + 1 :]
             span *= 2  # long runs of indices that left the buffer are passed quickly
         self._rest = rest  # set last: an interrupted draw must not consume indices
-        return np.concatenate(found), {}
+        return np.concatenate(drawn), {}
 
     def draw_state(self) -> Ints:
         """The indices still to come in this epoch, int64. They are never written to, so this copies nothing."""
@@ -348,3 +169,182 @@ class WithoutReplacement(Sampler):
 
     def __repr__(self) -> str:
         return "WithoutReplacement()"
+
+
+class WindowWeights:
+    """A weight for every window of a ring that can be drawn, kept at its last row.
+
+    The weight is 1, or the window's number of steps if the ring's rule weighs by steps. To weigh by episodes, only the
+    newest window of an episode has weight 1, and a second draw chooses among the episode's windows.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring, self._tree = ring, SumTree(ring.num_envs * ring.rows)
+        anchors = ring.anchors()
+        if ring.rule.weigh == "episodes" and len(anchors):
+            index, step = ring.index_of(anchors), ring.step[anchors]
+            number, env = index // ring.num_envs, index % ring.num_envs
+            begins = number - step
+            goes_on = (begins[1:] == begins[:-1]) & (env[1:] == env[:-1])
+            anchors = anchors[~np.append(goes_on, False)]
+        self._tree.set(anchors, self._weights(anchors))
+
+    @property
+    def total(self) -> float:
+        """The sum of all weights."""
+        return self._tree.total
+
+    @property
+    def tree(self) -> SumTree | None:
+        """The weights by which windows are drawn; None if that takes a second draw."""
+        return None if self._ring.rule.weigh == "episodes" else self._tree
+
+    def changed(self, places: Ints, drawable: Any) -> None:
+        """Note that the windows that end at ``places`` can be drawn from now on (1) or no more (0), in order."""
+        self._tree.set(places, drawable * self._weights(places))
+        if self._ring.rule.weigh == "episodes":
+            drawable_now = places[self._tree.get(places) > 0]  # the last change of a place counts
+            earlier = self._earlier(drawable_now)
+            self._tree.set(earlier, 0.0)
+
+    def draw(self, count: int, key: int, newest: int = 0) -> Ints:
+        """The last rows ``[count]`` of windows drawn with replacement; with ``newest``, they end among so many.
+
+        Raises:
+            EmptyError: there is no window to draw.
+        """
+        ring, recent = self._ring, None
+        if not ring.counters.item(DRAWABLE):
+            raise nothing_to_draw(ring)
+        if newest:
+            recent = recent_leaves(self._tree, ring, newest)
+            places = self._tree.find(_uniform(count, key, recent.cover.total), recent.cover)
+        else:
+            places = self._tree.find(_uniform(count, key, self._tree.total))
+        if ring.rule.weigh == "episodes":
+            oldest = ring.oldest if recent is None else ring.heads - recent.rows_of_envs()
+            return self._of_episodes(places, oldest, _uniform(count, mix(key), 1.0))
+        return places
+
+    def check(self) -> None:
+        """Check that every window that can be drawn has the right weight, and no other has one.
+
+        Raises:
+            InvariantError: names the first place with a wrong weight.
+        """
+        every = np.arange(len(self._tree))
+        require_weights(self._tree, every, WindowWeights(self._ring)._tree.get(every))
+
+    def _weights(self, places: Ints) -> Any:
+        if self._ring.rule.weigh != "steps":
+            return np.ones(len(places))
+        rule, at = self._ring.rule, self._ring.step[places].astype(np.int64)
+        return at + 1.0 - kernels.reference.window_start(at, rule.length, rule.stride)
+
+    def _earlier(self, places: Ints) -> Ints:
+        """The last rows of the windows before these in the same episodes, if they are still stored."""
+        ring, rule = self._ring, self._ring.rule
+        number, env = np.divmod(ring.index_of(places), ring.num_envs)
+        at = ring.step[places].astype(np.int64)
+        back = at - (_whole_before(at, rule) + rule.length - 1)
+        there = (at >= rule.length) & (number - back >= ring.oldest[env])
+        return (env * ring.rows + (number - back) % ring.rows)[there]
+
+    def _of_episodes(self, places: Ints, oldest: Ints, random: Doubles) -> Ints:
+        """One random window of each episode whose newest window ends at ``places``.
+
+        Only windows that end at row ``oldest`` ``[N]`` or later count.
+        """
+        ring, rule = self._ring, self._ring.rule
+        number, env = np.divmod(ring.index_of(places), ring.num_envs)
+        at = ring.step[places].astype(np.int64)
+        begins = number - at
+        low = np.where(begins >= ring.oldest[env], begins, ring.oldest[env] + rule.history)
+        low = np.maximum(low, oldest[env]) - begins
+        # whole windows of the episode, the newest apart: from the one that ends at step ``low`` or next after it
+        first, last = kernels.reference.window_start(low, rule.length, rule.stride), _whole_before(at, rule)
+        others = np.where(at >= rule.length, np.maximum((last - first) // rule.stride + 1, 0), 0)
+        chosen = (random * (1 + others)).astype(np.int64)  # 0 is the newest, 1 the one before it, and so on
+        start = last - (chosen - 1) * rule.stride
+        back = np.where(chosen > 0, at - (start + rule.length - 1), 0)
+        return env * ring.rows + (number - back) % ring.rows
+
+
+def _whole_before(at: Ints, rule: Rule) -> Ints:
+    """The first step of the last whole window before the one that ends at step ``at``; only where at >= length."""
+    return kernels.reference.window_start(at - rule.stride, rule.length, rule.stride)
+
+
+def recent_leaves(tree: SumTree, ring: Ring, newest: int) -> RecentLeaves:
+    """The leaves of the ``newest`` transitions; if none of them has weight, of twice as many, and so on.
+
+    Raises:
+        EmptyError: no transition has weight.
+    """
+    while True:
+        begins, ends = ring.window_places(newest)
+        cover = tree.cover(begins, ends)
+        if cover.total > 0:
+            break
+        if newest >= ring.transitions:
+            raise nothing_to_draw(ring)
+        newest *= 2
+    return RecentLeaves(cover, begins, ends)
+
+
+class RecentLeaves(NamedTuple):
+    """The leaves of a sum tree that belong to the newest transitions."""
+
+    cover: Cover
+    begins: Ints
+    ends: Ints
+    """Their runs of places, two of each env, each from a begin up to, not including, its end: ``[2 N]``."""
+
+    def rows_of_envs(self) -> Ints:
+        """The number of places of each env among them, ``[N]``."""
+        return (self.ends - self.begins).reshape(-1, 2).sum(1)
+
+
+def nothing_to_draw(ring: Ring | None) -> EmptyError:
+    """The error for a draw from a ring without anchors."""
+    nothing = "there is no complete transition to draw; add steps until a next observation is known"
+    if ring is None:
+        return EmptyError(nothing)
+    rule = ring.rule
+    if rule.length == 1:
+        complete = sum(int((ring.stamp[ring.live_places(env)] >= 0).sum()) for env in range(ring.num_envs))
+        if not complete:
+            return EmptyError(nothing)
+        return EmptyError(
+            f"none of the {complete} complete transitions here can be drawn: the view reads the {rule.history} rows "
+            f"before a step, as far as its episode has them, and an env keeps its newest {ring.rows} rows; create the "
+            "buffer with more rows"
+        )
+    shorter = " (or the shorter end of an episode)" if rule.tails else ""
+    return EmptyError(
+        f"there is no complete sequence of {rule.length} steps{shorter} among the {ring.transitions} transitions here; "
+        f"add steps. A sequence needs the {rule.history + 1} rows up to its end, or its whole episode, among the "
+        f"newest {ring.rows} rows of its env; a buffer of more rows holds more sequences"
+    )
+
+
+def require_weights(tree: SumTree, places: Ints, wanted: Doubles) -> None:
+    """Check that a tree is sound, that ``places`` have these weights, and that all others have none.
+
+    Raises:
+        InvariantError: names the first place with a wrong weight.
+    """
+    tree.check()
+    expected = np.zeros(len(tree))
+    expected[places] = wanted
+    weights = tree.get(np.arange(len(tree)))
+    wrong = ~np.isclose(weights, expected, rtol=1e-9, atol=0.0)  # powers of arrays and of numbers may round differently
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise InvariantError(f"sampler: place {at} has the weight {weights[at]}; expected {expected[at]}")
+
+
+def _uniform(count: int, key: int, total: float) -> Doubles:
+    out = np.empty(count, np.float64)
+    kernels.fast().masses(np.uint64(key), False, total, math.nextafter(total, 0.0), out)
+    return out

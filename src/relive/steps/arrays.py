@@ -28,6 +28,7 @@ __all__ = [
     "numpy_view",
     "refuse_masked",
     "torch_dtype",
+    "whole_numbers",
 ]
 
 
@@ -269,3 +270,15 @@ def _refuse_rounding(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
             f"{exact} exactly; declare the field as {given}, or as a wider float, or convert it yourself if rounding "
             f"is meant (.to({dtype}))"
         )
+
+
+def whole_numbers(values: Any, name: str) -> Ints:
+    """A vector of whole numbers as int64.
+
+    Raises:
+        DTypeError: the numbers are not integers. Bools and floats are refused, too.
+    """
+    given = as_host(values, name)
+    if given.size and given.dtype.kind not in "iu":
+        raise DTypeError(f"{name}: expected integers, got {given.dtype}")
+    return np.ascontiguousarray(given, np.int64)

@@ -1,8 +1,9 @@
 """Views: batch readers, which turn drawn transitions into the fields of a batch."""
 
 from .contract import View
-from .frames import FrameStack, ReturnsToGo
+from .frames import FrameStack
 from .hindsight import Hindsight
+from .returns_to_go import ReturnsToGo
 from .sequences import Sequence
 from .transitions import NStep, Transition
 

@@ -14,7 +14,7 @@ from ..ring.sequences import Sequences
 from ..steps.arrays import Ints
 from ..steps.schema import Path
 
-__all__ = ["DirectReader", "SequenceReader", "View", "require_readable", "rule_of", "time_first_of"]
+__all__ = ["FusedView", "SequenceReader", "View", "require_readable", "rule_of", "time_first_of"]
 
 
 class View(Protocol):
@@ -51,23 +51,23 @@ class SequenceReader(View, Protocol):
 
     @property
     def time_first(self) -> bool:
-        """Whether time is the first axis of a batch or the second."""
+        """True if time is the first axis of a batch, not the second."""
         ...
 
 
-class DirectReader(View, Protocol):
+class FusedView(View, Protocol):
     """A view of relive's own whose batches compiled code can draw as well as read."""
 
     @property
     def history(self) -> int:
-        """How many rows before an anchor the view reads."""
+        """The number of rows before an anchor that the view reads."""
         ...
 
     def batch_of(self, ring: Ring) -> BatchLayout | Sequences | None:
         """The layout of the batches that :meth:`sample` makes; None if only :meth:`read` can make them."""
         ...
 
-    def sample(self, direct: Ints, ring: Ring, draw: Draw, count: int, rows: Tensor, found: Any) -> bool:
+    def sample(self, direct: Ints, ring: Ring, draw: Draw, count: int, rows: Tensor, dicts: Any) -> bool:
         """Draw a batch and make its tensors, by the kernels of :mod:`relive.kernels.reference.sample`.
 
         Args:
@@ -76,7 +76,7 @@ class DirectReader(View, Protocol):
             draw: what is drawn.
             count: B.
             rows: uint8 ``[B, W]``, the memory of the batch.
-            found: the dicts that get its tensors.
+            dicts: the dicts that get its tensors.
 
         Returns:
             False if there is nothing to draw, or ``rows`` are not in RAM; then nothing has changed.
@@ -96,7 +96,7 @@ def rule_of(view: View) -> Rule:
 
 
 def time_first_of(view: View) -> bool | None:
-    """Whether time is the first axis of a batch of sequences; None for a view of transitions."""
+    """True if time is the first axis of a batch of sequences; None for a view of transitions."""
     return getattr(view, "time_first", None)
 
 

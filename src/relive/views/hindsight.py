@@ -26,326 +26,28 @@ from ..ring.ring import Ring
 from ..steps.arrays import Array, Ints, as_host, as_tensor, check_castable, numpy_dtype, numpy_view
 from ..steps.schema import Field, Path, dotted, nest, unknown_field
 
-__all__ = [
-    "Arrays",
-    "GoalBytes",
-    "GoalFunction",
-    "Hindsight",
-    "Scratch",
-    "Strategy",
-    "aims",
-    "arrays_of",
-    "copied",
-    "first_not_finite",
-    "flat",
-    "put",
-    "read_info",
-    "refuse_reward",
-    "relabelled",
-]
+__all__ = ["Hindsight"]
 
 
 Arrays = dict[Path, Array]
 
-
-class Scratch(NamedTuple):
-    """Memory for the steps of relabelled rows."""
-
-    size: tuple[int, int]
-    """B and n."""
-    steps: RelabelledSteps
-    handle: Ints
-    """What compiled kernels take for ``steps``."""
-    results: dict[str, Array]
-    """The rewards and flags of ``steps`` by the names of their fields."""
-
-    def owners(self, found: int) -> Ints:
-        """For each step, the position of its row among the first ``found`` relabelled rows."""
-        return np.repeat(np.arange(found), np.diff(self.steps.begin[: found + 1]))
-
-    def goals(self, ring: Ring, path: Path, found: int) -> list[Array]:
-        """The goals achieved after each step, and the new goals, ``[M, ...]``, where kernels cannot read them."""
-        places = self.steps.after[: self.steps.begin[found]], self.steps.spans[2][self.owners(found)]
-        return [arrays_of(ring, rows, [path])[path] for rows in places]
-
-
-class GoalBytes:
-    """Where the goals are in a ring's rows and in a batch's, and their shape and dtype; and the layout of that batch.
-
-    The handle of ``batch`` ends with the entries that :mod:`relive.kernels.reference.windows` lists.
-
-    Args:
-        ring: the ring.
-        achieved: the field with the achieved goal.
-        desired: the field with the desired goal.
-        strategy: the number of the strategy, one of :mod:`relive.kernels.reference.windows`.
-        finished: whether only episodes that are over count.
-    """
-
-    def __init__(self, ring: Ring, achieved: Path, desired: Path, strategy: int, finished: bool) -> None:
-        store, following = ring.store, ("next_obs", *desired[1:])
-        self.batch = BatchLayout(store.groups, store.layout, False, {("relabelled",): Field((), torch.bool)})
-        stored, written = store.layout.offsets, self.batch.offsets
-        self.packed = achieved in stored and desired in written
-        """Whether the kernels can read goals and write them into a batch."""
-        field = ring.leaves[achieved] if self.packed else Field((0,), torch.uint8)
-        self.shape, self.dtype, self.nbytes = field.shape, numpy_dtype(field.dtype), field.nbytes
-        places = (stored[achieved], field.nbytes, written[desired], written[following]) if self.packed else (0,) * 4
-        own = *places, written["relabelled",], strategy, finished
-        self.batch.handle = np.array([*self.batch.handle, *own], np.int64)
-        self.spare: Scratch | None = None
-        """Memory that a batch is done with."""
-
-    def scratch(self, count: int, n: int) -> Scratch:
-        """Memory for the steps of a batch. A batch that a function of goals draws gets other memory."""
-        found, self.spare = self.spare, None
-        if found is None or found.size != (count, n):
-            size = count * n
-            which, begin, now, after, used, places, last = (
-                np.empty(length, np.int64) for length in (count, count + 1, size, size, count, count, count)
-            )
-            rewards, flags = np.empty(size, np.float32), np.empty((2, size), np.uint8)
-            spans = np.empty((3, count), np.int64)
-            steps = RelabelledSteps(which, begin, now, after, spans, rewards, flags, used, places, last)
-            results: dict[str, Any] = {"reward": rewards, "terminated": flags[0], "truncated": flags[1]}
-            found = Scratch((count, n), steps, kernels.fast().handle_of(steps), results)
-        return found
-
-    def opened(self, pairs: Any, total: int) -> list[Array]:
-        """The first ``total`` achieved goals and new goals of ``pairs`` ``[2, M, nbytes]``, as arrays of goals."""
-        shape, after = (total, *self.shape), pairs.shape[1] * self.nbytes
-        return [np.ndarray(shape, self.dtype, pairs), np.ndarray(shape, self.dtype, pairs, after)]
-
-
-class GoalFunction:
-    """A user's function of goals, with checks of its results.
-
-    Args:
-        name: the field that it computes: "reward", "terminated" or "truncated".
-        function: (achieved, desired[, info]) -> ``[M]``.
-        stored: whether a stored field is passed as info.
-    """
-
-    def __init__(self, name: str, function: Callable[..., Any], stored: bool) -> None:
-        self.path: Path = (name,)
-        self._kinds = "fiub" if name == "reward" else "b"
-        self._function, self._informed = function, _takes_info(function, stored)
-
-    def __call__(self, achieved: Array, desired: Array, info: Any) -> Array:
-        """The results for M goals, ``[M]``. The function may have written to the goals, and may keep them.
-
-        Rewards may still be NaN or infinite: see :func:`refuse_reward`.
-
-        Raises:
-            ShapeError: the function did not return one number per step.
-            DTypeError: a flag is not a bool, or a reward not a number.
-        """
-        result = self._function(achieved, desired, info) if self._informed else self._function(achieved, desired)
-        if type(result) is not np.ndarray:
-            result = as_host(result)
-        count, kind = len(achieved), result.dtype.kind
-        if result.shape != (count,):
-            raise ShapeError(
-                f"{self}: expected ({count},), one result for each of the {count} goals, got {result.shape}; it gets "
-                "all goals at once, so compute along the last axis: np.linalg.norm(achieved - desired, axis=-1)"
-            )
-        if kind not in self._kinds:
-            if self._kinds == "b":
-                raise DTypeError(f"{self}: expected bools, got {result.dtype}; return a comparison, or .astype(bool)")
-            raise DTypeError(f"{self}: expected numbers, got {result.dtype}")
-        return result
-
-    def __str__(self) -> str:
-        return f"Hindsight's function of {self.path[0]}"
-
-
-def _takes_info(function: Callable[..., Any], stored: bool) -> bool:
-    """Whether to call a function of goals with info as its third argument.
-
-    Yes if a field is ``stored`` for it and the function accepts it, or if the function requires it.
-    """
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # some compiled functions have no signature
-        return stored
-    try:
-        signature.bind(*([None] * (3 if stored else 2)))
-    except TypeError:
-        return not stored
-    return stored
-
-
-def first_not_finite(rewards: Array) -> int:
-    """The position of the first reward that is NaN or infinite, or -1."""
-    good = np.isfinite(rewards)
-    return -1 if good.all() else int(np.argmin(good))
-
-
-def refuse_reward(called: object, rewards: Array, at: int) -> None:
-    """Refuse the reward of step ``at``; -1 means that all are good.
-
-    Raises:
-        NotFiniteError: ``at`` is not -1.
-    """
-    if at >= 0:
-        raise NotFiniteError(f"{called}: step {at} of {len(rewards)} has a reward of {rewards[at]}, not a float32")
-
-
-def arrays_of(ring: Ring, places: Ints, paths: Iterable[Path] | None = None) -> Arrays:
-    """Fields of rows, as arrays in RAM."""
-    return {path: numpy_view(tensor.cpu()) for path, tensor in ring.take(places, paths).items()}
-
-
-def read_info(ring: Ring, name: str, places: Ints) -> Any:
-    """The field ``name`` of steps, with the members that it may have."""
-    paths = [path for path in ring.leaves if path[0] == name]
-    return nest(arrays_of(ring, places, paths))[name]
-
-
-def put(ring: Ring, fields: dict[Path, Tensor], changed: Arrays, steps: RelabelledSteps, found: int) -> None:
-    """Write changed fields into the batch: those of each window's first step, and the observation after its last."""
-    begin, used = steps.begin[:found], steps.used[:found]
-    arrays = [x[used if path[0] == "next_obs" else begin] for path, x in changed.items()]
-    rows, *values = ring.tensors(steps.which[:found], *arrays)
-    for path, value in zip(changed, values, strict=True):
-        field = fields[path]
-        field[rows] = value if value.dtype is field.dtype else value.view(field.dtype)
-
-
-def flat(tree: Any, at: Path = ()) -> dict[Path, Any]:
-    """The leaves of nested mappings and tuples, by path."""
-    if isinstance(tree, tuple):
-        tree = {str(i): member for i, member in enumerate(cast("tuple[Any, ...]", tree))}
-    if not isinstance(tree, Mapping):
-        return {at: tree}
-    members = cast("Mapping[str, Any]", tree).items()
-    return {path: leaf for name, member in members for path, leaf in flat(member, (*at, name)).items()}
-
-
-def relabelled(
-    function: Callable[..., Any], leaves: Mapping[Path, Field], steps: Arrays, *observations: Arrays
-) -> Arrays:
-    """The fields that a function of whole steps changes: arrays ``[M, ...]`` of the fields' dtypes, by path.
-
-    Raises:
-        FieldError: the function changes a field that does not exist.
-        ShapeError, DTypeError: a changed field does not fit its declaration.
-    """
-    count = len(steps["reward",])
-    nested = [nest({path[1:] or ("",): array for path, array in part.items()}) for part in observations]
-    result = function(nest(steps), *(part.get("", part) for part in nested))
-    if not isinstance(result, Mapping):
-        raise FieldError(f"Hindsight(relabel=...): expected a dict of the fields that change, got {type(result)}")
-    changed: Arrays = {}
-    for path, value in flat(result).items():
-        name = f"Hindsight(relabel=...), field '{dotted(path)}'"
-        if path not in steps:
-            raise FieldError(unknown_field(path, [dotted(known) for known in steps], "the steps given to relabel"))
-        field = leaves[("obs", *path[1:]) if path[0] == "next_obs" else path]
-        tensor = torch.from_numpy(as_host(value)) if isinstance(value, Tensor) else as_tensor(value, name)
-        if tuple(tensor.shape) != (count, *field.shape):
-            raise ShapeError(
-                f"{name}: expected {(count, *field.shape)}, a row for each step, got {tuple(tensor.shape)}"
-            )
-        if tensor.dtype is not field.dtype:
-            check_castable(tensor, field.dtype, name)
-            tensor = tensor.to(field.dtype)
-        changed[path] = numpy_view(tensor)
-    return changed
-
-
-def aims(strategy: str, count: int, k: int, key: int) -> tuple[Ints, Ints]:
-    """Choose goals for ``k`` copies of each of an episode's ``count`` steps, by a strategy of one episode.
-
-    Returns:
-        for each copy, the step that it copies and the step after which its goal was achieved, int64 each. With "past"
-        the first step has no copies.
-    """
-    at, draws = np.repeat(np.arange(count), k), np.empty(count * k)
-    kernels.fast().uniforms(np.uint64(key), draws)
-    low, high = {"future": (at, count), "final": (count - 1, count), "episode": (0, count), "past": (0, at)}[strategy]
-    aim = np.asarray(low + (draws * (high - low)).astype(np.int64))
-    some = np.broadcast_to(high - low > 0, at.shape)
-    return at[some], aim[some]
-
-
-def copied(
-    episode: Mapping[str, Any], strategy: str, k: int, key: int, *, relabel: Callable[..., Any] | None,
-    functions: Sequence[GoalFunction], info: str | None, achieved: str, desired: str,
-) -> dict[str, Any]:  # fmt: skip
-    """What :meth:`relive.Hindsight.copies` returns; ``key`` is the stream of its random numbers.
-
-    Raises:
-        FieldError, ShapeError, DTypeError, NotFiniteError: as that method.
-    """
-    steps = _steps_of(episode, () if relabel is not None else (achieved, desired))
-    at, aim = aims(strategy, len(steps["reward",]), k, key)
-    chosen = {path: array[at] for path, array in steps.items()}
-    if relabel is not None:
-        called, changed = "Hindsight(relabel=...)", _changed_by(relabel, steps, chosen, at, aim)
-    else:
-        called, changed = "Hindsight's function of reward", Arrays()
-        given: Any = nest(chosen)[info] if info is not None else {}
-        reached, goals = (steps["next_obs", achieved][rows] for rows in (at, aim))
-        for function in functions:
-            result = function(reached.copy(), goals.copy(), given)
-            changed[function.path] = np.array(result, np.float32 if function.path == ("reward",) else np.uint8)
-        changed |= {(name, desired): goals for name in ("obs", "next_obs")}
-    if ("reward",) in changed:
-        refuse_reward(called, changed["reward",], first_not_finite(changed["reward",]))
-    flags = {path: x.view(np.bool_) for path, x in changed.items() if path[0] in ("terminated", "truncated")}
-    return nest({path: array[:, None] for path, array in (chosen | changed | flags).items()})
-
-
-def _changed_by(relabel: Callable[..., Any], steps: Arrays, chosen: Arrays, at: Any, aim: Any) -> Arrays:
-    """What a function of whole steps changes in the copies ``chosen``, with goals after the steps ``aim``."""
-    fields = {path: Field(array.shape[1:], torch.from_numpy(array[:0]).dtype) for path, array in steps.items()}
-    after = {("obs", *path[1:]): array for path, array in steps.items() if path[0] == "next_obs"}
-    first = {path: array[at * 0] for path, array in steps.items() if path[0] == "obs"}
-    last = at * 0 + len(steps["reward",]) - 1
-    seen = first, *({path: x[rows] for path, x in after.items()} for rows in (last, aim))
-    return relabelled(relabel, fields, chosen, *seen)
-
-
-def _steps_of(episode: Mapping[str, Any], members: Sequence[str]) -> Arrays:
-    """The fields of an episode by path, ``[T, ...]``. Its observations must have these members."""
-    steps = {path: as_host(value) for path, value in flat(dict(episode)).items()}
-    wanted: list[Path] = [("reward",), ("terminated",), ("truncated",)]
-    wanted += [(name, member) for name in ("obs", "next_obs") for member in members]
-    wanted += [("next_obs", *path[1:]) for path in steps if path[0] == "obs"]
-    missing = [dotted(path) for path in wanted if path not in steps]
-    if missing:
-        raise FieldError(f"Hindsight.copies: the episode lacks {', '.join(missing)}; pass every field of its steps")
-    shapes = {array.shape[:2] for array in steps.values()}
-    if len(shapes) != 1 or any(len(shape) < 2 or shape[0] < 1 or shape[1] != 1 for shape in shapes):
-        raise ShapeError(f"Hindsight.copies: expected (steps, 1) in front of every field, got {sorted(shapes)}")
-    return {path: array[:, 0] for path, array in steps.items()}
-
-
 Strategy = Literal["future", "final", "episode", "past", "random"]
 
-
 STRATEGIES: dict[str, int] = {"future": FUTURE, "final": FINAL, "episode": EPISODE, "past": PAST, "random": RANDOM}
-
+"""The numbers of the strategies for kernels."""
 
 COPIES = 2**32 + 2
 """The number of an episode's further random stream, for copies."""
 
 RESULTS = ("reward", "terminated", "truncated")
+"""The fields that functions of goals compute."""
 REWARD: Path = ("reward",)
 FLOAT32 = np.dtype(np.float32)
-
 
 _facts = attrgetter(
     "achieved", "desired", "info", "strategy", "finished_only", "reward_fn", "terminated_fn", "truncated_fn", "relabel"
 )
-"""The parameters on which it depends what is read, and how."""
-
-
-def _has_numpy_dtype(field: Field) -> bool:
-    """Whether NumPy has this dtype, and not only integers of the same bits."""
-    kind = numpy_dtype(field.dtype).kind
-    return kind in "fiub" and (kind == "f") == field.dtype.is_floating_point
+"""The parameters that decide what is read, and how."""
 
 
 def _is_function(function: Any) -> bool:
@@ -477,10 +179,10 @@ class Hindsight:
             return
         achieved, desired = (leaves.get(("obs", name)) for name in (self.achieved, self.desired))
         if achieved is None or achieved != desired or not _has_numpy_dtype(achieved):
-            found = {dotted(path): field for path, field in leaves.items() if path[0] == "obs"}
+            members = {dotted(path): field for path, field in leaves.items() if path[0] == "obs"}
             raise SchemaError(
                 f"Hindsight(achieved={self.achieved!r}, desired={self.desired!r}): expected an observation with "
-                f"members of these names, of one shape and dtype that NumPy has, got {found}; name the members that "
+                f"members of these names, of one shape and dtype that NumPy has, got {members}; name the members that "
                 "hold goals, or pass relabel"
             )
 
@@ -501,8 +203,6 @@ class Hindsight:
         names = [name for name in signature(Hindsight).parameters if name != "k"]
         return partial(Hindsight, **{name: getattr(self, name) for name in names}), ()
 
-    # -- reading a replay ---------------------------------------------------------------------------------------
-
     def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of the windows that start at ``places``; ``key`` decides which get another goal.
 
@@ -522,44 +222,44 @@ class Hindsight:
         if not ring.notes_ends:
             ring.ends()
         others = ring.draw(len(places), stream(key, OTHERS)) if self.strategy == "random" else None
-        found = kernel.plan_goals(
+        chosen = kernel.plan_goals(
             ring.handle, batch, places, n, gamma, np.uint64(key), self.ratio, places if others is None else others,
             rows, last, scratch.handle, pairs,
         )  # fmt: skip
-        if found < 0:
-            require_rows(places, -1 - found, store.num_rows)
-        changed = self._relabel(ring, plan, fit, functions, scratch, pairs, found) if found else None
+        if chosen < 0:
+            require_rows(places, -1 - chosen, store.num_rows)
+        changed = self._relabel(ring, plan, fit, functions, scratch, pairs, chosen) if chosen else None
         fields = store.fields(plan)
         if changed:
-            put(ring, fields, changed, scratch.steps, found)
+            _write_changed(ring, fields, changed, scratch.steps, chosen)
         fit.spare = scratch
         return fields
 
     def _relabel(
         self, ring: Ring, plan: Plan, fit: GoalBytes, functions: list[GoalFunction], scratch: Scratch, pairs: Array,
-        found: int,
+        chosen: int,
     ) -> Arrays:  # fmt: skip
-        """Have the functions judge the steps of ``found`` rows, and then a kernel write the windows of these rows.
+        """Have the functions judge the steps of ``chosen`` rows, and then a kernel write the windows of these rows.
 
         Returns the fields that the kernel cannot write, by path, for each step.
         """
-        total, rewards = scratch.steps.begin.item(found), scratch.steps.rewards
+        total, rewards = scratch.steps.begin.item(chosen), scratch.steps.rewards
         if self.relabel is not None:
-            changed = self._relabelled(self.relabel, ring, scratch, found, total)
+            changed = self._relabelled(self.relabel, ring, scratch, chosen, total)
             judged = ("reward",) in changed
-            for name, kept in scratch.results.items():
+            for name, results in scratch.results.items():
                 if (name,) in changed:
-                    kept[:total] = changed.pop((name,))
+                    results[:total] = changed.pop((name,))
         else:
-            goals = fit.opened(pairs, total) if fit.packed else scratch.goals(ring, ("obs", self.achieved), found)
+            goals = fit.as_goals(pairs, total) if fit.packed else scratch.goals(ring, ("obs", self.achieved), chosen)
             rewards, judged, changed = self._judged(ring, fit, functions, scratch, goals, total), True, Arrays()
             if not fit.packed:
                 changed = {(name, self.desired): goals[1] for name in ("obs", "next_obs")}
         bad = kernels.fast().relabel_windows(
-            ring.handle, fit.batch.handle, self.gamma, found, judged, plan.rows, plan.last, scratch.handle, rewards
+            ring.handle, fit.batch.handle, self.gamma, chosen, judged, plan.rows, plan.last, scratch.handle, rewards
         )
         if bad >= 0:
-            refuse_reward(functions[0] if functions else "Hindsight(relabel=...)", rewards[:total], bad)
+            _refuse_reward(functions[0] if functions else "Hindsight(relabel=...)", rewards[:total], bad)
         return changed
 
     def _judged(
@@ -568,7 +268,7 @@ class Hindsight:
     ) -> Array:  # fmt: skip
         """The rewards of ``total`` steps by these goals, ``[M]`` or more; flags are put into ``scratch``."""
         rewards: Array = scratch.steps.rewards
-        info: Any = {} if self.info is None else read_info(ring, self.info, scratch.steps.now[:total])
+        info: Any = {} if self.info is None else _info_of(ring, self.info, scratch.steps.now[:total])
         for function in functions:
             spare = fit.packed and function is functions[-1]  # nobody reads these goals afterwards
             achieved, desired = goals if spare else [x.copy() for x in goals]
@@ -580,7 +280,7 @@ class Hindsight:
         return rewards
 
     def batch_of(self, ring: Ring) -> BatchLayout | None:
-        """See :class:`relive.views.contract.DirectReader`."""
+        """The layout of a fused batch; None if only :meth:`read` can make it."""
         try:
             fit, _ = self._fit(ring)
         except ReliveError:  # read() raises it, once something was drawn
@@ -589,8 +289,8 @@ class Hindsight:
             return None
         return fit.batch
 
-    def sample(self, direct: Ints, ring: Ring, draw: Draw, count: int, rows: Tensor, found: Any) -> bool:
-        """See :class:`relive.views.contract.DirectReader`. The functions of goals are called between two kernels.
+    def sample(self, direct: Ints, ring: Ring, draw: Draw, count: int, rows: Tensor, dicts: Any) -> bool:
+        """Draw and read a batch (:class:`relive.views.contract.FusedView`): a kernel, the functions of goals, a kernel.
 
         Raises:
             ShapeError, DTypeError, NotFiniteError: a function returned a wrong result.
@@ -604,10 +304,10 @@ class Hindsight:
         rewards = scratch.steps.rewards
         if chosen:
             total = scratch.steps.begin.item(chosen)
-            rewards = self._judged(ring, fit, functions, scratch, fit.opened(pairs, total), total)
-        bad = kernel.finish_goals(direct, gamma, chosen, chosen > 0, id(rows), scratch.handle, rewards, id(found))
+            rewards = self._judged(ring, fit, functions, scratch, fit.as_goals(pairs, total), total)
+        bad = kernel.finish_goals(direct, gamma, chosen, chosen > 0, id(rows), scratch.handle, rewards, id(dicts))
         if bad >= 0:
-            refuse_reward(functions[0], rewards[: scratch.steps.begin.item(chosen)], bad)
+            _refuse_reward(functions[0], rewards[: scratch.steps.begin.item(chosen)], bad)
         fit.spare = scratch
         return True
 
@@ -631,16 +331,14 @@ class Hindsight:
             if function is not None
         ]
 
-    def _relabelled(self, relabel: Callable[..., Any], ring: Ring, scratch: Scratch, found: int, total: int) -> Arrays:
+    def _relabelled(self, relabel: Callable[..., Any], ring: Ring, scratch: Scratch, chosen: int, total: int) -> Arrays:
         """The fields of each step that ``relabel`` changes, ``[M, ...]``, by path."""
-        obs, per, steps = [path for path in ring.leaves if path[0] == "obs"], scratch.owners(found), scratch.steps
-        fields = arrays_of(ring, steps.now[:total])
-        after = arrays_of(ring, steps.after[:total], obs)
+        obs, per, steps = [path for path in ring.leaves if path[0] == "obs"], scratch.owners(chosen), scratch.steps
+        fields = _arrays_of(ring, steps.now[:total])
+        after = _arrays_of(ring, steps.after[:total], obs)
         fields |= {("next_obs", *path[1:]): x for path, x in after.items()}
-        seen = [arrays_of(ring, places[per], obs) for places in steps.spans]
-        return relabelled(relabel, ring.leaves, fields, *seen)
-
-    # -- without a replay in order ------------------------------------------------------------------------------
+        ends = [_arrays_of(ring, places[per], obs) for places in steps.spans]
+        return _changed_fields(relabel, ring.leaves, fields, *ends)
 
     def copies(self, episode: Mapping[str, Any], k: int = 4, *, seed: int, number: int = 0) -> dict[str, Any]:
         """Relabelled copies of an episode's steps. Append them, after the episode, to a replay without order.
@@ -669,7 +367,275 @@ class Hindsight:
                 "Hindsight.copies: expected k of at least 1 and a strategy of one episode, "
                 f"got k={k!r}, {self.strategy!r}"
             )
-        return copied(
-            episode, self.strategy, k, stream(stream(seed, number), COPIES), relabel=self.relabel,
-            functions=self._goal_functions(), info=self.info, achieved=self.achieved, desired=self.desired,
-        )  # fmt: skip
+        steps = _steps_of(episode, () if self.relabel is not None else (self.achieved, self.desired))
+        at, aim = _goal_steps(self.strategy, len(steps["reward",]), k, stream(stream(seed, number), COPIES))
+        copies = {path: array[at] for path, array in steps.items()}
+        if self.relabel is not None:
+            called: object = "Hindsight(relabel=...)"
+            changed = _changed_copies(self.relabel, steps, copies, at, aim)
+        else:
+            called, changed = "Hindsight's function of reward", Arrays()
+            info: Any = nest(copies)[self.info] if self.info is not None else {}
+            reached, goals = (steps["next_obs", self.achieved][rows] for rows in (at, aim))
+            for function in self._goal_functions():
+                result = function(reached.copy(), goals.copy(), info)
+                changed[function.path] = np.array(result, np.float32 if function.path == REWARD else np.uint8)
+            changed |= {(name, self.desired): goals for name in ("obs", "next_obs")}
+        if REWARD in changed:
+            _refuse_reward(called, changed[REWARD], _first_not_finite(changed[REWARD]))
+        flags = {path: x.view(np.bool_) for path, x in changed.items() if path[0] in ("terminated", "truncated")}
+        return nest({path: array[:, None] for path, array in (copies | changed | flags).items()})
+
+
+class GoalFunction:
+    """A user's function of goals, with checks of its results.
+
+    Args:
+        name: the field that it computes: "reward", "terminated" or "truncated".
+        function: (achieved, desired[, info]) -> ``[M]``.
+        stored: True if a stored field is passed as info.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any], stored: bool) -> None:
+        self.path: Path = (name,)
+        self._kinds = "fiub" if name == "reward" else "b"
+        self._function, self._informed = function, _takes_info(function, stored)
+
+    def __call__(self, achieved: Array, desired: Array, info: Any) -> Array:
+        """The results for M goals, ``[M]``. The function may have written to the goals, and may keep them.
+
+        Rewards may still be NaN or infinite: see :func:`_refuse_reward`.
+
+        Raises:
+            ShapeError: the function did not return one number per step.
+            DTypeError: a flag is not a bool, or a reward not a number.
+        """
+        result = self._function(achieved, desired, info) if self._informed else self._function(achieved, desired)
+        if type(result) is not np.ndarray:
+            result = as_host(result)
+        count, kind = len(achieved), result.dtype.kind
+        if result.shape != (count,):
+            raise ShapeError(
+                f"{self}: expected ({count},), one result for each of the {count} goals, got {result.shape}; it gets "
+                "all goals at once, so compute along the last axis: np.linalg.norm(achieved - desired, axis=-1)"
+            )
+        if kind not in self._kinds:
+            if self._kinds == "b":
+                raise DTypeError(f"{self}: expected bools, got {result.dtype}; return a comparison, or .astype(bool)")
+            raise DTypeError(f"{self}: expected numbers, got {result.dtype}")
+        return result
+
+    def __str__(self) -> str:
+        return f"Hindsight's function of {self.path[0]}"
+
+
+def _takes_info(function: Callable[..., Any], stored: bool) -> bool:
+    """True if a function of goals takes info as its third argument.
+
+    Yes if a field is ``stored`` for it and the function accepts it, or if the function requires it.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some compiled functions have no signature
+        return stored
+    try:
+        signature.bind(*([None] * (3 if stored else 2)))
+    except TypeError:
+        return not stored
+    return stored
+
+
+class GoalBytes:
+    """The offsets of the goals in a ring's rows and in a batch's, their shape and dtype, and the layout of that batch.
+
+    The handle of ``batch`` ends with the entries that :mod:`relive.kernels.reference.windows` lists.
+
+    Args:
+        ring: the ring.
+        achieved: the field with the achieved goal.
+        desired: the field with the desired goal.
+        strategy: the number of the strategy, one of :mod:`relive.kernels.reference.windows`.
+        finished: True if only episodes that are over count.
+    """
+
+    def __init__(self, ring: Ring, achieved: Path, desired: Path, strategy: int, finished: bool) -> None:
+        store, following = ring.store, ("next_obs", *desired[1:])
+        self.batch = BatchLayout(store.groups, store.layout, False, {("relabelled",): Field((), torch.bool)})
+        stored, written = store.layout.offsets, self.batch.offsets
+        self.packed = achieved in stored and desired in written
+        """True if the kernels can read goals and write them into a batch."""
+        field = ring.leaves[achieved] if self.packed else Field((0,), torch.uint8)
+        self.shape, self.dtype, self.nbytes = field.shape, numpy_dtype(field.dtype), field.nbytes
+        places = (stored[achieved], field.nbytes, written[desired], written[following]) if self.packed else (0,) * 4
+        own = *places, written["relabelled",], strategy, finished
+        self.batch.handle = np.array([*self.batch.handle, *own], np.int64)
+        self.spare: Scratch | None = None
+        """Memory that a batch is done with."""
+
+    def scratch(self, count: int, n: int) -> Scratch:
+        """Memory for the steps of a batch. A batch that a function of goals draws gets other memory."""
+        scratch, self.spare = self.spare, None
+        if scratch is None or scratch.size != (count, n):
+            size = count * n
+            which, begin, now, after, used, places, last = (
+                np.empty(length, np.int64) for length in (count, count + 1, size, size, count, count, count)
+            )
+            rewards, flags = np.empty(size, np.float32), np.empty((2, size), np.uint8)
+            spans = np.empty((3, count), np.int64)
+            steps = RelabelledSteps(which, begin, now, after, spans, rewards, flags, used, places, last)
+            results: dict[str, Any] = {"reward": rewards, "terminated": flags[0], "truncated": flags[1]}
+            scratch = Scratch((count, n), steps, kernels.fast().handle_of(steps), results)
+        return scratch
+
+    def as_goals(self, pairs: Any, total: int) -> list[Array]:
+        """The first ``total`` achieved goals and new goals of ``pairs`` ``[2, M, nbytes]``, as arrays of goals."""
+        shape, after = (total, *self.shape), pairs.shape[1] * self.nbytes
+        return [np.ndarray(shape, self.dtype, pairs), np.ndarray(shape, self.dtype, pairs, after)]
+
+
+class Scratch(NamedTuple):
+    """Memory for the steps of relabelled rows."""
+
+    size: tuple[int, int]
+    """B and n."""
+    steps: RelabelledSteps
+    handle: Ints
+    """The addresses of ``steps``, for compiled kernels."""
+    results: dict[str, Array]
+    """The rewards and flags of ``steps`` by the names of their fields."""
+
+    def owners(self, chosen: int) -> Ints:
+        """For each step, the position of its row among the first ``chosen`` relabelled rows."""
+        return np.repeat(np.arange(chosen), np.diff(self.steps.begin[: chosen + 1]))
+
+    def goals(self, ring: Ring, path: Path, chosen: int) -> list[Array]:
+        """The goals achieved after each step, and the new goals, ``[M, ...]``, where kernels cannot read them."""
+        places = self.steps.after[: self.steps.begin[chosen]], self.steps.spans[2][self.owners(chosen)]
+        return [_arrays_of(ring, rows, [path])[path] for rows in places]
+
+
+def _has_numpy_dtype(field: Field) -> bool:
+    """True if NumPy has this dtype, and not only integers of the same bits."""
+    kind = numpy_dtype(field.dtype).kind
+    return kind in "fiub" and (kind == "f") == field.dtype.is_floating_point
+
+
+def _arrays_of(ring: Ring, places: Ints, paths: Iterable[Path] | None = None) -> Arrays:
+    """Fields of rows, as arrays in RAM."""
+    return {path: numpy_view(tensor.cpu()) for path, tensor in ring.take(places, paths).items()}
+
+
+def _info_of(ring: Ring, name: str, places: Ints) -> Any:
+    """The field ``name`` of steps, with the members that it may have."""
+    paths = [path for path in ring.leaves if path[0] == name]
+    return nest(_arrays_of(ring, places, paths))[name]
+
+
+def _write_changed(
+    ring: Ring, fields: dict[Path, Tensor], changed: Arrays, steps: RelabelledSteps, chosen: int
+) -> None:
+    """Write changed fields into the batch: those of each window's first step, and the observation after its last."""
+    begin, used = steps.begin[:chosen], steps.used[:chosen]
+    arrays = [x[used if path[0] == "next_obs" else begin] for path, x in changed.items()]
+    rows, *values = ring.tensors(steps.which[:chosen], *arrays)
+    for path, value in zip(changed, values, strict=True):
+        field = fields[path]
+        field[rows] = value if value.dtype is field.dtype else value.view(field.dtype)
+
+
+def _first_not_finite(rewards: Array) -> int:
+    """The position of the first reward that is NaN or infinite, or -1."""
+    good = np.isfinite(rewards)
+    return -1 if good.all() else int(np.argmin(good))
+
+
+def _refuse_reward(called: object, rewards: Array, at: int) -> None:
+    """Refuse the reward of step ``at``; -1 means that all are good.
+
+    Raises:
+        NotFiniteError: ``at`` is not -1.
+    """
+    if at >= 0:
+        raise NotFiniteError(f"{called}: step {at} of {len(rewards)} has a reward of {rewards[at]}, not a float32")
+
+
+def _changed_fields(
+    function: Callable[..., Any], leaves: Mapping[Path, Field], steps: Arrays, *observations: Arrays
+) -> Arrays:
+    """The fields that a function of whole steps changes: arrays ``[M, ...]`` of the fields' dtypes, by path.
+
+    Raises:
+        FieldError: the function changes a field that does not exist.
+        ShapeError, DTypeError: a changed field does not fit its declaration.
+    """
+    count = len(steps["reward",])
+    nested = [nest({path[1:] or ("",): array for path, array in part.items()}) for part in observations]
+    result = function(nest(steps), *(part.get("", part) for part in nested))
+    if not isinstance(result, Mapping):
+        raise FieldError(f"Hindsight(relabel=...): expected a dict of the fields that change, got {type(result)}")
+    changed: Arrays = {}
+    for path, value in _flat(result).items():
+        name = f"Hindsight(relabel=...), field '{dotted(path)}'"
+        if path not in steps:
+            raise FieldError(unknown_field(path, [dotted(known) for known in steps], "the steps given to relabel"))
+        field = leaves[("obs", *path[1:]) if path[0] == "next_obs" else path]
+        tensor = torch.from_numpy(as_host(value)) if isinstance(value, Tensor) else as_tensor(value, name)
+        if tuple(tensor.shape) != (count, *field.shape):
+            raise ShapeError(
+                f"{name}: expected {(count, *field.shape)}, a row for each step, got {tuple(tensor.shape)}"
+            )
+        if tensor.dtype is not field.dtype:
+            check_castable(tensor, field.dtype, name)
+            tensor = tensor.to(field.dtype)
+        changed[path] = numpy_view(tensor)
+    return changed
+
+
+def _flat(tree: Any, at: Path = ()) -> dict[Path, Any]:
+    """The leaves of nested mappings and tuples, by path."""
+    if isinstance(tree, tuple):
+        tree = {str(i): member for i, member in enumerate(cast("tuple[Any, ...]", tree))}
+    if not isinstance(tree, Mapping):
+        return {at: tree}
+    members = cast("Mapping[str, Any]", tree).items()
+    return {path: leaf for name, member in members for path, leaf in _flat(member, (*at, name)).items()}
+
+
+def _steps_of(episode: Mapping[str, Any], members: Sequence[str]) -> Arrays:
+    """The fields of an episode by path, ``[T, ...]``. Its observations must have these members."""
+    steps = {path: as_host(value) for path, value in _flat(dict(episode)).items()}
+    wanted: list[Path] = [("reward",), ("terminated",), ("truncated",)]
+    wanted += [(name, member) for name in ("obs", "next_obs") for member in members]
+    wanted += [("next_obs", *path[1:]) for path in steps if path[0] == "obs"]
+    missing = [dotted(path) for path in wanted if path not in steps]
+    if missing:
+        raise FieldError(f"Hindsight.copies: the episode lacks {', '.join(missing)}; pass every field of its steps")
+    shapes = {array.shape[:2] for array in steps.values()}
+    if len(shapes) != 1 or any(len(shape) < 2 or shape[0] < 1 or shape[1] != 1 for shape in shapes):
+        raise ShapeError(f"Hindsight.copies: expected (steps, 1) in front of every field, got {sorted(shapes)}")
+    return {path: array[:, 0] for path, array in steps.items()}
+
+
+def _goal_steps(strategy: str, count: int, k: int, key: int) -> tuple[Ints, Ints]:
+    """Choose goals for ``k`` copies of each of an episode's ``count`` steps, by a strategy of one episode.
+
+    Returns:
+        for each copy, the step that it copies and the step after which its goal was achieved, int64 each. With "past"
+        the first step has no copies.
+    """
+    at, draws = np.repeat(np.arange(count), k), np.empty(count * k)
+    kernels.fast().uniforms(np.uint64(key), draws)
+    low, high = {"future": (at, count), "final": (count - 1, count), "episode": (0, count), "past": (0, at)}[strategy]
+    aim = np.asarray(low + (draws * (high - low)).astype(np.int64))
+    some = np.broadcast_to(high - low > 0, at.shape)
+    return at[some], aim[some]
+
+
+def _changed_copies(relabel: Callable[..., Any], steps: Arrays, copies: Arrays, at: Any, aim: Any) -> Arrays:
+    """The fields of the copies that a function of whole steps changes, with goals after the steps ``aim``."""
+    fields = {path: Field(array.shape[1:], torch.from_numpy(array[:0]).dtype) for path, array in steps.items()}
+    after = {("obs", *path[1:]): array for path, array in steps.items() if path[0] == "next_obs"}
+    first = {path: array[at * 0] for path, array in steps.items() if path[0] == "obs"}
+    last = at * 0 + len(steps["reward",]) - 1
+    observations = first, *({path: x[rows] for path, x in after.items()} for rows in (last, aim))
+    return _changed_fields(relabel, fields, copies, *observations)

@@ -105,7 +105,7 @@ class Sequence:
     time_first: bool = True
     weigh: Weigh = "windows"
     last: tuple[str, ...] = ()
-    _kept: WeakKeyDictionary[Ring, Sequences] = field(
+    _readers: WeakKeyDictionary[Ring, Sequences] = field(
         default_factory=WeakKeyDictionary["Ring", "Sequences"], init=False, repr=False, compare=False
     )
 
@@ -147,7 +147,7 @@ class Sequence:
         return self._sequences(ring).read(ring, places, self.gamma)
 
     def batch_of(self, ring: Ring) -> Sequences | None:
-        """See :class:`relive.views.contract.DirectReader`."""
+        """The layout of a fused batch; None if only :meth:`read` can make it."""
         if ring.rule != self.rule:
             return None
         try:
@@ -156,23 +156,23 @@ class Sequence:
             return None
         return None if sequences.tabled else sequences
 
-    def sample(self, direct: Ints, ring: Ring, draw: Draw, count: int, rows: Tensor, found: Any) -> bool:
-        """See :class:`relive.views.contract.DirectReader`."""
+    def sample(self, direct: Ints, ring: Ring, draw: Draw, count: int, rows: Tensor, dicts: Any) -> bool:
+        """Draw and read a batch in one compiled call (:class:`relive.views.contract.FusedView`)."""
         store: Any = ring.store  # in RAM: no other has such batches
-        sequences = self._kept[ring]
+        sequences = self._readers[ring]
         steps, states = store.memory(sequences.shape(count)), store.memory((count * sequences.state_bytes,))
         return kernels.fast().sample_sequences(
-            direct, draw, float(self.gamma), id(rows), id(steps), id(states), id(found)
+            direct, draw, float(self.gamma), id(rows), id(steps), id(states), id(dicts)
         )
 
     def _sequences(self, ring: Ring) -> Sequences:
-        """What reads the ring's windows; kept until a parameter changes.
+        """The reader of the ring's windows; kept until a parameter changes.
 
         Raises:
             SchemaError: the schema has a field with a name that batches use, or lacks a field that ``last`` names.
         """
         cut = _cut(self.length, self.burn_in, self.n, self.time_first, tuple(self.last))
-        sequences = self._kept.get(ring)
+        sequences = self._readers.get(ring)
         if sequences is None or sequences.cut != cut:
-            sequences = self._kept[ring] = Sequences(ring, cut)
+            sequences = self._readers[ring] = Sequences(ring, cut)
         return sequences

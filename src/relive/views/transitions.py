@@ -65,14 +65,14 @@ class NStep:
         return ring.read(self.plan(ring, places))
 
     def batch_of(self, ring: Ring) -> BatchLayout | None:
-        """See :class:`relive.views.contract.DirectReader`."""
+        """The layout of a fused batch; None if only :meth:`read` can make it."""
         if type(self) is not NStep or self.each_reward is not None:  # a user's own kind reads in its own way
             return None
         return None if self.n > 1 and ring.alone and not ring.linked else ring.store.batch
 
-    def sample(self, direct: Ints, ring: Ring, draw: Draw, count: int, rows: Tensor, found: Any) -> bool:
-        """See :class:`relive.views.contract.DirectReader`."""
-        return kernels.fast().sample_windows(direct, draw, self.n, float(self.gamma), id(rows), id(found))
+    def sample(self, direct: Ints, ring: Ring, draw: Draw, count: int, rows: Tensor, dicts: Any) -> bool:
+        """Draw and read a batch in one compiled call (:class:`relive.views.contract.FusedView`)."""
+        return kernels.fast().sample_windows(direct, draw, self.n, float(self.gamma), id(rows), id(dicts))
 
     def plan(self, ring: Ring, places: Ints) -> Plan:
         """The windows that start at ``places``, before they are read.

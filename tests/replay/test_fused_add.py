@@ -18,7 +18,7 @@ from relive.kernels import cpu, reference
 from relive.kernels.step_table import ASKED, KIND
 from relive.kernels.tables import UNFIT, DirectStep, RingArrays, StagedRows
 from relive.memory.copier import StepCopier
-from relive.replay.reader import DirectAdd
+from relive.replay.writer import FusedAdd
 from relive.ring import Ring
 from replays import FLAGS, random_plays
 from twins import SAMPLERS, UNEVEN, Twin, contents, mapped, uneven
@@ -58,7 +58,7 @@ def given(twin: Twin, kinds: str) -> dict[str, Any]:
 @pytest.fixture
 def the_long_way(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Make replays that are made from now on check and store each part of a step by itself."""
-    return lambda: monkeypatch.setattr(DirectAdd, "suits", staticmethod(lambda ring, staging: False))
+    return lambda: monkeypatch.setattr(FusedAdd, "suits", staticmethod(lambda ring, staging: False))
 
 
 @pytest.mark.parametrize("short", [True, False])
@@ -66,7 +66,7 @@ def the_long_way(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def test_one_call_stores_the_bytes_that_the_long_way_stores(
     kind: str, short: bool, the_long_way: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relive.replay.reader.SHORT", 2**16 if short else 0)  # long steps are copied without the GIL
+    monkeypatch.setattr("relive.replay.writer.SHORT", 2**16 if short else 0)  # long steps are copied without the GIL
     one = replay(kind)
     plays = random_plays(len(kind), 2, 40)
     steps = [given(one, kinds) for kinds in plays]
@@ -74,15 +74,15 @@ def test_one_call_stores_the_bytes_that_the_long_way_stores(
     forms = [mapped(ways[t // 7 % 4], step) for t, step in enumerate(steps)]
     for step in forms:
         one.buffer.add(**step)
-    assert [direct is None for direct in inside.direct(inside.writer(one.buffer))] == [False, one.buffer.own_next_obs]
+    assert [direct is None for direct in inside.fused(inside.writer(one.buffer))] == [False, one.buffer.own_next_obs]
     assert all(
-        direct is None or inside.step(direct).hold == short for direct in inside.direct(inside.writer(one.buffer))
+        direct is None or inside.step(direct).hold == short for direct in inside.fused(inside.writer(one.buffer))
     )
     the_long_way()
     other = replay(kind)
     for step in forms:
         other.buffer.add(**step)
-    assert inside.direct(inside.writer(other.buffer)) == [None, None]
+    assert inside.fused(inside.writer(other.buffer)) == [None, None]
     assert contents(one.buffer) == contents(other.buffer)
     assert one.buffer.stats() == other.buffer.stats()
     one.buffer.check()
@@ -123,7 +123,7 @@ def test_the_rule_of_what_can_be_drawn_may_change_between_two_steps(the_long_way
 
 def test_there_is_room_for_all_events_of_a_new_rule() -> None:
     twin = Twin(1, 40, sampler=Prioritized()).play(*"......")
-    direct = inside.direct(inside.writer(twin.buffer))[False]
+    direct = inside.fused(inside.writer(twin.buffer))[False]
     assert direct is not None
     before = len(inside.adding(direct).where)
     twin.buffer.view = SequenceView(2, 5, "max", 1, 0.5)

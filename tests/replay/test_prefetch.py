@@ -23,7 +23,7 @@ from relive import Field, FrameStack, NStep, Prioritized, Recent, ReplayBuffer, 
 from relive.kernels import cpu, reference
 from relive.kernels.reference.priorities import key as stream
 from relive.memory.mapped import PATIENCE, LookAhead, can_look_ahead
-from relive.samplers.recent import guess
+from relive.replay.reader import likely_places
 
 pytestmark = pytest.mark.skipif(not can_look_ahead(), reason="this system takes no advice")
 
@@ -99,19 +99,19 @@ def test_batches_are_those_of_a_replay_in_memory(sampler: str, view: str, tmp_pa
 def test_a_guess_is_what_is_drawn_if_nothing_comes_between(name: str, length: int) -> None:
     view = NStep(1) if length == 1 else relive.Sequence(length)
     replay = ReplayBuffer(SCHEMA, 120, 2, sampler=SAMPLERS[name](), view=view, check_ends=False, seed=0)
-    assert guess(inside.sampler(replay), inside.ring(replay), 4, 1, 1, 1) is None
+    assert likely_places(inside.sampler(replay), inside.ring(replay), 4, 1, 1, 1) is None
     for number in range(100):
         replay.add(step(number))
     if name == "prioritized":
         rate(replay, replay.sample(6))
     if name == "recent" and length > 1:
-        assert guess(inside.sampler(replay), inside.ring(replay), 6, 1, 1, 2) is None
+        assert likely_places(inside.sampler(replay), inside.ring(replay), 6, 1, 1, 2) is None
         return
     right = total = 0
     for update in (1, 2) * 6:
         key = stream(0, inside.progress(replay).draws)
         before = inside.sampler(replay).draw_state()
-        guessed = guess(inside.sampler(replay), inside.ring(replay), 6, key, update, 2)
+        guessed = likely_places(inside.sampler(replay), inside.ring(replay), 6, key, update, 2)
         assert np.array_equal(inside.sampler(replay).draw_state(), before)
         drawn, _ = inside.sampler(replay).draw(6, key, update, 2)
         inside.progress(replay).draws += 1
@@ -187,12 +187,12 @@ def test_a_replay_that_looked_ahead_is_free_at_once(how: str, tmp_path: Path) ->
 
 
 def test_it_looks_ahead_only_while_rows_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert inside.coming(ReplayBuffer(SCHEMA, 60, 2)) is None
+    assert inside.prefetch(ReplayBuffer(SCHEMA, 60, 2)) is None
     with ReplayBuffer.open(tmp_path / "r", SCHEMA, 60, 2, check_ends=False, seed=0) as replay:
         for number in range(40):
             replay.add(step(number))
         keeper: Any = inside.ring(replay).store.keeper
-        coming = inside.coming(replay)
+        coming = inside.prefetch(replay)
         assert coming is not None
         ask = coming.ahead.ask
         replay.sample(4)
@@ -224,7 +224,7 @@ def test_the_first_look_after_a_pause_does_not_ask_for_all_that_came_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ReplayBuffer.open(tmp_path / "r", SCHEMA, 4000, 2, check_ends=False, seed=0) as replay:
-        coming, most = inside.coming(replay), list[int]()
+        coming, most = inside.prefetch(replay), list[int]()
         assert coming is not None
         monkeypatch.setattr(coming, "_written", lambda: (np.empty(0, np.int64),) * 2)
         monkeypatch.setattr(coming.ahead, "ask", lambda begins, ends: most.append(int((ends - begins).max())))
@@ -239,7 +239,7 @@ def test_the_first_look_after_a_pause_does_not_ask_for_all_that_came_meanwhile(
 
 def test_few_rows_are_asked_for_before_they_are_overwritten_if_they_are_large(tmp_path: Path) -> None:
     with ReplayBuffer.open(tmp_path / "r", IMAGES, 4000, 2, view=FrameStack(3), check_ends=False, seed=0) as replay:
-        assert inside.coming(replay) is not None
-        begins, ends = inside.written(inside.coming(replay))()
+        assert inside.prefetch(replay) is not None
+        begins, ends = inside.written(inside.prefetch(replay))()
         assert len(begins) == 2
         assert 1600 * (ends - begins).max() <= 2 * 2**16

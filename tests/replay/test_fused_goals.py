@@ -91,7 +91,7 @@ def test_after_a_batch_that_is_broken_off_anywhere_the_next_ones_are_those_of_th
     while broken_off(lambda: buffer.sample(5), at):
         at += often(2, 1)
         other = copy.deepcopy(buffer)
-        other._direct = None
+        inside.take_the_long_way(other)
         if at % 3 == 0:
             buffer.sampler.alpha = other.sampler.alpha = at / 99  # new priorities: all is made ready again
         assert_same([facts(buffer.sample(5)), state(buffer)], [facts(other.sample(5)), state(other)])
@@ -113,11 +113,9 @@ def test_a_function_of_goals_may_use_the_replay_and_draw_from_it(within: str) ->
             nonlocal depth
             depth += 1
             buffer = world.buffer
-            before = (
-                inside.direct(buffer)
-                and inside.ready(inside.direct(buffer))
-                and weakref.ref(inside.ready(inside.direct(buffer)).batch.table)
-            )
+            tables = inside.fused(inside.reader(buffer))
+            before = tables and weakref.ref(tables.batch.table)
+            del tables
             if depth < 3:
                 if within == "seed":
                     buffer.seed = depth

@@ -150,7 +150,7 @@ def test_both_twins_draw_and_stack_the_same_frames(view: str, kind: str, weighed
     buffer, store = world.buffer, inside.ring(world.buffer).store
     buffer.sample(3)
     ready, weights = (
-        inside.ready(inside.direct(buffer)),
+        inside.fused(inside.reader(buffer)),
         {"weights": inside.bound(buffer.sampler)().memory} if weighed else {},
     )
     plain = ready.batch._replace(ring=inside.ring(buffer).arrays, **weights)
@@ -206,7 +206,7 @@ def test_no_byte_outside_of_frames_and_stacks_is_read_or_written() -> None:
 def test_other_threads_run_while_frames_are_copied() -> None:
     buffer = filled("large", view=FrameStack(4))
     buffer.sample(2)
-    ready, count = inside.ready(inside.direct(buffer)), 400
+    ready, count = inside.fused(inside.reader(buffer)), 400
     rows, memory = (
         torch.zeros(count, ready.parts.rows.nbytes, dtype=torch.uint8),
         inside.ring(buffer).store.stack_memory(8 * count),

@@ -20,7 +20,7 @@ from relive.errors import EmptyError, SchemaError
 from relive.kernels import cpu, reference
 from relive.kernels.tensor_calls import tensor_calls
 from relive.memory.keeper import SMALL
-from relive.replay import reader as direct
+from relive.replay import reader
 from relive.replay.reader import Reader
 from replays import FLAGS
 
@@ -112,7 +112,7 @@ LONG: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("why", LONG)
 def test_all_else_is_read_in_several_calls(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "bytes" in why:
-        monkeypatch.setattr(direct, "LONG", 48)
+        monkeypatch.setattr(reader, "LONG", 48)
     buffer = LONG[why]()
     monkeypatch.setattr(SequenceMembers, "batch", refuse)
     assert buffer.sample(7).num_sequences == 7
@@ -146,7 +146,8 @@ def test_a_field_of_a_name_that_batches_use_is_refused_as_on_the_long_way() -> N
         schema = Schema({"obs": (3,), "start": (), "reward": (), **FLAGS})
         buffer: Any = ReplayBuffer(schema, 9, check_ends=False, seed=0)
         buffer.view = Sequence(3)
-        buffer._direct = None if long else inside.direct(buffer)
+        if long:
+            inside.take_the_long_way(buffer)
         for _ in range(5):
             buffer.add(obs=np.zeros((1, 3), "f4"), start=[0.0], reward=[0.0], terminated=[False], truncated=[False])
         with pytest.raises(SchemaError, match="'start'") as caught:
@@ -162,11 +163,11 @@ def test_a_field_of_a_name_that_batches_use_is_refused_as_on_the_long_way() -> N
 def test_both_twins_draw_and_read_the_same_sequences(kind: str, view: str, sampler: str) -> None:
     buffer = filled(kind, view=VIEWS[view](), sampler=SAMPLERS[sampler]())
     buffer.sample(3)
-    weighed, ready, store = sampler != "uniform", inside.ready(inside.direct(buffer)), inside.ring(buffer).store
+    weighed, ready, store = sampler != "uniform", inside.fused(inside.reader(buffer)), inside.ring(buffer).store
     memory = {"weights": inside.bound(buffer.sampler)().memory} if weighed else {}
     plain, cut = (
         ready.batch._replace(ring=inside.ring(buffer).arrays, **memory),
-        inside.kept(buffer.view)[inside.ring(buffer)],
+        inside.readers(buffer.view)[inside.ring(buffer)],
     )
     for count in (1, 2, 9, 30):
         found = []
@@ -195,9 +196,9 @@ def test_both_twins_draw_and_read_the_same_sequences(kind: str, view: str, sampl
 def test_other_threads_run_while_sequences_are_read() -> None:
     buffer = filled("flat", view=Sequence(20, 10))
     buffer.sample(2)
-    ready, count = inside.ready(inside.direct(buffer)), 400
+    ready, count = inside.fused(inside.reader(buffer)), 400
     rows = torch.zeros(count, ready.parts.rows.nbytes, dtype=torch.uint8)
-    store, cut = inside.ring(buffer).store, inside.kept(buffer.view)[inside.ring(buffer)]
+    store, cut = inside.ring(buffer).store, inside.readers(buffer.view)[inside.ring(buffer)]
     steps, states = store.memory(cut.shape(count)), store.memory((0,))
 
     def work(number: int) -> Any:

@@ -22,7 +22,7 @@ from relive.batches import Members
 from relive.errors import SchemaError
 from relive.kernels.tensor_calls import tensor_calls
 from relive.memory.device import DeviceRows
-from relive.replay import reader as direct
+from relive.replay import reader
 from relive.replay.reader import Reader
 from replays import FLAGS
 from twins import SAMPLERS
@@ -201,16 +201,20 @@ def test_workers_of_a_data_loader_draw_the_long_way(goals: str | None, monkeypat
 
 def test_a_batch_of_many_bytes_lets_other_threads_run(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = (filled() for _ in range(2))
-    monkeypatch.setattr(direct, "LONG", 10 * inside.ready(inside.direct(small)).parts.rows.nbytes)
-    made = [inside.direct(small).sample(small.view, count, 1, 1) for count in (10, 11)]
-    assert [batch is None for batch in made] == [False, True]
-    large._direct = None
-    assert_same([facts(made[0]), state(small)], [facts(large.sample(10)), state(large)])
+    monkeypatch.setattr(reader, "LONG", 10 * inside.fused(inside.reader(small)).parts.rows.nbytes)
+    fused, make = list[int](), Members.batch
+    monkeypatch.setattr(Members, "batch", lambda self, dicts, count: fused.append(count) or make(self, dicts, count))
+    made = [small.sample(count) for count in (10, 11)]
+    assert fused == [10]
+    inside.take_the_long_way(large)
+    again = [large.sample(count) for count in (10, 11)]
+    assert fused == [10]
+    assert_same([*map(facts, made), state(small)], [*map(facts, again), state(large)])
 
 
 def test_where_torch_lacks_the_functions_the_long_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "tensor_calls", lambda: None)
-    assert inside.direct(filled()) is None
+    monkeypatch.setattr(reader, "tensor_calls", lambda: None)
+    assert inside.calls(inside.reader(filled())) is None
 
 
 MODES: dict[str, Callable[[], Any]] = {
