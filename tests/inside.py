@@ -9,8 +9,8 @@ def accepted(owner: Any) -> Any:
     return owner._accepted
 
 
-def add(owner: Any) -> Any:
-    return owner._add
+def add_checked(owner: Any) -> Any:
+    return owner._add_checked
 
 
 def adding(owner: Any) -> Any:
@@ -27,10 +27,6 @@ def aside(owner: Any) -> Any:
 
 def ask(owner: Any) -> Any:
     return owner._ask
-
-
-def batch_of(owner: Any) -> Any:
-    return owner._batch_of
 
 
 def bells(owner: Any) -> Any:
@@ -77,8 +73,8 @@ def end(owner: Any) -> Any:
     return owner._end
 
 
-def episodes(owner: Any) -> Any:
-    return owner._episodes
+def ended_now(owner: Any) -> Any:
+    return owner._ended_now
 
 
 def errors(owner: Any) -> Any:
@@ -97,6 +93,14 @@ def fitted(owner: Any) -> Any:
     return owner._fitted
 
 
+def flags(owner: Any) -> Any:
+    return owner._flags
+
+
+def form_of(owner: Any) -> Any:
+    return owner._form_of
+
+
 def free_in_groups(owner: Any) -> Any:
     return owner._free_in_groups
 
@@ -111,6 +115,10 @@ def futex(owner: Any) -> Any:
 
 def group(owner: Any) -> Any:
     return owner._group
+
+
+def has_last(owner: Any) -> Any:
+    return owner._has_last
 
 
 def held(owner: Any) -> Any:
@@ -267,10 +275,6 @@ def snapshot(owner: Any) -> Any:
 
 def space(owner: Any) -> Any:
     return owner._space
-
-
-def states(owner: Any) -> Any:
-    return owner._states
 
 
 def step(owner: Any) -> Any:

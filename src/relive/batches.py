@@ -1,4 +1,4 @@
-"""The forms of a batch: TensorDicts and padded sequences."""
+"""The forms of a batch: TensorDicts, padded sequences and tables of pandas."""
 
 from __future__ import annotations
 
@@ -42,38 +42,6 @@ __all__ = [
 ]
 
 
-def swap_layers(state: Tensor) -> Tensor:
-    """Swap ``[N, layers, ...]``, as stored, and ``[layers, N, ...]``, as torch expects; ``[N, size]`` is unchanged."""
-    return state.transpose(0, 1) if state.dim() > 2 else state
-
-
-def state_part(state: Tensor, low: int, high: int) -> Tensor:
-    """The states of sequences ``low`` to ``high - 1`` of a batch; a copy if there are layers, as torch expects."""
-    return state[:, low:high].contiguous() if state.dim() > 2 else state[low:high]
-
-
-def joined_states(*states: Tensor) -> Tensor:
-    """States ``[layers, B, size]`` or ``[B, size]`` of several batches, one after another along B."""
-    return torch.cat(states, 1 if states[0].dim() > 2 else 0)
-
-
-def blank_state(state: Tensor, count: int) -> Tensor:
-    """Zeros for the states of ``count`` sequences, with the layers and sizes of these."""
-    return state.new_zeros((state.shape[0], count, *state.shape[2:]) if state.dim() > 2 else (count, *state.shape[1:]))
-
-
-@cache
-def _tensordict() -> tuple[Any, dict[str, Any]]:
-    """What makes a TensorDict, and its options."""
-    # importing tensordict takes as long as importing torch, so the first batch does it
-    from tensordict import TensorDict
-
-    # The shapes are known to fit. Checking them again takes eight times as long as the rest, and a fifth of the time
-    # of a small batch. The constructor without checks has no public name. It need not look for dicts among the members.
-    make: Any = getattr(TensorDict, "_new_unsafe", TensorDict)
-    return make, {"nested": False} if "nested" in signature(make).parameters else {}
-
-
 def as_tensordict(
     leaves: Mapping[Path, Tensor], batch_size: Sequence[int], device: torch.device | None = None
 ) -> TensorDict:
@@ -93,38 +61,16 @@ def as_tensordict(
     return make(tree, size, device, **options)
 
 
-class Members:
-    """The dicts of a nested TensorDict, which compiled code fills: the first has the fields, the others its branches.
+@cache
+def _tensordict() -> tuple[Any, dict[str, Any]]:
+    """The function that makes a TensorDict, and its options."""
+    # importing tensordict takes as long as importing torch, so the first batch does it
+    from tensordict import TensorDict
 
-    Args:
-        paths: the fields in their order, each a name, or a branch and a name.
-    """
-
-    def __init__(self, paths: Iterable[Path]) -> None:
-        places = [*paths]
-        self._branches = tuple(dict.fromkeys(path[0] for path in places if len(path) > 1))
-        self._fields: dict[str, Any] = dict.fromkeys(path[0] for path in places)
-        inner = [[path[1] for path in places if len(path) > 1 and path[0] == name] for name in self._branches]
-        self._members: list[dict[str, Any]] = [dict.fromkeys(names) for names in inner]
-        self.into = {path: self._branches.index(path[0]) + 1 if len(path) > 1 else 0 for path in places}
-        """Which dict has a field. There its name is the last of its path."""
-
-    @staticmethod
-    def suit(paths: Iterable[Path]) -> bool:
-        """Whether no field is nested more deeply."""
-        return all(len(path) <= 2 for path in paths)
-
-    def empty(self) -> tuple[dict[str, Any], ...]:
-        """New dicts. They have their names already, so that these stay in order."""
-        return self._fields.copy(), *map(dict, self._members)
-
-    def batch(self, found: tuple[dict[str, Any], ...], count: int) -> TensorDict:
-        """The TensorDict of these dicts, which are full."""
-        size, (make, options) = torch.Size((count,)), _tensordict()
-        fields = found[0]
-        for name, members in zip(self._branches, found[1:], strict=True):
-            fields[name] = make(members, size, None, **options)
-        return make(fields, size, None, **options)
+    # The shapes are known to fit. Checking them again takes eight times as long as the rest, and a fifth of the time
+    # of a small batch. The constructor without checks has no public name. It need not look for dicts among the members.
+    make: Any = getattr(TensorDict, "_new_unsafe", TensorDict)
+    return make, {"nested": False} if "nested" in signature(make).parameters else {}
 
 
 def _tree(leaves: Mapping[Path, Tensor], size: torch.Size, device: torch.device | None) -> dict[str, Any]:
@@ -141,6 +87,40 @@ def _tree(leaves: Mapping[Path, Tensor], size: torch.Size, device: torch.device 
     for name, members in branches.items():
         tree[name] = as_tensordict(members, size, device)
     return tree
+
+
+class Members:
+    """The dicts of a nested TensorDict, which compiled code fills: the first has the fields, the others its branches.
+
+    Args:
+        paths: the fields in their order, each a name, or a branch and a name.
+    """
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        places = [*paths]
+        self._branches = tuple(dict.fromkeys(path[0] for path in places if len(path) > 1))
+        self._fields: dict[str, Any] = dict.fromkeys(path[0] for path in places)
+        inner = [[path[1] for path in places if len(path) > 1 and path[0] == name] for name in self._branches]
+        self._members: list[dict[str, Any]] = [dict.fromkeys(names) for names in inner]
+        self.into = {path: self._branches.index(path[0]) + 1 if len(path) > 1 else 0 for path in places}
+        """The number of the dict that has each field; its name there is the last of its path."""
+
+    @staticmethod
+    def suit(paths: Iterable[Path]) -> bool:
+        """True if no field is nested more than once."""
+        return all(len(path) <= 2 for path in paths)
+
+    def empty(self) -> tuple[dict[str, Any], ...]:
+        """New dicts. They have their names already, so that these stay in order."""
+        return self._fields.copy(), *map(dict, self._members)
+
+    def batch(self, dicts: tuple[dict[str, Any], ...], count: int) -> TensorDict:
+        """The TensorDict of these dicts, which are full."""
+        size, (make, options) = torch.Size((count,)), _tensordict()
+        fields = dicts[0]
+        for name, members in zip(self._branches, dicts[1:], strict=True):
+            fields[name] = make(members, size, None, **options)
+        return make(fields, size, None, **options)
 
 
 Overlap = Literal["none", "half", "max"] | int
@@ -223,7 +203,7 @@ class SequenceBatch(Mapping[str, Any]):
 
     @property
     def parts(self) -> tuple[Mapping[Path, Tensor], Mapping[str, Tensor], Any]:
-        """The columns by path, the facts by name and the states: what the constructor takes, without a copy."""
+        """The arguments of the constructor, uncopied: the columns by path, the facts by name and the states."""
         return self._leaves, self._facts, self._hidden
 
     # -- a mapping ----------------------------------------------------------------------------------------------
@@ -251,10 +231,10 @@ class SequenceBatch(Mapping[str, Any]):
             raise FieldError(f"a field's name is text, such as 'obs', got {name!r:.200}") from error
 
     def _member(self, path: Path) -> Any:
-        """What is at a path such as ``("obs", "camera")``; members of a tuple are named "0", "1", ... as in a schema.
+        """The member at a path such as ``("obs", "camera")``; those of a tuple are named "0", "1", ... as in a schema.
 
         Raises:
-            FieldError: nothing is.
+            FieldError: there is none.
         """
         if not path or not all(isinstance(cast("object", key), str) for key in path):
             raise FieldError(f"a member's path is names, such as ('obs', 'camera'), got {path!r:.200}")
@@ -347,7 +327,7 @@ class SequenceBatch(Mapping[str, Any]):
         return torch.where(known, values.gather(time, index), 0)
 
     def to(self, device: str | torch.device) -> SequenceBatch:
-        """The same batch on another device.
+        """This batch on another device.
 
         Raises:
             ParameterError: there is no such device, or it cannot be used here.
@@ -367,7 +347,7 @@ class SequenceBatch(Mapping[str, Any]):
         return SequenceBatch(leaves, facts, hidden, time_first=self.time_first)
 
     def changed(self, leaves: Mapping[Path, Tensor], facts: Mapping[str, Tensor]) -> SequenceBatch:
-        """The same batch with other or further ``leaves`` ``[L, B, ...]`` and ``facts`` ``[B]``."""
+        """This batch with other or further ``leaves`` ``[L, B, ...]`` and ``facts`` ``[B]``."""
         all_leaves, all_facts = {**self._leaves, **leaves}, {**self._facts, **facts}
         return SequenceBatch(all_leaves, all_facts, self._hidden, time_first=self.time_first)
 
@@ -421,7 +401,7 @@ def _shape_of(values: Any) -> tuple[int, ...]:
     """The shape of a tensor.
 
     Raises:
-        DTypeError: it is none.
+        DTypeError: it is no tensor.
     """
     if not isinstance(values, Tensor):
         raise DTypeError(f"expected a torch.Tensor, got a {type(values).__name__}; pass torch.as_tensor(...)")
@@ -435,7 +415,7 @@ class SequenceMembers:
         leaves: the columns in their order.
         facts: the facts.
         states: the recurrent states.
-        hidden: makes ``seq["hidden"]``, given what looks a state up.
+        hidden: makes ``seq["hidden"]``, given a function that looks a state up.
         time_first: of the batch.
     """
 
@@ -456,9 +436,9 @@ class SequenceMembers:
         """New dicts. They have their names already, so that these stay in order."""
         return self._leaves.copy(), self._facts.copy(), self._states.copy()
 
-    def batch(self, found: tuple[dict[Any, Any], ...], count: int) -> SequenceBatch:
+    def batch(self, dicts: tuple[dict[Any, Any], ...], count: int) -> SequenceBatch:
         """The batch of these dicts, which are full."""
-        leaves, facts, states = found
+        leaves, facts, states = dicts
         hidden = self._hidden(states.__getitem__) if states else None
         return SequenceBatch(leaves, facts, hidden, time_first=self._time_first)
 
@@ -482,6 +462,26 @@ class EnvBatch:
     """``[T, B, ...]``."""
     sequences: SequenceBatch
     """``[T, K, ...]``: the trajectories of the first env in order of time, then those of the next."""
+
+
+def swap_layers(state: Tensor) -> Tensor:
+    """Swap ``[N, layers, ...]``, as stored, and ``[layers, N, ...]``, as torch expects; ``[N, size]`` is unchanged."""
+    return state.transpose(0, 1) if state.dim() > 2 else state
+
+
+def state_part(state: Tensor, low: int, high: int) -> Tensor:
+    """The states of sequences ``low`` to ``high - 1`` of a batch; a copy if there are layers, as torch expects."""
+    return state[:, low:high].contiguous() if state.dim() > 2 else state[low:high]
+
+
+def joined_states(*states: Tensor) -> Tensor:
+    """States ``[layers, B, size]`` or ``[B, size]`` of several batches, one after another along B."""
+    return torch.cat(states, 1 if states[0].dim() > 2 else 0)
+
+
+def blank_state(state: Tensor, count: int) -> Tensor:
+    """Zeros for the states of ``count`` sequences, with the layers and sizes of these."""
+    return state.new_zeros((state.shape[0], count, *state.shape[2:]) if state.dim() > 2 else (count, *state.shape[1:]))
 
 
 WIDE = 64

@@ -45,7 +45,7 @@ __all__ = [
 
 
 EPS = 1e-8
-"""What is added to standard deviations."""
+"""Added to standard deviations, so that equal numbers are not divided by 0."""
 
 PER_RULE = one_of("step", "episode")
 """The rule for ``per`` of :func:`group_advantage`."""
@@ -225,16 +225,6 @@ def group_advantage(
     return torch.where(counted, advantage, 0.0).to(ret.dtype), ret, counted
 
 
-def _of_episodes(ret: Tensor, done: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """The first step of each episode, and every real step with the return of its episode's first, ``[T, N]``."""
-    before = torch.zeros_like(done)
-    before[1:] = real[:-1] & ~done[:-1]  # whether the step before belongs to the same episode
-    start = real & ~before
-    row = torch.arange(len(ret), device=ret.device).unsqueeze(1)
-    first = torch.where(start, row, 0).cummax(0).values
-    return start, torch.where(real, ret.gather(0, first), 0.0)
-
-
 def normalize(x: Tensor, mask: Tensor | None = None, eps: float = EPS) -> Tensor:
     """(x - mean) / (std + eps) over the entries with ``mask`` True; 0 elsewhere.
 
@@ -254,121 +244,13 @@ def normalize(x: Tensor, mask: Tensor | None = None, eps: float = EPS) -> Tensor
 
 
 def scaled(x: Tensor, mask: Tensor | None = None, eps: float = EPS) -> Tensor:
-    """What :func:`normalize` gives, for arguments that fit: for columns of a rollout."""
+    """Normalise a column of a rollout as :func:`normalize` does, without its checks."""
     wide = x.double()  # in float32 the mean of equal numbers is not exact, and a small eps would magnify the error
     if mask is None:
         std = wide.std() if x.numel() > 1 else 0.0
         return ((wide - wide.mean()) / (std + eps)).to(x.dtype)
     centred, variance = _moments(wide, mask, tuple(range(x.dim())), 1)
     return (torch.where(mask, centred, 0.0) / (variance.sqrt() + eps)).to(x.dtype)
-
-
-def _moments(x: Tensor, entries: Tensor, axes: tuple[int, ...], fewer: int) -> tuple[Tensor, Tensor]:
-    """``x`` minus the mean of its entries along ``axes``, and their variance.
-
-    Args:
-        x: float64.
-        entries: bool, the numbers that count; a group without any has the mean 0 and the variance 0.
-        axes: the axes that are reduced; they stay, with size 1.
-        fewer: by how much the variance has fewer degrees of freedom than entries.
-    """
-    count = entries.sum(axes, keepdim=True)
-    mean = torch.where(entries, x, 0.0).sum(axes, keepdim=True) / count.clamp(min=1)
-    centred = x - mean
-    squares = torch.where(entries, centred, 0.0).square().sum(axes, keepdim=True)
-    return centred, squares / (count - fewer).clamp(min=1)
-
-
-def _grid(
-    reward: Tensor,
-    value: Tensor | None,
-    terminated: Tensor,
-    truncated: Tensor,
-    final_value: Tensor | None,
-    mask: Tensor | None,
-) -> kernels.Grid:
-    """The arguments as contiguous tensors of one shape, float dtype and device.
-
-    Raises:
-        ShapeError, DTypeError, DeviceError: an argument does not fit ``reward``.
-    """
-    _require_dense("reward", reward)
-    shape = reward.shape
-    if len(shape) != 2 or not shape[0] or not shape[1]:
-        raise ShapeError(f"field 'reward': expected a grid [T, N] of at least one step, got {tuple(shape)}")
-    given = kernels.Grid(reward, value, terminated, truncated, final_value, mask)
-    if _are_plain(given, shape):
-        return given
-    double = reward.dtype is torch.float64 or getattr(value, "dtype", None) is torch.float64
-    numbers = _fit("reward", reward, reward, torch.float64 if double else torch.float32)
-    return kernels.Grid(
-        numbers,
-        None if value is None else _fit("value", value, numbers, rows=shape[0] + 1),
-        _fit("terminated", terminated, numbers, torch.bool),
-        _fit("truncated", truncated, numbers, torch.bool),
-        None if final_value is None else _fit("final_value", final_value, numbers),
-        None if mask is None else _fit("mask", mask, numbers, torch.bool),
-    )
-
-
-_PLAIN = (
-    (torch.float32, False), (torch.float32, True), (torch.bool, False), (torch.bool, False), (torch.float32, True),
-    (torch.bool, True),
-)  # fmt: skip
-"""What the members of a grid most often are: their dtype, and whether they may be missing."""
-
-
-def _are_plain(given: kernels.Grid, shape: torch.Size) -> bool:
-    """Whether :func:`_fit` would give back each member of a grid ``[T, N]`` as it is, found out in fewer calls."""
-    steps, envs = shape
-    sizes = shape, (steps + 1, envs), shape, shape, shape, shape
-    try:
-        for x, (dtype, optional), size in zip(given, _PLAIN, sizes, strict=True):
-            if x is None:
-                if optional:
-                    continue
-                return False
-            if x.__class__ is not Tensor or x.dtype is not dtype or x.shape != size or x.layout is not torch.strided:
-                return False
-            if not x.is_cpu or x.requires_grad or not x.is_contiguous() or x.is_neg() or not x.data_ptr():
-                return False
-    except RuntimeError:  # a tensor without a shape or an address
-        return False
-    return True
-
-
-def _require_dense(name: str, x: Any) -> None:
-    """Require a dense tensor of real numbers.
-
-    Raises:
-        DTypeError: it is something else.
-    """
-    if not isinstance(x, Tensor):
-        kind = type(x).__name__
-        raise DTypeError(f"field '{name}': expected a torch.Tensor, got {kind}; pass torch.as_tensor({name})")
-    if x.is_complex() or x.is_quantized or x.is_nested or x.layout is not torch.strided:
-        what = f"{'nested ' * x.is_nested}{x.dtype} tensor of layout {x.layout} on {x.device}"
-        raise DTypeError(f"field '{name}': expected a dense tensor of real numbers, got a {what}")
-
-
-def _fit(name: str, x: Tensor, like: Tensor, dtype: torch.dtype | None = None, rows: int | None = None) -> Tensor:
-    """``x`` as a contiguous tensor like ``like``, or with the ``dtype`` and the number of ``rows`` that are given."""
-    _require_dense(name, x)
-    dtype, shape = dtype or like.dtype, like.shape if rows is None else (rows, *like.shape[1:])
-    if x.device != like.device:
-        device = str(like.device)
-        raise DeviceError(f"field '{name}': expected {device}, as 'reward', got {x.device}; pass .to({device!r})")
-    if x.shape != shape:
-        message = f"field '{name}': expected {tuple(shape)}, got {tuple(x.shape)}"
-        if name == "value" and tuple(x.shape) == tuple(like.shape):
-            message += "; value has one row more than reward: append V(obs[T]), the bootstrap"
-        raise ShapeError(message)
-    if dtype is torch.bool and x.dtype is not torch.bool:
-        raise DTypeError(f"field '{name}': expected torch.bool, got {x.dtype}; pass .bool()")
-    if x.dtype is not dtype or not x.is_contiguous():
-        x = x.to(dtype).contiguous()
-    x = x.detach() if x.requires_grad else x
-    return in_memory(x, f"field '{name}'") if x.is_cpu else x
 
 
 class Estimator(Protocol):
@@ -393,11 +275,11 @@ _CRITIC = (*_EPISODES, "value", "final_value")
 
 
 class _Advantages(ABC):
-    """What the estimators of advantages share: the columns they read, and how they attach what they compute."""
+    """Base of the estimators of advantages: the columns that they read, and the columns that they attach."""
 
     __slots__ = ()
     normalize: bool
-    """Whether the advantage is scaled over all real steps."""
+    """True if the advantage is scaled over all real steps."""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -554,3 +436,121 @@ class GroupAdvantage:
         """The columns ``advantage``, ``return`` and ``mask``, ``[T, N]``."""
         advantage, ret, mask = group_advantage(**columns, **asdict(self))  # its fields are that function's options
         return {"advantage": advantage, "return": ret, "mask": mask}
+
+
+def _of_episodes(ret: Tensor, done: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """The first step of each episode, and every real step with the return of its episode's first, ``[T, N]``."""
+    before = torch.zeros_like(done)
+    before[1:] = real[:-1] & ~done[:-1]  # True if the step before belongs to the same episode
+    start = real & ~before
+    row = torch.arange(len(ret), device=ret.device).unsqueeze(1)
+    first = torch.where(start, row, 0).cummax(0).values
+    return start, torch.where(real, ret.gather(0, first), 0.0)
+
+
+def _moments(x: Tensor, entries: Tensor, axes: tuple[int, ...], fewer: int) -> tuple[Tensor, Tensor]:
+    """``x`` minus the mean of its entries along ``axes``, and their variance.
+
+    Args:
+        x: float64.
+        entries: bool, the numbers that count; a group without any has the mean 0 and the variance 0.
+        axes: the axes that are reduced; they stay, with size 1.
+        fewer: by how much the variance has fewer degrees of freedom than entries.
+    """
+    count = entries.sum(axes, keepdim=True)
+    mean = torch.where(entries, x, 0.0).sum(axes, keepdim=True) / count.clamp(min=1)
+    centred = x - mean
+    squares = torch.where(entries, centred, 0.0).square().sum(axes, keepdim=True)
+    return centred, squares / (count - fewer).clamp(min=1)
+
+
+def _grid(
+    reward: Tensor,
+    value: Tensor | None,
+    terminated: Tensor,
+    truncated: Tensor,
+    final_value: Tensor | None,
+    mask: Tensor | None,
+) -> kernels.Grid:
+    """The arguments as contiguous tensors of one shape, float dtype and device.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: an argument does not fit ``reward``.
+    """
+    _require_dense("reward", reward)
+    shape = reward.shape
+    if len(shape) != 2 or not shape[0] or not shape[1]:
+        raise ShapeError(f"field 'reward': expected a grid [T, N] of at least one step, got {tuple(shape)}")
+    grid = kernels.Grid(reward, value, terminated, truncated, final_value, mask)
+    if _are_plain(grid, shape):
+        return grid
+    double = reward.dtype is torch.float64 or getattr(value, "dtype", None) is torch.float64
+    numbers = _fit("reward", reward, reward, torch.float64 if double else torch.float32)
+    return kernels.Grid(
+        numbers,
+        None if value is None else _fit("value", value, numbers, rows=shape[0] + 1),
+        _fit("terminated", terminated, numbers, torch.bool),
+        _fit("truncated", truncated, numbers, torch.bool),
+        None if final_value is None else _fit("final_value", final_value, numbers),
+        None if mask is None else _fit("mask", mask, numbers, torch.bool),
+    )
+
+
+_PLAIN = (
+    (torch.float32, False), (torch.float32, True), (torch.bool, False), (torch.bool, False), (torch.float32, True),
+    (torch.bool, True),
+)  # fmt: skip
+"""The usual dtype of each member of a grid, and True if it may be missing."""
+
+
+def _are_plain(grid: kernels.Grid, shape: torch.Size) -> bool:
+    """True if :func:`_fit` would return each member of a grid ``[T, N]`` unchanged; this takes fewer calls."""
+    steps, envs = shape
+    sizes = shape, (steps + 1, envs), shape, shape, shape, shape
+    try:
+        for x, (dtype, optional), size in zip(grid, _PLAIN, sizes, strict=True):
+            if x is None:
+                if optional:
+                    continue
+                return False
+            if x.__class__ is not Tensor or x.dtype is not dtype or x.shape != size or x.layout is not torch.strided:
+                return False
+            if not x.is_cpu or x.requires_grad or not x.is_contiguous() or x.is_neg() or not x.data_ptr():
+                return False
+    except RuntimeError:  # a tensor without a shape or an address
+        return False
+    return True
+
+
+def _require_dense(name: str, x: Any) -> None:
+    """Require a dense tensor of real numbers.
+
+    Raises:
+        DTypeError: it is something else.
+    """
+    if not isinstance(x, Tensor):
+        kind = type(x).__name__
+        raise DTypeError(f"field '{name}': expected a torch.Tensor, got {kind}; pass torch.as_tensor({name})")
+    if x.is_complex() or x.is_quantized or x.is_nested or x.layout is not torch.strided:
+        what = f"{'nested ' * x.is_nested}{x.dtype} tensor of layout {x.layout} on {x.device}"
+        raise DTypeError(f"field '{name}': expected a dense tensor of real numbers, got a {what}")
+
+
+def _fit(name: str, x: Tensor, like: Tensor, dtype: torch.dtype | None = None, rows: int | None = None) -> Tensor:
+    """``x`` as a contiguous tensor of the shape and dtype of ``like``; ``dtype`` and ``rows`` replace theirs."""
+    _require_dense(name, x)
+    dtype, shape = dtype or like.dtype, like.shape if rows is None else (rows, *like.shape[1:])
+    if x.device != like.device:
+        device = str(like.device)
+        raise DeviceError(f"field '{name}': expected {device}, as 'reward', got {x.device}; pass .to({device!r})")
+    if x.shape != shape:
+        message = f"field '{name}': expected {tuple(shape)}, got {tuple(x.shape)}"
+        if name == "value" and tuple(x.shape) == tuple(like.shape):
+            message += "; value has one row more than reward: append V(obs[T]), the bootstrap"
+        raise ShapeError(message)
+    if dtype is torch.bool and x.dtype is not torch.bool:
+        raise DTypeError(f"field '{name}': expected torch.bool, got {x.dtype}; pass .bool()")
+    if x.dtype is not dtype or not x.is_contiguous():
+        x = x.to(dtype).contiguous()
+    x = x.detach() if x.requires_grad else x
+    return in_memory(x, f"field '{name}'") if x.is_cpu else x

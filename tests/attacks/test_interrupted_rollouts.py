@@ -111,7 +111,7 @@ def seen(rollout: RolloutBuffer) -> dict[Any, np.ndarray]:
     columns = inside.columns(rollout)
     found: dict[Any, Any] = {path: columns.ordered(path).numpy().copy() for path in columns.live}
     if rollout.steps:
-        found["starts"] = inside.episodes(rollout).flags().starts
+        found["starts"] = inside.flags(rollout)().starts
         found["final_value",][~found["truncated",]] = 0
     return found
 
@@ -137,8 +137,8 @@ class Whole(NamedTuple):
 
 def whole(rollout: RolloutBuffer) -> Whole:
     """Look at a rollout, and use it up."""
-    found, last = seen(rollout), rollout.last["value"].tolist() if inside.writer(rollout).has_last else None
-    ended, room = inside.episodes(rollout).ended_by_now().tolist(), rollout.wrap or not rollout.is_full
+    found, last = seen(rollout), rollout.last["value"].tolist() if inside.has_last(rollout) else None
+    ended, room = inside.ended_now(rollout)().tolist(), rollout.wrap or not rollout.is_full
     if room:
         added(20)(rollout)
     return Whole(found, last, ended, seen(rollout) if room else None)

@@ -94,8 +94,9 @@ def test_a_rollout_asks_for_its_memory_to_the_byte_before_it_takes_any(monkeypat
     schema = STEP.extend(value=(), hidden=(2, 8))
     for options in ({}, {"hidden_every": 5}, {"columns": {"old": Field((3,))}}):
         probe = RolloutBuffer(schema, 16, 3, **options)
-        parts = [part for part in (inside.columns(probe), inside.states(probe).rows) if part is not None]
-        size = sum(part.view(path).nbytes for part in parts for path in part.own)
+        columns = inside.columns(probe)
+        states = sum(state.nbytes for state in columns.states.values())
+        size = states + sum(columns.view(path).nbytes for path in columns.own)
         monkeypatch.setattr(plan, "free_memory", lambda size=size: size)
         RolloutBuffer(schema, 16, 3, **options)
         monkeypatch.setattr(plan, "free_memory", lambda size=size: size - 1)

@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_refused_as_by_the_long_way(names: tuple[str, ...])
     ]
     for each in wrong:
         with pytest.raises(errors.ReliveError) as long_way:
-            inside.add(inside.writer(filled([values], 4)))(dict(each))
+            inside.add_checked(filled([values], 4))(dict(each))
         with pytest.raises(errors.ReliveError) as found:
             rollout.add(each)
         assert (type(found.value), str(found.value)) == (type(long_way.value), str(long_way.value))

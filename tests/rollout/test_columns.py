@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from effort import every_nth
-from relive import GAE, Field, GroupAdvantage, MonteCarlo, RolloutBuffer, TDLambda, errors
+from relive import GAE, Field, GroupAdvantage, MonteCarlo, RolloutBuffer, Schema, TDLambda, errors
 from relive import batches as tensordicts
 from relive.batches import as_tensordict
 from relive.rollout.columns import Columns
@@ -21,8 +21,7 @@ from rollouts import NAN, SCHEMA, filled, holds, ids, play, same_data, stack, st
 
 def ring(num_steps: int = 3, wrap: bool = True, **leaves: Field) -> Columns:
     """Columns of two envs."""
-    fields = {(name,): field for name, field in (leaves or {"x": Field()}).items()}
-    return Columns(fields, num_steps, 2, torch.device("cpu"), wrap)
+    return Columns(Schema({**(leaves or {"x": Field()})}), {}, (num_steps, 2), torch.device("cpu"), wrap)
 
 
 def write(columns: Columns, *values: Any) -> None:
@@ -99,9 +98,9 @@ def test_an_attached_column_is_in_the_order_of_time_and_goes_with_the_next_row(t
     column = columns.ordered(("x",)) * 10
     columns.attach({("y",): column})
     assert torch.equal(columns.ordered(("y",)), column)
-    assert columns.live == [("x",), ("y",)]
+    assert columns.live == [("x",), ("mask",), ("y",)]
     advance(columns)
-    assert columns.live == [("x",)]
+    assert columns.live == [("x",), ("mask",)]
 
 
 def test_an_attached_column_of_another_shape_or_dtype_replaces_the_old_one() -> None:

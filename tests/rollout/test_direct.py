@@ -27,7 +27,6 @@ from relive.kernels.tensor_calls import tensor_calls
 from relive.memory.keeper import SMALL
 from relive.memory.layout import RowLayout
 from relive.rollout import minibatches as direct
-from relive.rollout.minibatches import Minibatches
 from relive.steps.schema import Path
 
 pytestmark = pytest.mark.skipif(tensor_calls() is None, reason="this torch has no functions for compiled code")
@@ -46,7 +45,7 @@ SCHEMAS: dict[str, tuple[dict[str, Any], bool]] = {
 @pytest.fixture
 def the_long_way(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Make the passes that begin from now on gather and make tensors in several calls."""
-    return lambda: monkeypatch.setattr(Minibatches, "_direct", lambda *_: None)
+    return lambda: monkeypatch.setattr(direct.Packing, "suits", lambda *_: False)
 
 
 def rollout(
@@ -91,14 +90,14 @@ def test_one_call_gives_the_minibatches_of_the_long_way(
     if masked and options.get("batch_size") == 72:
         options = options | {"batch_size": 40}
     source, taken = rollout(kind, masked=masked), list[bool]()
-    take = direct.DirectRows.take
+    take = direct.CompiledRows.batch
 
-    def noted(self: direct.DirectRows, *places: Any) -> Any:
+    def noted(self: direct.CompiledRows, *places: Any) -> Any:
         found = take(self, *places)
         taken.append(found is not None)
         return found
 
-    monkeypatch.setattr(direct.DirectRows, "take", noted)
+    monkeypatch.setattr(direct.CompiledRows, "batch", noted)
     found = [told(batch) for batch in source.minibatches(**options)]
     whole = options.get("epochs", 1) > 1 or options["batch_size"] == 1
     assert taken == [True] * len(found) * (SCHEMAS[kind][1] and whole)
@@ -197,9 +196,9 @@ def test_two_passes_at_once_do_not_disturb_each_other() -> None:
 
 
 def test_a_batch_that_cannot_be_made_directly_is_made_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, take, turn = rollout("nested"), direct.DirectRows.take, itertools.count()
+    source, take, turn = rollout("nested"), direct.CompiledRows.batch, itertools.count()
     want = [told(batch) for batch in source.minibatches(num_batches=4, epochs=2, normalize_advantage=True)]
-    monkeypatch.setattr(direct.DirectRows, "take", lambda *a: None if next(turn) % 3 == 1 else take(*a))
+    monkeypatch.setattr(direct.CompiledRows, "batch", lambda *a: None if next(turn) % 3 == 1 else take(*a))
     source.seed = 7
     assert [told(batch) for batch in source.minibatches(num_batches=4, epochs=2, normalize_advantage=True)] == want
 
@@ -207,13 +206,13 @@ def test_a_batch_that_cannot_be_made_directly_is_made_the_long_way(monkeypatch: 
 def test_without_the_functions_of_torch_batches_are_made_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
     want = [told(batch) for batch in rollout("flat").minibatches(num_batches=4, epochs=2)]
     monkeypatch.setattr(direct, "tensor_calls", lambda: None)
-    inside.batch_of(direct).cache_clear()
+    inside.form_of(direct).cache_clear()
     try:
         source = rollout("flat")
         assert [told(batch) for batch in source.minibatches(num_batches=4, epochs=2)] == want
-        assert inside.packing(inside.minibatches(source)).batch is None
+        assert inside.packing(inside.minibatches(source)).form is None
     finally:
-        inside.batch_of(direct).cache_clear()
+        inside.form_of(direct).cache_clear()
 
 
 def test_a_missing_advantage_is_an_error_that_names_the_fields_there_are() -> None:

@@ -16,8 +16,8 @@ import relive
 from fields import DTYPES, LEAVES, bits, noise
 from relive import Field, RolloutBuffer
 from relive.memory.layout import LARGE_FIELD
-from relive.rollout import minibatches
-from relive.rollout.minibatches import PackedRows
+from relive.rollout import buffer
+from relive.rollout.minibatches import rows_of
 from relive.steps.schema import Path
 
 FIELDS = ("obs", "action", "reward", "value")
@@ -40,7 +40,7 @@ def test_packing_does_not_change_a_batch(many: int, monkeypatch: pytest.MonkeyPa
         rollout.flat()[order] for order in torch.from_numpy(inside.permutations(rollout).next(120).numpy()).split(7)
     ]
     rollout.seed = 1
-    monkeypatch.setattr(minibatches, "MANY", many)
+    monkeypatch.setattr(buffer, "MANY", many)
     for batch, want in zip(rollout.minibatches(7), expected, strict=True):
         assert all(torch.equal(batch[name], want[name]) for name in FIELDS)
 
@@ -65,7 +65,7 @@ def columns_of(leaves: dict[Path, Field], steps: int, envs: int) -> dict[Path, T
     }
 
 
-# PackedRows
+# Rows
 
 
 @given(LEAVES, st.integers(1, 4), st.integers(1, 3), st.data())
@@ -74,7 +74,7 @@ def test_gathered_rows_equal_the_columns_at_their_index(
 ) -> None:
     columns = columns_of(leaves, steps, envs)
     index = torch.tensor(data.draw(st.lists(st.integers(0, steps * envs - 1), max_size=8)), dtype=torch.int64)
-    batch = PackedRows(columns).gather(index)
+    batch = rows_of(columns).gather(index)
     assert list(batch) == list(columns)
     for path, column in columns.items():
         want = column.flatten(0, 1)[index]
@@ -88,7 +88,7 @@ def test_fields_at_the_limit_of_packing_are_gathered_exactly(dtype: torch.dtype,
     length = LARGE_FIELD // dtype.itemsize + over
     columns = columns_of({("a",): Field((3,), torch.uint8), ("large",): Field((length,), dtype), ("b",): Field()}, 3, 2)
     index = torch.tensor([5, 0, 0, 3])
-    batch = PackedRows(columns).gather(index)
+    batch = rows_of(columns).gather(index)
     assert list(batch) == list(columns)
     for path, column in columns.items():
         assert bits(batch[path]) == bits(column.flatten(0, 1)[index])
@@ -96,7 +96,7 @@ def test_fields_at_the_limit_of_packing_are_gathered_exactly(dtype: torch.dtype,
 
 def test_large_fields_alone_are_gathered_too() -> None:
     columns = columns_of({("image",): Field((84, 84, 4), torch.uint8), ("scan",): Field((300,))}, 2, 2)
-    batch = PackedRows(columns).gather(torch.tensor([3, 1]))
+    batch = rows_of(columns).gather(torch.tensor([3, 1]))
     for path, column in columns.items():
         assert bits(batch[path]) == bits(column.flatten(0, 1)[[3, 1]])
 
@@ -104,7 +104,7 @@ def test_large_fields_alone_are_gathered_too() -> None:
 @pytest.mark.parametrize("length", [2, LARGE_FIELD])
 def test_gathered_rows_are_a_copy(length: int) -> None:
     columns = {("x",): torch.ones(2, 2, length)}
-    packed = PackedRows(columns)
+    packed = rows_of(columns)
     packed.gather(torch.arange(4))["x",].zero_()
     assert packed.gather(torch.arange(4))["x",].min() == 1
     assert columns["x",].min() == 1

@@ -542,8 +542,9 @@ def test_keeping_states_now_and_then_takes_so_much_less_memory() -> None:
     schema = SMALL.extend(hidden=((2, 64), (2, 64)))
 
     def bytes_of(rollout: RolloutBuffer) -> int:
-        parts = [part for part in (inside.columns(rollout), inside.states(rollout).rows) if part is not None]
-        return sum(part.view(path).nbytes for part in parts for path in part.own)
+        columns = inside.columns(rollout)
+        states = sum(state.nbytes for state in columns.states.values())
+        return states + sum(columns.view(path).nbytes for path in columns.own)
 
     whole = bytes_of(RolloutBuffer(schema, 128, 4))
     state = 4 * 2 * 2 * 64 * 4

@@ -230,7 +230,8 @@ class _Share:
     def __init__(self, rollout: RolloutBuffer, ranks: Ranks, blocks: int | None) -> None:
         inside: Any = rollout
         self.rollout, self.ranks, self.blocks = rollout, ranks, ranks.count if blocks is None else blocks
-        self._columns, self._permutations, self._minibatches = inside._named, inside._permutations, inside._minibatches
+        self._columns, self._permutations = inside._columns, inside._permutations
+        self._minibatches = inside._minibatches
 
     def report(self, sizes: tuple[Any, ...], fields: tuple[str, ...] | None, normalize: bool) -> Report:
         """What all ranks must agree on. Also finds the rows of this rank's blocks."""

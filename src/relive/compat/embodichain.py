@@ -18,7 +18,7 @@ from ..errors import EmptyError, FieldError, FullError, ParameterError, ShapeErr
 from ..parameters import is_count, seed_or_drawn
 from ..returns import gae, group_advantage
 from ..rollout.buffer import RolloutBuffer as Rollout
-from ..rollout.minibatches import PackedRows
+from ..rollout.minibatches import rows_of
 from ..steps.schema import Field, Schema, dotted
 from .base import leaves_of
 
@@ -217,7 +217,7 @@ def iterate_minibatches(
     total = int(rollout.batch_size[0])
     wanted = rollout if fields is None else rollout.select(*fields)
     leaves = leaves_of(wanted)
-    rows = PackedRows({path: x.unsqueeze(0) for path, x in leaves.items()}, pack=False)
+    rows = rows_of({path: x.unsqueeze(0) for path, x in leaves.items()}, pack=False)
     order = kernels.permutation(total, seed_or_drawn(seed), 0)
     for low in range(0, total, batch_size):
         index = order[low : low + batch_size]

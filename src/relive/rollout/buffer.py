@@ -3,68 +3,658 @@
 from __future__ import annotations
 
 import os
-from abc import ABC
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Never, cast
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from ..batches import EnvBatch, Overlap, SequenceBatch
-from ..errors import FieldError
+from .. import kernels
+from ..batches import WHOLE, EnvBatch, Overlap, SequenceBatch, as_tensordict, stride_of
+from ..errors import (
+    DTypeError,
+    FieldError,
+    FullError,
+    LifecycleError,
+    NotFiniteError,
+    ParameterError,
+    SchemaError,
+    ShapeError,
+    UnfinishedError,
+)
 from ..files import SaveHandle, Saves
 from ..files.disk import contradictions
+from ..memory.copier import StepCopier
 from ..memory.estimate import readable
 from ..memory.keeper import Recycled
+from ..memory.layout import LARGE_FIELD
 from ..names import add_hints
-from ..parameters import FLAG_RULE, require, torch_device
-from ..returns import Estimator
-from ..steps.schema import Field, Schema, Spec, not_named
+from ..parameters import COUNT_RULE, FLAG_RULE, Rule, is_count, is_own, is_whole, refuse_class, require, torch_device
+from ..returns import GAE, Estimator
+from ..steps.arrays import Array, Bools, Ints, as_host, as_tensor, check_castable
+from ..steps.checker import refuse_unreadable
+from ..steps.ends import MOST, EndCheck
+from ..steps.schema import Field, Path, Schema, Spec, dotted, not_named, unknown_field
 from ..steps.summary import Summary, described, html, text
 from . import saving
-from .columns import KEPT_APART, SCHEMA_RULE, Columns, Fields, Name, NamedColumns, as_size
-from .finishing import Finisher
-from .minibatches import Minibatches, Permutations
-from .sequences import Sequences, splitter
-from .writer import Episodes, KeptStates, Writer, kept_every
+from .columns import ADVANTAGE, BOOKKEEPING, Columns, Name, unfinished
+from .minibatches import MANY, Minibatches, Permutations, parts, require_advantage
+from .sequences import ENDS, Flags, States, WindowReader, env_batches, plan_windows, splitter
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["ReadableRollout", "RolloutBuffer", "call", "summary"]
+__all__ = ["RolloutBuffer"]
 
 
-class ReadableRollout(ABC):
-    """The reading half of :class:`relive.RolloutBuffer`, its only subclass."""
+RETURN: Path = ("return",)
 
-    _named: NamedColumns
-    _minibatches: Minibatches
-    _sequences: Sequences
+WATCHED = {"reward": "env", "value": "policy"}
+"""The fields that have to be finite in debug mode, and the part of a user's code that computes them."""
+
+WHOLE_RULE: Rule = (lambda steps: steps is None or is_whole(steps), "expected a whole number of steps, or None")
+
+
+class RolloutBuffer:
+    """A rollout: ``num_steps`` consecutive steps of ``num_envs`` envs in columns ``[T + 1, N, ...]``.
+
+    The row after the last step is the bootstrap row: the ``obs`` and ``value`` that the rollout ended on. ``r[name]``,
+    :meth:`data`, :attr:`block`, :attr:`env_major`, :attr:`last` and :meth:`reserve` return views into the storage;
+    :meth:`flat`, :meth:`sample` and :meth:`minibatches` return copies.
+
+    Args:
+        schema: the fields of a step. The buffer adds ``mask`` and ``final_value``.
+        num_steps: T, time steps per rollout.
+        num_envs: N.
+        device: where the columns live.
+        wrap: keep the newest ``num_steps`` instead of refusing to overfill.
+        debug: refuse rewards and values that are not finite.
+        hidden_every: k; keep the recurrent states of ``hidden`` only for steps 0, k, 2k, ..., to save memory.
+            :meth:`sequences` then begin at a step whose state is kept.
+        columns: name -> :class:`Field` of further columns that no step brings: there from the start, to be written in
+            place, by ``r[name] = ...`` or by :meth:`finish`. What is not written holds what was there before.
+        seed: of the permutations; permutation number k is a function of (seed, k) alone. None draws one number from
+            torch's default generator, so that ``torch.manual_seed`` decides it; ``buffer.seed`` is the number.
+
+    Raises:
+        SchemaError: a schema that uses the buffer's own names.
+        ParameterError: sizes that are not positive, or that need more than the free memory.
+    """
+
+    # Ctrl-C may interrupt a call at any line. So what a call writes becomes part of the rollout in one line, the last
+    # one. What it overwrites leaves the rollout in one line, before the first write.
+
+    _preset = True
+    """True if the masks of all rows are written at once. :meth:`load` does not: a forged save could claim any size."""
+
+    _saves: Saves | None = None
+
+    extra: Any = None
+    """What was passed to :meth:`save` as ``extra``, in a buffer that was loaded; else None."""
+
+    initial_hidden: Any = None
+    """The state that episodes start in, nested as ``hidden``, without the env axis; None is zeros.
+
+    It is read with ``hidden_every``, and may be set at any time.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        num_steps: int,
+        num_envs: int,
+        *,
+        device: str | torch.device = "cpu",
+        wrap: bool = False,
+        debug: bool = False,
+        hidden_every: int = 1,
+        columns: Mapping[str, Field] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        require("RolloutBuffer", COUNT_RULE, num_steps=num_steps, num_envs=num_envs)
+        self.num_steps, self.num_envs = size = int(num_steps), int(num_envs)
+        require("RolloutBuffer", FLAG_RULE, wrap=wrap, debug=debug)
+        self.device, self.wrap, self._debug = torch_device("RolloutBuffer", device), wrap, debug
+        further: Mapping[str, Field] = {} if columns is None else columns
+        self._columns = Columns(schema, further, size, self.device, wrap, hidden_every)
+        self.hidden_every = self._columns.every
+        self._permutations = Permutations(seed)
+        self._memory = Recycled()
+        """Gives the memory of batches, on the CPU."""
+        self._minibatches = Minibatches(self._columns, self._memory)
+
+        self._has_last = False
+        """True if the value of the bootstrap row is written."""
+        self._ended: Bools = np.ones(self.num_envs, np.bool_)
+        """True where the episode before the first row had ended, ``[N]``."""
+        self._interrupted = False
+        """True if the episodes of the newest row were broken off, although its flags do not say so."""
+        self._reserved = 0
+        """How many rows after the newest are reserved."""
+        self._reserved_views: list[tuple[Path, Tensor, int]] = []
+        """The path, the view and the address of each reserved column."""
+        if self._preset:
+            self._write_bookkeeping(slice(None), {})
+        self._bookkeeping_used = not self._preset
+        """True if a row that is not written yet may hold another mask or final value than the defaults."""
+
+        self.check_ends = True
+        self._gae_layout: object = None
+        """The layout of the columns that ``_gae_columns`` belongs to."""
+        self._gae_columns: Any = None
+        """Where the columns of GAE lie, as its kernel takes them; None if it cannot work in place."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: everything but addresses and the views that :meth:`reserve` returned."""
+        return {**self.__dict__, "_reserved_views": [], "_gae_layout": None, "_gae_columns": None}
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def add(self, step: Mapping[str, Any] | None = None, /, *more: Never, **fields: Any) -> None:
+        """Append one vector step; NumPy or torch, given as a mapping, as keywords, or both.
+
+        Args:
+            step: field -> ``[N, ...]`` for every field of the schema; with one env the leading axis may be left out.
+            fields: the same, as keywords. ``mask`` (bool ``[N]``, default all True) is False at steps that are not
+                real, such as the reset step of ``NEXT_STEP`` autoreset; ``final_value`` (``[N]``) is read where
+                ``truncated`` is set.
+
+        Raises:
+            FullError: the rollout is complete and does not wrap.
+            FieldError, ShapeError, DTypeError, DeviceError: the step does not fit the schema. Nothing is written.
+            NotFiniteError: in debug mode, a reward or a value is NaN or infinite. Nothing is written.
+        """
+        if more or not (step is None or hasattr(step, "keys")):
+            raise FieldError(not_named(step))
+        values: dict[str, Any] = fields if step is None else {**step, **fields}
+        columns, copier = self._columns, self._columns.copier
+        # The next row is free, unless it has an old step or the bootstrap values.
+        if columns.count < columns.num_steps and not self._has_last and copier is not None and not columns.states:
+            row, check = columns.next_row, columns.check
+            plain = len(values) == check.size and not self._bookkeeping_used
+            if copier.take(row, values, check.pick) if plain else self._take_complete(row, values, copier):
+                if self._debug:
+                    self._refuse_nonfinite(values)
+                self._advance(1)
+                return
+        self._add_checked(values)
+
+    def _take_complete(self, row: int, values: dict[str, Any], copier: StepCopier) -> bool:
+        """Copy a step to a free row with its mask and final values, if all of it can be copied as it is."""
+        check, defaults = self._columns.complete or self._columns.check_complete()
+        step = {**defaults, **values}
+        if len(step) != check.size:
+            return False
+        self._bookkeeping_used = True  # before the write, in case it is interrupted
+        if copier.take(row, step, check.pick):
+            return True
+        try:
+            copier.learn(check.pick(step))
+        except Exception:  # the caller finds out what is wrong
+            return False
+        return copier.take(row, step, check.pick)
+
+    def _add_checked(self, values: dict[str, Any]) -> None:
+        """Check each part of a step, then write it; ``values`` is used up."""
+        columns, bookkeeping = self._columns, dict[str, Any]()
+        for name in BOOKKEEPING:
+            if name in values:
+                (bookkeeping[name],) = columns.checked(name, values.pop(name)).values()
+        try:
+            checked = columns.check(values, None if columns.states else columns.copier)
+        except (RuntimeError, TypeError):
+            refuse_unreadable(values)
+            raise
+        row = columns.next_row
+        if self._debug:
+            self._refuse_nonfinite(values)
+        self._has_last = False  # the bootstrap row may be the one that is written
+        if columns.wrap and columns.is_full:
+            self._give_up(slice(row, row + 1))
+        columns.write(row, checked)
+        if bookkeeping or self._bookkeeping_used:
+            self._write_bookkeeping(row, bookkeeping)
+        self._advance(1)
+
+    def _advance(self, rows: int, last: bool = False) -> None:
+        """Take in the next rows, which are written; they belong to the rollout from the last line on."""
+        columns = self._columns
+        self._bookkeeping_used |= columns.wrap and columns.is_full
+        self._reserved_views = []
+        columns.detach()
+        columns.count, self._interrupted, self._reserved, self._has_last = columns.count + rows, False, 0, last
+
+    def _give_up(self, rows: slice) -> None:
+        """Drop the oldest rows, at these places; whether their episodes ended is still known."""
+        columns, count = self._columns, rows.stop - rows.start
+        ended = self._ended
+        if self._has_ends:
+            ended = Flags.of([columns.view((name,), rows) for name in ENDS], ended).ended.view(np.bool_)
+        columns.detach()
+        start = (columns.start + count) % columns.num_steps
+        self._ended, columns.start, columns.count = ended, start, columns.count - count  # at once
+
+    def _write_bookkeeping(self, rows: int | slice, values: Mapping[str, Any]) -> None:
+        """Write the mask and the final values of rows: these ``values``, or their defaults."""
+        self._bookkeeping_used = True  # before the write, in case it is interrupted
+        for (name,) in self._columns.bookkeeping:
+            self._columns.put((name,), rows, values.get(name, BOOKKEEPING[name]))
+
+    def _refuse_nonfinite(self, values: Mapping[str, Any], steps: int = 1) -> None:
+        """Refuse rewards and values of the next ``steps`` steps that are not finite; they fit otherwise."""
+        for name, source in WATCHED.items():
+            if name not in values or (name,) not in self._columns.own:  # it may be nested
+                continue
+            value = values[name]
+            if isinstance(value, Tensor):
+                finite = bool(value.isfinite().all())
+            else:
+                # as all(), which is slower
+                finite = bool(np.logical_and.reduce(np.isfinite(as_host(value, name)), None))
+            if not finite:
+                numbers, envs = as_host(value, name).reshape(-1), self.num_envs
+                position = int(np.argmin(np.isfinite(numbers)))
+                # A value may have several numbers an env: ``numbers.size / (steps * envs)`` of them.
+                step, env = divmod(position * steps * envs // numbers.size, envs)
+                raise NotFiniteError(
+                    f"field '{name}': step {self._columns.count + step} of env {env} is {float(numbers[position])}; "
+                    f"fix the {source}"
+                )
+
+    def add_fields(self, **fields: Spec) -> None:
+        """Add fields to the schema; they are zeros in the steps that were written before.
+
+        Args:
+            fields: as in a schema: a :class:`relive.Field`, a bare shape for float32, or a dict or tuple. A nested
+                field of the schema may be given again with further members.
+
+        Raises:
+            SchemaError: there is a column of that name, or rows of it would be lost.
+            ParameterError: memory is short.
+            LifecycleError: rows are reserved, or hidden states are kept every few steps.
+        """
+        columns, schema = self._columns, self._columns.schema
+        wider = schema.extend(**fields)
+        clashing = [name for name in fields if name in BOOKKEEPING or (name in columns and name not in schema)]
+        clashing += [dotted(path) for path, field in schema.leaves.items() if wider.leaves.get(path) != field]
+        if clashing or wider.leaves == schema.leaves:
+            name = (clashing or list(fields))[0]
+            raise SchemaError(f"field '{name}': this rollout has such a column already; give it another name")
+        if self._reserved or columns.states:
+            raise LifecycleError(
+                "add_fields(): rows are reserved, or hidden_every > 1; call it before reserve(), with hidden_every=1"
+            )
+        columns.require_memory({path: leaf for path, leaf in wider.leaves.items() if path not in schema.leaves})
+        columns.__dict__ = columns.extended(wider).__dict__  # at once, as values are told by their position
+
+    def reserve(self, steps: int | None = None) -> TensorDict:
+        """The next ``steps`` rows (all that are left, by default) as views ``[steps, N]`` to be written in place.
+
+        They include ``mask``, preset to True, and with a value in the schema ``final_value``, preset to NaN. The rows
+        become part of the rollout with :meth:`commit`. A buffer that wraps gives up as many of its oldest steps as it
+        needs, at once. The views may be put into shared memory for other processes to write: :meth:`commit` then
+        copies the rows from there.
+
+        Raises:
+            FullError: fewer rows are left in one piece.
+        """
+        columns = self._columns
+        if columns.states:
+            raise LifecycleError("reserve() hands out every row; create the buffer with hidden_every=1, or use add()")
+        require("reserve", WHOLE_RULE, steps=steps)
+        row = columns.next_row
+        left = columns.num_steps - row
+        count = left if steps is None else int(steps)
+        if not 1 <= count <= left:
+            raise FullError(f"reserve({count}): {left} rows are left in one piece; reserve 1 to {left}")
+        rows, leaving = slice(row, row + count), columns.count + count - columns.num_steps
+        self._has_last = False
+        if leaving > 0:  # the oldest rows are the last ones that are reserved
+            self._give_up(slice(row + count - leaving, row + count))
+        self._write_bookkeeping(rows, {})
+        self._reserved = count
+        tensors = {path: columns.view(path, rows) for path in columns.own}
+        if columns.device.type == "cpu":
+            self._reserved_views = [(path, tensor, tensor.data_ptr()) for path, tensor in tensors.items()]
+        return as_tensordict(tensors, (count, columns.num_envs))
+
+    def commit(self, steps: int | None = None, *, last: bool = False) -> None:
+        """Make the first reserved rows part of the rollout, once they are written.
+
+        Args:
+            steps: how many of the reserved rows, all by default; the rest is given back.
+            last: the bootstrap row, the one after them, is written too.
+
+        Raises:
+            LifecycleError: fewer rows are reserved.
+            NotFiniteError: in debug mode, a reward or a value is NaN or infinite; the rows stay reserved.
+        """
+        require("commit", WHOLE_RULE, steps=steps)
+        require("commit", FLAG_RULE, last=last)
+        count = self._reserved if steps is None else int(steps)
+        if not 1 <= count <= self._reserved:
+            raise LifecycleError(
+                f"commit({'' if steps is None else steps}): {self._reserved} rows are reserved; call reserve() "
+                "and fill the rows before you commit them"
+            )
+        columns = self._columns
+        rows = slice(columns.next_row, columns.next_row + count)
+        for path, tensor, address in self._reserved_views:
+            if tensor.data_ptr() != address:  # the view was shared or sent, so it was written elsewhere
+                columns.put(path, rows, tensor[:count])
+        if self._debug:
+            watched = {path[0]: columns.view(path, rows) for path in columns.own if path[0] in WATCHED}
+            self._refuse_nonfinite(watched, count)
+        self._advance(count, last)
+
+    def set_last(self, **fields: Any) -> None:
+        """Write fields of the bootstrap row, the one after the newest step: ``set_last(obs=..., value=...)``.
+
+        Raises:
+            FieldError, ShapeError, DTypeError, DeviceError: a field does not fit. Nothing is written.
+        """
+        for name in BOOKKEEPING:
+            if name in fields:
+                raise FieldError(f"field '{name}': the bootstrap row is not a step and has none; pass it to add()")
+        columns = self._columns
+        checked = [columns.checked(name, value) for name, value in fields.items()]
+        had, self._has_last = self._has_last, False  # a row that is half written does not count
+        for leaves in checked:
+            for path, value in leaves.items():
+                columns.put(path, columns.last_row, value)
+        self._has_last = had or "value" in fields
+
+    def set_final_value(self, steps: Any, envs: Any, values: Any) -> None:
+        """Set V(true final observation) of truncated steps, where it is known only later: three vectors ``[K]``.
+
+        Raises:
+            FieldError: the schema has no ``value``.
+            ParameterError: a step or env is out of range.
+            ShapeError: the vectors differ in length.
+        """
+        columns = self._columns
+        if ("final_value",) not in columns.bookkeeping:
+            raise FieldError("field 'final_value': the schema has no 'value'; add value=() to it")
+        target = columns.view(("final_value",))
+        rows, places = _numbers(steps, "steps"), _numbers(envs, "envs")
+        given = values.detach() if isinstance(values, Tensor) else as_tensor(values, "final_value")
+        vectors = rows.dim() == 1 and rows.shape == places.shape == given.shape[:1]
+        if not vectors or given.shape[1:] != target.shape[2:]:
+            raise ShapeError(
+                f"set_final_value: expected three vectors of one length, got {tuple(rows.shape)}, "
+                f"{tuple(places.shape)}, {tuple(given.shape)}"
+            )
+        count, num_envs = columns.count, columns.num_envs
+        beyond = (rows < 0) | (rows >= count) | (places < 0) | (places >= num_envs)
+        if bool(beyond.any()):
+            step, env = (int(vector[beyond][0]) for vector in (rows, places))
+            raise ParameterError(
+                f"set_final_value: got step {step} of env {env}; steps are 0 to {count - 1}, envs 0 to {num_envs - 1}"
+            )
+        check_castable(given, target.dtype, "final_value")
+        rows = columns.place(rows).to(target.device)
+        target[rows, places.to(target.device)] = given.to(device=target.device, dtype=target.dtype)
+
+    def clear(self) -> None:
+        """Forget the rollout and its attached columns, such as advantages; the memory stays.
+
+        The next step continues the episodes under way; call :meth:`interrupt` if it does not.
+        """
+        columns, ended = self._columns, self._ended_now()
+        self._bookkeeping_used, self._has_last, self._reserved = True, False, 0
+        columns.detach()
+        self._ended, self._interrupted, columns.start, columns.count = ended, False, 0, 0  # at once
+        self._write_bookkeeping(slice(None), {})  # always, since masks may have been written through a view
+        self._bookkeeping_used = False
+        self._reserved_views = []
+
+    def interrupt(self) -> None:
+        """Break off the episodes under way: the next step starts new ones in all envs.
+
+        Their newest steps become truncated. The bootstrap row gives their values if it was set (:meth:`set_last`); if
+        not, give them by :meth:`set_final_value`, or :meth:`finish` refuses them. A full rollout keeps its steps as
+        they are, since the bootstrap row values them anyway.
+        """
+        columns = self._columns
+        if not columns.count:
+            self._ended = np.ones(columns.num_envs, np.bool_)
+        if not columns.count or (columns.is_full and not columns.wrap):
+            self._interrupted = bool(columns.count)
+            return
+        truncated = columns["truncated"].clone()
+        under_way = ~(columns["terminated"][-1] | truncated[-1])
+        truncated[-1] |= under_way
+        envs = (under_way & columns["mask"][-1]).nonzero().squeeze(1)
+        if "value" in columns.schema and self._has_last and len(envs):  # first: it is read where truncated is set
+            self.set_final_value(torch.full_like(envs, columns.count - 1), envs, self.last["value"][envs])
+        columns.attach({"truncated": truncated})
+
+    def __setitem__(self, name: Name, column: Any) -> None:
+        """Attach a column ``[T, N, ...]`` to this rollout, or overwrite one; :meth:`clear` forgets attached ones.
+
+        Raises:
+            ShapeError: the column does not have the rollout's steps and envs in front.
+            DTypeError: the column overwrites one of the schema with another kind of dtype.
+            DeviceError: the column is a tensor on another device.
+            FieldError: the name is that of a nested field.
+        """
+        self._columns.attach({name: column})
+
+    # -- episodes -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _has_ends(self) -> bool:
+        """True if the steps say where episodes end."""
+        return {("terminated",), ("truncated",)} <= self._columns.own
+
+    def _flags(self) -> Flags:
+        """Where the episodes of the present steps start and end."""
+        leaves = [leaf for name in ENDS for leaf in self._columns.leaves((name,))]
+        return Flags.of([self._columns.ordered(leaf) for leaf in leaves], self._ended)
+
+    def _ended_now(self) -> Bools:
+        """True where the next step starts an episode, ``[N]``."""
+        if self._interrupted:
+            return np.ones(self.num_envs, np.bool_)
+        return self._flags().ended.view(np.bool_) if self._columns.count and self._has_ends else self._ended
+
+    # -- finishing ----------------------------------------------------------------------------------------------------
+
+    def finish(self, estimator: Estimator, *, last_value: Any = None, partial: bool = False) -> RolloutBuffer:
+        """Attach what ``estimator`` computes, such as ``advantage`` and ``return``; returns the buffer.
+
+        Args:
+            estimator: :class:`relive.GAE` and its like, or any :class:`relive.returns.Estimator`.
+            last_value: V(obs[T]), ``[N]``; not needed if it was set already, or if every env just finished.
+            partial: finish a rollout that is not full.
+
+        Raises:
+            ParameterError: ``estimator`` is not an estimator.
+            EmptyError: no step was added.
+            UnfinishedError: the rollout is not full, or the bootstrap value is missing.
+            FieldError: a column that the estimator reads is missing, or a truncated step has no final value.
+            NotFiniteError: an advantage would be NaN or infinite, such as those before a value that is. On other
+                devices than the CPU only in debug mode, as it takes time there. There are no advantages then.
+        """
+        columns = self._columns
+        in_place = estimator if type(estimator) is GAE and not estimator.normalize else None
+        if in_place is None:
+            _require_estimator(estimator)
+        if partial is not False:  # a call less where time counts
+            require("finish", FLAG_RULE, partial=partial)
+        if not columns.count:
+            columns.require_steps()
+        if not (columns.count == columns.num_steps or partial or columns.wrap):
+            raise UnfinishedError(
+                f"{columns.count} of {columns.num_steps} steps are written; add the rest, or finish(..., partial=True)"
+            )
+        if last_value is not None:
+            self.set_last(value=last_value)
+        first_time = not (self._end_check is None or partial or columns.is_finished)  # each rollout is checked once
+        if columns.layout is not self._gae_layout:
+            self._locate_gae_columns()
+        if in_place is not None and self._gae_columns is not None and not columns.start:
+            if not self._has_last:
+                self._require_all_ended()
+            self._fill_gae(in_place)
+        else:
+            self._attach_estimate(estimator)
+        if first_time:
+            self._check_final_values()
+        return self
+
+    def _locate_gae_columns(self) -> None:
+        """Find out where the columns of GAE lie, and whether its kernel can write them in place."""
+        columns, self._gae_columns = self._columns, None
+        used = {"reward", "value", "final_value", *ENDS, "advantage", "return"}
+        dtypes = {name: torch.bool if name in ENDS else torch.float32 for name in used}
+        if all(columns.is_plain((name,), dtype) for name, dtype in dtypes.items()):
+            paths = ((("return" if name == "ret" else name),) for name in kernels.fast().PLACES[2:])
+            addresses = [columns.address(path) if path[0] in used else 0 for path in paths]
+            self._gae_columns = np.array([columns.num_envs, 0, *addresses], np.int64)
+        self._gae_layout = columns.layout  # last: after an interrupt the next call starts again
+
+    def _fill_gae(self, estimator: GAE) -> None:
+        """Let the kernel write advantages and returns into their columns; after an error there are none.
+
+        An interrupt comes before or after the kernel, so the two columns are both old or both new.
+        """
+        columns, fast = self._columns, kernels.fast()
+        self._gae_columns[1] = columns.count * columns.num_envs
+        wrong = fast.fill_gae(self._gae_columns, float(estimator.gamma), float(estimator.lam))
+        if wrong == fast.SPOILT:
+            self._refuse_spoilt(columns.ordered(ADVANTAGE), estimator)
+        if wrong >= 0:
+            kernels.refuse_missing(wrong, columns.num_envs)
+        columns.keep((ADVANTAGE, RETURN))
+
+    def _attach_estimate(self, estimator: Estimator) -> None:
+        """Call the estimator with tensors, and copy what it returns."""
+        columns = self._columns
+        for name in estimator.reads:
+            if name not in BOOKKEEPING:
+                self._require_column(name, type(estimator).__name__)
+        if "value" in estimator.reads and not self._has_last:
+            self._require_all_ended()
+        own, host = is_own(estimator), columns.device.type == "cpu"
+        result = estimator(**{name: self._estimator_input(name, host or not own) for name in estimator.reads})
+        advantage = result["advantage"] if own and (host or self._debug) else None
+        if advantage is not None and not bool(advantage.isfinite().all()):
+            self._refuse_spoilt(advantage, estimator)
+        columns.attach(result)
+
+    def _require_column(self, name: str, reader: str) -> None:
+        """Refuse an estimator that reads a column which is not there."""
+        if not self._columns.below((name,)):
+            lacking = unknown_field(name, self._columns.keys(), "this rollout")
+            instead = "" if name == "value" else f", or set rollout[{name!r}] first"
+            raise FieldError(f"{reader} reads {name!r}: {lacking}. Declare it in the schema{instead}")
+        self._columns.leaves((name,))
+
+    def _estimator_input(self, name: str, may_wait: bool) -> Any:
+        """A column as estimators take it: ``value`` with its bootstrap row, bookkeeping only where it matters.
+
+        To see whether it matters takes a wait for the device. Without ``may_wait`` bookkeeping always comes.
+        """
+        columns = self._columns
+        if name == "mask" and may_wait and not columns.has_mask():
+            return None
+        if name == "final_value" and (name not in columns or (may_wait and not columns.has_truncations())):
+            return None
+        return columns.with_last(("value",)) if name == "value" and name in columns else columns[name]
+
+    def _require_all_ended(self) -> None:
+        """Without a bootstrap value every env must just have finished an episode."""
+        columns = self._columns
+        under_way = ~(columns["terminated"][-1] | columns["truncated"][-1])
+        if columns.has_mask():
+            under_way &= columns["mask"][-1]
+        if bool(under_way.any()):
+            env = int(under_way.nonzero()[0])
+            raise UnfinishedError(
+                f"the episode of env {env} goes on after the last step and its bootstrap value is missing; "
+                "pass finish(..., last_value=V(obs[T])), or set_last(value=...)"
+            )
+
+    def _refuse_spoilt(self, advantage: Tensor, estimator: Estimator) -> None:
+        """Refuse an advantage ``[T, N]`` that is not finite at a real step, by the number that it comes from.
+
+        Raises:
+            NotFiniteError: names that field, its step and its env.
+        """
+        columns = self._columns
+        terminated, truncated, real = (columns[name] for name in ENDS)
+        wrong = ~advantage.isfinite() & real
+        if not bool(wrong.any()):
+            return
+        columns.drop((ADVANTAGE, RETURN))
+        valued = torch.cat([real, torch.zeros_like(real[:1])])
+        valued[1:] |= real & ~(terminated | truncated)  # the value after a step that ended nothing
+        used = {"value": valued, "final_value": real & truncated & ~terminated}
+        for name in estimator.reads:
+            if name in ENDS or name not in columns:
+                continue
+            column = columns.with_last(("value",)) if name == "value" else columns[name]
+            bad = (~column.isfinite() & used.get(name, real)).nonzero()
+            if len(bad):
+                step, env = bad[0].tolist()
+                where = f"step {step} of" if step < len(real) else "the bootstrap row (last_value) of"
+                raise NotFiniteError(
+                    f"field '{name}': {where} env {env} is {float(column[step, env])}, so advantages would not be "
+                    "finite either; mend what gives it, the env or the policy, and create the buffer with debug=True "
+                    "to find it when it is added"
+                )
+        step, env = wrong.nonzero()[0].tolist()
+        raise NotFiniteError(
+            f"the advantage of step {step} of env {env} is {float(advantage[step, env])}, although all that it comes "
+            "from is finite: rewards or values are too large; scale the rewards"
+        )
+
+    def _check_final_values(self) -> None:
+        """Check the ends of truncated episodes, after which a rollout knows the value of the final observation."""
+        columns, check = self._columns, cast("EndCheck", self._end_check)
+        self._checks_left -= 1
+        values = [columns[name] for name in ("value", "final_value") if name in columns]
+        if not self._checks_left or len(values) < 2 or values[0].dim() != 2:
+            self._end_check = None
+            return
+        terminated, truncated, real = (columns[name].flatten().numpy() for name in ENDS)
+        cut, (value, final) = truncated & ~terminated, map(_coarse, values)
+        if len(np.unique(value[real])) < np.count_nonzero(real) / 2:  # in bfloat16, say, values are alike by chance
+            return
+        envs = np.tile(np.arange(columns.num_envs), columns.count)
+        if not check.go_on(0, envs, [value, np.zeros_like(cut), cut], [final], real):
+            self._end_check = None
+            check.warn_of_values()
 
     # -- columns ------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """The number of real transitions, as an epoch of minibatches serves them."""
-        return self._named.count(self._named.real_rows())
+        return self._columns.num_real(self._columns.real_rows())
 
     def __contains__(self, name: Name) -> bool:
-        return name in self._named
+        return name in self._columns
 
     def keys(self) -> tuple[str, ...]:
         """The top-level columns of this rollout: the schema's, ``mask``, ``final_value``, and the attached ones."""
-        return self._named.keys()
+        return self._columns.keys()
 
     def __getitem__(self, name: Name) -> Any:
         """A column ``[T, N, ...]`` of the steps written so far, oldest first; a TensorDict if it is nested.
 
         It is a view into the storage, or a copy once the buffer has wrapped round.
         """
-        return self._named[name]
+        return self._columns[name]
 
     @property
     def block(self) -> TensorDict:
         """All columns with their bootstrap row as views ``[T + 1, N]``, written or not."""
-        return self._named.block()
+        columns = self._columns
+        leaves = {path: columns.view(path) for path in columns.live}
+        return columns.batch(leaves, (columns.num_steps + 1, columns.num_envs))
 
     @property
     def env_major(self) -> TensorDict:
@@ -74,11 +664,14 @@ class ReadableRollout(ABC):
     @property
     def last(self) -> TensorDict:
         """The bootstrap row as views ``[N]``."""
-        return self._named.last()
+        columns = self._columns
+        leaves = {path: columns.view(path, columns.last_row) for path in columns.paths}
+        return as_tensordict(leaves, (columns.num_envs,))
 
     def data(self) -> TensorDict:
         """All columns of the steps written so far, ``[T, N]``, each as ``r[name]`` gives it."""
-        return self._named.data()
+        columns = self._columns
+        return columns.batch(columns.select(columns.live), (columns.count, columns.num_envs))
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
@@ -88,7 +681,12 @@ class ReadableRollout(ABC):
         Args:
             fields: the columns wanted; default all but ``mask`` and ``final_value``.
         """
-        return self._minibatches.flat(fields)
+        columns = self._columns
+        columns.require_steps()
+        rows = columns.real_rows()
+        flat = self._flat_columns(fields)
+        batch = {path: x.clone() if rows is None else x.index_select(0, rows) for path, x in flat.items()}
+        return columns.batch(batch, (columns.num_real(rows),))
 
     def sample(self, batch_size: int, fields: tuple[str, ...] | None = None) -> TensorDict:
         """One random minibatch ``[batch_size]``, drawn without replacement.
@@ -97,7 +695,32 @@ class ReadableRollout(ABC):
             EmptyError: no step was added.
             ParameterError: there are fewer real transitions, or ``batch_size`` is not positive.
         """
-        return self._minibatches.sample(batch_size, fields)
+        columns = self._columns
+        columns.require_steps()
+        rows = columns.real_rows()
+        total = columns.num_real(rows)
+        if not (is_count(batch_size, 1) and batch_size <= total):
+            raise ParameterError(f"sample({batch_size!r}): the rollout holds {total} transitions; ask for 1 to {total}")
+        order = self._permutation(rows)[:batch_size]
+        batch = {path: x.index_select(0, order) for path, x in self._flat_columns(fields).items()}
+        return columns.batch(batch, (batch_size,))
+
+    def _flat_columns(self, fields: tuple[str, ...] | None) -> dict[Path, Tensor]:
+        """Columns of the steps written so far as rows ``t * N + n``."""
+        columns = self._columns.select(self._columns.wanted(fields))
+        return {path: column.flatten(0, 1) for path, column in columns.items()}
+
+    def _permutation(self, rows: Tensor | None) -> Tensor:
+        """The next permutation of the flat rows that are real."""
+        order = self._permutations.next(self._columns.num_real(rows)).to(self.device)
+        return order if rows is None else rows[order]
+
+    def _orders(self, rows: Tensor | None, epochs: int, reshuffle: bool) -> Iterator[Tensor]:
+        """The order of each epoch."""
+        order = None
+        for _ in range(epochs):
+            order = self._permutation(rows) if order is None or reshuffle else order
+            yield order
 
     def minibatches(
         self,
@@ -129,9 +752,18 @@ class ReadableRollout(ABC):
             ParameterError: sizes that do not fit the rollout.
             FieldError: an unknown column.
         """
-        return self._minibatches.minibatches(
-            batch_size, num_batches, epochs, drop_last, reshuffle, fields, normalize_advantage
-        )
+        columns = self._columns
+        columns.require_steps()
+        require("minibatches", COUNT_RULE, epochs=epochs)
+        flags = {"drop_last": drop_last, "reshuffle": reshuffle, "normalize_advantage": normalize_advantage}
+        require("minibatches", FLAG_RULE, **flags)
+        rows = columns.real_rows()
+        bounds = parts(columns.num_real(rows), batch_size, num_batches, drop_last)
+        wanted = columns.wanted(fields)
+        require_advantage(normalize_advantage, wanted)
+        orders = self._orders(rows, epochs, reshuffle)
+        pack = epochs > 1 or len(bounds) >= MANY
+        return self._minibatches.batches(wanted, bounds, orders, pack, normalize_advantage)
 
     def sequences(
         self,
@@ -179,9 +811,24 @@ class ReadableRollout(ABC):
             ParameterError: a length, overlap or size that does not fit.
             FieldError: an unknown column, or no ``terminated`` and ``truncated`` in the schema.
         """
-        windows = self._sequences.cut(length, overlap, complete, drop_tail, epochs)
+        columns = self._columns
+        columns.require_steps()
+        require("sequences", COUNT_RULE, epochs=epochs)
+        require("sequences", FLAG_RULE, complete=complete, drop_tail=drop_tail)
+        windows = plan_windows(self._flags(), length, stride_of(length, overlap), drop_tail, complete)
         split = splitter(len(windows), batch_size, num_batches, batch_steps)
-        return self._sequences.read(windows, split, length, epochs, shuffle, fields, time_first, normalize_advantage)
+        flags = {"shuffle": shuffle, "time_first": time_first, "normalize_advantage": normalize_advantage}
+        require("sequences", FLAG_RULE, **flags)
+        wanted = columns.wanted_of_steps(fields)
+        require_advantage(normalize_advantage, wanted)
+        reader = self._reader(wanted, LARGE_FIELD if epochs > 1 else 0)
+        rows = None if length is None else reader.most_rows(windows, min(length, columns.count))
+        orders = (windows[self._order(len(windows), shuffle)] for _ in range(epochs))
+        return (
+            batch
+            for order in orders
+            for batch in reader.batches(order, split(order), rows, time_first, normalize_advantage)
+        )
 
     def env_batches(
         self,
@@ -213,7 +860,21 @@ class ReadableRollout(ABC):
             ParameterError: sizes that do not fit the number of envs.
             FieldError: an unknown column, or no ``terminated`` and ``truncated`` in the schema.
         """
-        return self._sequences.env_batches(batch_size, num_batches, epochs, shuffle, sequences, fields)
+        columns = self._columns
+        columns.require_steps()
+        require("env_batches", COUNT_RULE, epochs=epochs)
+        bounds = parts(columns.num_envs, batch_size, num_batches, items="envs")
+        windows = plan_windows(self._flags(), None, WHOLE, drop_tail=False, complete=False)
+        padded = columns.wanted_of_steps(sequences)
+        as_stored = columns.wanted_of_steps(fields)
+        if fields is None:
+            as_stored = [path for path in as_stored if path not in padded]
+        readers = self._reader(padded, 0), self._reader(as_stored, 0, with_states=False)
+        order = self._order(columns.num_envs, shuffle) if shuffle else None
+        batches = env_batches(*readers, windows, order, bounds, epochs)
+        if columns.is_finished:
+            return batches
+        return (EnvBatch(batch.envs, unfinished(cast("TensorDict", batch.steps)), batch.sequences) for batch in batches)
 
     def chunks(self, length: int | None = None, *, fields: tuple[str, ...] | None = None) -> Iterator[SequenceBatch]:
         """All envs in the order of time, ``length`` steps at a time: batches ``[L, N, ...]``, the last one shorter.
@@ -231,266 +892,64 @@ class ReadableRollout(ABC):
             ParameterError: a length below 1, or one that is no multiple of ``hidden_every``.
             FieldError: an unknown column, or no ``terminated`` and ``truncated`` in the schema.
         """
-        return self._sequences.chunks(length, fields)
+        columns = self._columns
+        columns.require_steps()
+        stride_of(length, "none")  # refuses a wrong length
+        steps, every = columns.count, columns.every
+        size = steps if length is None else length
+        if size % every and size < steps:
+            raise ParameterError(f"chunks({size}): states are kept every {every} steps; ask for a multiple of them")
+        reader = self._reader(columns.wanted_of_steps(fields), 0)
+        flags = self._flags()
+        return (reader.chunk(flags, low, min(low + size, steps)) for low in range(0, steps, size))
 
+    def _reader(self, wanted: list[Path], pack: int, with_states: bool = True) -> WindowReader:
+        """Reads windows of these columns, and of the states if the schema has ``hidden``."""
+        states = States(self._columns, self.initial_hidden) if with_states and "hidden" in self.schema else None
+        return WindowReader(self._columns, wanted, states, pack, self._memory)
 
-def call(fields: Fields, wrap: bool, debug: bool, seed: int) -> str:
-    """The call that makes an empty buffer like this one."""
-    further = f"columns={fields.further_by_name}, " if fields.further else ""
-    return (
-        f"RolloutBuffer({fields.schema!r}, num_steps={fields.num_steps}, num_envs={fields.num_envs}, "
-        f"device='{fields.device}', wrap={wrap}, debug={debug}, "
-        f"hidden_every={fields.every}, {further}seed={seed})"
-    )
+    def _order(self, count: int, shuffle: bool) -> Ints:
+        """The next permutation of ``count`` items, or their own order."""
+        return self._permutations.next(count).numpy() if shuffle else np.arange(count)
 
-
-def summary(fields: Fields, columns: Columns, named: NamedColumns, permutations: Permutations) -> Summary:
-    """How full a rollout is, what it holds, and how much memory that takes."""
-    further = [name for name in named.keys() if name not in fields.schema and name not in KEPT_APART]
-    size = readable(sum(fields.sizes(fields.all).values()))
-    facts = {
-        "fields": described(fields.schema.leaves),
-        "attached": ", ".join(further) or "nothing; finish(...) attaches advantages",
-        "memory": f"{size} {'in RAM' if columns.device.type == 'cpu' else f'on {columns.device}'}",
-        "seed": f"{permutations.seed}, {permutations.draws:,} permutations drawn",
-    }
-    full = ", full" if columns.is_full else ""
-    title = f"RolloutBuffer: {columns.count:,} of {columns.num_steps:,} steps, {columns.num_envs:,} envs{full}"
-    return title, facts
-
-
-class RolloutBuffer(ReadableRollout):
-    """A rollout: ``num_steps`` consecutive steps of ``num_envs`` envs in columns ``[T + 1, N, ...]``.
-
-    The row after the last step is the bootstrap row: the ``obs`` and ``value`` that the rollout ended on. ``r[name]``,
-    :meth:`data`, :attr:`block`, :attr:`env_major`, :attr:`last` and :meth:`reserve` return views into the storage;
-    :meth:`flat`, :meth:`sample` and :meth:`minibatches` return copies.
-
-    Args:
-        schema: the fields of a step. The buffer adds ``mask`` and ``final_value``.
-        num_steps: T, time steps per rollout.
-        num_envs: N.
-        device: where the columns live.
-        wrap: keep the newest ``num_steps`` instead of refusing to overfill.
-        debug: refuse rewards and values that are not finite.
-        hidden_every: k; keep the recurrent states of ``hidden`` only for steps 0, k, 2k, ..., to save memory.
-            :meth:`sequences` then begin at a step whose state is kept.
-        columns: name -> :class:`Field` of further columns that no step brings: there from the start, to be written in
-            place, by ``r[name] = ...`` or by :meth:`finish`. What is not written holds what was there before.
-        seed: of the permutations; permutation number k is a function of (seed, k) alone. None draws one number from
-            torch's default generator, so that ``torch.manual_seed`` decides it; ``buffer.seed`` is the number.
-
-    Raises:
-        SchemaError: a schema that uses the buffer's own names.
-        ParameterError: sizes that are not positive, or that need more than the free memory.
-    """
-
-    _preset = True
-    """Whether the masks of all rows are written at once. :meth:`load` does not: a forged save could claim any size."""
-
-    _saves: Saves | None = None
-
-    extra: Any = None
-    """What was passed to :meth:`save` as ``extra``, in a buffer that was loaded; else None."""
-
-    def __init__(
-        self,
-        schema: Schema,
-        num_steps: int,
-        num_envs: int,
-        *,
-        device: str | torch.device = "cpu",
-        wrap: bool = False,
-        debug: bool = False,
-        hidden_every: int = 1,
-        columns: Mapping[str, Field] | None = None,
-        seed: int | None = None,
-    ) -> None:
-        self.num_steps, self.num_envs = size = as_size(num_steps, num_envs)
-        require("RolloutBuffer", FLAG_RULE, wrap=wrap, debug=debug)
-        self.device, self.wrap = torch_device("RolloutBuffer", device), wrap
-        require("RolloutBuffer", SCHEMA_RULE, schema=schema)
-        self.hidden_every = kept_every(hidden_every, schema, wrap)
-        fields = self._fields = Fields(schema, {} if columns is None else columns, size, self.device, self.hidden_every)
-        self._columns = Columns(fields.own, *size, self.device, wrap)
-        named = self._named = NamedColumns(fields, self._columns)
-        self._states = KeptStates(fields, self._columns)
-        self._episodes = Episodes(self._columns, named)
-        self._permutations = Permutations(seed)
-        self._writer = Writer(
-            fields, self._columns, named, self._episodes, self._states, debug=debug, preset=self._preset
-        )
-        self._finisher = Finisher(self._columns, named, self._writer)
-        memory = Recycled()
-        self._minibatches = Minibatches(named, self.device, self._permutations, memory)
-        self._sequences = Sequences(fields, named, self._episodes, self._states, self._permutations, memory)
-
-    # -- writing ------------------------------------------------------------------------------------------------------
-
-    def add(self, step: Mapping[str, Any] | None = None, /, *more: Never, **fields: Any) -> None:
-        """Append one vector step; NumPy or torch, given as a mapping, as keywords, or both.
-
-        Args:
-            step: field -> ``[N, ...]`` for every field of the schema; with one env the leading axis may be left out.
-            fields: the same, as keywords. ``mask`` (bool ``[N]``, default all True) is False at steps that are not
-                real, such as the reset step of ``NEXT_STEP`` autoreset; ``final_value`` (``[N]``) is read where
-                ``truncated`` is set.
-
-        Raises:
-            FullError: the rollout is complete and does not wrap.
-            FieldError, ShapeError, DTypeError, DeviceError: the step does not fit the schema. Nothing is written.
-            NotFiniteError: in debug mode, a reward or a value is NaN or infinite. Nothing is written.
-        """
-        if more or not (step is None or hasattr(step, "keys")):
-            raise FieldError(not_named(step))
-        self._writer.add(fields if step is None else {**step, **fields})
-
-    def add_fields(self, **fields: Spec) -> None:
-        """Add fields to the schema; they are zeros in the steps that were written before.
-
-        Args:
-            fields: as in a schema: a :class:`relive.Field`, a bare shape for float32, or a dict or tuple. A nested
-                field of the schema may be given again with further members.
-
-        Raises:
-            SchemaError: there is a column of that name, or rows of it would be lost.
-            ParameterError: memory is short.
-            LifecycleError: rows are reserved, or hidden states are kept every few steps.
-        """
-        self._writer.add_fields(fields)
-
-    def reserve(self, steps: int | None = None) -> TensorDict:
-        """The next ``steps`` rows (all that are left, by default) as views ``[steps, N]`` to be written in place.
-
-        They include ``mask``, preset to True, and with a value in the schema ``final_value``, preset to NaN. The rows
-        become part of the rollout with :meth:`commit`. A buffer that wraps gives up as many of its oldest steps as it
-        needs, at once. The views may be put into shared memory for other processes to write: :meth:`commit` then
-        copies the rows from there.
-
-        Raises:
-            FullError: fewer rows are left in one piece.
-        """
-        return self._writer.reserve(steps)
-
-    def commit(self, steps: int | None = None, *, last: bool = False) -> None:
-        """Make the first reserved rows part of the rollout, once they are written.
-
-        Args:
-            steps: how many of the reserved rows, all by default; the rest is given back.
-            last: the bootstrap row, the one after them, is written too.
-
-        Raises:
-            LifecycleError: fewer rows are reserved.
-            NotFiniteError: in debug mode, a reward or a value is NaN or infinite; the rows stay reserved.
-        """
-        self._writer.commit(steps, last)
-
-    def set_last(self, **fields: Any) -> None:
-        """Write fields of the bootstrap row, the one after the newest step: ``set_last(obs=..., value=...)``.
-
-        Raises:
-            FieldError, ShapeError, DTypeError, DeviceError: a field does not fit. Nothing is written.
-        """
-        self._writer.set_last(fields)
-
-    def set_final_value(self, steps: Any, envs: Any, values: Any) -> None:
-        """Set V(true final observation) of truncated steps, where it is known only later: three vectors ``[K]``.
-
-        Raises:
-            FieldError: the schema has no ``value``.
-            ParameterError: a step or env is out of range.
-            ShapeError: the vectors differ in length.
-        """
-        self._writer.set_final_value(steps, envs, values)
-
-    def clear(self) -> None:
-        """Forget the rollout and its attached columns, such as advantages; the memory stays.
-
-        The next step continues the episodes under way; call :meth:`interrupt` if it does not.
-        """
-        self._writer.clear()
-
-    def interrupt(self) -> None:
-        """Break off the episodes under way: the next step starts new ones in all envs.
-
-        Their newest steps become truncated. The bootstrap row gives their values if it was set (:meth:`set_last`); if
-        not, give them by :meth:`set_final_value`, or :meth:`finish` refuses them. A full rollout keeps its steps as
-        they are, since the bootstrap row values them anyway.
-        """
-        self._writer.interrupt()
-
-    def __setitem__(self, name: Name, column: Any) -> None:
-        """Attach a column ``[T, N, ...]`` to this rollout, or overwrite one; :meth:`clear` forgets attached ones.
-
-        Raises:
-            ShapeError: the column does not have the rollout's steps and envs in front.
-            DTypeError: the column overwrites one of the schema with another kind of dtype.
-            DeviceError: the column is a tensor on another device.
-            FieldError: the name is that of a nested field.
-        """
-        self._named.attach({name: column})
-
-    def finish(self, estimator: Estimator, *, last_value: Any = None, partial: bool = False) -> RolloutBuffer:
-        """Attach what ``estimator`` computes, such as ``advantage`` and ``return``; returns the buffer.
-
-        Args:
-            estimator: :class:`relive.GAE` and its like, or any :class:`relive.returns.Estimator`.
-            last_value: V(obs[T]), ``[N]``; not needed if it was set already, or if every env just finished.
-            partial: finish a rollout that is not full.
-
-        Raises:
-            ParameterError: ``estimator`` is not an estimator.
-            EmptyError: no step was added.
-            UnfinishedError: the rollout is not full, or the bootstrap value is missing.
-            FieldError: a column that the estimator reads is missing, or a truncated step has no final value.
-            NotFiniteError: an advantage would be NaN or infinite, such as those before a value that is. On other
-                devices than the CPU only in debug mode, as it takes time there. There are no advantages then.
-        """
-        self._finisher.finish(estimator, last_value, partial)
-        return self
-
-    # -- settings and sizes --------------------------------------------------------------------------------------------
+    # -- settings and sizes -------------------------------------------------------------------------------------------
 
     @property
     def schema(self) -> Schema:
         """The fields of a step."""
-        return self._fields.schema
+        return self._columns.schema
 
     @property
     def debug(self) -> bool:
-        """Whether rewards and values that are not finite are refused; it may be set at any time."""
-        return self._writer.debug
+        """True if rewards and values that are not finite are refused; it may be set at any time."""
+        return self._debug
 
     @debug.setter
     def debug(self, debug: bool) -> None:
         require("RolloutBuffer", FLAG_RULE, debug=debug)
-        self._writer.debug = debug
+        self._debug = debug
 
     @property
     def check_ends(self) -> bool:
-        """Whether :meth:`finish` warns if the first rollouts have steps that ``NEXT_STEP`` autoreset ignores.
+        """True if :meth:`finish` warns if the first rollouts have steps that ``NEXT_STEP`` autoreset ignores.
 
         They show where truncated steps have a ``final_value``; see :class:`relive.errors.EpisodeEndWarning`. It may be
         set at any time. A Collector turns it off, since it stores ends correctly. Unused on other devices than the CPU,
         and if the buffer wraps.
         """
-        return self._finisher.check_ends
+        return self._check_ends
 
     @check_ends.setter
     def check_ends(self, check: bool) -> None:
-        self._finisher.check_ends = check
-
-    @property
-    def initial_hidden(self) -> Any:
-        """The state that episodes start in, nested as ``hidden``, without the env axis; None is zeros.
-
-        It is read with ``hidden_every``, and may be set at any time.
-        """
-        return self._states.initial
-
-    @initial_hidden.setter
-    def initial_hidden(self, initial: Any) -> None:
-        self._states.initial = initial
+        require("RolloutBuffer", FLAG_RULE, check_ends=check)
+        leaves = {("obs",): Field(), **{(name,): Field((), torch.bool) for name in ("terminated", "truncated")}}
+        # A rollout that wraps is finished again and again with the same ends; on a device it would wait.
+        checks = check and not self.wrap and self.device.type == "cpu"
+        self._check_ends = check
+        self._end_check = EndCheck(leaves) if checks else None
+        """Checks the first ends of episodes; None once there were enough of them."""
+        self._checks_left = MOST
+        """How many rollouts it may still check."""
 
     @property
     def seed(self) -> int:
@@ -508,7 +967,7 @@ class RolloutBuffer(ReadableRollout):
 
     @property
     def is_full(self) -> bool:
-        """Whether all ``num_steps`` are written."""
+        """True if all ``num_steps`` are written."""
         return self._columns.is_full
 
     # -- files, copies and printing -----------------------------------------------------------------------------------
@@ -532,9 +991,16 @@ class RolloutBuffer(ReadableRollout):
         """
         self._saves = self._saves or Saves()
         self._saves.settle()
-        parts = self._episodes, self._states, self._writer, self._permutations
-        handle = saving.save(path, self._fields, self._columns, *parts, extra, background)
-        return self._saves.begin(handle)
+        progress = saving.Progress(
+            self._debug,
+            self._permutations.seed,
+            self._permutations.draws,
+            self._has_last,
+            self._interrupted,
+            self._ended,
+            self.initial_hidden,
+        )
+        return self._saves.begin(saving.save(path, self._columns, progress, extra, background))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> RolloutBuffer:
@@ -550,17 +1016,26 @@ class RolloutBuffer(ReadableRollout):
             buffer = cls.__new__(cls)
             buffer._preset = False
             buffer.__init__(**saving.arguments(tensors, content), device=device)
-            parts = buffer._episodes, buffer._states, buffer._writer, buffer._permutations
-            saving.restore(tensors, content, buffer._columns, *parts)
+            progress = saving.restore(buffer._columns, tensors, content)
+            buffer._ended, buffer._interrupted = progress.ended, progress.interrupted
+            buffer._permutations.draws, buffer._has_last = progress.draws, progress.has_last
+            buffer.initial_hidden = progress.initial_hidden
         buffer.extra = extra
         return buffer
 
     def __copy__(self) -> RolloutBuffer:
-        """The same as ``copy.deepcopy``: two buffers over one memory would overwrite each other's rows."""
+        """As ``copy.deepcopy``: two buffers over one memory would overwrite each other's rows."""
         return deepcopy(self)
 
     def __repr__(self) -> str:
-        return call(self._fields, self.wrap, self.debug, self.seed)
+        """The call that makes an empty buffer like this one."""
+        further = {name: field for (name,), field in self._columns.further.items()}
+        columns = f"columns={further}, " if further else ""
+        return (
+            f"RolloutBuffer({self.schema!r}, num_steps={self.num_steps}, num_envs={self.num_envs}, "
+            f"device='{self.device}', wrap={self.wrap}, debug={self.debug}, "
+            f"hidden_every={self.hidden_every}, {columns}seed={self.seed})"
+        )
 
     def __str__(self) -> str:
         return text(self._summary())
@@ -569,7 +1044,50 @@ class RolloutBuffer(ReadableRollout):
         return html(self._summary())
 
     def _summary(self) -> Summary:
-        return summary(self._fields, self._columns, self._named, self._permutations)
+        """How full the rollout is, what it holds, and how much memory that takes."""
+        columns = self._columns
+        besides = [name for name in columns.keys() if name not in columns.schema and name not in BOOKKEEPING]
+        where = "in RAM" if columns.device.type == "cpu" else f"on {columns.device}"
+        facts = {
+            "fields": described(columns.schema.leaves),
+            "attached": ", ".join(besides) or "nothing; finish(...) attaches advantages",
+            "memory": f"{readable(columns.nbytes)} {where}",
+            "seed": f"{self.seed}, {self._permutations.draws:,} permutations drawn",
+        }
+        full = ", full" if columns.is_full else ""
+        title = f"RolloutBuffer: {columns.count:,} of {columns.num_steps:,} steps, {columns.num_envs:,} envs{full}"
+        return title, facts
 
 
 add_hints(RolloutBuffer)
+
+
+def _require_estimator(estimator: Any) -> None:
+    """Refuse what is not an estimator, such as the class of one."""
+    refuse_class("estimator", estimator)
+    if not (callable(estimator) and hasattr(estimator, "reads")):
+        raise ParameterError(f"finish({estimator!r}): expected an estimator, such as relive.GAE(gamma=0.99, lam=0.95)")
+
+
+def _numbers(values: Any, name: str) -> Tensor:
+    """Numbers of steps or envs, int64 ``[K]``.
+
+    Raises:
+        ShapeError: this is no array.
+        DTypeError: it has no whole numbers.
+    """
+    given = values if isinstance(values, Tensor) else as_tensor(values, name)
+    if given.dtype is torch.bool or given.is_quantized or given.layout is not torch.strided:
+        raise DTypeError(f"field '{name}': expected whole numbers, got {given.dtype} of layout {given.layout}")
+    if given.numel():
+        check_castable(given, torch.int64, name)
+    return given.long()
+
+
+def _coarse(values: Tensor) -> Array:
+    """Values as float32 without the last 8 of 24 bits, flat.
+
+    In those bits the values of one observation may differ from batch to batch.
+    """
+    bits: Array = values.float().flatten().numpy().view(np.int32)
+    return ((bits + np.int32(128)) & np.int32(-256)).view(np.float32)  # rounded to the nearest

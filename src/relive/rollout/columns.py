@@ -1,10 +1,10 @@
-"""Columns: the memory of a rollout, a column ``[T + 1, N, ...]`` for each field."""
+"""Columns: what a rollout holds. Each field of a step has a column ``[T + 1, N, ...]``, read and written by name."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -12,120 +12,241 @@ import torch
 from torch import Tensor
 
 from ..batches import as_tensordict
-from ..errors import DeviceError, EmptyError, FieldError, FullError, SchemaError, ShapeError
+from ..errors import DeviceError, EmptyError, FieldError, FullError, ParameterError, SchemaError, ShapeError
 from ..memory.copier import StepCopier
 from ..memory.estimate import readable, require_free
 from ..memory.keeper import zeroed
 from ..memory.layout import typed
-from ..parameters import COUNT_RULE, Rule, is_names, require
+from ..parameters import Rule, is_count, is_names, require
 from ..steps.arrays import Array, check_castable, numpy_dtype, numpy_view, refuse_masked
 from ..steps.checker import StepChecker, refuse_unreadable
-from ..steps.schema import Field, Path, Schema, dotted, unknown_field
+from ..steps.schema import Field, Path, Schema, descend, dotted, unknown_field
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["ADVANTAGE", "KEPT_APART", "Columns", "Fields", "Name", "NamedColumns", "as_size", "unfinished"]
+__all__ = ["ADVANTAGE", "BOOKKEEPING", "Columns", "Name", "unfinished"]
+
+
+Name = str | Path
+
+ADVANTAGE: Path = ("advantage",)
+
+BOOKKEEPING = {"mask": True, "final_value": math.nan}
+"""The fields that the buffer adds to each step, and their defaults. A batch has them only on request."""
+
+SCHEMA_RULE: Rule = (lambda schema: isinstance(schema, Schema), "expected a relive.Schema")
+
+
+def _are_fields(value: Any) -> bool:
+    """True if this is a mapping from names to fields."""
+    named = cast("Mapping[Any, Any]", value)
+    return isinstance(value, Mapping) and all(isinstance(k, str) and isinstance(v, Field) for k, v in named.items())
+
+
+COLUMNS_RULE: Rule = _are_fields, "expected a mapping from names to relive.Field(...)"
 
 
 class Columns:
-    """The columns ``[T + 1, N, ...]`` of a rollout: a ring of T rows, and after the newest the bootstrap row.
+    """The columns ``[T + 1, N, ...]`` of a rollout: a ring of T rows in time, and after the newest the bootstrap row.
 
-    ``own`` columns exist from the start. The others are attached to the present steps and leave with them.
+    There are four kinds:
+
+    - the fields of a step, which the schema names;
+    - ``mask`` and ``final_value``, which the buffer adds to each step (``bookkeeping``);
+    - ``further`` columns, which no step brings;
+    - attached columns, such as advantages. They belong to the present steps and leave with them.
+
+    The first three exist from the start (``own``). If ``every`` is k > 1, only the recurrent states of steps 0, k, 2k,
+    ... are stored, in ``states``; ``hidden`` then has no column.
+
     :meth:`view`, :meth:`write` and :meth:`put` take the place of a row in storage. All other methods count rows from
     the oldest.
 
     On the CPU the memory is NumPy's, and every tensor that is handed out is a new one over it. ``share_memory_()`` and
     ``torch.multiprocessing`` move the memory of a tensor: they move that tensor alone, never the columns.
+
+    Args:
+        schema: the fields of a step.
+        further: name -> field of the further columns.
+        size: (T, N).
+        device: where the columns live.
+        wrap: True if a new step replaces the oldest once all T rows are written.
+        every: k.
+
+    Raises:
+        SchemaError: the schema has a field of a name that the buffer adds.
+        ParameterError: the columns need more than the free memory, or ``every`` is below 1, or above 1 without
+            ``hidden`` in the schema or in a rollout that wraps.
     """
 
     def __init__(
-        self, leaves: Mapping[Path, Field], num_steps: int, num_envs: int, device: torch.device, wrap: bool
+        self,
+        schema: Schema,
+        further: Mapping[str, Field],
+        size: tuple[int, int],
+        device: torch.device,
+        wrap: bool = False,
+        every: int = 1,
     ) -> None:
-        self.num_steps, self.num_envs, self.device, self.wrap = num_steps, num_envs, device, wrap
+        require("RolloutBuffer", SCHEMA_RULE, schema=schema)
+        if not is_count(every, 1) or (every > 1 and (wrap or "hidden" not in schema)):
+            raise ParameterError(
+                f"hidden_every={every!r}: expected at least 1; more than that needs a field 'hidden', and no wrap"
+            )
+        require("RolloutBuffer", COLUMNS_RULE, columns=further)
+        for name in (*BOOKKEEPING, *further):
+            if name in schema:
+                raise SchemaError(f"field '{name}': the buffer adds this column itself; leave it out of the schema")
+        (self.num_steps, self.num_envs), self.device, self.wrap, self.every = size, device, wrap, int(every)
         self._on_host = device.type == "cpu"
+        self.further: dict[Path, Field] = {(name,): field for name, field in further.items()}
+        self.bookkeeping: dict[Path, Field] = {("mask",): Field((), torch.bool)}
+        value = schema.leaves.get(("value",))
+        if value is not None:
+            # At least float32, as returns are computed in it.
+            precise = value.dtype if value.dtype is torch.float64 else torch.float32
+            self.bookkeeping["final_value",] = Field(value.shape, precise)
+        self.require_memory(schema.leaves | self.bookkeeping | self.further)
         self._memory: dict[Path, Any] = {}
         self._dtypes: dict[Path, torch.dtype] = {}
         self._attached: set[Path] = set()
-        self.layout = object()
-        """A new object whenever a column gets new memory: addresses are valid while it is the same object."""
-        self._own: list[Any] = []
-        """The memory of the own columns, in their order."""
-        self.copier: StepCopier | None = None
-        """Writes steps on the CPU; None on a device."""
+        self.own = frozenset[Path]()
+        """The columns that exist from the start."""
         self.start = self.count = 0
         """The place of the oldest row, and the number of rows."""
-        self.own = frozenset[Path]()
-        for name, value in self._with(leaves).items():
-            setattr(self, name, value)  # once ``__dict__`` was asked for, Python looks every attribute up more slowly
+        hidden = {path: field for path, field in schema.leaves.items() if self._is_sparse(path)}
+        self.states: dict[Path, Any] = {path: self._zeros(x.shape, x.dtype, self.every) for path, x in hidden.items()}
+        """Row i has the recurrent states of step i * k, ``[ceil(T / k) + 1, N, ...]``; empty if k is 1."""
+        self._set_schema(schema)
 
-    def including(self, leaves: Mapping[Path, Field]) -> dict[str, Any]:
-        """The attributes of these columns once ``leaves``, in their order, are the own ones: those that exist stay, the
-        others begin as zeros.
-        """
-        return self.__dict__ | self._with(leaves)
+    # -- memory -------------------------------------------------------------------------------------------------------
 
-    def _with(self, leaves: Mapping[Path, Field]) -> dict[str, Any]:
-        """Those attributes that are others then."""
-        made = {
+    def extended(self, schema: Schema) -> Columns:
+        """These columns over the same memory, with the fields of ``schema``; new columns begin as zeros."""
+        made = Columns.__new__(Columns)
+        made.__dict__.update(self.__dict__)
+        made._set_schema(schema)
+        return made
+
+    def _set_schema(self, schema: Schema) -> None:
+        """Set what depends on the schema. It alters no dict in place: those may be another object's."""
+        self.schema = schema
+        """The fields of a step."""
+        self.paths = tuple(path for path in schema.leaves if not self._is_sparse(path))
+        """The leaves of a step that have a column."""
+        self.check = StepChecker(schema, self.num_envs, self.device)
+        """Checks a whole step."""
+        self.complete: tuple[StepChecker, dict[str, Array]] | None = None
+        """Checks a step that brings the bookkeeping too; and the bookkeeping of a step that brings none, ``[N, ...]``.
+        None until :meth:`check_complete` makes it."""
+        self._checkers: dict[str, StepChecker] | None = None
+        leaves = {path: schema.leaves[path] for path in self.paths} | self.bookkeeping | self.further
+        memory = {
             path: self._memory[path] if path in self.own else self._zeros(field.shape, field.dtype)
             for path, field in leaves.items()
         }
-        made |= {path: self._memory[path] for path in self._attached}
-        dtypes = self._dtypes | {path: field.dtype for path, field in leaves.items()}
-        found = {"_memory": made, "_dtypes": dtypes, "own": frozenset(leaves)}
-        return found | self._found(made, dtypes, frozenset(leaves))
+        self._memory = memory | {path: self._memory[path] for path in self._attached}
+        self._dtypes = self._dtypes | {path: field.dtype for path, field in leaves.items()}
+        self.own = frozenset(leaves)
+        self._note_memory()
 
-    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+    def _note_memory(self) -> None:
+        """Note where the own columns lie: on the CPU nobody else can move them."""
+        self.layout = object()
+        """A new object whenever a column gets new memory: addresses are valid while it is the same object."""
+        paths = [path for path in self._memory if path in self.own]
+        self._own_memory: list[Any] = [self._memory[path] for path in paths]
+        self.copier: StepCopier | None = None
+        """Writes steps on the CPU; None on a device."""
+        if self._on_host:
+            dtypes, shapes = [self._dtypes[path] for path in paths], [array.shape[2:] for array in self._own_memory]
+            self.copier = StepCopier(dtypes, self._own_memory, self.num_envs, shapes)
+
+    def _is_sparse(self, path: Path) -> bool:
+        """True for recurrent states that are stored only every k steps."""
+        return self.every > 1 and path[0] == "hidden"
+
+    def _rows(self, every: int) -> int:
+        """The rows of a column that has every k-th step, with its bootstrap row."""
+        return -(-self.num_steps // every) + 1
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, every: int = 1) -> Any:
         """Memory for one column."""
-        full = self.num_steps + 1, self.num_envs, *shape
+        full = self._rows(every), self.num_envs, *shape
         if self._on_host:
             return zeroed(math.prod(full) * dtype.itemsize).view(numpy_dtype(dtype)).reshape(full)
         with torch.inference_mode(False):  # a tensor made there could never be written to outside of it
             return torch.zeros(full, dtype=dtype, device=self.device)
 
-    def _found(self, memory: dict[Path, Any], dtypes: dict[Path, torch.dtype], own: frozenset[Path]) -> dict[str, Any]:
-        """What is noted of the memory of own columns: on the CPU nobody else can move it."""
-        paths = [path for path in memory if path in own]
-        arrays = [memory[path] for path in paths]
-        copier = None
-        if self._on_host:
-            kinds, shapes = [dtypes[path] for path in paths], [array.shape[2:] for array in arrays]
-            copier = StepCopier(kinds, arrays, self.num_envs, shapes)
-        return {"layout": object(), "_own": arrays, "copier": copier}
+    def sizes(self, leaves: Mapping[Path, Field]) -> dict[str, int]:
+        """Bytes of each column."""
+        return {
+            dotted(path): self._rows(self.every if self._is_sparse(path) else 1) * self.num_envs * field.nbytes
+            for path, field in leaves.items()
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns that exist from the start."""
+        return sum(self.sizes(self.schema.leaves | self.bookkeeping | self.further).values())
+
+    def require_memory(self, leaves: Mapping[Path, Field]) -> None:
+        """Require free memory for columns before it is allocated.
+
+        Raises:
+            ParameterError: memory is short.
+        """
+        sizes = self.sizes(leaves)
+        fields = "".join(f"\n  {name}  {readable(size)}" for name, size in sizes.items())
+        require_free(sum(sizes.values()), self.device, "the rollout", f"lower num_steps or num_envs:{fields}")
 
     def __getstate__(self) -> dict[str, Any]:
         """Arrays, which pickle copies; tensors would be moved, or on a device handed over, by multiprocessing."""
-        state = {name: value for name, value in self.__dict__.items() if name not in ("_own", "copier")}
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_own_memory", "copier")}
         if not self._on_host:
-            state["_memory"] = {path: numpy_view(column.cpu()) for path, column in self._memory.items()}
+            for name in "_memory", "states":
+                state[name] = {path: numpy_view(column.cpu()) for path, column in state[name].items()}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if not self._on_host:
-            columns = {path: typed(array, self._dtypes[path]) for path, array in self._memory.items()}
-            self._memory = {path: column.to(self.device) for path, column in columns.items()}
-        self.__dict__ |= self._found(self._memory, self._dtypes, self.own)
+            dtypes = self._dtypes | {path: self.schema.leaves[path].dtype for path in self.states}
+            for name in "_memory", "states":
+                columns = {path: typed(array, dtypes[path]) for path, array in state[name].items()}
+                self.__dict__[name] = {path: column.to(self.device) for path, column in columns.items()}
+        self._note_memory()
 
-    def view(self, path: Path, rows: int | slice = slice(None)) -> Tensor:
-        """Rows of a column ``[T + 1, N, ...]``, by their place in storage: a new tensor over its memory."""
-        memory = self._memory[path][rows]
-        if not self._on_host:
-            return memory
-        if not torch.is_inference_mode_enabled():
-            return typed(memory, self._dtypes[path])
-        with torch.inference_mode(False):  # as in _zeros
-            return typed(memory, self._dtypes[path])
+    def is_plain(self, path: Path, dtype: torch.dtype) -> bool:
+        """True if a column ``[T + 1, N]`` of this dtype has memory in RAM, and none is nested under its name."""
+        memory = self._memory.get(path)
+        plain = self._on_host and memory is not None and memory.ndim == 2 and self._dtypes[path] is dtype
+        return plain and [known[0] for known in self._memory].count(path[0]) == 1
+
+    def described(self, path: Path) -> tuple[Path, tuple[int, ...], torch.dtype]:
+        """The path of a column, the shape of one env's step in it, and its dtype."""
+        return path, tuple(self._memory[path].shape[2:]), self._dtypes[path]
+
+    def address(self, path: Path) -> int:
+        """The address of a column in RAM; it is valid while ``layout`` is the same object."""
+        return self._memory[path].ctypes.data
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
 
     @property
     def is_full(self) -> bool:
-        """Whether all T rows are written."""
+        """True if all T rows are written."""
         return self.count == self.num_steps
 
     @property
+    def in_one_piece(self) -> bool:
+        """True if the columns are in RAM, and the written rows lie one after another."""
+        return self._on_host and self.start + self.count <= self.num_steps
+
+    @property
     def last_row(self) -> int:
-        """Where the bootstrap row is."""
+        """Where the bootstrap row is: after the newest row, or behind the ring once that has no free row."""
         return self.num_steps if self.start or self.is_full else self.count
 
     @property
@@ -142,49 +263,26 @@ class Columns:
             )
         return (self.start + self.count) % self.num_steps
 
-    def detach(self) -> None:
-        """Forget what was attached."""
-        if self._attached:
-            self._attached.clear()
-
-    def write(self, row: int, values: Sequence[Any]) -> None:
-        """Assign a checked step to a row by its place in storage: values of the first own columns, in their order."""
-        if self.copier is not None:
-            self.copier.write(row, values)
-            return
-        for tensor, value in zip(self._own, values, strict=False):
-            tensor[row].copy_(value, non_blocking=True)
-
-    def put(self, path: Path, rows: int | slice, value: Any) -> None:
-        """Assign to rows of one column, by their place in storage."""
-        if self._on_host and isinstance(value, Tensor):
-            value = numpy_view(value.detach())
-        self._memory[path][rows] = value
-
     def place(self, rows: Tensor) -> Tensor:
         """Where rows, counted from the oldest, lie in storage."""
         return (rows + self.start) % self.num_steps
 
-    @property
-    def live(self) -> list[Path]:
-        """The columns of the present steps: own and attached ones."""
-        return [path for path in self._memory if path in self.own or path in self._attached]
-
-    def __contains__(self, path: Path) -> bool:
-        """Whether the present steps have a leaf of this path."""
-        return path in self.own or path in self._attached
-
-    def below(self, path: Path) -> list[Path]:
-        """The live leaves at or below a path."""
-        if path in self.own or path in self._attached:
-            return [path]
-        return [leaf for leaf in self.live if leaf[: len(path)] == path]
+    def view(self, path: Path, rows: int | slice = slice(None)) -> Tensor:
+        """Rows of a column ``[T + 1, N, ...]``, by their place in storage: a new tensor over its memory."""
+        memory = self._memory[path][rows]
+        if not self._on_host:
+            return memory
+        if not torch.is_inference_mode_enabled():
+            return typed(memory, self._dtypes[path])
+        with torch.inference_mode(False):  # as in _zeros
+            return typed(memory, self._dtypes[path])
 
     def ordered(self, path: Path) -> Tensor:
         """The written rows ``[T, N, ...]``: a view, or a copy once the ring has wrapped."""
         end = self.start + self.count
         if end <= self.num_steps:
             return self.view(path, slice(self.start, end))
+        # The oldest rows lie up to the end of the ring, the newest from its beginning on.
         parts = slice(self.start, self.num_steps), slice(end - self.num_steps)
         return torch.cat([self.view(path, rows) for rows in parts])
 
@@ -194,15 +292,190 @@ class Columns:
             return self.view(path, slice(self.count + 1))
         return torch.cat([self.ordered(path), self.view(path, slice(self.num_steps, None))])
 
-    def attach(self, columns: Mapping[Path, Tensor]) -> None:
-        """Write whole columns ``[T, N, ...]``, new ones where there is none of that shape and dtype.
+    def write(self, row: int, values: Sequence[Any]) -> None:
+        """Assign a checked step to a row by its place in storage, and its states to theirs if they are stored."""
+        if self.states:
+            values = self._write_states(row, values)
+        if self.copier is not None:
+            self.copier.write(row, values)
+            return
+        for tensor, value in zip(self._own_memory, values, strict=False):
+            tensor[row].copy_(value, non_blocking=True)
 
-        They count as attached once all are written: an interrupted call leaves no column half new.
+    def _write_states(self, row: int, values: Sequence[Any]) -> list[Any]:
+        """Store the states of a step if it is a k-th one; returns its other values."""
+        step = dict(zip(self.schema.leaves, values, strict=True))
+        states = {path: step.pop(path) for path in self.states}
+        if row % self.every == 0:  # the place is the step, since a rollout of sparse states never wraps
+            for path, value in states.items():
+                host = self._on_host and isinstance(value, Tensor)
+                self.states[path][row // self.every] = numpy_view(value.detach()) if host else value
+        return list(step.values())
+
+    def put(self, path: Path, rows: int | slice, value: Any) -> None:
+        """Assign to rows of one column, by their place in storage."""
+        if self._on_host and isinstance(value, Tensor):
+            value = numpy_view(value.detach())
+        self._memory[path][rows] = value
+
+    # -- checks of what is written ------------------------------------------------------------------------------------
+
+    def check_complete(self) -> tuple[StepChecker, dict[str, Array]]:
+        """Make :attr:`complete`."""
+        added = {name: field for (name,), field in self.bookkeeping.items()}
+        defaults = {
+            name: np.full((self.num_envs, *field.shape), BOOKKEEPING[name], numpy_dtype(field.dtype))
+            for name, field in added.items()
+        }
+        fields: dict[str, Any] = {**added}
+        self.complete = found = StepChecker(self.schema.extend(**fields), self.num_envs, self.device), defaults
+        return found
+
+    def checked(self, name: str, value: Any) -> dict[Path, Any]:
+        """The leaves ``[N, ...]`` of one field that is written by itself.
+
+        Raises:
+            FieldError, ShapeError, DTypeError, DeviceError: the value does not fit.
         """
-        self._attached -= columns.keys()
-        for path, column in columns.items():
+        checkers = self._checkers
+        if checkers is None:
+            specs: dict[str, Any] = {x: self.schema[x] for x in self.schema.names if not self._is_sparse((x,))}
+            specs |= {x: field for (x,), field in self.bookkeeping.items()}
+            checkers = {x: StepChecker(Schema({x: spec}), self.num_envs, self.device) for x, spec in specs.items()}
+            self._checkers = checkers
+        if name not in checkers:
+            raise FieldError(unknown_field(name, tuple(checkers), "this buffer"))
+        leaves = [path for path in (*self.paths, *self.bookkeeping) if path[0] == name]
+        try:
+            return dict(zip(leaves, checkers[name]({name: value}), strict=True))
+        except (RuntimeError, TypeError):
+            refuse_unreadable({name: value})
+            raise
+
+    # -- names --------------------------------------------------------------------------------------------------------
+
+    @property
+    def live(self) -> list[Path]:
+        """The columns of the present steps: own and attached ones."""
+        return [path for path in self._memory if path in self.own or path in self._attached]
+
+    def keys(self) -> tuple[str, ...]:
+        """The top-level names of the live columns: the schema's, ``mask``, ``final_value``, further and attached."""
+        return tuple(dict.fromkeys([path[0] for path in self.live]))
+
+    def __contains__(self, name: Name) -> bool:
+        return bool(self.below(_path(name)))
+
+    def __getitem__(self, name: Name) -> Any:
+        """A column ``[T, N, ...]`` of the steps written so far, oldest first; a TensorDict if it is nested."""
+        path = _path(name)
+        leaves = self.leaves(path)
+        if leaves == [path]:
+            return self.ordered(path)
+        inner = {leaf[len(path) :]: self.ordered(leaf) for leaf in leaves}
+        return as_tensordict(inner, (self.count, self.num_envs))
+
+    def below(self, path: Path) -> list[Path]:
+        """The live leaves at or below a path."""
+        if path in self.own or path in self._attached:
+            return [path]
+        return [leaf for leaf in self.live if leaf[: len(path)] == path]
+
+    def leaves(self, path: Path) -> list[Path]:
+        """The leaves at or below a path.
+
+        Raises:
+            FieldError: there is none, or only some of its rows are stored.
+        """
+        leaves = self.below(path)
+        if self.states and path[0] == "hidden":
+            raise FieldError(f"field 'hidden': kept every {self.every} steps; sequences() and chunks() give it")
+        if not leaves:
+            raise FieldError(unknown_field(path, self.keys(), "this rollout"))
+        return leaves
+
+    def wanted(self, fields: tuple[str, ...] | None) -> list[Path]:
+        """The leaves of a batch with these columns; by default all but the bookkeeping.
+
+        Raises:
+            FieldError: an unknown column, or no names.
+        """
+        if fields is None and (leaves := [path for path in self.live if path[0] not in BOOKKEEPING]):
+            return leaves
+        if not fields or isinstance(fields, str):
+            raise FieldError(f"fields={fields!r}: pass a tuple of column names, such as ('obs', 'action')")
+        return [leaf for name in fields for leaf in self.leaves((name,))]
+
+    def wanted_of_steps(self, fields: tuple[str, ...] | None) -> list[Path]:
+        """The leaves of a batch of sequences, without ``hidden``, ``is_start`` and ``mask``, which all of them have."""
+        always = "hidden", "is_start", "mask"
+        if isinstance(fields, tuple) and fields:
+            fields = tuple(name for name in fields if name not in always)
+            if not fields:
+                return []
+        return [path for path in self.wanted(fields) if path[0] not in always]
+
+    # -- attached columns ---------------------------------------------------------------------------------------------
+
+    @property
+    def is_finished(self) -> bool:
+        """True if there is an advantage."""
+        return ADVANTAGE in self.own or ADVANTAGE in self._attached
+
+    def attach(self, columns: Mapping[Any, Any]) -> None:
+        """Attach columns ``[T, N, ...]`` by name, or overwrite them: all, or none if one does not fit.
+
+        Raises:
+            ShapeError, DTypeError, DeviceError, FieldError: one does not fit.
+        """
+        fitted = {_path(name): self._fitted(_path(name), column) for name, column in columns.items()}
+        # They count as attached once all are written: an interrupted call leaves no column half new.
+        self._attached -= fitted.keys()
+        for path, column in fitted.items():
             self._fill(path, column)
-        self.keep(columns)
+        self.keep(fitted)
+
+    def _fitted(self, path: Path, column: Any) -> Tensor:
+        """A column as it is stored, or an error."""
+        refuse_unreadable(column, path)
+        refuse_masked(column, f"column '{dotted(path)}'")
+        try:
+            given = column.detach() if isinstance(column, Tensor) else torch.as_tensor(column).to(self.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ShapeError(f"column '{dotted(path)}': expected a tensor, an array or numbers ({error})") from error
+        if given.device != self.device:
+            raise DeviceError(f"column '{dotted(path)}': the buffer is on {self.device}, got {given.device}")
+        expected = (self.count, self.num_envs, *given.shape[2:])
+        if path in self.own:
+            _, shape, dtype = self.described(path)
+            expected = (self.count, self.num_envs, *shape)
+            check_castable(given, dtype, dotted(path))
+            given = given.to(dtype)
+        elif any(path[:i] in self.live for i in range(1, len(path))):
+            outer = next(path[:i] for i in range(1, len(path)) if path[:i] in self.live)
+            raise FieldError(
+                f"column '{dotted(path)}': '{dotted(outer)}' is a column without members; pick another name"
+            )
+        elif path not in self._attached and self.below(path):
+            raise FieldError(f"column '{dotted(path)}' is nested; set its members, such as {self.leaves(path)[0]}")
+        if tuple(given.shape) != expected:
+            raise ShapeError(
+                f"column '{dotted(path)}': expected {expected} (steps, envs, ...), got {tuple(given.shape)}"
+            )
+        return given
+
+    def _fill(self, path: Path, column: Tensor) -> None:
+        """Write a whole column, into new memory if it had none of this shape and dtype."""
+        known = self._memory.get(path)
+        if known is None or known.shape[2:] != column.shape[2:] or self._dtypes[path] is not column.dtype:
+            made = self._zeros(tuple(column.shape[2:]), column.dtype)
+            # In one line: after an interrupt, whoever noted the old address must see another layout.
+            self.layout, self._dtypes[path], self._memory[path] = object(), column.dtype, made
+        target = self.view(path)
+        split = min(self.num_steps - self.start, self.count)  # the rows before the end of the ring
+        target[self.start : self.start + split].copy_(column[:split])
+        if split < self.count:
+            target[: self.count - split].copy_(column[split:])
 
     def keep(self, paths: Iterable[Path]) -> None:
         """Count columns, all of whose rows are written, as attached to the present steps."""
@@ -212,310 +485,12 @@ class Columns:
         """Forget columns that were attached."""
         self._attached -= {*paths}
 
-    def is_plain(self, path: Path, dtype: torch.dtype) -> bool:
-        """Whether a column ``[T + 1, N]`` of this dtype has memory in RAM, and no column is nested under its name."""
-        memory = self._memory.get(path)
-        plain = self._on_host and memory is not None and memory.ndim == 2 and self._dtypes[path] is dtype
-        return plain and sum(known[0] == path[0] for known in self._memory) == 1
+    def detach(self) -> None:
+        """Forget all columns that were attached."""
+        if self._attached:
+            self._attached.clear()
 
-    @property
-    def in_one_piece(self) -> bool:
-        """Whether the columns are in RAM, and the written rows lie one after another."""
-        return self._on_host and self.start + self.count <= self.num_steps
-
-    def described(self, path: Path) -> tuple[Path, tuple[int, ...], torch.dtype]:
-        """The path of a column, the shape of one env's step in it, and its dtype."""
-        return path, tuple(self._memory[path].shape[2:]), self._dtypes[path]
-
-    def address(self, path: Path) -> int:
-        """The address of a column in RAM; it is valid while ``layout`` is the same object."""
-        return self._memory[path].ctypes.data
-
-    def _fill(self, path: Path, column: Tensor) -> None:
-        known = self._memory.get(path)
-        if known is None or known.shape[2:] != column.shape[2:] or self._dtypes[path] is not column.dtype:
-            made = self._zeros(tuple(column.shape[2:]), column.dtype)
-            self.layout, self._dtypes[path], self._memory[path] = object(), column.dtype, made  # at once
-        target = self.view(path)
-        split = min(self.num_steps - self.start, self.count)
-        target[self.start : self.start + split].copy_(column[:split])
-        if split < self.count:
-            target[: self.count - split].copy_(column[split:])
-
-
-KEPT_APART = {"mask": True, "final_value": math.nan}
-"""The columns that the buffer itself adds, and what they hold by default. A batch has them only on request."""
-
-
-def as_size(num_steps: int, num_envs: int) -> tuple[int, int]:
-    """(T, N) of a rollout.
-
-    Raises:
-        ParameterError: they are not positive.
-    """
-    require("RolloutBuffer", COUNT_RULE, num_steps=num_steps, num_envs=num_envs)
-    return int(num_steps), int(num_envs)
-
-
-SCHEMA_RULE: Rule = (lambda schema: isinstance(schema, Schema), "expected a relive.Schema")
-
-
-def _are_fields(value: Any) -> bool:
-    """Whether this is a mapping from names to fields."""
-    named = cast("Mapping[Any, Any]", value)
-    return isinstance(value, Mapping) and all(isinstance(k, str) and isinstance(v, Field) for k, v in named.items())
-
-
-COLUMNS_RULE: Rule = _are_fields, "expected a mapping from names to relive.Field(...)"
-
-
-class Fields:
-    """The columns that a rollout has from the start, and what fits each.
-
-    There are three kinds: the fields of a step, which the schema names; ``mask`` and ``final_value``, which the buffer
-    adds to each step (``apart``); and ``further`` columns, which no step brings.
-
-    Args:
-        schema: the fields of a step.
-        further: name -> field of the further columns.
-        size: (T, N).
-        device: where the columns live.
-        every: k; the recurrent states of ``hidden`` are kept only for every k-th step.
-
-    Raises:
-        SchemaError: the schema has a field of a name that the buffer adds.
-        ParameterError: the columns need more than the free memory.
-    """
-
-    schema: Schema
-    """The fields of a step."""
-    check: StepChecker
-    """Checks a whole step."""
-    paths: tuple[Path, ...]
-    """The leaves of a step that have a column."""
-
-    def __init__(
-        self, schema: Schema, further: Mapping[str, Field], size: tuple[int, int], device: torch.device, every: int
-    ) -> None:
-        require("RolloutBuffer", SCHEMA_RULE, schema=schema)
-        require("RolloutBuffer", COLUMNS_RULE, columns=further)
-        for name in (*KEPT_APART, *further):
-            if name in schema:
-                raise SchemaError(f"field '{name}': the buffer adds this column itself; leave it out of the schema")
-        (self.num_steps, self.num_envs), self.device, self.every = size, device, every
-        self.sparse = frozenset({"hidden"} if every > 1 else ())
-        """The fields that are kept every few steps, and so have no column ``[T + 1, N, ...]``."""
-        self.further: dict[Path, Field] = {(name,): field for name, field in further.items()}
-        self.apart: dict[Path, Field] = {("mask",): Field((), torch.bool)}
-        value = schema.leaves.get(("value",))
-        if value is not None:
-            precise = value.dtype if value.dtype is torch.float64 else torch.float32
-            self.apart["final_value",] = Field(value.shape, precise)
-        self.require_memory(schema.leaves | self.apart | self.further)
-        self.schema, self.check, self.paths = self._of(schema)
-
-    def following(self, schema: Schema) -> dict[str, Any]:
-        """The attributes of these fields once a step has those of this schema; nothing else is kept of the old one."""
-        kept = {name: value for name, value in self.__dict__.items() if name not in ("whole", "_checkers")}
-        return kept | dict(zip(("schema", "check", "paths"), self._of(schema), strict=True))
-
-    def _of(self, schema: Schema) -> tuple[Schema, StepChecker, tuple[Path, ...]]:
-        """The schema, and what follows from it."""
-        return schema, StepChecker(schema, self.num_envs, self.device), self._paths_of(schema)
-
-    def _paths_of(self, schema: Schema) -> tuple[Path, ...]:
-        """The leaves of a schema that have a column."""
-        return tuple(path for path in schema.leaves if path[0] not in self.sparse)
-
-    @cached_property
-    def whole(self) -> tuple[StepChecker, dict[str, Array]]:
-        """The check of a step with the fields that the buffer adds, and these fields where they are not given."""
-        added: dict[str, Any] = {name: field for (name,), field in self.apart.items()}
-        defaults = {
-            name: np.full((self.num_envs, *field.shape), KEPT_APART[name], numpy_dtype(field.dtype))
-            for name, field in added.items()
-        }
-        return StepChecker(self.schema.extend(**added), self.num_envs, self.device), defaults
-
-    @property
-    def all(self) -> dict[Path, Field]:
-        """The fields of every kind, with those that are kept every few steps."""
-        return self.schema.leaves | self.apart | self.further
-
-    @property
-    def own(self) -> dict[Path, Field]:
-        """The fields of every kind that have a column, in the order of their columns."""
-        return self.own_of(self.schema)
-
-    def own_of(self, schema: Schema) -> dict[Path, Field]:
-        """The same if a step has the fields of this schema."""
-        return {path: schema.leaves[path] for path in self._paths_of(schema)} | self.apart | self.further
-
-    @property
-    def further_by_name(self) -> dict[str, Field]:
-        """The further columns as the buffer was given them."""
-        return {name: field for (name,), field in self.further.items()}
-
-    def sizes(self, leaves: Mapping[Path, Field]) -> dict[str, int]:
-        """Bytes of each column."""
-        rows, kept = self.num_steps + 1, -(-self.num_steps // self.every) + 1
-        return {
-            dotted(path): (kept if path[0] in self.sparse else rows) * self.num_envs * field.nbytes
-            for path, field in leaves.items()
-        }
-
-    def require_memory(self, leaves: Mapping[Path, Field]) -> None:
-        """Require free memory for columns before it is allocated.
-
-        Raises:
-            ParameterError: memory is short.
-        """
-        taken = self.sizes(leaves)
-        fields = "".join(f"\n  {name}  {readable(size)}" for name, size in taken.items())
-        require_free(sum(taken.values()), self.device, "the rollout", f"lower num_steps or num_envs:{fields}")
-
-    def checked(self, name: str, value: Any) -> dict[Path, Any]:
-        """The leaves ``[N, ...]`` of one field that is written on its own.
-
-        Raises:
-            FieldError, ShapeError, DTypeError, DeviceError: the value does not fit.
-        """
-        checker = self._checkers.get(name)
-        if checker is None:
-            raise FieldError(unknown_field(name, tuple(self._checkers), "this buffer"))
-        leaves = [path for path in (*self.paths, *self.apart) if path[0] == name]
-        try:
-            return dict(zip(leaves, checker({name: value}), strict=True))
-        except (RuntimeError, TypeError):
-            refuse_unreadable({name: value})
-            raise
-
-    @cached_property
-    def _checkers(self) -> dict[str, StepChecker]:
-        """A checker for each field that may be written on its own."""
-        specs: dict[str, Any] = {name: self.schema[name] for name in self.schema.names if name not in self.sparse}
-        specs |= {name: field for (name,), field in self.apart.items()}
-        return {name: StepChecker(Schema({name: spec}), self.num_envs, self.device) for name, spec in specs.items()}
-
-
-Name = str | Path
-
-
-ADVANTAGE: Path = ("advantage",)
-
-
-class NamedColumns:
-    """The columns of a rollout by name, of all kinds: those from the start, and those attached to it."""
-
-    def __init__(self, fields: Fields, columns: Columns) -> None:
-        self._fields, self._columns = fields, columns
-
-    def keys(self) -> tuple[str, ...]:
-        """The top-level names: the schema's, ``mask``, ``final_value``, further and attached ones."""
-        return tuple(dict.fromkeys(path[0] for path in self._columns.live))
-
-    def __contains__(self, name: Name) -> bool:
-        return bool(self._columns.below(_path(name)))
-
-    def __getitem__(self, name: Name) -> Any:
-        """A column ``[T, N, ...]`` of the steps written so far, oldest first; a TensorDict if it is nested."""
-        path = _path(name)
-        leaves = self.leaves(path)
-        if leaves == [path]:
-            return self._columns.ordered(path)
-        inner = {leaf[len(path) :]: self._columns.ordered(leaf) for leaf in leaves}
-        return as_tensordict(inner, (self._columns.count, self._columns.num_envs))
-
-    def leaves(self, path: Path) -> list[Path]:
-        """The leaves at or below a path.
-
-        Raises:
-            FieldError: there is none, or only some of its rows are kept.
-        """
-        leaves = self._columns.below(path)
-        if path[0] in self._fields.sparse:
-            every = self._fields.every
-            raise FieldError(f"field 'hidden': kept every {every} steps; sequences() and chunks() give it")
-        if not leaves:
-            raise FieldError(unknown_field(path, self.keys(), "this rollout"))
-        return leaves
-
-    # -- attaching ----------------------------------------------------------------------------------------------
-
-    def attach(self, columns: Mapping[Any, Any]) -> None:
-        """Attach columns ``[T, N, ...]`` by name, or overwrite them: all, or none if one does not fit.
-
-        Raises:
-            ShapeError, DTypeError, DeviceError, FieldError: one does not fit.
-        """
-        self._columns.attach({_path(name): self._fitted(_path(name), column) for name, column in columns.items()})
-
-    def _fitted(self, path: Path, column: Any) -> Tensor:
-        """A column as it is stored, or an error."""
-        device, front = self._columns.device, (self._columns.count, self._columns.num_envs)
-        refuse_unreadable(column, path)
-        refuse_masked(column, f"column '{dotted(path)}'")
-        try:
-            given = column.detach() if isinstance(column, Tensor) else torch.as_tensor(column).to(device)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ShapeError(f"column '{dotted(path)}': expected a tensor, an array or numbers ({error})") from error
-        if given.device != device:
-            raise DeviceError(f"column '{dotted(path)}': the buffer is on {device}, got {given.device}")
-        expected = (*front, *given.shape[2:])
-        if path in self._columns.own:
-            target = self._columns.view(path)
-            expected = (*front, *target.shape[2:])
-            check_castable(given, target.dtype, dotted(path))
-            given = given.to(target.dtype)
-        elif any(path[:i] in self._columns.live for i in range(1, len(path))):
-            outer = next(path[:i] for i in range(1, len(path)) if path[:i] in self._columns.live)
-            raise FieldError(
-                f"column '{dotted(path)}': '{dotted(outer)}' is a column without members; pick another name"
-            )
-        elif path not in self._columns.live and path in self:
-            raise FieldError(f"column '{dotted(path)}' is nested; set its members, such as {self.leaves(path)[0]}")
-        if tuple(given.shape) != expected:
-            raise ShapeError(
-                f"column '{dotted(path)}': expected {expected} (steps, envs, ...), got {tuple(given.shape)}"
-            )
-        return given
-
-    # -- which columns, which rows ------------------------------------------------------------------------------
-
-    def wanted(self, fields: tuple[str, ...] | None) -> list[Path]:
-        """The leaves of a batch with these columns; by default all but the bookkeeping.
-
-        Raises:
-            FieldError: an unknown column, or no names.
-        """
-        names = tuple(name for name in self.keys() if name not in KEPT_APART) if fields is None else fields
-        if not names or isinstance(names, str):
-            raise FieldError(f"fields={fields!r}: pass a tuple of column names, such as ('obs', 'action')")
-        return [leaf for name in names for leaf in self.leaves((name,))]
-
-    def wanted_of_steps(self, fields: tuple[str, ...] | None) -> list[Path]:
-        """The same for sequences, without ``hidden``, ``is_start`` and ``mask``, which every sequence has."""
-        anyway = "hidden", "is_start", "mask"
-        if isinstance(fields, tuple) and fields:
-            fields = tuple(name for name in fields if name not in anyway)
-            if not fields:
-                return []
-        return [path for path in self.wanted(fields) if path[0] not in anyway]
-
-    @property
-    def steps(self) -> int:
-        """Time steps written so far."""
-        return self._columns.count
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether there is an advantage."""
-        return ADVANTAGE in self._columns
-
-    @property
-    def in_ram(self) -> Columns | None:
-        """The columns, if they are in RAM and the written rows lie one after another."""
-        return self._columns if self._columns.in_one_piece else None
+    # -- which steps are real -----------------------------------------------------------------------------------------
 
     def require_steps(self) -> None:
         """Refuse to read an empty rollout.
@@ -523,52 +498,57 @@ class NamedColumns:
         Raises:
             EmptyError: no step was added.
         """
-        if not self._columns.count:
+        if not self.count:
             raise EmptyError("the rollout has no steps; call add() or let a Collector fill it")
 
     def has_mask(self) -> bool:
-        """Whether any step is not real."""
-        mask = self._columns.ordered(("mask",))
+        """True if any step is not real."""
+        mask = self.ordered(("mask",))
         return not (numpy_view(mask) if mask.is_cpu else mask).all()  # NumPy tests many flags at once
 
     def has_truncations(self) -> bool:
-        """Whether a final value may be needed."""
-        truncated = self._columns.ordered(("truncated",))
+        """True if a final value may be needed."""
+        truncated = self.ordered(("truncated",))
         return bool((numpy_view(truncated) if truncated.is_cpu else truncated).any())
 
     def real_rows(self) -> Tensor | None:
         """The flat rows ``t * N + n`` of the real transitions; None if all are."""
         return self["mask"].flatten().nonzero().squeeze(1) if self.has_mask() else None
 
-    def count(self, rows: Tensor | None) -> int:
-        """The number of real transitions, given the flat rows that :meth:`real_rows` found."""
-        return self._columns.count * self._columns.num_envs if rows is None else len(rows)
+    def num_real(self, rows: Tensor | None) -> int:
+        """The number of real transitions, given the flat rows that :meth:`real_rows` returned."""
+        return self.count * self.num_envs if rows is None else len(rows)
 
-    def ordered(self, paths: list[Path]) -> dict[Path, Tensor]:
+    # -- batches and states -------------------------------------------------------------------------------------------
+
+    def select(self, paths: Iterable[Path]) -> dict[Path, Tensor]:
         """Columns ``[T, N, ...]`` of the steps written so far, oldest first."""
-        return {path: self._columns.ordered(path) for path in paths}
-
-    # -- as TensorDicts -----------------------------------------------------------------------------------------
+        return {path: self.ordered(path) for path in paths}
 
     def batch(self, leaves: Mapping[Path, Tensor], size: tuple[int, ...]) -> TensorDict:
         """A batch; before ``finish``, its error for a missing advantage names the columns that there are."""
         batch = as_tensordict(leaves, size)
-        return batch if ADVANTAGE in self._columns else unfinished(batch)
+        return batch if self.is_finished else unfinished(batch)
 
-    def block(self) -> TensorDict:
-        """All columns with their bootstrap row as views ``[T + 1, N]``, written or not."""
-        leaves = {path: self._columns.view(path) for path in self._columns.live}
-        return self.batch(leaves, (self._columns.num_steps + 1, self._columns.num_envs))
+    def stored_states(self) -> dict[Path, Tensor]:
+        """The recurrent states of every k-th step, ``[ceil(T / k), N, ...]`` or with the rows after the newest."""
+        if self.every == 1:
+            return self.select(path for path in self.paths if path[0] == "hidden")
+        if not self._on_host:
+            return dict(self.states)
+        with torch.inference_mode(False):  # as in _zeros
+            return {path: typed(array, self.schema.leaves[path].dtype) for path, array in self.states.items()}
 
-    def last(self) -> TensorDict:
-        """The bootstrap row as views ``[N]``."""
-        row = self._columns.last_row
-        leaves = {path: self._columns.view(path, row) for path in self._fields.paths}
-        return as_tensordict(leaves, (self._columns.num_envs,))
-
-    def data(self) -> TensorDict:
-        """All columns of the steps written so far, ``[T, N]``."""
-        return self.batch(self.ordered(self._columns.live), (self._columns.count, self._columns.num_envs))
+    def initial_states(self, initial: Any) -> dict[Path, Tensor]:
+        """The state that episodes start in, leaf by leaf: ``initial`` is nested as ``hidden``, and None is zeros."""
+        found: dict[Path, Tensor] = {}
+        for path in self.states:
+            leaf = self.schema.leaves[path]
+            if initial is None:
+                found[path] = torch.zeros(leaf.shape, dtype=leaf.dtype, device=self.device)
+            else:
+                found[path] = torch.as_tensor(descend(initial, path[1:])).detach().to(self.device, leaf.dtype)
+        return found
 
 
 def _path(name: Name) -> Path:

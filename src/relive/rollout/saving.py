@@ -1,11 +1,11 @@
-"""How a rollout is saved and loaded."""
+"""Saving: how a rollout is written to a directory, and read back."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,53 +18,67 @@ from ..files.save import EXTRA, read_extra, to_json
 from ..memory.estimate import free_memory
 from ..parameters import FLAG_RULE, is_names, require
 from ..printable import shown
+from ..steps.arrays import Bools
 from ..steps.schema import Field, Path, Schema, dotted
-from .columns import Columns, Fields
-from .minibatches import Permutations
-from .writer import Episodes, KeptStates, Writer
+from .columns import Columns
 
-__all__ = ["KIND", "arguments", "read", "restore", "save"]
+__all__ = ["KIND", "Progress", "arguments", "read", "restore", "save"]
 
 
 KIND = "relive.RolloutBuffer"
 
 
+class Progress(NamedTuple):
+    """The state of a rollout besides its columns."""
+
+    debug: bool
+    """True if numbers that are not finite are refused."""
+    seed: int
+    """Of the permutations."""
+    draws: int
+    """How many permutations were drawn."""
+    has_last: bool
+    """True if the value of the bootstrap row is written."""
+    interrupted: bool
+    """True if the episodes of the newest row were broken off."""
+    ended: Bools
+    """True where the episode before the first row had ended, ``[N]``."""
+    initial_hidden: Any
+    """The state that episodes start in."""
+
+
 def save(
-    path: str | os.PathLike[str],
-    fields: Fields,
-    columns: Columns,
-    episodes: Episodes,
-    states: KeptStates,
-    writer: Writer,
-    permutations: Permutations,
-    extra: Any,
-    background: bool,
+    path: str | os.PathLike[str], columns: Columns, progress: Progress, extra: Any, background: bool
 ) -> persist.SaveHandle:
     """Write a rollout to a directory: its rows in the order of time, each column with its bootstrap row.
 
     ``extra`` is the learner's state. In the ``background`` copies are written, once the caller starts the save.
     """
     described, learner = to_json(extra)
+    further = {name: field for (name,), field in columns.further.items()}
     facts = {
         "kind": KIND,
-        "schema": json.loads(fields.schema.to_json()),
+        "schema": json.loads(columns.schema.to_json()),
         "num_steps": columns.num_steps,
         "num_envs": columns.num_envs,
         "wrap": columns.wrap,
-        "debug": writer.debug,
-        "seed": permutations.seed,
-        "draws": permutations.draws,
-        "has_last": writer.has_last,
-        "hidden_every": fields.every,
-        "columns": json.loads(Schema(fields.further_by_name).to_json()) if fields.further else None,
-        "interrupted": episodes.interrupted,
+        "debug": progress.debug,
+        "seed": progress.seed,
+        "draws": progress.draws,
+        "has_last": progress.has_last,
+        "hidden_every": columns.every,
+        "columns": json.loads(Schema(further).to_json()) if further else None,
+        "interrupted": progress.interrupted,
         "steps": columns.count,
         "attached": [list(name) for name in columns.live if name not in columns.own],
         "extra": described,
     }
     tensors = {dotted(name): columns.with_last(name) for name in columns.live}
-    tensors[".ended"] = torch.from_numpy(episodes.ended)
-    tensors |= states.tensors()
+    tensors[".ended"] = torch.from_numpy(progress.ended)
+    if columns.states:
+        tensors |= {f".states.{dotted(path)}": state for path, state in columns.stored_states().items()}
+        initial = columns.initial_states(progress.initial_hidden)
+        tensors |= {f".initial.{dotted(path)}": state for path, state in initial.items()}
     require("save", FLAG_RULE, background=background)
     groups = [learner, tensors]
     if background:
@@ -91,7 +105,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
 
 
 def arguments(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> dict[str, Any]:
-    """What to create the buffer of a save with.
+    """The arguments to create the buffer of a save with.
 
     Raises:
         FileFormatError, ValueError, KeyError: the save contradicts itself.
@@ -118,25 +132,22 @@ def _further(content: Mapping[str, Any]) -> dict[str, Field] | None:
     return {name: field for (name,), field in Schema.from_json(json.dumps(saved)).leaves.items()}
 
 
-def restore(
-    tensors: Mapping[str, Tensor],
-    content: Mapping[str, Any],
-    columns: Columns,
-    episodes: Episodes,
-    states: KeptStates,
-    writer: Writer,
-    permutations: Permutations,
-) -> None:
-    """Put what :func:`save` wrote into a new rollout of the same size.
+def restore(columns: Columns, tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> Progress:
+    """Put what :func:`save` wrote into new columns of the same size; returns the other state.
 
     Raises:
         FileFormatError, ValueError, KeyError, RuntimeError: it does not fit.
     """
     _restore_columns(columns, tensors, content)
-    episodes.ended[:] = fitting(tensors, ".ended", episodes.ended.shape, torch.bool).numpy()
-    episodes.interrupted = entry(content, "interrupted", bool)
-    states.restore(tensors)
-    permutations.draws, writer.has_last = whole(content, "draws"), entry(content, "has_last", bool)
+    return Progress(
+        debug=entry(content, "debug", bool),
+        seed=entry(content, "seed", int),
+        draws=whole(content, "draws"),
+        has_last=entry(content, "has_last", bool),
+        interrupted=entry(content, "interrupted", bool),
+        ended=fitting(tensors, ".ended", (columns.num_envs,), torch.bool).numpy().copy(),
+        initial_hidden=_restore_states(columns, tensors),
+    )
 
 
 def _restore_columns(columns: Columns, tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> None:
@@ -148,11 +159,23 @@ def _restore_columns(columns: Columns, tensors: Mapping[str, Tensor], content: M
     for name in columns.own:
         target = columns.view(name)
         column = fitting(tensors, dotted(name), (*front, *target.shape[2:]), target.dtype)
-        target[: steps + 1] = column.to(target.device)
+        target[: steps + 1] = column.to(target.device)  # the bootstrap row lies right after the newest
     columns.count = steps
     for name in attached:
         column = fitting(tensors, dotted(name), front)
         columns.attach({name: column[:steps].to(columns.device)})
+
+
+def _restore_states(columns: Columns, tensors: Mapping[str, Tensor]) -> Any:
+    """Put the sparse recurrent states back; returns the initial state, None if the save has none."""
+    if not columns.states:
+        return None
+    initial: dict[Path, Tensor] = {}
+    for path, state in columns.stored_states().items():
+        leaf = columns.schema.leaves[path]
+        state.copy_(fitting(tensors, f".states.{dotted(path)}", tuple(state.shape), state.dtype))
+        initial[path] = fitting(tensors, f".initial.{dotted(path)}", leaf.shape, leaf.dtype)
+    return columns.schema.rebuild("hidden", initial.__getitem__)
 
 
 def _names(names: list[Any], columns: Columns) -> list[Path]:

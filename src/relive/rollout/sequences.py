@@ -1,83 +1,151 @@
-"""Sequences: the windows, chunks and whole envs of a rollout, as batches of consecutive steps."""
+"""Sequences: windows of consecutive steps of a rollout, cut at episode ends and padded, with their recurrent states."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import kernels
-from ..batches import WHOLE, EnvBatch, Overlap, SequenceBatch, as_tensordict, padding, stride_of
+from ..batches import WHOLE, EnvBatch, SequenceBatch, as_tensordict, padding, swap_layers
 from ..errors import FieldError, ParameterError
 from ..memory.keeper import Recycled
-from ..memory.layout import LARGE_FIELD, RowLayout
-from ..parameters import COUNT_RULE, FLAG_RULE, require
+from ..memory.layout import RowLayout
 from ..returns import scaled
-from ..steps.arrays import Ints
-from ..steps.schema import Field, Path, Schema
-from .columns import Fields, NamedColumns, unfinished
-from .minibatches import Permutations, pack_columns, parts, parts_by_steps, require_advantage
-from .writer import ENV, LENGTH, START, Empty, Episodes, Flags, KeptStates, States, cut
+from ..steps.arrays import Ints, as_host
+from ..steps.schema import Field, Path
+from .columns import Columns
+from .minibatches import pack_columns, parts, parts_by_steps
 
-if TYPE_CHECKING:
-    from tensordict import TensorDict
+__all__ = [
+    "ENDS",
+    "ENV",
+    "LENGTH",
+    "START",
+    "Flags",
+    "States",
+    "WindowReader",
+    "env_batches",
+    "plan_windows",
+    "splitter",
+]
 
-__all__ = ["Sequences", "WindowReader", "splitter"]
+
+ENDS = ("terminated", "truncated", "mask")
+"""The columns that say where episodes end, and which steps are real."""
+
+ENV, START, LENGTH, ORIGIN, BEGINS = range(5)
+"""The columns of a table of windows: the env, the first step, how many steps, the episode's first step in this rollout
+or 0, and 1 if the episode begins there."""
 
 
-def _fresh(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device=device)
+class Flags:
+    """Where the episodes of a rollout start and end: ``done``, ``real`` and ``starts``, uint8 ``[T, N]``.
+
+    Args:
+        done: bool ``[T, N]``, ``terminated | truncated``.
+        real: bool ``[T, N]``, the rollout's mask.
+        ended: bool ``[N]``, True if the episode before the first row had ended.
+    """
+
+    def __init__(self, done: NDArray[Any], real: NDArray[Any], ended: NDArray[Any]) -> None:
+        self.done, self.real = (np.ascontiguousarray(x).view(np.uint8) for x in (done, real))
+        self.starts, self.ended = np.empty_like(self.done), ended.astype(np.uint8)
+        """1 at the first step of an episode, ``[T, N]``; and 1 where the newest episode has ended, ``[N]``."""
+        kernels.fast().episode_starts(self.done, self.real, self.ended, self.starts)
+
+    @classmethod
+    def of(cls, columns: Sequence[Tensor], ended: NDArray[Any]) -> Flags:
+        """The flags of the columns :data:`ENDS`, ``[T, N]`` each."""
+        if columns[0].is_cpu:
+            terminated, truncated, real = (as_host(column) for column in columns)
+        else:  # in one copy: each one waits for the device
+            terminated, truncated, real = as_host(torch.stack([*columns]))
+        return cls(terminated | truncated, real, ended)
+
+
+def plan_windows(flags: Flags, length: int | None, stride: int, drop_tail: bool, complete: bool) -> Ints:
+    """The windows of ``length`` steps, or of whole episodes if it is None, as a table ``[K, 5]``."""
+    size, stride = WHOLE if length is None else min(length, WHOLE), min(stride, WHOLE)
+    arguments = flags.done, flags.real, flags.starts, size, stride, not drop_tail or length is None, complete
+    # A guess of how many there are. The kernel counts them all, so a second call has room for them.
+    room = np.empty((flags.done.size // min(stride, size) + flags.done.size // 8 + 8, 5), np.int64)
+    count = kernels.fast().plan_windows(*arguments, room)
+    if count > len(room):
+        room = np.empty((count, 5), np.int64)
+        kernels.fast().plan_windows(*arguments, room)
+    return room[:count]
+
+
+Split = Callable[[Ints], list[tuple[int, int]]]
+"""Splits an epoch's windows, in their order, into batches: (begin, end) of each."""
+
+
+def splitter(total: int, batch_size: int | None, num_batches: int | None, batch_steps: int | None) -> Split:
+    """Splits the windows of an epoch into batches; without a size, all into one.
+
+    Raises:
+        ParameterError: a size that is not positive, or more than one of them.
+    """
+    sizes = [size for size in (batch_size, num_batches, batch_steps) if size is not None]
+    if len(sizes) > 1:
+        raise ParameterError("sequences: pass at most one of batch_size, num_batches and batch_steps")
+    if batch_steps is not None:
+        parts_by_steps(np.zeros(0, np.int64), batch_steps)  # refuses a wrong size at once
+        return lambda windows: parts_by_steps(windows[:, LENGTH], batch_steps)
+    split = parts(max(total, 1), batch_size if sizes else total or 1, num_batches, items="sequences")
+    return lambda _: split if total else []
+
+
+Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
+"""Makes a tensor of a shape and dtype, with arbitrary contents."""
 
 
 class WindowReader:
     """Reads windows of one rollout as padded batches.
 
     Args:
-        columns: path -> contiguous ``[T, N, ...]``, without the hidden states.
+        columns: of the rollout.
+        wanted: which of them to read, without the hidden states.
         states: the hidden states, if there are any.
-        schema: how they are nested.
-        size: (T, N).
-        device: where they lie.
         pack: first pack the fields of at most this many bytes side by side, env by env. This costs one pass over them;
             each window is then one run of bytes.
         memory: gives the memory of batches, on the CPU.
+
+    Raises:
+        FieldError: a column has a name that batches of sequences use otherwise.
     """
 
     def __init__(
-        self,
-        columns: Mapping[Path, Tensor],
-        states: States | None,
-        schema: Schema,
-        size: tuple[int, int],
-        device: torch.device,
-        pack: int,
-        memory: Recycled,
+        self, columns: Columns, wanted: list[Path], states: States | None, pack: int, memory: Recycled
     ) -> None:
-        self._columns, self._states, self._schema = columns, states, schema
-        (self.num_steps, self._envs), self._device = size, device
-        self._empty: Empty = memory.empty if device.type == "cpu" else partial(_fresh, device)
-        for name in {path[0] for path in columns} & {"lengths", "burn_in", "env", "start", "done"}:
+        self._columns, self._states, self._schema = columns.select(wanted), states, columns.schema
+        self.num_steps, self._envs, self._device = columns.count, columns.num_envs, columns.device
+        self._on_host = self._device.type == "cpu"
+        self._empty: Empty = memory.empty if self._on_host else partial(_fresh, self._device)
+        for name in {path[0] for path in wanted} & {"lengths", "burn_in", "env", "start", "done"}:
             raise FieldError(
                 f"field '{name}': batches of sequences have another one of this name; pick others: fields=..."
             )
-        self._fields = {path: Field(tuple(column.shape[2:]), column.dtype) for path, column in columns.items()}
+        self._fields = {path: Field(tuple(column.shape[2:]), column.dtype) for path, column in self._columns.items()}
         self._layout = RowLayout({path: field for path, field in self._fields.items() if field.nbytes <= pack})
-        self._apart = {path: self._source(path) for path in columns if path not in self._layout.fields}
+        self._unpacked = {path: self._source(path) for path in wanted if path not in self._layout.fields}
         self._packed = self._pack() if self._layout.fields else None
 
     def _source(self, path: Path) -> WindowSource:
-        """A column as it lies, time by time."""
+        """A column as it lies, time by time: the next step of an env is N rows further."""
         column = self._columns[path]
         pad = torch.full(column.shape[2:], padding(path), dtype=column.dtype, device=self._device)
         bits = column.reshape(self.num_steps * self._envs, -1).view(torch.uint8)
         return WindowSource(bits, pad.reshape(1, -1).view(torch.uint8)[0], self._envs, self._empty)
 
     def _pack(self) -> WindowSource:
-        """The fields of the layout side by side, env by env."""
+        """The fields of the layout side by side, env by env: the next step of an env is the next row."""
         layout, count = self._layout, self.num_steps * self._envs
         rows = self._empty((count, layout.nbytes), torch.uint8)
         if rows.is_cpu:
@@ -111,7 +179,7 @@ class WindowReader:
         """The batches of an epoch.
 
         Args:
-            windows: a table of windows, as :func:`relive.rollout.writer.cut` gives it, in the epoch's order.
+            windows: a table of windows, as :func:`plan_windows` gives it, in the epoch's order.
             bounds: (begin, end) of the windows of each batch.
             rows: L; None for the rows that the longest window of the batch needs.
             time_first: batches are ``[L, B, ...]``; else ``[B, L, ...]``.
@@ -120,7 +188,7 @@ class WindowReader:
         table = self._table(windows)
         lengths = table[0]
         # Kernels on the CPU take arrays, and each row of this table is one.
-        there = table if self._device.type == "cpu" else torch.from_numpy(table).to(self._device)
+        there = table if self._on_host else torch.from_numpy(table).to(self._device)
         for low, high in bounds:
             most = rows or int(lengths[low:high].max())
             yield self._batch(there[:, low:high], most, time_first, normalize_advantage)
@@ -130,20 +198,21 @@ class WindowReader:
         env, start, length, origin, begins = windows.T
         burn = self.burn_in(windows)
         first, every = start - burn, 1 if self._states is None else self._states.every
+        # Packed rows lie env by env, columns time by time, and states time by time with one row for k steps.
         packed, row, state = env * self.num_steps + first, first * self._envs + env, first // every * self._envs + env
         is_start = (begins == 1) & (first == origin)
         return np.stack([length + burn, burn, env, start, is_start, packed, row, state, first % every == 0])
 
     def _batch(self, table: Any, rows: int, time_first: bool, normalize_advantage: bool) -> SequenceBatch:
-        lengths, burn_in, env, start, is_start, packed, row, state, kept = table
+        """The windows of some columns of :meth:`_table` as a batch."""
+        lengths, burn_in, env, start, is_start, packed, row, state, stored = table
         leaves = self._gather(packed, row, lengths, rows, time_first)
-        for name, marks in zip(
-            ("is_start", "mask"), kernels.mark_windows(lengths, burn_in, is_start, rows), strict=True
-        ):
-            leaves[name,] = marks.T if time_first else marks
+        flags = kernels.mark_windows(lengths, burn_in, is_start, rows)
+        for name, flag in zip(("is_start", "mask"), flags, strict=True):
+            leaves[name,] = flag.T if time_first else flag
         if normalize_advantage:
             leaves["advantage",] = scaled(leaves["advantage",], leaves["mask",])
-        hidden = None if self._states is None else self._hidden(state, kept)
+        hidden = None if self._states is None else self._hidden(state, stored)
         facts = {"lengths": lengths, "burn_in": burn_in, "env": env, "start": start}
         return SequenceBatch(leaves, {name: _tensor(x) for name, x in facts.items()}, hidden, time_first=time_first)
 
@@ -152,19 +221,17 @@ class WindowReader:
         leaves = {path: column[low:high] for path, column in self._columns.items()}
         for name, flag in (("is_start", flags.starts), ("mask", flags.real), ("done", flags.done)):
             leaves[name,] = torch.from_numpy(flag[low:high].view(np.bool_)).to(self._device)
-        envs, first = np.arange(self._envs), np.full(self._envs, low)
         facts = {
             "lengths": np.full(self._envs, high - low),
             "burn_in": np.zeros(self._envs, np.int64),
-            "env": envs,
-            "start": first,
+            "env": np.arange(self._envs),
+            "start": np.full(self._envs, low),
         }
         moved = {name: torch.from_numpy(fact).to(self._device) for name, fact in facts.items()}
         hidden = None
-        if self._states is not None:
+        if self._states is not None:  # chunks begin at multiples of k, where the state of each env is stored
             index = moved["env"] + low // self._states.every * self._envs
-            on_host = self._device.type == "cpu"
-            hidden = self._hidden(index.numpy() if on_host else index, index * 0 + 1)
+            hidden = self._hidden(index.numpy() if self._on_host else index, index * 0 + 1)
         return SequenceBatch(leaves, moved, hidden, time_first=True)
 
     def whole(self, envs: Ints | None) -> dict[Path, Tensor]:
@@ -172,7 +239,7 @@ class WindowReader:
         if envs is None:
             return dict(self._columns)
         env = torch.from_numpy(envs).to(self._device)
-        first: Any = envs if self._device.type == "cpu" else env
+        first: Any = envs if self._on_host else env
         lengths = first * 0 + self.num_steps
         return {  # torch picks numbers time by time, so the row that it picks from is in the nearest cache
             path: self._read_column(path, first, lengths, self.num_steps, True)
@@ -181,27 +248,31 @@ class WindowReader:
             for path, column in self._columns.items()
         }
 
-    def _hidden(self, index: Any, kept: Any) -> Any:
+    def _hidden(self, index: Any, stored: Any) -> Any:
         assert self._states is not None
-        return self._schema.rebuild("hidden", self._states.at(index, kept, self._empty).__getitem__)
+        return self._schema.rebuild("hidden", self._states.at(index, stored, self._empty).__getitem__)
 
     def _gather(self, packed_row: Any, row: Any, lengths: Any, rows: int, time_first: bool) -> dict[Path, Tensor]:
         # A window is one run of bytes, and so is its padding. Time comes first by a view of that: fields that are
         # packed are strided in either order.
         packed: dict[Path, Tensor] = {}
         if self._packed is not None:
-            found = self._packed.windows(packed_row, lengths, rows)
-            packed = self._layout.views(found.transpose(0, 1) if time_first else found)
+            windows = self._packed.windows(packed_row, lengths, rows)
+            packed = self._layout.views(windows.transpose(0, 1) if time_first else windows)
         return {
             path: packed[path] if path in packed else self._read_column(path, row, lengths, rows, time_first)
             for path in self._columns
         }
 
     def _read_column(self, path: Path, row: Any, lengths: Any, rows: int, time_first: bool) -> Tensor:
-        source = self._apart.get(path) or self._source(path)
-        field, found = self._fields[path], source.windows(row, lengths, rows)
-        windows = found.reshape(-1).view(field.dtype).view(*found.shape[:2], *field.shape)  # fields may be empty
+        source = self._unpacked.get(path) or self._source(path)
+        field, bits = self._fields[path], source.windows(row, lengths, rows)
+        windows = bits.reshape(-1).view(field.dtype).view(*bits.shape[:2], *field.shape)  # fields may be empty
         return windows.transpose(0, 1) if time_first else windows
+
+
+def _fresh(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def _tensor(fact: Any) -> Tensor:
@@ -232,133 +303,54 @@ class WindowSource:
         return out
 
 
-Split = Callable[[Ints], list[tuple[int, int]]]
-"""How an epoch's windows, in their order, are split into batches: (begin, end) of each."""
-
-
-class Sequences:
-    """Reads the consecutive steps of a rollout, as batches with their recurrent states.
+class States:
+    """The recurrent states of a rollout, ``[T, N, ...]``, or of every k-th step.
 
     Args:
-        fields: of the rollout.
         columns: of the rollout.
-        episodes: of the rollout.
-        states: of the rollout.
-        permutations: the orders in which sequences come.
-        memory: gives the memory of batches, on the CPU.
+        initial: the state that episodes start in, nested as ``hidden`` without the env axis; None is zeros. It is used
+            where the first state of an episode is not stored.
     """
 
-    def __init__(
-        self,
-        fields: Fields,
-        columns: NamedColumns,
-        episodes: Episodes,
-        states: KeptStates,
-        permutations: Permutations,
-        memory: Recycled,
-    ) -> None:
-        self._fields, self._columns, self._episodes, self._states = fields, columns, episodes, states
-        self._permutations, self._memory = permutations, memory
+    def __init__(self, columns: Columns, initial: Any) -> None:
+        self._columns = {path: column.flatten(0, 1) for path, column in columns.stored_states().items()}
+        self._bits = {path: x.reshape(len(x), -1).view(torch.uint8) for path, x in self._columns.items()}
+        self.every, self._initial = columns.every, columns.initial_states(initial)
 
-    def cut(self, length: int | None, overlap: Overlap, complete: bool, drop_tail: bool, epochs: int) -> Ints:
-        """The windows of a rollout that is not empty."""
-        self._columns.require_steps()
-        require("sequences", COUNT_RULE, epochs=epochs)
-        require("sequences", FLAG_RULE, complete=complete, drop_tail=drop_tail)
-        return cut(self._episodes.flags(), length, stride_of(length, overlap), drop_tail, complete)
+    def first_rows(self, windows: Ints) -> Ints:
+        """Where to start to unroll: at the window, at the last state stored before it, or at the episode's start."""
+        start = windows[:, START]
+        return start if self.every == 1 else np.maximum(start // self.every * self.every, windows[:, ORIGIN])
 
-    def read(
-        self,
-        windows: Ints,
-        split: Split,
-        length: int | None,
-        epochs: int,
-        shuffle: bool,
-        fields: tuple[str, ...] | None,
-        time_first: bool,
-        normalize_advantage: bool,
-    ) -> Iterator[SequenceBatch]:
-        """Epoch after epoch, all windows; columns are checked at once."""
-        flags = {"shuffle": shuffle, "time_first": time_first, "normalize_advantage": normalize_advantage}
-        require("sequences", FLAG_RULE, **flags)
-        wanted = self._columns.wanted_of_steps(fields)
-        require_advantage(normalize_advantage, wanted)
-        reader = self._reader(wanted, LARGE_FIELD if epochs > 1 else 0)
-        rows = None if length is None else reader.most_rows(windows, min(length, reader.num_steps))
-        epoch = partial(reader.batches, rows=rows, time_first=time_first, normalize_advantage=normalize_advantage)
-        orders = (windows[self._order(len(windows), shuffle)] for _ in range(epochs))
-        return (batch for order in orders for batch in epoch(order, split(order)))
+    def at(self, index: Any, stored: Any, empty: Empty) -> dict[Path, Tensor]:
+        """The states before rows that :meth:`first_rows` gave, ``[layers, B, size]`` or ``[B, size]``.
 
-    def env_batches(
-        self,
-        batch_size: int | None,
-        num_batches: int | None,
-        epochs: int,
-        shuffle: bool,
-        sequences: tuple[str, ...],
-        fields: tuple[str, ...] | None,
-    ) -> Iterator[EnvBatch]:
-        """Batches of whole envs, with some columns cut into trajectories as well."""
-        self._columns.require_steps()
-        require("env_batches", COUNT_RULE, epochs=epochs)
-        bounds = parts(self._fields.num_envs, batch_size, num_batches, items="envs")
-        windows = cut(self._episodes.flags(), None, WHOLE, drop_tail=False, complete=False)
-        padded = self._columns.wanted_of_steps(sequences)
-        own = self._columns.wanted_of_steps(fields)
-        if fields is None:
-            own = [path for path in own if path not in padded]
-        readers = self._reader(padded, 0), self._reader(own, 0, with_states=False)
-        order = self._order(self._fields.num_envs, shuffle) if shuffle else None
-        batches = _env_batches(*readers, windows, order, bounds, epochs)
-        return batches if self._columns.is_finished else _without_advantage(batches)
+        Args:
+            index: ``[B]``, the flat place of each state: number k * N + n is that of env n at step k * every.
+            stored: ``[B]``, 0 where that step is not the row itself, which then begins an episode.
+            empty: makes the results.
 
-    def chunks(self, length: int | None, fields: tuple[str, ...] | None) -> Iterator[SequenceBatch]:
-        """All envs in the order of time, ``length`` steps at a time."""
-        self._columns.require_steps()
-        stride_of(length, "none")
-        steps, every = self._columns.steps, self._fields.every
-        size = steps if length is None else length
-        if size % every and size < steps:
-            raise ParameterError(f"chunks({size}): states are kept every {every} steps; ask for a multiple of them")
-        wanted = self._columns.wanted_of_steps(fields)
-        reader = self._reader(wanted, 0)
-        flags = self._episodes.flags()
-        return (reader.chunk(flags, low, min(low + size, steps)) for low in range(0, steps, size))
-
-    def _reader(self, wanted: list[Path], pack: int, with_states: bool = True) -> WindowReader:
-        columns = self._columns.ordered(wanted)
-        states = self._states.reader() if with_states else None
-        size = self._columns.steps, self._fields.num_envs
-        return WindowReader(columns, states, self._fields.schema, size, self._fields.device, pack, self._memory)
-
-    def _order(self, count: int, shuffle: bool) -> Ints:
-        """The next permutation of ``count`` items, or their own order."""
-        return self._permutations.next(count).numpy() if shuffle else np.arange(count)
+        ``index`` and ``stored`` are arrays if the states are in RAM, and tensors if they are on a device.
+        """
+        states: dict[Path, Tensor] = {}
+        for path, column in self._columns.items():
+            state = empty((len(index), *column.shape[1:]), column.dtype)
+            if column.is_cpu:
+                bits = state.view(len(index), -1).view(torch.uint8).numpy()
+                bad = kernels.fast().take_rows(self._bits[path].numpy(), index, bits)
+                assert bad < 0, "a window begins outside the rollout"
+            else:
+                torch.index_select(column, 0, index, out=state)
+            if self.every > 1:
+                state[torch.as_tensor(stored == 0)] = self._initial[path]
+            swapped = swap_layers(state)
+            if not swapped.is_contiguous():
+                swapped = empty(tuple(swapped.shape), column.dtype).copy_(swapped)
+            states[path] = swapped
+        return states
 
 
-def _without_advantage(batches: Iterator[EnvBatch]) -> Iterator[EnvBatch]:
-    for batch in batches:
-        unfinished(cast("TensorDict", batch.steps))
-        yield batch
-
-
-def splitter(total: int, batch_size: int | None, num_batches: int | None, batch_steps: int | None) -> Split:
-    """How to split the windows of an epoch into batches; without a size, all into one.
-
-    Raises:
-        ParameterError: a size that is not positive, or more than one of them.
-    """
-    given = [size for size in (batch_size, num_batches, batch_steps) if size is not None]
-    if len(given) > 1:
-        raise ParameterError("sequences: pass at most one of batch_size, num_batches and batch_steps")
-    if batch_steps is not None:
-        parts_by_steps(np.zeros(0, np.int64), batch_steps)
-        return lambda windows: parts_by_steps(windows[:, LENGTH], batch_steps)
-    split = parts(max(total, 1), batch_size if given else total or 1, num_batches, items="sequences")
-    return lambda _: split if total else []
-
-
-def _env_batches(
+def env_batches(
     trajectories: WindowReader,
     columns: WindowReader,
     windows: Ints,
@@ -374,15 +366,17 @@ def _env_batches(
     Args:
         trajectories: reads the columns that are wanted as sequences.
         columns: reads the columns that are wanted time by time.
-        windows: of whole trajectories, env by env, as :func:`cut` gives them.
+        windows: of whole trajectories, env by env, as :func:`plan_windows` gives them.
         order: a permutation of the envs; None for their own order, which all epochs share.
         bounds: (begin, end) of the envs of each batch, as places in the order.
         epochs: passes over the rollout.
     """
     total, widest = bounds[-1][1], max(high - low for low, high in bounds)
     rotates = order is not None and epochs > 1 and len(bounds) > 1
+    # The circle repeats its first envs behind its last, so that a batch across the seam is one slice.
     circle: Ints = np.arange(total) if order is None else np.append(order, order[: (widest - 1) * rotates])
     counts = np.bincount(windows[:, ENV], minlength=total)
+    # Windows lie env by env: those of env e are the ``counts[e]`` from ``cumsum(counts)[e] - counts[e]`` on.
     mine = windows[_runs((np.cumsum(counts) - counts)[circle], counts[circle])]
     (sequences,) = trajectories.batches(mine, [(0, len(mine))], trajectories.num_steps, time_first=True)
     steps, envs = columns.whole(None if order is None else circle), torch.from_numpy(circle)

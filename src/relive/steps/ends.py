@@ -135,7 +135,7 @@ class EndCheck:
             f"they ended on. {IGNORED} If these episodes do end where the next ones start, set "
             "rollout.check_ends = False. See docs/episode-ends.md",
             EpisodeEndWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
 
 

@@ -16,7 +16,7 @@ from ...errors import FieldError, ShapeError
 from ...parameters import one_of, require
 from ...returns import GAE
 from ...rollout.buffer import RolloutBuffer
-from ...rollout.writer import ENV, LENGTH, START, Flags, cut
+from ...rollout.sequences import ENV, LENGTH, START, Flags, plan_windows
 from ...steps.arrays import as_host
 from ...steps.schema import Field, Schema
 from ..base import Column, mapped_leaves, renew, write_column
@@ -481,7 +481,7 @@ def split_and_pad_trajectories(tensor: Any, dones: Tensor) -> tuple[Any, Tensor]
         raise ShapeError(f"dones: expected {(steps, envs)}, with or without a last axis of 1, got {tuple(dones.shape)}")
     done = as_host(dones.reshape(steps, envs)) != 0
     flags = Flags(done, np.ones_like(done), np.ones(envs, np.bool_))
-    windows = torch.from_numpy(cut(flags, None, WHOLE, drop_tail=False, complete=False)).to(dones.device)
+    windows = torch.from_numpy(plan_windows(flags, None, WHOLE, drop_tail=False, complete=False)).to(dones.device)
     time = torch.arange(steps, device=dones.device).unsqueeze(1)
     masks = time < windows[:, LENGTH]
     rows = ((windows[:, START] + time) * envs + windows[:, ENV]).where(masks, 0)
