@@ -243,13 +243,13 @@ class SequenceBatch(Mapping[str, Any]):
         try:
             return descend(self[path[0]], path[1:])
         except (KeyError, IndexError, ValueError, TypeError) as error:
-            known = tuple(dict.fromkeys([*map(dotted, self._leaves), *self]))
-            raise FieldError(unknown_field(path, known, "this batch of sequences")) from error
+            names = tuple(dict.fromkeys([*map(dotted, self._leaves), *self]))
+            raise FieldError(unknown_field(path, names, "this batch of sequences")) from error
 
     def __contains__(self, name: object) -> bool:
         if isinstance(name, tuple):
             return self.get(cast("Path", name), self) is not self
-        return any(name == known for known in self)  # Mapping's own version expects a KeyError
+        return any(name == key for key in self)  # Mapping's own version expects a KeyError
 
     def get(self, name: str | Path, default: Any = None) -> Any:
         """``seq[name]``, or ``default`` if there is no such field."""
@@ -323,8 +323,8 @@ class SequenceBatch(Mapping[str, Any]):
         after = self["next"]
         time = 0 if self.time_first else 1
         index = after.clamp(min=0).view(*after.shape, *[1] * (values.dim() - 2)).expand_as(values)
-        known = (after >= 0).view(*after.shape, *[1] * (values.dim() - 2))
-        return torch.where(known, values.gather(time, index), 0)
+        has_next = (after >= 0).view(*after.shape, *[1] * (values.dim() - 2))
+        return torch.where(has_next, values.gather(time, index), 0)
 
     def to(self, device: str | torch.device) -> SequenceBatch:
         """This batch on another device.
@@ -379,10 +379,10 @@ class SequenceBatch(Mapping[str, Any]):
         some, axis = batches[0], 1 if batches[0].time_first else 0
         paths = [path for path in some._leaves if path[0] in names]
         leaves = {path: torch.cat([batch._leaves[path] for batch in batches], axis) for path in paths}
-        shared = [name for name in some._facts if name in names]
-        known = {name: torch.cat([batch._facts[name] for batch in batches]) for name in shared}
+        wanted = [name for name in some._facts if name in names]
+        shared = {name: torch.cat([batch._facts[name] for batch in batches]) for name in wanted}
         hidden = map_leaves(joined_states, *[batch._hidden for batch in batches])
-        return SequenceBatch(leaves, {**known, **facts}, hidden, time_first=some.time_first)
+        return SequenceBatch(leaves, {**shared, **facts}, hidden, time_first=some.time_first)
 
     # -- inside -------------------------------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ class RolloutBuffer:
         hidden_every: k; keep the recurrent states of ``hidden`` only for steps 0, k, 2k, ..., to save memory.
             :meth:`sequences` then begin at a step whose state is kept.
         columns: name -> :class:`Field` of further columns that no step brings: there from the start, to be written in
-            place, by ``r[name] = ...`` or by :meth:`finish`. What is not written holds what was there before.
+            place, by ``r[name] = ...`` or by :meth:`finish`. Rows that are not written hold older numbers.
         seed: of the permutations; permutation number k is a function of (seed, k) alone. None draws one number from
             torch's default generator, so that ``torch.manual_seed`` decides it; ``buffer.seed`` is the number.
 
@@ -92,7 +92,7 @@ class RolloutBuffer:
     _saves: Saves | None = None
 
     extra: Any = None
-    """What was passed to :meth:`save` as ``extra``, in a buffer that was loaded; else None."""
+    """The ``extra`` that was passed to :meth:`save`, in a buffer that was loaded; else None."""
 
     initial_hidden: Any = None
     """The state that episodes start in, nested as ``hidden``, without the env axis; None is zeros.
@@ -118,7 +118,7 @@ class RolloutBuffer:
         require("RolloutBuffer", FLAG_RULE, wrap=wrap, debug=debug)
         self.device, self.wrap, self._debug = torch_device("RolloutBuffer", device), wrap, debug
         further: Mapping[str, Field] = {} if columns is None else columns
-        self._columns = Columns(schema, further, size, self.device, wrap, hidden_every)
+        self._columns = Columns(schema, further, size, self.device, wrap=wrap, every=hidden_every)
         self.hidden_every = self._columns.every
         self._permutations = Permutations(seed)
         self._memory = Recycled()
@@ -157,8 +157,8 @@ class RolloutBuffer:
 
         Args:
             step: field -> ``[N, ...]`` for every field of the schema; with one env the leading axis may be left out.
-            fields: the same, as keywords. ``mask`` (bool ``[N]``, default all True) is False at steps that are not
-                real, such as the reset step of ``NEXT_STEP`` autoreset; ``final_value`` (``[N]``) is read where
+            fields: further fields, as keywords. ``mask`` (bool ``[N]``, default all True) is False at steps that are
+                not real, such as the reset step of ``NEXT_STEP`` autoreset; ``final_value`` (``[N]``) is read where
                 ``truncated`` is set.
 
         Raises:
@@ -192,7 +192,7 @@ class RolloutBuffer:
             return True
         try:
             copier.learn(check.pick(step))
-        except Exception:  # the caller finds out what is wrong
+        except Exception:  # ``_add_checked`` names the field that does not fit
             return False
         return copier.take(row, step, check.pick)
 
@@ -227,14 +227,14 @@ class RolloutBuffer:
         columns.count, self._interrupted, self._reserved, self._has_last = columns.count + rows, False, 0, last
 
     def _give_up(self, rows: slice) -> None:
-        """Drop the oldest rows, at these places; whether their episodes ended is still known."""
+        """Drop the oldest rows, which lie at these places, and note which of their episodes had ended."""
         columns, count = self._columns, rows.stop - rows.start
         ended = self._ended
         if self._has_ends:
             ended = Flags.of([columns.view((name,), rows) for name in ENDS], ended).ended.view(np.bool_)
         columns.detach()
         start = (columns.start + count) % columns.num_steps
-        self._ended, columns.start, columns.count = ended, start, columns.count - count  # at once
+        self._ended, columns.start, columns.count = ended, start, columns.count - count  # all or none
 
     def _write_bookkeeping(self, rows: int | slice, values: Mapping[str, Any]) -> None:
         """Write the mask and the final values of rows: these ``values``, or their defaults."""
@@ -251,7 +251,7 @@ class RolloutBuffer:
             if isinstance(value, Tensor):
                 finite = bool(value.isfinite().all())
             else:
-                # as all(), which is slower
+                # ``all()`` comes to this, by way of a function in Python
                 finite = bool(np.logical_and.reduce(np.isfinite(as_host(value, name)), None))
             if not finite:
                 numbers, envs = as_host(value, name).reshape(-1), self.num_envs
@@ -287,7 +287,7 @@ class RolloutBuffer:
                 "add_fields(): rows are reserved, or hidden_every > 1; call it before reserve(), with hidden_every=1"
             )
         columns.require_memory({path: leaf for path, leaf in wider.leaves.items() if path not in schema.leaves})
-        columns.__dict__ = columns.extended(wider).__dict__  # at once, as values are told by their position
+        columns.__dict__ = columns.extended(wider).__dict__  # all or none: values are told by their position
 
     def reserve(self, steps: int | None = None) -> TensorDict:
         """The next ``steps`` rows (all that are left, by default) as views ``[steps, N]`` to be written in place.
@@ -378,24 +378,24 @@ class RolloutBuffer:
         if ("final_value",) not in columns.bookkeeping:
             raise FieldError("field 'final_value': the schema has no 'value'; add value=() to it")
         target = columns.view(("final_value",))
-        rows, places = _numbers(steps, "steps"), _numbers(envs, "envs")
-        given = values.detach() if isinstance(values, Tensor) else as_tensor(values, "final_value")
-        vectors = rows.dim() == 1 and rows.shape == places.shape == given.shape[:1]
-        if not vectors or given.shape[1:] != target.shape[2:]:
+        rows, at_envs = _numbers(steps, "steps"), _numbers(envs, "envs")
+        final = values.detach() if isinstance(values, Tensor) else as_tensor(values, "final_value")
+        vectors = rows.dim() == 1 and rows.shape == at_envs.shape == final.shape[:1]
+        if not vectors or final.shape[1:] != target.shape[2:]:
             raise ShapeError(
                 f"set_final_value: expected three vectors of one length, got {tuple(rows.shape)}, "
-                f"{tuple(places.shape)}, {tuple(given.shape)}"
+                f"{tuple(at_envs.shape)}, {tuple(final.shape)}"
             )
         count, num_envs = columns.count, columns.num_envs
-        beyond = (rows < 0) | (rows >= count) | (places < 0) | (places >= num_envs)
+        beyond = (rows < 0) | (rows >= count) | (at_envs < 0) | (at_envs >= num_envs)
         if bool(beyond.any()):
-            step, env = (int(vector[beyond][0]) for vector in (rows, places))
+            step, env = (int(vector[beyond][0]) for vector in (rows, at_envs))
             raise ParameterError(
                 f"set_final_value: got step {step} of env {env}; steps are 0 to {count - 1}, envs 0 to {num_envs - 1}"
             )
-        check_castable(given, target.dtype, "final_value")
+        check_castable(final, target.dtype, "final_value")
         rows = columns.place(rows).to(target.device)
-        target[rows, places.to(target.device)] = given.to(device=target.device, dtype=target.dtype)
+        target[rows, at_envs.to(target.device)] = final.to(device=target.device, dtype=target.dtype)
 
     def clear(self) -> None:
         """Forget the rollout and its attached columns, such as advantages; the memory stays.
@@ -405,7 +405,7 @@ class RolloutBuffer:
         columns, ended = self._columns, self._ended_now()
         self._bookkeeping_used, self._has_last, self._reserved = True, False, 0
         columns.detach()
-        self._ended, self._interrupted, columns.start, columns.count = ended, False, 0, 0  # at once
+        self._ended, self._interrupted, columns.start, columns.count = ended, False, 0, 0  # all or none
         self._write_bookkeeping(slice(None), {})  # always, since masks may have been written through a view
         self._bookkeeping_used = False
         self._reserved_views = []
@@ -427,7 +427,7 @@ class RolloutBuffer:
         under_way = ~(columns["terminated"][-1] | truncated[-1])
         truncated[-1] |= under_way
         envs = (under_way & columns["mask"][-1]).nonzero().squeeze(1)
-        if "value" in columns.schema and self._has_last and len(envs):  # first: it is read where truncated is set
+        if "value" in columns.schema and self._has_last and len(envs):  # before truncated is set, where it is read
             self.set_final_value(torch.full_like(envs, columns.count - 1), envs, self.last["value"][envs])
         columns.attach({"truncated": truncated})
 
@@ -463,7 +463,7 @@ class RolloutBuffer:
     # -- finishing ----------------------------------------------------------------------------------------------------
 
     def finish(self, estimator: Estimator, *, last_value: Any = None, partial: bool = False) -> RolloutBuffer:
-        """Attach what ``estimator`` computes, such as ``advantage`` and ``return``; returns the buffer.
+        """Attach the columns that ``estimator`` computes, such as ``advantage`` and ``return``; returns the buffer.
 
         Args:
             estimator: :class:`relive.GAE` and its like, or any :class:`relive.returns.Estimator`.
@@ -506,7 +506,7 @@ class RolloutBuffer:
         return self
 
     def _locate_gae_columns(self) -> None:
-        """Find out where the columns of GAE lie, and whether its kernel can write them in place."""
+        """Note where the columns of GAE lie, if its kernel can read and write them in place."""
         columns, self._gae_columns = self._columns, None
         used = {"reward", "value", "final_value", *ENDS, "advantage", "return"}
         dtypes = {name: torch.bool if name in ENDS else torch.float32 for name in used}
@@ -531,7 +531,7 @@ class RolloutBuffer:
         columns.keep((ADVANTAGE, RETURN))
 
     def _attach_estimate(self, estimator: Estimator) -> None:
-        """Call the estimator with tensors, and copy what it returns."""
+        """Call the estimator with tensors, and attach the columns that it returns."""
         columns = self._columns
         for name in estimator.reads:
             if name not in BOOKKEEPING:
@@ -556,7 +556,7 @@ class RolloutBuffer:
     def _estimator_input(self, name: str, may_wait: bool) -> Any:
         """A column as estimators take it: ``value`` with its bootstrap row, bookkeeping only where it matters.
 
-        To see whether it matters takes a wait for the device. Without ``may_wait`` bookkeeping always comes.
+        A look at the flags waits for the device. Without ``may_wait`` there is none, and bookkeeping always comes.
         """
         columns = self._columns
         if name == "mask" and may_wait and not columns.has_mask():
@@ -739,10 +739,10 @@ class RolloutBuffer:
         change columns while the minibatches are being read.
 
         Args:
-            batch_size: transitions of a minibatch; the last one takes what remains.
+            batch_size: transitions of a minibatch; the last one takes the rest.
             num_batches: instead, the number of minibatches in an epoch; their sizes differ by at most one.
             epochs: passes over the rollout.
-            drop_last: leave out what does not fill a whole minibatch.
+            drop_last: leave out the transitions that do not fill a whole minibatch.
             reshuffle: False repeats the minibatches of the first epoch in all others.
             fields: the columns wanted; default all but ``mask`` and ``final_value``. Fewer are faster.
             normalize_advantage: normalise ``advantage`` within each minibatch.
@@ -763,7 +763,7 @@ class RolloutBuffer:
         require_advantage(normalize_advantage, wanted)
         orders = self._orders(rows, epochs, reshuffle)
         pack = epochs > 1 or len(bounds) >= MANY
-        return self._minibatches.batches(wanted, bounds, orders, pack, normalize_advantage)
+        return self._minibatches.batches(wanted, bounds, orders, pack=pack, normalize_advantage=normalize_advantage)
 
     def sequences(
         self,
@@ -794,7 +794,7 @@ class RolloutBuffer:
                 (s = 1), or a number.
             complete: only episodes that began and ended in this rollout. There may be none, and then no batch.
             drop_tail: leave out windows shorter than ``length``; this too may leave none.
-            batch_size: sequences of a batch; the last one takes what remains.
+            batch_size: sequences of a batch; the last one takes the rest.
             num_batches: instead, the number of batches in an epoch; their sizes differ by at most one.
             batch_steps: instead, the most steps of a batch; a longer sequence comes alone. Without any of the three an
                 epoch is one batch.
@@ -815,7 +815,9 @@ class RolloutBuffer:
         columns.require_steps()
         require("sequences", COUNT_RULE, epochs=epochs)
         require("sequences", FLAG_RULE, complete=complete, drop_tail=drop_tail)
-        windows = plan_windows(self._flags(), length, stride_of(length, overlap), drop_tail, complete)
+        windows = plan_windows(
+            self._flags(), length, stride_of(length, overlap), drop_tail=drop_tail, complete=complete
+        )
         split = splitter(len(windows), batch_size, num_batches, batch_steps)
         flags = {"shuffle": shuffle, "time_first": time_first, "normalize_advantage": normalize_advantage}
         require("sequences", FLAG_RULE, **flags)
@@ -824,11 +826,8 @@ class RolloutBuffer:
         reader = self._reader(wanted, LARGE_FIELD if epochs > 1 else 0)
         rows = None if length is None else reader.most_rows(windows, min(length, columns.count))
         orders = (windows[self._order(len(windows), shuffle)] for _ in range(epochs))
-        return (
-            batch
-            for order in orders
-            for batch in reader.batches(order, split(order), rows, time_first, normalize_advantage)
-        )
+        shape: dict[str, Any] = {"rows": rows, "time_first": time_first, "normalize_advantage": normalize_advantage}
+        return (batch for order in orders for batch in reader.batches(order, split(order), **shape))
 
     def env_batches(
         self,
@@ -848,7 +847,7 @@ class RolloutBuffer:
         ``steps`` of the storage. Do not change columns meanwhile.
 
         Args:
-            batch_size: envs of a batch; the last one takes what remains.
+            batch_size: envs of a batch; the last one takes the rest.
             num_batches: instead, the number of batches in an epoch; their sizes differ by at most one.
             epochs: passes over the rollout.
             shuffle: False keeps the order of the envs.
@@ -980,10 +979,11 @@ class RolloutBuffer:
         Args:
             path: the directory.
             extra: the learner's state, as :meth:`relive.ReplayBuffer.save` takes it.
-            background: copy everything, return, and write the copy in another thread; see the same.
+            background: copy everything, return, and write the copy in another thread, as
+                :meth:`relive.ReplayBuffer.save` does.
 
         Returns:
-            the save, as that of a replay.
+            a handle of the save, as :meth:`relive.ReplayBuffer.save` returns it.
 
         Raises:
             FileFormatError: ``path`` holds something else, or ``extra`` a value that cannot be stored; names its keys.
@@ -992,21 +992,21 @@ class RolloutBuffer:
         self._saves = self._saves or Saves()
         self._saves.settle()
         progress = saving.Progress(
-            self._debug,
-            self._permutations.seed,
-            self._permutations.draws,
-            self._has_last,
-            self._interrupted,
-            self._ended,
-            self.initial_hidden,
+            debug=self._debug,
+            seed=self._permutations.seed,
+            draws=self._permutations.draws,
+            has_last=self._has_last,
+            interrupted=self._interrupted,
+            ended=self._ended,
+            initial_hidden=self.initial_hidden,
         )
-        return self._saves.begin(saving.save(path, self._columns, progress, extra, background))
+        return self._saves.begin(saving.save(path, self._columns, progress, extra=extra, background=background))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> RolloutBuffer:
         """Read a saved buffer; it continues with the minibatches that the saved one would have given next.
 
-        :attr:`extra` is what was saved with it.
+        :attr:`extra` is the learner's state that was saved with it.
 
         Raises:
             FileFormatError: there is no save, or it is damaged, foreign or of another version; nothing is ever run.
@@ -1063,7 +1063,7 @@ add_hints(RolloutBuffer)
 
 
 def _require_estimator(estimator: Any) -> None:
-    """Refuse what is not an estimator, such as the class of one."""
+    """Refuse an argument that is no estimator, such as the class of one."""
     refuse_class("estimator", estimator)
     if not (callable(estimator) and hasattr(estimator, "reads")):
         raise ParameterError(f"finish({estimator!r}): expected an estimator, such as relive.GAE(gamma=0.99, lam=0.95)")
@@ -1076,12 +1076,12 @@ def _numbers(values: Any, name: str) -> Tensor:
         ShapeError: this is no array.
         DTypeError: it has no whole numbers.
     """
-    given = values if isinstance(values, Tensor) else as_tensor(values, name)
-    if given.dtype is torch.bool or given.is_quantized or given.layout is not torch.strided:
-        raise DTypeError(f"field '{name}': expected whole numbers, got {given.dtype} of layout {given.layout}")
-    if given.numel():
-        check_castable(given, torch.int64, name)
-    return given.long()
+    numbers = values if isinstance(values, Tensor) else as_tensor(values, name)
+    if numbers.dtype is torch.bool or numbers.is_quantized or numbers.layout is not torch.strided:
+        raise DTypeError(f"field '{name}': expected whole numbers, got {numbers.dtype} of layout {numbers.layout}")
+    if numbers.numel():
+        check_castable(numbers, torch.int64, name)
+    return numbers.long()
 
 
 def _coarse(values: Tensor) -> Array:

@@ -1,4 +1,4 @@
-"""Columns: what a rollout holds. Each field of a step has a column ``[T + 1, N, ...]``, read and written by name."""
+"""Columns: the contents of a rollout, one column ``[T + 1, N, ...]`` for each field, read and written by name."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Columns:
         return made
 
     def _set_schema(self, schema: Schema) -> None:
-        """Set what depends on the schema. It alters no dict in place: those may be another object's."""
+        """Set the attributes that depend on the schema. Dicts are replaced, as :meth:`extended` shares them."""
         self.schema = schema
         """The fields of a step."""
         self.paths = tuple(path for path in schema.leaves if not self._is_sparse(path))
@@ -222,7 +222,7 @@ class Columns:
         """True if a column ``[T + 1, N]`` of this dtype has memory in RAM, and none is nested under its name."""
         memory = self._memory.get(path)
         plain = self._on_host and memory is not None and memory.ndim == 2 and self._dtypes[path] is dtype
-        return plain and [known[0] for known in self._memory].count(path[0]) == 1
+        return plain and [other[0] for other in self._memory].count(path[0]) == 1
 
     def described(self, path: Path) -> tuple[Path, tuple[int, ...], torch.dtype]:
         """The path of a column, the shape of one env's step in it, and its dtype."""
@@ -299,7 +299,7 @@ class Columns:
         if self.copier is not None:
             self.copier.write(row, values)
             return
-        for tensor, value in zip(self._own_memory, values, strict=False):
+        for tensor, value in zip(self._own_memory, values, strict=False):  # the fields of a step are the first ones
             tensor[row].copy_(value, non_blocking=True)
 
     def _write_states(self, row: int, values: Sequence[Any]) -> list[Any]:
@@ -315,10 +315,10 @@ class Columns:
     def put(self, path: Path, rows: int | slice, value: Any) -> None:
         """Assign to rows of one column, by their place in storage."""
         if self._on_host and isinstance(value, Tensor):
-            value = numpy_view(value.detach())
+            value = numpy_view(value.detach())  # the bits, where NumPy lacks the dtype
         self._memory[path][rows] = value
 
-    # -- checks of what is written ------------------------------------------------------------------------------------
+    # -- checks of values ---------------------------------------------------------------------------------------------
 
     def check_complete(self) -> tuple[StepChecker, dict[str, Array]]:
         """Make :attr:`complete`."""
@@ -328,8 +328,8 @@ class Columns:
             for name, field in added.items()
         }
         fields: dict[str, Any] = {**added}
-        self.complete = found = StepChecker(self.schema.extend(**fields), self.num_envs, self.device), defaults
-        return found
+        self.complete = complete = StepChecker(self.schema.extend(**fields), self.num_envs, self.device), defaults
+        return complete
 
     def checked(self, name: str, value: Any) -> dict[Path, Any]:
         """The leaves ``[N, ...]`` of one field that is written by itself.
@@ -440,17 +440,17 @@ class Columns:
         refuse_unreadable(column, path)
         refuse_masked(column, f"column '{dotted(path)}'")
         try:
-            given = column.detach() if isinstance(column, Tensor) else torch.as_tensor(column).to(self.device)
+            fitted = column.detach() if isinstance(column, Tensor) else torch.as_tensor(column).to(self.device)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ShapeError(f"column '{dotted(path)}': expected a tensor, an array or numbers ({error})") from error
-        if given.device != self.device:
-            raise DeviceError(f"column '{dotted(path)}': the buffer is on {self.device}, got {given.device}")
-        expected = (self.count, self.num_envs, *given.shape[2:])
+        if fitted.device != self.device:
+            raise DeviceError(f"column '{dotted(path)}': the buffer is on {self.device}, got {fitted.device}")
+        expected = (self.count, self.num_envs, *fitted.shape[2:])
         if path in self.own:
             _, shape, dtype = self.described(path)
             expected = (self.count, self.num_envs, *shape)
-            check_castable(given, dtype, dotted(path))
-            given = given.to(dtype)
+            check_castable(fitted, dtype, dotted(path))
+            fitted = fitted.to(dtype)
         elif any(path[:i] in self.live for i in range(1, len(path))):
             outer = next(path[:i] for i in range(1, len(path)) if path[:i] in self.live)
             raise FieldError(
@@ -458,16 +458,16 @@ class Columns:
             )
         elif path not in self._attached and self.below(path):
             raise FieldError(f"column '{dotted(path)}' is nested; set its members, such as {self.leaves(path)[0]}")
-        if tuple(given.shape) != expected:
+        if tuple(fitted.shape) != expected:
             raise ShapeError(
-                f"column '{dotted(path)}': expected {expected} (steps, envs, ...), got {tuple(given.shape)}"
+                f"column '{dotted(path)}': expected {expected} (steps, envs, ...), got {tuple(fitted.shape)}"
             )
-        return given
+        return fitted
 
     def _fill(self, path: Path, column: Tensor) -> None:
         """Write a whole column, into new memory if it had none of this shape and dtype."""
-        known = self._memory.get(path)
-        if known is None or known.shape[2:] != column.shape[2:] or self._dtypes[path] is not column.dtype:
+        memory = self._memory.get(path)
+        if memory is None or memory.shape[2:] != column.shape[2:] or self._dtypes[path] is not column.dtype:
             made = self._zeros(tuple(column.shape[2:]), column.dtype)
             # In one line: after an interrupt, whoever noted the old address must see another layout.
             self.layout, self._dtypes[path], self._memory[path] = object(), column.dtype, made
@@ -507,7 +507,7 @@ class Columns:
         return not (numpy_view(mask) if mask.is_cpu else mask).all()  # NumPy tests many flags at once
 
     def has_truncations(self) -> bool:
-        """True if a final value may be needed."""
+        """True if any step was truncated, so that its final value is read."""
         truncated = self.ordered(("truncated",))
         return bool((numpy_view(truncated) if truncated.is_cpu else truncated).any())
 
@@ -541,14 +541,14 @@ class Columns:
 
     def initial_states(self, initial: Any) -> dict[Path, Tensor]:
         """The state that episodes start in, leaf by leaf: ``initial`` is nested as ``hidden``, and None is zeros."""
-        found: dict[Path, Tensor] = {}
+        states: dict[Path, Tensor] = {}
         for path in self.states:
             leaf = self.schema.leaves[path]
             if initial is None:
-                found[path] = torch.zeros(leaf.shape, dtype=leaf.dtype, device=self.device)
+                states[path] = torch.zeros(leaf.shape, dtype=leaf.dtype, device=self.device)
             else:
-                found[path] = torch.as_tensor(descend(initial, path[1:])).detach().to(self.device, leaf.dtype)
-        return found
+                states[path] = torch.as_tensor(descend(initial, path[1:])).detach().to(self.device, leaf.dtype)
+        return states
 
 
 def _path(name: Name) -> Path:
@@ -573,8 +573,8 @@ def unfinished(batch: TensorDict) -> TensorDict:
     return batch
 
 
-def _missing(known: tuple[str, ...], key: Any, default: Any = None) -> Any:
+def _missing(names: tuple[str, ...], key: Any, default: Any = None) -> Any:
     """Stand in for TensorDict's own method: the default of a type of this name stands for no default."""
     if type(default).__name__ != "_NoDefault":
         return default
-    raise KeyError(unknown_field(key, known, "this batch"))
+    raise KeyError(unknown_field(key, names, "this batch"))

@@ -158,6 +158,7 @@ class Minibatches:
         wanted: list[Path],
         bounds: list[tuple[int, int]],
         orders: Iterator[Tensor],
+        *,
         pack: bool,
         normalize_advantage: bool,
     ) -> Iterator[TensorDict]:
@@ -414,5 +415,12 @@ def _form_of(leaves: tuple[tuple[Path, tuple[int, ...], torch.dtype], ...]) -> B
     places = tuple([*fields].index(path) for path in layout.fields)
     handle = kernels.fast().handle_of(packed)
     return BatchForm(
-        members, layout.nbytes, np.array(sizes, np.int64), np.array(offsets, np.int64), packed, handle, names, places
+        members=members,
+        width=layout.nbytes,
+        sizes=np.array(sizes, np.int64),
+        offsets=np.array(offsets, np.int64),
+        fields=packed,
+        handle=handle,
+        names=names,
+        places=places,
     )

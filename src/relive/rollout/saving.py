@@ -48,7 +48,7 @@ class Progress(NamedTuple):
 
 
 def save(
-    path: str | os.PathLike[str], columns: Columns, progress: Progress, extra: Any, background: bool
+    path: str | os.PathLike[str], columns: Columns, progress: Progress, *, extra: Any, background: bool
 ) -> persist.SaveHandle:
     """Write a rollout to a directory: its rows in the order of time, each column with its bootstrap row.
 
@@ -83,8 +83,8 @@ def save(
     groups = [learner, tensors]
     if background:
         groups = list(map(persist.detached, groups))
-        there = disk.usable(path).absolute()  # the process may change its directory meanwhile
-        return persist.SaveHandle(path, lambda: persist.update(there, lambda _: persist.Change(groups, facts)))
+        target = disk.usable(path).absolute()  # the process may change its directory meanwhile
+        return persist.SaveHandle(path, lambda: persist.update(target, lambda _: persist.Change(groups, facts)))
     persist.update(path, lambda present: persist.Change(groups, facts))
     return persist.SaveHandle(path)
 

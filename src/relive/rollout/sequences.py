@@ -69,7 +69,7 @@ class Flags:
         return cls(terminated | truncated, real, ended)
 
 
-def plan_windows(flags: Flags, length: int | None, stride: int, drop_tail: bool, complete: bool) -> Ints:
+def plan_windows(flags: Flags, length: int | None, stride: int, *, drop_tail: bool, complete: bool) -> Ints:
     """The windows of ``length`` steps, or of whole episodes if it is None, as a table ``[K, 5]``."""
     size, stride = WHOLE if length is None else min(length, WHOLE), min(stride, WHOLE)
     arguments = flags.done, flags.real, flags.starts, size, stride, not drop_tail or length is None, complete
@@ -172,6 +172,7 @@ class WindowReader:
         self,
         windows: Ints,
         bounds: list[tuple[int, int]],
+        *,
         rows: int | None,
         time_first: bool,
         normalize_advantage: bool = False,
@@ -188,10 +189,10 @@ class WindowReader:
         table = self._table(windows)
         lengths = table[0]
         # Kernels on the CPU take arrays, and each row of this table is one.
-        there = table if self._on_host else torch.from_numpy(table).to(self._device)
+        facts = table if self._on_host else torch.from_numpy(table).to(self._device)
         for low, high in bounds:
             most = rows or int(lengths[low:high].max())
-            yield self._batch(there[:, low:high], most, time_first, normalize_advantage)
+            yield self._batch(facts[:, low:high], most, time_first, normalize_advantage)
 
     def _table(self, windows: Ints) -> Ints:
         """Nine facts of each window that batches need, ``[9, K]``: one slice of a table is quicker than nine slices."""
@@ -200,6 +201,7 @@ class WindowReader:
         first, every = start - burn, 1 if self._states is None else self._states.every
         # Packed rows lie env by env, columns time by time, and states time by time with one row for k steps.
         packed, row, state = env * self.num_steps + first, first * self._envs + env, first // every * self._envs + env
+        # A row begins an episode only as that one's first step, if this rollout has it.
         is_start = (begins == 1) & (first == origin)
         return np.stack([length + burn, burn, env, start, is_start, packed, row, state, first % every == 0])
 
@@ -341,7 +343,7 @@ class States:
                 assert bad < 0, "a window begins outside the rollout"
             else:
                 torch.index_select(column, 0, index, out=state)
-            if self.every > 1:
+            if self.every > 1:  # rows between two stored steps begin an episode
                 state[torch.as_tensor(stored == 0)] = self._initial[path]
             swapped = swap_layers(state)
             if not swapped.is_contiguous():
@@ -378,7 +380,7 @@ def env_batches(
     counts = np.bincount(windows[:, ENV], minlength=total)
     # Windows lie env by env: those of env e are the ``counts[e]`` from ``cumsum(counts)[e] - counts[e]`` on.
     mine = windows[_runs((np.cumsum(counts) - counts)[circle], counts[circle])]
-    (sequences,) = trajectories.batches(mine, [(0, len(mine))], trajectories.num_steps, time_first=True)
+    (sequences,) = trajectories.batches(mine, [(0, len(mine))], rows=trajectories.num_steps, time_first=True)
     steps, envs = columns.whole(None if order is None else circle), torch.from_numpy(circle)
     until: list[int] = np.append(0, np.cumsum(counts[circle])).tolist()
     for epoch in range(epochs):
