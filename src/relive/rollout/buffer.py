@@ -54,7 +54,7 @@ RETURN: Path = ("return",)
 WATCHED = {"reward": "env", "value": "policy"}
 """The fields that have to be finite in debug mode, and the part of a user's code that computes them."""
 
-WHOLE_RULE: Rule = (lambda steps: steps is None or is_whole(steps), "expected a whole number of steps, or None")
+STEPS_RULE: Rule = (lambda steps: steps is None or is_whole(steps), "expected a whole number of steps, or None")
 
 
 class RolloutBuffer:
@@ -83,8 +83,8 @@ class RolloutBuffer:
         ParameterError: sizes that are not positive, or that need more than the free memory.
     """
 
-    # Ctrl-C may interrupt a call at any line. So what a call writes becomes part of the rollout in one line, the last
-    # one. What it overwrites leaves the rollout in one line, before the first write.
+    # Ctrl-C may interrupt a call at any line. So the rows that a call writes join the rollout in its last line, all at
+    # once. The rows that it overwrites leave the rollout before the first write, in one line as well.
 
     _preset = True
     """True if the masks of all rows are written at once. :meth:`load` does not: a forged save could claim any size."""
@@ -303,7 +303,7 @@ class RolloutBuffer:
         columns = self._columns
         if columns.states:
             raise LifecycleError("reserve() hands out every row; create the buffer with hidden_every=1, or use add()")
-        require("reserve", WHOLE_RULE, steps=steps)
+        require("reserve", STEPS_RULE, steps=steps)
         row = columns.next_row
         left = columns.num_steps - row
         count = left if steps is None else int(steps)
@@ -331,7 +331,7 @@ class RolloutBuffer:
             LifecycleError: fewer rows are reserved.
             NotFiniteError: in debug mode, a reward or a value is NaN or infinite; the rows stay reserved.
         """
-        require("commit", WHOLE_RULE, steps=steps)
+        require("commit", STEPS_RULE, steps=steps)
         require("commit", FLAG_RULE, last=last)
         count = self._reserved if steps is None else int(steps)
         if not 1 <= count <= self._reserved:
@@ -930,11 +930,11 @@ class RolloutBuffer:
 
     @property
     def check_ends(self) -> bool:
-        """True if :meth:`finish` warns if the first rollouts have steps that ``NEXT_STEP`` autoreset ignores.
+        """True if :meth:`finish` warns of steps that ``NEXT_STEP`` autoreset ignores, in the first rollouts.
 
-        They show where truncated steps have a ``final_value``; see :class:`relive.errors.EpisodeEndWarning`. It may be
-        set at any time. A Collector turns it off, since it stores ends correctly. Unused on other devices than the CPU,
-        and if the buffer wraps.
+        Such steps show where truncated steps have a ``final_value``; see :class:`relive.errors.EpisodeEndWarning`. It
+        may be set at any time. A Collector turns it off, since it stores ends correctly. Unused on other devices than
+        the CPU, and if the buffer wraps.
         """
         return self._check_ends
 

@@ -531,7 +531,7 @@ class Columns:
         return batch if self.is_finished else unfinished(batch)
 
     def stored_states(self) -> dict[Path, Tensor]:
-        """The recurrent states of every k-th step, ``[ceil(T / k), N, ...]`` or with the rows after the newest."""
+        """The recurrent states of every k-th step: all rows in storage; if k is 1 the written rows, ``[T, N, ...]``."""
         if self.every == 1:
             return self.select(path for path in self.paths if path[0] == "hidden")
         if not self._on_host:
