@@ -205,14 +205,6 @@ def plans(owner: Any) -> Any:
     return owner._plans
 
 
-def poke(owner: Any) -> Any:
-    return owner._poke
-
-
-def poked(owner: Any) -> Any:
-    return owner._poked
-
-
 def prefetch(owner: Any) -> Any:
     return owner._reader.prefetch
 
@@ -289,6 +281,13 @@ def take_rows(owner: Any) -> Any:
     return owner._take_rows
 
 
+def take_the_long_way(buffer: Any) -> None:
+    """Have batches drawn and read in several calls, and TD errors of tensors checked one by one."""
+    buffer._reader._calls = None
+    if buffer._prioritized is not None:
+        buffer._prioritized._describe = 0
+
+
 def targets(owner: Any) -> Any:
     return owner._targets
 
@@ -305,12 +304,20 @@ def update_every(owner: Any) -> Any:
     return owner._update_every
 
 
+def waker(owner: Any) -> Any:
+    return owner._waker
+
+
 def wanted(owner: Any) -> Any:
     return owner._wanted
 
 
 def windows(owner: Any) -> Any:
     return owner._windows
+
+
+def woken(owner: Any) -> Any:
+    return owner._woken
 
 
 def words(owner: Any) -> Any:
@@ -327,10 +334,3 @@ def writer(owner: Any) -> Any:
 
 def written(owner: Any) -> Any:
     return owner._written
-
-
-def take_the_long_way(buffer: Any) -> None:
-    """Have batches drawn and read in several calls, and TD errors of tensors checked one by one."""
-    buffer._reader._calls = None
-    if buffer._prioritized is not None:
-        buffer._prioritized._describe = 0

@@ -1032,8 +1032,8 @@ MUTATIONS = [
     Mutation(
         "lanes: a step that was taken is given back too late",
         "processes/lanes.py",
-        "            _give_back(lane, at + count)\n",
-        "            _give_back(lane, at + count - 1)\n",
+        "            lane.give_back(after)  #",
+        "            lane.give_back(after - 1)  #",
         "processes/test_lanes.py",
     ),
     Mutation(
@@ -1046,15 +1046,15 @@ MUTATIONS = [
     Mutation(
         "lanes: a piece goes on over the start of new episodes",
         "processes/lanes.py",
-        "stops = np.flatnonzero(marks[1:] & (CUT | LANE_ALONE))",
-        "stops = np.flatnonzero(marks[1:] & LANE_ALONE)",
+        "stops = np.flatnonzero(flags[1:] & (CUT | LANE_ALONE))",
+        "stops = np.flatnonzero(flags[1:] & LANE_ALONE)",
         "processes/test_lanes.py",
     ),
     Mutation(
         "lanes: after a drain that was broken off its last piece comes again",
         "processes/lanes.py",
-        "                if intake.mark() != mark:\n",
-        "                if intake.mark() == mark:\n",
+        "                if piece.intake.head_sum() != piece.head_sum:\n",
+        "                if piece.intake.head_sum() == piece.head_sum:\n",
         "processes/test_lanes.py",
     ),
     # -- processes: weights, limits, servers, shared memory
@@ -1131,15 +1131,15 @@ MUTATIONS = [
     Mutation(
         "shared memory: another block is taken for one that is gone",
         "processes/shared.py",
-        "if not is_that(descriptor, token):",
+        "if not _has_token(descriptor, token):",
         "if descriptor < 0:",
         "processes/test_shared.py",
     ),
     Mutation(
         "bells: a sleeper whom nobody wakes does not look by itself",
         "processes/shared.py",
-        "self._sleep(seen, min(left, GLANCE))",
-        "self._sleep(seen, min(left, 60.0))",
+        "self._sleep(value, min(left, GLANCE))",
+        "self._sleep(value, min(left, 60.0))",
         "processes/test_waiting.py",
     ),
     Mutation(

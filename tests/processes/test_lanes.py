@@ -430,7 +430,7 @@ def own(lanes: Lanes, folder: Path, at: int | None) -> None:
     """
     if at is None:
         at = 10**9
-        owning._give_back = lambda lane, number: die()
+        owning.Lane.give_back = lambda lane, number: die()
     replay = ReplayBuffer.open(folder, COUNTED, 400, 4, check_ends=False)
     broken_off(lambda: lanes.drain(replay), at, die)
     die()

@@ -29,9 +29,9 @@ from interrupting import broken_off
 from processes import IMAGES, replay_of, written
 from relive import Lanes, Prioritized, Recent, ReplayBuffer, ReplayServer, SamplesPerInsert, Uniform
 from relive.errors import EmptyError, LifecycleError, ParameterError, WaitTimeoutError
-from relive.processes import server as slots_owner
+from relive.processes import server as serving_process
 from relive.processes import wire
-from relive.processes.server import Order, Owner
+from relive.processes.server import Owner, ServerOptions
 from relive.processes.shared import SharedBlock
 from relive.processes.wire import Address, Line, listen
 from serving import (
@@ -308,7 +308,7 @@ def test_strangers_get_nothing_and_hold_nobody_back():
                 assert len(next(learner)["reward"]) == 4
 
 
-def test_a_stranger_with_another_token_gets_no_seat():
+def test_a_stranger_with_another_token_gets_no_rank():
     with serve(partial(replay_of, 20)) as server:
         name, token = inside.address(server).name, inside.address(server).token
         for wrong in (token[::-1], token[:-1], "", f"0 {token}"):
@@ -367,7 +367,7 @@ NEXT = pickle.dumps(("next",))
 def test_a_learner_that_sends_no_whole_message_loses_its_place_and_the_others_go_on(
     sent: bytes, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(slots_owner, "STALLED", 0.3)
+    monkeypatch.setattr(serving_process, "STALLED", 0.3)
     with serve(partial(replay_of, 20), 4, 2, learners=2) as server:
         first, second = server.learner(0, timeout=SECONDS), server.learner(1, timeout=SECONDS)
         assert [len(next(learner)["reward"]) for learner in (first, second)] == [4, 4]
@@ -382,11 +382,11 @@ def test_a_learner_that_sends_no_whole_message_loses_its_place_and_the_others_go
 
 def test_an_owner_that_ends_closes_what_it_opened():
     listener, address = listen()
-    control, inside = multiprocessing.Pipe()
-    owner = Owner(replay_of(20), Order(4, 2, 1), listener, address, Line(inside), None, None)
+    control, owner_end = multiprocessing.Pipe()
+    owner = Owner(replay_of(20), ServerOptions(4, 2, 1), listener, address, Line(owner_end))
     control.close()
     owner.run()
-    assert [end.fileno() for end in (inside.poke(owner), inside.poked(owner), listener)] == [-1, -1, -1]
+    assert [end.fileno() for end in (inside.waker(owner), inside.woken(owner), listener)] == [-1, -1, -1]
 
 
 # Deaths

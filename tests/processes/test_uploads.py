@@ -16,7 +16,7 @@ from processes import replay_of
 from relive import ReplayServer, Sequence
 from relive.errors import ParameterError
 from relive.processes import server as uploads
-from relive.processes.server import Slot, Uploads, form_of
+from relive.processes.server import Slot, Uploads, spec_of
 from relive.processes.shared import SharedBlock
 from twins import same_batches
 
@@ -62,9 +62,9 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
 
 
 def slot_of(batch: Any) -> Slot:
-    form, tensors = form_of(batch)
-    block = SharedBlock.create(form.nbytes + 4096)  # as one that held a larger batch
-    slot = Slot(block.array, form, block)
+    spec, tensors = spec_of(batch)
+    block = SharedBlock.create(spec.nbytes + 4096)  # as one that held a larger batch
+    slot = Slot(block.array, spec, block)
     slot.write(tensors)
     return slot
 
@@ -72,24 +72,24 @@ def slot_of(batch: Any) -> Slot:
 @pytest.mark.parametrize("view", [None, partial(Sequence, 4)], ids=["transitions", "sequences"])
 def test_a_batch_is_one_copy_and_equal(view: Any):
     batch = replay_of(30, **({} if view is None else {"view": view()})).sample(8)
-    (form, expected), slot = form_of(batch), slot_of(batch)
+    (spec, expected), slot = spec_of(batch), slot_of(batch)
     with far_device() as traffic:
         found = Uploads(ELSEWHERE).upload(slot)
-        assert traffic.out == [slot.form.nbytes]
-        moved_form, moved = form_of(found)
+        assert traffic.out == [slot.spec.nbytes]
+        moved_spec, moved = spec_of(found)
         assert all(tensor.device == ELSEWHERE for tensor in moved)
         slot.memory.zero_()  # the next batch comes
-        back = dict(zip([path for path, _, _ in moved_form.fields], [tensor.cpu() for tensor in moved], strict=True))
-    assert set(back) == {path for path, _, _ in form.fields}
-    assert all(torch.equal(back[path], leaf) for (path, _, _), leaf in zip(form.fields, expected, strict=True))
+        back = dict(zip([path for path, _, _ in moved_spec.fields], [tensor.cpu() for tensor in moved], strict=True))
+    assert set(back) == {path for path, _, _ in spec.fields}
+    assert all(torch.equal(back[path], leaf) for (path, _, _), leaf in zip(spec.fields, expected, strict=True))
 
 
 def test_slots_are_locked_copied_without_a_wait_and_waited_for_before_they_go_back(runtime: Runtime):
-    slot, up = slot_of(replay_of(30).sample(8)), Uploads(ELSEWHERE, locks=True)
+    slot, up = slot_of(replay_of(30).sample(8)), Uploads(ELSEWHERE, pins=True)
     assert slot.block is not None
-    up.prepare(slot.block)
+    up.pin(slot.block)
     assert runtime.locked == {slot.block.array.ctypes.data: slot.block.nbytes}
-    assert up.locked == 1
+    assert up.pinned == 1
     with far_device():
         batch = up.upload(slot)
     assert Event.log == [f"record on the stream of {ELSEWHERE}"]
@@ -98,19 +98,19 @@ def test_slots_are_locked_copied_without_a_wait_and_waited_for_before_they_go_ba
     assert Event.log[1:] == ["synchronize"]
     slot.block = None
     gc.collect()
-    assert up.locked == 0
+    assert up.pinned == 0
     assert runtime.locked == {}
     assert batch is not None
 
 
 def test_memory_that_cannot_be_locked_is_copied_the_ordinary_way(runtime: Runtime):
     runtime.refuses = True
-    slot, up = slot_of(replay_of(30).sample(8)), Uploads(ELSEWHERE, locks=True)
+    slot, up = slot_of(replay_of(30).sample(8)), Uploads(ELSEWHERE, pins=True)
     assert slot.block is not None
-    up.prepare(slot.block)
+    up.pin(slot.block)
     with far_device():
         up.upload(slot)
-    assert (up.locked, Event.log) == (0, [])
+    assert (up.pinned, Event.log) == (0, [])
 
 
 def test_a_learner_hands_out_batches_of_its_device_that_stay_valid():

@@ -385,7 +385,7 @@ class RingFiles:
 
 def _heads(replay: ReplayBuffer) -> int:
     """The sum of the heads of a ring."""
-    return Intake(replay, np.arange(replay.num_envs)).mark()
+    return Intake(replay, np.arange(replay.num_envs)).head_sum()
 
 
 def _opened(open_it: Callable[[], ReplayBuffer]) -> ReplayBuffer:

@@ -1,4 +1,7 @@
-"""SharedBlock: zeroed memory that several processes read and write, with places that a process can claim."""
+"""Memory that processes share: zeroed blocks, places in them that one process claims, and bells to sleep on.
+
+The file reads from the outside in: the block, the claim, the bell, and then the files and the locks of the system.
+"""
 
 from __future__ import annotations
 
@@ -29,148 +32,16 @@ from ..errors import LifecycleError, ParameterError
 from ..memory.estimate import require_free
 from ..parameters import COUNT_RULE, require
 
-__all__ = [
-    "FLAGS",
-    "IN_MEMORY",
-    "Bell",
-    "Claim",
-    "SharedBlock",
-    "is_locked",
-    "is_that",
-    "lock",
-    "new_file",
-    "path_of",
-    "remove",
-    "reserve",
-    "source",
-]
-
-
 if sys.platform != "win32":
     import fcntl
 
+__all__ = ["CACHE_LINE", "Bell", "Claim", "SharedBlock"]
+
+CACHE_LINE = 64
+"""Bytes of a cache line. Two processes that write to one line slow each other down, so their parts begin at others."""
 
 IN_MEMORY = sys.platform == "linux"
-"""Whether the system has files without a path. Such a file is gone when the last process that has it open ends."""
-
-FLOCK = "hhqqi4x"
-"""Linux's ``struct flock``: kind, from where, first byte, number of bytes, process."""
-
-FLAGS = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
-"""How a file is opened."""
-
-
-def new_file(token: str) -> int:
-    """Make an empty file and return its descriptor.
-
-    Raises:
-        OSError: the system has no such files, as Windows.
-    """
-    if IN_MEMORY:
-        return os.memfd_create(f"relive-{token}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    if sys.platform == "win32":
-        raise OSError("shared memory of several processes needs Linux or macOS")
-    _sweep()
-    return os.open(_path(str(os.getpid()), token), FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
-
-
-def reserve(descriptor: int, nbytes: int) -> None:
-    """Give a file its final size and reserve the memory. If memory is short, this call fails, and no later write does.
-
-    Raises:
-        OSError: there is no room.
-    """
-    os.ftruncate(descriptor, nbytes)
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, nbytes)
-    if IN_MEMORY:  # now no process can shrink the file, which would take memory away from the others
-        known: Any = fcntl
-        known.fcntl(descriptor, known.F_ADD_SEALS, known.F_SEAL_SHRINK | known.F_SEAL_GROW | known.F_SEAL_SEAL)
-
-
-def source(descriptor: int, token: str) -> str:
-    """The place of this process's file. Any process can give it to :func:`path_of`, with the token."""
-    if IN_MEMORY:
-        return f"{os.getpid()}-{descriptor}"
-    path = next(_folder().glob(f"relive-*-{token}"), None)
-    return "0-0" if path is None else f"{path.name.split('-')[1]}-0"
-
-
-def path_of(place: str, token: str) -> str:
-    """The path by which any process can open the file that :func:`source` gave, while the file exists.
-
-    Raises:
-        ValueError: ``place`` does not come from :func:`source`.
-    """
-    process, number = map(int, place.split("-"))
-    return f"/proc/{process}/fd/{number}" if IN_MEMORY else str(_path(str(process), token))
-
-
-def is_that(descriptor: int, token: str) -> bool:
-    """Whether an open file is the one with this token. If not, its descriptor has gone to another file meanwhile."""
-    return not IN_MEMORY or os.readlink(f"/proc/self/fd/{descriptor}") == f"/memfd:relive-{token} (deleted)"
-
-
-def remove(token: str) -> None:
-    """Remove a file that has a path. Those who have it open keep its memory."""
-    with suppress(OSError):
-        _path(str(os.getpid()), token).unlink()
-
-
-def lock(descriptor: int, byte: int) -> bool:
-    """Lock one byte of a file until the file is closed; False if somebody else has locked the byte.
-
-    Some systems have no locks of open files. There the lock belongs to the process, so it does not keep out a second
-    claim of the same process.
-    """
-    try:
-        if hasattr(fcntl, "F_OFD_SETLK"):
-            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
-        else:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-    except (BlockingIOError, PermissionError):  # POSIX allows either error for a byte that is locked
-        return False
-    return True
-
-
-def is_locked(descriptor: int, byte: int) -> bool:
-    """Whether another open file has locked a byte."""
-    if hasattr(fcntl, "F_OFD_GETLK"):
-        asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-        return struct.unpack(FLOCK, fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK
-    if not lock(descriptor, byte):
-        return True
-    fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, byte)
-    return False
-
-
-# Files with a path
-
-
-def _folder() -> Path:
-    return Path(tempfile.gettempdir())
-
-
-def _path(process: str, token: str) -> Path:
-    return _folder() / f"relive-{process}-{token}"
-
-
-def _sweep() -> None:
-    """Remove the files that killed processes left behind."""
-    for path in _folder().glob("relive-*-*"):
-        with suppress(OSError, ValueError):
-            if not _lives(int(path.name.split("-")[1])):
-                path.unlink()
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        return True
-    return True
+"""True if the system has files without a path. Such a file is gone when the last process that has it open ends."""
 
 
 class SharedBlock:
@@ -191,6 +62,7 @@ class SharedBlock:
     def __init__(self, descriptor: int, token: str) -> None:
         """Map an open file. Use :meth:`create` and :meth:`attach`, which call this."""
         self._descriptor, self._token = descriptor, token
+        # the array holds the map: the memory stays as long as an array over it, even after the descriptor is closed
         self.array = np.frombuffer(mmap.mmap(descriptor, 0), np.uint8)
         finalize(self, os.close, descriptor)
 
@@ -205,9 +77,9 @@ class SharedBlock:
         require("SharedBlock.create", COUNT_RULE, nbytes=nbytes)
         require_free(nbytes, torch.device("cpu"), "the shared memory", "make it smaller")
         token = secrets.token_hex(8)
-        descriptor = new_file(token)
+        descriptor = _new_file(token)
         try:
-            reserve(descriptor, nbytes)
+            _reserve(descriptor, nbytes)
             block = cls(descriptor, token)
         except BaseException:
             os.close(descriptor)
@@ -226,15 +98,15 @@ class SharedBlock:
         """
         gone = f"shared memory {name!r}: it is gone; send it while a process that has it is alive"
         try:
-            source, _, token = name.rpartition("-")
-            path = path_of(source, token)
+            place, _, token = name.rpartition("-")
+            path = _path_at(place, token)
         except (AttributeError, ValueError) as error:
             raise ParameterError(f"SharedBlock.attach(name={name!r}): expected the name of a block") from error
         try:
             descriptor = os.open(path, FLAGS)
         except OSError as error:
             raise LifecycleError(gone) from error
-        if not is_that(descriptor, token):
+        if not _has_token(descriptor, token):  # after the open: before it, the number could still go to another file
             os.close(descriptor)
             raise LifecycleError(gone)
         return cls(descriptor, token)
@@ -251,8 +123,8 @@ class SharedBlock:
 
     @property
     def name(self) -> str:
-        """What :meth:`attach` takes in another process, while this process lives and has the block."""
-        return f"{source(self._descriptor, self._token)}-{self._token}"
+        """The name that :meth:`attach` takes in another process, while this process lives and has the block."""
+        return f"{_place_of(self._descriptor, self._token)}-{self._token}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SharedBlock.attach, (self.name,)
@@ -263,30 +135,34 @@ class SharedBlock:
         Args:
             place: any whole number of at least 0; what it stands for is up to the caller.
         """
-        claim = Claim(path_of(source(self._descriptor, self._token), self._token), place)
+        claim = Claim(_path_at(_place_of(self._descriptor, self._token), self._token), place)
         return claim if claim.holds else None
 
     def is_claimed(self, place: int) -> bool:
-        """Whether a process that is alive has claimed a place."""
-        return is_locked(self._descriptor, place)
+        """True if a process that is alive has claimed a place."""
+        return _is_locked(self._descriptor, place)
 
 
 class Claim:
-    """A place of a block that one process has. A child that is forked does not have it."""
+    """A place of a block that one process has. A child that is forked does not have it.
+
+    The claim is a lock on one byte of an open file. The system drops it when the process ends, however it ends.
+    """
 
     def __init__(self, path: str, place: int) -> None:
         files = list[int]()
         self.drop = finalize(self, _close_all, files)
         """Lets others claim the place."""
         _claims.add(self)
+        # opened anew, since the lock belongs to the open file, and a forked child shares the block's own
         # on one line: an exception such as Ctrl-C finds the file either not open, or in the list that is closed
         files.append(os.open(path, FLAGS))
-        if not lock(files[0], place):
+        if not _lock(files[0], place):
             self.drop()
 
     @property
     def holds(self) -> bool:
-        """Whether this process has the place."""
+        """True if this process has the place."""
         return self.drop.alive
 
 
@@ -308,10 +184,7 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_drop_claims)
 
 
-def _remove(token: str, maker: int) -> None:
-    """Remove the file of a block, in the process that made it."""
-    if os.getpid() == maker:
-        remove(token)
+# Waiting
 
 
 FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
@@ -365,21 +238,22 @@ class Bell:
             return True
         end = math.inf if timeout is None else time.monotonic() + timeout
         while True:
-            seen = self._mark(self.word, 0)
+            # mark, then look: a change before the mark is seen by ready(), one after it changes the word
+            value = self._mark(self.word, 0)
             if ready():
                 return True
             left = end - time.monotonic()
             if left <= 0:
                 return False
-            self._sleep(seen, min(left, GLANCE))
+            self._sleep(value, min(left, GLANCE))
 
-    def _sleep(self, seen: int, seconds: float) -> None:
-        """Sleep until the word is not ``seen``, a signal comes, or the time is over."""
+    def _sleep(self, value: int, seconds: float) -> None:
+        """Sleep until the word is not ``value``, a signal comes, or the time is over."""
         call = _futex()
         if call is None:
             time.sleep(min(seconds, PAUSE))
         else:
-            call(self._address, WAIT, seen, seconds)
+            call(self._address, WAIT, value, seconds)  # returns at once if the word has changed since the mark
 
 
 @cache
@@ -387,20 +261,144 @@ def _futex() -> Callable[[int, int, int, float | None], None] | None:
     """The system call, which lets other threads run meanwhile; None where there is none."""
     number = FUTEX.get(platform.machine())
     if sys.platform != "linux" or number is None or ctypes.sizeof(ctypes.c_void_p) != 8:
-        return None
+        return None  # the struct timespec below is that of systems of 64 bits
     syscall: Any = ctypes.CDLL(None, use_errno=True).syscall
     harmless = errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT  # the word had changed already; a signal; the time is over
 
     def call(address: int, operation: int, value: int, seconds: float | None) -> None:
-        span = None
+        timespec = None
         if seconds is not None:
             whole = int(seconds)
-            span = (ctypes.c_int64 * 2)(whole, int((seconds - whole) * 1e9))
-        found = syscall(
-            ctypes.c_long(number), ctypes.c_void_p(address), ctypes.c_int(operation), ctypes.c_int(value), span, None, 0
-        )
+            timespec = (ctypes.c_int64 * 2)(whole, int((seconds - whole) * 1e9))
+        # a variadic function: without these types, ctypes would pass each number as a C int of 32 bits
+        arguments = ctypes.c_long(number), ctypes.c_void_p(address), ctypes.c_int(operation), ctypes.c_int(value)
+        result = syscall(*arguments, timespec, None, 0)
         code = ctypes.get_errno()
-        if found < 0 and code not in harmless:
+        if result < 0 and code not in harmless:
             raise OSError(code, f"futex: {os.strerror(code)}")
 
     return call
+
+
+# Files, which hold the memory of blocks
+
+
+FLOCK = "hhqqi4x"
+"""Linux's ``struct flock``: kind, from where, first byte, number of bytes, process."""
+
+FLAGS = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
+"""Flags with which a file is opened."""
+
+
+def _new_file(token: str) -> int:
+    """Make an empty file and return its descriptor.
+
+    Raises:
+        OSError: the system has no such files, as Windows.
+    """
+    if IN_MEMORY:
+        return os.memfd_create(f"relive-{token}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    if sys.platform == "win32":
+        raise OSError("shared memory of several processes needs Linux or macOS")
+    _sweep()
+    return os.open(_path(str(os.getpid()), token), FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+
+
+def _reserve(descriptor: int, nbytes: int) -> None:
+    """Give a file its final size and reserve the memory. If memory is short, this call fails, and no later write does.
+
+    Raises:
+        OSError: there is no room.
+    """
+    os.ftruncate(descriptor, nbytes)
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, nbytes)  # otherwise a write to a page without memory kills the process
+    if IN_MEMORY:  # now no process can shrink the file, which would take memory away from the others
+        linux: Any = fcntl
+        linux.fcntl(descriptor, linux.F_ADD_SEALS, linux.F_SEAL_SHRINK | linux.F_SEAL_GROW | linux.F_SEAL_SEAL)
+
+
+def _place_of(descriptor: int, token: str) -> str:
+    """The place of this process's file. Any process can give it to :func:`_path_at`, with the token."""
+    if IN_MEMORY:
+        return f"{os.getpid()}-{descriptor}"
+    path = next(_folder().glob(f"relive-*-{token}"), None)
+    return "0-0" if path is None else f"{path.name.split('-')[1]}-0"
+
+
+def _path_at(place: str, token: str) -> str:
+    """The path by which any process can open the file that :func:`_place_of` gave, while the file exists.
+
+    Raises:
+        ValueError: ``place`` does not come from :func:`_place_of`.
+    """
+    process, number = map(int, place.split("-"))
+    return f"/proc/{process}/fd/{number}" if IN_MEMORY else str(_path(str(process), token))
+
+
+def _has_token(descriptor: int, token: str) -> bool:
+    """True if an open file is the one with this token. Otherwise the descriptor has gone to another file meanwhile."""
+    return not IN_MEMORY or os.readlink(f"/proc/self/fd/{descriptor}") == f"/memfd:relive-{token} (deleted)"
+
+
+def _lock(descriptor: int, byte: int) -> bool:
+    """Lock one byte of a file until the file is closed; False if somebody else has locked the byte.
+
+    Some systems have no locks of open files. There the lock belongs to the process, so it does not keep out a second
+    claim of the same process.
+    """
+    try:
+        if hasattr(fcntl, "F_OFD_SETLK"):
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+        else:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+    except (BlockingIOError, PermissionError):  # POSIX allows either error for a byte that is locked
+        return False
+    return True
+
+
+def _is_locked(descriptor: int, byte: int) -> bool:
+    """True if another open file has locked a byte."""
+    if hasattr(fcntl, "F_OFD_GETLK"):
+        request = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        return struct.unpack(FLOCK, fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request))[0] != fcntl.F_UNLCK
+    if not _lock(descriptor, byte):
+        return True
+    fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, byte)
+    return False
+
+
+# Files with a path, where the system has no others
+
+
+def _folder() -> Path:
+    return Path(tempfile.gettempdir())
+
+
+def _path(process: str, token: str) -> Path:
+    return _folder() / f"relive-{process}-{token}"
+
+
+def _remove(token: str, maker: int) -> None:
+    """Remove the file of a block, in the process that made it. Those who have it open keep its memory."""
+    if os.getpid() == maker:  # a forked child inherits the finalizer
+        with suppress(OSError):
+            _path(str(maker), token).unlink()
+
+
+def _sweep() -> None:
+    """Remove the files that killed processes left behind."""
+    for path in _folder().glob("relive-*-*"):
+        with suppress(OSError, ValueError):
+            if not _lives(int(path.name.split("-")[1])):
+                path.unlink()
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True

@@ -14,12 +14,9 @@ from ..errors import LifecycleError, ParameterError, SchemaError
 from ..memory.layout import RowLayout
 from ..parameters import TIMEOUT_RULE, require
 from ..steps.schema import Field
-from .shared import Bell, Claim, SharedBlock
+from .shared import CACHE_LINE, Bell, Claim, SharedBlock
 
 __all__ = ["Weights"]
-
-LINE = 64
-"""Bytes of a cache line."""
 
 COPIES = 2
 """How many versions are in memory: one to read, and one to write."""
@@ -46,7 +43,7 @@ class Weights:
             raise ParameterError("Weights(network): it has no tensors")
         facts = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
         size = _layout(facts).nbytes
-        self._share(facts, SharedBlock.create(2 * LINE + COPIES * -(-size // LINE) * LINE))
+        self._share(facts, SharedBlock.create(2 * CACHE_LINE + COPIES * -(-size // CACHE_LINE) * CACHE_LINE))
 
     def __repr__(self) -> str:
         """Not a call: the network is not kept."""
@@ -57,8 +54,8 @@ class Weights:
         layout = _layout(facts)
         self._facts, self._layout, self._block = facts, layout, block
         self._versions = block.array[:8].view(np.int64)
-        self._bell = Bell(block.array[LINE : LINE + 4].view(np.int32))
-        self._copies = block.array[2 * LINE :].reshape(COPIES, -1)[:, : layout.nbytes]
+        self._bell = Bell(block.array[CACHE_LINE : CACHE_LINE + 4].view(np.int32))
+        self._copies = block.array[2 * CACHE_LINE :].reshape(COPIES, -1)[:, : layout.nbytes]
         self._claim: Claim | None = None
         self._fetched: int = 0
 
