@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import relive
-from relive.cluster.group import Link
+from relive.cluster.messages import Link
 from relive.cluster.replay import Replay
 from relive.cluster.shard import Shard, ShardPlan
 

@@ -254,8 +254,7 @@ def test_loaded_shards_go_on_with_the_same_batches(in_threads: InThreads, tmp_pa
 
 def while_waiting(shards: ShardedReplay, *acts: Callable[[], Any]) -> None:
     """At each of the next exchanges, another thread does one of these before this rank meets the others."""
-    inside: Any = shards
-    ranks, to_come = inside.ranks(inside), iter(acts)
+    ranks, to_come = inside.ranks(shards), iter(acts)
     meet = inside.summed(ranks)
 
     def late(sent: Any) -> Any:

@@ -19,7 +19,7 @@ from clusters import SCHEMA, LocalLink, check, local, steps
 from relive import Prioritized
 from relive.cluster.replay import Replay, load_extra
 from relive.cluster.shard import Chunk, Ledger, LedgerLog, Origin, Rank, Shard, ShardPlan
-from relive.cluster.writer import Steps
+from relive.cluster.writer import StepPacker
 from relive.errors import FileFormatError, LifecycleError, ParameterError, ShapeError
 
 
@@ -133,7 +133,7 @@ def test_a_ledger_leaves_out_the_lines_whose_steps_are_not_in_the_ring(tmp_path:
 
 def push_for_ever(plan: ShardPlan, acknowledged: Any) -> None:
     """Send chunks to a shard, beginning with the first that was not acknowledged."""
-    shard, packer = Shard(plan), Steps(SCHEMA, 4, False)
+    shard, packer = Shard(plan), StepPacker(SCHEMA, 4, False)
     size = 6
     while True:
         start = acknowledged.value

@@ -16,20 +16,18 @@ from children import SECONDS
 from clusters import LocalLink, check, local, steps
 from effort import often
 from relive import MinSize, SamplesPerInsert
-from relive.cluster import group
-from relive.cluster import group as pace
+from relive.cluster import replay as learner
 from relive.cluster import writer as writers
-from relive.cluster.group import Pace
-from relive.cluster.replay import Replay
-from relive.cluster.shard import Totals
+from relive.cluster.replay import Replay, ShardLimit
+from relive.cluster.shard import ShardTotals
 from relive.errors import ParameterError, WaitTimeoutError
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch):
     """Who waits looks again soon: the shards of these tests answer at once."""
-    monkeypatch.setattr(group, "PAUSE", 0.002)
-    monkeypatch.setattr(pace, "PAUSE", 0.002)
+    monkeypatch.setattr(learner, "PAUSE", 0.002)
+    monkeypatch.setattr(learner, "LIMIT_PAUSE", 0.002)
     monkeypatch.setattr(writers, "PAUSE", 0.002)
     monkeypatch.setattr(writers, "LONGEST_PAUSE", 0.01)
 
@@ -136,16 +134,16 @@ def test_shards_that_die_and_come_back_neither_block_the_others_nor_get_more_tha
 
 
 def test_a_shard_that_was_restarted_does_not_keep_the_room_that_its_earlier_life_was_given():
-    def totals(born: str, stored: int) -> Totals:
-        return Totals(born, 0, 0, 0.0, math.inf, 0.0, stored)
+    def totals(born: str, stored: int) -> ShardTotals:
+        return ShardTotals(born, 0, 0, 0.0, math.inf, 0.0, stored)
 
     group: Any = SimpleNamespace(count=2, up=[0, 1], forgotten=[0, 0], totals=[totals("a", 0), totals("b", 0)])
-    pace = Pace(SamplesPerInsert(1, min_size=20, error_buffer=40), group, None)
-    assert [told.steps for told in pace.allowances() if told] == [30, 30]
+    shared = ShardLimit(SamplesPerInsert(1, min_size=20, error_buffer=40), group, None)
+    assert [told.steps for told in shared.allowances() if told] == [30, 30]
     group.totals = [totals("c", 0), totals("b", 30)]  # one was restarted, the other used its room
     for shard in (0, 1):
-        pace.answered(shard, group.totals[shard])
-    assert [told.steps for told in pace.allowances() if told] == [15, 45]
+        shared.answered(shard, group.totals[shard])
+    assert [told.steps for told in shared.allowances() if told] == [15, 45]
 
 
 def test_a_minimal_size_holds_back_the_learner_alone_and_counts_are_saved(tmp_path: Path):

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from relive.cluster.writer import Outbox
+from relive.cluster.replay import Outbox
 from relive.errors import ParameterError
 
 

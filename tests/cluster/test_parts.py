@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relive.cluster.plan import bounds_of_parts, number_of_batches
+from relive.cluster.distributed import bounds_of_parts, number_of_batches
 from relive.errors import EmptyError, ParameterError
 
 ROWS = st.lists(st.integers(0, 60), min_size=1, max_size=5).filter(any).map(np.array)

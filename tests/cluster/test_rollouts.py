@@ -11,7 +11,7 @@ import torch
 
 from clusters import sent
 from effort import often
-from relive.cluster.group import RolloutQueue
+from relive.cluster.messages import RolloutQueue
 from relive.cluster.rollouts import Rollouts
 from relive.errors import FieldError, LifecycleError, ParameterError
 

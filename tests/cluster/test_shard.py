@@ -18,8 +18,9 @@ from clusters import SCHEMA, LocalLink, check, local, steps
 from effort import in_ci
 from fit import check_fit
 from relive import NStep, Prioritized, ReplayBuffer, Sequence, Uniform
+from relive.cluster.messages import joined_batch, packed_batch
 from relive.cluster.replay import Replay, load_extra
-from relive.cluster.shard import Ledger, Origin, joined_batch, packed_batch
+from relive.cluster.shard import Ledger, Origin
 from relive.errors import EmptyError, FieldError, LifecycleError, NotFiniteError, ParameterError, ShapeError
 from sampling import check_fit_of_one_percent
 

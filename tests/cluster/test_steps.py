@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clusters import SCHEMA
-from relive.cluster.writer import Steps
+from relive.cluster.writer import StepPacker
 from relive.errors import FieldError
 
 
@@ -21,12 +21,12 @@ def played() -> dict[str, Any]:
 
 
 def test_an_end_needs_its_final_observation_unless_the_mask_leaves_it_out() -> None:
-    steps, values = Steps(SCHEMA, 2, own_next_obs=False), played()
+    packer, values = StepPacker(SCHEMA, 2, own_next_obs=False), played()
     with pytest.raises(FieldError, match="the episode of env 1 ended and its final observation is missing"):
-        steps.checked(values)
+        packer.checked(values)
     with pytest.raises(FieldError, match="env 1"):
-        steps.checked(values | {"mask": np.ones((3, 2), np.bool_)})
-    checked = steps.checked(values | {"mask": ~values["terminated"]})
+        packer.checked(values | {"mask": np.ones((3, 2), np.bool_)})
+    checked = packer.checked(values | {"mask": ~values["terminated"]})
     assert not checked.finals
     assert checked.mask is not None
     assert checked.mask.tolist() == [True, True, True, False, True, True]

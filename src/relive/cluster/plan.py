@@ -7,6 +7,9 @@ M₁ + ... + Mₖ). So the shard draws exactly the masses that lie there. Their 
 process that knows the masses and (seed, t) computes the same plan.
 
 Where all rows have the same chance, a shard's mass is its number of rows.
+
+The file reads from the whole to the part: the plan of a batch, the draws of one shard, and the division of envs and
+indices.
 """
 
 from __future__ import annotations
@@ -30,22 +33,20 @@ if TYPE_CHECKING:
     from ..replay.buffer import ReplayBuffer
 
 __all__ = [
-    "Division",
-    "Drawn",
-    "Parcel",
+    "LIVES",
+    "Partition",
     "Plan",
-    "Portion",
+    "ShardDraw",
+    "ShardEntries",
+    "ShardSampler",
     "Share",
     "Totals",
-    "bounds_of_parts",
     "global_weights",
-    "number_of_batches",
     "plan",
     "shard_counts",
     "shard_key",
     "shard_masses",
 ]
-
 
 Floats = NDArray[np.float32]
 
@@ -62,6 +63,7 @@ class Plan(NamedTuple):
 
     def counts(self) -> Ints:
         """How many rows each shard draws, int64 ``[K]``."""
+        # "right": a mass that lies on an end belongs to the shard after it, so a shard of mass 0 draws nothing
         return np.bincount(self.ends.searchsorted(self.wanted, "right"), minlength=len(self.ends))
 
     def of(self, shard: int) -> Doubles:
@@ -83,11 +85,13 @@ def plan(masses: ArrayLike, batch_size: int, seed: int, t: int, *, stratified: b
     require("shard_counts", COUNT_RULE, batch_size=batch_size)
     if not is_count(t):
         raise ParameterError(f"t={t!r}: expected the number of the batch, a whole number of at least 0")
-    given = _vector(masses)
-    ends, wanted = _ends(given), np.empty(batch_size)
+    vector = np.asarray(masses, np.float64)
+    if vector.ndim != 1 or not vector.size:
+        raise ShapeError(f"masses: expected one number per shard, [K], got shape {vector.shape}")
+    ends, wanted = _ends(vector), np.empty(batch_size)
     total = float(ends[-1])
     kernels.fast().masses(np.uint64(key(seed, t)), stratified, total, math.nextafter(total, 0.0), wanted)
-    return Plan(given, ends, wanted)
+    return Plan(vector, ends, wanted)
 
 
 def shard_counts(masses: ArrayLike, batch_size: int, seed: int, t: int, *, stratified: bool = False) -> Ints:
@@ -157,29 +161,25 @@ def global_weights(priorities: ArrayLike, least: float, beta: float) -> Floats:
         return ((np.asarray(priorities, np.float64) / least) ** -beta).astype(np.float32)
 
 
-def _ends(given: Doubles) -> Doubles:
+def _ends(masses: Doubles) -> Doubles:
     """The running sum of the shards' masses, ``[K]``, added from the first to the last."""
     with np.errstate(all="ignore"):  # what is wrong is named below
-        ends = given.cumsum()
-    if not (given.min() >= 0.0 and ends[-1] < math.inf):  # so does a NaN, as it reaches the last sum
-        wrong = int(np.argmin(np.isfinite(ends) & (given >= 0.0)))
+        ends = masses.cumsum()
+    if not (masses.min() >= 0.0 and ends[-1] < math.inf):  # also False for a NaN, which reaches the last sum
+        wrong = int(np.argmin(np.isfinite(ends) & (masses >= 0.0)))
         raise NotFiniteError(
-            f"masses: shard {wrong} has {given[wrong]}; expected finite numbers of at least 0 with a finite sum"
+            f"masses: shard {wrong} has {masses[wrong]}; expected finite numbers of at least 0 with a finite sum"
         )
     if not ends[-1] > 0.0:
         raise EmptyError("no shard has a row to draw; add steps until a next observation is known")
     return ends
 
 
-def _vector(masses: ArrayLike) -> Doubles:
-    given = np.asarray(masses, np.float64)
-    if given.ndim != 1 or not given.size:
-        raise ShapeError(f"masses: expected one number per shard, [K], got shape {given.shape}")
-    return given
+# The draws of one shard
 
 
 class Totals(NamedTuple):
-    """What the other shards need to know of a shard before a batch is drawn."""
+    """The totals of a shard that the others need before a batch is drawn."""
 
     mass: float
     """The summed priorities; with :class:`relive.Uniform` the number of transitions that can be drawn."""
@@ -190,7 +190,7 @@ class Totals(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What a shard is asked to draw of a batch."""
+    """The rows of a batch that one shard is to draw."""
 
     rows: int
     """How many rows."""
@@ -202,7 +202,7 @@ class Share(NamedTuple):
     """With priorities, where the rows lie in that mass: float64 ``[rows]``, from 0 to below ``mass``."""
 
 
-class Drawn(NamedTuple):
+class ShardDraw(NamedTuple):
     """The rows that a shard drew for one batch."""
 
     places: Ints
@@ -212,8 +212,8 @@ class Drawn(NamedTuple):
     same chance."""
 
 
-class Portion:
-    """One shard: draws its rows of the batches that all shards draw together. The caller holds :attr:`lock`.
+class ShardSampler:
+    """Draws the rows of one shard for the batches that all shards draw together. The caller holds :attr:`lock`.
 
     Args:
         replay: the shard. Its sampler is a :class:`relive.Uniform` or a :class:`relive.Prioritized`.
@@ -245,34 +245,36 @@ class Portion:
 
     @property
     def compares_in_batch(self) -> bool:
-        """Whether weights are divided by the largest of the batch, which is known once all shards have drawn."""
+        """True if weights are divided by the largest of the batch, which is known once all shards have drawn."""
         return self.prioritized is not None and self.prioritized.normalize == "batch"
 
     @property
     def settings(self) -> dict[str, float]:
-        """What must be equal in all shards. Otherwise their priorities and weights would not fit together."""
-        by = self.prioritized
-        if by is None:
+        """Parameters that are equal in all shards. Otherwise their priorities and weights would not fit together."""
+        sampler = self.prioritized
+        if sampler is None:
             return {"whether there are priorities": False}
-        default = -1.0 if by.default_error is None else by.default_error
-        flags = {"stratified": by.stratified, "whether weights compare with the batch": by.normalize == "batch"}
-        numbers = {"alpha": by.alpha, "eps": by.eps, "beta": by.current_beta, "default_error (or -1)": default}
-        return {"whether there are priorities": True, **numbers, **flags}
+        default = -1.0 if sampler.default_error is None else sampler.default_error
+        compares = self.compares_in_batch
+        flags = {"stratified": sampler.stratified, "whether weights compare with the batch": compares}
+        numbers = {"alpha": sampler.alpha, "eps": sampler.eps, "beta": sampler.current_beta}
+        return {"whether there are priorities": True, **numbers, "default_error (or -1)": default, **flags}
 
     def totals(self) -> Totals:
         """The totals of this shard now."""
         self._prepare()
-        by = self.prioritized
-        if by is None:
+        sampler = self.prioritized
+        if sampler is None:
             return Totals(self._sampler.mass, math.inf, 0.0)
-        return Totals(by.mass, by.smallest if by.normalize == "buffer" else math.inf, by.largest_error)
+        least = sampler.smallest if sampler.normalize == "buffer" else math.inf
+        return Totals(sampler.mass, least, sampler.largest_error)
 
     def plan(self, masses: Doubles, batch_size: int, seed: int, t: int) -> Plan:
         """How shards with these ``masses``, ``[K]``, divide batch ``t``."""
         stratified = self.prioritized is not None and self.prioritized.stratified
         return plan(masses, batch_size, seed, t, stratified=stratified)
 
-    def draw(self, planned: Plan, shard: int, key: int) -> Drawn:
+    def draw(self, planned: Plan, shard: int, key: int) -> ShardDraw:
         """Draw the rows of this shard for a batch, as :meth:`draw_share`.
 
         Args:
@@ -283,7 +285,7 @@ class Portion:
         masses = planned.of(shard)
         return self.draw_share(Share(len(masses), key, planned.masses.item(shard), masses))
 
-    def draw_share(self, share: Share) -> Drawn:
+    def draw_share(self, share: Share) -> ShardDraw:
         """Draw a share of a batch from the rows that are here now; none if there are no rows any more.
 
         Rows may have come, gone or got other priorities since the batch was planned. The masses that were planned are
@@ -292,14 +294,15 @@ class Portion:
         rows are those that one ring of all shards draws.
         """
         self._prepare()
-        now, by = self._sampler.mass, self.prioritized
+        now, sampler = self._sampler.mass, self.prioritized
         if not (share.rows and now > 0.0):
-            return Drawn(np.empty(0, np.int64), None if by is None else np.empty(0))
-        if by is None:
-            return Drawn(self._sampler.draw(share.rows, share.stream, 1, 1)[0], None)
+            return ShardDraw(np.empty(0, np.int64), None if sampler is None else np.empty(0))
+        if sampler is None:
+            return ShardDraw(self._sampler.draw(share.rows, share.stream, 1, 1)[0], None)
+        # below the mass: a product that rounds up to it lies behind the last row
         wanted = np.minimum(share.masses * (now / share.mass), math.nextafter(now, 0.0))
-        places, priorities = by.draw_at(wanted)
-        return Drawn(places, priorities * (share.mass / now))
+        places, priorities = sampler.draw_at(wanted)
+        return ShardDraw(places, priorities * (share.mass / now))
 
     def count_batch(self, rows: int) -> None:
         """Count a batch of all shards, in which this shard drew ``rows`` rows, and go on to the next number."""
@@ -308,7 +311,7 @@ class Portion:
         if self.prioritized is not None:
             self.prioritized.count_draw()
 
-    def weights(self, drawn: Drawn, total: float, least: float, beta: float) -> dict[str, Any]:
+    def weights(self, drawn: ShardDraw, total: float, least: float, beta: float) -> dict[str, Any]:
         """``weight`` and, with priorities, ``probability``, as one ring of all shards gives them.
 
         Without priorities, each weight is 1.
@@ -326,19 +329,21 @@ class Portion:
         weight = global_weights(drawn.priorities, least, beta)
         return {"weight": weight, "probability": drawn.priorities / total}
 
-    def read(self, drawn: Drawn, key: int, rows: int | None = None, extras: dict[str, Any] | None = None) -> Any:
+    def read(self, drawn: ShardDraw, key: int, rows: int | None = None, extras: dict[str, Any] | None = None) -> Any:
         """The rows drawn, as the replay's view reads them, filled up with others to ``rows`` rows.
 
         Rows that fill up have ``index`` -1, and 0 in the ``extras``. They repeat the rows drawn. If none was drawn,
         they are any rows that can be drawn, and if there are none, they are zeros.
         """
-        count = len(drawn.places)
+        places, count = drawn.places, len(drawn.places)
         rows = count if rows is None else rows
-        places = drawn.places
         if count < rows:
             others = places if count else self._ring.draw(rows, key)
             places = np.resize(others, rows) if others is not None else places
-        full = {name: _filled(values, len(places)) for name, values in (extras or {}).items()}
+        full = {
+            name: np.concatenate([values, np.zeros(len(places) - count, values.dtype)])
+            for name, values in (extras or {}).items()
+        }
         batch = self._reader.read(places, full, key)
         if len(places) < rows:
             batch = _blank(batch, rows)
@@ -353,11 +358,6 @@ class Portion:
         self._reader.keep_rule()
 
 
-def _filled(values: Any, rows: int) -> Any:
-    """The values ``[count]``, followed by zeros up to ``rows``."""
-    return np.concatenate([values, np.zeros(rows - len(values), values.dtype)])
-
-
 def _blank(batch: Any, rows: int) -> Any:
     """``rows`` rows of zeros with the fields of a batch without rows; action masks allow every action."""
     if isinstance(batch, SequenceBatch):
@@ -369,51 +369,7 @@ def _blank(batch: Any, rows: int) -> Any:
     return blank
 
 
-def number_of_batches(rows: Ints, batch_size: int | None, num_batches: int | None) -> int:
-    """How many minibatches an epoch has, the same for all blocks.
-
-    Args:
-        rows: int64 ``[S]``, the real transitions of each block.
-        batch_size: the most rows of a minibatch, over all blocks.
-        num_batches: the number of minibatches, instead of ``batch_size``.
-
-    Raises:
-        EmptyError: no block has a real transition.
-        ParameterError: both or neither are given; or a minibatch would have no row, or more than ``batch_size``.
-    """
-    if not rows.sum():
-        raise EmptyError("minibatches: no rank has a real transition in its rollout; collect steps first")
-    if (batch_size is None) == (num_batches is None):
-        raise ParameterError(f"pass either batch_size or num_batches, got {batch_size=}, {num_batches=}")
-    most = int(rows.max())
-    if num_batches is not None:
-        if not (is_count(num_batches, 1) and num_batches <= most):
-            raise ParameterError(
-                f"num_batches={num_batches!r}: the largest block has {most} transitions; ask for 1 to {most}"
-            )
-        return num_batches
-    assert batch_size is not None
-    blocks = np.count_nonzero(rows)
-    if not (is_count(batch_size, 1) and batch_size >= blocks):
-        raise ParameterError(
-            f"batch_size={batch_size!r}: a minibatch has at least one row of each of the {blocks} blocks; ask for "
-            f"{blocks} or more"
-        )
-    found = -int(-rows.sum() // batch_size)
-    while int((-(-rows // found)).sum()) > batch_size:  # the first minibatch is the largest
-        found += 1
-    return found
-
-
-def bounds_of_parts(rows: Ints, batches: int) -> Ints:
-    """Where each minibatch begins in each block, and where the last one ends: int64 ``[S, batches + 1]``.
-
-    A block's parts differ by at most one row, and the first ones are the larger ones. So blocks of equally many rows
-    have equal parts in every minibatch.
-    """
-    size, more = np.divmod(rows[:, None], batches)
-    number = np.arange(batches + 1)
-    return number * size + np.minimum(number, more)
+# Envs and indices
 
 
 BITS = 48
@@ -421,10 +377,10 @@ BITS = 48
 
 
 LIVES = 2 ** (63 - BITS)
-"""How many lives of a shard an index can name."""
+"""How many lives of a shard an index can name. One more would reach the sign, which marks an index of nothing."""
 
 
-class Parcel(NamedTuple):
+class ShardEntries(NamedTuple):
     """The entries of a batch, or of a vector step, that belong to one shard."""
 
     shard: int
@@ -440,7 +396,7 @@ ENVS_RULE: Rule = (
 )
 
 
-class Division:
+class Partition:
     """Shard k of K has the envs ``starts[k]`` up to ``starts[k + 1]``: as even a number as possible.
 
     Args:
@@ -463,11 +419,11 @@ class Division:
         """The rows of each shard, ``[K]``, if every env has equally many. Rows that this leaves over are not used."""
         return np.diff(self.starts) * (capacity // self.num_envs)
 
-    def by_shard(self, envs: Ints) -> list[Parcel]:
-        """Envs, int64 ``[K]``, sorted into one parcel for each shard that has some of them."""
-        owner = self.starts.searchsorted(envs, "right") - 1
+    def by_shard(self, envs: Ints) -> list[ShardEntries]:
+        """Envs, int64 ``[K]``, sorted into the entries of each shard that has some of them."""
+        owner = self.starts.searchsorted(envs, "right") - 1  # "right": an env at a start belongs to that shard
         return [
-            Parcel(shard, at, envs[at] - self.starts[shard])
+            ShardEntries(shard, at, envs[at] - self.starts[shard])
             for shard in np.unique(owner).tolist()
             for at in [np.flatnonzero(owner == shard)]
         ]
@@ -476,8 +432,8 @@ class Division:
         """Indices that a shard gave in one of its lives, as the learner sees them. -1, which names nothing, stays."""
         return np.where(index < 0, index, index | (life << BITS))
 
-    def of_index(self, index: Ints) -> list[tuple[int, Parcel]]:
-        """Public indices, int64 ``[B]``, by life and shard. A parcel's ``inside`` has the indices that the shard gave.
+    def of_index(self, index: Ints) -> list[tuple[int, ShardEntries]]:
+        """Public indices, int64 ``[B]``, by life and shard. ``inside`` has the indices that the shard gave.
 
         Raises:
             ParameterError: one is negative.
@@ -486,9 +442,10 @@ class Division:
             bad = int(np.argmin(index))
             raise ParameterError(f"index: entry {bad}, {index[bad]}, was never issued; pass batch['index']")
         inside, life = index & ((1 << BITS) - 1), index >> BITS
+        # a shard gives index * K + k, so the remainder names it
         whose = life * self.shards + inside % self.shards
         return [
-            (which // self.shards, Parcel(which % self.shards, at, inside[at]))
+            (which // self.shards, ShardEntries(which % self.shards, at, inside[at]))
             for which in np.unique(whose).tolist()
             for at in [np.flatnonzero(whose == which)]
         ]

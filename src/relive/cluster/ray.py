@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .group import Connect, Link, RolloutQueue
-from .shard import Shard, ShardPlan
+from .messages import Link, RolloutQueue
+from .shard import Connect, Shard, ShardPlan
 
 try:
     import ray
@@ -28,28 +28,28 @@ class RayLink(Link):
         self.handles = handles
 
     def call(self, shard: int, method: str, *arguments: Any) -> Any:
-        """See :class:`Link`."""
+        """Send a message to an actor, as :meth:`Link.call`."""
         return getattr(self.handles[shard], method).remote(*arguments)
 
     def answers(self, calls: Mapping[int, Any], timeout: float) -> tuple[dict[int, Any], set[int]]:
-        """See :class:`Link`."""
+        """The answers of actors that came in time, as :meth:`Link.answers`."""
         if not calls:
             return {}, set()
         rpc: Any = ray  # which leaves the types of references open
         ready = set(rpc.wait(list(calls.values()), num_returns=len(calls), timeout=timeout)[0])
-        found, failed = dict[int, Any](), set[int]()
+        answers, failed = dict[int, Any](), set[int]()
         for key, ref in calls.items():
             try:
                 if ref in ready:
-                    found[key] = rpc.get(ref)
+                    answers[key] = rpc.get(ref)
             except RayTaskError as error:  # the shard refused what it was asked
                 raise error.cause from error
             except RayError:  # the actor or its node died, or the answer was lost on its way
                 failed.add(key)
-        return found, failed
+        return answers, failed
 
     def close(self) -> None:
-        """See :class:`Link`."""
+        """End the actors."""
         for handle in self.handles:
             ray.kill(handle)
 
@@ -66,9 +66,9 @@ def actors(**options: Any) -> Connect:
     """
 
     def connect(plans: list[ShardPlan]) -> Link:
-        known: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": -1, **options}
+        defaults: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": -1, **options}
         actor: Any = ray.remote(Shard)
-        return RayLink([actor.options(**known).remote(plan) for plan in plans])
+        return RayLink([actor.options(**defaults).remote(plan) for plan in plans])
 
     return connect
 
@@ -84,10 +84,10 @@ def queue_actor(**options: Any) -> Callable[[int], Link]:
     """
 
     def connect(capacity: int) -> Link:
-        known: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, **options}
-        if "name" in known:
-            known["get_if_exists"] = True
+        defaults: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, **options}
+        if "name" in defaults:
+            defaults["get_if_exists"] = True
         actor: Any = ray.remote(RolloutQueue)
-        return RayLink([actor.options(**known).remote(capacity)])
+        return RayLink([actor.options(**defaults).remote(capacity)])
 
     return connect

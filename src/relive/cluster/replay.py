@@ -1,4 +1,8 @@
-"""Replay: several shards that draw and learn as one replay."""
+"""Replay: several shards that draw and learn as one replay.
+
+The file reads from the outside in: the replay, its checkpoints, and then the shards as the learner sees them: the group
+of them, the limit that all of them keep, and the messages that nobody waits for.
+"""
 
 from __future__ import annotations
 
@@ -29,461 +33,25 @@ from ..replay.saving import describe, rebuild
 from ..replay.saving import load_extra as extra_of
 from ..samplers.prioritized import Prioritized, doubles, errors_by_item, magnitudes
 from ..samplers.uniform import Uniform
-from ..steps.arrays import Doubles, as_host, whole_numbers
+from ..steps.arrays import Doubles, Ints, as_host, whole_numbers
 from ..steps.schema import Schema
 from ..views.contract import time_first_of
 from ..views.transitions import Transition
-from .group import PAUSE, Connect, Group, Link, Pace
-from .plan import Division, Share, global_weights, shard_counts, shard_key, shard_masses
-from .shard import Block, SavedShard, ShardPlan, joined_batch, require_shardable, slot, unpacked
-from .writer import Outbox, Writer, chosen_envs
+from .messages import PAUSE, Block, Link, joined_batch, unpacked
+from .plan import LIVES, Partition, Share, global_weights, shard_counts, shard_key, shard_masses
+from .shard import Allowance, Connect, SavedShard, ShardPlan, ShardTotals, commit_path, require_shardable
+from .writer import ShardSender, StepPacker, Writer
 
-__all__ = [
-    "Checkpoint",
-    "ClusterSave",
-    "Drawing",
-    "Replay",
-    "Saver",
-    "load_extra",
-    "manifest_of",
-    "plans_of",
-    "read_checkpoint",
-    "require_ring",
-    "saved_shards",
-    "write_checkpoint",
-]
+__all__ = ["Replay", "load_extra"]
 
-
-KIND = "relive.cluster.Replay"
-
-
-class Checkpoint(NamedTuple):
-    """The state of the learner's side."""
-
-    schema: Schema
-    capacity: int
-    num_envs: int
-    shards: int
-    ordered: bool
-    own_next_obs: bool
-    seed: int
-    draws: int
-    """Batches drawn."""
-    sampled: int
-    """Rows drawn."""
-    cut: int
-    """The number of the shards' commits that belong to it."""
-    sampler: Any
-    view: Any
-    counted: tuple[int, int] | None = None
-    """Steps and rows that its limit of samples per insert has counted; None without one."""
-
-
-def manifest_of(path: str | os.PathLike[str]) -> Path:
-    """The directory of the learner's side of a checkpoint."""
-    return usable(path) / "replay"
-
-
-def write_checkpoint(path: str | os.PathLike[str], state: Checkpoint, extra: tuple[Any, Mapping[str, Any]]) -> None:
-    """Replace the checkpoint. The shards' commits of its number are on the disk already. Until this is done, the old
-    checkpoint counts.
-
-    Args:
-        path: the directory.
-        state: the learner's side.
-        extra: what the user added, as :func:`relive.files.save.to_json` gives it.
-
-    Raises:
-        OSError: the disk is full, or fails.
-    """
-    described, tensors = extra
-    content = {
-        "kind": KIND,
-        "schema": json.loads(state.schema.to_json()),
-        "sizes": [state.capacity, state.num_envs, state.shards],
-        "ordered": state.ordered,
-        "own_next_obs": state.own_next_obs,
-        "seed": state.seed,
-        "counts": [state.draws, state.sampled, state.cut],
-        "sampler": describe(state.sampler),
-        "view": describe(state.view),
-        "extra": described,
-        "limit": None if state.counted is None else list(state.counted),
-    }
-    files.write(manifest_of(path), tensors, content)
-
-
-def read_checkpoint(path: str | os.PathLike[str], sampler: Any, view: Any) -> Checkpoint:
-    """The checkpoint in a directory, with this sampler and view where they are not None.
-
-    Raises:
-        FileFormatError: there is no checkpoint, or it is damaged or foreign; or its sampler or view was the user's own
-            and is not given.
-    """
-    with files.Save(manifest_of(path)) as save:
-        content = save.content
-    if content.get("kind") != KIND:
-        raise FileFormatError(f"'{path}' is a save of {shown(content.get('kind'))}, not of a {KIND}")
-    capacity, num_envs, shards = integers(content, "sizes", 3).tolist()
-    draws, sampled, cut = integers(content, "counts", 3).tolist()
-    counted: Any = None
-    if content.get("limit") is not None:  # saves of earlier versions have none
-        counted = tuple(integers(content, "limit", 2).tolist())
-    return Checkpoint(
-        Schema.from_json(json.dumps(content.get("schema"))),
-        capacity,
-        num_envs,
-        shards,
-        entry(content, "ordered", bool),
-        entry(content, "own_next_obs", bool),
-        entry(content, "seed", int),
-        draws,
-        sampled,
-        cut,
-        rebuild(content.get("sampler"), "sampler") if sampler is None else sampler,
-        rebuild(content.get("view"), "view") if view is None else view,
-        counted,
-    )
-
-
-def saved_shards(path: str | os.PathLike[str], state: Checkpoint) -> tuple[SavedShard, ...]:
-    """Where the shards of a checkpoint lie."""
-    division = Division(state.num_envs, state.shards)
-    starts, rows = division.starts.tolist(), division.rows(state.capacity).tolist()
-    return tuple(
-        SavedShard(str(slot(path, k, state.cut)), starts[k], starts[k + 1] - starts[k], rows[k])
-        for k in range(state.shards)
-    )
-
-
-AGAIN = 1 << 62
-"""Added to the number of an attempt, so that its counts never have the seed of a batch."""
-
-
-class _Drawn(NamedTuple):
-    """Rows that one shard drew for a batch."""
-
-    shard: int
-    mass: float
-    """The mass of the shard when the counts were drawn."""
-    life: int
-    block: Block
-
-
-class Drawing:
-    """Draws batches from the shards that answer.
-
-    Args:
-        group: the shards.
-        division: which envs they have.
-    """
-
-    def __init__(self, group: Group, division: Division) -> None:
-        self._group, self._division = group, division
-        self.redrawn = 0
-        """How many rows other shards gave in place of a shard that failed to give them."""
-
-    def batch(self, state: Checkpoint, batch_size: int) -> Any:
-        """Draw batch number ``state.draws``. The caller has just read the totals of the shards.
-
-        The shards' masses decide how many rows each shard draws. Each then draws from the rows that it has when it is
-        asked. The probability of a row is the product of the two chances. So it is exact even if rows come or get new
-        priorities in between. If none do, a prioritized batch is the one that a single ring of all rows draws.
-
-        Raises:
-            EmptyError: no shard that answers has anything to draw.
-            LifecycleError: no shard answers, or none gives rows.
-        """
-        group, drawn, used = self._group, list[_Drawn](), dict[int, float]()
-        patience = (group.count + 1) * group.timeout  # each shard may take its time
-        missing, attempt, end = batch_size, 0, time.monotonic() + patience
-        while missing:
-            masses = self._masses()
-            shares = self._shares(state, masses, missing, attempt)
-            asked = {shard: ("sample", share, group.largest) for shard, share in shares.items()}
-            for shard, (totals, block) in group.ask(asked).items():
-                group.note(shard, totals)
-                if block is not None:
-                    drawn.append(_Drawn(shard, float(masses[shard]), group.life(shard, totals.born), block))
-                    missing -= shares[shard].rows
-            used = {k: used.get(k, float(masses[k])) for k in {*group.up, *(part.shard for part in drawn)}}
-            attempt += 1
-            if missing:
-                self.redrawn += missing
-                if time.monotonic() > end:
-                    raise LifecycleError(
-                        f"the {group.count} shards answer, but have not given {missing} rows in {patience:g} s; look "
-                        "into the logs of their processes"
-                    )
-                group.refresh()
-        drawn.sort(key=lambda part: part.shard)
-        return self._joined(state, drawn, sum(used[k] for k in sorted(used)))
-
-    def _shares(self, state: Checkpoint, masses: Doubles, count: int, attempt: int) -> dict[int, Share]:
-        """What each shard is to draw of ``count`` rows. With priorities, one tree of all rows would draw the same."""
-        sampler, t = state.sampler, state.draws
-        rated = isinstance(sampler, Prioritized)
-        seed = key(state.seed, AGAIN + attempt) if attempt else state.seed
-        options = {"stratified": rated and sampler.stratified}
-        counts = shard_counts(masses, count, seed, t, **options).tolist()
-        none = np.empty(0)
-        return {
-            shard: Share(
-                mine,
-                shard_key(seed, t, shard),
-                float(masses[shard]),
-                shard_masses(masses, shard, count, seed, t, **options) if rated else none,
-            )
-            for shard, mine in enumerate(counts)
-            if mine
-        }
-
-    def _masses(self) -> Doubles:
-        """The masses of the shards that answer, float64 ``[K]``; 0 for the others."""
-        masses = np.zeros(self._group.count)
-        for shard in self._group.up:
-            totals = self._group.totals[shard]
-            masses[shard] = totals.mass if totals is not None else 0.0
-        return masses
-
-    def _joined(self, state: Checkpoint, drawn: Sequence[_Drawn], whole: float) -> Any:
-        """The batch of these rows. ``whole`` is the mass of all shards that they were drawn from."""
-        blocks = [part.block for part in drawn]
-        facts = () if blocks[0].time_first is None else ("facts",)
-        arrays, extras = [unpacked(block) for block in blocks], dict[str, Tensor]()
-        if any(part.life for part in drawn):
-            for name in [name for name in ("index", "next_index") if (*facts, name) in arrays[0]]:
-                given = [of[(*facts, name)] for of in arrays]
-                public = [self._division.public(x, part.life) for x, part in zip(given, drawn, strict=True)]
-                extras[name] = torch.from_numpy(np.concatenate(public))
-        if isinstance(state.sampler, Prioritized):
-            chances = [of[(*facts, "probability")] * part.mass for of, part in zip(arrays, drawn, strict=True)]
-            extras |= self._weighed(state, state.sampler, np.concatenate(chances), whole)
-        return joined_batch(blocks, state.schema, extras)
-
-    def _weighed(self, state: Checkpoint, sampler: Prioritized, priorities: Any, whole: float) -> dict[str, Tensor]:
-        """The ``weight`` and ``probability`` of rows with these priorities, as one ring of all shards gives them.
-
-        A shard gives probabilities within the shard. Times the mass that the counts were drawn with, they are the
-        ``priorities``.
-        """
-        least = float(priorities.min())
-        if sampler.normalize == "buffer":
-            known = [self._group.totals[shard] for shard in self._group.up]
-            least = min([least, *(totals.least for totals in known if totals is not None)])
-        weights = global_weights(priorities, least, sampler.beta_at(state.draws))
-        return {"weight": torch.from_numpy(weights), "probability": torch.from_numpy(priorities / whole)}
-
+START_TIMEOUT = 600.0
+"""Seconds that a shard may take to begin: it may have to load a save, or to compile."""
 
 SAVE_TIMEOUT = 3600.0
 """Seconds that a shard may take to write its part of a checkpoint, or to begin it."""
 
-
-class ClusterSave:
-    """A checkpoint. The shards write their parts, and then one rename makes the whole checkpoint count.
-
-    :meth:`relive.cluster.Replay.save` returns it. The later calls of the learner bring it to its end; so does
-    :meth:`wait`. If the process ends earlier, the last checkpoint counts.
-    """
-
-    def __init__(
-        self,
-        group: Group,
-        path: str | os.PathLike[str],
-        state: Checkpoint,
-        extra: tuple[Any, dict[str, Any]],
-        counts: Callable[[int], object],
-    ) -> None:
-        """Watch the commits that all shards have begun.
-
-        ``counts`` is called with the number of the checkpoint once the checkpoint counts.
-        """
-        self.path = os.fspath(path)
-        """The directory."""
-        self._group, self._state, self._extra, self._counts = group, state, extra, counts
-        self._calls = {shard: self._ask(shard) for shard in range(group.count)}
-        self._error: BaseException | None = None
-        self._seen = False
-
-    @property
-    def done(self) -> bool:
-        """Whether the save is over: the checkpoint counts, or the save failed."""
-        self.look()
-        return not self._calls
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until the checkpoint counts.
-
-        Args:
-            timeout: seconds; None waits as long as it takes.
-
-        Raises:
-            LifecycleError: a shard does not answer, or died while it wrote. The last checkpoint still counts.
-            FileFormatError, OSError: a shard or the learner could not write its part.
-            TimeoutError: the save is not done yet. It goes on.
-        """
-        require("wait", TIMEOUT_RULE, timeout=timeout)
-        end = None if timeout is None else time.monotonic() + timeout
-        while not self.done:
-            if end is not None and time.monotonic() > end:
-                raise TimeoutError(f"the save into '{self.path}' is not done after {timeout} seconds; wait again")
-            time.sleep(PAUSE)
-        if self._error is not None:
-            self._seen = True
-            raise self._error
-
-    def look(self) -> None:
-        """See whether the shards are done. If all are, the checkpoint counts from now on."""
-        if not self._calls:
-            return
-        try:
-            found, failed = self._group.link.answers(self._calls, 0.0)
-            if failed:
-                raise LifecycleError(f"shards {sorted(failed)} died while they wrote; the last checkpoint still counts")
-            for shard, is_done in found.items():
-                del self._calls[shard]
-                if not is_done:
-                    self._calls[shard] = self._ask(shard)
-            if not self._calls:
-                write_checkpoint(self.path, self._state, self._extra)
-                self._counts(self._state.cut)
-        except Exception as error:
-            self._error, self._calls = error, {}
-
-    def raise_unseen(self) -> None:
-        """Raise the error of a save that failed, unless :meth:`wait` has raised it."""
-        if self._error is not None and not self._seen:
-            self._seen = True
-            self._error.add_note("this is the error of the save before, in the background; now nothing was saved")
-            raise self._error
-
-    def _ask(self, shard: int) -> Any:
-        return self._group.link.call(shard, "committed", self._state.cut)
-
-    def __repr__(self) -> str:
-        state = "under way" if self._calls else "failed" if self._error else "done"
-        return f"<save into {self.path!r}: {state}>"
-
-
-class Saver:
-    """Makes the shards commit: from time to time, and for checkpoints.
-
-    Args:
-        group: the shards.
-        outbox: carries commits that nobody waits for.
-        path: the directory; None for none.
-        every: seconds between commits; None for none.
-        cut: the number of the last checkpoint.
-    """
-
-    def __init__(
-        self, group: Group, outbox: Outbox, path: str | os.PathLike[str] | None, every: float | None, cut: int
-    ) -> None:
-        self._group, self._outbox, self._path, self._every, self._cut = group, outbox, path, every, cut
-        self._committed, self._last = time.monotonic(), None
-
-    _last: ClusterSave | None
-    """The last save in the background, until its end was seen."""
-
-    def save(self, state: Checkpoint, extra: Any, background: bool) -> ClusterSave:
-        """Write a checkpoint; see :meth:`relive.cluster.Replay.save`."""
-        if self._path is None:
-            raise LifecycleError("save(): this replay has no directory; create it with path=...")
-        self.settle()
-        described, tensors = to_json(extra)
-        tensors, group, cut = detached(tensors), self._group, self._cut + 1
-        group.refresh()
-        begun = group.ask(dict.fromkeys(group.up, ("commit", cut, background)), SAVE_TIMEOUT)
-        missing = sorted(set(range(group.count)) - begun.keys())
-        if missing:
-            raise LifecycleError(f"save(): shards {missing} do not answer; the last checkpoint still counts, try again")
-        saving = ClusterSave(group, self._path, state._replace(cut=cut), (described, tensors), self._note)
-        if background:
-            self._last = saving
-        else:
-            saving.wait()
-        return saving
-
-    def settle(self) -> None:
-        """Wait for the save that is under way, if there is one, and raise its error once."""
-        saving, self._last = self._last, None
-        if saving is not None:
-            while not saving.done:
-                time.sleep(PAUSE)
-            saving.raise_unseen()
-
-    def look(self) -> None:
-        """Bring the save that is under way further, and start a commit if it is time."""
-        if self._last is not None:
-            self._last.look()
-        now = time.monotonic()
-        if self._every is not None and self._path is not None and now - self._committed > self._every:
-            self._committed = now
-            for shard in self._group.up:
-                self._outbox.send(shard, 0, "commit", None)
-
-    def _note(self, cut: int) -> None:
-        self._cut, self._committed = cut, time.monotonic()
-
-
-def plans_of(
-    state: Checkpoint,
-    division: Division,
-    path: str | os.PathLike[str] | None,
-    sources: tuple[SavedShard, ...],
-    most: int | None,
-    durable: bool,
-) -> list[ShardPlan]:
-    """What to make the shards of a new run from.
-
-    Args:
-        state: the state of the whole replay.
-        division: which shard has which envs.
-        path: the directory of commits; None if there is none.
-        sources: the saved shards that the replay begins with.
-        most: the most steps of a chunk, under a limit; None without one.
-        durable: whether the rings live in files.
-    """
-    starts, rows = division.starts.tolist(), division.rows(state.capacity).tolist()
-    home, run = None if path is None else os.path.abspath(path), os.urandom(8).hex()
-    return [
-        ShardPlan(
-            number=k,
-            shards=state.shards,
-            first_env=starts[k],
-            num_envs=starts[k + 1] - starts[k],
-            rows=rows[k],
-            seed=key(state.seed, k),
-            run=run,
-            options=_options(state),
-            home=home,
-            sources=sources,
-            most=most,
-            durable=durable,
-        )
-        for k in range(state.shards)
-    ]
-
-
-def require_ring(state: Checkpoint) -> None:
-    """Make a ring of one env, so that wrong arguments raise their error here and not in a shard."""
-    require("Replay", COUNT_RULE, capacity=state.capacity)
-    ReplayBuffer(capacity=state.capacity // state.num_envs, num_envs=1, seed=0, **deepcopy(_options(state)))
-
-
-def _options(state: Checkpoint) -> dict[str, Any]:
-    return {
-        "schema": state.schema,
-        "sampler": state.sampler,
-        "view": state.view,
-        "ordered": state.ordered,
-        "own_next_obs": state.own_next_obs,
-    }
-
-
-START_TIMEOUT = 600.0
-"""Seconds that a shard may take to begin."""
-
+AGAIN = 1 << 62
+"""Added to the number of an attempt, so that its counts never have the seed of a batch."""
 
 ADDED = (
     "size", "completed", "episodes", "late_updates", "not_finite_rewards", "lost_steps", "repeated_steps",
@@ -493,13 +61,14 @@ ADDED = (
 
 
 class _Options(NamedTuple):
-    """The options of a learner."""
+    """The options of a learner, which a checkpoint does not keep."""
 
     commit_every: float | None
     durable: bool
     timeout: float
     limit: RateLimit | None
     limit_timeout: float | None
+    connect: Connect | None
 
 
 class Replay:
@@ -556,13 +125,13 @@ class Replay:
         limit_timeout: float | None = None,
         connect: Connect | None = None,
     ) -> None:
-        if path is not None and manifest_of(path).exists():
+        if path is not None and _manifest(path).exists():
             raise LifecycleError(f"'{path}' holds a replay; go on with Replay.load(path), or choose another directory")
         sampler, view = Uniform() if sampler is None else sampler, Transition() if view is None else view
-        begun = Checkpoint(
+        state = Checkpoint(
             schema, capacity, num_envs, shards, ordered, own_next_obs, seed_or_drawn(seed), 0, 0, 0, sampler, view
         )
-        self._begin(begun, path, _Options(commit_every, durable, timeout, limit, limit_timeout), connect, ())
+        self._begin(state, path, _Options(commit_every, durable, timeout, limit, limit_timeout, connect), ())
 
     @classmethod
     def load(
@@ -604,16 +173,16 @@ class Replay:
             FileFormatError: there is no checkpoint, or it is damaged.
             ParameterError: as the constructor.
         """
-        saved = read_checkpoint(path, sampler, view)
-        wanted = saved._replace(
+        saved = Checkpoint.read(path, sampler, view)
+        state = saved._replace(
             shards=saved.shards if shards is None else shards, capacity=saved.capacity if capacity is None else capacity
         )
         replay = cls.__new__(cls)
-        options = _Options(commit_every, durable, timeout, limit, limit_timeout)
         require("load", LIMIT_RULE, limit=limit)
         if limit is not None and saved.counted is not None:
             limit.load_state_dict(dict(zip(("inserts", "samples"), saved.counted, strict=True)))
-        replay._begin(wanted, path, options, connect, saved_shards(path, saved))
+        options = _Options(commit_every, durable, timeout, limit, limit_timeout, connect)
+        replay._begin(state, path, options, saved.saved_shards(path))
         return replay
 
     def _begin(
@@ -621,30 +190,61 @@ class Replay:
         state: Checkpoint,
         path: str | os.PathLike[str] | None,
         options: _Options,
-        connect: Connect | None,
         sources: tuple[SavedShard, ...],
     ) -> None:
-        every, durable, timeout, limit, limit_timeout = options
+        """Check everything, and then start the shards."""
+        every, durable, limit = options.commit_every, options.durable, options.limit
         flags = {"ordered": state.ordered, "own_next_obs": state.own_next_obs, "durable": durable}
         require("Replay", FLAG_RULE, **flags)
         require("Replay", LIMIT_RULE, limit=limit)
-        require("Replay", TIMEOUT_RULE, limit_timeout=limit_timeout)
+        require("Replay", TIMEOUT_RULE, limit_timeout=options.limit_timeout)
         require("Replay", (lambda schema: isinstance(schema, Schema), "expected a relive.Schema"), schema=state.schema)
         if durable and path is None:
             raise ParameterError("Replay(durable=True): rings in files need a directory; pass path=...")
-        require("Replay", SECONDS_RULE, timeout=timeout, commit_every=1.0 if every is None else every)
-        division = Division(state.num_envs, state.shards)
+        require("Replay", SECONDS_RULE, timeout=options.timeout, commit_every=1.0 if every is None else every)
+        self._partition = Partition(state.num_envs, state.shards)
         require_shardable(state.sampler, state.view)
-        self._state, self._division, self._path = state, division, path
-        self._most = Pace.most_of_a_chunk(limit, state.shards)
-        require_ring(state)
-        link = (connect or _actors)(plans_of(state, division, path, sources, self._most, durable))
-        self._group = Group(link, state.shards, timeout)
+        require("Replay", COUNT_RULE, capacity=state.capacity)
+        # a ring of one env, so that wrong arguments raise their error here and not in a shard
+        ReplayBuffer(capacity=state.capacity // state.num_envs, num_envs=1, seed=0, **deepcopy(state.ring_options))
+        self._state, self._path, self._commit_every = state, path, every
+        most_at_once = None if limit is None else limit.most_at_once
+        self._most = None if most_at_once is None else most_at_once // state.shards
+        """The most steps that a shard may get at once, so that nobody waits for ever; None without a bound."""
+        self._group = Group((options.connect or _actors)(self._plans(sources, durable)), state.shards, options.timeout)
         self._group.start(START_TIMEOUT)
-        self._pace = None if limit is None else Pace(limit, self._group, limit_timeout)
-        self._drawing, self._outbox = Drawing(self._group, division), Outbox(self._group)
-        self._saver = Saver(self._group, self._outbox, path, every, state.cut)
+        self._limit = None if limit is None else ShardLimit(limit, self._group, options.limit_timeout)
+        self._outbox = Outbox(self._group)
+        self._redrawn = 0
+        """How many rows other shards gave in place of a shard that failed to give them."""
         self._own_writer: Writer | None = None
+        self._cut, self._committed = state.cut, time.monotonic()
+        """The number of the last checkpoint, and when the last commits were begun."""
+        self._saving: ClusterSave | None = None
+        """The last save in the background, until its end was seen."""
+
+    def _plans(self, sources: tuple[SavedShard, ...], durable: bool) -> list[ShardPlan]:
+        """The plans of the shards of a new run, which begin with the ``sources``."""
+        state, path = self._state, self._path
+        starts, rows = self._partition.starts.tolist(), self._partition.rows(state.capacity).tolist()
+        home, run = None if path is None else os.path.abspath(path), os.urandom(8).hex()
+        return [
+            ShardPlan(
+                number=k,
+                shards=state.shards,
+                first_env=starts[k],
+                num_envs=starts[k + 1] - starts[k],
+                rows=rows[k],
+                seed=key(state.seed, k),
+                run=run,
+                options=state.ring_options,
+                home=home,
+                sources=sources,
+                most=self._most,
+                durable=durable,
+            )
+            for k in range(state.shards)
+        ]
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -661,10 +261,11 @@ class Replay:
         """
         require("writer", COUNT_RULE, in_flight=in_flight)
         require("writer", SECONDS_RULE, timeout=timeout)
-        state, chosen = self._state, chosen_envs(envs, self._state.num_envs)
-        own = state.own_next_obs or not state.ordered
-        link, most = self._group.link, self._most
-        return Writer(link, state.schema, own, self._division, chosen, in_flight, timeout, most)
+        state, chosen = self._state, _chosen_envs(envs, self._state.num_envs)
+        packer = StepPacker(state.schema, len(chosen), state.own_next_obs or not state.ordered)
+        link = self._group.link
+        senders = [ShardSender(link, part, in_flight, timeout) for part in self._partition.by_shard(chosen)]
+        return Writer(packer, chosen, senders, self._most)
 
     def extend(self, steps: Mapping[str, Any]) -> None:
         """Store steps of all envs ``[T, N, ...]``, as :meth:`relive.ReplayBuffer.extend`; returns once they are stored.
@@ -675,12 +276,12 @@ class Replay:
         """
         if self._own_writer is None:
             self._own_writer = self.writer(timeout=self._group.timeout)
-        if self._pace is not None:
+        if self._limit is not None:
             self._group.refresh()  # brings the shards what the limit allows by now
         self._own_writer.extend(steps)
         self._own_writer.flush()
 
-    # -- learning -----------------------------------------------------------------------------------------------
+    # -- drawing ------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """The number of transitions that can be drawn from the shards that answer."""
@@ -700,19 +301,108 @@ class Replay:
         """
         require_rows(batch_size)
         self._outbox.settle()
-        self._saver.look()
+        self._look_at_saves()
         self._group.refresh()
-        pace, state = self._pace, self._state
-        if pace is not None:
-            pace.await_batch(batch_size)
+        limit, state = self._limit, self._state
+        if limit is not None:
+            limit.await_batch(batch_size)
         try:
-            batch = self._drawing.batch(state, batch_size)
+            batch = self._draw(batch_size)
         except BaseException:
-            if pace is not None:
-                pace.limit.count(samples=-batch_size)
+            if limit is not None:
+                limit.limit.count(samples=-batch_size)  # nothing was drawn of what await_batch() counted
             raise
         self._state = state._replace(draws=state.draws + 1, sampled=state.sampled + batch_size)
         return batch
+
+    def _draw(self, batch_size: int) -> Any:
+        """Draw the next batch. The caller has just read the totals of the shards.
+
+        The shards' masses decide how many rows each shard draws. Each then draws from the rows that it has when it is
+        asked. The probability of a row is the product of the two chances. So it is exact even if rows come or get new
+        priorities in between. If none do, a prioritized batch is the one that a single ring of all rows draws.
+
+        Raises:
+            EmptyError: no shard that answers has anything to draw.
+            LifecycleError: no shard answers, or none gives rows.
+        """
+        group, drawn, used = self._group, list[_ShardRows](), dict[int, float]()
+        patience = (group.count + 1) * group.timeout  # each shard may take its time
+        missing, attempt, end = batch_size, 0, time.monotonic() + patience
+        while missing:
+            masses = self._masses()
+            shares = self._shares(masses, missing, attempt)
+            requests = {shard: ("sample", share, group.largest) for shard, share in shares.items()}
+            for shard, (totals, block) in group.ask(requests).items():
+                group.note(shard, totals)
+                if block is not None:
+                    drawn.append(_ShardRows(shard, float(masses[shard]), group.life(shard, totals.born), block))
+                    missing -= shares[shard].rows
+            # each shard counts with the mass of its first attempt, also one that gave rows and died since
+            used = {k: used.get(k, float(masses[k])) for k in {*group.up, *(part.shard for part in drawn)}}
+            attempt += 1
+            if missing:
+                self._redrawn += missing
+                if time.monotonic() > end:
+                    raise LifecycleError(
+                        f"the {group.count} shards answer, but have not given {missing} rows in {patience:g} s; look "
+                        "into the logs of their processes"
+                    )
+                group.refresh()
+        drawn.sort(key=lambda part: part.shard)
+        return self._joined(drawn, sum(used[k] for k in sorted(used)))  # sorted: a sum of doubles depends on the order
+
+    def _masses(self) -> Doubles:
+        """The masses of the shards that answer, float64 ``[K]``; 0 for the others."""
+        masses = np.zeros(self._group.count)
+        for shard in self._group.up:
+            totals = self._group.totals[shard]
+            masses[shard] = totals.mass if totals is not None else 0.0
+        return masses
+
+    def _shares(self, masses: Doubles, count: int, attempt: int) -> dict[int, Share]:
+        """Divide ``count`` rows among the shards. With priorities, one tree of all rows would draw the same rows."""
+        state = self._state
+        sampler, t = state.sampler, state.draws
+        prioritized = isinstance(sampler, Prioritized)
+        seed = key(state.seed, AGAIN + attempt) if attempt else state.seed
+        options = {"stratified": prioritized and sampler.stratified}
+        counts = shard_counts(masses, count, seed, t, **options).tolist()
+        return {
+            shard: Share(
+                rows,
+                shard_key(seed, t, shard),
+                float(masses[shard]),
+                shard_masses(masses, shard, count, seed, t, **options) if prioritized else np.empty(0),
+            )
+            for shard, rows in enumerate(counts)
+            if rows
+        }
+
+    def _joined(self, drawn: Sequence[_ShardRows], mass: float) -> Any:
+        """The batch of these rows. ``mass`` is that of all shards that they were drawn from."""
+        blocks = [part.block for part in drawn]
+        facts = () if blocks[0].time_first is None else ("facts",)
+        arrays, extras = [unpacked(block) for block in blocks], dict[str, Tensor]()
+        if any(part.life for part in drawn):  # in its first life a shard's indices are public as they are
+            for name in [name for name in ("index", "next_index") if (*facts, name) in arrays[0]]:
+                indices = [of[(*facts, name)] for of in arrays]
+                public = [self._partition.public(x, part.life) for x, part in zip(indices, drawn, strict=True)]
+                extras[name] = torch.from_numpy(np.concatenate(public))
+        if isinstance(self._state.sampler, Prioritized):
+            # a shard gives probabilities within the shard; times the mass of the plan, they are priorities
+            chances = [of[(*facts, "probability")] * part.mass for of, part in zip(arrays, drawn, strict=True)]
+            extras |= self._weights(self._state.sampler, np.concatenate(chances), mass)
+        return joined_batch(blocks, self._state.schema, extras)
+
+    def _weights(self, sampler: Prioritized, priorities: Any, mass: float) -> dict[str, Tensor]:
+        """The ``weight`` and ``probability`` of rows with these priorities, as one ring of all shards gives them."""
+        least = float(priorities.min())
+        if sampler.normalize == "buffer":
+            known = [self._group.totals[shard] for shard in self._group.up]
+            least = min([least, *(totals.least for totals in known if totals is not None)])
+        weights = global_weights(priorities, least, sampler.beta_at(self._state.draws))
+        return {"weight": torch.from_numpy(weights), "probability": torch.from_numpy(priorities / mass)}
 
     def update_priorities(self, index: Any, td_error: Any, mask: Any = None) -> None:
         """Set the priorities of a batch from its TD errors, as :meth:`relive.ReplayBuffer.update_priorities`.
@@ -729,18 +419,19 @@ class Replay:
         """
         if not isinstance(self._state.sampler, Prioritized):
             raise LifecycleError(f"{self._state.sampler!r} has no priorities; use sampler=Prioritized()")
-        given, errors, view = whole_numbers(index, "index"), doubles(td_error), self._state.view
+        indices, errors, view = whole_numbers(index, "index"), doubles(td_error), self._state.view
         real = None if mask is None else as_host(mask, "mask")
-        magnitudes(errors_by_item(time_first_of(view), given, errors, real)[0])  # raises before any shard is changed
+        magnitudes(errors_by_item(time_first_of(view), indices, errors, real)[0])  # raises before any shard is changed
         axis = 1 if errors.ndim == 2 and time_first_of(view) else 0
         group = self._group
-        for life, (shard, at, inside) in self._division.of_index(given):
+        for life, (shard, at, inside) in self._partition.of_index(indices):
             born, part = group.born(shard, life), None if real is None else real.take(at, axis)
             if born is None:
-                raise ParameterError(f"index: entry {at[0]}, {given[at[0]]}, was never issued; pass batch['index']")
+                raise ParameterError(f"index: entry {at[0]}, {indices[at[0]]}, was never issued; pass batch['index']")
             if not group.lives_in(shard, life):
                 self._outbox.dropped += len(at)
                 continue
+            # with the life: the shard may be restarted before it reads this, and have other rows at these indices
             self._outbox.send(shard, len(at), "update", born, inside, errors.take(at, axis), part, group.largest)
 
     # -- saving -------------------------------------------------------------------------------------------------
@@ -763,9 +454,46 @@ class Replay:
             OSError: a disk is full, or fails.
         """
         require("save", FLAG_RULE, background=background)
-        self._outbox.settle(0)
-        counted = None if self._pace is None else (*self._pace.limit.state_dict().values(),)
-        return self._saver.save(self._state._replace(counted=counted), extra, background)
+        self._outbox.settle(0)  # the shards have all TD errors before they are told to commit
+        if self._path is None:
+            raise LifecycleError("save(): this replay has no directory; create it with path=...")
+        self._finish_save()  # two saves at a time would write into one of the two directories of a shard
+        described, tensors = to_json(extra)
+        tensors, group, cut = detached(tensors), self._group, self._cut + 1
+        group.refresh()
+        begun = group.ask(dict.fromkeys(group.up, ("commit", cut, background)), SAVE_TIMEOUT)
+        missing = sorted(set(range(group.count)) - begun.keys())
+        if missing:
+            raise LifecycleError(f"save(): shards {missing} do not answer; the last checkpoint still counts, try again")
+        counted = None if self._limit is None else (*self._limit.limit.state_dict().values(),)
+        state = self._state._replace(counted=counted, cut=cut)
+        saving = ClusterSave(group, self._path, state, (described, tensors), self._note_checkpoint)
+        if background:
+            self._saving = saving
+        else:
+            saving.wait()
+        return saving
+
+    def _finish_save(self) -> None:
+        """Wait for the save that is under way, if there is one, and raise its error once."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            while not saving.done:
+                time.sleep(PAUSE)
+            saving.raise_unseen()
+
+    def _look_at_saves(self) -> None:
+        """Bring the save that is under way further, and start a commit if it is time."""
+        if self._saving is not None:
+            self._saving.look()
+        now, every = time.monotonic(), self._commit_every
+        if every is not None and self._path is not None and now - self._committed > every:
+            self._committed = now
+            for shard in self._group.up:
+                self._outbox.send(shard, 0, "commit", None)
+
+    def _note_checkpoint(self, cut: int) -> None:
+        self._cut, self._committed = cut, time.monotonic()
 
     # -- figures, and the end -----------------------------------------------------------------------------------
 
@@ -790,20 +518,21 @@ class Replay:
         group, state = self._group, self._state
         group.refresh()
         each = group.ask(dict.fromkeys(group.up, ("stats",)))
-        found = {name: sum(stats[name] for stats in each.values()) for name in ADDED}
+        figures = {name: sum(stats[name] for stats in each.values()) for name in ADDED}
+        # a shard counts its loss when its writers come back, the group when the shard does: the larger one has both
         counted = {shard: stats["lost_steps"] for shard, stats in each.items()}
         lost = [max(counted.get(shard, 0.0), float(group.forgotten[shard])) for shard in range(group.count)]
-        failures, limited = group.failures, {} if self._pace is None else self._pace.limit.stats()
-        found["dropped_updates"] += self._outbox.dropped
-        return found | {
+        limited = {} if self._limit is None else self._limit.limit.stats()
+        figures["dropped_updates"] += self._outbox.dropped
+        return figures | {
             "batches": float(state.draws),
             "sampled": float(state.sampled),
             "shards": float(group.count),
             "shards_up": float(len(group.up)),
-            "restarts": float(failures.restarts),
-            "unanswered": float(failures.unanswered),
+            "restarts": float(group.restarts),
+            "unanswered": float(group.unanswered),
             "lost_steps": sum(lost),
-            "redrawn": float(self._drawing.redrawn),
+            "redrawn": float(self._redrawn),
             "sample_waits": limited.get("sample_waits", 0.0),
             "sample_waited": limited.get("sample_waited", 0.0),
         }
@@ -811,7 +540,7 @@ class Replay:
     def close(self) -> None:
         """End the shards, after a save that is under way has come to its end. What was not saved is gone."""
         try:
-            self._saver.settle()
+            self._finish_save()
         finally:
             self._group.link.close()
 
@@ -823,12 +552,507 @@ class Replay:
         )
 
 
+class _ShardRows(NamedTuple):
+    """Rows that one shard drew for a batch."""
+
+    shard: int
+    mass: float
+    """The mass of the shard when the counts were drawn."""
+    life: int
+    block: Block
+
+
 def load_extra(path: str | os.PathLike[str]) -> Any:
-    """What was passed as ``extra`` to the last :meth:`Replay.save` in this directory."""
-    return extra_of(manifest_of(path))
+    """The ``extra`` of the last :meth:`Replay.save` in this directory."""
+    return extra_of(_manifest(path))
+
+
+def _chosen_envs(envs: Any, num_envs: int) -> Ints:
+    """The envs of a writer, int64 ``[N]``.
+
+    Raises:
+        ParameterError: an env comes twice or does not exist, or none is given.
+        ShapeError, DTypeError: this is no array.
+    """
+    chosen = np.arange(num_envs) if envs is None else as_host(envs, "writer(envs=...)")
+    fits = chosen.ndim == 1 and chosen.size > 0 and chosen.dtype.kind in "iu" and len(np.unique(chosen)) == len(chosen)
+    if not fits or chosen.min() < 0 or chosen.max() >= num_envs:
+        raise ParameterError(
+            f"writer(envs={envs!r:.80}): expected different whole numbers from 0 to {num_envs - 1}, such as range(8)"
+        )
+    return chosen.astype(np.int64)
 
 
 def _actors(plans: list[ShardPlan]) -> Link:
     from .ray import actors
 
     return actors()(plans)
+
+
+# Checkpoints
+
+
+KIND = "relive.cluster.Replay"
+
+
+class Checkpoint(NamedTuple):
+    """The state of the learner's side."""
+
+    schema: Schema
+    capacity: int
+    num_envs: int
+    shards: int
+    ordered: bool
+    own_next_obs: bool
+    seed: int
+    draws: int
+    """Batches drawn."""
+    sampled: int
+    """Rows drawn."""
+    cut: int
+    """The number of the shards' commits that belong to it."""
+    sampler: Any
+    view: Any
+    counted: tuple[int, int] | None = None
+    """Steps and rows that its limit of samples per insert has counted; None without one."""
+
+    @property
+    def ring_options(self) -> dict[str, Any]:
+        """Arguments of the ring of each shard."""
+        return {
+            "schema": self.schema,
+            "sampler": self.sampler,
+            "view": self.view,
+            "ordered": self.ordered,
+            "own_next_obs": self.own_next_obs,
+        }
+
+    def write(self, path: str | os.PathLike[str], extra: tuple[Any, Mapping[str, Any]]) -> None:
+        """Replace the checkpoint in a directory. The shards' commits of its number are on the disk already.
+
+        Until this is done, the old checkpoint counts.
+
+        Args:
+            path: the directory.
+            extra: what the user added, as :func:`relive.files.save.to_json` gives it.
+
+        Raises:
+            OSError: the disk is full, or fails.
+        """
+        described, tensors = extra
+        content = {
+            "kind": KIND,
+            "schema": json.loads(self.schema.to_json()),
+            "sizes": [self.capacity, self.num_envs, self.shards],
+            "ordered": self.ordered,
+            "own_next_obs": self.own_next_obs,
+            "seed": self.seed,
+            "counts": [self.draws, self.sampled, self.cut],
+            "sampler": describe(self.sampler),
+            "view": describe(self.view),
+            "extra": described,
+            "limit": None if self.counted is None else list(self.counted),
+        }
+        files.write(_manifest(path), tensors, content)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], sampler: Any, view: Any) -> Checkpoint:
+        """The checkpoint in a directory, with this sampler and view where they are not None.
+
+        Raises:
+            FileFormatError: there is no checkpoint, or it is damaged or foreign; or its sampler or view was the user's
+                own and is not given.
+        """
+        with files.Save(_manifest(path)) as save:
+            content = save.content
+        if content.get("kind") != KIND:
+            raise FileFormatError(f"'{path}' is a save of {shown(content.get('kind'))}, not of a {KIND}")
+        capacity, num_envs, shards = integers(content, "sizes", 3).tolist()
+        draws, sampled, cut = integers(content, "counts", 3).tolist()
+        counted: Any = None
+        if content.get("limit") is not None:  # saves of earlier versions have none
+            counted = tuple(integers(content, "limit", 2).tolist())
+        return cls(
+            Schema.from_json(json.dumps(content.get("schema"))),
+            capacity,
+            num_envs,
+            shards,
+            entry(content, "ordered", bool),
+            entry(content, "own_next_obs", bool),
+            entry(content, "seed", int),
+            draws,
+            sampled,
+            cut,
+            rebuild(content.get("sampler"), "sampler") if sampler is None else sampler,
+            rebuild(content.get("view"), "view") if view is None else view,
+            counted,
+        )
+
+    def saved_shards(self, path: str | os.PathLike[str]) -> tuple[SavedShard, ...]:
+        """The shards of this checkpoint, which is in directory ``path``."""
+        partition = Partition(self.num_envs, self.shards)
+        starts, rows = partition.starts.tolist(), partition.rows(self.capacity).tolist()
+        return tuple(
+            SavedShard(str(commit_path(path, k, self.cut)), starts[k], starts[k + 1] - starts[k], rows[k])
+            for k in range(self.shards)
+        )
+
+
+def _manifest(path: str | os.PathLike[str]) -> Path:
+    """The directory of the learner's side of a checkpoint."""
+    return usable(path) / "replay"
+
+
+class ClusterSave:
+    """A checkpoint. The shards write their parts, and then one rename makes the whole checkpoint count.
+
+    :meth:`relive.cluster.Replay.save` returns it. The later calls of the learner bring it to its end; so does
+    :meth:`wait`. If the process ends earlier, the last checkpoint counts.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        path: str | os.PathLike[str],
+        state: Checkpoint,
+        extra: tuple[Any, dict[str, Any]],
+        on_done: Callable[[int], object],
+    ) -> None:
+        """Watch the commits that all shards have begun.
+
+        ``on_done`` is called with the number of the checkpoint once the checkpoint counts.
+        """
+        self.path = os.fspath(path)
+        """The directory."""
+        self._group, self._state, self._extra, self._on_done = group, state, extra, on_done
+        self._calls = {shard: self._ask(shard) for shard in range(group.count)}
+        """The call that asks each shard which is not done yet."""
+        self._error: BaseException | None = None
+        self._error_was_raised = False
+
+    @property
+    def done(self) -> bool:
+        """True once the save is over: the checkpoint counts, or the save failed."""
+        self.look()
+        return not self._calls
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the checkpoint counts.
+
+        Args:
+            timeout: seconds; None waits as long as it takes.
+
+        Raises:
+            LifecycleError: a shard does not answer, or died while it wrote. The last checkpoint still counts.
+            FileFormatError, OSError: a shard or the learner could not write its part.
+            TimeoutError: the save is not done yet. It goes on.
+        """
+        require("wait", TIMEOUT_RULE, timeout=timeout)
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self.done:
+            if end is not None and time.monotonic() > end:
+                raise TimeoutError(f"the save into '{self.path}' is not done after {timeout} seconds; wait again")
+            time.sleep(PAUSE)
+        if self._error is not None:
+            self._error_was_raised = True
+            raise self._error
+
+    def look(self) -> None:
+        """Ask which shards are done. If all are, the checkpoint counts from now on."""
+        if not self._calls:
+            return
+        try:
+            answers, failed = self._group.link.answers(self._calls, 0.0)
+            if failed:
+                raise LifecycleError(f"shards {sorted(failed)} died while they wrote; the last checkpoint still counts")
+            for shard, is_done in answers.items():
+                del self._calls[shard]
+                if not is_done:
+                    self._calls[shard] = self._ask(shard)
+            if not self._calls:
+                self._state.write(self.path, self._extra)  # last: a crash before it leaves the old checkpoint whole
+                self._on_done(self._state.cut)
+        except Exception as error:
+            self._error, self._calls = error, {}
+
+    def raise_unseen(self) -> None:
+        """Raise the error of a save that failed, unless :meth:`wait` has raised it."""
+        if self._error is not None and not self._error_was_raised:
+            self._error_was_raised = True
+            self._error.add_note("this is the error of the save before, in the background; now nothing was saved")
+            raise self._error
+
+    def _ask(self, shard: int) -> Any:
+        return self._group.link.call(shard, "committed", self._state.cut)
+
+    def __repr__(self) -> str:
+        state = "under way" if self._calls else "failed" if self._error else "done"
+        return f"<save into {self.path!r}: {state}>"
+
+
+# The shards as the learner sees them
+
+
+class Group:
+    """Asks shards, and goes on without those that do not answer until they do.
+
+    Args:
+        link: to the shards.
+        count: K.
+        timeout: seconds to wait for an answer.
+    """
+
+    def __init__(self, link: Link, count: int, timeout: float) -> None:
+        self.link, self.count, self.timeout = link, count, timeout
+        self.totals: list[ShardTotals | None] = [None] * count
+        """The totals that each shard last gave; None until it has given some."""
+        self.largest = 0.0
+        """The largest TD error that any shard has seen."""
+        self.forgotten = [0] * count
+        """How many steps each shard has lost: it had them in its last totals, and not when it came back."""
+        self.allowances: Callable[[], Sequence[Any]] = lambda: [None] * count
+        """How many steps each shard may store. The shard learns it with each question for its totals."""
+        self.answered: Callable[[int, ShardTotals], None] = lambda shard, totals: None
+        """Called with the totals of a shard that has got its allowance."""
+        self._lives: list[list[str]] = [[] for _ in range(count)]
+        """The lives of each shard that were seen, in their order. Public indices name them by their numbers."""
+        self._probes: dict[int, tuple[Any, float]] = {}
+        """Calls to the shards that are down, and when they were made."""
+        self.unanswered = 0
+        """Calls that a shard did not answer, in time or at all."""
+
+    @property
+    def up(self) -> list[int]:
+        """The shards that answered the last question that they were asked."""
+        return [shard for shard in range(self.count) if shard not in self._probes]
+
+    @property
+    def restarts(self) -> int:
+        """How often a shard came back in a new life."""
+        return sum(max(len(lives) - 1, 0) for lives in self._lives)
+
+    def ask(self, calls: Mapping[int, tuple[Any, ...]], timeout: float | None = None) -> dict[int, Any]:
+        """Call the shards in ``calls`` that are up, and return the answers that come in time."""
+        sent = {k: self.link.call(k, *call) for k, call in calls.items() if k not in self._probes}
+        answers, _ = self.link.answers(sent, self.timeout if timeout is None else timeout)
+        for shard in sent.keys() - answers.keys():
+            self.unanswered += 1
+            self._probe(shard)
+        return answers
+
+    def start(self, timeout: float) -> None:
+        """Wait until all shards have begun. A shard may have to load a save, or to compile.
+
+        Raises:
+            LifecycleError: a shard has not begun within ``timeout`` seconds.
+            ReliveError: a shard cannot load its save.
+        """
+        answers = self.ask(dict.fromkeys(range(self.count), ("totals",)), timeout)
+        for shard, totals in answers.items():
+            self.note(shard, totals)
+        if self._probes:
+            raise LifecycleError(f"shards {sorted(self._probes)} did not start; look into the logs of their processes")
+
+    def refresh(self) -> list[int]:
+        """Read the totals of all shards that answer, and return these shards. Those that came back are among them.
+
+        Raises:
+            LifecycleError: none answers within the timeout.
+        """
+        end = time.monotonic() + self.timeout
+        while True:
+            self._revive()
+            allowances = self.allowances()
+            requests = {shard: ("totals", self.largest, allowances[shard]) for shard in self.up}
+            for shard, totals in self.ask(requests).items():
+                self.note(shard, totals)
+                self.answered(shard, totals)
+            if self.up:
+                return self.up
+            if time.monotonic() > end:
+                raise LifecycleError(
+                    f"none of the {self.count} shards has answered for {self.timeout:g} s; look into the logs of the "
+                    "actors, or raise timeout"
+                )
+            time.sleep(PAUSE)
+
+    def note(self, shard: int, totals: ShardTotals) -> None:
+        """Note the totals that a shard gave."""
+        before = self.totals[shard]
+        if before is not None and before.born != totals.born:
+            self.forgotten[shard] += max(before.stored - totals.stored, 0)
+        self.totals[shard], self.largest = totals, max(self.largest, totals.largest)
+        lives = self._lives[shard]
+        if totals.born not in lives:
+            if len(lives) == LIVES:  # no index could name this life
+                raise LifecycleError(f"shard {shard} was restarted {LIVES} times; find out why, and load the last save")
+            lives.append(totals.born)
+
+    def life(self, shard: int, born: str) -> int:
+        """The number of a life of a shard. The life was noted before."""
+        return self._lives[shard].index(born)
+
+    def born(self, shard: int, life: int) -> str | None:
+        """The life with this number, or None if there was none."""
+        lives = self._lives[shard]
+        return lives[life] if life < len(lives) else None
+
+    def lives_in(self, shard: int, life: int) -> bool:
+        """True if a shard is still in this life, as far as is known here."""
+        return life == len(self._lives[shard]) - 1 and shard not in self._probes
+
+    def _probe(self, shard: int) -> None:
+        """Ask a shard that is down for its totals. The answer is looked for with each :meth:`refresh`."""
+        self._probes[shard] = self.link.call(shard, "totals", self.largest), time.monotonic()
+
+    def _revive(self) -> None:
+        """Note the shards that were down and have answered since."""
+        for shard, (probe, since) in list(self._probes.items()):
+            answers, failed = self.link.answers({shard: probe}, 0.0)
+            if shard in answers:
+                del self._probes[shard]
+                self.note(shard, answers[shard])
+            elif shard in failed and time.monotonic() - since > PAUSE:
+                self._probe(shard)
+
+
+LIMIT_PAUSE = 0.02
+"""Seconds between two checks whether the shards have enough steps."""
+
+
+class ShardLimit:
+    """Holds the learner back, and gives each shard an allowance of steps, so that all together keep the limit.
+
+    A shard stores steps up to its allowance. Allowances travel with the questions for totals. All allowances together
+    stay within the limit. If a shard does not use its part, the part is taken away, and goes to other shards once that
+    shard has answered. The allowance of a shard that does not answer any more is not counted, since the others would
+    wait for it.
+
+    Args:
+        limit: counts the steps and rows of all shards.
+        group: the shards.
+        timeout: seconds that a batch may wait; None is for ever.
+    """
+
+    def __init__(self, limit: RateLimit, group: Group, timeout: float | None) -> None:
+        self.limit, self._group, self._timeout = limit, group, timeout
+        self._before = limit.counted()[0]
+        """Steps that the limit had counted when this began."""
+        self._first: list[int] | None = None
+        """Steps that each shard had stored when this began."""
+        self._bounds = [0] * group.count
+        """The most steps that each shard may have stored by now, as the shard counts them."""
+        self._allowed: list[Allowance | None] = [None] * group.count
+        """The allowance that each shard was last sent."""
+        group.allowances, group.answered = self.allowances, self.answered
+
+    def allowances(self) -> list[Allowance | None]:
+        """The allowance that each shard gets with the next question for its totals; None if the limit has no bound."""
+        totals = [total for total in self._group.totals if total is not None]
+        stored, up = [total.stored for total in totals], self._group.up
+        room = self.limit.room(self._inserted(stored), self.limit.counted()[2])
+        if room is None:
+            return self._allowed
+        # a shard may use an allowance until it has answered: what it may have stored counts as used
+        bounds = [max(bound, have) for bound, have in zip(self._bounds, stored, strict=True)]
+        free = room - sum(bounds[shard] - stored[shard] for shard in up)
+        for shard in up:
+            # an equal part of the room, and no more than older allowances of all shards leave free
+            granted = min(stored[shard] + room // len(up), bounds[shard] + max(free, 0))
+            free -= max(granted - bounds[shard], 0)
+            self._allowed[shard] = Allowance(totals[shard].born, granted)
+            bounds[shard] = max(bounds[shard], granted)
+        self._bounds = bounds
+        return self._allowed
+
+    def answered(self, shard: int, totals: ShardTotals) -> None:
+        """Note the totals of a shard that has got its allowance."""
+        told = self._allowed[shard]
+        alive = told is not None and told.born == totals.born  # otherwise it was restarted, and may store nothing yet
+        self._bounds[shard] = max(totals.stored, told.steps) if alive and told is not None else totals.stored
+
+    def await_batch(self, batch_size: int) -> None:
+        """Wait until the limit allows a batch, and count it. The caller has just read the totals.
+
+        Raises:
+            WaitTimeoutError: the wait takes longer than the timeout.
+            ParameterError: batches of this size could make both sides wait for ever.
+            LifecycleError: no shard answers.
+        """
+        limit, begin = self.limit, time.monotonic()
+        limit.require_samples(batch_size)
+        waited = False
+        while not self._allows(batch_size):
+            waited = True
+            if self._timeout is not None and time.monotonic() - begin > self._timeout:
+                limit.note_sample_wait(time.monotonic() - begin)
+                raise limit.late_sample(batch_size, self._timeout)
+            time.sleep(LIMIT_PAUSE)
+            self._group.refresh()
+        if waited:
+            limit.note_sample_wait(time.monotonic() - begin)
+        limit.count(samples=batch_size)
+
+    def _allows(self, batch_size: int) -> bool:
+        """True if a batch may be drawn. First brings the limit's count of steps up to date."""
+        limit, group = self.limit, self._group
+        stored = [0 if total is None else total.stored for total in group.totals]
+        inserts = self._inserted(stored)
+        limit.count(inserts=inserts - limit.counted()[0])
+        return limit.allows_samples(batch_size, inserts, limit.counted()[2])
+
+    def _inserted(self, stored: Sequence[int]) -> int:
+        """How many steps all shards have ever stored, with those that a shard has lost since."""
+        if self._first is None:
+            self._first = list(stored)
+        return self._before + int(np.sum(stored)) + sum(self._group.forgotten) - sum(self._first)
+
+
+MOST_SENT = 64
+"""The most calls that may be on their way."""
+
+
+class _Sent(NamedTuple):
+    """A call whose answer nobody waits for."""
+
+    shard: int
+    call: Any
+    rows: int
+    """How many TD errors the call carries; 0 if it is another call."""
+
+
+class Outbox:
+    """Sends messages to the shards of a group, and reads their answers later.
+
+    Args:
+        group: the shards.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group, self._sent = group, list[_Sent]()
+        self.dropped = 0
+        """How many TD errors were lost, because the shard of the rows was restarted or did not answer."""
+
+    def send(self, shard: int, rows: int, method: str, *arguments: Any) -> None:
+        """Send a message that carries TD errors for ``rows`` rows."""
+        self._sent.append(_Sent(shard, self._group.link.call(shard, method, *arguments), rows))
+
+    def settle(self, most: int = MOST_SENT) -> None:
+        """Read the answers that have come. While more than ``most`` calls have none, wait for the oldest.
+
+        Raises:
+            ReliveError: what a shard raised. It is raised once.
+        """
+        group, surplus, waiting = self._group, len(self._sent) - most, list[_Sent]()
+        try:
+            while self._sent:
+                sent = self._sent.pop(0)  # first, so that an error that it brings is raised once
+                timeout = group.timeout if surplus > 0 else 0.0
+                answers, failed = group.link.answers({sent.shard: sent.call}, timeout)
+                if sent.shard in failed or (timeout and not answers):
+                    self.dropped += sent.rows
+                elif not answers:
+                    waiting.append(sent)
+                surplus -= 1
+        finally:
+            self._sent = waiting + self._sent

@@ -13,8 +13,7 @@ from ..errors import FieldError, LifecycleError, ParameterError
 from ..parameters import COUNT_RULE, FLAG_RULE, SECONDS_RULE, TIMEOUT_RULE, Rule, is_count, is_whole, require
 from ..printable import shown
 from ..steps.schema import Path, nest
-from .group import PAUSE, Fetched, Label, Link
-from .shard import joined, packed
+from .messages import PAUSE, Fetched, Label, Link, joined, packed
 
 __all__ = ["Rollout", "Rollouts", "Sender"]
 

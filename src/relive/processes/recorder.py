@@ -28,6 +28,7 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._writer: Any = None
         self._obs: Any = None
         self._goes_on = False
+        """True while an episode is under way."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the env. An episode that was under way is interrupted."""
@@ -57,6 +58,7 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
             "terminated": bool(terminated),
             "truncated": bool(truncated),
         }
+        # a single env does not reset itself: at the end of an episode, obs is the final observation
         self._writer.add(step | {"next_obs": obs} if done or self._writer.own_next_obs else step)
         self._obs, self._goes_on = deepcopy(obs), not done
         return obs, reward, terminated, truncated, info

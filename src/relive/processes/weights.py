@@ -18,8 +18,10 @@ from .shared import CACHE_LINE, Bell, Claim, SharedBlock
 
 __all__ = ["Weights"]
 
+Specs = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
 COPIES = 2
-"""How many versions are in memory: one to read, and one to write."""
+"""How many versions are in memory: one to read, and one to write. Version v has row v mod 2."""
 
 
 class Weights:
@@ -41,18 +43,19 @@ class Weights:
         state = _state(network)
         if not state:
             raise ParameterError("Weights(network): it has no tensors")
-        facts = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
-        size = _layout(facts).nbytes
-        self._share(facts, SharedBlock.create(2 * CACHE_LINE + COPIES * -(-size // CACHE_LINE) * CACHE_LINE))
+        specs = _specs(state)
+        size = _layout(specs).nbytes
+        self._share(specs, SharedBlock.create(2 * CACHE_LINE + COPIES * -(-size // CACHE_LINE) * CACHE_LINE))
 
     def __repr__(self) -> str:
         """Not a call: the network is not kept."""
-        return f"<Weights: version {self.version} of {len(self._facts)} tensors>"
+        return f"<Weights: version {self.version} of {len(self._specs)} tensors>"
 
-    def _share(self, facts: dict[str, tuple[tuple[int, ...], torch.dtype]], block: SharedBlock) -> None:
+    def _share(self, specs: Specs, block: SharedBlock) -> None:
         """Use the weights that lie in a block."""
-        layout = _layout(facts)
-        self._facts, self._layout, self._block = facts, layout, block
+        layout = _layout(specs)
+        self._specs, self._layout, self._block = specs, layout, block
+        # a cache line for the number, one for the bell, then the versions
         self._versions = block.array[:8].view(np.int64)
         self._bell = Bell(block.array[CACHE_LINE : CACHE_LINE + 4].view(np.int32))
         self._copies = block.array[2 * CACHE_LINE :].reshape(COPIES, -1)[:, : layout.nbytes]
@@ -60,12 +63,12 @@ class Weights:
         self._fetched: int = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Weights._attached, (self._facts, self._block)
+        return Weights._attached, (self._specs, self._block)
 
     @classmethod
-    def _attached(cls, facts: dict[str, tuple[tuple[int, ...], torch.dtype]], block: SharedBlock) -> Weights:
+    def _attached(cls, specs: Specs, block: SharedBlock) -> Weights:
         weights = cls.__new__(cls)
-        weights._share(facts, block)
+        weights._share(specs, block)
         return weights
 
     @property
@@ -86,10 +89,11 @@ class Weights:
             self._claim = self._block.claim(0)
             if self._claim is None:
                 raise LifecycleError("another process publishes these weights and is alive; let one process do it")
-        number = self.version + 1
+        number = self.version + 1  # nobody else writes: see the claim
         row = self._layout.tensors(self._copies[number % COPIES])
         for name, tensor in state.items():
             row[name,].copy_(tensor)
+        # last: the kernel shows the number after all writes above, and before those of the next version
         if kernels.fast().publish(self._versions, 0, number, self._bell.word, 0):
             self._bell.wake()
 
@@ -103,7 +107,7 @@ class Weights:
         self._require_alike(state)
         while (number := self.version) > self._fetched:
             row = self._copies[number % COPIES].copy()
-            if self.version == number:  # otherwise the copy may hold parts of a newer version
+            if self.version == number:  # then version number + COPIES, which gets this row, was not begun
                 break
         else:
             return False
@@ -122,11 +126,11 @@ class Weights:
         return self._bell.wait(lambda: self.version > self._fetched, timeout)
 
     def _require_alike(self, state: Mapping[str, Tensor]) -> None:
-        given = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
-        if given != self._facts:
-            names = [name for name in {**self._facts, **given} if given.get(name) != self._facts.get(name)]
+        specs = _specs(state)
+        if specs != self._specs:
+            names = [name for name in {**self._specs, **specs} if specs.get(name) != self._specs.get(name)]
             raise SchemaError(
-                f"weights '{names[0]}': expected {self._facts.get(names[0])}, got {given.get(names[0])}; pass a "
+                f"weights '{names[0]}': expected {self._specs.get(names[0])}, got {specs.get(names[0])}; pass a "
                 "network like the one that Weights was made with"
             )
 
@@ -141,6 +145,11 @@ def _state(network: Any) -> dict[str, Tensor]:
     return {str(name): tensor.detach() for name, tensor in cast("Mapping[str, Tensor]", state).items()}
 
 
-def _layout(facts: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> RowLayout:
+def _specs(state: Mapping[str, Tensor]) -> Specs:
+    """Shape and dtype of each tensor."""
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
+
+
+def _layout(specs: Specs) -> RowLayout:
     """Where each tensor lies in a version."""
-    return RowLayout({(name,): Field(shape, dtype) for name, (shape, dtype) in facts.items()})
+    return RowLayout({(name,): Field(shape, dtype) for name, (shape, dtype) in specs.items()})

@@ -29,7 +29,7 @@ from ..errors import LifecycleError, ParameterError
 __all__ = ["HELLO", "Address", "Failure", "Line", "Parcel", "accept", "listen"]
 
 _unpickled: Callable[[Any], Any] = cast("Any", ForkingPickler).loads
-"""What ``Connection.recv`` calls. It only gets bytes from processes of this user that have the token."""
+"""The function that ``Connection.recv`` calls. It only gets bytes from processes of this user with the token."""
 
 HELLO = 200
 """The most bytes of the first message."""
@@ -79,7 +79,7 @@ def listen() -> tuple[socket.socket, Address]:
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     end.bind(name)
     end.listen(64)
-    end.setblocking(False)
+    end.setblocking(False)  # who has connected may be gone again before accept()
     return end, Address(name, token)
 
 
@@ -90,6 +90,7 @@ def accept(listener: socket.socket) -> Line | None:
     except OSError:
         return None
     if hasattr(socket, "SO_PEERCRED"):
+        # messages are pickles, which can run code: only this user's processes may send any
         _, user, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if user != os.getuid():
             end.close()
@@ -112,6 +113,7 @@ class Line:
         self._poll = select.poll()
         self._poll.register(connection.fileno(), select.POLLIN)
         self._within = False
+        """True from the first byte of a message to its last. A call that finds it True follows one that broke off."""
 
     def fileno(self) -> int:
         """The descriptor, for ``select`` and ``poll``."""
@@ -119,7 +121,7 @@ class Line:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can be sent any more."""
+        """True if nothing can be sent any more."""
         return self._connection.closed
 
     def send(self, message: Any) -> None:
@@ -132,13 +134,13 @@ class Line:
 
     def set_patience(self, seconds: float) -> None:
         """Set how many seconds the other end may take to send, or to read, more of a message that has begun."""
-        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-        with socket.socket(fileno=os.dup(self.fileno())) as end:
+        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))  # a struct timeval
+        with socket.socket(fileno=os.dup(self.fileno())) as end:  # a copy: the line keeps its own descriptor
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 end.setsockopt(socket.SOL_SOCKET, option, limit)
 
     def waits(self, seconds: float | None) -> bool:
-        """Whether a message, or the end of the line, comes within so many seconds."""
+        """True if a message, or the end of the line, comes within so many seconds."""
         return bool(self._poll.poll(None if seconds is None else seconds * 1000))
 
     def receive(self) -> Any:
@@ -159,7 +161,7 @@ class Line:
             self.close()
             raise EOFError
         self._within = True
-        result = call(*args)
+        result = call(*args)  # if it raises, the ends no longer agree where a message begins, and the flag stays
         self._within = False
         return result
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import inside
 from fit import check_fit, counted
 from relive import NStep, Prioritized, ReplayBuffer, Sequence, Uniform
-from relive.cluster.plan import Portion, Share, shard_key
+from relive.cluster.plan import ShardSampler, Share, shard_key
 from replays import PLAIN
 
 VIEWS: dict[str, Callable[[], Any]] = {
@@ -23,40 +24,39 @@ VIEWS: dict[str, Callable[[], Any]] = {
 LENGTHS = (4, 13, 6)
 
 
-def portions(sampler: Callable[[], Any], view: Callable[[], Any]) -> list[Portion]:
+def shard_samplers(sampler: Callable[[], Any], view: Callable[[], Any]) -> list[ShardSampler]:
     """Shards of one env each, with other numbers of steps."""
-    found: list[Portion] = []
+    found: list[ShardSampler] = []
     for steps in LENGTHS:
         replay = ReplayBuffer(PLAIN, 40, 1, sampler=sampler(), view=view(), seed=0, check_ends=False)
         for t in range(steps):
             end = np.array([t == steps - 1])
             replay.add(obs=np.zeros((1, 2)), action=[0], reward=[float(t)], terminated=end, truncated=~end & False,
                        next_obs=np.zeros((1, 2)))  # fmt: skip
-        found.append(Portion(replay))
+        found.append(ShardSampler(replay))
     return found
 
 
-def drawn(shards: list[Portion], batches: int, batch_size: int) -> np.ndarray:
+def drawn(shards: list[ShardSampler], batches: int, batch_size: int) -> np.ndarray:
     """What all shards drew: 1,000 times the shard, plus the index."""
     masses, found = np.array([shard.totals().mass for shard in shards]), list[Any]()
     for t in range(batches):
         for k, shard in enumerate(shards):
             places = shard.draw(shard.plan(masses, batch_size, 7, t), k, shard_key(7, t, k)).places
-            inside: Any = shard.replay
-            found.append(1000 * k + inside.ring(inside).index_of(places))
+            found.append(1000 * k + inside.ring(shard.replay).index_of(places))
     return np.concatenate(found)
 
 
 @pytest.mark.parametrize("view", ["transitions", "sequences"])
 def test_uniform_draws_have_equal_chances_over_all_shards(view: str):
     # 3 M draws from 23 transitions: where half of them are 1 % likelier, the chi-square gains 11 times its spread.
-    shards = portions(Uniform, VIEWS[view])
+    shards = shard_samplers(Uniform, VIEWS[view])
     rows = [1000 * k + i for k, shard in enumerate(shards) for i in shard.replay.data()["index"].tolist()]
     check_fit(drawn(shards, 3, 1_000_000), dict.fromkeys(rows, 1 / len(rows)))
 
 
 def test_draws_of_sequences_have_the_chances_of_their_steps_over_all_shards():
-    shards, steps = portions(Uniform, VIEWS["sequences by steps"]), dict[int, float]()
+    shards, steps = shard_samplers(Uniform, VIEWS["sequences by steps"]), dict[int, float]()
     for k, shard in enumerate(shards):
         data = shard.replay.data()
         counts = data["mask"].sum(0).tolist()
@@ -67,7 +67,7 @@ def test_draws_of_sequences_have_the_chances_of_their_steps_over_all_shards():
 
 @pytest.mark.parametrize("stratified", [False, True])
 def test_prioritized_draws_have_the_chances_of_their_priorities_over_all_shards(stratified: bool):
-    shards = portions(lambda: Prioritized(alpha=1.0, eps=0.1, stratified=stratified), VIEWS["transitions"])
+    shards = shard_samplers(lambda: Prioritized(alpha=1.0, eps=0.1, stratified=stratified), VIEWS["transitions"])
     errors: dict[int, float] = {}
     for k, shard in enumerate(shards):
         index = shard.replay.data()["index"]
@@ -84,13 +84,13 @@ def test_prioritized_draws_have_the_chances_of_their_priorities_over_all_shards(
 
 
 def test_a_mass_at_the_very_end_of_a_shard_draws_its_last_row_whatever_the_mass_has_become_since():
-    (shard, *_) = portions(lambda: Prioritized(alpha=1.0, eps=0.1), VIEWS["transitions"])
+    (shard, *_) = shard_samplers(lambda: Prioritized(alpha=1.0, eps=0.1), VIEWS["transitions"])
     last = shard.replay.data()["index"][-1].item()
-    now, inside = shard.totals().mass, cast("Any", shard.replay)
+    now = shard.totals().mass
     planned = now * np.random.default_rng(0).uniform(0.1, 10.0, 200)
     stretched = [math.nextafter(mass, 0.0) * (now / mass) for mass in planned]
     assert max(stretched) >= now  # some round up to it
     for mass in planned.tolist():
         drawn = shard.draw_share(Share(1, 0, mass, np.array([math.nextafter(mass, 0.0)])))
-        assert inside.ring(inside).index_of(drawn.places).tolist() == [last]
+        assert inside.ring(shard.replay).index_of(drawn.places).tolist() == [last]
         assert drawn.priorities == pytest.approx(mass / now * 1.1)
