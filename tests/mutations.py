@@ -1091,7 +1091,7 @@ MUTATIONS = [
         "processes/limits.py",
         "else inserts + room - most",
         "else min(inserts + room - most, 0)",
-        "processes/test_limits.py cluster/test_limited_shards.py cluster/test_pace.py",
+        "processes/test_limits.py cluster/test_limited_shards.py cluster/test_limited_ranks.py",
     ),
     Mutation(
         "limits: more can be taken back than was counted",
@@ -1105,14 +1105,14 @@ MUTATIONS = [
         "processes/wire.py",
         "if secrets.compare_digest(token.encode(), self.token.encode()) else None",
         "if token else None",
-        "processes/test_slots.py",
+        "processes/test_server.py",
     ),
     Mutation(
         "servers: half a first message holds everybody up",
         "processes/wire.py",
         "    line.set_patience(HASTE)\n",
         "",
-        "processes/test_slots.py",
+        "processes/test_server.py",
     ),
     Mutation(
         "servers: a line goes on within a message that was broken off",
@@ -1140,21 +1140,21 @@ MUTATIONS = [
         "processes/shared.py",
         "self._sleep(value, min(left, GLANCE))",
         "self._sleep(value, min(left, 60.0))",
-        "processes/test_waiting.py",
+        "processes/test_bells.py",
     ),
     Mutation(
         "slots: a batch that was given back can still be read",
         "processes/server.py",
         "            batch._tensordict = _EXPIRED\n",
         "            batch._tensordict = dict(batch._tensordict)\n",
-        "processes/test_slots.py",
+        "processes/test_server.py",
     ),
     Mutation(
         "slots: autograd does not see that a batch was given back",
         "processes/server.py",
         "        increment_version(self.memory)\n",
         "",
-        "processes/test_slots.py",
+        "processes/test_server.py",
     ),
     # -- shards: several rings and rollouts as one
     Mutation(
@@ -1176,13 +1176,13 @@ MUTATIONS = [
         "cluster/replay.py",
         "granted = min(stored[shard] + room // len(up), bounds[shard] + max(free, 0))",
         "granted = bounds[shard] + max(free, 0)",
-        "cluster/test_pace.py cluster/test_limited_shards.py",
+        "cluster/test_limited_ranks.py cluster/test_limited_shards.py",
     ),
     Mutation(
         "a restarted shard counts as having used its allowance",
         "cluster/replay.py",
-        "if alive and told is not None else totals.stored",
-        "if told is not None else totals.stored",
+        "if alive and allowance is not None else totals.stored",
+        "if allowance is not None else totals.stored",
         "cluster/test_limited_shards.py",
     ),
     Mutation(
@@ -1218,7 +1218,7 @@ MUTATIONS = [
         "cluster/distributed.py",
         ".sum()) > batch_size:",
         ".sum()) > batch_size + 1:",
-        "cluster/test_parts.py cluster/test_minibatches.py",
+        "cluster/test_minibatch_bounds.py cluster/test_minibatches.py",
     ),
     Mutation(
         "the final observation of another env is sent",
@@ -1232,7 +1232,7 @@ MUTATIONS = [
         "cluster/writer.py",
         "return done if mask is None else done & mask",
         "return done",
-        "cluster/test_steps.py",
+        "cluster/test_writer.py",
     ),
     Mutation(
         "weights normalised by the buffer know only the rows that were drawn",
@@ -1251,8 +1251,8 @@ MUTATIONS = [
     Mutation(
         "a mass at the end of a shard is rounded up to beyond it",
         "cluster/plan.py",
-        "np.minimum(mine, math.nextafter(self.masses[shard], 0.0))",
-        "mine",
+        "np.minimum(masses, math.nextafter(self.masses[shard], 0.0))",
+        "masses",
         "cluster/test_plan.py",
     ),
     Mutation(
@@ -1321,8 +1321,8 @@ MUTATIONS = [
     Mutation(
         "the error of one rank is its own",
         "cluster/distributed.py",
-        "mine[FAILED], failure = 1.0, error",
-        "mine[FAILED], failure = 0.0, error",
+        "row[FAILED], failure = 1.0, error",
+        "row[FAILED], failure = 0.0, error",
         "cluster",
     ),
 ]

@@ -623,13 +623,13 @@ class RankLimit:
         counted, ready = table[:, 0].astype(np.int64), int(table[:, 1].sum())
         inserts, allowed = int(counted.sum()), limit.allows_samples(batch_size, ready, samples)
         samples += batch_size * allowed  # each rank counts the whole batch, so all have the same count
-        room, mine = limit.room(inserts, samples), int(counted[rank])
+        room, own = limit.room(inserts, samples), int(counted[rank])
         if room is None:
             limit.grant(inserts, samples, 0)
         else:
             # all ranks compute this from one table, so their parts add up to the room
             more = room // self._ranks + (rank < room % self._ranks)
-            limit.grant(inserts, samples, mine + more)
+            limit.grant(inserts, samples, own + more)
         if allowed:
             self._end_wait()
         elif table[:, 2].any():
@@ -730,14 +730,14 @@ class Ranks:
             ParameterError: a value that must be equal differs; names it, and the first rank that differs from rank 0.
         """
         sent, names, values, failure = np.zeros((self.count, FIRST + WIDTH)), list[str](), np.empty(0), None
-        mine = sent[self.rank]
-        mine[CALL] = crc32(call.encode())  # the name as a number
+        row = sent[self.rank]
+        row[CALL] = crc32(call.encode())  # the name as a number
         try:
             same, own = report()
             names, values = list(same), np.array([*same.values(), *own], np.float64)
-            mine[FIRST : FIRST + len(values)] = values[:WIDTH]
+            row[FIRST : FIRST + len(values)] = values[:WIDTH]
         except Exception as error:  # raised after the exchange: the others would wait for this rank
-            mine[FAILED], failure = 1.0, error
+            row[FAILED], failure = 1.0, error
         table = self._met(call, sent, failure)
         if failure is not None:
             raise failure
@@ -782,7 +782,7 @@ class Ranks:
 
 
 class Report(NamedTuple):
-    """What a rank reports to the others."""
+    """Numbers that a rank reports to the others."""
 
     same: Mapping[str, float]
     """Names and values that must be equal on all ranks."""

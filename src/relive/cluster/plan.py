@@ -76,8 +76,8 @@ class Plan(NamedTuple):
         if not (is_count(shard) and shard < len(self.ends)):
             raise ParameterError(f"shard={shard!r}: expected a whole number from 0 to {len(self.ends) - 1}")
         begin = self.ends[shard - 1] if shard else 0.0
-        mine = self.wanted[(self.wanted >= begin) & (self.wanted < self.ends[shard])] - begin
-        return np.minimum(mine, math.nextafter(self.masses[shard], 0.0))  # a difference may round up to the mass
+        masses = self.wanted[(self.wanted >= begin) & (self.wanted < self.ends[shard])] - begin
+        return np.minimum(masses, math.nextafter(self.masses[shard], 0.0))  # a difference may round up to the mass
 
 
 def plan(masses: ArrayLike, batch_size: int, seed: int, t: int, *, stratified: bool = False) -> Plan:

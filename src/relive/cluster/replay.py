@@ -399,8 +399,8 @@ class Replay:
         """The ``weight`` and ``probability`` of rows with these priorities, as one ring of all shards gives them."""
         least = float(priorities.min())
         if sampler.normalize == "buffer":
-            known = [self._group.totals[shard] for shard in self._group.up]
-            least = min([least, *(totals.least for totals in known if totals is not None)])
+            answered = [self._group.totals[shard] for shard in self._group.up]
+            least = min([least, *(totals.least for totals in answered if totals is not None)])
         weights = global_weights(priorities, least, sampler.beta_at(self._state.draws))
         return {"weight": torch.from_numpy(weights), "probability": torch.from_numpy(priorities / mass)}
 
@@ -967,9 +967,11 @@ class ShardLimit:
 
     def answered(self, shard: int, totals: ShardTotals) -> None:
         """Note the totals of a shard that has got its allowance."""
-        told = self._allowed[shard]
-        alive = told is not None and told.born == totals.born  # otherwise it was restarted, and may store nothing yet
-        self._bounds[shard] = max(totals.stored, told.steps) if alive and told is not None else totals.stored
+        allowance = self._allowed[shard]
+        # a shard that was restarted may store nothing yet
+        alive = allowance is not None and allowance.born == totals.born
+        bound = max(totals.stored, allowance.steps) if alive and allowance is not None else totals.stored
+        self._bounds[shard] = bound
 
     def await_batch(self, batch_size: int) -> None:
         """Wait until the limit allows a batch, and count it. The caller has just read the totals.

@@ -29,7 +29,7 @@ class Rollout(NamedTuple):
     """A rollout as the learner gets it."""
 
     data: dict[str, Any]
-    """What the worker sent: tensors, nested as they were, in memory of their own."""
+    """The tensors that the worker sent, nested as they were, in memory of their own."""
     version: int
     """The version of the policy that played it."""
     worker: str
@@ -71,7 +71,9 @@ class Rollouts:
         self._link = (connect or _actor)(capacity)
         self._max_staleness, self._settle_each, self._timeout = max_staleness, settle_each, timeout
         self._born, self._place = "", 0
-        self._seen: dict[str, tuple[str, int]] = {}
+        """The life of the queue, and the place in its line of the last rollout that :meth:`get` returned or dropped."""
+        self._last: dict[str, tuple[str, int]] = {}
+        """The life of each worker's sender, and the number of the last rollout that was consumed from it."""
         self._counts = dict.fromkeys(("received", "stale", "lost", "repeated"), 0)
 
     def sender(self, worker: str) -> Sender:
@@ -97,11 +99,11 @@ class Rollouts:
         require("get", VERSION_RULE, version=version)
         require("get", TIMEOUT_RULE, timeout=timeout)
         if self._settle_each:
-            self.settle()
+            self.settle()  # before the fetch: the caller is done with the rollouts before this one
         end, pause = None if timeout is None else time.monotonic() + timeout, SHORTEST_PAUSE
         while True:
             oldest = version - self._max_staleness
-            fetched: Fetched = _asked(self._link, self._timeout, "fetch", self._born, self._place, oldest)
+            fetched: Fetched = _answer(self._link, self._timeout, "fetch", self._born, self._place, oldest)
             self._born, self._place, label, block, dropped = fetched
             self._counts["stale"] += sum(self._is_new(old) for old in dropped)
             if label is not None and block is not None:
@@ -120,11 +122,11 @@ class Rollouts:
         Call it once they are in the learner's saved state, or need not be.
         """
         if self._born:
-            _asked(self._link, self._timeout, "settle", self._born, self._place)
+            _answer(self._link, self._timeout, "settle", self._born, self._place)
 
     def position(self) -> dict[str, Any]:
         """The place up to which rollouts were consumed, for the learner's saved state: lists, text and numbers."""
-        return {"place": [self._born, self._place], "seen": {name: [*last] for name, last in self._seen.items()}}
+        return {"place": [self._born, self._place], "seen": {name: [*last] for name, last in self._last.items()}}
 
     def resume(self, position: Mapping[str, Any]) -> None:
         """Go on from :meth:`position`. Rollouts that were consumed after it come again; those before it do not.
@@ -134,14 +136,14 @@ class Rollouts:
         """
         try:
             born, place = position["place"]
-            seen = {name: (life, number) for name, (life, number) in position["seen"].items()}
+            last = {name: (life, number) for name, (life, number) in position["seen"].items()}
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ParameterError(f"resume: expected what position() gave, got {shown(position, 200)}") from error
-        known = isinstance(born, str) and all(is_count(number) for number in (place, *(n for _, n in seen.values())))
-        if not known or not all(isinstance(text, str) for name, (life, _) in seen.items() for text in (name, life)):
+        fits = isinstance(born, str) and all(is_count(number) for number in (place, *(n for _, n in last.values())))
+        if not fits or not all(isinstance(text, str) for name, (life, _) in last.items() for text in (name, life)):
             raise ParameterError(f"resume: expected what position() gave, got {shown(position, 200)}")
-        self._born, self._place, self._seen = born, place, seen
-        self.settle()
+        self._born, self._place, self._last = born, place, last
+        self.settle()  # they are in the saved state, so the queue may forget them
 
     def stats(self) -> dict[str, float]:
         """Figures of the learner and of the queue.
@@ -152,23 +154,23 @@ class Rollouts:
         - ``repeated``: rollouts that came twice and were given once;
         - ``came``, ``kept``: how many came to the queue, and how many it keeps.
         """
-        queue = _asked(self._link, self._timeout, "stats")
-        found = {name: float(count) for name, count in self._counts.items()}
-        return queue | found | {"repeated": found["repeated"] + queue["repeated"]}
+        queue = _answer(self._link, self._timeout, "stats")
+        figures = {name: float(count) for name, count in self._counts.items()}
+        return queue | figures | {"repeated": figures["repeated"] + queue["repeated"]}
 
     def close(self) -> None:
         """End the queue, with what is in it."""
         self._link.close()
 
     def _is_new(self, label: Label) -> bool:
-        """Whether this rollout was not consumed before. Counts rollouts that are missing before it as lost."""
-        life, number = self._seen.get(label.worker, (label.life, 0))
+        """True if this rollout was not consumed before. Counts rollouts that are missing before it as lost."""
+        life, number = self._last.get(label.worker, (label.life, 0))
         if life == label.life:
             if label.number <= number:  # the queue was restarted, and the worker sent it again
                 self._counts["repeated"] += 1
                 return False
             self._counts["lost"] += label.number - number - 1
-        self._seen[label.worker] = label.life, label.number
+        self._last[label.worker] = label.life, label.number
         return True
 
 
@@ -206,13 +208,13 @@ class Sender:
                 raise LifecycleError(f"put(): the queue was full for {timeout:g} s; the learner may have stopped")
             time.sleep(pause)
             pause = min(2 * pause, PAUSE)
-        self._number += 1
+        self._number += 1  # after the queue has it: a put() that failed sends this number again
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        return _asked(self._link, self._timeout, method, *arguments)
+        return _answer(self._link, self._timeout, method, *arguments)
 
 
-def _asked(link: Link, timeout: float, method: str, *arguments: Any) -> Any:
+def _answer(link: Link, timeout: float, method: str, *arguments: Any) -> Any:
     """The queue's answer. A call that fails is made again until the timeout; the queue notices repeated calls.
 
     Raises:
@@ -220,9 +222,9 @@ def _asked(link: Link, timeout: float, method: str, *arguments: Any) -> Any:
     """
     end = time.monotonic() + timeout
     while True:
-        found, _ = link.answers({0: link.call(0, method, *arguments)}, max(end - time.monotonic(), 0.0))
-        if found:
-            return found[0]
+        answers, _ = link.answers({0: link.call(0, method, *arguments)}, max(end - time.monotonic(), 0.0))
+        if answers:
+            return answers[0]
         if time.monotonic() + PAUSE > end:
             raise LifecycleError(f"the queue of rollouts has not answered {method}() for {timeout:g} s")
         time.sleep(PAUSE)
@@ -234,18 +236,18 @@ def _leaves(data: Any, above: Path = ()) -> dict[Path, Any]:
     Raises:
         FieldError: there are none, or a leaf is something else.
     """
-    found: dict[Path, Any] = {}
+    leaves: dict[Path, Any] = {}
     for name, value in data.items() if hasattr(data, "items") else ():
         if hasattr(value, "items"):
-            found |= _leaves(value, (*above, name))
+            leaves |= _leaves(value, (*above, name))
         elif isinstance(value, torch.Tensor) or hasattr(value, "__array__"):
-            found[(*above, name)] = value.cpu() if isinstance(value, torch.Tensor) else value
+            leaves[(*above, name)] = value.cpu() if isinstance(value, torch.Tensor) else value
         else:
             where = ".".join((*above, name))
             raise FieldError(f"put(): expected arrays and tensors, got {type(value).__name__} as {where!r}; convert it")
-    if not found:
+    if not leaves:
         raise FieldError("put(): expected arrays by name, such as collector.steps(32), got none")
-    return found
+    return leaves
 
 
 def _actor(capacity: int) -> Link:

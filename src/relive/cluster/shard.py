@@ -435,7 +435,7 @@ class SavedShard(NamedTuple):
 
 
 class ShardPlan(NamedTuple):
-    """What a shard is made from, in this life and in every later one."""
+    """The sizes, options and directories of a shard, the same in each of its lives."""
 
     number: int
     """k."""
@@ -490,7 +490,7 @@ def require_shardable(sampler: Any, view: Any) -> None:
 
 
 class Admission(NamedTuple):
-    """What to do with a chunk."""
+    """A decision about a chunk."""
 
     store: bool
     """True to store the chunk: it is the next one of its writer."""
@@ -528,7 +528,7 @@ class Ledger:
         return rank
 
     def admit(self, origin: Origin) -> Admission:
-        """What to do with a chunk. Call :meth:`confirm` once it is stored.
+        """Decide about a chunk. Call :meth:`confirm` once it is stored.
 
         Raises:
             LifecycleError: a newer writer has one of its envs.

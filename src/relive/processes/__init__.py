@@ -1,1 +1,1 @@
-"""What connects processes: shared memory, waiting without spinning, and lanes, which bring steps to a replay."""
+"""Parts that connect processes: shared memory, lanes that bring steps to a replay, limits, weights, and the server."""

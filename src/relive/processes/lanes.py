@@ -388,7 +388,7 @@ class _Piece(NamedTuple):
     after: int
     """The number of the first step after the piece."""
     head_sum: int
-    """What :meth:`Intake.head_sum` was before. As soon as it is another number, the piece is in."""
+    """The value of :meth:`Intake.head_sum` before. As soon as it is another number, the piece is in."""
 
 
 class LaneWriter:

@@ -1,4 +1,8 @@
-"""The two limits that relive has, SamplesPerInsert and MinSize, as in Reverb (Cassirer et al. 2021)."""
+"""Limits of the replay ratio, SamplesPerInsert and MinSize, as in Reverb (Cassirer et al. 2021).
+
+A limit is a few counts in shared memory. Atomic kernels change them, so no process holds a lock that its death could
+leave locked.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ __all__ = ["LIMIT_RULE", "NUMBER_RULE", "SHARES", "MinSize", "RateLimit", "Sampl
 
 
 WAITS, WAITED = 4, 6
-"""Places of the number of waits and of the nanoseconds waited, both for inserts. Those for samples are one further."""
+"""Places of the number of waits and of the nanoseconds waited, both for inserts. Those for samples are one behind."""
 
 SHARES = 8
 """The place of the number of processes that share the room for inserts; 0 means one process."""
@@ -55,6 +59,7 @@ class RateLimit(ABC):
         words = block.array.view(np.int64)
         self._block, self._counts = block, words[: WORDS - 1]
         bells = block.array.view(np.int32)
+        # each side sleeps on a bell of its own; what one side counts may let the other side pass
         self._bells = [Bell(bells[BELLS + side : BELLS + side + 1]) for side in (INSERTS, SAMPLES)]
         ratio, min_size, low, high = self._bounds()
         self._rule = float(ratio), int(min_size), float(low), float(high)
@@ -84,7 +89,7 @@ class RateLimit(ABC):
             ParameterError: an argument is out of range, or so large that it would wait for ever.
         """
         if not self.try_to_insert(count, timeout):
-            raise self._late("insert", "step", count, timeout, "does anybody sample?")
+            raise self._timed_out("insert", "step", count, timeout, "does anybody sample?")
 
     def wait_to_sample(self, count: int, timeout: float | None = None) -> None:
         """Wait until ``count`` rows may be drawn, and count them. Arguments and errors as :meth:`wait_to_insert`."""
@@ -93,27 +98,27 @@ class RateLimit(ABC):
 
     def try_to_insert(self, count: int = 1, timeout: float | None = 0.0) -> bool:
         """As :meth:`wait_to_insert`, but returns False when the time is over. By default it does not wait."""
-        return self._pass(INSERTS, count, timeout)
+        return self._try(INSERTS, count, timeout)
 
     def try_to_sample(self, count: int, timeout: float | None = 0.0) -> bool:
         """As :meth:`wait_to_sample`, but returns False when the time is over. By default it does not wait."""
-        return self._pass(SAMPLES, count, timeout)
+        return self._try(SAMPLES, count, timeout)
 
     def may_insert(self, count: int = 1) -> bool:
-        """Whether ``count`` steps may be added now. Nothing is counted, so another process can still be quicker.
+        """True if ``count`` steps may be added now. Nothing is counted, so another process can still be quicker.
 
         Raises:
             ParameterError: as :meth:`wait_to_insert`.
         """
-        return self._may(INSERTS, count)
+        return self._is_allowed_now(INSERTS, count)
 
     def may_sample(self, count: int) -> bool:
-        """Whether ``count`` rows may be drawn now. Nothing is counted, so another process can still be quicker.
+        """True if ``count`` rows may be drawn now. Nothing is counted, so another process can still be quicker.
 
         Raises:
             ParameterError: as :meth:`wait_to_sample`.
         """
-        return self._may(SAMPLES, count)
+        return self._is_allowed_now(SAMPLES, count)
 
     def uncount(self, *, inserts: int = 0, samples: int = 0) -> None:
         """Take back what was counted and did not happen, such as a step that the replay refused.
@@ -130,7 +135,7 @@ class RateLimit(ABC):
             )
         kernels.fast().add_count(self._counts, INSERTS, -inserts)
         kernels.fast().add_count(self._counts, SAMPLES, -samples)
-        self._ring()
+        self._ring_bells()
 
     def note_sample_wait(self, seconds: float) -> None:
         """Add a wait for samples to :meth:`stats`, for a caller that called :meth:`try_to_sample` again and again."""
@@ -143,9 +148,9 @@ class RateLimit(ABC):
     def reset(self) -> None:
         """Start over, as after ``replay.clear()``: nothing was inserted or sampled. Call it while nobody counts."""
         shares = int(self._counts[SHARES])
-        self._counts[:] = 0
+        self._counts[:] = 0  # not in one instant, hence while nobody counts
         self._counts[SHARES] = shares
-        self._ring()
+        self._ring_bells()
 
     # -- for owners of rings ------------------------------------------------------------------------------------
 
@@ -160,12 +165,12 @@ class RateLimit(ABC):
     def confirm(self, note: NDArray[np.int64]) -> None:
         """Confirm that the inserts in ``note`` are in the replay, so they may let samples pass. Sets ``note`` to 0."""
         kernels.fast().confirm(self._counts, note)
-        self._bells[SAMPLES].ring()
+        self._bells[SAMPLES].ring()  # after the count, so that who wakes up sees it
 
     def take_back(self, note: NDArray[np.int64]) -> None:
         """Uncount the inserts in ``note``, which do not go into the replay. Sets ``note`` to 0."""
         kernels.fast().take_back(self._counts, note)
-        self._ring()
+        self._ring_bells()
 
     def wait_for_room(self, count: int, timeout: float | None = None) -> bool:
         """Sleep until ``count`` inserts may be made, without counting them; False if the time is over before."""
@@ -191,7 +196,7 @@ class RateLimit(ABC):
         return inserts, inserts - pending, samples
 
     def allows_samples(self, count: int, inserts: int, samples: int) -> bool:
-        """Whether ``count`` rows may be drawn after these inserts and samples of all rings. Nothing is counted."""
+        """True if ``count`` rows may be drawn after these inserts and samples of all rings. Nothing is counted."""
         return allows(SAMPLES, count, inserts, samples, self._rule)
 
     def room(self, inserts: int, samples: int) -> int | None:
@@ -221,13 +226,13 @@ class RateLimit(ABC):
         # inserts of others first: between the two lines this ring may insert fewer than before or after, never more
         self._counts[OTHERS] = 0 if room is None else inserts + room - most
         self._counts[SAMPLES] = samples
-        self._ring()
+        self._ring_bells()
 
     def count(self, *, inserts: int = 0, samples: int = 0) -> None:
         """Count what was inserted or drawn, whether the limit allows it or not."""
         kernels.fast().add_count(self._counts, INSERTS, inserts)
         kernels.fast().add_count(self._counts, SAMPLES, samples)
-        self._ring()
+        self._ring_bells()
 
     def wait_for_steps(self, ready: int, timeout: float) -> None:
         """Sleep until the number of steps in the replay is no longer ``ready``, for ``timeout`` seconds at most."""
@@ -243,7 +248,7 @@ class RateLimit(ABC):
 
     def late_sample(self, count: int, timeout: float | None) -> WaitTimeoutError:
         """The error for a caller that waited too long to draw ``count`` rows."""
-        return self._late("sample", "row", count, timeout, "does anybody insert?")
+        return self._timed_out("sample", "row", count, timeout, "does anybody insert?")
 
     # -- figures ------------------------------------------------------------------------------------------------
 
@@ -255,16 +260,16 @@ class RateLimit(ABC):
         - ``insert_waits``, ``sample_waits``: how many calls had to wait, those that timed out included;
         - ``insert_waited``, ``sample_waited``: seconds that they waited in all.
         """
-        found = self._counts.tolist()
-        since = found[INSERTS] - self._rule[1]
+        counts = self._counts.tolist()
+        since = counts[INSERTS] - self._rule[1]
         return {
-            "inserts": float(found[INSERTS]),
-            "samples": float(found[SAMPLES]),
-            "samples_per_insert": found[SAMPLES] / since if since > 0 else 0.0,
-            "insert_waits": float(found[WAITS + INSERTS]),
-            "sample_waits": float(found[WAITS + SAMPLES]),
-            "insert_waited": found[WAITED + INSERTS] / 1e9,
-            "sample_waited": found[WAITED + SAMPLES] / 1e9,
+            "inserts": float(counts[INSERTS]),
+            "samples": float(counts[SAMPLES]),
+            "samples_per_insert": counts[SAMPLES] / since if since > 0 else 0.0,
+            "insert_waits": float(counts[WAITS + INSERTS]),
+            "sample_waits": float(counts[WAITS + SAMPLES]),
+            "insert_waited": counts[WAITED + INSERTS] / 1e9,
+            "sample_waited": counts[WAITED + SAMPLES] / 1e9,
         }
 
     def state_dict(self) -> dict[str, int]:
@@ -278,32 +283,33 @@ class RateLimit(ABC):
         Raises:
             ParameterError: they are not what :meth:`state_dict` gives; nothing is changed.
         """
-        known: Rule = lambda state: isinstance(state, Mapping), "expected what state_dict() gave"
-        require(type(self).__name__ + ".load_state_dict", known, state=state)
+        is_state: Rule = lambda state: isinstance(state, Mapping), "expected what state_dict() gave"
+        require(type(self).__name__ + ".load_state_dict", is_state, state=state)
         counts: dict[str, Any] = {name: state.get(name) for name in ("inserts", "samples")}
         require(type(self).__name__ + ".load_state_dict", NONE_RULE, **counts)
         self._counts[INSERTS], self._counts[SAMPLES] = counts["inserts"], counts["samples"]
-        self._ring()
+        self._ring_bells()
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _may(self, side: int, count: int) -> bool:
+    def _is_allowed_now(self, side: int, count: int) -> bool:
         require(type(self).__name__, NUMBER_RULE, count=count)
         self._require_possible(side, count)
         return self._allows(side, count)
 
     def _allows(self, side: int, count: int) -> bool:
-        """What :meth:`_admit` would answer, by the definition of its kernel."""
+        """The answer that :meth:`_admit` would give now, by the definition of its kernel. Nothing is counted."""
+        # the four are not of one instant: only the kernel, which counts in the same instant, may let anybody pass
         inserts, samples, pending, others = self._counts[: OTHERS + 1].tolist()
         return allows(side, count, inserts + others if side == INSERTS else inserts - pending, samples, self._rule)
 
-    def _pass(self, side: int, count: int, timeout: float | None) -> bool:
+    def _try(self, side: int, count: int, timeout: float | None) -> bool:
         require(type(self).__name__, NUMBER_RULE, count=count)
         require(type(self).__name__, TIMEOUT_RULE, timeout=timeout)
         self._require_possible(side, count)
         if not self._admit(side, count) and (timeout == 0 or not self._wait(side, count, timeout)):
             return False
-        self._bells[INSERTS + SAMPLES - side].ring()
+        self._bells[INSERTS + SAMPLES - side].ring()  # the other side's: an insert lets samples pass, and back
         return True
 
     def _admit(self, side: int, count: int) -> bool:
@@ -320,11 +326,11 @@ class RateLimit(ABC):
         kernels.fast().add_count(self._counts, WAITS + side, 1)
         kernels.fast().add_count(self._counts, WAITED + side, nanoseconds)
 
-    def _ring(self) -> None:
+    def _ring_bells(self) -> None:
         for bell in self._bells:
             bell.ring()
 
-    def _late(self, verb: str, item: str, count: int, timeout: float | None, question: str) -> WaitTimeoutError:
+    def _timed_out(self, verb: str, item: str, count: int, timeout: float | None, question: str) -> WaitTimeoutError:
         stats = self.stats()
         return WaitTimeoutError(
             f"{self!r}: waited {timeout} s to {verb} {count} {item}{'s' * (count != 1)} after {stats['inserts']:.0f} "
