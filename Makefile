@@ -21,7 +21,7 @@ HOSTS := agilerl stable_baselines3 velora
 PYTHON = $(firstword $(foreach name,python3.11 python3 python3.12 python3.13 python3.14 python,$(shell \
 	$(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
 
-.PHONY: help setup demo test test-slow test-all attacks mutations test-peers test-hosts lint format bench clean outdated
+.PHONY: help setup demo test test-slow test-all attacks mutations walks test-peers test-hosts lint format bench clean outdated
 
 help: ## show this list
 	@echo "relive: the data layer of a reinforcement learning loop in PyTorch"
@@ -50,6 +50,9 @@ attacks: $(VENV)/installed ## forged saves, kills, interrupts, forks: all of the
 
 mutations: setup ## change the source line by line, and see that a quick test fails each time
 	@$(PY) tests/mutations.py
+
+walks: setup ## the files of src that ten public calls enter; rewrites the table in CONTRIBUTING.md
+	@$(PY) tests/walks.py
 
 test-peers: $(BENCH_VENV)/installed ## the known mistakes of the installed peers, beside what we do there
 	@RELIVE_PEERS=1 $(BENCH_PY) -m pytest tests/peers
