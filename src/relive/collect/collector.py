@@ -1,12 +1,10 @@
-"""Collector: plays a policy in a vector env, and stores the steps in a buffer or returns them."""
+"""Collector: plays a policy in vector envs, and stores the steps in a buffer or returns them."""
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal, NamedTuple, Protocol, cast
@@ -16,200 +14,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..batches import swap_layers
-from ..errors import EnvError, FieldError, FullError, LifecycleError, ParameterError
-from ..parameters import COUNT_RULE, Rule, is_flag, require, seed_or_drawn
+from ..errors import EnvError, FullError, LifecycleError, ParameterError
+from ..parameters import COUNT_RULE, Rule, require
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import stored_fields
 from ..rollout.buffer import RolloutBuffer
 from ..steps.arrays import NUMPY_DTYPES, Bools, as_host, numpy_dtype, numpy_view
 from ..steps.checker import StepChecker
-from ..steps.schema import Path, Schema, descend
+from ..steps.schema import Path, Schema
 from ..steps.summary import Summary, html, text
-from .envs import VectorEnvs, is_factory, pick, require_start, vectorized
+from .envs import VectorEnvs, is_factory, vectorized
 from .inputs import Inputs, Leaves, shaped_as
+from .policy import Policy, RandomPolicy, ask, fields_of, require_functions, value_of
+from .progress import progress_bar
 
-__all__ = [
-    "FILLED_RULE",
-    "SINK_RULE",
-    "Chunks",
-    "CollectStats",
-    "Collector",
-    "Finals",
-    "Given",
-    "Policy",
-    "RandomPolicy",
-    "StepSink",
-    "ask",
-    "fields_of",
-    "following",
-    "progress_bar",
-    "require_functions",
-    "room",
-    "truncated_rows",
-    "value_of",
-]
-
-
-class Given(NamedTuple):
-    """The inputs of a policy: observations, hidden states and the fields passed as keywords, rows ``[B, ...]``."""
-
-    obs: Leaves
-    hidden: Leaves
-    info: Leaves
-
-
-class _Ended(NamedTuple):
-    made: int
-    """How many vector steps were played before the one that ended the episodes."""
-    envs: Tensor
-    """The envs of those episodes, ``[K]``."""
-    given: Given
-    """The inputs of a policy at their final observations, rows ``[K, ...]``."""
-
-
-class Finals:
-    """The ends of truncated episodes of a rollout that have no value yet."""
-
-    def __init__(self) -> None:
-        self._made = 0
-        self._waiting: list[_Ended] = []
-
-    def clear(self) -> None:
-        """Forget them."""
-        self._waiting = []
-
-    def note(self, ended: tuple[Tensor, Given] | None) -> None:
-        """Note a vector step that was added to the rollout, with the envs that it truncated and their final inputs."""
-        if ended is not None:
-            self._waiting.append(_Ended(self._made, *ended))
-        self._made += 1
-
-    def after(self, now: Given) -> Given:
-        """The rows ``now``, followed by those of all ends."""
-        ends = [ended.given for ended in self._waiting]
-        return Given(*(_joined(leaves, [given[i] for given in ends]) for i, leaves in enumerate(now)))
-
-    def set_values(self, buffer: RolloutBuffer, values: Tensor) -> None:
-        """Pass the values of all ends, in the order of :meth:`after`, to the rollout."""
-        if self._waiting:
-            # counted from the newest step, since a rollout that wraps may have dropped old steps
-            steps = torch.cat([torch.full_like(e.envs, buffer.steps - (self._made - e.made)) for e in self._waiting])
-            envs = torch.cat([ended.envs for ended in self._waiting])
-            kept = steps >= 0
-            buffer.set_final_value(steps[kept], envs[kept], values[kept])
-        self.clear()
-
-
-def _joined(first: Leaves, others: list[Leaves]) -> Leaves:
-    return {path: torch.cat([x, *(leaves[path] for leaves in others)]) for path, x in first.items()}
-
-
-def room(buffer: RolloutBuffer, wanted: int | None) -> int:
-    """How many vector steps to play; clears a full rollout.
-
-    Raises:
-        FullError: more are wanted than the buffer can take.
-    """
-    left = buffer.num_steps if buffer.is_full else buffer.num_steps - buffer.steps
-    count = left if wanted is None else wanted
-    if count > left and not buffer.wrap:
-        raise FullError(f"collect({count!r}): the buffer has room for {left} more steps; collect 1 to {left}")
-    if buffer.is_full and not buffer.wrap:
-        buffer.clear()
-    return count
-
-
-Answer = tuple[Any, dict[str, Any]]
-"""The observations and the info that a step of the envs returned."""
-
-
-def following(
-    inputs: Inputs,
-    vector: VectorEnvs,
-    before: Leaves,
-    step: dict[str, Any],
-    real: Bools,
-    answer: Answer,
-    every: bool,
-) -> dict[str, Any]:
-    """``next_obs`` and ``mask`` of a vector step, for a replay; each only if it is needed.
-
-    Args:
-        inputs: converts observations.
-        vector: the envs.
-        before: the observations that the policy acted on, ``[N, ...]``.
-        step: has ``terminated`` and ``truncated``, ``[N]``.
-        real: the envs that did not ignore their action, ``[N]``.
-        answer: the observations and the info that the step returned.
-        every: whether each row needs its next observation, or only those that end an episode.
-
-    Raises:
-        EnvError: an env hides the final observation of a truncated episode, which is required. If it is not, the mask
-            leaves that row out.
-    """
-    obs, info = answer
-    done, needed = step["terminated"] | step["truncated"], dict[str, Any]()
-    after = inputs.obs(obs) if every else dict(before)
-    ended = done.any()
-    if ended:
-        cut = step["truncated"] & ~step["terminated"]
-        given, _, present = vector.final_observations(cut, obs, info)
-        real = real & (~cut | present)
-        hidden, envs = inputs.rows(done & ~present), np.flatnonzero(done & present)
-        where = torch.as_tensor(envs, device=inputs.device)
-        for path, x in after.items():
-            # after a terminal nothing is bootstrapped, so a hidden observation does not matter
-            kept = torch.where(shaped_as(hidden, x), before[path], x)
-            rows = inputs.leaf(path, pick(given, path[1:], envs)) if len(envs) else kept[:0]
-            after[path] = kept.index_copy(0, where, rows)
-    if every or ended:
-        needed["next_obs"] = inputs.as_given(after)
-    if not real.all():
-        needed["mask"] = real
-    return needed
-
-
-def truncated_rows(
-    inputs: Inputs,
-    vector: VectorEnvs,
-    step: dict[str, Any],
-    real: Bools,
-    answer: Answer,
-    after: Leaves,
-    info: Leaves,
-    last: Leaves,
-) -> tuple[Bools, tuple[Tensor, Given] | None]:
-    """The final observations of a vector step that a rollout with values must value.
-
-    Args:
-        inputs: converts observations.
-        vector: the envs.
-        step: has ``terminated`` and ``truncated``, ``[N]``.
-        real: the envs that did not ignore their action, ``[N]``.
-        answer: the observations and the info that the step returned.
-        after: the hidden states after the step, ``[N, ...]``.
-        info: the fields that came with the observations before, ``[N, ...]``.
-        last: the actions and rewards of the step, ``[N, ...]``.
-
-    Returns:
-        the rows that are left after those with a hidden final observation, bool ``[N]``; and the envs of the others
-        that were truncated with the policy's inputs there, or None if there are none.
-
-    Raises:
-        EnvError: an env hides the final observation of a truncated episode, which is required.
-    """
-    cut = step["truncated"] & ~step["terminated"]
-    if not cut.any():
-        return real, None
-    given, details, present = vector.final_observations(cut, *answer)
-    real, envs = real & (~cut | present), np.flatnonzero(cut & present)
-    if not len(envs):
-        return real, None
-    where = torch.as_tensor(envs, device=inputs.device)
-    rows = {path: inputs.leaf(path, pick(given, path[1:], envs)) for path in inputs.obs_paths}
-    states = {path: x[where] for path, x in after.items()}
-    return real, (where, Given(rows, states, inputs.final_info(details, envs, info, last)))
+__all__ = ["CollectStats", "Collector"]
 
 
 class StepSink(Protocol):
@@ -244,265 +63,6 @@ SINK_RULE: Rule = (
     "expected a RolloutBuffer, a ReplayBuffer, a writer of Lanes such as lanes.writer(0), or None",
 )
 """The rule for what a collector fills."""
-
-
-class Chunks:
-    """Takes vector steps one by one, and returns them as :meth:`relive.ReplayBuffer.extend` takes them.
-
-    Every step is checked as a replay would check it. Every row has a next observation, so a chunk fits every kind of
-    replay.
-
-    Args:
-        schema: the fields of a step.
-        num_envs: N.
-        device: of the tensors in the steps. The arrays of a chunk are always in RAM.
-
-    Raises:
-        SchemaError: a replay cannot have this schema.
-    """
-
-    own_next_obs = True
-    """Whether every step needs its next observation, as for a replay."""
-
-    def __init__(self, schema: Schema, num_envs: int, device: torch.device) -> None:
-        require("Collector", (lambda schema: isinstance(schema, Schema), "expected a relive.Schema"), schema=schema)
-        self._fields = stored_fields(schema, own_next_obs=True)
-        self._num_envs = num_envs
-        self._check = StepChecker(self._fields, num_envs, device, upload=False)
-        self._given = self._cut = False
-        self.begin(0)
-
-    def interrupt(self) -> None:
-        """The next chunk does not follow the last one."""
-        self._cut = self._given
-
-    def begin(self, num_steps: int) -> None:
-        """Forget the steps of an unfinished chunk, and start one of ``num_steps``."""
-        self._count = int(self._cut)  # the rows so far; the one in front is left out, which interrupts all envs
-        front = self._count + num_steps, self._num_envs
-        self._rows: dict[Path, NDArray[Any]] = {
-            path: np.zeros((*front, *field.shape), numpy_dtype(field.dtype))
-            for path, field in self._fields.leaves.items()
-        }
-        self._mask = np.zeros(front, np.bool_)
-
-    def add(self, step: dict[str, Any]) -> None:
-        """Check and copy one vector step ``[N, ...]``, with ``next_obs``; ``mask`` is optional.
-
-        Raises:
-            FieldError, ShapeError, DTypeError, DeviceError: the step does not fit the schema.
-        """
-        mask = step.pop("mask", True)
-        for rows, leaf in zip(self._rows.values(), self._check(step), strict=True):
-            rows[self._count] = numpy_view(leaf.detach().cpu()) if isinstance(leaf, Tensor) else leaf
-        self._mask[self._count] = mask
-        self._count += 1
-
-    def end(self) -> dict[str, Any]:
-        """The chunk: the fields of the schema, nested as it is, ``next_obs`` and ``mask``."""
-        self._given, self._cut = True, False
-        steps = {name: self._fields.rebuild(name, self._leaf) for name in self._fields.names}
-        steps["mask"] = self._mask
-        self.begin(0)  # the arrays belong to the caller now
-        return steps
-
-    def _leaf(self, path: Path) -> Any:
-        """One leaf as an array, or as a tensor if NumPy lacks its dtype."""
-        rows, dtype = self._rows[path], self._fields.leaves[path].dtype
-        return rows if dtype in NUMPY_DTYPES else torch.from_numpy(rows).view(dtype)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class CollectStats:
-    """What one call of :meth:`Collector.collect` did.
-
-    ``num_steps`` counts real transitions of all envs; ``seconds`` is wall time. ``episode_returns`` (undiscounted) and
-    ``episode_lengths`` describe the episodes that ended, in that order.
-    """
-
-    num_steps: int
-    seconds: float
-    episode_returns: list[float] = field(default_factory=list[float])
-    episode_lengths: list[int] = field(default_factory=list[int])
-
-    def __repr__(self) -> str:
-        """One line without the lists: with thousands of envs, thousands of episodes may end in one call."""
-        text = f"{self.num_steps:,} steps in {self.seconds:.3g} s, {self.num_episodes:,} episodes ended"
-        if self.num_episodes:
-            mean_return, mean_length = fmean(self.episode_returns), fmean(self.episode_lengths)
-            text += f" with a mean return of {mean_return:.4g} and a mean length of {mean_length:.4g}"
-        return f"CollectStats: {text}"
-
-    @property
-    def num_episodes(self) -> int:
-        """Episodes that ended."""
-        return len(self.episode_returns)
-
-    @property
-    def steps_per_second(self) -> float:
-        """Real transitions per second of wall time."""
-        return self.num_steps / max(self.seconds, 1e-9)
-
-
-PROGRESS_RULE: Rule = (lambda wanted: wanted is None or is_flag(wanted), "expected True, False or None")
-"""The rule for every argument that asks for a bar."""
-
-
-LONG = 2.0
-"""Seconds after which work shows its progress on a terminal."""
-
-
-@contextmanager
-def progress_bar(
-    total: int | None, wanted: bool | None, doing: str = "collecting", unit: str = "steps"
-) -> Generator[Callable[[], None]]:
-    """A Rich progress bar, which goes on by one for each call of what it yields.
-
-    Args:
-        total: how many calls there will be; None if that is not known.
-        wanted: True shows it, False does not; None shows it only on a terminal, after LONG seconds.
-        doing: the word before the bar.
-        unit: what is counted.
-
-    Raises:
-        ParameterError: ``wanted`` is something else.
-    """
-    require("progress bar", PROGRESS_RULE, progress=wanted)
-    if wanted is False:
-        yield lambda: None
-        return
-    try:
-        from rich.console import Console
-        from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    except ImportError as error:
-        if wanted:
-            raise ImportError("a progress bar needs Rich: pip install 'relive[progress]'") from error
-        yield lambda: None
-        return
-    console = Console(stderr=True)
-    if wanted is None and not console.is_terminal:
-        yield lambda: None
-        return
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
-    bar = Progress(*columns, console=console, transient=console.is_terminal)
-    task = bar.add_task(doing, total=total)
-    began = time.perf_counter()
-
-    def tick() -> None:
-        if not bar.live.is_started and (wanted or time.perf_counter() - began > LONG):
-            bar.start()
-        bar.advance(task)
-
-    try:
-        yield tick
-    finally:
-        bar.stop()
-
-
-Policy = Callable[..., Any]
-
-
-POLICY_RULE: Rule = callable, "expected a function of observations, such as a torch.nn.Module"
-
-
-def require_functions(policy: Any, value_fn: Any) -> None:
-    """Require a policy that can be called, and a value function that can, or None.
-
-    Raises:
-        ParameterError: names the one that cannot.
-    """
-    require("Collector", POLICY_RULE, policy=policy, value_fn=policy if value_fn is None else value_fn)
-
-
-def ask(policy: Policy, obs: Any, inputs: dict[str, Any]) -> Any:
-    """The result of a policy or value function. If its signature does not fit, the error lists what it is passed.
-
-    An error of torch about dtypes gets a note if observations are float64, as networks are float32 unless told.
-    """
-    try:
-        return policy(obs, **inputs)
-    except RuntimeError as error:
-        if "ouble" in str(error) and _has_float64(obs):
-            error.add_note(
-                "The policy (or value_fn) got float64 observations, as the schema declares them. If the network is "
-                "float32, make the buffer with Schema.from_env(envs).as_float32()"
-            )
-        raise
-    except TypeError as error:
-        reason = _misfit(policy, inputs)
-        if reason is None:
-            raise
-        call = ", ".join(["obs", *(f"{name}=..." for name in inputs)])
-        raise FieldError(
-            f"the policy (or value_fn) is called as policy({call}), which fails: {reason}. 'hidden', 'is_start', "
-            "'last_action', 'last_reward' and the fields of from_info are passed if the schema has a field of that "
-            "name; add it to the schema, or to the policy's parameters"
-        ) from error
-
-
-def _misfit(policy: Policy, inputs: dict[str, Any]) -> str | None:
-    """Why a function cannot be called with these arguments, if its signature shows it."""
-    try:
-        signature = inspect.signature(getattr(policy, "forward", policy))  # a torch.nn.Module takes anything itself
-    except (TypeError, ValueError):
-        return None
-    try:
-        signature.bind(None, **inputs)
-    except TypeError as error:
-        return str(error)
-    return None
-
-
-def _has_float64(obs: Any) -> bool:
-    """Whether a tensor, or a member of a TensorDict, is float64."""
-    leaves = [obs] if isinstance(obs, torch.Tensor) else obs.values(include_nested=True, leaves_only=True)
-    return any(leaf.dtype is torch.float64 for leaf in leaves)
-
-
-def fields_of(answer: Any) -> dict[str, Any]:
-    """The fields of a policy's answer, which is a mapping or the bare actions."""
-    return dict(answer.items()) if hasattr(answer, "items") else {"action": answer}
-
-
-def value_of(policy: Policy) -> Policy:
-    """A value function that calls ``policy`` and returns only the value."""
-
-    def value(obs: Any, **inputs: Any) -> Any:
-        fields = fields_of(ask(policy, obs, inputs))
-        if "value" not in fields:
-            raise FieldError("the schema has 'value', but the policy's answer does not; return it, or pass value_fn=")
-        return fields["value"]
-
-    return value
-
-
-class RandomPolicy:
-    """Uniformly random actions among those that ``action_mask`` allows. All other fields of a policy are 0."""
-
-    def __init__(self, space: Any, schema: Schema, num_envs: int, device: torch.device, seed: int | None) -> None:
-        self._space, self._schema, self._num_envs, self._device = space, schema, num_envs, device
-        self._rng = np.random.default_rng(seed_or_drawn(require_start("warm", 1, seed)))
-        space.seed(int(self._rng.integers(2**31)))
-
-    def __call__(self, obs: Any, **inputs: Any) -> dict[str, Any]:
-        """Every field of the schema that comes neither from the env nor from ``inputs``."""
-        given = {"obs", "action", "reward", "terminated", "truncated", *inputs} - {"hidden"}
-        answer = {name: self._schema.rebuild(name, self._zeros) for name in self._schema.names if name not in given}
-        return answer | {"action": self._actions(inputs.get("action_mask"))}
-
-    def _zeros(self, path: Path) -> Tensor:
-        leaf = self._schema.leaves[path]
-        zeros = torch.zeros((self._num_envs, *leaf.shape), dtype=leaf.dtype, device=self._device)
-        return swap_layers(zeros) if path[0] == "hidden" else zeros
-
-    def _actions(self, mask: Any) -> Any:
-        if mask is None:
-            rows = [self._space.sample() for _ in range(self._num_envs)]
-            return self._schema.rebuild("action", lambda path: np.stack([descend(row, path[1:]) for row in rows]))
-        legal: Bools = as_host(mask).astype(np.bool_)
-        if legal.ndim != 2 or not hasattr(self._space, "start"):
-            raise EnvError("random actions under an action mask need one Discrete action; pass warm(..., policy=...)")
-        return np.where(legal, self._rng.random(legal.shape), -1.0).argmax(1) + int(self._space.start)
 
 
 class Collector:
@@ -570,7 +130,7 @@ class Collector:
         if buffer is not None and n != buffer.num_envs:
             raise EnvError(f"the buffer was made for {buffer.num_envs} envs, the vector env has {n}; give num_envs={n}")
         fields = (Schema.from_env(self.envs) if schema is None else schema) if buffer is None else buffer.schema
-        self._chunks = Chunks(fields, n, device) if buffer is None else None
+        self._chunks = _Chunks(fields, n, device) if buffer is None else None
         self._wanted_info = from_info
         self._inputs = Inputs(fields, n, device, from_info, initial_hidden)
         self._has_value = "value" in fields and isinstance(buffer, RolloutBuffer)
@@ -581,7 +141,6 @@ class Collector:
         self._was_reset = self._under_way = False
         if isinstance(buffer, ReplayBuffer | RolloutBuffer):
             buffer.check_ends = False  # the collector stores episode ends correctly
-        self._finals = Finals()
 
     @property
     def _into(self) -> RolloutBuffer | StepSink:
@@ -601,7 +160,6 @@ class Collector:
         self._was_reset, self._obs = True, None
         obs, info = self._vector.reset(seed, options)
         self._into.interrupt()
-        self._finals.clear()
         start = np.ones(n, np.bool_)
         self._last = self._inputs.no_last()
         self._info = self._inputs.info(info, start) | self._inputs.starts(start) | self._last
@@ -637,7 +195,7 @@ class Collector:
         if num_steps is not None:
             require("collect", COUNT_RULE, num_steps=num_steps)
         self._recover()
-        count = room(buffer, num_steps) if isinstance(buffer, RolloutBuffer) else num_steps or 1
+        count = _room(buffer, num_steps) if isinstance(buffer, RolloutBuffer) else num_steps or 1
         self._begin()
         began, before = time.perf_counter(), self.total_steps
         self._play(count, progress)
@@ -764,82 +322,126 @@ class Collector:
         }
         return f"Collector: {self.total_steps:,} steps", facts
 
-    # -- one step -----------------------------------------------------------------------------------------------
+    # -- the loop -----------------------------------------------------------------------------------------------
 
     @torch.no_grad()  # as a decorator: an exception on the line of a `with` could leave gradients off
     def _play(self, count: int, progress: bool | None) -> None:
         """Play ``count`` vector steps; the caller clears ``_under_way``. After an exception the next call resets."""
         self._ended: list[tuple[float, int]] = []
+        self._finals: list[_Final] = []
+        into = self._into
         with progress_bar(count, progress) as tick:
             try:
                 self._under_way = True
-                for _ in range(count):
-                    self._step()
+                for t in range(count):
+                    self._step(t, into)
                     tick()
-                if isinstance(self.buffer, RolloutBuffer):
-                    self._bootstrap(self.buffer)
+                if isinstance(into, RolloutBuffer):
+                    self._bootstrap(into, count)
             except BaseException:
                 self._give_up()
                 raise
 
-    def _step(self) -> None:
-        assert self._obs is not None
-        inputs = self._inputs
-        fields = fields_of(ask(self.policy, inputs.as_given(self._obs), inputs.inputs(self._hidden, self._info)))
-        inputs.require_fields(fields)
-        action = inputs.env_action(fields["action"], self._vector.takes_tensors)
-        try:
-            obs, reward, terminated, truncated, info = self.envs.step(action)
-        except Exception as error:
-            self._vector.refuse_outside(action, error)
-            raise
-        terminated, truncated = as_host(terminated).astype(np.bool_), as_host(truncated).astype(np.bool_)
-        done, real = terminated | truncated, ~self._vector.ignored
-        after = inputs.hidden(fields.get("hidden"), self._hidden)
+    def _step(self, t: int, into: RolloutBuffer | StepSink) -> None:
+        """Play step ``t`` of a collection, and store it: the policy acts, the envs answer, the episodes go on."""
+        inputs, vector, before = self._inputs, self._vector, cast("Leaves", self._obs)
+        fields = fields_of(ask(self.policy, inputs.as_given(before), inputs.keywords(self._hidden, self._info)))
+        action = inputs.env_action(fields, vector.takes_tensors)
+        obs, reward, terminated, truncated, info = vector.step(action)
+        done, cut, played = terminated | truncated, truncated & ~terminated, ~vector.ignored
 
-        step = {name: inputs.to_device(fields[name]) for name in inputs.names if name in fields}
-        step |= {"obs": inputs.as_given(self._obs), "reward": inputs.to_device(reward), **inputs.named(self._info)}
-        step |= {"terminated": terminated, "truncated": truncated}
+        step = {name: fields[name] for name in inputs.names if name in fields}
+        step["obs"], step["reward"] = inputs.as_given(before), reward
+        step["terminated"], step["truncated"] = terminated, truncated
+        if self._info:
+            step |= inputs.named(self._info)
+        for name, x in step.items():
+            if isinstance(x, Tensor) and x.device != inputs.device:
+                step[name] = x.to(inputs.device)
+        states = self._hidden
         if inputs.has_hidden:
+            states = inputs.hidden(fields.get("hidden"), states)  # before the step is stored: it may not fit
             step["hidden"] = inputs.schema.rebuild("hidden", self._hidden.__getitem__)
         if self._last:
             self._last = inputs.last({"action": fields["action"], "reward": reward}, self._last)
-        into, answer = self._into, (obs, info)
+
+        real = played
         if isinstance(into, RolloutBuffer):
-            ended = None
-            if self._has_value:
-                real, ended = truncated_rows(inputs, self._vector, step, real, answer, after, self._info, self._last)
-            into.add(step if real.all() else step | {"mask": real})
-            self._finals.note(ended)
-        else:
-            into.add(step | following(inputs, self._vector, self._obs, step, real, answer, into.own_next_obs))
+            if self._has_value and cut.any():
+                real = self._note_finals(t, cut, real, obs, info, states)
+        elif into.own_next_obs or done.any():
+            step["next_obs"], real = self._next_obs(into.own_next_obs, done, cut, real, obs, info)
+        if not real.all():
+            step["mask"] = real
+        into.add(step)
 
-        self._count_episodes(as_host(reward), done)
-        self._at_start = self._go_on(obs, info, done)
-        self._hidden = self._started(after, self._at_start)
+        self._count_episodes(as_host(reward), played, done)
+        self._go_on(obs, info, done)
+        if states:
+            self._hidden = self._started(states, self._at_start)
 
-    def _go_on(self, obs: Any, info: dict[str, Any], done: Bools) -> Bools:
-        """Keep the next observation. Returns which envs are at the start of an episode."""
-        inputs, vector = self._inputs, self._vector
-        starts = vector.start(done)
-        # after an episode's end no action follows, so its info may be missing
-        self._info = inputs.info(info, vector.informed(done))
-        reset = vector.reset_ended(done)
-        if reset is not None:
-            obs, info = reset
-            fresh, rows = inputs.info(info, done), inputs.rows(done)
-            self._info = {path: torch.where(shaped_as(rows, x), fresh[path], x) for path, x in self._info.items()}
-        if self._last:
-            begun = inputs.rows(starts)
-            self._last = {path: x.masked_fill(shaped_as(begun, x), 0) for path, x in self._last.items()}
-        self._info |= inputs.starts(starts) | self._last
-        self._obs = inputs.obs(obs)
-        return starts
+    def _note_finals(self, t: int, cut: Bools, real: Bools, obs: Any, info: dict[str, Any], states: Leaves) -> Bools:
+        """Note the final observations of step ``t``, to be valued at the end of the collection.
 
-    def _count_episodes(self, reward: NDArray[Any], done: Bools) -> None:
-        self.total_steps += int((~self._vector.ignored).sum())
-        self._episode_return += reward * ~self._vector.ignored
-        self._episode_length += ~self._vector.ignored
+        Args:
+            t: the place of the step in this collection.
+            cut: the envs that the step truncated, ``[N]``.
+            real: the envs that did not ignore their action, ``[N]``.
+            obs: the observations that the step returned.
+            info: the info that the step returned.
+            states: the hidden states after the step, ``[N, ...]``.
+
+        Returns:
+            the rows of ``real`` that do not hide their final observation.
+
+        Raises:
+            EnvError: an env hides the final observation of a truncated episode, which is required.
+        """
+        inputs = self._inputs
+        final, details, present = self._vector.final_observations(cut, obs, info)
+        envs = np.flatnonzero(cut & present)
+        if len(envs):
+            where = inputs.rows(envs)
+            after = {path: x[where] for path, x in states.items()}
+            known = inputs.final_info(details, envs, self._info, self._last)
+            self._finals.append(_Final(t, where, _Given(inputs.obs_of(final, envs), after, known)))
+        return real & (~cut | present)
+
+    def _next_obs(
+        self, every: bool, done: Bools, cut: Bools, real: Bools, obs: Any, info: dict[str, Any]
+    ) -> tuple[Any, Bools]:
+        """The next observations of a step as a replay takes them, and which of its rows are steps.
+
+        Args:
+            every: True if each row needs its next observation; False if only those that end an episode do.
+            done: the envs whose episode ended, ``[N]``.
+            cut: those that were truncated and not terminated, ``[N]``.
+            real: the envs that did not ignore their action, ``[N]``.
+            obs: the observations that the step returned.
+            info: the info that the step returned.
+
+        Raises:
+            EnvError: an env hides the final observation of a truncated episode, which is required. If it is not, the
+                row of that env is left out.
+        """
+        inputs, before = self._inputs, cast("Leaves", self._obs)
+        after = inputs.obs(obs) if every else dict(before)
+        if done.any():
+            final, _, present = self._vector.final_observations(cut, obs, info)
+            real = real & (~cut | present)
+            hidden, envs = inputs.rows(done & ~present), np.flatnonzero(done & present)
+            where, rows = inputs.rows(envs), inputs.obs_of(final, envs) if len(envs) else {}
+            for path, x in after.items():
+                # after a terminal nothing is bootstrapped, so a hidden observation does not matter
+                after[path] = torch.where(shaped_as(hidden, x), before[path], x)
+                if rows:
+                    after[path] = after[path].index_copy(0, where, rows[path])
+        return inputs.as_given(after), real
+
+    def _count_episodes(self, reward: NDArray[Any], played: Bools, done: Bools) -> None:
+        self.total_steps += int(played.sum())
+        self._episode_return += reward * played
+        self._episode_length += played
         for n in np.flatnonzero(done):
             ended = float(self._episode_return[n]), int(self._episode_length[n])
             self._ended.append(ended)
@@ -848,19 +450,42 @@ class Collector:
             self.total_episodes += 1
             self._episode_return[n] = self._episode_length[n] = 0
 
-    # -- the end of a collection -----------------------------------------------------------------------------
+    def _go_on(self, obs: Any, info: dict[str, Any], done: Bools) -> None:
+        """Keep what the policy gets next, and which envs are at the start of an episode."""
+        inputs, vector = self._inputs, self._vector
+        self._at_start = starts = vector.start(done)
+        # after an episode's end no action follows, so its info may be missing
+        known = inputs.info(info, vector.informed(done)) if inputs.from_info else {}
+        if vector.mode == "Disabled" and done.any():
+            obs, info = vector.reset_ended(done)
+            fresh, rows = inputs.info(info, done), inputs.rows(done)
+            known = {path: torch.where(shaped_as(rows, x), fresh[path], x) for path, x in known.items()}
+        if self._last:
+            begun = inputs.rows(starts)
+            self._last = {path: x.masked_fill(shaped_as(begun, x), 0) for path, x in self._last.items()}
+        if inputs.keyword_names:
+            known |= inputs.starts(starts) | self._last
+        self._info = known
+        self._obs = inputs.obs(obs)
 
-    def _bootstrap(self, buffer: RolloutBuffer) -> None:
-        """Set the values of each env's current observation and of the final ones of truncated episodes, in one call."""
-        assert self._obs is not None
+    def _bootstrap(self, buffer: RolloutBuffer, count: int) -> None:
+        """Set the values after a collection of ``count`` steps, in one call of the value function.
+
+        They are those of each env's current observation, and of the final ones of truncated episodes.
+        """
+        inputs, n, finals = self._inputs, buffer.num_envs, self._finals
+        now = _Given(cast("Leaves", self._obs), self._hidden, self._info)
         if not self._has_value:
-            buffer.set_last(obs=self._inputs.as_given(self._obs))
+            buffer.set_last(obs=inputs.as_given(now.obs))
             return
-        obs, hidden, info = self._finals.after(Given(self._obs, self._hidden, self._info))
-        value = ask(self.value_fn, self._inputs.as_given(obs), self._inputs.inputs(hidden, info))
-        n = buffer.num_envs
-        buffer.set_last(obs=self._inputs.as_given(self._obs), value=value[:n])
-        self._finals.set_values(buffer, value[n:])
+        obs, hidden, info = map(_joined, zip(now, *(final.given for final in finals), strict=True))
+        value = ask(self.value_fn, inputs.as_given(obs), inputs.keywords(hidden, info))
+        buffer.set_last(obs=inputs.as_given(now.obs), value=value[:n])
+        if finals:
+            # counted from the newest step, since a rollout that wraps may have dropped old steps
+            steps = torch.cat([torch.full_like(x.envs, buffer.steps - (count - x.step)) for x in finals])
+            envs, stored = torch.cat([final.envs for final in finals]), steps >= 0
+            buffer.set_final_value(steps[stored], envs[stored], value[n:][stored])
 
     # -- hidden states ------------------------------------------------------------------------------------------
 
@@ -877,3 +502,139 @@ class Collector:
             return states
         initial, rows = self._initial_states(), self._inputs.rows(where)
         return {path: torch.where(shaped_as(rows, x), initial[path], x) for path, x in states.items()}
+
+
+class _Given(NamedTuple):
+    """The inputs of a policy: observations, hidden states and the fields passed as keywords, rows ``[B, ...]``."""
+
+    obs: Leaves
+    hidden: Leaves
+    info: Leaves
+
+
+class _Final(NamedTuple):
+    """The truncated episodes of a vector step, whose final observations have no value yet."""
+
+    step: int
+    """The place of the step in this collection."""
+    envs: Tensor
+    """The envs of those episodes, ``[K]``."""
+    given: _Given
+    """The inputs of a policy at their final observations, rows ``[K, ...]``."""
+
+
+def _joined(parts: Sequence[Leaves]) -> Leaves:
+    return {path: torch.cat([leaves[path] for leaves in parts]) for path in parts[0]}
+
+
+def _room(buffer: RolloutBuffer, wanted: int | None) -> int:
+    """How many vector steps to play; clears a full rollout.
+
+    Raises:
+        FullError: more are wanted than the buffer can take.
+    """
+    left = buffer.num_steps if buffer.is_full else buffer.num_steps - buffer.steps
+    count = left if wanted is None else wanted
+    if count > left and not buffer.wrap:
+        raise FullError(f"collect({count!r}): the buffer has room for {left} more steps; collect 1 to {left}")
+    if buffer.is_full and not buffer.wrap:
+        buffer.clear()
+    return count
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CollectStats:
+    """What one call of :meth:`Collector.collect` did.
+
+    ``num_steps`` counts real transitions of all envs; ``seconds`` is wall time. ``episode_returns`` (undiscounted) and
+    ``episode_lengths`` describe the episodes that ended, in that order.
+    """
+
+    num_steps: int
+    seconds: float
+    episode_returns: list[float] = field(default_factory=list[float])
+    episode_lengths: list[int] = field(default_factory=list[int])
+
+    def __repr__(self) -> str:
+        """One line without the lists: with thousands of envs, thousands of episodes may end in one call."""
+        text = f"{self.num_steps:,} steps in {self.seconds:.3g} s, {self.num_episodes:,} episodes ended"
+        if self.num_episodes:
+            mean_return, mean_length = fmean(self.episode_returns), fmean(self.episode_lengths)
+            text += f" with a mean return of {mean_return:.4g} and a mean length of {mean_length:.4g}"
+        return f"CollectStats: {text}"
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes that ended."""
+        return len(self.episode_returns)
+
+    @property
+    def steps_per_second(self) -> float:
+        """Real transitions per second of wall time."""
+        return self.num_steps / max(self.seconds, 1e-9)
+
+
+class _Chunks:
+    """Takes vector steps one by one, and returns them as :meth:`relive.ReplayBuffer.extend` takes them.
+
+    Every step is checked as a replay would check it. Every row has a next observation, so a chunk fits every kind of
+    replay.
+
+    Args:
+        schema: the fields of a step.
+        num_envs: N.
+        device: of the tensors in the steps. The arrays of a chunk are always in RAM.
+
+    Raises:
+        SchemaError: a replay cannot have this schema.
+    """
+
+    own_next_obs = True
+    """Whether every step needs its next observation, as for a replay."""
+
+    def __init__(self, schema: Schema, num_envs: int, device: torch.device) -> None:
+        require("Collector", (lambda schema: isinstance(schema, Schema), "expected a relive.Schema"), schema=schema)
+        self._fields = stored_fields(schema, own_next_obs=True)
+        self._num_envs = num_envs
+        self._check = StepChecker(self._fields, num_envs, device, upload=False)
+        self._given = self._cut = False
+        self.begin(0)
+
+    def interrupt(self) -> None:
+        """The next chunk does not follow the last one."""
+        self._cut = self._given
+
+    def begin(self, num_steps: int) -> None:
+        """Forget the steps of an unfinished chunk, and start one of ``num_steps``."""
+        self._count = int(self._cut)  # the rows so far; the one in front is left out, which interrupts all envs
+        front = self._count + num_steps, self._num_envs
+        self._rows: dict[Path, NDArray[Any]] = {
+            path: np.zeros((*front, *field.shape), numpy_dtype(field.dtype))
+            for path, field in self._fields.leaves.items()
+        }
+        self._mask = np.zeros(front, np.bool_)
+
+    def add(self, step: dict[str, Any]) -> None:
+        """Check and copy one vector step ``[N, ...]``, with ``next_obs``; ``mask`` is optional.
+
+        Raises:
+            FieldError, ShapeError, DTypeError, DeviceError: the step does not fit the schema.
+        """
+        mask = step.pop("mask", True)
+        for rows, leaf in zip(self._rows.values(), self._check(step), strict=True):
+            rows[self._count] = numpy_view(leaf.detach().cpu()) if isinstance(leaf, Tensor) else leaf
+        self._mask[self._count] = mask
+        self._count += 1
+
+    def end(self) -> dict[str, Any]:
+        """The chunk: the fields of the schema, nested as it is, ``next_obs`` and ``mask``."""
+        self._given, self._cut = True, False
+        steps = {name: self._fields.rebuild(name, self._leaf) for name in self._fields.names}
+        steps["mask"] = self._mask
+        self.begin(0)  # the arrays belong to the caller now
+        return steps
+
+    def _leaf(self, path: Path) -> Any:
+        """One leaf as an array, or as a tensor if NumPy lacks its dtype."""
+        rows, dtype = self._rows[path], self._fields.leaves[path].dtype
+        return rows if dtype in NUMPY_DTYPES else torch.from_numpy(rows).view(dtype)

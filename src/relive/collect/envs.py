@@ -107,6 +107,20 @@ class VectorEnvs:
                     "own envs, or call reset() to start new episodes with this one"
                 )
 
+    def step(self, action: Any) -> tuple[Any, Any, Bools, Bools, dict[str, Any]]:
+        """Make one step in all envs. Returns observations, rewards, ``terminated``, ``truncated`` and info.
+
+        Raises:
+            NotFiniteError: the envs failed on an action outside its space.
+        """
+        try:
+            obs, reward, terminated, truncated, info = self.envs.step(action)
+        except Exception as error:
+            self._refuse_outside(action, error)
+            raise
+        # copied: the envs may write the next flags into the same memory
+        return obs, reward, as_host(terminated).astype(np.bool_), as_host(truncated).astype(np.bool_), info
+
     def start(self, done: Bools) -> Bools:
         """Which envs begin an episode with the next observation, if those in ``done`` have just ended one."""
         if self.mode != "NextStep":
@@ -118,11 +132,9 @@ class VectorEnvs:
         """The envs in which an action follows the next observation, so its info must be there."""
         return np.ones_like(done) if self.mode == "SameStep" else ~done
 
-    def reset_ended(self, done: Bools) -> tuple[Any, dict[str, Any]] | None:
-        """Reset the envs whose episodes ended, if the autoreset mode leaves that to us; else None."""
-        if self.mode == "Disabled" and done.any():
-            return self.envs.reset(options={"reset_mask": done})
-        return None
+    def reset_ended(self, done: Bools) -> tuple[Any, dict[str, Any]]:
+        """Reset the envs whose episodes ended, which Disabled autoreset leaves to us. Returns as :meth:`reset`."""
+        return self.envs.reset(options={"reset_mask": done})
 
     def final_observations(self, cut: Bools, obs: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any], Bools]:
         """The final observations, the info that came with them, and which envs have one.
@@ -148,7 +160,7 @@ class VectorEnvs:
             )
         return given, cast("dict[str, Any]", final_info if isinstance(final_info, dict) else {}), present
 
-    def refuse_outside(self, action: Any, error: Exception) -> None:
+    def _refuse_outside(self, action: Any, error: Exception) -> None:
         """Say which action lies outside its space, after the envs failed on it with an error that says nothing.
 
         Boxes are left out: many policies leave them, and the envs clip. Other errors of the envs stay theirs.

@@ -12,8 +12,8 @@ from torch import Tensor
 from ..batches import as_tensordict, swap_layers
 from ..errors import DTypeError, EnvError, FieldError, SchemaError, ShapeError
 from ..parameters import Rule, is_names, require
-from ..steps.arrays import Bools, as_host, check_castable
-from ..steps.checker import StepChecker
+from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, Bools, as_host, check_castable
+from ..steps.checker import StepChecker, is_plain
 from ..steps.schema import Field, Path, Schema, descend, dotted
 from .envs import copied, info_field, pick, unknown_info
 
@@ -59,12 +59,17 @@ class Inputs:
         )
         self._require_declared()
         starts = ("is_start",) if self.has_start else ()
-        self.keywords = (*self.from_info, *starts, *(f"last_{name}" for name in self.from_last))
+        self.keyword_names = (*self.from_info, *starts, *(f"last_{name}" for name in self.from_last))
         """The fields that the policy gets as keywords, without hidden states."""
-        elsewhere = {"obs", "reward", "terminated", "truncated", "hidden", *self.keywords}
+        elsewhere = {"obs", "reward", "terminated", "truncated", "hidden", *self.keyword_names}
         self._from_policy = frozenset(schema.names) - elsewhere
         """The fields that have no other source than the policy's answer; hidden states are looked at apart."""
-        self.obs_paths = [path for path in schema.leaves if path[0] == "obs"]
+        self._obs_dtypes = [(path, leaf.dtype) for path, leaf in schema.leaves.items() if path[0] == "obs"]
+        action = schema["action"]
+        flat = isinstance(action, Field)
+        self._action_shape = (num_envs, *action.shape) if flat else None  # None: no action is stored as it came
+        self._action_dtype = action.dtype if flat else None
+        self._action_array = NUMPY_DTYPES.get(action.dtype, NO_DTYPE) if flat else NO_DTYPE
 
     def _require_declared(self) -> None:
         schema = self.schema
@@ -82,21 +87,23 @@ class Inputs:
 
     # -- observations -------------------------------------------------------------------------------------------
 
-    def to_device(self, value: Any) -> Any:
-        """A tensor on the buffer's device; anything else as it is."""
-        if isinstance(value, Tensor) and value.device != self.device:
-            return value.to(self.device)
-        return value
-
-    def rows(self, which: Bools) -> Tensor:
-        """Flags or numbers of envs on the buffer's device."""
+    def rows(self, which: NDArray[Any]) -> Tensor:
+        """Flags, or numbers of envs, on the buffer's device."""
         return torch.as_tensor(which, device=self.device)
 
     def obs(self, given: Any) -> Leaves:
         """The leaves of an observation, copied: many envs write the next observation into the same memory."""
-        return {path: self.leaf(path, copied(descend(given, path[1:]))) for path in self.obs_paths}
+        leaves: Leaves = {}
+        for path, dtype in self._obs_dtypes:
+            x = copied(descend(given, path[1:]) if len(path) > 1 else given)
+            leaves[path] = x.to(self.device) if x.dtype is dtype else self._leaf(path, x)
+        return leaves
 
-    def leaf(self, path: Path, given: Tensor) -> Tensor:
+    def obs_of(self, given: Any, envs: NDArray[np.intp]) -> Leaves:
+        """The observations of some envs, rows ``[K, ...]``; ``given`` has one of each env, or of those at least."""
+        return {path: self._leaf(path, pick(given, path[1:], envs)) for path, _ in self._obs_dtypes}
+
+    def _leaf(self, path: Path, given: Tensor) -> Tensor:
         """Rows of a leaf in the schema's dtype on the buffer's device; the policy gets the same."""
         dtype = self.leaves[path].dtype
         if given.dtype is not dtype:
@@ -113,14 +120,14 @@ class Inputs:
 
     def named(self, info: Leaves) -> dict[str, Any]:
         """The keywords by name, nested as the schema is."""
-        return {name: self.schema.rebuild(name, info.__getitem__) for name in self.keywords}
+        return {name: self.schema.rebuild(name, info.__getitem__) for name in self.keyword_names}
 
-    def inputs(self, hidden: Leaves, info: Leaves) -> dict[str, Any]:
+    def keywords(self, hidden: Leaves, info: Leaves) -> dict[str, Any]:
         """All keywords of the policy, with hidden states as torch.nn.LSTM takes them."""
-        inputs = self.named(info)
+        keywords = self.named(info) if info else {}
         if self.has_hidden:
-            inputs["hidden"] = self.schema.rebuild("hidden", lambda path: swap_layers(hidden[path]))
-        return inputs
+            keywords["hidden"] = self.schema.rebuild("hidden", lambda path: swap_layers(hidden[path]))
+        return keywords
 
     # -- what comes with an observation -------------------------------------------------------------------------
 
@@ -181,7 +188,7 @@ class Inputs:
         for path, like in before.items():
             name = path[0].removeprefix("last_")
             rows = copied(descend(step[name], path[1:]))
-            found[path] = self.leaf(path, rows.reshape(like.shape))
+            found[path] = self._leaf(path, rows.reshape(like.shape))
         return found
 
     # -- hidden states ------------------------------------------------------------------------------------------
@@ -250,8 +257,13 @@ class Inputs:
 
     # -- the policy's answer ------------------------------------------------------------------------------------
 
-    def require_fields(self, fields: dict[str, Any]) -> None:
-        """Refuse a policy's answer before the envs see it."""
+    def env_action(self, fields: dict[str, Any], tensors: bool) -> Any:
+        """The actions of a policy's answer as the envs take them, ``tensors`` or arrays, checked before they see any.
+
+        Raises:
+            FieldError: the answer lacks a field, or has a hidden state that the schema lacks.
+            SchemaError: the actions do not fit the schema.
+        """
         if not self._from_policy <= fields.keys():
             lacking = [name for name in self.names if name in self._from_policy and name not in fields]
             raise FieldError(
@@ -263,16 +275,28 @@ class Inputs:
                 "the policy returns 'hidden', and the schema has no such field, so the state would be lost; add it, as "
                 "in Schema.from_env(envs, hidden=(layers, size)), or leave it out of the answer"
             )
+        action = fields["action"]
+        # most often an array or a tensor as the schema declares it, which needs no conversion
+        kind: Any = action.__class__
+        if kind is Tensor and action.dtype is self._action_dtype and action.shape == self._action_shape:
+            if self.device.type == "cpu" and action.is_cpu and not action.requires_grad and is_plain(action):
+                return action if tensors else action.numpy()
+        elif kind is np.ndarray and action.dtype is self._action_array and action.shape == self._action_shape:
+            return torch.as_tensor(action) if tensors else action
+        return self._converted(action, tensors)
+
+    def _converted(self, action: Any, tensors: bool) -> Any:
+        """Actions of any other kind, checked and converted. One env's may lack the leading axis."""
+        on_device = action
+        if isinstance(action, Tensor) and action.device != self.device:
+            on_device = action.to(self.device)
         try:
-            self._check_action({"action": self.to_device(fields["action"])})
+            self._check_action({"action": on_device})
         except SchemaError as error:
             raise type(error)(
                 f"the policy's answer does not fit: {error}. It returns the actions [N, ...], or a mapping of 'action' "
                 "and the other fields that it decides"
             ) from error
-
-    def env_action(self, action: Any, tensors: bool) -> Any:
-        """Checked actions as the envs take them, ``tensors`` or arrays. One env's may lack the leading axis."""
 
         def convert(path: Path) -> Any:
             given = descend(action, path[1:])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 import torch
 
-from ..collect.collector import progress_bar
+from ..collect.progress import progress_bar
 from ..errors import FieldError, FileFormatError, NoSaveError
 from ..files.disk import open_file, usable
 from ..files.format import MOST_BYTES, excess

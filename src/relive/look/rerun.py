@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..collect.collector import progress_bar
+from ..collect.progress import progress_bar
 from ..errors import ParameterError
 from ..printable import printable
 from ..steps.arrays import Array

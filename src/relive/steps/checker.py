@@ -14,7 +14,7 @@ from ..errors import DeviceError, DTypeError, FieldError, ShapeError
 from .arrays import NO_DTYPE, NUMPY_DTYPES, SQUARES, Array, as_tensor, check_castable, fits, in_memory, numpy_view
 from .schema import Path, Schema, descend, dotted, unknown_field
 
-__all__ = ["StepChecker", "refuse_unreadable"]
+__all__ = ["StepChecker", "is_plain", "refuse_unreadable"]
 
 
 class Copier(Protocol):
@@ -142,7 +142,7 @@ class StepChecker:
                     continue
             elif kind is Tensor and value.dtype is dtype and value.shape == shape:
                 if host and value.is_cpu:
-                    values.append(value if _is_plain(value) else _numbers(value, path))
+                    values.append(value if is_plain(value) else _numbers(value, path))
                     continue
                 if value.device == self._device:
                     values.append(value.detach())
@@ -213,7 +213,7 @@ class StepChecker:
         raise ShapeError(message)
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor's numbers lie at its address, one after another.
 
     Some views are conjugated or negated lazily, and the zeros that forward-mode differentiation makes have no memory.

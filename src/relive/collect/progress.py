@@ -1,0 +1,66 @@
+"""The bar that shows how far long work has come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from ..parameters import Rule, is_flag, require
+
+__all__ = ["progress_bar"]
+
+
+PROGRESS_RULE: Rule = (lambda wanted: wanted is None or is_flag(wanted), "expected True, False or None")
+"""The rule for every argument that asks for a bar."""
+
+
+LONG = 2.0
+"""Seconds after which work shows its progress on a terminal."""
+
+
+@contextmanager
+def progress_bar(
+    total: int | None, wanted: bool | None, doing: str = "collecting", unit: str = "steps"
+) -> Generator[Callable[[], None]]:
+    """A Rich progress bar, which goes on by one for each call of what it yields.
+
+    Args:
+        total: how many calls there will be; None if that is not known.
+        wanted: True shows it, False does not; None shows it only on a terminal, after LONG seconds.
+        doing: the word before the bar.
+        unit: what is counted.
+
+    Raises:
+        ParameterError: ``wanted`` is something else.
+    """
+    require("progress bar", PROGRESS_RULE, progress=wanted)
+    if wanted is False:
+        yield lambda: None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError as error:
+        if wanted:
+            raise ImportError("a progress bar needs Rich: pip install 'relive[progress]'") from error
+        yield lambda: None
+        return
+    console = Console(stderr=True)
+    if wanted is None and not console.is_terminal:
+        yield lambda: None
+        return
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=console.is_terminal)
+    task = bar.add_task(doing, total=total)
+    began = time.perf_counter()
+
+    def tick() -> None:
+        if not bar.live.is_started and (wanted or time.perf_counter() - began > LONG):
+            bar.start()
+        bar.advance(task)
+
+    try:
+        yield tick
+    finally:
+        bar.stop()
