@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast, overload
 
@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .. import kernels
 from ..errors import FieldError, SchemaError, ShapeError
 from ..replay.buffer import ReplayBuffer
 from ..steps.arrays import NUMPY_DTYPES, Array, as_tensor
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Column",
     "Continuity",
-    "Inbox",
     "StepError",
     "StepFieldError",
     "StepShapeError",
@@ -35,13 +33,16 @@ __all__ = [
     "leaves_of",
     "mapped",
     "mapped_leaves",
+    "placed",
     "renew",
     "sent",
+    "table_of",
     "write_column",
 ]
 
 
 PLAIN = (float, int, bool)
+"""The types of plain numbers."""
 
 
 def array_of(name: str, value: Any, dtype: torch.dtype = torch.float32) -> Array:
@@ -59,7 +60,7 @@ def array_of(name: str, value: Any, dtype: torch.dtype = torch.float32) -> Array
     """
     if type(value) is np.ndarray:  # the most frequent first: each question takes time
         return value if value.dtype == NUMPY_DTYPES[dtype] else value.astype(NUMPY_DTYPES[dtype])
-    if isinstance(value, Tensor):
+    if type(value) is Tensor or isinstance(value, Tensor):
         if value.dtype is not dtype or not value.is_cpu or value.requires_grad:
             value = value.detach().to("cpu", dtype)
         return value.numpy()
@@ -75,6 +76,17 @@ def sent(value: Any, device: torch.device) -> Tensor:
     return torch.as_tensor(value).to(device)
 
 
+def placed(name: str, value: Any, device: torch.device | None, dtype: torch.dtype = torch.float32) -> Any:
+    """Whatever a host passes, with ``dtype``: an array in RAM, where ``device`` is None, or a tensor on it.
+
+    Raises:
+        ShapeError: see :func:`array_of`.
+    """
+    if device is None:
+        return array_of(name, value, dtype)
+    return torch.as_tensor(value, dtype=dtype, device=device).detach()
+
+
 class StepError(SchemaError, RuntimeError):
     """A step or a column does not fit the storage. Also a RuntimeError, which torch raises inside the libraries."""
 
@@ -88,29 +100,43 @@ class StepShapeError(StepError, ShapeError):
 
 
 class Column:
-    """An attribute that shows one column of a buffer. Assigning to it writes into the column.
+    """One field of a host: relive's name of it, and the form that the host gives it.
 
-    The buffer returns its columns from ``column(name)`` in the host's shapes: an array, a tensor, or a dictionary of
-    these. They share the storage's memory, so a column can also be written in place.
+    In the body of a buffer's class it is also an attribute that shows the column. Assigning to it writes into the
+    column. The buffer returns its columns from ``column(name)`` in the host's order of axes: an array, a tensor, or a
+    dictionary of these. They share the storage's memory, so a column can also be written in place.
 
     Args:
-        name: relive's name of the column.
+        name: relive's name of the field.
+        single: True if the host has one number per env as an axis of 1, which relive leaves out.
+        dtype: the host's, of the same size; None is relive's.
 
     Raises:
         StepShapeError: from an assignment to a tensor, if the shapes differ. An array broadcasts, as NumPy does.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, *, single: bool = False, dtype: torch.dtype | None = None) -> None:
+        self.name, self.single, self.dtype = name, single, dtype
 
     def __set_name__(self, owner: type, attribute: str) -> None:
         self.attribute = attribute
 
     def __get__(self, buffer: Any, owner: type | None = None) -> Any:
-        return self if buffer is None else buffer.column(self.name)
+        return self if buffer is None else self.shown(buffer.column(self.name))
 
     def __set__(self, buffer: Any, values: Any) -> None:
-        write_column(self.attribute, buffer.column(self.name), values)
+        write_column(self.attribute, self.shown(buffer.column(self.name)), values)
+
+    def shown(self, column: Any) -> Any:
+        """A column of the storage or of a batch, in the host's form."""
+        if self.dtype is not None:
+            column = column.view(self.dtype)
+        return column.unsqueeze(-1) if self.single else column
+
+
+def table_of(owner: type) -> dict[str, Column]:
+    """The fields of a host, by its names: the columns in the body of a buffer's class."""
+    return {name: column for name, column in vars(owner).items() if isinstance(column, Column)}
 
 
 def write_column(name: str, column: Any, values: Any) -> None:
@@ -243,54 +269,6 @@ def equal_rows(one: Any, other: Any, front: int = 1) -> NDArray[np.bool_]:
         return np.logical_and.reduce(np.stack([equal_rows(members[key], other[key], front) for key in members]))
     same: NDArray[np.bool_] = np.asarray(one) == np.asarray(other)
     return np.logical_and.reduce(same, tuple(range(front, same.ndim)))
-
-
-class Inbox:
-    """Arrays that the tensors of each step are copied into, by their addresses.
-
-    One call copies all tensors. Through ``Tensor.numpy()`` and an assignment, a single tensor takes longer than that.
-
-    Args:
-        arrays: contiguous, one for each tensor of a step. They are overwritten.
-        shapes: for each array, the shapes that its tensor may have, with as many elements. By default, the array's.
-    """
-
-    def __init__(self, arrays: Sequence[Array], shapes: Sequence[tuple[tuple[int, ...], ...]] | None = None) -> None:
-        self._arrays = tuple(arrays)
-        self._shapes = shapes or [(array.shape,) for array in arrays]
-        dtypes = [torch.from_numpy(array).dtype for array in arrays]
-        self._plan = list(zip(range(len(arrays)), self._shapes, dtypes, strict=True))
-        self._sources = np.zeros(len(arrays), np.uint64)
-        self._addresses = memoryview(cast("Any", self._sources))  # faster than the array for single entries
-        self._targets = np.array([array.ctypes.data for array in arrays], np.uint64)
-        self._nbytes = np.array([array.nbytes for array in arrays], np.int64)
-
-    def take(self, values: Sequence[Any]) -> bool:
-        """Copy ``values`` and return True; False if one is no contiguous CPU tensor of the right shape and dtype.
-
-        Then nothing was copied.
-        """
-        addresses = self._addresses
-        if len(values) != len(self._plan):
-            return False
-        for value, (i, shapes, dtype) in zip(values, self._plan, strict=True):
-            if not (
-                value.__class__ is Tensor
-                and value.dtype is dtype
-                and value.shape in shapes
-                and value.is_cpu
-                and value.is_contiguous()
-                and not value.is_neg()
-            ):
-                return False
-            address = addresses[i] = value.data_ptr()
-            if not address and value.numel():  # zeros that differentiation makes lie nowhere
-                return False
-        kernels.copy_row(self._sources, self._targets, self._nbytes, 0)
-        return True
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Inbox, (self._arrays, self._shapes)
 
 
 def renew(buffer: Any, seed: int | None) -> None:

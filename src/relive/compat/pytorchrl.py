@@ -21,11 +21,11 @@ from ..samplers.contract import Sampler
 from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform
-from ..steps.arrays import as_host, numpy_dtype, torch_dtype
+from ..steps.arrays import Array, as_host, numpy_dtype, torch_dtype
 from ..steps.schema import Field, Schema
 from ..views.hindsight import Hindsight
 from ..views.transitions import NStep
-from .base import Continuity, Inbox, alias, breaks, mapped, mapped_leaves
+from .base import Column, Continuity, alias, breaks, mapped, mapped_leaves
 
 __all__ = [
     "ACT",
@@ -35,33 +35,18 @@ __all__ = [
     "DONE2",
     "EPISODES",
     "IREW",
-    "NAMES",
-    "NUMBERS",
     "OBS",
     "OBS2",
     "REW",
     "RHS",
     "RHS2",
-    "STATES",
-    "Collected",
     "EREBuffer",
-    "Flat",
     "HERBuffer",
     "HerFunction",
-    "Memory",
     "NStepReplayBuffer",
     "OffPolicyDataKeys",
     "PERBuffer",
     "ReplayBuffer",
-    "Sequences",
-    "Steps",
-    "arrays_of",
-    "as_stored",
-    "dtypes_of",
-    "integers_of",
-    "schema_of",
-    "step_of",
-    "stored_keys",
 ]
 
 
@@ -75,10 +60,19 @@ OffPolicyDataKeys = (OBS, RHS, DONE, ACT, REW, IREW, OBS2, RHS2, DONE2, ACTPROBS
 
 STATES = (RHS, RHS2)
 
-NAMES = {
-    OBS: "obs", DONE: "episode_start", ACT: "action", REW: "reward", IREW: "intrinsic_reward", OBS2: "next_obs",
-    DONE2: "terminated", ACTPROBS: "action_probs",
-}  # fmt: skip
+FIELDS = {
+    OBS: Column("obs"),
+    RHS: Column(RHS),
+    DONE: Column("episode_start"),
+    ACT: Column("action"),
+    REW: Column("reward", single=True),
+    IREW: Column("intrinsic_reward"),
+    OBS2: Column("next_obs"),
+    RHS2: Column(RHS2),
+    DONE2: Column("terminated", single=True),
+    ACTPROBS: Column("action_probs"),
+}
+"""PyTorchRL's keys -> relive's fields. Numbers are ``[N, 1]``, or ``[N]``, as the first transition has them."""
 
 
 Data = dict[str, Any]
@@ -188,17 +182,13 @@ def _rows(column: Any, first: int, count: int) -> Any:
     return out
 
 
-NUMBERS = (REW, DONE2)
-"""Keys with one number per env: ``[N, 1]`` in PyTorchRL, ``[N]`` in relive."""
-
-
 def arrays_of(steps: Any) -> Any:
     """Steps of one env ``[T, ...]``, nested, as arrays ``[T, 1, ...]``."""
     return mapped_leaves(lambda value: as_host(value)[:, None], steps)
 
 
 def step_of(sample: Mapping[str, Any], keys: tuple[str, ...], axes: int = 1) -> dict[str, Any]:
-    """A transition as relive's fields ``[N, ...]``; with ``axes=2``, several as ``[T, N, ...]``.
+    """A transition as a step of relive ``[N, ...]``; with ``axes=2``, several as arrays ``[T, N, ...]``.
 
     Raises:
         FieldError: a key is missing.
@@ -206,73 +196,27 @@ def step_of(sample: Mapping[str, Any], keys: tuple[str, ...], axes: int = 1) -> 
     """
     step: dict[str, Any] = {}
     for key in keys:
-        if sample.get(key) is None:
+        value, field = sample.get(key), FIELDS[key]
+        if value is None:
             raise FieldError(f"{key!r} is missing; the first transition had {', '.join(keys)}")
-        value: Any = mapped(as_host, sample[key])
-        if key in NUMBERS:
-            if isinstance(value, dict) or value.shape[axes:] not in ((1,), ()):
-                given = f"a dictionary of {', '.join(sample[key])}" if isinstance(value, dict) else value.shape
-                raise ShapeError(f"{key!r}: expected one number per env, as [N, 1], got {given}")
-            value = value.reshape(value.shape[:axes])
-            value = value.astype(np.float32, copy=False) if key == REW else value != 0
-        step[NAMES.get(key, key)] = value
+        if field.single:
+            value = _numbers(key, value, axes)
+        elif axes > 1:  # the walk over many steps is faster over arrays, a single step is copied as it is
+            value = mapped(as_host, value)
+        step[field.name] = value
     step["truncated"] = np.zeros_like(step["terminated"])
     return step
 
 
-class Steps:
-    """Turns transitions into steps. Transitions like the first one are copied into arrays that are used again.
-
-    Args:
-        sample: the first transition, or one like it.
-        keys: the keys to store.
-        integers: the fields that are not stored as floats; see :func:`integers_of`.
-        constant: further fields, the same in every step.
-    """
-
-    def __init__(
-        self, sample: Mapping[str, Any], keys: tuple[str, ...], integers: Mapping[str, Any], constant: dict[str, Any]
-    ) -> None:
-        self._keys, self._integers, self._constant = keys, integers, constant
-        self._members = [(key, list(sample[key]) if isinstance(sample[key], Mapping) else None) for key in keys]
-        self._form = {key: mapped(_zeros_like, sample[key]) for key in keys}
-        self._step = step_of(self._form, keys) | constant  # shares the arrays of the form, apart from the flag
-        shared = self._form[REW].dtype == np.float32
-        self._inbox = Inbox(self._leaves(self._form) or ()) if shared else None
-
-    def _leaves(self, sample: Mapping[str, Any]) -> list[Any] | None:
-        """All tensors of a transition in the first one's order; None if the keys differ."""
-        found: list[Any] = []
-        try:
-            for key, members in self._members:
-                value = sample[key]
-                if members is None:
-                    found.append(value)
-                elif len(value) == len(members):
-                    found += [value[member] for member in members]
-        except (KeyError, TypeError, IndexError):
-            return None
-        return found
-
-    def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """The step of a transition. The next call overwrites it.
-
-        Raises:
-            FieldError, ShapeError: see :func:`step_of`.
-        """
-        leaves = self._leaves(sample)
-        if self._inbox is None or leaves is None or not self._inbox.take(leaves):
-            return as_stored(step_of(sample, self._keys), self._integers) | self._constant
-        self._step["terminated"][...] = self._form[DONE2].reshape(-1)
-        return self._step
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Steps, (self._form, self._keys, self._integers, self._constant)
-
-
-def _zeros_like(value: Any) -> Any:
-    array = as_host(value)
-    return np.zeros(array.shape, array.dtype)
+def _numbers(key: str, value: Any, axes: int) -> Array:
+    """One number per env, ``[N, 1]`` or ``[N]``, as ``[N]``: float32 rewards, and flags."""
+    members = isinstance(value, Mapping)
+    array = np.empty(0) if members else as_host(value)
+    if members or array.shape[axes:] not in ((1,), ()):
+        given = f"a dictionary of {', '.join(cast('Data', value))}" if members else value.shape
+        raise ShapeError(f"{key!r}: expected one number per env, as [N, 1], got {given}")
+    array = array.reshape(array.shape[:axes])
+    return array.astype(np.float32, copy=False) if key == REW else array != 0
 
 
 def integers_of(schema: Schema) -> dict[str, Any]:
@@ -282,7 +226,7 @@ def integers_of(schema: Schema) -> dict[str, Any]:
         fields: Any = schema[name]
         if name not in ("terminated", "truncated") and any(not dtype.is_floating_point for dtype in dtypes_of(fields)):
             found[name] = fields
-    return found | ({NAMES[OBS2]: found["obs"]} if "obs" in found else {})
+    return found | ({FIELDS[OBS2].name: found["obs"]} if "obs" in found else {})
 
 
 def dtypes_of(fields: Any) -> list[torch.dtype]:
@@ -299,23 +243,24 @@ def as_stored(steps: dict[str, Any], integers: Mapping[str, Any]) -> dict[str, A
 
 
 def _whole(field: Field, value: Any) -> Any:
-    dtype = numpy_dtype(field.dtype)
-    if value.dtype.kind != "f" or dtype.kind == "f":
+    array, dtype = as_host(value), numpy_dtype(field.dtype)
+    if array.dtype.kind != "f" or dtype.kind == "f":
         return value
-    cast = value.astype(dtype)
-    return cast if (cast == value).all() else value  # the replay refuses fractions
+    cast = array.astype(dtype)
+    return cast if (cast == array).all() else value  # the replay refuses fractions
 
 
 def schema_of(sample: Mapping[str, Any], keys: tuple[str, ...]) -> Schema:
     """The fields of these keys, with the dtypes of the first transition."""
     step = step_of(sample, keys)
-    fields = {name: mapped(_field, value) for name, value in step.items() if name != NAMES[OBS2]}
+    fields = {name: mapped(_field, value) for name, value in step.items() if name != FIELDS[OBS2].name}
     return Schema(fields)
 
 
 def _field(value: Any) -> Field:
-    dtype = torch_dtype(value.dtype)
-    return Field(tuple(value.shape[1:]), torch.float32 if dtype is torch.float64 else dtype)
+    array = as_host(value)
+    dtype = torch_dtype(array.dtype)
+    return Field(array.shape[1:], torch.float32 if dtype is torch.float64 else dtype)
 
 
 def stored_keys(sample: Mapping[str, Any], known: tuple[str, ...]) -> tuple[str, ...]:
@@ -358,10 +303,14 @@ class Flat:
         self._continuity = Continuity()
         schema = schema_of(sample, self.keys)
         self._integers = integers_of(schema)
-        constant = {"copied": np.zeros(self.num_envs, np.bool_)} if copies else {}
-        self._steps = Steps(sample, self.keys, self._integers, constant)
         self._columns = [
-            (key, NAMES[key], self.members[key], key in NUMBERS and self.shapes[key] == (1,), not _floats(schema, key))
+            (
+                key,
+                FIELDS[key].name,
+                self.members[key],
+                FIELDS[key].single and self.shapes[key] == (1,),
+                not _floats(schema, key),
+            )
             for key in self.keys
         ]
         self.replay = Core(
@@ -378,7 +327,7 @@ class Flat:
 
     @property
     def _names(self) -> dict[str, str]:
-        return {key: NAMES[key] for key in self.keys}
+        return {key: FIELDS[key].name for key in self.keys}
 
     @property
     def added(self) -> int:
@@ -399,13 +348,16 @@ class Flat:
 
     def insert(self, sample: Mapping[str, Any]) -> None:
         """Store one step of every env."""
-        step = self._steps(sample)
+        step = as_stored(step_of(sample, self.keys), self._integers)
+        if self.copies:
+            step["copied"] = step["truncated"]
         if self.view.n == 1:  # only the step itself is read; see read_windows
             self.replay.add(step)
         else:
-            self._continuity.follow(self.replay, step["obs"])
+            obs, next_obs = (mapped(as_host, step[name]) for name in ("obs", "next_obs"))
+            self._continuity.follow(self.replay, obs)
             self.replay.add(step)
-            self._continuity.note(mapped(np.copy, step["next_obs"]), step["terminated"].copy())
+            self._continuity.note(mapped(np.copy, next_obs), step["terminated"])
         self._memory.added += 1
 
     def extend(self, data: Mapping[str, Any]) -> None:
@@ -465,7 +417,9 @@ class Flat:
         if self.copies:
             envs = [self._alone(env) for env in range(self.num_envs)]
             envs = [env[len(env) - size :][start : start + count] for env in envs]
-            rows = {key: mapped(_stacked, self.shapes[key], *[env[NAMES[key]] for env in envs]) for key in self.keys}
+            rows = {
+                key: mapped(_stacked, self.shapes[key], *[env[FIELDS[key].name] for env in envs]) for key in self.keys
+            }
         else:
             first = start if by_position else start + max(self.added - size, 0)
             rows = {key: self._memory.read(key, first, count) for key in wanted if key in self.keys}
@@ -504,7 +458,7 @@ def _shaped(shape: Any, rows: Any) -> Any:
 
 def _floats(schema: Schema, key: str) -> bool:
     """Whether a key is stored as float32."""
-    return set(dtypes_of(schema["obs" if key == OBS2 else NAMES[key]])) == {torch.float32}
+    return set(dtypes_of(schema["obs" if key == OBS2 else FIELDS[key].name])) == {torch.float32}
 
 
 def _first(states: Any) -> Tensor:
@@ -565,7 +519,6 @@ class Sequences:
         self._hidden = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self._states}
         flat = schema_of(sample, self.keys)
         self._integers = integers_of(flat)
-        self._steps = Steps(sample, (*self.keys, *self._states), self._integers, {})
         states = {key: mapped(Field, shapes) for key, shapes in self._hidden.items()}
         self._newest = Core(
             flat.extend(**states), max(self._waits, 2) * self.num_envs, self.num_envs, own_next_obs=True,
@@ -573,7 +526,11 @@ class Sequences:
         )  # fmt: skip
         self.view, self._single = view, NStep(1)
         self._seen = 0
-        fields = {self._name(key): mapped(self._longer, flat[NAMES[key]]) for key in self.keys if NAMES[key] in flat}
+        fields = {
+            self._name(key): mapped(self._longer, flat[FIELDS[key].name])
+            for key in self.keys
+            if FIELDS[key].name in flat
+        }
         flags: dict[str, Any] = {name: flat[name] for name in ("reward", "terminated", "truncated")}
         used: dict[str, Any] = {"n_step": Field((length,))} if view.n > 1 else {}
         self._schema, self._seed = Schema({**fields, **states, **flags, **used}), seed
@@ -586,7 +543,7 @@ class Sequences:
 
     @staticmethod
     def _name(key: str) -> str:
-        return OF_STEPS.get(key, NAMES[key])
+        return OF_STEPS.get(key, FIELDS[key].name)
 
     def _longer(self, field: Field) -> Field:
         return Field((self._length, *field.shape), field.dtype)
@@ -607,7 +564,7 @@ class Sequences:
 
     def insert(self, sample: Mapping[str, Any]) -> None:
         """Add one step of every env."""
-        self._newest.add(self._steps(sample))
+        self._newest.add(as_stored(step_of(sample, (*self.keys, *self._states)), self._integers))
         self._seen += 1
         if self._seen >= self._waits and (self._seen - self._waits) % self._stride == 0:
             self._store_oldest()
@@ -624,7 +581,7 @@ class Sequences:
                 rows = as_host(values)[-self._waits * envs :]
                 return rows.reshape(self._waits, envs, *rows.shape[1:])[first : first + length]
 
-            return mapped(cut, shapes, source[NAMES.get(key, key)])
+            return mapped(cut, shapes, source[FIELDS[key].name])
 
         fields = {self._name(key): mapped(_by_env, part(key, self.shapes[key])) for key in self.keys}
         states = {key: mapped(lambda value: value[0], part(key, self._hidden[key])) for key in self._states}
@@ -658,7 +615,7 @@ class Sequences:
         def cut(value: Any) -> Any:
             return value.reshape(count // length, length, *value.shape[1:]).swapaxes(1, 2)
 
-        fields = {self._name(key): mapped(cut, steps[NAMES[key]]) for key in self.keys}
+        fields = {self._name(key): mapped(cut, steps[FIELDS[key].name]) for key in self.keys}
         states = {key: mapped(lambda v: as_host(v)[::length].astype(np.float32), data[key]) for key in self._states}
         self._append({**fields, **states}, (count // length, self.num_envs))
 

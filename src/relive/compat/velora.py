@@ -16,7 +16,7 @@ from functools import partial
 from importlib import import_module
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import safetensors
@@ -32,7 +32,7 @@ from ..replay.buffer import ReplayBuffer as Replay
 from ..returns import GAE
 from ..rollout.buffer import RolloutBuffer as Rollout
 from ..steps.schema import Field, Schema
-from .base import Column, Inbox, StepError, StepShapeError, array_of, renew, sent
+from .base import Column, StepError, StepShapeError, array_of, placed, renew, sent, table_of
 
 __all__ = [
     "BatchExperience",
@@ -97,43 +97,39 @@ class RolloutBatch:
     returns: Tensor
 
 
-def row(name: str, value: Any, size: int, device: torch.device) -> Any:
-    """One step's value as float32 ``[1, size]``, an array if the device is the CPU. A single number is repeated.
+def row(name: str, value: Any, size: int, device: torch.device | None) -> Any:
+    """One step's value as float32 ``[1, size]``. A single number is repeated.
 
     Raises:
         StepShapeError: it has another number of elements.
     """
-    given: Any = array_of(name, value) if device.type == "cpu" else _placed(value, device)
-    if given.shape == (1, size):
+    given = value
+    if value.__class__ is not Tensor or value.dtype is not torch.float32 or not value.is_cpu or device is not None:
+        given = placed(name, value, device)
+    shape = given.shape
+    if shape == (1, size):
         return given
-    count = prod(given.shape)
+    if shape == (size,):
+        return given[None]
+    count = prod(shape)
     if count == size:
         return given.reshape(1, size)
     if count != 1:
-        raise StepShapeError(f"'{name}': expected {size} numbers, got {tuple(given.shape)}")
-    one = given.reshape(1, 1)
-    return one.repeat(size, 1) if device.type == "cpu" else one.expand(1, size)
+        raise StepShapeError(f"'{name}': expected {size} numbers, got {tuple(shape)}")
+    return torch.as_tensor(given).reshape(1, 1).expand(1, size)
 
 
-def rows(name: str, value: Any, count: int, size: int, device: torch.device) -> Any:
-    """Several steps' values as float32 ``[count, size]``, an array if the device is the CPU.
-
-    Values of size 1 may be ``[count]``.
+def rows(name: str, value: Any, count: int, size: int | None, device: torch.device | None) -> Any:
+    """Several steps' values as float32 ``[count, 1, size]``; numbers, of size None, as ``[count, 1]``.
 
     Raises:
-        StepShapeError: another shape.
+        StepShapeError: another shape than ``[count, size]``; numbers, and values of size 1, may be ``[count]``.
     """
-    given: Any = array_of(name, value) if device.type == "cpu" else _placed(value, device)
-    if given.shape == (count, size):
-        return given
-    if given.shape == (count,) and size == 1:
-        return given.reshape(count, 1)
-    raise StepShapeError(f"'{name}': expected {(count, size)} (rows first), got {tuple(given.shape)}")
-
-
-def _placed(value: Any, device: torch.device) -> Tensor:
-    """As a float32 tensor on the device of the storage."""
-    return torch.as_tensor(value, dtype=torch.float32, device=device).detach()
+    given = placed(name, value, device)
+    shape, width = given.shape, 1 if size is None else size
+    if shape != (count, width) and (shape != (count,) or width != 1):
+        raise StepShapeError(f"'{name}': expected {(count, width)} (rows first), got {tuple(shape)}")
+    return given.reshape((count, 1) if size is None else (count, 1, size))
 
 
 ENDING = ".safetensors"
@@ -303,19 +299,6 @@ def _copies(env: Any, num_envs: int) -> Any:
     return SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
 
 
-FIELDS = {
-    "states": "obs",
-    "actions": "action",
-    "rewards": "reward",
-    "next_states": "next_obs",
-    "dones": "done",
-    "hiddens": "memory",
-}
-"""Velora's names, in its order -> relive's."""
-
-FORMS, SHARED = 16, 256
-"""How many sizes of :meth:`ReplayBuffer.add_multi` have arrays kept for them, and the largest such size."""
-
 UNKNOWN = np.zeros(1, np.bool_)
 """Velora does not distinguish terminals and truncations. relive's flags stay False; ``done`` is a further column."""
 
@@ -341,8 +324,8 @@ class ReplayBuffer:
         ParameterError: a capacity below 2, or above what fits into memory.
     """
 
-    states, actions, rewards = Column("obs"), Column("action"), Column("reward")
-    next_states, dones, hiddens = Column("next_obs"), Column("done"), Column("memory")
+    states, actions, rewards = Column("obs"), Column("action"), Column("reward", single=True)
+    next_states, dones, hiddens = Column("next_obs"), Column("done", single=True), Column("memory")
 
     def __init__(
         self,
@@ -369,34 +352,8 @@ class ReplayBuffer:
         )
         self._replay = Replay(schema, capacity, ordered=False, device=device or "cpu", seed=seed or 0)
         self._seed = seed
-        self._on, self._added = self._replay.device, 0
-        self._sizes = {"obs": state_dim, "action": action_dim, "next_obs": state_dim, "memory": hidden_dim}
-        self._forms: dict[tuple[int, Any], tuple[Inbox, dict[str, Any]] | None] = {}
-
-    def _form(self, count: int, seen: Any) -> tuple[Inbox, dict[str, Any]] | None:
-        """The arrays that the tensors of ``count`` transitions are copied into; with 0, of a single one.
-
-        ``seen`` is the dtype of the observations. None unless it is float32 or float64 and the storage is in RAM.
-        """
-        if (count, seen) in self._forms:
-            return self._forms[count, seen]
-        if len(self._forms) >= FORMS:
-            self._forms.clear()
-        fits = seen in (torch.float32, torch.float64) and self._on.type == "cpu" and count <= SHARED
-        self._forms[count, seen] = self._new_form(count, str(seen).removeprefix("torch.")) if fits else None
-        return self._forms[count, seen]
-
-    def _new_form(self, count: int, seen: str) -> tuple[Inbox, dict[str, Any]]:
-        front = (count, 1) if count else (1,)
-        step: dict[str, Any] = {name: np.zeros(front, np.float32) for name in ("reward", "done")}
-        step |= {name: np.zeros(front, np.bool_) for name in ("terminated", "truncated")}
-        for name, size in self._sizes.items():
-            step[name] = np.zeros((*front, size), seen if name in ("obs", "next_obs") else np.float32)
-        names = tuple(FIELDS.values()) if count else tuple(self._sizes)
-        sizes = [self._sizes.get(name, 1) for name in names]
-        shapes = [((count, size), (count,) if size == 1 else (count, size)) for size in sizes]
-        alone = [((size,), (1, size)) for size in sizes]
-        return Inbox([step[name] for name in names], shapes if count else alone), step
+        self._on, self._added = None if self._replay.device.type == "cpu" else self._replay.device, 0
+        self._numbers = np.zeros(1, np.float32), np.zeros(1, np.float32)
 
     @property
     def position(self) -> int:
@@ -413,9 +370,8 @@ class ReplayBuffer:
         return self.size
 
     def column(self, name: str) -> Tensor:
-        """A column of the storage as a view ``[capacity, size]``; ``name`` is relive's."""
-        column = self._replay.block[name]
-        return column.unsqueeze(-1) if name in ("reward", "done") else column
+        """A column of the storage as a view, ``[capacity, size]`` or ``[capacity]``; ``name`` is relive's."""
+        return cast("Tensor", self._replay.block[name])
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -425,20 +381,17 @@ class ReplayBuffer:
         Raises:
             StepShapeError: a value has the wrong size. Nothing is stored.
         """
-        on, form = self._on, self._form(0, getattr(state, "dtype", None))
-        if form is not None and isinstance(reward, float) and isinstance(done, bool | np.bool_):
-            inbox, step = form
-            if inbox.take((state, action, next_state, hidden)):
-                step["reward"][0], step["done"][0] = reward, done
-                self._replay.add(step)
-                self._added += 1
-                return
+        on, (rewards, dones) = self._on, self._numbers
+        if isinstance(reward, float) and isinstance(done, bool | np.bool_):
+            rewards[0], dones[0] = reward, done
+        else:
+            rewards, dones = row("reward", reward, 1, on)[0], row("done", done, 1, on)[0]
         step = {
             "obs": row("state", state, self.state_dim, on),
             "action": row("action", action, self.action_dim, on),
-            "reward": row("reward", reward, 1, on)[0],
+            "reward": rewards,
             "next_obs": row("next_state", next_state, self.state_dim, on),
-            "done": row("done", done, 1, on)[0],
+            "done": dones,
             "memory": row("hidden", hidden, self.hidden_dim, on),
             "terminated": UNKNOWN,
             "truncated": UNKNOWN,
@@ -453,19 +406,14 @@ class ReplayBuffer:
             StepShapeError: a shape does not fit. Nothing is stored.
         """
         count, on = len(states), self._on
-        form = self._form(count, getattr(states, "dtype", None))
-        if count and form is not None and form[0].take((states, actions, rewards, next_states, dones, hiddens)):
-            self._replay.extend(form[1])
-            self._added += count
-            return
         flags = np.zeros((count, 1), np.bool_)
         columns = {
-            "obs": rows("states", states, count, self.state_dim, on)[:, None],
-            "action": rows("actions", actions, count, self.action_dim, on)[:, None],
-            "reward": rows("rewards", rewards, count, 1, on),
-            "next_obs": rows("next_states", next_states, count, self.state_dim, on)[:, None],
-            "done": rows("dones", dones, count, 1, on),
-            "memory": rows("hiddens", hiddens, count, self.hidden_dim, on)[:, None],
+            "obs": rows("states", states, count, self.state_dim, on),
+            "action": rows("actions", actions, count, self.action_dim, on),
+            "reward": rows("rewards", rewards, count, None, on),
+            "next_obs": rows("next_states", next_states, count, self.state_dim, on),
+            "done": rows("dones", dones, count, None, on),
+            "memory": rows("hiddens", hiddens, count, self.hidden_dim, on),
             "terminated": flags,
             "truncated": flags,
         }
@@ -510,9 +458,7 @@ class ReplayBuffer:
             )
         renew(self._replay, self._seed)
         batch = self._replay.sample(batch_size)
-        columns = {name: batch[inner].contiguous() for name, inner in FIELDS.items()}
-        columns |= {name: columns[name].unsqueeze(-1) for name in ("rewards", "dones")}
-        return BatchExperience(**columns)
+        return BatchExperience(**{name: x.shown(batch[x.name].contiguous()) for name, x in FIELDS.items()})
 
     def metadata(self) -> dict[str, Any]:
         """Sizes and cursors, with the entries of Velora's ``metadata.json``."""
@@ -528,7 +474,7 @@ class ReplayBuffer:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Contiguous copies of the six tensors ``[capacity, ...]``, as Velora's ``save_model`` writes them."""
-        return {name: self.column(inner).contiguous() for name, inner in FIELDS.items()}
+        return {name: getattr(self, name).contiguous() for name in FIELDS}
 
     def config(self) -> Any:
         """Velora's ``BufferConfig`` for its agents' configurations. Velora must be installed."""
@@ -548,7 +494,7 @@ class ReplayBuffer:
 
         Each file is replaced completely or not at all.
         """
-        write_files(dirpath, prefix, self.metadata(), {name: self.column(inner) for name, inner in FIELDS.items()})
+        write_files(dirpath, prefix, self.metadata(), {name: getattr(self, name) for name in FIELDS})
 
     @classmethod
     def load(
@@ -589,18 +535,19 @@ class ReplayBuffer:
         return f"ReplayBuffer({sizes}, device={self.device!r}, seed={self._seed})"
 
 
+FIELDS = table_of(ReplayBuffer)
+
 ROLLOUT_FIELDS = {
-    "states": "obs",
-    "actions": "action",
-    "rewards": "reward",
-    "dones": "ended",
-    "hiddens": "hidden",
-    "log_probs": "log_prob",
-    "values": "value",
-    "advantages": "advantage",
-    "returns": "return",
+    "states": Column("obs"),
+    "actions": Column("action"),
+    "rewards": Column("reward", single=True),
+    "dones": Column("ended", single=True),
+    "hiddens": Column("hidden"),
+    "log_probs": Column("log_prob", single=True),
+    "values": Column("value", single=True),
+    "advantages": Column("advantage", single=True),
+    "returns": Column("return", single=True),
 }
-FLAT = ("rewards", "dones", "log_probs", "values", "advantages", "returns")
 
 
 class RolloutBuffer:
@@ -691,14 +638,15 @@ class RolloutBuffer:
         """
         if self.rollout.is_full:
             raise BufferError("Buffer full! Use the 'empty()' method first.")
-        given = {"obs": (states, self.state_dim), "action": (actions, self.action_dim), "reward": (rewards, 1)}
-        given |= {"ended": (dones, 1), "hidden": (hiddens, self.hidden_dim)}
-        given |= {"log_prob": (log_probs, 1), "value": (values, 1)}
-        step = {name: self._rows(name, *column) for name, column in given.items()}
+        numbers = {"reward": rewards, "ended": dones, "log_prob": log_probs, "value": values}
+        step = {name: self._rows(name, value) for name, value in numbers.items()}
+        vectors = {"obs": (states, self.state_dim), "action": (actions, self.action_dim)}
+        vectors |= {"hidden": (hiddens, self.hidden_dim)}
+        step |= {name: self._rows(name, *vector) for name, vector in vectors.items()}
         done = step["ended"] != 0
-        cut = done & (False if truncated is None else self._rows("truncated", truncated, 1) != 0)
+        cut = done & (False if truncated is None else self._rows("truncated", truncated) != 0)
         if final_values is not None:
-            step["final_value"] = self._rows("final_values", final_values, 1)
+            step["final_value"] = self._rows("final_values", final_values)
         self.rollout.add(step, terminated=done & ~cut, truncated=cut)
 
     def finish(self, last_values: Any) -> None:
@@ -713,7 +661,7 @@ class RolloutBuffer:
         """
         self._require_full()
         estimator = GAE(gamma=self.gamma, lam=self.gae_lambda)
-        self.rollout.finish(estimator, last_value=self._rows("last_values", last_values, 1))
+        self.rollout.finish(estimator, last_value=self._rows("last_values", last_values))
 
     def sample(self, batch_size: int) -> Iterator[RolloutBatch]:
         """All steps in a new random order, ``batch_size`` at a time. The last batch may be smaller.
@@ -725,7 +673,9 @@ class RolloutBuffer:
         if "advantage" not in self.rollout:
             raise BufferError("Advantages are missing! Use the 'finish()' method first.")
         renew(self.rollout, self._seed)
-        return map(self._batch, self.rollout.minibatches(batch_size, fields=tuple(ROLLOUT_FIELDS.values())))
+        return map(
+            self._batch, self.rollout.minibatches(batch_size, fields=tuple(x.name for x in ROLLOUT_FIELDS.values()))
+        )
 
     def empty(self) -> None:
         """Forget all steps."""
@@ -737,11 +687,9 @@ class RolloutBuffer:
         if not self.rollout.is_full:
             raise BufferError(f"Buffer is not full! {self.size} of {self.capacity} steps are stored.")
 
-    def _rows(self, name: str, value: Any, size: int) -> Tensor:
-        column = rows(name, value, self.num_envs, size, self.rollout.device)
-        scalar = name not in ("obs", "action", "hidden")
-        return column[:, 0] if scalar else column
+    def _rows(self, name: str, value: Any, size: int | None = None) -> Any:
+        device = self.rollout.device
+        return rows(name, value, self.num_envs, size, None if device.type == "cpu" else device)[:, 0]
 
     def _batch(self, batch: Any) -> RolloutBatch:
-        columns = {name: batch[inner] for name, inner in ROLLOUT_FIELDS.items()}
-        return RolloutBatch(**{name: x.unsqueeze(-1) if name in FLAT else x for name, x in columns.items()})
+        return RolloutBatch(**{name: x.shown(batch[x.name]) for name, x in ROLLOUT_FIELDS.items()})
