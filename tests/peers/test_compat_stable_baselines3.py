@@ -298,7 +298,7 @@ def test_a_rollouts_batches_are_the_same_however_many_are_gathered_at_once(
 ) -> None:
     space, found = OBSERVATIONS["dict"], []
     for bytes_ in (0, together * 7 * 52):
-        monkeypatch.setattr("relive.compat.stable_baselines3.buffers.GATHERED", bytes_)
+        monkeypatch.setattr("relive.compat.stable_baselines3.GATHERED", bytes_)
         buffer = ours.DictRolloutBuffer(11, space, ACTIONS["box"], "cpu", n_envs=3, seed=0)
         assert buffer._row_bytes == 52
         for step in play(space, ACTIONS["box"], 11, 3):

@@ -1,4 +1,8 @@
-"""Stable-Baselines3's uniform replay buffers (release 2.9), built on :class:`relive.ReplayBuffer`."""
+"""Stable-Baselines3's buffers on relive's core, for ``replay_buffer_class=`` and ``rollout_buffer_class=``.
+
+They are compared with Stable-Baselines3 2.9. The algorithms require subclasses of Stable-Baselines3's own classes, so
+Stable-Baselines3 must be installed.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +18,20 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from ...replay.buffer import ReplayBuffer as Core
-from ...returns import GAE
-from ...rollout.buffer import RolloutBuffer as CoreRollout
-from ...samplers.contract import Sampler
-from ...samplers.prioritized import Prioritized
-from ...steps.arrays import Array, numpy_view, torch_dtype
-from ...steps.schema import Field, Schema
-from ...views.contract import View
-from ...views.hindsight import Hindsight
-from ...views.transitions import NStep
-from ..base import Column, Continuity, alias, drawn_by_numpy, mapped, sent
-from .originals import steps_of
+from ..replay.buffer import ReplayBuffer as Core
+from ..returns import GAE
+from ..rollout.buffer import RolloutBuffer as CoreRollout
+from ..samplers.contract import Sampler
+from ..samplers.prioritized import Prioritized
+from ..steps.arrays import Array, numpy_view, torch_dtype
+from ..steps.schema import Field, Schema
+from ..views.contract import View
+from ..views.hindsight import Hindsight
+from ..views.transitions import NStep
+from .base import Column, Continuity, alias, drawn_by_numpy, equal_rows, mapped, sent
 
 __all__ = [
-    "Copied",
+    "ConvertsReplays",
     "DictReplayBuffer",
     "DictRolloutBuffer",
     "HerReplayBuffer",
@@ -38,84 +41,21 @@ __all__ = [
     "PrioritizedReplayBufferSamples",
     "ReplayBuffer",
     "RolloutBuffer",
-    "action_field",
-    "arranged",
-    "as_flags",
-    "buffers",
-    "copied",
-    "fitted",
-    "joined",
-    "obs_fields",
-    "obs_shapes",
-    "overridden",
-    "require_dict",
-    "samples",
-    "set_full",
-    "set_pos",
 ]
-
-
-FLAG = np.dtype(np.bool_)
 
 buffers: Any = import_module("stable_baselines3.common.buffers")
 samples: Any = import_module("stable_baselines3.common.type_aliases")
+her: Any = import_module("stable_baselines3.her.her_replay_buffer")
+strategies: Any = import_module("stable_baselines3.her.goal_selection_strategy")
 
-
-def obs_fields(space: spaces.Space[Any], shape: Any) -> Any:
-    """The fields of an observation in the host's shapes; a Discrete one is ``(1,)``."""
-    if isinstance(space, spaces.Dict):
-        return {key: Field(tuple(shape[key]), torch_dtype(space[key].dtype)) for key in space.spaces}
-    return Field(tuple(shape), torch_dtype(space.dtype))
-
-
-def action_field(space: spaces.Space[Any], dim: int, *, narrow: bool = True) -> Field:
-    """The field ``(dim,)`` of an action. With ``narrow``, float64 becomes float32, as in the host's replays."""
-    return Field((dim,), torch_dtype(np.float32 if narrow and space.dtype == np.float64 else space.dtype))
-
-
-def obs_shapes(shape: Any, num_envs: int) -> Any:
-    """The shapes ``(N, ...)`` of all envs' observations, for :func:`fitted`. ``shape`` is the host's, of one env."""
-    return mapped(lambda inner: (num_envs, *inner), shape)
-
-
-def fitted(values: Any, shape: Any) -> Any:
-    """Arrays in the host's shapes. An array that has its shape, as most do, is returned itself."""
-    if type(shape) is not dict:
-        return values if getattr(values, "shape", None) == shape else np.asarray(values).reshape(shape)
-    found: dict[str, Any] = {}
-    for key, inner in cast("dict[str, Any]", shape).items():  # a comprehension takes twice as long
-        value = values[key]
-        found[key] = value if getattr(value, "shape", None) == inner else np.asarray(value).reshape(inner)
-    return found
-
-
-def as_flags(values: Any) -> Any:
-    """Flags or numbers as a bool array."""
-    return values if getattr(values, "dtype", None) is FLAG else np.asarray(values).astype(FLAG)
-
-
-def joined(space: spaces.Space[Any], obs: Any, name: str = "obs") -> Any:
-    """A field of a batch. Observations of a Dict space become a dictionary in the order of the space."""
-    if isinstance(space, spaces.Dict) and name in ("obs", "next_obs"):
-        return {key: obs[key] for key in space.spaces}
-    return obs
-
-
-def overridden(buffer: object, names: Sequence[str]) -> list[str]:
-    """The methods among these that a user's subclass defines."""
-    host = __name__.rpartition(".")[0], "stable_baselines3."
-    users = [cls for cls in type(buffer).__mro__ if not cls.__module__.startswith(host)]
-    return [name for name in names if any(name in vars(cls) for cls in users)]
-
-
-def require_dict(space: object, name: str) -> None:
-    """Refuse a space that is not a Dict, as the host does.
-
-    Raises:
-        AssertionError: names the class.
-    """
-    if not isinstance(space, spaces.Dict):
-        raise AssertionError(f"{name} must be used with Dict obs space only")
+FLAG = np.dtype(np.bool_)
+PIECE = 1024
+"""Steps of all envs that are copied at a time."""
+GATHERED = 2**20
+"""Bytes of batches that are gathered at a time: a cache holds them until they are read."""
+SERVED = ("obs", "action", "value", "log_prob", "advantage", "return")
+STEP = "step"
+"""The field that holds the place of a step's info dictionary in the flat ``infos``."""
 
 
 def set_pos(buffer: Any, pos: int) -> None:
@@ -136,76 +76,6 @@ def set_full(buffer: Any, full: bool) -> None:
     """
     if full != buffer.full:
         buffer._declare(buffer.buffer_size if full else -1)
-
-
-class Copied(np.ndarray[Any, Any]):
-    """A read-only copy of what is stored in another form.
-
-    One write is accepted: ``dones[i] = True`` for the newest step i. The host ends episodes by it before a reset.
-    """
-
-    newest: int | None = None
-    cut_off: Callable[[], None] | None = None
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        if self.flags.writeable:  # a copy of this copy, or a result computed from it
-            super().__setitem__(key, value)
-        elif self.cut_off is not None and isinstance(key, int | np.integer) and key == self.newest and np.all(value):
-            self.cut_off()
-        else:
-            raise ValueError(
-                "this array is a copy, because observations are stored once here, and writing to it changes nothing; "
-                "use ReplayBuffer without optimize_memory_usage, whose arrays are the storage"
-            )
-
-
-def copied(array: Array) -> Any:
-    """A fresh array as one that cannot be written to."""
-    shown = array.view(Copied)
-    shown.flags.writeable = False
-    return shown
-
-
-def arranged(
-    replay: Core, name: str, space: spaces.Space[Any], pos: int, under_way: Array, next_obs: Any, rows: int
-) -> Any:
-    """A field of all steps in the host's rows, ``[rows, N, ...]``, or a dictionary of these. Empty rows are zero.
-
-    Args:
-        replay: the storage.
-        name: of the field; "next_obs" is the observation after each step.
-        space: one env's observation space.
-        pos: the host's row of the next step.
-        under_way: bool ``[N]``, whether the episode goes on after the env's newest step.
-        next_obs: the observations ``[N, ...]`` after the newest steps; None without steps.
-        rows: the host's ``buffer_size``.
-    """
-    envs = [_steps(replay, name, space, env, bool(going), next_obs) for env, going in enumerate(under_way)]
-
-    def arrange(*columns: Array) -> Array:
-        out = np.zeros((rows, len(columns), *columns[0].shape[1:]), columns[0].dtype)
-        for env, column in enumerate(columns):
-            out[(pos - len(column) + np.arange(len(column))) % rows, env] = column
-        return out
-
-    return mapped(arrange, *envs)
-
-
-def _steps(replay: Core, name: str, space: spaces.Space[Any], env: int, under_way: bool, next_obs: Any) -> Any:
-    """A field of an env's steps, oldest first. Rows that hold only a final observation are left out."""
-    rows = replay.slice(env)
-    steps = numpy_view(cast("Tensor", rows["complete"])).copy()
-    steps[-1:] |= under_way
-
-    def following(obs: Tensor, newest: Any = None) -> Array:
-        after = np.roll(numpy_view(obs), -1, 0)
-        if under_way and len(after):
-            after[-1] = newest[env]
-        return after[steps]
-
-    if name == "next_obs":
-        return mapped(following, joined(space, rows["obs"]), *([] if next_obs is None else [next_obs]))
-    return mapped(lambda x: numpy_view(x)[steps], joined(space, rows[name], name))
 
 
 class ReplayBuffer(buffers.ReplayBuffer):
@@ -531,44 +401,103 @@ class DictReplayBuffer(ReplayBuffer, buffers.DictReplayBuffer):
         super().__init__(buffer_size, observation_space, *args, **kwargs)
 
 
-her: Any = import_module("stable_baselines3.her.her_replay_buffer")
-strategies: Any = import_module("stable_baselines3.her.goal_selection_strategy")
-
-
-STEP = "step"
-"""The field that holds the place of a step's info dictionary in the flat ``infos``."""
-
-
-class _Goals:
-    """Calls the training env about goals. The env is not pickled with the buffer.
+class NStepReplayBuffer(ReplayBuffer, buffers.NStepReplayBuffer):
+    """``stable_baselines3.common.buffers.NStepReplayBuffer``, also with dictionaries and ``optimize_memory_usage``.
 
     Args:
-        env: the training env.
-        infos: the info dictionaries of the steps, object ``[buffer_size, n_envs]``; None if they are not kept.
+        args: see :class:`ReplayBuffer`.
+        n_steps: rewards per window, at most. A window ends at its episode's end and at the newest step.
+        gamma: discount per step. Batches have ``discounts`` γᵏ, float32 ``[B, 1]``, for windows of k steps.
+        kwargs: see :class:`ReplayBuffer`.
     """
 
-    def __init__(self, env: Any, infos: Array | None) -> None:
-        self.env, self.infos = env, infos
+    def __init__(self, *args: Any, n_steps: int = 3, gamma: float = 0.99, **kwargs: Any) -> None:
+        super().__init__(*args, n_steps=n_steps, gamma=gamma, **kwargs)
 
-    def _ask(self, method: str, achieved: Array, desired: Array, steps: Array | None) -> Any:
-        assert self.env is not None, (
-            "You must initialize HerReplayBuffer with a VecEnv so it can compute rewards for virtual transitions"
-        )
-        infos: Any = [{} for _ in range(len(achieved))]
-        if self.infos is not None:
-            infos = copy.deepcopy(self.infos.reshape(-1)[steps])  # the env may write to them
-        return np.asarray(self.env.env_method(method, achieved, desired, infos, indices=[0])[0])
+    @classmethod
+    def _options_of(cls, original: Any) -> dict[str, Any]:
+        known = {name: getattr(original, name) for name in ("n_steps", "gamma") if hasattr(original, name)}
+        return super()._options_of(original) | known
 
-    def reward(self, achieved: Array, desired: Array, steps: Array | None = None) -> Array:
-        """The first env's ``compute_reward``, float32 ``[M]``."""
-        return self._ask("compute_reward", achieved, desired, steps).astype(np.float32)
+    n_steps = alias("_view.n", "Rewards per window, at most; may be changed at any time.")
+    gamma = alias("_view.gamma", "Discount per step; may be changed at any time.")
 
-    def terminated(self, achieved: Array, desired: Array, steps: Array | None = None) -> Array:
-        """The first env's ``compute_terminated``, bool ``[M]``."""
-        return self._ask("compute_terminated", achieved, desired, steps).astype(np.bool_)
+    def _fields(self, batch: Any, env: Any) -> tuple[Any, ...]:
+        discounts = torch.pow(torch.tensor(self.gamma), batch["steps"].float()).unsqueeze(1)
+        return (*super()._fields(batch, env), sent(discounts, self.device))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"env": None}
+
+class PrioritizedReplayBufferSamples(NamedTuple):
+    """The host's ``ReplayBufferSamples`` with the fields of prioritized replay."""
+
+    observations: Tensor
+    actions: Tensor
+    next_observations: Tensor
+    dones: Tensor
+    rewards: Tensor
+    discounts: Tensor
+    weights: Tensor
+    """Importance weights, float32 ``[B, 1]``, to multiply each transition's loss by."""
+    indices: Array
+    """int64 ``[B]``, for :meth:`PrioritizedReplayBuffer.update_priorities`."""
+
+
+class PrioritizedDictReplayBufferSamples(NamedTuple):
+    """The host's ``DictReplayBufferSamples`` with the fields of prioritized replay."""
+
+    observations: dict[str, Tensor]
+    actions: Tensor
+    next_observations: dict[str, Tensor]
+    dones: Tensor
+    rewards: Tensor
+    discounts: Tensor
+    weights: Tensor
+    indices: Array
+
+
+class PrioritizedReplayBuffer(NStepReplayBuffer):
+    """Prioritized replay (Schaul et al. 2015) for Stable-Baselines3 2.9, which has none; n-step if asked for.
+
+    The host's ``train`` methods neither use ``weights`` nor report TD errors. ``docs/migration/stable_baselines3.md``
+    shows a DQN that does.
+
+    Args:
+        args: see :class:`ReplayBuffer`.
+        alpha: the exponent of priorities; 0 is uniform.
+        beta: the exponent of importance weights, or a schedule (first, last, draws).
+        eps: added to each |TD error|.
+        n_steps: see :class:`NStepReplayBuffer`; 1 is single transitions.
+        kwargs: see :class:`NStepReplayBuffer`.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        alpha: float = 0.6,
+        beta: float | tuple[float, float, int] = 0.4,
+        eps: float = 1e-6,
+        n_steps: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, n_steps=n_steps, sampler=Prioritized(alpha, beta, eps=eps), **kwargs)
+
+    def update_priorities(self, indices: Any, td_errors: Any) -> int:
+        """Set priorities from the TD errors of a batch, ``[B]`` or ``[B, 1]``; returns how many came too late.
+
+        Raises:
+            ShapeError: the shapes differ.
+            ParameterError: an index was never issued.
+            NotFiniteError: a TD error is NaN or infinite. Nothing is changed in either case.
+        """
+        return self._replay.update_priorities(indices, torch.as_tensor(td_errors).reshape(-1))
+
+    def _samples(self, batch: Any, env: Any) -> Any:
+        nested = isinstance(self.observation_space, spaces.Dict)
+        kind = PrioritizedDictReplayBufferSamples if nested else PrioritizedReplayBufferSamples
+        weight = batch.get("weight", torch.ones(len(batch["index"])))  # rows read by position have none
+        weights = sent(weight.unsqueeze(1), self.device)
+        parts: Any = (*self._fields(batch, env), weights, numpy_view(batch["index"]))
+        return kind(*parts)
 
 
 class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
@@ -714,108 +643,36 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
         return obs, action, next_obs, dones, reward, sent(discounts, self.device)
 
 
-class NStepReplayBuffer(ReplayBuffer, buffers.NStepReplayBuffer):
-    """``stable_baselines3.common.buffers.NStepReplayBuffer``, also with dictionaries and ``optimize_memory_usage``.
+class _Goals:
+    """Calls the training env about goals. The env is not pickled with the buffer.
 
     Args:
-        args: see :class:`ReplayBuffer`.
-        n_steps: rewards per window, at most. A window ends at its episode's end and at the newest step.
-        gamma: discount per step. Batches have ``discounts`` γᵏ, float32 ``[B, 1]``, for windows of k steps.
-        kwargs: see :class:`ReplayBuffer`.
+        env: the training env.
+        infos: the info dictionaries of the steps, object ``[buffer_size, n_envs]``; None if they are not kept.
     """
 
-    def __init__(self, *args: Any, n_steps: int = 3, gamma: float = 0.99, **kwargs: Any) -> None:
-        super().__init__(*args, n_steps=n_steps, gamma=gamma, **kwargs)
+    def __init__(self, env: Any, infos: Array | None) -> None:
+        self.env, self.infos = env, infos
 
-    @classmethod
-    def _options_of(cls, original: Any) -> dict[str, Any]:
-        known = {name: getattr(original, name) for name in ("n_steps", "gamma") if hasattr(original, name)}
-        return super()._options_of(original) | known
+    def _ask(self, method: str, achieved: Array, desired: Array, steps: Array | None) -> Any:
+        assert self.env is not None, (
+            "You must initialize HerReplayBuffer with a VecEnv so it can compute rewards for virtual transitions"
+        )
+        infos: Any = [{} for _ in range(len(achieved))]
+        if self.infos is not None:
+            infos = copy.deepcopy(self.infos.reshape(-1)[steps])  # the env may write to them
+        return np.asarray(self.env.env_method(method, achieved, desired, infos, indices=[0])[0])
 
-    n_steps = alias("_view.n", "Rewards per window, at most; may be changed at any time.")
-    gamma = alias("_view.gamma", "Discount per step; may be changed at any time.")
+    def reward(self, achieved: Array, desired: Array, steps: Array | None = None) -> Array:
+        """The first env's ``compute_reward``, float32 ``[M]``."""
+        return self._ask("compute_reward", achieved, desired, steps).astype(np.float32)
 
-    def _fields(self, batch: Any, env: Any) -> tuple[Any, ...]:
-        discounts = torch.pow(torch.tensor(self.gamma), batch["steps"].float()).unsqueeze(1)
-        return (*super()._fields(batch, env), sent(discounts, self.device))
+    def terminated(self, achieved: Array, desired: Array, steps: Array | None = None) -> Array:
+        """The first env's ``compute_terminated``, bool ``[M]``."""
+        return self._ask("compute_terminated", achieved, desired, steps).astype(np.bool_)
 
-
-class PrioritizedReplayBufferSamples(NamedTuple):
-    """The host's ``ReplayBufferSamples`` with the fields of prioritized replay."""
-
-    observations: Tensor
-    actions: Tensor
-    next_observations: Tensor
-    dones: Tensor
-    rewards: Tensor
-    discounts: Tensor
-    weights: Tensor
-    """Importance weights, float32 ``[B, 1]``, to multiply each transition's loss by."""
-    indices: Array
-    """int64 ``[B]``, for :meth:`PrioritizedReplayBuffer.update_priorities`."""
-
-
-class PrioritizedDictReplayBufferSamples(NamedTuple):
-    """The host's ``DictReplayBufferSamples`` with the fields of prioritized replay."""
-
-    observations: dict[str, Tensor]
-    actions: Tensor
-    next_observations: dict[str, Tensor]
-    dones: Tensor
-    rewards: Tensor
-    discounts: Tensor
-    weights: Tensor
-    indices: Array
-
-
-class PrioritizedReplayBuffer(NStepReplayBuffer):
-    """Prioritized replay (Schaul et al. 2015) for Stable-Baselines3 2.9, which has none; n-step if asked for.
-
-    The host's ``train`` methods neither use ``weights`` nor report TD errors. ``docs/migration/stable_baselines3.md``
-    shows a DQN that does.
-
-    Args:
-        args: see :class:`ReplayBuffer`.
-        alpha: the exponent of priorities; 0 is uniform.
-        beta: the exponent of importance weights, or a schedule (first, last, draws).
-        eps: added to each |TD error|.
-        n_steps: see :class:`NStepReplayBuffer`; 1 is single transitions.
-        kwargs: see :class:`NStepReplayBuffer`.
-    """
-
-    def __init__(
-        self,
-        *args: Any,
-        alpha: float = 0.6,
-        beta: float | tuple[float, float, int] = 0.4,
-        eps: float = 1e-6,
-        n_steps: int = 1,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, n_steps=n_steps, sampler=Prioritized(alpha, beta, eps=eps), **kwargs)
-
-    def update_priorities(self, indices: Any, td_errors: Any) -> int:
-        """Set priorities from the TD errors of a batch, ``[B]`` or ``[B, 1]``; returns how many came too late.
-
-        Raises:
-            ShapeError: the shapes differ.
-            ParameterError: an index was never issued.
-            NotFiniteError: a TD error is NaN or infinite. Nothing is changed in either case.
-        """
-        return self._replay.update_priorities(indices, torch.as_tensor(td_errors).reshape(-1))
-
-    def _samples(self, batch: Any, env: Any) -> Any:
-        nested = isinstance(self.observation_space, spaces.Dict)
-        kind = PrioritizedDictReplayBufferSamples if nested else PrioritizedReplayBufferSamples
-        weight = batch.get("weight", torch.ones(len(batch["index"])))  # rows read by position have none
-        weights = sent(weight.unsqueeze(1), self.device)
-        parts: Any = (*self._fields(batch, env), weights, numpy_view(batch["index"]))
-        return kind(*parts)
-
-
-SERVED = ("obs", "action", "value", "log_prob", "advantage", "return")
-GATHERED = 2**20
-"""Bytes of batches that are gathered at a time: a cache holds them until they are read."""
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"env": None}
 
 
 class RolloutBuffer(buffers.RolloutBuffer):
@@ -1000,3 +857,172 @@ class DictRolloutBuffer(RolloutBuffer, buffers.DictRolloutBuffer):
     def __init__(self, buffer_size: int, observation_space: spaces.Dict, *args: Any, **kwargs: Any) -> None:
         require_dict(observation_space, "DictRolloutBuffer")
         super().__init__(buffer_size, observation_space, *args, **kwargs)
+
+
+class ConvertsReplays:
+    """A mixin for the host's algorithms, listed before the algorithm: loaded replays become ``replay_buffer_class``.
+
+    Without it, the host's ``load_replay_buffer`` replaces the buffer by one of the class in the pickle.
+    """
+
+    replay_buffer: Any
+    replay_buffer_class: Any
+    replay_buffer_kwargs: dict[str, Any]
+
+    def load_replay_buffer(self, path: Any, truncate_last_traj: bool = True) -> None:
+        """Load as the host does, then convert by ``replay_buffer_class.from_original`` and ``replay_buffer_kwargs``."""
+        host: Any = super()
+        host.load_replay_buffer(path, truncate_last_traj)
+        self.replay_buffer = self.replay_buffer_class.from_original(self.replay_buffer, **self.replay_buffer_kwargs)
+
+
+def steps_of(original: Any) -> Iterator[tuple[Array, dict[str, Any]]]:
+    """The rows of the steps in one of the host's replays, oldest first, and their fields ``[K, N, ...]``.
+
+    A step counts as truncated if its env was reset after it without an end: its next observation then differs from the
+    observation of the following step.
+    """
+    size, pos, once = int(original.buffer_size), int(original.pos), bool(original.optimize_memory_usage)
+    rows = np.arange(pos)
+    if original.full:  # with `once`, the newest next observation overwrote the oldest step
+        rows = np.arange(pos + once, pos + size) % size
+
+    def taken(name: str, at: Array) -> Any:
+        return mapped(lambda column: column[at], getattr(original, name))
+
+    for low in range(0, len(rows), PIECE):
+        at = rows[low : low + PIECE]
+        after = rows[np.minimum(np.arange(low, low + len(at)) + 1, len(rows) - 1)]
+        next_obs = taken("observations", (at + 1) % size) if once else taken("next_observations", at)
+        done, timeout = taken("dones", at) != 0, taken("timeouts", at) != 0
+        reset = ~equal_rows(next_obs, taken("observations", after), 2)
+        reset[after == at] = False  # nothing follows the newest step
+        steps = {"obs": taken("observations", at), "action": taken("actions", at), "reward": taken("rewards", at)}
+        yield at, steps | {"next_obs": next_obs, "done": done, "timeout": timeout | (reset & ~done)}
+
+
+def overridden(buffer: object, names: Sequence[str]) -> list[str]:
+    """The methods among these that a user's subclass defines."""
+    host = __name__, "stable_baselines3."
+    users = [cls for cls in type(buffer).__mro__ if not cls.__module__.startswith(host)]
+    return [name for name in names if any(name in vars(cls) for cls in users)]
+
+
+def require_dict(space: object, name: str) -> None:
+    """Refuse a space that is not a Dict, as the host does.
+
+    Raises:
+        AssertionError: names the class.
+    """
+    if not isinstance(space, spaces.Dict):
+        raise AssertionError(f"{name} must be used with Dict obs space only")
+
+
+def obs_fields(space: spaces.Space[Any], shape: Any) -> Any:
+    """The fields of an observation in the host's shapes; a Discrete one is ``(1,)``."""
+    if isinstance(space, spaces.Dict):
+        return {key: Field(tuple(shape[key]), torch_dtype(space[key].dtype)) for key in space.spaces}
+    return Field(tuple(shape), torch_dtype(space.dtype))
+
+
+def action_field(space: spaces.Space[Any], dim: int, *, narrow: bool = True) -> Field:
+    """The field ``(dim,)`` of an action. With ``narrow``, float64 becomes float32, as in the host's replays."""
+    return Field((dim,), torch_dtype(np.float32 if narrow and space.dtype == np.float64 else space.dtype))
+
+
+def obs_shapes(shape: Any, num_envs: int) -> Any:
+    """The shapes ``(N, ...)`` of all envs' observations, for :func:`fitted`. ``shape`` is the host's, of one env."""
+    return mapped(lambda inner: (num_envs, *inner), shape)
+
+
+def fitted(values: Any, shape: Any) -> Any:
+    """Arrays in the host's shapes. An array that has its shape, as most do, is returned itself."""
+    if type(shape) is not dict:
+        return values if getattr(values, "shape", None) == shape else np.asarray(values).reshape(shape)
+    found: dict[str, Any] = {}
+    for key, inner in cast("dict[str, Any]", shape).items():  # a comprehension takes twice as long
+        value = values[key]
+        found[key] = value if getattr(value, "shape", None) == inner else np.asarray(value).reshape(inner)
+    return found
+
+
+def as_flags(values: Any) -> Any:
+    """Flags or numbers as a bool array."""
+    return values if getattr(values, "dtype", None) is FLAG else np.asarray(values).astype(FLAG)
+
+
+def joined(space: spaces.Space[Any], obs: Any, name: str = "obs") -> Any:
+    """A field of a batch. Observations of a Dict space become a dictionary in the order of the space."""
+    if isinstance(space, spaces.Dict) and name in ("obs", "next_obs"):
+        return {key: obs[key] for key in space.spaces}
+    return obs
+
+
+class Copied(np.ndarray[Any, Any]):
+    """A read-only copy of what is stored in another form.
+
+    One write is accepted: ``dones[i] = True`` for the newest step i. The host ends episodes by it before a reset.
+    """
+
+    newest: int | None = None
+    cut_off: Callable[[], None] | None = None
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if self.flags.writeable:  # a copy of this copy, or a result computed from it
+            super().__setitem__(key, value)
+        elif self.cut_off is not None and isinstance(key, int | np.integer) and key == self.newest and np.all(value):
+            self.cut_off()
+        else:
+            raise ValueError(
+                "this array is a copy, because observations are stored once here, and writing to it changes nothing; "
+                "use ReplayBuffer without optimize_memory_usage, whose arrays are the storage"
+            )
+
+
+def copied(array: Array) -> Any:
+    """A fresh array as one that cannot be written to."""
+    shown = array.view(Copied)
+    shown.flags.writeable = False
+    return shown
+
+
+def arranged(
+    replay: Core, name: str, space: spaces.Space[Any], pos: int, under_way: Array, next_obs: Any, rows: int
+) -> Any:
+    """A field of all steps in the host's rows, ``[rows, N, ...]``, or a dictionary of these. Empty rows are zero.
+
+    Args:
+        replay: the storage.
+        name: of the field; "next_obs" is the observation after each step.
+        space: one env's observation space.
+        pos: the host's row of the next step.
+        under_way: bool ``[N]``, whether the episode goes on after the env's newest step.
+        next_obs: the observations ``[N, ...]`` after the newest steps; None without steps.
+        rows: the host's ``buffer_size``.
+    """
+    envs = [_steps(replay, name, space, env, bool(going), next_obs) for env, going in enumerate(under_way)]
+
+    def arrange(*columns: Array) -> Array:
+        out = np.zeros((rows, len(columns), *columns[0].shape[1:]), columns[0].dtype)
+        for env, column in enumerate(columns):
+            out[(pos - len(column) + np.arange(len(column))) % rows, env] = column
+        return out
+
+    return mapped(arrange, *envs)
+
+
+def _steps(replay: Core, name: str, space: spaces.Space[Any], env: int, under_way: bool, next_obs: Any) -> Any:
+    """A field of an env's steps, oldest first. Rows that hold only a final observation are left out."""
+    rows = replay.slice(env)
+    steps = numpy_view(cast("Tensor", rows["complete"])).copy()
+    steps[-1:] |= under_way
+
+    def following(obs: Tensor, newest: Any = None) -> Array:
+        after = np.roll(numpy_view(obs), -1, 0)
+        if under_way and len(after):
+            after[-1] = newest[env]
+        return after[steps]
+
+    if name == "next_obs":
+        return mapped(following, joined(space, rows["obs"]), *([] if next_obs is None else [next_obs]))
+    return mapped(lambda x: numpy_view(x)[steps], joined(space, rows[name], name))
