@@ -219,13 +219,14 @@ class ReplayBuffer(buffers.ReplayBuffer):
         """Append one step of every env. Where an episode ended, ``next_obs`` is its final observation."""
         obs_shape, action_shape = self._shapes
         obs, next_obs = fitted(obs, obs_shape), fitted(next_obs, obs_shape)
-        done = ended = as_flags(done)
-        timeout = self._never
+        if getattr(done, "dtype", None) is not FLAG:
+            done = np.asarray(done).astype(FLAG)
+        ended, timeout = done, self._never
         if self.handle_timeout_termination:
-            marks = [info.get("TimeLimit.truncated", False) for info in infos]
-            if any(marks):
-                timeout = np.array(marks, np.bool_).reshape(self.n_envs)
-                done, ended = self._kept(done, timeout), done | timeout
+            timeouts = [info.get("TimeLimit.truncated", False) for info in infos]
+            if any(timeouts):
+                timeout = np.array(timeouts, np.bool_).reshape(self.n_envs)
+                done, ended = self._terminated(done, timeout), done | timeout
         if self._follows:  # each call of `learn` resets the envs without telling the buffer
             self._continuity.follow(self._replay, obs)
         self._replay.add(
@@ -242,7 +243,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             self._continuity.note(next_obs, self._done)
         self._added += 1
 
-    def _kept(self, done: Array, timeout: Array) -> Array:
+    def _terminated(self, done: Array, timeout: Array) -> Array:
         """The column ``terminated``. Where the arrays are the storage, it holds the host's ``dones`` unchanged."""
         return done & ~timeout if self._stores_once else done
 
@@ -277,8 +278,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
         made = cls(*sizes, seed=seed, **(known | options))
         for rows, steps in steps_of(original):
             done, timeout = steps.pop("done"), steps.pop("timeout")
-            more = made._taken(original, rows)
-            made._extend(steps | more | {"terminated": made._kept(done, timeout), "truncated": timeout})
+            more = made._further_of(original, rows)
+            made._extend(steps | more | {"terminated": made._terminated(done, timeout), "truncated": timeout})
         return made
 
     @classmethod
@@ -287,7 +288,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         names = "optimize_memory_usage", "handle_timeout_termination"
         return {name: getattr(original, name) for name in names}
 
-    def _taken(self, original: Any, rows: Array) -> dict[str, Any]:
+    def _further_of(self, original: Any, rows: Array) -> dict[str, Any]:
         """Further fields for these rows of an original."""
         return {}
 
@@ -355,6 +356,10 @@ class ReplayBuffer(buffers.ReplayBuffer):
             sent(batch["reward"].unsqueeze(1), self.device),
         )
 
+    def _discounts(self, batch: Any) -> Tensor:
+        """The discount of each window's bootstrap value, γ to the number of its rewards, float32 ``[B, 1]``."""
+        return sent(torch.pow(torch.tensor(self._view.gamma), batch["steps"].float()).unsqueeze(1), self.device)
+
     def _observed(self, obs: Any, env: Any) -> Any:
         found: Any = joined(self.observation_space, obs)
         if env is not None:
@@ -388,9 +393,36 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return mapped(copied, self._arranged("truncated" if name == "timeout" else name))
 
     def _arranged(self, name: str) -> Any:
-        """A field of all steps in the host's rows; see :func:`arranged`."""
-        rest = ~self._done, self._continuity.next_obs, self.buffer_size
-        return arranged(self._replay, name, self.observation_space, self.pos, *rest)
+        """A field of all steps in the host's rows ``[buffer_size, n_envs, ...]``, or a dictionary of these.
+
+        Empty rows are zero. "next_obs" is the observation after each step.
+        """
+        pos, rows = self.pos, self.buffer_size
+
+        def arrange(*columns: Array) -> Array:
+            out = np.zeros((rows, len(columns), *columns[0].shape[1:]), columns[0].dtype)
+            for env, column in enumerate(columns):
+                # the newest step of every env lies in the row before `pos`
+                out[(pos - len(column) + np.arange(len(column))) % rows, env] = column
+            return out
+
+        return mapped(arrange, *[self._steps_of_env(name, env) for env in range(self.n_envs)])
+
+    def _steps_of_env(self, name: str, env: int) -> Any:
+        """A field of an env's steps, oldest first. Rows that hold only a final observation are left out."""
+        rows, under_way, newest = self._replay.slice(env), not self._done[env], self._continuity.next_obs
+        steps = numpy_view(cast("Tensor", rows["complete"])).copy()
+        steps[-1:] |= under_way  # the newest step is never complete while its episode goes on
+
+        def following(obs: Tensor, newest: Any = None) -> Array:
+            after = np.roll(numpy_view(obs), -1, 0)  # stored once: the next row holds the observation after a step
+            if under_way and len(after):
+                after[-1] = newest[env]
+            return after[steps]
+
+        if name == "next_obs":
+            return mapped(following, joined(self.observation_space, rows["obs"]), *([] if newest is None else [newest]))
+        return mapped(lambda x: numpy_view(x)[steps], joined(self.observation_space, rows[name], name))
 
 
 class DictReplayBuffer(ReplayBuffer, buffers.DictReplayBuffer):
@@ -423,8 +455,7 @@ class NStepReplayBuffer(ReplayBuffer, buffers.NStepReplayBuffer):
     gamma = alias("_view.gamma", "Discount per step; may be changed at any time.")
 
     def _fields(self, batch: Any, env: Any) -> tuple[Any, ...]:
-        discounts = torch.pow(torch.tensor(self.gamma), batch["steps"].float()).unsqueeze(1)
-        return (*super()._fields(batch, env), sent(discounts, self.device))
+        return (*super()._fields(batch, env), self._discounts(batch))
 
 
 class PrioritizedReplayBufferSamples(NamedTuple):
@@ -574,7 +605,7 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
         names = "env", "n_sampled_goal", "goal_selection_strategy", "copy_info_dict"
         return super()._options_of(original) | {name: getattr(original, name) for name in names}
 
-    def _taken(self, original: Any, rows: Array) -> dict[str, Any]:
+    def _further_of(self, original: Any, rows: Array) -> dict[str, Any]:
         if self.infos is None:
             return {}
         steps = (self._added + np.arange(len(rows))) % self.buffer_size
@@ -639,8 +670,7 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
             reward = sent(self._normalize_reward(numpy_view(batch["reward"].unsqueeze(1)), env), self.device)
         if self._view.n == 1:
             return obs, action, next_obs, dones, reward
-        discounts = torch.pow(torch.tensor(self._view.gamma), batch["steps"].float()).unsqueeze(1)
-        return obs, action, next_obs, dones, reward, sent(discounts, self.device)
+        return obs, action, next_obs, dones, reward, self._discounts(batch)
 
 
 class _Goals:
@@ -946,11 +976,6 @@ def fitted(values: Any, shape: Any) -> Any:
     return found
 
 
-def as_flags(values: Any) -> Any:
-    """Flags or numbers as a bool array."""
-    return values if getattr(values, "dtype", None) is FLAG else np.asarray(values).astype(FLAG)
-
-
 def joined(space: spaces.Space[Any], obs: Any, name: str = "obs") -> Any:
     """A field of a batch. Observations of a Dict space become a dictionary in the order of the space."""
     if isinstance(space, spaces.Dict) and name in ("obs", "next_obs"):
@@ -984,45 +1009,3 @@ def copied(array: Array) -> Any:
     shown = array.view(Copied)
     shown.flags.writeable = False
     return shown
-
-
-def arranged(
-    replay: Core, name: str, space: spaces.Space[Any], pos: int, under_way: Array, next_obs: Any, rows: int
-) -> Any:
-    """A field of all steps in the host's rows, ``[rows, N, ...]``, or a dictionary of these. Empty rows are zero.
-
-    Args:
-        replay: the storage.
-        name: of the field; "next_obs" is the observation after each step.
-        space: one env's observation space.
-        pos: the host's row of the next step.
-        under_way: bool ``[N]``, whether the episode goes on after the env's newest step.
-        next_obs: the observations ``[N, ...]`` after the newest steps; None without steps.
-        rows: the host's ``buffer_size``.
-    """
-    envs = [_steps(replay, name, space, env, bool(going), next_obs) for env, going in enumerate(under_way)]
-
-    def arrange(*columns: Array) -> Array:
-        out = np.zeros((rows, len(columns), *columns[0].shape[1:]), columns[0].dtype)
-        for env, column in enumerate(columns):
-            out[(pos - len(column) + np.arange(len(column))) % rows, env] = column
-        return out
-
-    return mapped(arrange, *envs)
-
-
-def _steps(replay: Core, name: str, space: spaces.Space[Any], env: int, under_way: bool, next_obs: Any) -> Any:
-    """A field of an env's steps, oldest first. Rows that hold only a final observation are left out."""
-    rows = replay.slice(env)
-    steps = numpy_view(cast("Tensor", rows["complete"])).copy()
-    steps[-1:] |= under_way
-
-    def following(obs: Tensor, newest: Any = None) -> Array:
-        after = np.roll(numpy_view(obs), -1, 0)
-        if under_way and len(after):
-            after[-1] = newest[env]
-        return after[steps]
-
-    if name == "next_obs":
-        return mapped(following, joined(space, rows["obs"]), *([] if next_obs is None else [next_obs]))
-    return mapped(lambda x: numpy_view(x)[steps], joined(space, rows[name], name))
