@@ -7,7 +7,7 @@ Change the import to ``from relive.compat.agilerl import RolloutBuffer, BPTTSequ
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
@@ -25,395 +25,55 @@ from ..kernels.reference.priorities import key as stream
 from ..rollout.buffer import RolloutBuffer as Rollout
 from ..steps.arrays import numpy_dtype, torch_dtype
 from ..steps.schema import Field, Path, Schema
-from .base import StepError, StepFieldError, StepShapeError, array_of, drawn_by_numpy, leaves_of, renew, write_column
+from .base import (
+    Column,
+    StepError,
+    StepFieldError,
+    StepShapeError,
+    array_of,
+    drawn_by_numpy,
+    leaves_of,
+    renew,
+    write_column,
+)
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = [
-    "FLAG",
-    "NAMES",
-    "TARGETS",
-    "BPTTSequenceType",
-    "Columns",
-    "Ends",
-    "Fields",
-    "RolloutBuffer",
-    "StepError",
-    "Steps",
-    "action_field",
-    "columns_of",
-    "complete",
-    "minibatches",
-    "numbered",
-    "observation_fields",
-    "overlap_of",
-    "padded",
-    "paths_of",
-    "prepared",
-    "schema_of",
-    "slices",
-    "targets",
-    "vector",
-    "windows_of",
-]
+__all__ = ["BPTTSequenceType", "RolloutBuffer", "StepError"]
 
-
-Fields: TypeAlias = "dict[tuple[str, ...], Field]"
-"""Member -> field. What is not nested has one member, named ()."""
-
-FLAT = Field()
-FLAG = Field((), torch.bool)
-
-
-def observation_fields(space: Any, keep_dtypes: bool) -> Fields:
-    """The fields of one environment's observation. Discrete becomes a vector of one; all are float32, as in AgileRL.
-
-    Raises:
-        NotImplementedError: a space that AgileRL does not store.
-        AssertionError: a Tuple space.
-    """
-    if isinstance(space, spaces.Tuple):
-        raise AssertionError("Tuple observation spaces are not supported by the rollout buffer.")
-    members: dict[tuple[str, ...], Any] = {(): space}
-    if isinstance(space, spaces.Dict):
-        members = {(name,): member for name, member in cast("dict[str, Any]", space.spaces).items()}
-    return {path: _observation_field(member, keep_dtypes) for path, member in members.items()}
-
-
-def _observation_field(space: Any, keep_dtypes: bool) -> Field:
-    dtype = torch_dtype(space.dtype) if keep_dtypes and space.dtype else torch.float32
-    if isinstance(space, spaces.Box | spaces.MultiBinary):
-        return Field(tuple(int(size) for size in cast("Any", space).shape), dtype)
-    if isinstance(space, spaces.Discrete):
-        return Field((1,), dtype)
-    if isinstance(space, spaces.MultiDiscrete):
-        return Field((len(cast("Any", space).nvec),), dtype)
-    raise NotImplementedError(f"{space} observation space is not supported")
-
-
-def action_field(space: Any, keep_dtypes: bool) -> Field:
-    """The field of one environment's action: a float32 vector, as in AgileRL.
-
-    Raises:
-        NotImplementedError: a space that AgileRL does not store.
-    """
-    fixed, known = space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-    if not isinstance(space, known):
-        raise NotImplementedError(f"{space} action space is not supported by AgileRL.")
-    nvec = getattr(fixed, "nvec", None)
-    size = prod(fixed.shape) if nvec is None else len(nvec)
-    return Field((size,), torch_dtype(fixed.dtype) if keep_dtypes else torch.float32)
-
-
-def numbered(fields: Fields) -> Any:
-    """The fields for relive's schema. Members become a tuple, because AgileRL's names may contain dots."""
-    return fields[()] if () in fields else tuple(fields.values())
-
-
-def blank(fields: Fields, num_envs: int) -> Any:
-    """Zeros ``[N, ...]`` for these fields."""
-    zeros = [np.zeros((num_envs, *field.shape), numpy_dtype(field.dtype)) for field in fields.values()]
-    return zeros[0] if () in fields else tuple(zeros)
-
-
-def vector(name: str, value: Any, num_envs: int, field: Field = FLAT) -> Any:
-    """One number or vector per environment, as an array ``[N]`` or ``[N, A]`` of the field's dtype.
-
-    Raises:
-        StepShapeError: it has another number of elements.
-    """
-    array, shape = array_of(name, value, field.dtype), (num_envs, *field.shape)
-    if array.shape == shape:
-        return array
-    if array.size != np.prod(shape):
-        raise StepShapeError(f"'{name}': expected {shape} (num_envs first), got {tuple(array.shape)}")
-    return array.reshape(shape)
-
-
-def fitted(name: str, value: Any, fields: Fields, num_envs: int) -> Any:
-    """An observation as arrays ``[N, ...]``, nested like :func:`numbered`.
-
-    Raises:
-        AssertionError: the space is a Dict and the observation is no mapping.
-        KeyError: the observation and the space have different members.
-        StepShapeError: a shape does not fit.
-    """
-    if () in fields:
-        return _leaf(name, value, fields[()], num_envs)
-    if not isinstance(value, Mapping) and not hasattr(value, "keys"):
-        raise AssertionError("Expected a dict observation for a Dict observation space.")
-    members: dict[tuple[str, ...], Any] = {(key,): member for key, member in cast("Any", value).items()}
-    if members.keys() != fields.keys():
-        different = sorted(str(path[0]) for path in members.keys() ^ fields.keys())
-        raise KeyError(f"'{name}': expected the members {[key for (key,) in fields]}, got others in {different}")
-    return tuple(_leaf(f"{name}.{path[0]}", members[path], field, num_envs) for path, field in fields.items())
-
-
-def _leaf(name: str, value: Any, field: Field, num_envs: int) -> Any:
-    array, shape = array_of(name, value, field.dtype), (num_envs, *field.shape)
-    if array.shape == shape:
-        return array
-    # Accepted besides: a single environment without its axis, two leading axes, a number for a vector of one.
-    if (array.size == np.prod(shape) and array.shape in (field.shape, shape[:-1])) or array.ndim == len(shape) + 1:
-        return array.reshape((-1, *field.shape))
-    raise StepShapeError(f"'{name}': expected {shape} (num_envs first), got {tuple(array.shape)}")
-
-
-def recurrent_states(hidden_state: Mapping[str, Any], fields: Fields, num_envs: int) -> Any:
-    """Recurrent states ``[layers, N, size]`` in the order of the storage, ``[N, layers, size]`` each.
-
-    Raises:
-        StepFieldError: a state is missing.
-        StepShapeError: a shape does not fit.
-    """
-    states: list[Tensor] = []
-    for (key,), field in fields.items():
-        if key not in hidden_state:
-            names = [key for (key,) in fields]
-            raise StepFieldError(f"'hidden_state': expected the states {names}, got {list(hidden_state)}")
-        state, (layers, size) = torch.as_tensor(hidden_state[key]).detach().cpu(), field.shape
-        if tuple(state.shape) != (layers, num_envs, size):
-            raise StepShapeError(
-                f"'hidden_state[{key!r}]': expected {(layers, num_envs, size)} (layers first), got {tuple(state.shape)}"
-            )
-        states.append(state.transpose(0, 1).float())
-    return tuple(states)
-
-
-class Steps:
-    """Turns the arguments of AgileRL's ``add`` into a step ``[N, ...]`` of a rollout.
-
-    Args:
-        obs: the fields of an observation.
-        action: the field of an action.
-        hidden: the fields of the recurrent states; empty if there are none.
-        num_envs: N.
-    """
-
-    def __init__(self, obs: Fields, action: Field, hidden: Fields, num_envs: int) -> None:
-        self._obs, self._action, self._hidden, self._num_envs = obs, action, hidden, num_envs
-        self._no_obs, self._no_state = blank(obs, num_envs), blank(hidden, num_envs)
-        self._zeros, self._false = np.zeros(num_envs, np.float32), np.zeros(num_envs, np.bool_)
-
-    def __call__(
-        self, obs: Any, action: Any, reward: Any, done: Any, value: Any, log_prob: Any, next_obs: Any,
-        hidden_state: Any, truncated: Any, final_value: Any,
-    ) -> dict[str, Any]:  # fmt: skip
-        """The step by relive's names. Arguments that are None become zeros; ``final_value`` is left out.
-
-        Raises:
-            StepFieldError: a recurrent state is missing.
-            StepShapeError: a shape does not fit.
-            AssertionError, KeyError: see :func:`fitted`.
-        """
-        n = self._num_envs
-        ended = vector("done", done, n, FLAG)
-        step: dict[str, Any] = {
-            "obs": fitted("obs", obs, self._obs, n),
-            "next_obs": self._no_obs if next_obs is None else fitted("next_obs", next_obs, self._obs, n),
-            "action": vector("action", action, n, self._action),
-            "reward": vector("reward", reward, n),
-            "terminated": ended,
-            "truncated": self._false if truncated is None else ended & vector("truncated", truncated, n, FLAG),
-            "value": vector("value", value, n),
-            "log_prob": vector("log_prob", log_prob, n),
-            "advantage": self._zeros,
-            "return": self._zeros,
-        }
-        if self._hidden:
-            states = self._no_state if hidden_state is None else recurrent_states(hidden_state, self._hidden, n)
-            step["hidden"] = states
-        if final_value is not None:
-            step["final_value"] = vector("final_value", final_value, n)
-        return step
-
-
-NAMES = {
-    "observations": "obs",
-    "next_observations": "next_obs",
-    "actions": "action",
-    "rewards": "reward",
-    "dones": "terminated",
-    "values": "value",
-    "log_probs": "log_prob",
-    "advantages": "advantage",
-    "returns": "return",
-    "hidden_states": "hidden",
-    "action_masks": "action_mask",
-    "episode_starts": "episode_start",
+FIELDS = {
+    "observations": Column("obs"),
+    "next_observations": Column("next_obs"),
+    "actions": Column("action"),
+    "rewards": Column("reward"),
+    "dones": Column("terminated"),
+    "values": Column("value"),
+    "log_probs": Column("log_prob"),
+    "advantages": Column("advantage"),
+    "returns": Column("return"),
+    "hidden_states": Column("hidden"),
+    "action_masks": Column("action_mask"),
+    "episode_starts": Column("episode_start"),
 }
-"""AgileRL's name of a column -> relive's. AgileRL's done, true for either kind of end, is stored as ``terminated``."""
+"""AgileRL's columns -> relive's fields. AgileRL's done, true for either kind of end, is stored as ``terminated``."""
 
 TARGETS = ("log_probs", "advantages", "values", "returns")
 """The columns that minibatches of sequences have without padding."""
 
-
-def schema_of(obs: Fields, action: Field, hidden: Fields) -> Schema:
-    """The fields of a step, without those that AgileRL allocates when a step first has them."""
-    fields: dict[str, Any] = {"obs": numbered(obs), "next_obs": numbered(obs), "action": action, "reward": ()}
-    fields |= {"terminated": FLAG, "truncated": FLAG, "value": (), "log_prob": (), "advantage": (), "return": ()}
-    return Schema(fields | ({"hidden": numbered(hidden)} if hidden else {}))
-
-
-def paths_of(names: Iterable[str], obs: Fields, hidden: Fields) -> dict[Path, Path]:
-    """AgileRL's path -> relive's path, for each leaf of these columns."""
-    nested = {"observations": obs, "next_observations": obs, "hidden_states": hidden}
-    found: dict[Path, Path] = {}
-    for name in names:
-        for i, path in enumerate(nested.get(name, [()])):
-            found[name, *path] = (NAMES[name], str(i)) if path else (NAMES[name],)
-    return found
-
-
-def columns_of(paths: Mapping[Path, Path]) -> tuple[str, ...]:
-    """relive's names of the columns that these leaves are in."""
-    return tuple(dict.fromkeys(inner[0] for inner in paths.values()))
-
-
-class Columns:
-    """The columns of a rollout under AgileRL's names.
-
-    ``data`` is AgileRL's ``buffer``: a TensorDict ``[capacity, num_envs]`` of views into the rollout. Users replace its
-    columns (``buffer[name] = ...``), or all of ``data``. :meth:`adopt` copies the replacements into the storage.
-
-    Args:
-        rollout: the storage.
-        obs: the fields of an observation.
-        hidden: the fields of the recurrent states.
-    """
-
-    def __init__(self, rollout: Rollout, obs: Fields, hidden: Fields) -> None:
-        self._rollout, self._obs, self._hidden = rollout, obs, hidden
-        block = rollout.block[: rollout.num_steps]
-        leaves = {path: block[inner] for path, inner in self.paths().items()}
-        self.data: Any = as_tensordict(leaves, (rollout.num_steps, rollout.num_envs), torch.device("cpu"))
-        self._own = leaves_of(self.data)
-
-    def paths(self, names: Iterable[str] = NAMES) -> dict[Path, Path]:
-        """AgileRL's path -> relive's path, for each leaf of those of these columns that exist."""
-        known = self._rollout.schema.names
-        return paths_of([name for name in names if NAMES[name] in known], self._obs, self._hidden)
-
-    def adopt(self) -> None:
-        """Copy tensors that replaced a column into the storage, and put the column back.
-
-        Raises:
-            StepShapeError: such a tensor has another shape.
-        """
-        given = leaves_of(self.data)
-        for path, column in self._own.items():
-            other = given.get(path)
-            if other is column:
-                continue
-            if other is not None:
-                write_column(_written(path), column, other)
-            self.data[path] = column
-
-    def read(self, batch_size: int | None, device: torch.device, *, copy: bool) -> TensorDict:
-        """All steps ``[T * N]``, oldest first, or ``batch_size`` drawn without replacement.
-
-        ``copy=False`` returns views where the stored rows are in the order of time and none is left out.
-        """
-        rollout, paths = self._rollout, self.paths()
-        if batch_size is None and not copy and len(rollout) == rollout.steps * rollout.num_envs:
-            leaves = {path: rollout[inner].flatten(0, 1) for path, inner in paths.items()}
-            return as_tensordict(leaves, (len(rollout),), device)
-        columns = columns_of(paths)
-        batch = rollout.flat(columns) if batch_size is None else rollout.sample(batch_size, columns)
-        leaves = {path: batch[inner] for path, inner in paths.items()}
-        return as_tensordict(leaves, batch.batch_size, device)
-
-    def add_optional(self, step: dict[str, Any], episode_start: Any, action_mask: Any) -> None:
-        """Add to a step the fields that AgileRL allocates when a step first has them.
-
-        Raises:
-            StepShapeError: a shape does not fit.
-        """
-        n, known = self._rollout.num_envs, self._rollout.schema
-        like = cast("Field", known["action_mask"]) if "action_mask" in known else None
-        if action_mask is not None:
-            field = like or Field((torch.as_tensor(action_mask).numel() // n,), torch.bool)
-            step["action_mask"] = vector("action_mask", action_mask, n, field)
-            if like is None:
-                self._allocate("action_masks", field)
-                self.data["action_masks"].fill_(True)
-        elif like is not None:
-            step["action_mask"] = np.ones((n, *like.shape), np.bool_)
-        none = np.zeros(n, np.bool_)
-        step["episode_start"] = none if episode_start is None else vector("episode_start", episode_start, n, FLAG)
-        if "episode_start" not in known:
-            self._allocate("episode_starts", FLAG)
-
-    def _allocate(self, name: str, field: Field) -> None:
-        self._rollout.add_fields(**{NAMES[name]: field})
-        self.data[name] = self._own[name,] = self._rollout.block[NAMES[name]][: self._rollout.num_steps]
-
-    def load(self, given: Any) -> None:
-        """Copy the columns of another TensorDict.
-
-        Raises:
-            StepError: ``given`` is no TensorDict, or one of its columns has another shape.
-        """
-        if not isinstance(given, type(self.data)):
-            raise StepError(f"buffer: expected a TensorDict, got {type(given).__name__}")
-        columns = leaves_of(given)
-        for path in self._own.keys() & columns.keys():
-            write_column(_written(path), self._own[path], columns[path])
-
-
-def _written(path: Path) -> str:
-    """A column as a user writes it, for errors."""
-    return f"buffer[{', '.join(map(repr, path))}]"
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """An estimator for ``finish`` that computes advantages and returns from AgileRL's arguments.
-
-    The column ``terminated`` holds AgileRL's ``done``, which is also True for truncated steps. The column ``truncated``
-    is True only where ``add`` was given it. ``newest`` is AgileRL's ``last_done``, whether the newest step was
-    terminal. A newest step that is done but not terminal was truncated; its bootstrap value is ``last_value``.
-
-    Args:
-        newest: bool ``[N]``, see above.
-        gamma: discount per step.
-        lam: λ of GAE; None for Monte-Carlo returns.
-        follows: True if the step after a done step is the reset. Its value is that of the final observation.
-    """
-
-    newest: Tensor
-    gamma: float
-    lam: float | None
-    follows: bool
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The columns needed."""
-        return ("reward", "value", "terminated", "truncated", "final_value", "mask")
-
-    def __call__(self, **columns: Any) -> dict[str, Tensor]:
-        """The columns ``advantage`` and ``return``, ``[T, N]``."""
-        done, truncated, value = columns["terminated"], columns["truncated"].clone(), columns["value"]
-        truncated[-1] |= done[-1]
-        truncated[-1] &= ~self.newest
-        terminated = done & ~truncated
-        terminated[-1] |= self.newest
-        final = columns["final_value"]
-        final = torch.full_like(value[1:], float("nan")) if final is None else final.clone()
-        after = slice(None) if self.follows else slice(-1, None)
-        unknown = final[after].isnan()
-        final[after] = torch.where(unknown, value[1:][after], final[after])
-        options: dict[str, Any] = {"final_value": final, "mask": columns["mask"], "gamma": self.gamma}
-        reward = columns["reward"]
-        if self.lam is None:
-            ret = returns.monte_carlo(reward, terminated, truncated, value=value, **options)
-            return {"advantage": ret - value[:-1], "return": ret}
-        advantage, ret = returns.gae(reward, value, terminated, truncated, lam=self.lam, **options)
-        return {"advantage": advantage, "return": ret}
-
-
 STATES = "initial_hidden_states"
+"""AgileRL's name of the states before the sequences of a minibatch."""
+
+SEQUENCES = 1
+"""The number of the random stream that shuffles sequences."""
+
+DERIVED = ("buffer", "pos", "full", "_data", "_own", "_blank")
+"""Attributes that follow from the others; they are not pickled."""
+
+NUMBER, FLAG = Field(), Field((), torch.bool)
+
+Fields: TypeAlias = "dict[tuple[str, ...], Field]"
+"""Member -> field. What is not nested has one member, named ()."""
 
 
 class BPTTSequenceType(Enum):
@@ -423,166 +83,6 @@ class BPTTSequenceType(Enum):
     MAXIMUM = "maximum"
     FIFTY_PERCENT_OVERLAP = "fifty_percent_overlap"
     FIFTY_PERCENT_OVERLAPPING = FIFTY_PERCENT_OVERLAP  # the name in AgileRL's documents
-
-
-OVERLAPS: dict[Any, Literal["none", "half", "max"]] = {
-    "chunked": "none",
-    "maximum": "max",
-    "fifty_percent_overlap": "half",
-}
-
-
-def overlap_of(sequence_type: Any) -> Literal["none", "half", "max"]:
-    """relive's name for a sequence type of either library.
-
-    Raises:
-        NotImplementedError: an unknown type.
-    """
-    overlap = OVERLAPS.get(getattr(sequence_type, "value", sequence_type))
-    if overlap is None:
-        raise NotImplementedError(f"Received unrecognized sequence type: {sequence_type}")
-    return overlap
-
-
-def windows_of(episode: Any, length: int, overlap: Literal["none", "half", "max"]) -> list[Any]:
-    """The windows of an episode ``[K, ...]``, as a rollout cuts it. The last one may be shorter."""
-    stride = stride_of(length, overlap)
-    starts = range(0, max(len(episode) - length, 0) + stride, stride)
-    return [episode[start : start + length] for start in starts]
-
-
-def padded(sequences: Sequence[Any], target_length: int | None = None) -> Any:
-    """Pad sequences with zeros to one length, ``[B, longest, ...]``.
-
-    Args:
-        sequences: tensors or TensorDicts ``[k, ...]``.
-        target_length: use this length; longer sequences are cut off. None is the length of the longest.
-    """
-    if not isinstance(sequences[0], Tensor):
-        members = {key: padded([seq[key] for seq in sequences], target_length) for key in sequences[0].keys()}
-        return as_tensordict({(key,): member for key, member in members.items()}, ())
-    longest = max(map(len, sequences)) if target_length is None else target_length
-    out = sequences[0].new_zeros(len(sequences), longest, *sequences[0].shape[1:])
-    for row, sequence in zip(out, sequences, strict=True):
-        row[: len(sequence)] = sequence[:longest]
-    return out
-
-
-def complete(
-    data: Any, ends: Iterable[Sequence[int]], length: int | None, cut: Callable[[Any, int], list[Any]]
-) -> tuple[list[Any], int]:
-    """The sequences of the episodes in steps ``[T, N, ...]``, env by env, and the length of the longest episode.
-
-    Args:
-        data: a tensor or a TensorDict.
-        ends: for each env, the last step of each of its episodes.
-        length: steps of a sequence; None is whole episodes.
-        cut: ``(episode, length)`` -> the sequences of one episode.
-    """
-    sequences: list[Any] = []
-    longest = 1
-    for env, lasts in enumerate(ends):
-        for first, last in zip([0, *(end + 1 for end in lasts)], lasts, strict=False):
-            episode = data[first : last + 1, env]
-            longest = max(longest, len(episode))
-            size = length or len(episode)
-            sequences += cut(episode, size) if len(episode) >= size else [episode]
-    return sequences, longest
-
-
-def prepared(
-    rollout: Rollout,
-    paths: Mapping[Path, Path],
-    keys: Iterable[str],
-    length: int | None,
-    overlap: Literal["none", "half", "max"],
-    device: torch.device,
-) -> tuple[TensorDict, Tensor]:
-    """All sequences of a rollout end to end, and the row ``t * N + n`` of each step.
-
-    Args:
-        rollout: the steps.
-        paths: AgileRL's path of each leaf -> relive's.
-        keys: AgileRL's names of the recurrent states.
-        length: steps of a sequence; None is whole episodes.
-        overlap: of successive sequences.
-        device: of both results.
-
-    Returns:
-        the sequences ``[B * longest, ...]``, and the rows, int64 ``[B, longest]``. Rows of padding mean nothing.
-    """
-    (seq,) = rollout.sequences(
-        length,
-        overlap="none" if length is None else overlap,
-        fields=columns_of(paths),
-        shuffle=False,
-        time_first=False,
-    )
-    longest = int(seq["lengths"].max())
-    leaves = {path: seq.data[inner] for path, inner in paths.items()} | {("pad_mask",): seq["mask"]}
-    flat = {path: leaf[:, :longest].flatten(0, 1).to(device) for path, leaf in leaves.items()}
-    pairs = zip(keys, seq["hidden"], strict=True)
-    states = {key: state.transpose(0, 1).contiguous().to(device) for key, state in pairs}
-    time = seq["start"].unsqueeze(1) + torch.arange(longest)
-    rows = (time * rollout.num_envs + seq["env"].unsqueeze(1)).to(device)
-    return _with_states(flat, seq.num_sequences * longest, states, device), rows
-
-
-def targets(rollout: Rollout, device: torch.device) -> TensorDict:
-    """The columns in :data:`TARGETS` of all steps, ``[T * N]``, oldest first, copied to ``device``."""
-    columns = {(name,): rollout[NAMES[name]].flatten().to(device, copy=True) for name in TARGETS}
-    return as_tensordict(columns, (rollout.steps * rollout.num_envs,), device)
-
-
-def slices(mask: Tensor, index: Tensor) -> list[Tensor]:
-    """The rows of :func:`targets` that belong to each sequence.
-
-    Args:
-        mask: bool ``[B * longest]``, False in padding.
-        index: int64 ``[B, longest]``, as :func:`prepared` returns it.
-    """
-    real: Any = mask.view(index.shape)
-    rows: Any = index[real].cpu()
-    return list(rows.split(real.sum(1).tolist()))
-
-
-def minibatches(
-    padded: TensorDict, unpadded: TensorDict, index: Tensor, split: Iterable[Tensor]
-) -> Generator[tuple[TensorDict, TensorDict], None, None]:
-    """For each part of ``split``: its sequences, and the targets of their steps."""
-    total, longest = index.shape
-    states = cast("dict[str, Tensor]", padded.get_non_tensor(STATES))
-    leaves = {path: leaf.view(total, longest, *leaf.shape[1:]) for path, leaf in _tensors(padded).items()}
-    columns = _tensors(unpadded)
-    for chosen in split:
-        batch = {path: leaf.index_select(0, chosen) for path, leaf in leaves.items()}
-        rows = index.index_select(0, chosen)[batch["pad_mask",]]
-        flat = {path: leaf.flatten(0, 1) for path, leaf in batch.items()}
-        first = {key: state.index_select(0, chosen) for key, state in states.items()}
-        steps = {path: column.index_select(0, rows) for path, column in columns.items()}
-        data = _with_states(flat, len(chosen) * longest, first, index.device)
-        yield data, as_tensordict(steps, (len(rows),), index.device)
-
-
-def _tensors(data: TensorDict) -> dict[Path, Tensor]:
-    """The tensors of a TensorDict, by their paths."""
-    return {path: leaf for path, leaf in leaves_of(data).items() if isinstance(leaf, Tensor)}
-
-
-def _with_states(
-    leaves: Mapping[Path, Tensor], rows: int, states: dict[str, Tensor], device: torch.device
-) -> TensorDict:
-    """Padded steps, with the initial states of their sequences attached as AgileRL does it."""
-    data = as_tensordict(leaves, (rows,), device)
-    data.set_non_tensor(STATES, states)
-    return data
-
-
-SEQUENCES = 1
-"""The number of the random stream that shuffles sequences."""
-
-DERIVED = ("buffer", "pos", "full", "_columns", "_steps")
-"""Attributes that follow from the others; they are not pickled."""
 
 
 class RolloutBuffer:
@@ -667,13 +167,14 @@ class RolloutBuffer:
         self._action = action_field(action_space, keep_dtypes)
         sizes = cast("dict[str, tuple[int, ...]]", hidden_state_architecture) if recurrent else {}
         self._hidden: Fields = {(key,): Field((size[0], size[2])) for key, size in sizes.items()}
-        self._rollout = Rollout(
-            schema_of(self._obs, self._action, self._hidden), capacity, num_envs, wrap=wrap_at_capacity, seed=seed or 0
-        )
-        self._nowhere = np.zeros(num_envs, np.bool_)
+        fields: dict[str, Any] = {"obs": numbered(self._obs), "next_obs": numbered(self._obs), "action": self._action}
+        fields |= {"reward": NUMBER, "terminated": FLAG, "truncated": FLAG, "value": NUMBER, "log_prob": NUMBER}
+        fields |= {"advantage": NUMBER, "return": NUMBER} | ({"hidden": numbered(self._hidden)} if recurrent else {})
+        self._rollout = Rollout(Schema(fields), capacity, num_envs, wrap=wrap_at_capacity, seed=seed or 0)
+        self._nowhere, self._zeros = np.zeros(num_envs, np.bool_), np.zeros(num_envs, np.float32)
         self._ended, self._added, self._shuffles = self._nowhere, 0, 0
         self._forget_sequences()
-        self._derive()
+        self._show()
 
     # -- state -------------------------------------------------------------------------------------------------
 
@@ -697,23 +198,54 @@ class RolloutBuffer:
         self._added = 0
         self._forget_sequences()
 
-    def _derive(self) -> None:
-        """Make the attributes that are not pickled."""
-        self._columns = Columns(self._rollout, self._obs, self._hidden)
-        self._steps = Steps(self._obs, self._action, self._hidden, self.num_envs)
+    def _show(self) -> None:
+        """Make the TensorDict of the columns, which is not pickled."""
+        rollout = self._rollout
+        self._blank = blank(self._obs, self.num_envs), blank(self._hidden, self.num_envs)
+        block = rollout.block[: rollout.num_steps]
+        leaves = {path: block[inner] for path, inner in self._paths().items()}
+        self._data: Any = as_tensordict(leaves, (rollout.num_steps, rollout.num_envs), torch.device("cpu"))
+        self._own = leaves_of(self._data)
+        """The views into the storage, by AgileRL's paths."""
+
+    def _paths(self, names: Iterable[str] = FIELDS) -> dict[Path, Path]:
+        """AgileRL's path -> relive's path, for each leaf of those of these columns that exist."""
+        known, found = self._rollout.schema.names, dict[Path, Path]()
+        nested = {"observations": self._obs, "next_observations": self._obs, "hidden_states": self._hidden}
+        for name in names:
+            inner = FIELDS[name].name
+            if inner in known:
+                for i, path in enumerate(nested.get(name, [()])):
+                    found[name, *path] = (inner, str(i)) if path else (inner,)
+        return found
 
     @property
     def buffer(self) -> TensorDict:
         """The columns, a TensorDict ``[capacity, num_envs]``; see the class."""
-        return self._columns.data
+        return self._data
 
     @buffer.setter
     def buffer(self, columns: TensorDict) -> None:
-        self._columns.data = columns
+        self._data = columns
+
+    def _adopt(self) -> None:
+        """Copy tensors that replaced a column of :attr:`buffer` into the storage, and put the columns back.
+
+        Raises:
+            StepShapeError: such a tensor has another shape.
+        """
+        now = leaves_of(self._data)
+        for path, column in self._own.items():
+            other = now.get(path)
+            if other is column:
+                continue
+            if other is not None:
+                write_column(_written(path), column, other)
+            self._data[path] = column
 
     def __getstate__(self) -> dict[str, Any]:
         """The state, with AgileRL's entries ``buffer``, ``pos`` and ``full``."""
-        self._columns.adopt()
+        self._adopt()
         state = {name: value for name, value in self.__dict__.items() if name not in DERIVED}
         return state | {"buffer": self.buffer, "pos": self.pos, "full": self.full}
 
@@ -729,9 +261,14 @@ class RolloutBuffer:
             StepError: the ``buffer`` is no TensorDict, or one of its columns has another shape.
         """
         self.__dict__.update({name: value for name, value in state.items() if name not in DERIVED})
-        self._derive()
-        if "buffer" in state:
-            self._columns.load(state["buffer"])
+        self._show()
+        if "buffer" not in state:
+            return
+        if not isinstance(state["buffer"], type(self._data)):
+            raise StepError(f"buffer: expected a TensorDict, got {type(state['buffer']).__name__}")
+        columns = leaves_of(state["buffer"])
+        for path in self._own.keys() & columns.keys():
+            write_column(_written(path), self._own[path], columns[path])
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -778,11 +315,28 @@ class RolloutBuffer:
                 f"Buffer has reached capacity ({self.capacity} transitions) but received more transitions. "
                 "Either increase buffer capacity or set wrap_at_capacity=True."
             )
-        self._columns.adopt()
-        now = obs, action, reward, done, value, log_prob
-        step = self._steps(*now, next_obs, hidden_state, truncated, final_value)
-        self._columns.add_optional(step, episode_start, action_mask)
-        ended, real = step["terminated"], ~self._ended
+        self._adopt()
+        n, (no_obs, no_state) = self.num_envs, self._blank
+        ended = vector("done", done, self.num_envs, FLAG)
+        step: dict[str, Any] = {
+            "obs": observation("obs", obs, self._obs, n),
+            "next_obs": no_obs if next_obs is None else observation("next_obs", next_obs, self._obs, n),
+            "action": vector("action", action, n, self._action),
+            "reward": vector("reward", reward, n),
+            "terminated": ended,
+            "truncated": self._nowhere if truncated is None else ended & vector("truncated", truncated, n, FLAG),
+            "value": vector("value", value, n),
+            "log_prob": vector("log_prob", log_prob, n),
+            "advantage": self._zeros,
+            "return": self._zeros,
+        }
+        if self._hidden:
+            states = no_state if hidden_state is None else recurrent_states(hidden_state, self._hidden, n)
+            step["hidden"] = states
+        if final_value is not None:
+            step["final_value"] = vector("final_value", final_value, n)
+        self._add_optional(step, episode_start, action_mask)
+        real = ~self._ended
         if self.autoreset_mode is not None:
             step["mask"] = real
         try:
@@ -793,6 +347,32 @@ class RolloutBuffer:
             raise StepFieldError(str(error)) from error
         self._added += 1
         self._ended = ended & real if self.autoreset_mode is not None else self._nowhere
+
+    def _add_optional(self, step: dict[str, Any], episode_start: Any, action_mask: Any) -> None:
+        """Add to a step the fields that AgileRL allocates when a step first has them.
+
+        Raises:
+            StepShapeError: a shape does not fit.
+        """
+        n, known = self.num_envs, self._rollout.schema
+        like = cast("Field", known["action_mask"]) if "action_mask" in known else None
+        if action_mask is not None:
+            field = like or Field((torch.as_tensor(action_mask).numel() // n,), torch.bool)
+            step["action_mask"] = vector("action_mask", action_mask, n, field)
+            if like is None:
+                self._allocate("action_masks", field)
+                self._data["action_masks"].fill_(True)
+        elif like is not None:
+            step["action_mask"] = np.ones((n, *like.shape), np.bool_)
+        starts = self._nowhere if episode_start is None else vector("episode_start", episode_start, n, FLAG)
+        step["episode_start"] = starts
+        if "episode_start" not in known:
+            self._allocate("episode_starts", FLAG)
+
+    def _allocate(self, name: str, field: Field) -> None:
+        inner = FIELDS[name].name
+        self._rollout.add_fields(**{inner: field})
+        self._data[name] = self._own[name,] = self._rollout.block[inner][: self._rollout.num_steps]
 
     def compute_returns_and_advantages(self, last_value: Any, last_done: Any) -> None:
         """Fill the columns advantages and returns, by GAE, or by Monte-Carlo returns if ``use_gae`` is off.
@@ -805,7 +385,7 @@ class RolloutBuffer:
         Raises:
             FieldError: a step was added as truncated without a final value.
         """
-        self._columns.adopt()
+        self._adopt()
         value = vector("last_value", last_value, self.num_envs)
         newest = vector("last_done", last_done, self.num_envs, FLAG)
         if not self._added:
@@ -845,8 +425,18 @@ class RolloutBuffer:
         return self._batch(_at_most(batch_size, f"buffer_size {total}", total), target, copy)
 
     def _batch(self, batch_size: int | None, device: torch.device, copy: bool = True) -> TensorDict:
-        self._columns.adopt()
-        return self._columns.read(batch_size, device, copy=copy)
+        """All steps ``[T * N]``, oldest first, or ``batch_size`` drawn without replacement.
+
+        ``copy=False`` returns views where the stored rows are in the order of time and none is left out.
+        """
+        self._adopt()
+        rollout, paths = self._rollout, self._paths()
+        if batch_size is None and not copy and len(rollout) == rollout.steps * rollout.num_envs:
+            leaves = {path: rollout[inner].flatten(0, 1) for path, inner in paths.items()}
+            return as_tensordict(leaves, (len(rollout),), device)
+        columns = columns_of(paths)
+        batch = rollout.flat(columns) if batch_size is None else rollout.sample(batch_size, columns)
+        return as_tensordict({path: batch[inner] for path, inner in paths.items()}, batch.batch_size, device)
 
     # -- sequences ----------------------------------------------------------------------------------------------
 
@@ -854,14 +444,17 @@ class RolloutBuffer:
         self.padded_data = self.unpadded_data = None
         self.num_sequences = self.max_sequence_length = None
         self._index: Tensor | None = None
+        """The row ``t * N + n`` of each step of :attr:`padded_data`, int64 ``[B, longest]``; arbitrary in padding."""
 
     @property
     def unpadded_slices(self) -> list[Tensor] | None:
         """For each sequence, the rows of :attr:`unpadded_data` that belong to it."""
-        padded = cast("Any", self.padded_data)
-        if self._index is None or padded is None:
+        data = cast("Any", self.padded_data)
+        if self._index is None or data is None:
             return None
-        return slices(padded["pad_mask"], self._index)
+        real: Any = data["pad_mask"].view(self._index.shape)
+        rows: Any = self._index[real].cpu()
+        return list(rows.split(real.sum(1).tolist()))
 
     def prepare_sequence_tensors(self, device: str | None = None) -> None:
         """Cut the episodes into sequences: fill :attr:`padded_data` and :attr:`unpadded_data`, on ``device``.
@@ -876,35 +469,27 @@ class RolloutBuffer:
             raise ValueError("prepare_sequence_tensors() is only supported when recurrent=True.")
         if not self.size():
             raise ValueError("Attempting to prepare sequences with empty buffer.")
-        self._columns.adopt()
+        self._adopt()
         overlap, target = overlap_of(self.bptt_sequence_type), torch.device(device or self.device)
-        paths = self._columns.paths(("observations", "actions", "action_masks"))
-        cut = [key for (key,) in self._hidden], self.max_seq_len, overlap
-        self.padded_data, self._index = prepared(self._rollout, paths, *cut, target)
+        rollout, paths = self._rollout, self._paths(("observations", "actions", "action_masks"))
+        (seq,) = rollout.sequences(
+            self.max_seq_len,
+            overlap="none" if self.max_seq_len is None else overlap,
+            fields=columns_of(paths),
+            shuffle=False,
+            time_first=False,
+        )
+        longest = int(seq["lengths"].max())
+        leaves = {path: seq.data[inner] for path, inner in paths.items()} | {("pad_mask",): seq["mask"]}
+        flat = {path: leaf[:, :longest].flatten(0, 1).to(target) for path, leaf in leaves.items()}
+        pairs = zip(self._hidden, seq["hidden"], strict=True)
+        states = {key: state.transpose(0, 1).contiguous().to(target) for (key,), state in pairs}
+        time = seq["start"].unsqueeze(1) + torch.arange(longest)
+        self._index = (time * rollout.num_envs + seq["env"].unsqueeze(1)).to(target)
+        self.padded_data = _with_states(flat, seq.num_sequences * longest, states, target)
         self.num_sequences, self.max_sequence_length = self._index.shape
-        self.unpadded_data = targets(self._rollout, target)
-
-    # Methods that subclasses of AgileRL's class call or override.
-
-    _pad_sequences = staticmethod(padded)
-
-    @staticmethod
-    def _convert_td_to_np_dict(td: TensorDict) -> dict[str, Any]:
-        """The arrays of a TensorDict, with the same nesting."""
-        return cast("dict[str, Any]", td.cpu().numpy())
-
-    def _extract_td_sequences(self, episode: Any, max_seq_len: int) -> list[Any]:
-        """The sequences of an episode ``[K, ...]``, a tensor or a TensorDict. The last one may be shorter."""
-        return windows_of(episode, max_seq_len, overlap_of(self.bptt_sequence_type))
-
-    def _get_complete_sequences(self, data: Any, episode_done_indices: list[list[int]]) -> tuple[list[Any], int]:
-        """The sequences of steps ``[T, N, ...]``, env by env, and the length of the longest episode.
-
-        Args:
-            data: a tensor or a TensorDict.
-            episode_done_indices: for each env, the last step of each of its episodes.
-        """
-        return complete(data, episode_done_indices, self.max_seq_len, self._extract_td_sequences)
+        columns = {(name,): rollout[FIELDS[name].name].flatten().to(target, copy=True) for name in TARGETS}
+        self.unpadded_data = as_tensordict(columns, (rollout.steps * rollout.num_envs,), target)
 
     def get_minibatch_sequences(self, batch_size: int) -> Generator[tuple[TensorDict, TensorDict], None, None]:
         """The prepared sequences in random order, ``batch_size`` at a time. Each call has a new order.
@@ -921,7 +506,7 @@ class RolloutBuffer:
             raise ValueError(
                 "Attempting to fetch minibatches before preparing sequences. Call prepare_sequence_tensors() first."
             )
-        total = len(index)
+        total, longest = index.shape
         if batch_size > total:
             text = (
                 f"Batch size {batch_size} is larger than the number of sequences ({total}), using batch_size = {total}."
@@ -929,10 +514,67 @@ class RolloutBuffer:
             warnings.warn(text, stacklevel=2)
         renew(self._rollout, self._seed)
         number = 0 if self._seed is None else self._shuffles
-        order = kernels.permutation(total, stream(self._rollout.seed, SEQUENCES), number).to(index.device)
+        order: Any = kernels.permutation(total, stream(self._rollout.seed, SEQUENCES), number).to(index.device)
         self._shuffles += 1
-        split: tuple[Tensor, ...] = cast("Any", order).split(min(batch_size, total))
-        yield from minibatches(padded, unpadded, index, split)
+        states = cast("dict[str, Tensor]", padded.get_non_tensor(STATES))
+        leaves = {path: leaf.view(total, longest, *leaf.shape[1:]) for path, leaf in _tensors(padded).items()}
+        columns = _tensors(unpadded)
+        for chosen in order.split(min(batch_size, total)):
+            batch = {path: leaf.index_select(0, chosen) for path, leaf in leaves.items()}
+            rows = index.index_select(0, chosen)[batch["pad_mask",]]
+            flat = {path: leaf.flatten(0, 1) for path, leaf in batch.items()}
+            first = {key: state.index_select(0, chosen) for key, state in states.items()}
+            steps = {path: column.index_select(0, rows) for path, column in columns.items()}
+            data = _with_states(flat, len(chosen) * longest, first, index.device)
+            yield data, as_tensordict(steps, (len(rows),), index.device)
+
+    # Methods that subclasses of AgileRL's class call or override.
+
+    @staticmethod
+    def _pad_sequences(sequences: Sequence[Any], target_length: int | None = None) -> Any:
+        """Pad sequences with zeros to one length, ``[B, longest, ...]``.
+
+        Args:
+            sequences: tensors or TensorDicts ``[k, ...]``.
+            target_length: use this length; longer sequences are cut off. None is the length of the longest.
+        """
+        if not isinstance(sequences[0], Tensor):
+            members = {key: [sequence[key] for sequence in sequences] for key in sequences[0].keys()}
+            parts = {(key,): RolloutBuffer._pad_sequences(member, target_length) for key, member in members.items()}
+            return as_tensordict(parts, ())
+        longest = max(map(len, sequences)) if target_length is None else target_length
+        out = sequences[0].new_zeros(len(sequences), longest, *sequences[0].shape[1:])
+        for row, sequence in zip(out, sequences, strict=True):
+            row[: len(sequence)] = sequence[:longest]
+        return out
+
+    @staticmethod
+    def _convert_td_to_np_dict(td: TensorDict) -> dict[str, Any]:
+        """The arrays of a TensorDict, with the same nesting."""
+        return cast("dict[str, Any]", td.cpu().numpy())
+
+    def _extract_td_sequences(self, episode: Any, max_seq_len: int) -> list[Any]:
+        """The sequences of an episode ``[K, ...]``, a tensor or a TensorDict. The last one may be shorter."""
+        stride = stride_of(max_seq_len, overlap_of(self.bptt_sequence_type))
+        starts = range(0, max(len(episode) - max_seq_len, 0) + stride, stride)
+        return [episode[start : start + max_seq_len] for start in starts]
+
+    def _get_complete_sequences(self, data: Any, episode_done_indices: list[list[int]]) -> tuple[list[Any], int]:
+        """The sequences of steps ``[T, N, ...]``, env by env, and the length of the longest episode.
+
+        Args:
+            data: a tensor or a TensorDict.
+            episode_done_indices: for each env, the last step of each of its episodes.
+        """
+        sequences: list[Any] = []
+        longest = 1
+        for env, lasts in enumerate(episode_done_indices):
+            for first, last in zip([0, *(end + 1 for end in lasts)], lasts, strict=False):
+                episode = data[first : last + 1, env]
+                longest = max(longest, len(episode))
+                size = self.max_seq_len or len(episode)
+                sequences += self._extract_td_sequences(episode, size) if len(episode) >= size else [episode]
+        return sequences, longest
 
 
 def _at_most(batch_size: int | None, size: str, total: int) -> int | None:
@@ -946,3 +588,210 @@ def _at_most(batch_size: int | None, size: str, total: int) -> int | None:
 def _unmade(kind: Any) -> Any:
     """An object without a state; pickle sets the state afterwards."""
     return kind.__new__(kind)
+
+
+def _written(path: Path) -> str:
+    """A column as a user writes it, for errors."""
+    return f"buffer[{', '.join(map(repr, path))}]"
+
+
+def _tensors(data: TensorDict) -> dict[Path, Tensor]:
+    """The tensors of a TensorDict, by their paths."""
+    return {path: leaf for path, leaf in leaves_of(data).items() if isinstance(leaf, Tensor)}
+
+
+def _with_states(
+    leaves: Mapping[Path, Tensor], rows: int, states: dict[str, Tensor], device: torch.device
+) -> TensorDict:
+    """Padded steps, with the initial states of their sequences attached as AgileRL does it."""
+    data = as_tensordict(leaves, (rows,), device)
+    data.set_non_tensor(STATES, states)
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """An estimator for ``finish`` that computes advantages and returns from AgileRL's arguments.
+
+    The column ``terminated`` holds AgileRL's ``done``, which is also True for truncated steps. The column ``truncated``
+    is True only where ``add`` was given it. ``newest`` is AgileRL's ``last_done``, whether the newest step was
+    terminal. A newest step that is done but not terminal was truncated; its bootstrap value is ``last_value``.
+
+    Args:
+        newest: bool ``[N]``, see above.
+        gamma: discount per step.
+        lam: λ of GAE; None for Monte-Carlo returns.
+        follows: True if the step after a done step is the reset. Its value is that of the final observation.
+    """
+
+    newest: Tensor
+    gamma: float
+    lam: float | None
+    follows: bool
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns needed."""
+        return ("reward", "value", "terminated", "truncated", "final_value", "mask")
+
+    def __call__(self, **columns: Any) -> dict[str, Tensor]:
+        """The columns ``advantage`` and ``return``, ``[T, N]``."""
+        done, truncated, value = columns["terminated"], columns["truncated"].clone(), columns["value"]
+        truncated[-1] |= done[-1]
+        truncated[-1] &= ~self.newest
+        terminated = done & ~truncated
+        terminated[-1] |= self.newest
+        final = columns["final_value"]
+        final = torch.full_like(value[1:], float("nan")) if final is None else final.clone()
+        after = slice(None) if self.follows else slice(-1, None)
+        unknown = final[after].isnan()
+        final[after] = torch.where(unknown, value[1:][after], final[after])
+        options: dict[str, Any] = {"final_value": final, "mask": columns["mask"], "gamma": self.gamma}
+        reward = columns["reward"]
+        if self.lam is None:
+            ret = returns.monte_carlo(reward, terminated, truncated, value=value, **options)
+            return {"advantage": ret - value[:-1], "return": ret}
+        advantage, ret = returns.gae(reward, value, terminated, truncated, lam=self.lam, **options)
+        return {"advantage": advantage, "return": ret}
+
+
+# -- what a host passes, as the fields of a step ----------------------------------------------------------------------
+
+
+def observation_fields(space: Any, keep_dtypes: bool) -> Fields:
+    """The fields of one environment's observation. Discrete becomes a vector of one; all are float32, as in AgileRL.
+
+    Raises:
+        NotImplementedError: a space that AgileRL does not store.
+        AssertionError: a Tuple space.
+    """
+    if isinstance(space, spaces.Tuple):
+        raise AssertionError("Tuple observation spaces are not supported by the rollout buffer.")
+    members: dict[tuple[str, ...], Any] = {(): space}
+    if isinstance(space, spaces.Dict):
+        members = {(name,): member for name, member in cast("dict[str, Any]", space.spaces).items()}
+    return {path: _observation_field(member, keep_dtypes) for path, member in members.items()}
+
+
+def _observation_field(space: Any, keep_dtypes: bool) -> Field:
+    dtype = torch_dtype(space.dtype) if keep_dtypes and space.dtype else torch.float32
+    if isinstance(space, spaces.Box | spaces.MultiBinary):
+        return Field(tuple(int(size) for size in cast("Any", space).shape), dtype)
+    if isinstance(space, spaces.Discrete):
+        return Field((1,), dtype)
+    if isinstance(space, spaces.MultiDiscrete):
+        return Field((len(cast("Any", space).nvec),), dtype)
+    raise NotImplementedError(f"{space} observation space is not supported")
+
+
+def action_field(space: Any, keep_dtypes: bool) -> Field:
+    """The field of one environment's action: a float32 vector, as in AgileRL.
+
+    Raises:
+        NotImplementedError: a space that AgileRL does not store.
+    """
+    fixed, known = space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    if not isinstance(space, known):
+        raise NotImplementedError(f"{space} action space is not supported by AgileRL.")
+    nvec = getattr(fixed, "nvec", None)
+    size = prod(fixed.shape) if nvec is None else len(nvec)
+    return Field((size,), torch_dtype(fixed.dtype) if keep_dtypes else torch.float32)
+
+
+def numbered(fields: Fields) -> Any:
+    """The fields for relive's schema. Members become a tuple, because AgileRL's names may contain dots."""
+    return fields[()] if () in fields else tuple(fields.values())
+
+
+def blank(fields: Fields, num_envs: int) -> Any:
+    """Zeros ``[N, ...]`` for these fields."""
+    zeros = [np.zeros((num_envs, *field.shape), numpy_dtype(field.dtype)) for field in fields.values()]
+    return zeros[0] if () in fields else tuple(zeros)
+
+
+def vector(name: str, value: Any, num_envs: int, field: Field = NUMBER) -> Any:
+    """One number or vector per environment, as an array ``[N]`` or ``[N, A]`` of the field's dtype.
+
+    Raises:
+        StepShapeError: it has another number of elements.
+    """
+    array, shape = array_of(name, value, field.dtype), (num_envs, *field.shape)
+    if array.shape == shape:
+        return array
+    if array.size != np.prod(shape):
+        raise StepShapeError(f"'{name}': expected {shape} (num_envs first), got {tuple(array.shape)}")
+    return array.reshape(shape)
+
+
+def observation(name: str, value: Any, fields: Fields, num_envs: int) -> Any:
+    """An observation as arrays ``[N, ...]``, nested like :func:`numbered`.
+
+    Raises:
+        AssertionError: the space is a Dict and the observation is no mapping.
+        KeyError: the observation and the space have different members.
+        StepShapeError: a shape does not fit.
+    """
+    if () in fields:
+        return _leaf(name, value, fields[()], num_envs)
+    if not isinstance(value, Mapping) and not hasattr(value, "keys"):
+        raise AssertionError("Expected a dict observation for a Dict observation space.")
+    members: dict[tuple[str, ...], Any] = {(key,): member for key, member in cast("Any", value).items()}
+    if members.keys() != fields.keys():
+        different = sorted(str(path[0]) for path in members.keys() ^ fields.keys())
+        raise KeyError(f"'{name}': expected the members {[key for (key,) in fields]}, got others in {different}")
+    return tuple(_leaf(f"{name}.{path[0]}", members[path], field, num_envs) for path, field in fields.items())
+
+
+def _leaf(name: str, value: Any, field: Field, num_envs: int) -> Any:
+    array, shape = array_of(name, value, field.dtype), (num_envs, *field.shape)
+    if array.shape == shape:
+        return array
+    # Accepted besides: a single environment without its axis, two leading axes, a number for a vector of one.
+    if (array.size == np.prod(shape) and array.shape in (field.shape, shape[:-1])) or array.ndim == len(shape) + 1:
+        return array.reshape((-1, *field.shape))
+    raise StepShapeError(f"'{name}': expected {shape} (num_envs first), got {tuple(array.shape)}")
+
+
+def recurrent_states(hidden_state: Mapping[str, Any], fields: Fields, num_envs: int) -> Any:
+    """Recurrent states ``[layers, N, size]`` in the order of the storage, ``[N, layers, size]`` each.
+
+    Raises:
+        StepFieldError: a state is missing.
+        StepShapeError: a shape does not fit.
+    """
+    states: list[Tensor] = []
+    for (key,), field in fields.items():
+        if key not in hidden_state:
+            names = [key for (key,) in fields]
+            raise StepFieldError(f"'hidden_state': expected the states {names}, got {list(hidden_state)}")
+        state, (layers, size) = torch.as_tensor(hidden_state[key]).detach().cpu(), field.shape
+        if tuple(state.shape) != (layers, num_envs, size):
+            raise StepShapeError(
+                f"'hidden_state[{key!r}]': expected {(layers, num_envs, size)} (layers first), got {tuple(state.shape)}"
+            )
+        states.append(state.transpose(0, 1).float())
+    return tuple(states)
+
+
+def columns_of(paths: Mapping[Path, Path]) -> tuple[str, ...]:
+    """relive's names of the columns that these leaves are in."""
+    return tuple(dict.fromkeys(inner[0] for inner in paths.values()))
+
+
+OVERLAPS: dict[Any, Literal["none", "half", "max"]] = {
+    "chunked": "none",
+    "maximum": "max",
+    "fifty_percent_overlap": "half",
+}
+
+
+def overlap_of(sequence_type: Any) -> Literal["none", "half", "max"]:
+    """relive's name for a sequence type of either library.
+
+    Raises:
+        NotImplementedError: an unknown type.
+    """
+    overlap = OVERLAPS.get(getattr(sequence_type, "value", sequence_type))
+    if overlap is None:
+        raise NotImplementedError(f"Received unrecognized sequence type: {sequence_type}")
+    return overlap
