@@ -19,12 +19,24 @@ from ...rollout.buffer import RolloutBuffer
 from ...rollout.sequences import ENV, LENGTH, START, Flags, plan_windows
 from ...steps.arrays import as_host
 from ...steps.schema import Field, Schema
-from ..base import Column, mapped_leaves, renew, write_column
+from ..base import Column, mapped_leaves, renew, table_of, write_column
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["Batch", "Returns", "RolloutStorage", "Transition", "split_and_pad_trajectories", "unpad_trajectories"]
+__all__ = ["RolloutStorage", "split_and_pad_trajectories", "unpad_trajectories"]
+
+
+FLAG = Field((), torch.bool)
+NUMBER = Field()
+READ = {"rl": ("obs", "action", "value", "advantage", "return", "log_prob"), "distillation": ()}
+"""The fields of a PPO minibatch, without those that the first transition declares."""
+ONLY = {"rl": ("value", "return", "advantage", "log_prob", "final_value"), "distillation": ("privileged_action",)}
+"""The columns that storages of one training type alone have."""
+LEARNED = ("actions", "values", "advantages", "returns")
+"""The columns that a minibatch has under their own names."""
+STATES = ("a", "c")
+"""The actor's and the critic's recurrent states."""
 
 
 class Transition:
@@ -70,40 +82,6 @@ class Batch:
     dones: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Returns:
-    """GAE for a column ``terminated`` that holds every done, time-outs included, as rsl_rl stores it."""
-
-    gamma: float
-    lam: float
-    normalize: bool
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The columns needed."""
-        return GAE().reads
-
-    def __call__(self, *, terminated: Tensor, truncated: Tensor, **columns: Any) -> dict[str, Tensor]:
-        """The columns ``advantage`` and ``return``, ``[T, N]``."""
-        ends = {"terminated": terminated & ~truncated, "truncated": truncated}
-        return GAE(self.gamma, self.lam, self.normalize)(**ends, **columns)
-
-
-FLAG = Field((), torch.bool)
-NUMBER = Field()
-READ = {"rl": ("obs", "action", "value", "advantage", "return", "log_prob"), "distillation": ()}
-"""The fields of a PPO minibatch, without those that the first transition declares."""
-ATTRIBUTES = {
-    "value": "values", "return": "returns", "advantage": "advantages", "log_prob": "actions_log_prob",
-    "final_value": "final_values", "privileged_action": "privileged_actions",
-}  # fmt: skip
-"""Columns that only one training type has -> their attributes."""
-VECTORS = ("action", "privileged_action")
-"""Columns that rsl_rl shows without a last axis of 1."""
-STATES = ("a", "c")
-"""The actor's and the critic's recurrent states."""
-
-
 def _saved_states(name: str, doc: str) -> Any:
     """An attribute for one network's states: a list of tensors, or None until a transition has some."""
 
@@ -140,10 +118,11 @@ class RolloutStorage:
     Transition = Transition
     Batch = Batch
 
-    rewards, actions, dones = Column("reward"), Column("action"), Column("terminated")
-    values, returns, advantages = Column("value"), Column("return"), Column("advantage")
-    actions_log_prob, privileged_actions = Column("log_prob"), Column("privileged_action")
-    time_outs, final_values = Column("truncated"), Column("final_value")
+    actions, privileged_actions = Column("action"), Column("privileged_action")
+    rewards, values = Column("reward", single=True), Column("value", single=True)
+    advantages, returns = Column("advantage", single=True), Column("return", single=True)
+    actions_log_prob, final_values = Column("log_prob", single=True), Column("final_value", single=True)
+    dones, time_outs = Column("terminated", single=True, dtype=torch.uint8), Column("truncated", single=True)
 
     def __init__(
         self,
@@ -170,8 +149,8 @@ class RolloutStorage:
         size = num_transitions_per_env, num_envs
         self._buffer = RolloutBuffer(Schema(fields), *size, device=device, columns=further, seed=seed or 0)
         self._seed = seed
-        self._none = torch.zeros(num_envs, dtype=torch.bool, device=device)
-        self._shown: dict[str, Any] = {}
+        self._no_end = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self._views: dict[str, Any] = {}
         self._params: int | None = None
         self._states: dict[str, int] = {}
         self._blank: dict[str, tuple[Tensor, ...]] = {}
@@ -278,36 +257,33 @@ class RolloutStorage:
             num_batches=num_mini_batches, epochs=num_epochs, shuffle=self.reshuffle_each_epoch, fields=fields
         )
         for batch in batches:
-            found: Any = batch.sequences.get("hidden", {})
-            states = tuple(_unwrapped(found[name]) if name in self._states else None for name in STATES)
+            hidden: Any = batch.sequences.get("hidden", {})
+            states = tuple(_unwrapped(hidden[name]) if name in self._states else None for name in STATES)
             trajectories = {"observations": batch.sequences["obs"], "masks": batch.sequences["mask"]}
             yield Batch(**trajectories, hidden_states=cast("Any", states), **self._learned(cast("Any", batch.steps)))
 
     # -- the attributes of rsl_rl ---------------------------------------------------------------------------------
 
     def column(self, name: str) -> Tensor:
-        """A column of the rollout as a view ``[T, N, ...]``; numbers and flags are ``[T, N, 1]``.
+        """A column of the rollout as a view ``[T, N, ...]``; ``name`` is relive's.
 
         Raises:
             AttributeError: storages of this training type do not have it.
         """
-        shown = self._shown.get(name)
-        if shown is None:
-            if name in ATTRIBUTES and (self.training_type == "rl") is (name == "privileged_action"):
-                raise AttributeError(f"a storage for {self.training_type!r} has no {ATTRIBUTES[name]!r}")
-            shown = self._buffer.block[name][:-1]
-            if name == "terminated":
-                shown = shown.view(torch.uint8)
-            self._shown[name] = shown = shown if name in VECTORS else shown.unsqueeze(-1)
-        return shown
+        for kind, names in ONLY.items():
+            if name in names and kind != self.training_type:
+                attribute = next(host for host, column in FIELDS.items() if column.name == name)
+                raise AttributeError(f"a storage for {self.training_type!r} has no {attribute!r}")
+        if name not in self._views:
+            self._views[name] = self._buffer.block[name][:-1]
+        return self._views[name]
 
     @property
     def observations(self) -> TensorDict:
         """All groups, ``[T, N, ...]``. Write to them in place; groups cannot be replaced."""
-        shown = self._shown.get("obs")
-        if shown is None:
-            shown = self._shown["obs"] = self._buffer.block["obs"][:-1].to(self.device).lock_()
-        return shown
+        if "obs" not in self._views:
+            self._views["obs"] = self._buffer.block["obs"][:-1].to(self.device).lock_()
+        return self._views["obs"]
 
     @observations.setter
     def observations(self, value: TensorDict) -> None:
@@ -333,7 +309,7 @@ class RolloutStorage:
     saved_hidden_state_c = _saved_states("c", "The critic's states before each step, ``[T, layers, N, size]``.")
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_shown": {}}  # views, which a pickle would turn into copies
+        return self.__dict__ | {"_views": {}}  # views, which a pickle would turn into copies
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -343,34 +319,35 @@ class RolloutStorage:
 
     def _learned(self, batch: TensorDict) -> dict[str, Any]:
         """A PPO batch without its observations, in rsl_rl's names and shapes."""
-        names = {"values": "value", "advantages": "advantage", "returns": "return", "old_actions_log_prob": "log_prob"}
-        columns: dict[Any, Tensor] = dict(cast("Any", batch.items(include_nested=True, leaves_only=True)))  # at once
-        found: dict[str, Any] = {name: columns[column].unsqueeze(-1) for name, column in names.items()}
-        params = tuple([columns["distribution", str(i)] for i in range(self._params or 0)])
-        return found | {"actions": columns["action"], "old_distribution_params": params}
+        leaves: dict[Any, Tensor] = dict(cast("Any", batch.items(include_nested=True, leaves_only=True)))  # at once
+        return {
+            **{name: FIELDS[name].shown(leaves[FIELDS[name].name]) for name in LEARNED},
+            "old_actions_log_prob": FIELDS["actions_log_prob"].shown(leaves["log_prob"]),
+            "old_distribution_params": tuple([leaves["distribution", str(i)] for i in range(self._params or 0)]),
+        }
 
     def _step_of(self, transition: Any) -> dict[str, Any]:
         """A transition as a step of the rollout."""
         time_outs, final_values = getattr(transition, "time_outs", None), getattr(transition, "final_values", None)
-        dones = self._numbers("dones", given(transition, "dones"), torch.bool)
+        dones = self._numbers("dones", required(transition, "dones"), torch.bool)
         step = {
-            "obs": mapped_leaves(self._moved, given(transition, "observations")),
+            "obs": mapped_leaves(self._moved, required(transition, "observations")),
             "terminated": dones,
-            "truncated": self._none,
+            "truncated": self._no_end,
         }
         if time_outs is not None:
             step["truncated"] = self._numbers("time_outs", time_outs, torch.bool) & dones
-        step["action"] = self._fit(given(transition, "actions"))
-        step["reward"] = self._numbers("rewards", given(transition, "rewards"))
+        step["action"] = self._fit(required(transition, "actions"))
+        step["reward"] = self._numbers("rewards", required(transition, "rewards"))
         if self.training_type == "distillation":
-            step["privileged_action"] = self._fit(given(transition, "privileged_actions"))
+            step["privileged_action"] = self._fit(required(transition, "privileged_actions"))
             return step
-        step["value"] = self._numbers("values", given(transition, "values"))
-        step["log_prob"] = self._numbers("actions_log_prob", given(transition, "actions_log_prob"))
+        step["value"] = self._numbers("values", required(transition, "values"))
+        step["log_prob"] = self._numbers("actions_log_prob", required(transition, "actions_log_prob"))
         if final_values is not None:
             step["final_value"] = self._numbers("final_values", final_values)
         if self._params:
-            step["distribution"] = tuple([self._fit(p) for p in given(transition, "distribution_params")])
+            step["distribution"] = tuple([self._fit(p) for p in required(transition, "distribution_params")])
         if self._states:
             step["hidden"] = {name: self._states_of(name, transition) for name in self._states}
         return step
@@ -436,7 +413,29 @@ class RolloutStorage:
             write_column(f"saved_hidden_state_{name}", shown, value)
 
 
-def given(transition: Any, name: str) -> Any:
+FIELDS = table_of(RolloutStorage)
+
+
+@dataclass(frozen=True, slots=True)
+class Returns:
+    """GAE for a column ``terminated`` that holds every done, time-outs included, as rsl_rl stores it."""
+
+    gamma: float
+    lam: float
+    normalize: bool
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns needed."""
+        return GAE().reads
+
+    def __call__(self, *, terminated: Tensor, truncated: Tensor, **columns: Any) -> dict[str, Tensor]:
+        """The columns ``advantage`` and ``return``, ``[T, N]``."""
+        ends = {"terminated": terminated & ~truncated, "truncated": truncated}
+        return GAE(self.gamma, self.lam, self.normalize)(**ends, **columns)
+
+
+def required(transition: Any, name: str) -> Any:
     """A required field of a transition.
 
     Raises:
