@@ -49,17 +49,13 @@ __all__ = [
     "ReplayBuffer",
 ]
 
-
 OBS, RHS, DONE, ACT, ACTPROBS = "Observation", "RecurrentHiddenStates", "Done", "Action", "ActionProbs"
 REW, IREW = "Reward", "IntrinsicReward"
 OBS2, RHS2, DONE2 = "NextObservation", "NextRecurrentHiddenStates", "NextDone"
 ALGORITHM, EPISODES = "Algorithm", "Episodes"
-
 OffPolicyDataKeys = (OBS, RHS, DONE, ACT, REW, IREW, OBS2, RHS2, DONE2, ACTPROBS)
 """The keys that the buffers store."""
-
 STATES = (RHS, RHS2)
-
 FIELDS = {
     OBS: Column("obs"),
     RHS: Column(RHS),
@@ -73,640 +69,15 @@ FIELDS = {
     ACTPROBS: Column("action_probs"),
 }
 """PyTorchRL's keys -> relive's fields. Numbers are ``[N, 1]``, or ``[N]``, as the first transition has them."""
-
-
 Data = dict[str, Any]
-
-
-class Collected(MutableMapping[str, Any]):
-    """Steps by key at the time of the call, read from the buffer on first use.
-
-    A PyTorchRL learner that collects by itself takes all steps out of its buffer, resets the buffer and puts them back
-    in each round. If they come back unread, the buffer has nothing to do; otherwise it compares them. Before any other
-    change the buffer reads them. It is pickled as a plain dictionary.
-
-    Args:
-        read: returns the steps.
-    """
-
-    def __init__(self, read: Callable[[], Data]) -> None:
-        self._read: Callable[[], Data] | None = read
-        self._found: Data = {}
-        self._lock = Lock()
-
-    @property
-    def unread(self) -> bool:
-        """Whether the steps have not been read yet."""
-        return self._read is not None
-
-    def content(self) -> Data:
-        """The steps, float32 ``[T, N, ...]`` by key."""
-        with self._lock:  # the collector and the learner may be threads
-            if self._read is not None:
-                self._found = self._read()
-                self._read = None
-        return self._found
-
-    def __getitem__(self, key: str) -> Any:
-        return self.content()[key]
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self.content()[key] = value
-
-    def __delitem__(self, key: str) -> None:
-        del self.content()[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.content())
-
-    def __len__(self) -> int:
-        return len(self.content())
-
-    def __repr__(self) -> str:
-        return repr(self.content())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (self.content(),)
-
-
-class Memory:
-    """The rows of a replay whose N envs get one step each at a time, counted since the last :meth:`forget`.
-
-    Args:
-        replay: the storage.
-        names: PyTorchRL's key -> relive's field.
-        added: rows per env that count, the newest ones.
-        before: rows per env that were added before those.
-    """
-
-    def __init__(self, replay: Core, names: Mapping[str, str], added: int = 0, before: int = 0) -> None:
-        self._replay, self._names, self._begin, self.added = replay, names, before, added
-
-    def forget(self) -> None:
-        """Let the next row be row 0."""
-        self._begin, self.added = self._begin + self.added, 0
-
-    @cached_property
-    def _columns(self) -> Data:
-        """Views of all rows ``[N, R, ...]``."""
-        block, num_envs = self._replay.block, self._replay.num_envs
-
-        def by_env(column: Any) -> Any:
-            array = as_host(column)
-            return array.reshape(num_envs, len(array) // num_envs, *array.shape[1:])
-
-        fields = {key: block[name] for key, name in self._names.items()}
-        nested = {key: dict(value.items()) if hasattr(value, "items") else value for key, value in fields.items()}
-        return {key: mapped(by_env, value) for key, value in nested.items()}
-
-    def read(self, key: str, first: int, count: int) -> Any:
-        """Rows ``first`` to ``first + count`` of a field, float32 ``[count, N, ...]``, or a dictionary of these.
-
-        The trap: older rows than the R that are stored are not noticed; newer rows are returned for them.
-        """
-        return mapped(lambda column: _rows(column, self._begin + first, count), self._columns[key])
-
-    def __getstate__(self) -> Data:
-        return {name: value for name, value in self.__dict__.items() if name != "_columns"}
-
-
-def _rows(column: Any, first: int, count: int) -> Any:
-    """Rows of a ring ``[N, R, ...]``, time first: ``[count, N, ...]``."""
-    out = np.empty((count, len(column), *column.shape[2:]), np.float32)
-    done, rows = 0, column.shape[1]
-    while done < count:
-        at = (first + done) % rows
-        some = min(rows - at, count - done)
-        out[done : done + some] = column[:, at : at + some].swapaxes(0, 1)
-        done += some
-    return out
-
-
-def arrays_of(steps: Any) -> Any:
-    """Steps of one env ``[T, ...]``, nested, as arrays ``[T, 1, ...]``."""
-    return mapped_leaves(lambda value: as_host(value)[:, None], steps)
-
-
-def step_of(sample: Mapping[str, Any], keys: tuple[str, ...], axes: int = 1) -> dict[str, Any]:
-    """A transition as a step of relive ``[N, ...]``; with ``axes=2``, several as arrays ``[T, N, ...]``.
-
-    Raises:
-        FieldError: a key is missing.
-        ShapeError: Reward or NextDone have more than one number per env, or are a dictionary.
-    """
-    step: dict[str, Any] = {}
-    for key in keys:
-        value, field = sample.get(key), FIELDS[key]
-        if value is None:
-            raise FieldError(f"{key!r} is missing; the first transition had {', '.join(keys)}")
-        if field.single:
-            value = _numbers(key, value, axes)
-        elif axes > 1:  # the walk over many steps is faster over arrays, a single step is copied as it is
-            value = mapped(as_host, value)
-        step[field.name] = value
-    step["truncated"] = np.zeros_like(step["terminated"])
-    return step
-
-
-def _numbers(key: str, value: Any, axes: int) -> Array:
-    """One number per env, ``[N, 1]`` or ``[N]``, as ``[N]``: float32 rewards, and flags."""
-    members = isinstance(value, Mapping)
-    array = np.empty(0) if members else as_host(value)
-    if members or array.shape[axes:] not in ((1,), ()):
-        given = f"a dictionary of {', '.join(cast('Data', value))}" if members else value.shape
-        raise ShapeError(f"{key!r}: expected one number per env, as [N, 1], got {given}")
-    array = array.reshape(array.shape[:axes])
-    return array.astype(np.float32, copy=False) if key == REW else array != 0
-
-
-def integers_of(schema: Schema) -> dict[str, Any]:
-    """The fields that are not floats, by name; for a dictionary, the fields of its members."""
-    found: dict[str, Any] = {}
-    for name in schema.names:
-        fields: Any = schema[name]
-        if name not in ("terminated", "truncated") and any(not dtype.is_floating_point for dtype in dtypes_of(fields)):
-            found[name] = fields
-    return found | ({FIELDS[OBS2].name: found["obs"]} if "obs" in found else {})
-
-
-def dtypes_of(fields: Any) -> list[torch.dtype]:
-    """The dtypes of a field, or of the members of a dictionary."""
-    members = cast("Mapping[str, Any]", fields).values() if isinstance(fields, Mapping) else [fields]
-    return [field.dtype for field in members]
-
-
-def as_stored(steps: dict[str, Any], integers: Mapping[str, Any]) -> dict[str, Any]:
-    """Cast whole numbers that arrive as floats, as in slices, to the stored integer dtypes."""
-    for name, fields in integers.items():
-        steps[name] = mapped(_whole, fields, steps[name])
-    return steps
-
-
-def _whole(field: Field, value: Any) -> Any:
-    array, dtype = as_host(value), numpy_dtype(field.dtype)
-    if array.dtype.kind != "f" or dtype.kind == "f":
-        return value
-    cast = array.astype(dtype)
-    return cast if (cast == array).all() else value  # the replay refuses fractions
-
-
-def schema_of(sample: Mapping[str, Any], keys: tuple[str, ...]) -> Schema:
-    """The fields of these keys, with the dtypes of the first transition."""
-    step = step_of(sample, keys)
-    fields = {name: mapped(_field, value) for name, value in step.items() if name != FIELDS[OBS2].name}
-    return Schema(fields)
-
-
-def _field(value: Any) -> Field:
-    array = as_host(value)
-    dtype = torch_dtype(array.dtype)
-    return Field(array.shape[1:], torch.float32 if dtype is torch.float64 else dtype)
-
-
-def stored_keys(sample: Mapping[str, Any], known: tuple[str, ...]) -> tuple[str, ...]:
-    """The known keys that a transition has, without recurrent states."""
-    return tuple(key for key in known if key not in STATES and sample.get(key) is not None)
-
-
-class Flat:
-    """A replay of steps ``[N, ...]`` by PyTorchRL's keys. Recurrent states are one row of zeros, as in PyTorchRL.
-
-    Args:
-        sample: a transition.
-        max_size: steps per env.
-        known: keys that are stored if a transition has them.
-        sampler: of the replay.
-        view: of the replay.
-        seed: of the replay.
-        copies: whether relabelled copies of steps will be added. ``size`` and :meth:`read` ignore these.
-    """
-
-    def __init__(
-        self,
-        sample: Mapping[str, Any],
-        max_size: int,
-        known: tuple[str, ...],
-        sampler: Sampler,
-        view: NStep,
-        seed: int | None,
-        copies: bool = False,
-    ) -> None:
-        self.keys, self.num_envs = stored_keys(sample, known), len(sample[DONE2])
-        self.shapes = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self.keys}
-        """Key -> the shape without the env axis, or a dictionary of shapes."""
-        self.members = {key: list(sample[key]) if isinstance(sample[key], Mapping) else None for key in self.keys}
-        self.states = {
-            key: mapped(lambda value: np.zeros((1, *value.shape), np.float32), sample[key])
-            for key in STATES
-            if key in known and sample.get(key) is not None
-        }
-        self._continuity = Continuity()
-        schema = schema_of(sample, self.keys)
-        self._integers = integers_of(schema)
-        self._columns = [
-            (
-                key,
-                FIELDS[key].name,
-                self.members[key],
-                FIELDS[key].single and self.shapes[key] == (1,),
-                not _floats(schema, key),
-            )
-            for key in self.keys
-        ]
-        self.replay = Core(
-            schema.extend(copied=Field((), torch.bool)) if copies else schema, max_size * self.num_envs, self.num_envs,
-            own_next_obs=True, check_ends=False, sampler=sampler, view=view, seed=seed,
-        )  # fmt: skip
-        self.copies = copies
-        self._memory = Memory(self.replay, self._names)
-
-    @property
-    def view(self) -> NStep:
-        """The view of the replay."""
-        return self.replay.view
-
-    @property
-    def _names(self) -> dict[str, str]:
-        return {key: FIELDS[key].name for key in self.keys}
-
-    @property
-    def added(self) -> int:
-        """Steps per env since the last :meth:`clear`."""
-        return self._memory.added
-
-    @property
-    def size(self) -> int:
-        """Steps per env."""
-        if self.copies:
-            return min(len(self._alone(env)) for env in range(self.num_envs))
-        return len(self.replay) // self.num_envs
-
-    def _alone(self, env: int) -> Any:
-        """The steps of an env in the order of time, without relabelled copies."""
-        rows = self.replay.slice(env)
-        return rows[~rows["copied"]]
-
-    def insert(self, sample: Mapping[str, Any]) -> None:
-        """Store one step of every env."""
-        step = as_stored(step_of(sample, self.keys), self._integers)
-        if self.copies:
-            step["copied"] = step["truncated"]
-        if self.view.n == 1:  # only the step itself is read; see read_windows
-            self.replay.add(step)
-        else:
-            obs, next_obs = (mapped(as_host, step[name]) for name in ("obs", "next_obs"))
-            self._continuity.follow(self.replay, obs)
-            self.replay.add(step)
-            self._continuity.note(mapped(np.copy, next_obs), step["terminated"])
-        self._memory.added += 1
-
-    def extend(self, data: Mapping[str, Any]) -> None:
-        """Store steps ``[T, N, ...]`` of one or several collectors. Successive steps need not belong together."""
-        steps = as_stored(step_of(data, self.keys, axes=2), self._integers)
-        if self.copies:
-            steps["copied"] = np.zeros_like(steps["terminated"])
-        if self.view.n == 1:
-            self.replay.extend(steps)
-        else:
-            steps["truncated"][:-1] = breaks(steps["obs"], steps["next_obs"], steps["terminated"])
-            self._continuity.follow(self.replay, mapped(lambda value: value[0], steps["obs"]))
-            self.replay.extend(steps)
-            self._continuity.note(mapped(lambda value: value[-1].copy(), steps["next_obs"]), steps["terminated"][-1])
-        self._memory.added += len(steps["terminated"])
-
-    def read_windows(self, n: int) -> None:
-        """From now on, batches hold windows of up to ``n`` rewards.
-
-        While n is 1, steps are stored without checking that one follows from the other. When n first exceeds 1, steps
-        that do not lead to the one after them are marked as truncated.
-        """
-        before, self.view.n = self.view.n, n
-        if n == 1 or before > 1:
-            return
-        flags = self.replay.block["truncated"]
-        rows = len(flags) // self.num_envs
-        for env in range(self.num_envs):
-            steps = self.replay.slice(env)
-            obs, next_obs, done = (arrays_of(steps[name]) for name in ("obs", "next_obs", "terminated"))
-            last = steps["index"][:-1][torch.from_numpy(breaks(obs, next_obs, done)[:, 0])]
-            flags[env * rows + last // self.num_envs % rows] = True
-        self.replay.interrupt()  # the next steps are not checked against these
-        self._continuity.forget()
-
-    def clear(self) -> None:
-        """Forget all steps."""
-        self.replay.clear()
-        self._memory.forget()
-
-    def resize(self, max_size: int, sampler: Sampler) -> None:
-        """Change the number of steps that fit, and keep the newest."""
-        old, view = self.replay, self.view
-        old.view = NStep()  # each buffer has a view of its own
-        self.replay = Core(
-            old.schema, max_size * self.num_envs, self.num_envs, own_next_obs=True, check_ends=False,
-            sampler=sampler, view=view, seed=old.seed,
-        )  # fmt: skip
-        self.replay.append(old)
-        kept = len(self.replay) // self.num_envs
-        self._memory = Memory(self.replay, self._names, self.size, before=len(old) // self.num_envs - kept)
-
-    def read(self, start: int, end: int, by_position: bool, keys: Iterable[str] | None = None) -> Data:
-        """``keys`` (default: all) of steps, float32 ``[T, N, ...]``, by position in memory or from the oldest on."""
-        wanted, size = [*self.keys, *self.states] if keys is None else keys, self.size
-        count = max(min(end, size) - start, 0)
-        if self.copies:
-            envs = [self._alone(env) for env in range(self.num_envs)]
-            envs = [env[len(env) - size :][start : start + count] for env in envs]
-            rows = {
-                key: mapped(_stacked, self.shapes[key], *[env[FIELDS[key].name] for env in envs]) for key in self.keys
-            }
-        else:
-            first = start if by_position else start + max(self.added - size, 0)
-            rows = {key: self._memory.read(key, first, count) for key in wanted if key in self.keys}
-        found = {key: mapped(_shaped, self.shapes[key], rows[key]) for key in wanted if key in rows}
-        states = {key: self.states[key] for key in wanted if key in self.states}
-        return found | {key: mapped(lambda value: value[start:end].copy(), s) for key, s in states.items()}
-
-    def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
-        """Batches ``[B, ...]`` by key, float32; and the replay's own batches."""
-        for drawn in self.replay.batches(count, batch_size):
-            batch: Data = dict(drawn.items())
-            found: Data = {}
-            for key, name, members, single, others in self._columns:
-                value: Any = batch[name]
-                if members is not None:
-                    value = {member: value[member] for member in members}
-                if others:
-                    value = mapped(Tensor.float, value)
-                found[key] = value.unsqueeze(1) if single else value
-            yield found | {key: mapped(_first, states) for key, states in self.states.items()}, batch
-
-    def steps_used(self, batch: Data) -> Tensor:
-        """The number of rewards in each window of a batch, float32 ``[B, 1]``."""
-        return batch["steps"].float().unsqueeze(1)
-
-
-def _stacked(_: Any, *envs: Any) -> Any:
-    """Steps ``[T, ...]`` of each env as float32 ``[T, N, ...]``."""
-    return np.stack([as_host(env) for env in envs], 1).astype(np.float32)
-
-
-def _shaped(shape: Any, rows: Any) -> Any:
-    """Add the axis of size 1 that relive leaves out."""
-    return rows if rows.shape[2:] == shape else rows.reshape(*rows.shape[:2], *shape)
-
-
-def _floats(schema: Schema, key: str) -> bool:
-    """Whether a key is stored as float32."""
-    return set(dtypes_of(schema["obs" if key == OBS2 else FIELDS[key].name])) == {torch.float32}
-
-
-def _first(states: Any) -> Tensor:
-    return torch.from_numpy(states[0, :1].copy())
-
-
 AFTER = (OBS2, RHS2, DONE2)
 """Keys read from a window's last step. All others are read from its first step."""
 OF_STEPS = {REW: "rewards", DONE2: "dones"}
 """Fields of a sequence's steps. relive stores a sequence as one transition, whose own reward has the usual name."""
-
-
-class Sequences:
-    """A replay of sequences of L steps with n-step rewards, built while steps are added.
-
-    A small replay holds the newest L + n - 1 steps of each env. Every L - overlap steps, its oldest L steps become a
-    sequence. Row t of a sequence has the sum of up to n rewards from step t on, within the episode. Its next
-    observation, next states and next flag are those of step t + n - 1, even if an episode ended in between: a recurrent
-    network reads the rows in order and must not miss a step. Where an episode ends before that step, ``n_step`` is
-    infinite, so γ^n is 0 and no target mixes two episodes.
-
-    Only the flags mark the ends of episodes, as in PyTorchRL's networks.
-
-    Args:
-        sample: a transition.
-        max_size: steps per env, in whole sequences.
-        known: keys that are stored if a transition has them.
-        sampler: of the replay.
-        view: holds n and γ.
-        seed: of the replay.
-        length: L.
-        overlap: steps that successive sequences share.
-
-    Raises:
-        ParameterError: n is above L, or above 1 for transitions without ``Done``.
-    """
-
-    def __init__(
-        self,
-        sample: Mapping[str, Any],
-        max_size: int,
-        known: tuple[str, ...],
-        sampler: Sampler,
-        view: NStep,
-        seed: int | None,
-        length: int,
-        overlap: int,
-    ) -> None:
-        self.keys, self.num_envs = stored_keys(sample, known), len(sample[DONE2])
-        if not 1 <= view.n <= length or (view.n > 1 and DONE not in self.keys):
-            raise ParameterError(
-                f"n_step={view.n}: expected at most the {length} steps of a sequence, and transitions with {DONE!r}; "
-                "choose a larger update_every, or a smaller n_step"
-            )
-        self.shapes = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self.keys}
-        self._length, self._stride, self._waits = length, length - overlap, length + view.n - 1
-        self._states = tuple(key for key in STATES if key in known and sample.get(key) is not None)
-        self._hidden = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self._states}
-        flat = schema_of(sample, self.keys)
-        self._integers = integers_of(flat)
-        states = {key: mapped(Field, shapes) for key, shapes in self._hidden.items()}
-        self._newest = Core(
-            flat.extend(**states), max(self._waits, 2) * self.num_envs, self.num_envs, own_next_obs=True,
-            check_ends=False, seed=0,
-        )  # fmt: skip
-        self.view, self._single = view, NStep(1)
-        self._seen = 0
-        fields = {
-            self._name(key): mapped(self._longer, flat[FIELDS[key].name])
-            for key in self.keys
-            if FIELDS[key].name in flat
-        }
-        flags: dict[str, Any] = {name: flat[name] for name in ("reward", "terminated", "truncated")}
-        used: dict[str, Any] = {"n_step": Field((length,))} if view.n > 1 else {}
-        self._schema, self._seed = Schema({**fields, **states, **flags, **used}), seed
-        self.replay = self._build(max_size, sampler)
-        self._memory = Memory(self.replay, self._names)
-
-    def _build(self, max_size: int, sampler: Sampler) -> Core:
-        rows = max_size // self._length * self.num_envs
-        return Core(self._schema, rows, self.num_envs, ordered=False, sampler=sampler, seed=self._seed)
-
-    @staticmethod
-    def _name(key: str) -> str:
-        return OF_STEPS.get(key, FIELDS[key].name)
-
-    def _longer(self, field: Field) -> Field:
-        return Field((self._length, *field.shape), field.dtype)
-
-    @property
-    def _names(self) -> dict[str, str]:
-        return {key: self._name(key) for key in self.keys} | {key: key for key in self._states}
-
-    @property
-    def added(self) -> int:
-        """Steps per env since the last :meth:`clear`, in whole sequences."""
-        return self._memory.added * self._length
-
-    @property
-    def size(self) -> int:
-        """Steps per env, in whole sequences. Steps that two sequences share count twice."""
-        return len(self.replay) // self.num_envs * self._length
-
-    def insert(self, sample: Mapping[str, Any]) -> None:
-        """Add one step of every env."""
-        self._newest.add(as_stored(step_of(sample, (*self.keys, *self._states)), self._integers))
-        self._seen += 1
-        if self._seen >= self._waits and (self._seen - self._waits) % self._stride == 0:
-            self._store_oldest()
-
-    def _store_oldest(self) -> None:
-        length, envs, n = self._length, self.num_envs, self.view.n
-        steps = self._waiting(self._single)
-        rewards = steps if n == 1 else self._waiting(self.view)
-
-        def part(key: str, shapes: Any) -> Any:
-            first, source = n - 1 if key in AFTER else 0, rewards if key == REW else steps
-
-            def cut(_: Any, values: Any) -> Any:
-                rows = as_host(values)[-self._waits * envs :]
-                return rows.reshape(self._waits, envs, *rows.shape[1:])[first : first + length]
-
-            return mapped(cut, shapes, source[FIELDS[key].name])
-
-        fields = {self._name(key): mapped(_by_env, part(key, self.shapes[key])) for key in self.keys}
-        states = {key: mapped(lambda value: value[0], part(key, self._hidden[key])) for key in self._states}
-        self._append({**fields, **states}, (envs,))
-
-    def _waiting(self, view: NStep) -> Data:
-        """The waiting steps, read through a view, in the order of time: ``[W N, ...]``."""
-        self._newest.view = view
-        return dict(self._newest.data().items())
-
-    def _append(self, fields: Data, shape: tuple[int, ...]) -> None:
-        """Store sequences ``[N, ...]`` or ``[K, N, ...]``. The replay's own reward and flags are unused."""
-        none = np.zeros(shape, np.bool_)
-        step = {**fields, "reward": np.zeros(shape, np.float32), "terminated": none, "truncated": none}
-        if self.view.n > 1:
-            step["n_step"] = self._steps_used(fields[self._name(DONE)], fields[self._name(DONE2)])
-        step = {name: mapped(_contiguous, value) for name, value in step.items()}
-        self.replay.add(step) if len(shape) == 1 else self.replay.extend(step)
-        self._memory.added += 1 if len(shape) == 1 else shape[0]
-
-    def extend(self, data: Mapping[str, Any]) -> None:
-        """Store whole sequences, ``[K L, N, ...]`` end to end, with the states before each sequence's first step.
-
-        Raises:
-            AssertionError: the steps are not a whole number of sequences.
-        """
-        steps, length = as_stored(step_of(data, self.keys, axes=2), self._integers), self._length
-        count = len(steps["terminated"])
-        assert count % length == 0, f"expected whole sequences of {length} steps, got {count} steps"
-
-        def cut(value: Any) -> Any:
-            return value.reshape(count // length, length, *value.shape[1:]).swapaxes(1, 2)
-
-        fields = {self._name(key): mapped(cut, steps[FIELDS[key].name]) for key in self.keys}
-        states = {key: mapped(lambda v: as_host(v)[::length].astype(np.float32), data[key]) for key in self._states}
-        self._append({**fields, **states}, (count // length, self.num_envs))
-
-    def clear(self) -> None:
-        """Forget the stored sequences. The unfinished one is kept."""
-        self.replay.clear()
-        self._memory.forget()
-
-    def resize(self, max_size: int, sampler: Sampler) -> None:
-        """Change the number of steps that fit, and keep the newest sequences."""
-        old, self.replay = self.replay, self._build(max_size, sampler)
-        self.replay.append(old)
-        kept = len(self.replay) // self.num_envs
-        self._memory = Memory(self.replay, self._names, kept, before=len(old) // self.num_envs - kept)
-
-    def read_windows(self, n: int) -> None:
-        """Refuse to change n, because sums of n rewards are stored.
-
-        Raises:
-            LifecycleError: ``n`` differs.
-        """
-        if n != self.view.n:
-            raise LifecycleError(
-                f"n_step: sequences with windows of {self.view.n} rewards are stored; create a buffer with n_step={n!r}"
-            )
-
-    def read(self, start: int, end: int, by_position: bool, keys: Iterable[str] | None = None) -> Data:
-        """``keys`` (default: all) of steps, float32 ``[T, N, ...]``, by position in memory or counted from the oldest.
-
-        States are zero except before a sequence's first step.
-        """
-        size, length = self.size, self._length
-        low, high = start // length, max(-(-min(end, size) // length), start // length)
-        first = low if by_position else low + (self.added - size) // length
-        part = slice(start - low * length, max(min(end, size), start) - low * length)
-
-        def steps(shape: tuple[int, ...], rows: Any) -> Any:
-            return rows.swapaxes(1, 2).reshape(-1, self.num_envs, *shape)[part]
-
-        def firsts(shape: tuple[int, ...], rows: Any) -> Any:
-            out = np.zeros(((high - low) * length, self.num_envs, *shape), np.float32)
-            out[::length] = rows
-            return out[part]
-
-        found: Data = {}
-        for key in [*self.keys, *self._states] if keys is None else keys:
-            if key in self._names:
-                rows, of_states = self._memory.read(key, first, high - low), key in self._states
-                shapes = self._hidden[key] if of_states else self.shapes[key]
-                found[key] = mapped(firsts if of_states else steps, shapes, rows)
-        return found
-
-    def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
-        """Batches of sequences by key, float32 ``[S L, ...]``, states ``[S, ...]``; and the replay's own batches."""
-        for batch in self.replay.batches(count, -(-batch_size // self._length)):
-            found = {key: mapped(_joined, self.shapes[key], batch[self._name(key)]) for key in self.keys}
-            if self.view.n > 1 and self.view.gamma == 1.0:  # no power of 1 is 0, so the flag must end the target
-                found[DONE2] = torch.maximum(found[DONE2], self.steps_used(batch).isinf().float())
-            yield found | {key: mapped(_member, self._hidden[key], batch[key]) for key in self._states}, batch
-
-    def steps_used(self, batch: Any) -> Tensor:
-        """n of each window of a batch, float32 ``[S L, 1]``; infinite where its episode ended before."""
-        return batch["n_step"].reshape(-1, 1)
-
-    def _steps_used(self, starts: Any, ends: Any) -> Any:
-        """The same for sequences ``[..., L]``, from the flags before and after their steps."""
-        n, length = self.view.n, self._length
-        # the flags before steps 0 .. L + n - 2; `ends` holds the flags after steps n - 1 .. L + n - 2
-        flags = np.concatenate([starts.reshape(ends.shape) != 0, ends[..., length - n : length - 1]], -1).cumsum(-1)
-        return np.where(flags[..., n - 1 :] > flags[..., :length], np.inf, n).astype(np.float32)
-
-
-def _joined(shape: tuple[int, ...], values: Any) -> Any:
-    """Sequences ``[S, L, ...]`` end to end, ``[S L, ...]``."""
-    return values.reshape(-1, *shape).float()
-
-
-def _by_env(value: Any) -> Any:
-    return value.swapaxes(0, 1)
-
-
-def _contiguous(value: Any) -> Any:
-    return np.ascontiguousarray(as_host(value))
-
-
-def _member(shape: tuple[int, ...], value: Tensor) -> Tensor:
-    """The tensor itself. Mapped over shapes, this turns a TensorDict into a dictionary."""
-    return value
-
-
 Factory = Callable[[Any, Any, Any, Any], "ReplayBuffer"]
+LEAST = 1e-6
+"""The epsilon used for ``epsilon=0``. With 0, a transition without error could never be drawn again."""
+HerFunction = Callable[..., tuple[Any, Any, Any, Any, Any]]
 
 
 class ReplayBuffer:
@@ -1045,18 +416,6 @@ class NStepReplayBuffer(ReplayBuffer):
         return {"n_step": 1 if self.n_step == 1 else self._stored.steps_used(extras)}
 
 
-def _equal(there: Any, given: Any) -> bool:
-    """Whether arrays, or dictionaries of arrays, are equal."""
-    if isinstance(there, dict):
-        members = cast("Data", there)
-        return members.keys() == given.keys() and all(_equal(members[key], given[key]) for key in members)
-    return np.array_equal(there, as_host(given), equal_nan=True)
-
-
-LEAST = 1e-6
-"""The epsilon used for ``epsilon=0``. With 0, a transition without error could never be drawn again."""
-
-
 class PERBuffer(NStepReplayBuffer):
     """``pytorchrl.agent.storages.PERBuffer``: drawn in proportion to (|TD error| + epsilon)^alpha.
 
@@ -1239,9 +598,6 @@ class EREBuffer(PERBuffer):
         return info
 
 
-HerFunction = Callable[..., tuple[Any, Any, Any, Any, Any]]
-
-
 def unchanged(obs: Any, rhs: Any, obs2: Any, rhs2: Any, rew: Any, initial_state: Any, final_state: Any) -> Any:
     """The default ``her_function``: the transitions unchanged."""
     return obs, rhs, obs2, rhs2, rew
@@ -1351,6 +707,617 @@ class HERBuffer(EREBuffer):
         obs, _, obs2, _, reward = self.her_function(given[0], zeros[0], given[1], zeros[1], reward, *given[2:])
         changed = {"obs": _like(obs, steps["obs"]), "next_obs": _like(obs2, steps["next_obs"])}
         return {**changed, "reward": np.asarray(reward, np.float32).reshape(-1)}
+
+
+class Collected(MutableMapping[str, Any]):
+    """Steps by key at the time of the call, read from the buffer on first use.
+
+    A PyTorchRL learner that collects by itself takes all steps out of its buffer, resets the buffer and puts them back
+    in each round. If they come back unread, the buffer has nothing to do; otherwise it compares them. Before any other
+    change the buffer reads them. It is pickled as a plain dictionary.
+
+    Args:
+        read: returns the steps.
+    """
+
+    def __init__(self, read: Callable[[], Data]) -> None:
+        self._read: Callable[[], Data] | None = read
+        self._found: Data = {}
+        self._lock = Lock()
+
+    @property
+    def unread(self) -> bool:
+        """Whether the steps have not been read yet."""
+        return self._read is not None
+
+    def content(self) -> Data:
+        """The steps, float32 ``[T, N, ...]`` by key."""
+        with self._lock:  # the collector and the learner may be threads
+            if self._read is not None:
+                self._found = self._read()
+                self._read = None
+        return self._found
+
+    def __getitem__(self, key: str) -> Any:
+        return self.content()[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.content()[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.content()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.content())
+
+    def __len__(self) -> int:
+        return len(self.content())
+
+    def __repr__(self) -> str:
+        return repr(self.content())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (self.content(),)
+
+
+class Flat:
+    """A replay of steps ``[N, ...]`` by PyTorchRL's keys. Recurrent states are one row of zeros, as in PyTorchRL.
+
+    Args:
+        sample: a transition.
+        max_size: steps per env.
+        known: keys that are stored if a transition has them.
+        sampler: of the replay.
+        view: of the replay.
+        seed: of the replay.
+        copies: whether relabelled copies of steps will be added. ``size`` and :meth:`read` ignore these.
+    """
+
+    def __init__(
+        self,
+        sample: Mapping[str, Any],
+        max_size: int,
+        known: tuple[str, ...],
+        sampler: Sampler,
+        view: NStep,
+        seed: int | None,
+        copies: bool = False,
+    ) -> None:
+        self.keys, self.num_envs = stored_keys(sample, known), len(sample[DONE2])
+        self.shapes = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self.keys}
+        """Key -> the shape without the env axis, or a dictionary of shapes."""
+        self.members = {key: list(sample[key]) if isinstance(sample[key], Mapping) else None for key in self.keys}
+        self.states = {
+            key: mapped(lambda value: np.zeros((1, *value.shape), np.float32), sample[key])
+            for key in STATES
+            if key in known and sample.get(key) is not None
+        }
+        self._continuity = Continuity()
+        schema = schema_of(sample, self.keys)
+        self._integers = integers_of(schema)
+        self._columns = [(key, *self._form(key, schema)) for key in self.keys]
+        self.replay = Core(
+            schema.extend(copied=Field((), torch.bool)) if copies else schema, max_size * self.num_envs, self.num_envs,
+            own_next_obs=True, check_ends=False, sampler=sampler, view=view, seed=seed,
+        )  # fmt: skip
+        self.copies = copies
+        self._memory = Memory(self.replay, self._names)
+
+    def _form(self, key: str, schema: Schema) -> tuple[str, list[Any] | None, bool, bool]:
+        """relive's field of a key, its members, and True if batches need a last axis of 1, and another dtype."""
+        field = FIELDS[key]
+        floats = set(dtypes_of(schema["obs" if key == OBS2 else field.name])) == {torch.float32}
+        return field.name, self.members[key], field.single and self.shapes[key] == (1,), not floats
+
+    @property
+    def view(self) -> NStep:
+        """The view of the replay."""
+        return self.replay.view
+
+    @property
+    def _names(self) -> dict[str, str]:
+        return {key: FIELDS[key].name for key in self.keys}
+
+    @property
+    def added(self) -> int:
+        """Steps per env since the last :meth:`clear`."""
+        return self._memory.added
+
+    @property
+    def size(self) -> int:
+        """Steps per env."""
+        if self.copies:
+            return min(len(self._alone(env)) for env in range(self.num_envs))
+        return len(self.replay) // self.num_envs
+
+    def _alone(self, env: int) -> Any:
+        """The steps of an env in the order of time, without relabelled copies."""
+        rows = self.replay.slice(env)
+        return rows[~rows["copied"]]
+
+    def insert(self, sample: Mapping[str, Any]) -> None:
+        """Store one step of every env."""
+        step = as_stored(step_of(sample, self.keys), self._integers)
+        if self.copies:
+            step["copied"] = step["truncated"]
+        if self.view.n == 1:  # only the step itself is read; see read_windows
+            self.replay.add(step)
+        else:
+            obs, next_obs = (mapped(as_host, step[name]) for name in ("obs", "next_obs"))
+            self._continuity.follow(self.replay, obs)
+            self.replay.add(step)
+            self._continuity.note(mapped(np.copy, next_obs), step["terminated"])
+        self._memory.added += 1
+
+    def extend(self, data: Mapping[str, Any]) -> None:
+        """Store steps ``[T, N, ...]`` of one or several collectors. Successive steps need not belong together."""
+        steps = as_stored(step_of(data, self.keys, axes=2), self._integers)
+        if self.copies:
+            steps["copied"] = np.zeros_like(steps["terminated"])
+        if self.view.n == 1:
+            self.replay.extend(steps)
+        else:
+            steps["truncated"][:-1] = breaks(steps["obs"], steps["next_obs"], steps["terminated"])
+            self._continuity.follow(self.replay, mapped(lambda value: value[0], steps["obs"]))
+            self.replay.extend(steps)
+            self._continuity.note(mapped(lambda value: value[-1].copy(), steps["next_obs"]), steps["terminated"][-1])
+        self._memory.added += len(steps["terminated"])
+
+    def read_windows(self, n: int) -> None:
+        """From now on, batches hold windows of up to ``n`` rewards.
+
+        While n is 1, steps are stored without checking that one follows from the other. When n first exceeds 1, steps
+        that do not lead to the one after them are marked as truncated.
+        """
+        before, self.view.n = self.view.n, n
+        if n == 1 or before > 1:
+            return
+        flags = self.replay.block["truncated"]
+        rows = len(flags) // self.num_envs
+        for env in range(self.num_envs):
+            steps = self.replay.slice(env)
+            obs, next_obs, done = (arrays_of(steps[name]) for name in ("obs", "next_obs", "terminated"))
+            last = steps["index"][:-1][torch.from_numpy(breaks(obs, next_obs, done)[:, 0])]
+            flags[env * rows + last // self.num_envs % rows] = True
+        self.replay.interrupt()  # the next steps are not checked against these
+        self._continuity.forget()
+
+    def clear(self) -> None:
+        """Forget all steps."""
+        self.replay.clear()
+        self._memory.forget()
+
+    def resize(self, max_size: int, sampler: Sampler) -> None:
+        """Change the number of steps that fit, and keep the newest."""
+        old, view = self.replay, self.view
+        old.view = NStep()  # each buffer has a view of its own
+        self.replay = Core(
+            old.schema, max_size * self.num_envs, self.num_envs, own_next_obs=True, check_ends=False,
+            sampler=sampler, view=view, seed=old.seed,
+        )  # fmt: skip
+        self.replay.append(old)
+        kept = len(self.replay) // self.num_envs
+        self._memory = Memory(self.replay, self._names, self.size, before=len(old) // self.num_envs - kept)
+
+    def read(self, start: int, end: int, by_position: bool, keys: Iterable[str] | None = None) -> Data:
+        """``keys`` (default: all) of steps, float32 ``[T, N, ...]``, by position in memory or from the oldest on."""
+        wanted, size = [*self.keys, *self.states] if keys is None else keys, self.size
+        count = max(min(end, size) - start, 0)
+        if self.copies:
+            envs = [self._alone(env) for env in range(self.num_envs)]
+            envs = [env[len(env) - size :][start : start + count] for env in envs]
+            rows = {
+                key: mapped(_stacked, self.shapes[key], *[env[FIELDS[key].name] for env in envs]) for key in self.keys
+            }
+        else:
+            first = start if by_position else start + max(self.added - size, 0)
+            rows = {key: self._memory.read(key, first, count) for key in wanted if key in self.keys}
+        found = {key: mapped(_shaped, self.shapes[key], rows[key]) for key in wanted if key in rows}
+        states = {key: self.states[key] for key in wanted if key in self.states}
+        return found | {key: mapped(lambda value: value[start:end].copy(), s) for key, s in states.items()}
+
+    def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
+        """Batches ``[B, ...]`` by key, float32; and the replay's own batches."""
+        for drawn in self.replay.batches(count, batch_size):
+            batch: Data = dict(drawn.items())
+            found: Data = {}
+            for key, name, members, single, casts in self._columns:
+                value: Any = batch[name]
+                if members is not None:
+                    value = {member: value[member] for member in members}
+                if casts:
+                    value = mapped(Tensor.float, value)
+                found[key] = value.unsqueeze(1) if single else value
+            for key, states in self.states.items():
+                found[key] = mapped(lambda zeros: torch.from_numpy(zeros[0, :1].copy()), states)
+            yield found, batch
+
+    def steps_used(self, batch: Data) -> Tensor:
+        """The number of rewards in each window of a batch, float32 ``[B, 1]``."""
+        return batch["steps"].float().unsqueeze(1)
+
+
+class Sequences:
+    """A replay of sequences of L steps with n-step rewards, built while steps are added.
+
+    A small replay holds the newest L + n - 1 steps of each env. Every L - overlap steps, its oldest L steps become a
+    sequence. Row t of a sequence has the sum of up to n rewards from step t on, within the episode. Its next
+    observation, next states and next flag are those of step t + n - 1, even if an episode ended in between: a recurrent
+    network reads the rows in order and must not miss a step. Where an episode ends before that step, ``n_step`` is
+    infinite, so γ^n is 0 and no target mixes two episodes.
+
+    Only the flags mark the ends of episodes, as in PyTorchRL's networks.
+
+    Args:
+        sample: a transition.
+        max_size: steps per env, in whole sequences.
+        known: keys that are stored if a transition has them.
+        sampler: of the replay.
+        view: holds n and γ.
+        seed: of the replay.
+        length: L.
+        overlap: steps that successive sequences share.
+
+    Raises:
+        ParameterError: n is above L, or above 1 for transitions without ``Done``.
+    """
+
+    def __init__(
+        self,
+        sample: Mapping[str, Any],
+        max_size: int,
+        known: tuple[str, ...],
+        sampler: Sampler,
+        view: NStep,
+        seed: int | None,
+        length: int,
+        overlap: int,
+    ) -> None:
+        self.keys, self.num_envs = stored_keys(sample, known), len(sample[DONE2])
+        if not 1 <= view.n <= length or (view.n > 1 and DONE not in self.keys):
+            raise ParameterError(
+                f"n_step={view.n}: expected at most the {length} steps of a sequence, and transitions with {DONE!r}; "
+                "choose a larger update_every, or a smaller n_step"
+            )
+        self.shapes = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self.keys}
+        self._length, self._stride, self._waits = length, length - overlap, length + view.n - 1
+        self._states = tuple(key for key in STATES if key in known and sample.get(key) is not None)
+        self._hidden = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self._states}
+        flat = schema_of(sample, self.keys)
+        self._integers = integers_of(flat)
+        states = {key: mapped(Field, shapes) for key, shapes in self._hidden.items()}
+        self._newest = Core(
+            flat.extend(**states), max(self._waits, 2) * self.num_envs, self.num_envs, own_next_obs=True,
+            check_ends=False, seed=0,
+        )  # fmt: skip
+        self.view, self._single = view, NStep(1)
+        self._seen = 0
+        fields = {
+            self._name(key): mapped(self._longer, flat[FIELDS[key].name])
+            for key in self.keys
+            if FIELDS[key].name in flat
+        }
+        flags: dict[str, Any] = {name: flat[name] for name in ("reward", "terminated", "truncated")}
+        used: dict[str, Any] = {"n_step": Field((length,))} if view.n > 1 else {}
+        self._schema, self._seed = Schema({**fields, **states, **flags, **used}), seed
+        self.replay = self._build(max_size, sampler)
+        self._memory = Memory(self.replay, self._names)
+
+    def _build(self, max_size: int, sampler: Sampler) -> Core:
+        rows = max_size // self._length * self.num_envs
+        return Core(self._schema, rows, self.num_envs, ordered=False, sampler=sampler, seed=self._seed)
+
+    @staticmethod
+    def _name(key: str) -> str:
+        return OF_STEPS.get(key, FIELDS[key].name)
+
+    def _longer(self, field: Field) -> Field:
+        return Field((self._length, *field.shape), field.dtype)
+
+    @property
+    def _names(self) -> dict[str, str]:
+        return {key: self._name(key) for key in self.keys} | {key: key for key in self._states}
+
+    @property
+    def added(self) -> int:
+        """Steps per env since the last :meth:`clear`, in whole sequences."""
+        return self._memory.added * self._length
+
+    @property
+    def size(self) -> int:
+        """Steps per env, in whole sequences. Steps that two sequences share count twice."""
+        return len(self.replay) // self.num_envs * self._length
+
+    def insert(self, sample: Mapping[str, Any]) -> None:
+        """Add one step of every env."""
+        self._newest.add(as_stored(step_of(sample, (*self.keys, *self._states)), self._integers))
+        self._seen += 1
+        if self._seen >= self._waits and (self._seen - self._waits) % self._stride == 0:
+            self._store_oldest()
+
+    def _store_oldest(self) -> None:
+        length, envs, n = self._length, self.num_envs, self.view.n
+        steps = self._waiting(self._single)
+        rewards = steps if n == 1 else self._waiting(self.view)
+
+        def part(key: str, shapes: Any) -> Any:
+            first, source = n - 1 if key in AFTER else 0, rewards if key == REW else steps
+
+            def cut(_: Any, values: Any) -> Any:
+                rows = as_host(values)[-self._waits * envs :]
+                return rows.reshape(self._waits, envs, *rows.shape[1:])[first : first + length]
+
+            return mapped(cut, shapes, source[FIELDS[key].name])
+
+        fields = {
+            self._name(key): mapped(lambda value: value.swapaxes(0, 1), part(key, self.shapes[key]))
+            for key in self.keys
+        }
+        states = {key: mapped(lambda value: value[0], part(key, self._hidden[key])) for key in self._states}
+        self._append({**fields, **states}, (envs,))
+
+    def _waiting(self, view: NStep) -> Data:
+        """The waiting steps, read through a view, in the order of time: ``[W N, ...]``."""
+        self._newest.view = view
+        return dict(self._newest.data().items())
+
+    def _append(self, fields: Data, shape: tuple[int, ...]) -> None:
+        """Store sequences ``[N, ...]`` or ``[K, N, ...]``. The replay's own reward and flags are unused."""
+        none = np.zeros(shape, np.bool_)
+        step = {**fields, "reward": np.zeros(shape, np.float32), "terminated": none, "truncated": none}
+        if self.view.n > 1:
+            step["n_step"] = self._steps_used(fields[self._name(DONE)], fields[self._name(DONE2)])
+        step = {name: mapped(lambda x: np.ascontiguousarray(as_host(x)), value) for name, value in step.items()}
+        self.replay.add(step) if len(shape) == 1 else self.replay.extend(step)
+        self._memory.added += 1 if len(shape) == 1 else shape[0]
+
+    def extend(self, data: Mapping[str, Any]) -> None:
+        """Store whole sequences, ``[K L, N, ...]`` end to end, with the states before each sequence's first step.
+
+        Raises:
+            AssertionError: the steps are not a whole number of sequences.
+        """
+        steps, length = as_stored(step_of(data, self.keys, axes=2), self._integers), self._length
+        count = len(steps["terminated"])
+        assert count % length == 0, f"expected whole sequences of {length} steps, got {count} steps"
+
+        def cut(value: Any) -> Any:
+            return value.reshape(count // length, length, *value.shape[1:]).swapaxes(1, 2)
+
+        fields = {self._name(key): mapped(cut, steps[FIELDS[key].name]) for key in self.keys}
+        states = {key: mapped(lambda v: as_host(v)[::length].astype(np.float32), data[key]) for key in self._states}
+        self._append({**fields, **states}, (count // length, self.num_envs))
+
+    def clear(self) -> None:
+        """Forget the stored sequences. The unfinished one is kept."""
+        self.replay.clear()
+        self._memory.forget()
+
+    def resize(self, max_size: int, sampler: Sampler) -> None:
+        """Change the number of steps that fit, and keep the newest sequences."""
+        old, self.replay = self.replay, self._build(max_size, sampler)
+        self.replay.append(old)
+        kept = len(self.replay) // self.num_envs
+        self._memory = Memory(self.replay, self._names, kept, before=len(old) // self.num_envs - kept)
+
+    def read_windows(self, n: int) -> None:
+        """Refuse to change n, because sums of n rewards are stored.
+
+        Raises:
+            LifecycleError: ``n`` differs.
+        """
+        if n != self.view.n:
+            raise LifecycleError(
+                f"n_step: sequences with windows of {self.view.n} rewards are stored; create a buffer with n_step={n!r}"
+            )
+
+    def read(self, start: int, end: int, by_position: bool, keys: Iterable[str] | None = None) -> Data:
+        """``keys`` (default: all) of steps, float32 ``[T, N, ...]``, by position in memory or counted from the oldest.
+
+        States are zero except before a sequence's first step.
+        """
+        size, length = self.size, self._length
+        low, high = start // length, max(-(-min(end, size) // length), start // length)
+        first = low if by_position else low + (self.added - size) // length
+        part = slice(start - low * length, max(min(end, size), start) - low * length)
+
+        def steps(shape: tuple[int, ...], rows: Any) -> Any:
+            return rows.swapaxes(1, 2).reshape(-1, self.num_envs, *shape)[part]
+
+        def firsts(shape: tuple[int, ...], rows: Any) -> Any:
+            out = np.zeros(((high - low) * length, self.num_envs, *shape), np.float32)
+            out[::length] = rows
+            return out[part]
+
+        found: Data = {}
+        for key in [*self.keys, *self._states] if keys is None else keys:
+            if key in self._names:
+                rows, of_states = self._memory.read(key, first, high - low), key in self._states
+                shapes = self._hidden[key] if of_states else self.shapes[key]
+                found[key] = mapped(firsts if of_states else steps, shapes, rows)
+        return found
+
+    def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
+        """Batches of sequences by key, float32 ``[S L, ...]``, states ``[S, ...]``; and the replay's own batches."""
+        for batch in self.replay.batches(count, -(-batch_size // self._length)):
+            found = {
+                key: mapped(lambda shape, x: x.reshape(-1, *shape).float(), self.shapes[key], batch[self._name(key)])
+                for key in self.keys
+            }
+            if self.view.n > 1 and self.view.gamma == 1.0:  # no power of 1 is 0, so the flag must end the target
+                found[DONE2] = torch.maximum(found[DONE2], self.steps_used(batch).isinf().float())
+            yield (
+                found | {key: mapped(lambda _, state: state, self._hidden[key], batch[key]) for key in self._states},
+                batch,
+            )
+
+    def steps_used(self, batch: Any) -> Tensor:
+        """n of each window of a batch, float32 ``[S L, 1]``; infinite where its episode ended before."""
+        return batch["n_step"].reshape(-1, 1)
+
+    def _steps_used(self, starts: Any, ends: Any) -> Any:
+        """The same for sequences ``[..., L]``, from the flags before and after their steps."""
+        n, length = self.view.n, self._length
+        # the flags before steps 0 .. L + n - 2; `ends` holds the flags after steps n - 1 .. L + n - 2
+        flags = np.concatenate([starts.reshape(ends.shape) != 0, ends[..., length - n : length - 1]], -1).cumsum(-1)
+        return np.where(flags[..., n - 1 :] > flags[..., :length], np.inf, n).astype(np.float32)
+
+
+class Memory:
+    """The rows of a replay whose N envs get one step each at a time, counted since the last :meth:`forget`.
+
+    Args:
+        replay: the storage.
+        names: PyTorchRL's key -> relive's field.
+        added: rows per env that count, the newest ones.
+        before: rows per env that were added before those.
+    """
+
+    def __init__(self, replay: Core, names: Mapping[str, str], added: int = 0, before: int = 0) -> None:
+        self._replay, self._names, self._begin, self.added = replay, names, before, added
+
+    def forget(self) -> None:
+        """Let the next row be row 0."""
+        self._begin, self.added = self._begin + self.added, 0
+
+    @cached_property
+    def _columns(self) -> Data:
+        """Views of all rows ``[N, R, ...]``."""
+        block, num_envs = self._replay.block, self._replay.num_envs
+
+        def by_env(column: Any) -> Any:
+            array = as_host(column)
+            return array.reshape(num_envs, len(array) // num_envs, *array.shape[1:])
+
+        fields = {key: block[name] for key, name in self._names.items()}
+        nested = {key: dict(value.items()) if hasattr(value, "items") else value for key, value in fields.items()}
+        return {key: mapped(by_env, value) for key, value in nested.items()}
+
+    def read(self, key: str, first: int, count: int) -> Any:
+        """Rows ``first`` to ``first + count`` of a field, float32 ``[count, N, ...]``, or a dictionary of these.
+
+        The trap: older rows than the R that are stored are not noticed; newer rows are returned for them.
+        """
+        return mapped(lambda column: _rows(column, self._begin + first, count), self._columns[key])
+
+    def __getstate__(self) -> Data:
+        return {name: value for name, value in self.__dict__.items() if name != "_columns"}
+
+
+def _rows(column: Any, first: int, count: int) -> Any:
+    """Rows of a ring ``[N, R, ...]``, time first: ``[count, N, ...]``."""
+    out = np.empty((count, len(column), *column.shape[2:]), np.float32)
+    done, rows = 0, column.shape[1]
+    while done < count:
+        at = (first + done) % rows
+        some = min(rows - at, count - done)
+        out[done : done + some] = column[:, at : at + some].swapaxes(0, 1)
+        done += some
+    return out
+
+
+def step_of(sample: Mapping[str, Any], keys: tuple[str, ...], axes: int = 1) -> dict[str, Any]:
+    """A transition as a step of relive ``[N, ...]``; with ``axes=2``, several as arrays ``[T, N, ...]``.
+
+    Raises:
+        FieldError: a key is missing.
+        ShapeError: Reward or NextDone have more than one number per env, or are a dictionary.
+    """
+    step: dict[str, Any] = {}
+    for key in keys:
+        value, field = sample.get(key), FIELDS[key]
+        if value is None:
+            raise FieldError(f"{key!r} is missing; the first transition had {', '.join(keys)}")
+        if field.single:
+            value = _numbers(key, value, axes)
+        elif axes > 1:  # the walk over many steps is faster over arrays, a single step is copied as it is
+            value = mapped(as_host, value)
+        step[field.name] = value
+    step["truncated"] = np.zeros_like(step["terminated"])
+    return step
+
+
+def _numbers(key: str, value: Any, axes: int) -> Array:
+    """One number per env, ``[N, 1]`` or ``[N]``, as ``[N]``: float32 rewards, and flags."""
+    members = isinstance(value, Mapping)
+    array = np.empty(0) if members else as_host(value)
+    if members or array.shape[axes:] not in ((1,), ()):
+        given = f"a dictionary of {', '.join(cast('Data', value))}" if members else value.shape
+        raise ShapeError(f"{key!r}: expected one number per env, as [N, 1], got {given}")
+    array = array.reshape(array.shape[:axes])
+    return array.astype(np.float32, copy=False) if key == REW else array != 0
+
+
+def as_stored(steps: dict[str, Any], integers: Mapping[str, Any]) -> dict[str, Any]:
+    """Cast whole numbers that arrive as floats, as in slices, to the stored integer dtypes."""
+    for name, fields in integers.items():
+        steps[name] = mapped(_whole, fields, steps[name])
+    return steps
+
+
+def _whole(field: Field, value: Any) -> Any:
+    array, dtype = as_host(value), numpy_dtype(field.dtype)
+    if array.dtype.kind != "f" or dtype.kind == "f":
+        return value
+    cast = array.astype(dtype)
+    return cast if (cast == array).all() else value  # the replay refuses fractions
+
+
+def stored_keys(sample: Mapping[str, Any], known: tuple[str, ...]) -> tuple[str, ...]:
+    """The known keys that a transition has, without recurrent states."""
+    return tuple(key for key in known if key not in STATES and sample.get(key) is not None)
+
+
+def schema_of(sample: Mapping[str, Any], keys: tuple[str, ...]) -> Schema:
+    """The fields of these keys, with the dtypes of the first transition."""
+    step = step_of(sample, keys)
+    fields = {name: mapped(_field, value) for name, value in step.items() if name != FIELDS[OBS2].name}
+    return Schema(fields)
+
+
+def _field(value: Any) -> Field:
+    array = as_host(value)
+    dtype = torch_dtype(array.dtype)
+    return Field(array.shape[1:], torch.float32 if dtype is torch.float64 else dtype)
+
+
+def integers_of(schema: Schema) -> dict[str, Any]:
+    """The fields that are not floats, by name; for a dictionary, the fields of its members."""
+    found: dict[str, Any] = {}
+    for name in schema.names:
+        fields: Any = schema[name]
+        if name not in ("terminated", "truncated") and any(not dtype.is_floating_point for dtype in dtypes_of(fields)):
+            found[name] = fields
+    return found | ({FIELDS[OBS2].name: found["obs"]} if "obs" in found else {})
+
+
+def dtypes_of(fields: Any) -> list[torch.dtype]:
+    """The dtypes of a field, or of the members of a dictionary."""
+    members = cast("Mapping[str, Any]", fields).values() if isinstance(fields, Mapping) else [fields]
+    return [field.dtype for field in members]
+
+
+def arrays_of(steps: Any) -> Any:
+    """Steps of one env ``[T, ...]``, nested, as arrays ``[T, 1, ...]``."""
+    return mapped_leaves(lambda value: as_host(value)[:, None], steps)
+
+
+def _stacked(_: Any, *envs: Any) -> Any:
+    """Steps ``[T, ...]`` of each env as float32 ``[T, N, ...]``."""
+    return np.stack([as_host(env) for env in envs], 1).astype(np.float32)
+
+
+def _shaped(shape: Any, rows: Any) -> Any:
+    """Add the axis of size 1 that relive leaves out."""
+    return rows if rows.shape[2:] == shape else rows.reshape(*rows.shape[:2], *shape)
+
+
+def _equal(there: Any, given: Any) -> bool:
+    """Whether arrays, or dictionaries of arrays, are equal."""
+    if isinstance(there, dict):
+        members = cast("Data", there)
+        return members.keys() == given.keys() and all(_equal(members[key], given[key]) for key in members)
+    return np.array_equal(there, as_host(given), equal_nan=True)
 
 
 def _episode(steps: Any) -> Data:
