@@ -130,4 +130,4 @@ def run(effort: harness.Effort, folder: Path) -> None:
         ("R2D2, 16 envs", r2d2, r2d2.R2d2(16, 800 // part)),
     ]
     workloads = [measured(name, module, work, rounds) for name, module, work in trainings]
-    harness.write("trainings", "a whole training, and its time in the storage", workloads, folder)
+    harness.write("trainings", "a whole training", workloads, folder)

@@ -47,34 +47,38 @@ def fastest(work: Report) -> list[Line]:
     return [*floor, *ours[:1], *sorted(first.values(), key=lambda line: line["median"])]
 
 
-def slower(reports: Sequence[Report]) -> str:
-    """A sentence that says in how many workloads a peer is faster than we are, and names their tables."""
+def slower(reports: Sequence[Report]) -> list[str]:
+    """Sentences that say in how many workloads a peer is faster than we are, and name their tables."""
     works = [(report, work) for report in reports if report["name"] in tables.ORDER for work in report["workloads"]]
     compared = [(r, work) for r, work in works if work.get("best_peer_over_ours") and work.get("unit") != "count"]
     lost = [report["name"] for report, work in compared if work["best_peer_over_ours"] < 1]
     if not lost:
-        return f"No other library is faster in any of the {len(compared)} workloads."
+        return [f"No other library is faster in any of the {len(compared)} workloads."]
     where = ", ".join(f"`{name}`" for name in dict.fromkeys(lost))
-    return f"Another library is faster in {len(lost)} of the {len(compared)} workloads, all in these tables: {where}."
+    return [
+        f"Another library is faster in {len(lost)} of the {len(compared)} workloads.",
+        f"The tables {where} show them.",
+    ]
 
 
 def figures(reports: Sequence[Report]) -> str:
     """The markdown of the headline figures."""
     by_name = {report["name"]: report for report in reports}
     out = [
-        "| median time, and multiple of the floor | relive | fastest other library | faster by |",
-        "|---|---:|---:|---:|",
+        "| what is timed | relive | of the floor | fastest other library | its time | of the floor | faster by |",
+        "|---|---:|---:|---|---:|---:|---:|",
     ]
     for headline in HEADLINES:
         work = workload(headline, by_name)
         lines = fastest(work)
         ours = next(line for line in lines if line["role"] == "ours")
         peer = next(line for line in lines if line["role"] == "peer")
-        cells = [tables.cell(ours, "s"), f"{tables.cell(peer, 's')} {peer['label']}"]
-        out.append(f"| {headline.title} | **{cells[0]}** | {cells[1]} | {tables.ratio(work).split(' (')[0]} |")
+        cells = [f"**{tables.time(ours, 's')}**", tables.multiple(ours)]
+        cells += [peer["label"], tables.time(peer, "s"), tables.multiple(peer), tables.ratio(work).split(" (")[0]]
+        out.append(tables.row([headline.title, *cells]))
     first = by_name[HEADLINES[0].report]
-    foot = ["The floor is the time to copy the same bytes.", *([tables.CALLS] if tables.counted(first) else [])]
-    foot += [slower(reports), f"Measured on {tables.machine(first['environment'])}."]
+    foot = ["Times are medians. The floor is the time to copy the same bytes.", *slower(reports)]
+    foot.append(f"Measured on {tables.machine(first['environment'])}.")
     return "\n".join([*out, "", " ".join(foot)])
 
 

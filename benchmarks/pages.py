@@ -1,7 +1,8 @@
 """Writes the tables, the headline figures and their chart into the pages that show them.
 
 A page has a place for a table between `<!-- bench:NAME -->` and `<!-- /bench:NAME -->`; NAME is a report's,
-`headline` or `busy`.
+`headline` or `busy`. A report's name with `-details` after it is a place for multiples of the floor and for counts of
+calls.
 
 python benchmarks/pages.py    rewrites all of them from results/*.json
 """
@@ -28,7 +29,9 @@ def written() -> dict[Path, str]:
     """What every page, and the chart, has to hold according to the results of record."""
     reports = tables.reports()
     texts = {path: path.read_text(encoding="utf-8") for path in PAGES}
-    for name, table in {r["name"]: tables.table(r) for r in reports}.items() | {
+    for name, table in {
+        *((report["name"], tables.table(report)) for report in reports),
+        *((report["name"] + tables.DETAILS, tables.details(report)) for report in reports),
         ("headline", headline.figures(reports)),
         ("busy", busy.table(reports, tables.reports(busy.RESULTS))),
     }:
@@ -39,7 +42,7 @@ def written() -> dict[Path, str]:
 def show(folder: Path, names: Collection[str]) -> None:
     """Prints the tables of the named reports in the folder."""
     for report in tables.reports(folder, names):
-        print(f"\n{tables.table(report)}")
+        print(f"\n{tables.table(report)}\n\n{tables.details(report)}")
 
 
 def main() -> None:

@@ -1,9 +1,11 @@
 """Turns results/*.json into tables of markdown."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
+
+Line = dict[str, Any]
 
 RESULTS = Path(__file__).parent / "results"
 ORDER = (
@@ -24,7 +26,9 @@ ORDER = (
     "mapped_half",
     "import",
 )
-CALLS = "After each time: how many functions written in Python one operation calls, + how many built-in ones."
+CALLS = "calls of one operation: functions written in Python + built-in functions"
+MULTIPLES = "time of one operation, as a multiple of the floor"
+DETAILS = "-details"  # ends the names of tables of multiples and calls
 RANK = {"floor": 0, "ours": 1, "peer": 2}
 
 
@@ -51,22 +55,31 @@ def quantity(seconds: float) -> str:
     return f"{three_digits(seconds * 1e6)} µs"
 
 
-def cell(line: dict[str, Any] | None, unit: str) -> str:
-    """One contender in one workload."""
-    if line is None:
-        return ""
+def time(line: Line, unit: str) -> str:
+    """The time of one contender in one workload, or its count; the reason why it has none."""
     if line["status"] != "ok":
         return line["status"].split(":")[0]
-    if unit == "count":
-        return f"{line['median']:.0f}"
-    text = quantity(line["median"])
-    if line["role"] != "floor" and "times_floor" in line:
-        text += f" ({three_digits(line['times_floor'])} ×)"
-    if "storage" in line:
-        text += f", storage {quantity(line['storage'])}"
-    if "calls" in line:
-        text += f" {line['calls']:.0f} + {line['builtins']:.0f}"
-    return text
+    return f"{line['median']:.0f}" if unit == "count" else quantity(line["median"])
+
+
+def multiple(line: Line, unit: str = "s") -> str:
+    """How many times as long as the floor a contender takes; "" for the floor itself."""
+    return f"{three_digits(line['times_floor'])} ×" if timed(line, unit) and "times_floor" in line else ""
+
+
+def calls(line: Line, unit: str = "s") -> str:
+    """How many functions a contender calls, those written in Python and the built-in ones."""
+    return f"{line['calls']:.0f} + {line['builtins']:.0f}" if timed(line, unit) and "calls" in line else ""
+
+
+def storage(line: Line, unit: str = "s") -> str:
+    """The time that a training spent in the storage."""
+    return quantity(line["storage"]) if timed(line, unit) and "storage" in line else ""
+
+
+def timed(line: Line, unit: str) -> bool:
+    """True if a contender ran, and what was measured is a time."""
+    return line["status"] == "ok" and unit != "count" and line["role"] != "floor"
 
 
 def floors_merged(workload: dict[str, Any]) -> list[dict[str, Any]]:
@@ -119,39 +132,60 @@ def remarks(report: dict[str, Any]) -> list[str]:
     return list(seen.values())
 
 
-def counted(report: dict[str, Any]) -> bool:
-    """Whether function calls were counted."""
-    return any("calls" in line for workload in report["workloads"] for line in workload["lines"])
+def row(cells: Collection[str]) -> str:
+    """One row of a table."""
+    return "| " + " | ".join(cells) + " |"
 
 
-def table(report: dict[str, Any]) -> str:
-    """The markdown of one report."""
-    workloads = report["workloads"]
-    lines = [floors_merged(workload) for workload in workloads]
+def ordered(report: dict[str, Any]) -> dict[str, str]:
+    """The role of each line by its label: the floor, ours, then the peers, the faster ones first."""
+    lines = [floors_merged(workload) for workload in report["workloads"]]
     columns = [{line["label"]: line for line in column} for column in lines]
     roles = {line["label"]: line["role"] for column in lines for line in column}
     first = list(roles)
-    ours = next((label for label in first if roles[label] == "ours"), "")
     rank = {label: (RANK[role], first.index(label) if role != "peer" else 0) for label, role in roles.items()}
-    labels = sorted(roles, key=lambda label: (*rank[label], typical(label, columns)))
+    return {label: roles[label] for label in sorted(roles, key=lambda label: (*rank[label], typical(label, columns)))}
 
-    def row(cells: list[str]) -> str:
-        return "| " + " | ".join(cells) + " |"
 
-    out = [row([report["title"], *(workload["name"] for workload in workloads)])]
-    out.append("|---|" + "---:|" * len(workloads))
-    for label in labels:
-        shown = [cell(c.get(label), w.get("unit", "s")) for c, w in zip(columns, workloads, strict=True)]
-        name = f"floor: {label}" if roles[label] == "floor" else label
-        out.append(row([f"**{text}**" if label == ours and text else text for text in (name, *shown)]))
-    ratios = [ratio(workload) for workload in workloads]
-    if any(ratios):
-        what = "in storage, " if any("storage" in line for column in lines for line in column) else ""
-        out.append(row([f"{what}best peer / {ours}", *ratios]))
-    foot = "Medians of interleaved rounds in one run, one thread"
-    foot += "; in brackets, multiples of the floor." if "floor" in roles.values() else "."
-    foot += f" {CALLS}" if counted(report) else ""
+def grid(report: dict[str, Any], title: str, figure: Callable[[Line, str], str], *, ratios: str = "") -> list[str]:
+    """A table of one figure a cell: a row for each line, a column for each workload; without what has no figures.
+
+    ``ratios`` names a last row, with how many times faster than the best peer ours is.
+    """
+    columns: dict[str, dict[str, str]] = {}
+    for workload in report["workloads"]:
+        unit = workload.get("unit", "s")
+        shown = {line["label"]: figure(line, unit) for line in floors_merged(workload)}
+        if any(shown.values()):
+            columns[workload["name"]] = shown
+    if not columns:
+        return []
+    roles = ordered(report)
+    ours = next((label for label, role in roles.items() if role == "ours"), "")
+    out = [row([title, *columns]), "|---|" + "---:|" * len(columns)]
+    for label, role in roles.items():
+        cells = [column.get(label, "") for column in columns.values()]
+        if any(cells):
+            name = f"floor: {label}" if role == "floor" else label
+            out.append(row([f"**{text}**" if label == ours and text else text for text in (name, *cells)]))
+    last = [ratio(workload) for workload in report["workloads"] if workload["name"] in columns]
+    return [*out, row([f"{ratios} / {ours}", *last])] if ratios and any(last) else out
+
+
+def table(report: dict[str, Any]) -> str:
+    """The markdown of one report: the times, of trainings also those in the storage."""
+    stored = grid(report, "its time in the storage", storage, ratios="best peer")
+    out = grid(report, report["title"], time, ratios="" if stored else "best peer")
+    if stored:
+        out += ["", *stored]
     peers = versions(report)
-    foot = " ".join([foot, *remarks(report), *([f"Peers: {peers}."] if peers else [])])
+    foot = ["Medians of interleaved rounds in one run, one thread.", *remarks(report)]
+    foot += [f"Peers: {peers}."] if peers else []
     command = f"python benchmarks/run.py --only {report['name']}"
-    return "\n".join([*out, "", f"{foot} Made by `{command}` on {machine(report['environment'])}."])
+    return "\n".join([*out, "", f"{' '.join(foot)} Made by `{command}` on {machine(report['environment'])}."])
+
+
+def details(report: dict[str, Any]) -> str:
+    """The markdown of what stands behind the times: multiples of the floor, and calls of functions; "" for none."""
+    tables = [grid(report, MULTIPLES, multiple), grid(report, CALLS, calls)]
+    return "\n\n".join("\n".join(lines) for lines in tables if lines)

@@ -112,9 +112,11 @@ def test_a_line_says_how_many_functions_one_operation_calls(harness: Any) -> Non
     assert "calls" not in floor
 
 
-def test_a_cell_shows_the_calls_beside_the_time(pages: Any) -> None:
+def test_a_cell_shows_one_figure_the_time_the_multiple_or_the_calls(pages: Any) -> None:
     line = {"status": "ok", "median": 35e-6, "role": "ours", "times_floor": 3.67, "calls": 43.0, "builtins": 12.4}
-    assert pages.tables.cell(line, "s") == "35.0 µs (3.67 ×) 43 + 12"
+    shown = [figure(line, "s") for figure in (pages.tables.time, pages.tables.multiple, pages.tables.calls)]
+    assert shown == ["35.0 µs", "3.67 ×", "43 + 12"]
+    assert pages.tables.multiple({**line, "role": "floor"}, "s") == ""
 
 
 def test_the_pages_and_the_chart_show_the_recorded_results(pages: Any) -> None:
@@ -126,6 +128,8 @@ def test_every_recorded_result_has_a_place_on_a_page(pages: Any) -> None:
     shown = "".join(path.read_text(encoding="utf-8") for path in pages.PAGES)
     names = [path.stem for path in sorted((ROOT / "benchmarks" / "results").glob("*.json"))]
     assert [name for name in ["headline", *names] if f"<!-- bench:{name} -->" not in shown] == []
+    details = {report["name"]: pages.tables.details(report) for report in pages.tables.reports()}
+    assert [name for name, text in details.items() if text and f"<!-- bench:{name}-details -->" not in shown] == []
 
 
 def test_the_audit_of_libraries_shows_the_recorded_findings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +157,9 @@ def test_the_headline_says_where_another_library_is_faster(pages: Any) -> None:
     headline = pages.headline
     faster = report("gae", ("relive", "ours", 1.0), ("a", "peer", 2.0))
     slower = report("add", ("relive", "ours", 1.0), ("a", "peer", 0.5))
-    assert headline.slower([faster]) == "No other library is faster in any of the 1 workloads."
+    assert headline.slower([faster]) == ["No other library is faster in any of the 1 workloads."]
     said = headline.slower([faster, slower])
-    assert said == "Another library is faster in 1 of the 2 workloads, all in these tables: `add`."
+    assert said == ["Another library is faster in 1 of the 2 workloads.", "The tables `add` show them."]
 
 
 def test_the_chart_has_one_bar_for_each_library_its_fastest_line(pages: Any) -> None:
