@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from fields import LEAVES, bits
 from forked import in_fork
 from relive import Field, kernels
-from relive.kernels.reference.rows import LINE_INTO
+from relive.kernels.reference.rows import FIELD_DICT
 from relive.kernels.tensor_calls import SHARED, TensorCalls, made_code, tensor_calls
 from relive.memory.layout import RowLayout
 from relive.steps.schema import Path
@@ -45,7 +45,7 @@ def split(hot: Any, layout: RowLayout, rows: Tensor) -> dict[Path, Tensor] | Non
     paths, calls, into = tuple(layout.fields), known(), (other, found)
     table = None if layout.table is None else layout.table.copy()
     if table is not None:
-        table[:, LINE_INTO] = 1
+        table[:, FIELD_DICT] = 1
     there = hot.split_rows(calls.describe, calls.lend, calls.adopt, id(rows), id(paths), table, id(into))
     assert not other
     assert there or not found

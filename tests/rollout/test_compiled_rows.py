@@ -21,7 +21,7 @@ from fields import LEAVES, bits, noise
 from interrupting import broken_off
 from relive import GAE, Field, RolloutBuffer, Schema
 from relive.kernels import cpu, reference
-from relive.kernels.reference.rows import LINE_INTO, PackedFields
+from relive.kernels.reference.rows import FIELD_DICT, PackedFields
 from relive.kernels.tables import UNFIT
 from relive.kernels.tensor_calls import tensor_calls
 from relive.memory.keeper import SMALL
@@ -283,7 +283,7 @@ def source_of(leaves: dict[Path, Field], count: int) -> tuple[Source, tuple[Any,
     assert calls is not None
     assert layout.table is not None
     table, names = layout.table.copy(), tuple(path[-1] for path in layout.fields)
-    table[:, LINE_INTO] = np.arange(len(table)) % 2
+    table[:, FIELD_DICT] = np.arange(len(table)) % 2
     rows = noise((count, layout.nbytes), torch.uint8, 5).numpy()
     return (PackedFields(calls.describe, calls.lend, calls.adopt, table, id(names)), rows), names, layout
 

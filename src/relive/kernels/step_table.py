@@ -115,8 +115,10 @@ def first_item() -> int:
 
     Free-threaded and debug builds of Python do. There NumPy checks and copies arrays.
     """
+    # words are read as little-endian int64, so only a 64-bit CPython of that order has this layout
     if sys.implementation.name != "cpython" or np.dtype(np.intp).itemsize != 8 or sys.byteorder != "little":
         return 0
+    # contiguous, a gap at the front, transposed, empty, and a view of fewer axes: each has other flags or sizes
     whole = np.zeros((3, 5, 2), np.float32)
     if not all(_is_laid_out_so(array) for array in (whole, whole[:, 1:], whole.T, np.zeros(0, np.int64), whole[0, 0])):
         return 0
@@ -126,7 +128,8 @@ def first_item() -> int:
 
 
 def _is_laid_out_so(array: NDArray[Any]) -> bool:
-    """Whether the words of an array object are what NumPy says of the array."""
+    """True if the words of an array object agree with what NumPy says of the array."""
+    # the object has to be as large as the words that are read, else the next line would read beyond it
     if sys.getsizeof(array) - (array.nbytes if array.base is None else 0) < 8 * WORDS:
         return False
     found = words(id(array), WORDS)

@@ -1,4 +1,8 @@
-"""The memory of a ring: its arrays, the columns of ``state``, the entries of ``counters``, and the kinds of rows."""
+"""The memory that compiled code is handed: of a ring, of rows on their way into it, of a batch, and of a lane.
+
+First come the NamedTuples, then the numbers that name their columns, entries and words: a ring's ``state`` and
+``counters``, kinds of rows, the note of how to undo a change (``undo``), and the counters and marks of a lane.
+"""
 
 from __future__ import annotations
 
@@ -101,12 +105,12 @@ class RingArrays(NamedTuple):
     truncated: Any
     """uint8 ``[R]``, 0 or 1."""
     ends: NDArray[np.int32]
-    """int32 ``[R]``, or empty until it is asked for: the last rows of episodes; see reference/hindsight.py."""
+    """int32 ``[R]``, or empty until it is asked for: the last rows of episodes, by their ordinal in the env."""
     seen: NDArray[np.int64]
     """int64 ``[N]``, or empty: the number up to which each env's rows are noted in ``ends``."""
     undo: NDArray[np.int64] = _NOTHING
-    """int64 ``[U]`` of a ring in files, else empty: how to take back a change that a kill broke off; undo_note.py
-    describes it."""
+    """int64 ``[U]`` of a ring in files, else empty: how to take back a change that a kill broke off, in the words from
+    UNDO_KIND on."""
     reserve: NDArray[np.int64] = _NOTHING
     """int64 ``[N]``, or empty: of each env, rows below this number may be overwritten before the next flush."""
 
@@ -139,7 +143,7 @@ class StagedRows(NamedTuple):
 
 
 class DirectStep(NamedTuple):
-    """What :func:`relive.kernels.reference.ring.add_step` needs to check a step, to stage it and to add its rows."""
+    """All that :func:`relive.kernels.reference.ring.add_step` needs to check a step, stage it and add its rows."""
 
     table: NDArray[np.int64]
     """int64, as :mod:`relive.kernels.step_table` says: the fields of a step and where they are staged."""
@@ -157,14 +161,14 @@ class DirectStep(NamedTuple):
 
 
 class DirectBatch(NamedTuple):
-    """What the kernels of :mod:`relive.kernels.reference.sample` need to draw a batch and to make its tensors."""
+    """All that the kernels of :mod:`relive.kernels.reference.sample` need to draw a batch and to make its tensors."""
 
     describe: int
     """The address of torch's function of that name: :class:`relive.kernels.tensor_calls.TensorCalls`."""
     lend: int
-    """Likewise."""
+    """The address of torch's function that lends a tensor."""
     adopt: int
-    """Likewise."""
+    """The address of torch's function that makes a tensor of a loan."""
     ring: Any
     """The arrays of the ring; compiled code takes their handle."""
     seed: NDArray[np.uint64]
@@ -179,7 +183,7 @@ class DirectBatch(NamedTuple):
     weight_at: int
     """The byte of a batch's row at which its weight, float32, goes."""
     probability_at: int
-    """That of its probability, float64."""
+    """The byte of a batch's row at which its probability, float64, goes."""
     batch: NDArray[np.int64]
     """int64: the layout of a row of the batch, as :mod:`relive.kernels.reference.windows` says."""
     table: NDArray[np.int64]
@@ -190,20 +194,21 @@ class DirectBatch(NamedTuple):
     """int64, as :func:`relive.kernels.reference.sample.sample_stacks` says: the fields that are read as stacks; or as
     :func:`relive.kernels.reference.sample.sample_sequences` says: recurrent states."""
     stack_names: int
-    """As ``names``, of ``stacks``."""
+    """The address of a tuple with the names of the fields of ``stacks``."""
     nodes: NDArray[np.float64] = np.zeros(0)
     """float64, or empty: the nodes of the :class:`relive.samplers.sumtree.SumTree` of the windows' weights, where rows
     are drawn by these."""
     offsets: NDArray[np.uint64] = np.zeros(0, np.uint64)
     """uint64: the offsets of its levels."""
     steps: NDArray[np.int64] = np.zeros((0, 0), np.int64)
-    """int64: as ``table``, the fields of a row of a batch of sequences."""
+    """int64: the fields of a row of a batch of sequences, as in ``table``."""
     step_names: int = 0
-    """As ``names``, of ``steps``."""
+    """The address of a tuple with the names of the fields of ``steps``."""
     blank: NDArray[np.uint8] = np.zeros(0, np.uint8)
     """uint8: the row of a batch of sequences that stands where there is nothing."""
 
 
+# The columns of ``state``, and the entries of ``counters``. Saves hold them in this order: never renumber them.
 HEAD = 0
 """The number that the env's next row will have."""
 TAIL = 1
@@ -232,12 +237,13 @@ TAILS = 6
 NOT_FINITE = 7
 """How many rewards were NaN or infinite."""
 WEIGH = 8
-"""What is drawn equally often, as an index into :data:`relive.ring.ring.WEIGHS`. Kernels do not read it."""
+"""The unit that is drawn equally often, as an index into :data:`relive.ring.ring.WEIGHS`. Kernels do not read it."""
 COUNTERS = 9
 """The length of ``counters``."""
 RULE = HISTORY
 """Where the rule starts, up to :data:`NOT_FINITE`: history, length, stride, tails."""
 
+# Ways of adding rows, and kinds of rows. 0 and 1 are also what ``terminated | truncated`` of a row gives
 NO_FINALS = 0
 """A way of adding rows: no final observations are given, so no row may end its episode."""
 FINALS = 1
@@ -258,12 +264,13 @@ LONGEST = 2**31 - 1
 """Steps after which an episode is cut, as if it had been interrupted: a row's index within it is an int32."""
 
 USED_UP = -(2**62)
-"""What adding rows returns if the rows that it would overwrite are not in reserve. Nothing is changed then."""
+"""Returned by adding rows if the rows that it would overwrite are not in reserve. Nothing is changed then."""
 
 UNFIT = -(2**62) - 1
-"""What adding a step returns if it cannot be copied as it is. Nothing is changed then."""
+"""Returned by adding a step if it cannot be copied as it is. Nothing is changed then."""
 
 
+# The words of ``undo``. Files hold them in this order: never renumber them.
 UNDO_KIND = 0
 """The word with the kind: UNDO_NONE, UNDO_ADDING or UNDO_REBUILD. Written last, and cleared first."""
 UNDO_ENVS = 1
@@ -290,6 +297,7 @@ UNDO_REBUILD = 2
 
 def undo_size(num_envs: int, most: int) -> int:
     """The length of a note for a ring that gets up to ``most`` rows a call, each with a final observation."""
+    # a row and its final observation take two entries; the row before the first one of each env takes one more
     return UNDO_START + UNDO_ENV * num_envs + UNDO_ROW * (2 * most + min(num_envs, most))
 
 
@@ -300,6 +308,7 @@ def first_row(num_envs: int) -> int:
 
 def packed(step: Any, order: Any) -> Any:
     """A row's ``step`` in the upper and ``order`` in the lower 32 bits of one word."""
+    # ``order`` may be negative: without the mask its sign would overwrite ``step``
     return (step << 32) | (order & 0xFFFFFFFF)
 
 

@@ -135,14 +135,15 @@ def _method(method: Any) -> int:
 
 
 def _is_described(calls: TensorCalls, tensor: Tensor) -> bool:
-    """Whether the words of a DLTensor are what torch says of the tensor."""
+    """True if the words of a DLTensor agree with what torch says of the tensor."""
     found = calls.description(tensor)
     return found is not None and _are_of(found, tensor)
 
 
 def _are_of(found: list[int], tensor: Tensor) -> bool:
-    """Whether these words of a DLTensor are what torch says of the tensor."""
+    """True if these words of a DLTensor agree with what torch says of the tensor."""
     data, device, axes, sizes, strides, offset = found
+    # the lower half of the word counts the axes; the upper half is the dtype
     if (data, device, axes % 2**32, offset) != (tensor.data_ptr(), CPU, tensor.dim(), 0):
         return False  # nothing is read by way of words that mean something else
     shape, steps = (tuple(words(address, tensor.dim())) if tensor.dim() else () for address in (sizes, strides))
@@ -150,9 +151,10 @@ def _are_of(found: list[int], tensor: Tensor) -> bool:
 
 
 def _is_lent(calls: TensorCalls, tensor: Tensor) -> bool:
-    """Whether the words of a loan are as expected, and what is made of it is the tensor again."""
+    """True if the words of a loan are as expected, and adopting it gives the tensor again."""
     loan = calls.loan(tensor)
     found = words(loan, LOAN + DESCRIBED)
+    # the lower half of the first word is the major version
     if found[0] % 2**32 != MAJOR or not _are_of(found[LOAN:], tensor):
         return False
     again = calls.adopted(loan)
@@ -162,7 +164,7 @@ def _is_lent(calls: TensorCalls, tensor: Tensor) -> bool:
 
 @cache
 def dtype_code(dtype: torch.dtype) -> int:
-    """What DLPack calls a dtype: the upper half of a DLTensor's third word; 0 if it has no name for this one alone."""
+    """DLPack's name of a dtype: the upper half of a DLTensor's third word; 0 if it has no name for this one alone."""
     calls = None if dtype in SHARED else tensor_calls()
     found = None if calls is None else calls.description(torch.empty(0, dtype=dtype, device="cpu"))
     return 0 if found is None else found[2] >> 32
@@ -170,7 +172,7 @@ def dtype_code(dtype: torch.dtype) -> int:
 
 @cache
 def made_code(dtype: torch.dtype) -> int:
-    """What DLPack calls a dtype, as :func:`dtype_code`, of tensors that are made; 0 if torch makes another of it."""
+    """DLPack's name of a dtype for tensors that are made; 0 if torch makes a tensor of another dtype of it."""
     calls, some = tensor_calls(), torch.empty(0, dtype=dtype, device="cpu")
     found = None if calls is None else calls.description(some)
     if calls is None or found is None or calls.adopted(calls.loan(some)).dtype is not dtype:

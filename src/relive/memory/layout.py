@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..kernels.reference.rows import LINE_DIMS
+from ..kernels.reference.rows import FIELD_DIMS
 from ..kernels.tensor_calls import made_code, tensor_calls
 from ..steps.arrays import Array, Ints, numpy_dtype
 from ..steps.schema import Field, Path
@@ -138,13 +138,13 @@ class RowLayout:
 def table_of(fields: Mapping[Path, Field], offsets: Mapping[Path, int], width: int) -> Ints | None:
     """A line for each field of rows of so many bytes; None if there is a dtype that compiled code cannot make."""
     table = np.zeros(
-        (len(fields), LINE_DIMS + max((len(field.shape) for field in fields.values()), default=0)), np.int64
+        (len(fields), FIELD_DIMS + max((len(field.shape) for field in fields.values()), default=0)), np.int64
     )
     for line, (path, field) in zip(table, fields.items(), strict=True):
         code = made_code(field.dtype)
         if not code:
             return None
-        line[: LINE_DIMS + len(field.shape)] = (
+        line[: FIELD_DIMS + len(field.shape)] = (
             offsets[path],
             width,
             field.dtype.itemsize,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..errors import DTypeError, ParameterError, ShapeError
-from ..kernels.reference.rows import LINE_WIDTH
+from ..kernels.reference.rows import FIELD_ROW_BYTES
 from ..steps.arrays import Array, Ints, numpy_dtype, numpy_view
 from ..steps.schema import Field, Path, dotted
 from .copier import Bounded, StepCopier
@@ -207,7 +207,7 @@ class ReplayRows(Store):
         lines = table_of(fields, dict.fromkeys(fields, 0), 0)
         if lines is None:
             return None
-        lines[:, LINE_WIDTH] = [field.nbytes for field in fields.values()]
+        lines[:, FIELD_ROW_BYTES] = [field.nbytes for field in fields.values()]
         blocks = [(self.blocks[path].ctypes.data, count) for path, count in zip(fields, counts, strict=True)]
         return np.concatenate([np.array(blocks, np.int64).reshape(-1, 2), lines], 1)
 

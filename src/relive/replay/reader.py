@@ -17,8 +17,8 @@ from .. import kernels
 from ..batches import Members, SequenceBatch, SequenceMembers, as_tensordict, swap_layers
 from ..errors import LifecycleError, ParameterError, ReliveError, SchemaError, ShapeError
 from ..kernels.reference.priorities import key as stream
-from ..kernels.reference.rows import LINE_INTO
-from ..kernels.reference.sample import LINE
+from ..kernels.reference.rows import FIELD_DICT
+from ..kernels.reference.sample import FIELD
 from ..kernels.tables import DirectBatch
 from ..kernels.tensor_calls import tensor_calls
 from ..memory.layout import BatchLayout, RowLayout
@@ -287,7 +287,7 @@ class Reader:
         if whole.table is None or stacks is None or not Members.suit((*whole.fields, *stacked)):
             return None
         members, (large, frames) = Members([*layout.fields, *stacked, *self._weighed]), stacks
-        whole.table[:, LINE_INTO], frames[:, LINE + LINE_INTO] = (
+        whole.table[:, FIELD_DICT], frames[:, FIELD + FIELD_DICT] = (
             [members.into[path] for path in paths] for paths in (whole.fields, large)
         )
         names, large_names = (tuple(path[-1] for path in paths) for paths in (whole.fields, large))
@@ -301,7 +301,7 @@ class Reader:
         if whole.table is None or steps.table is None or states_table is None:
             return None
         paths, lines = states_table
-        whole.table[:, LINE_INTO], lines[:, LINE + LINE_INTO] = 1, 2
+        whole.table[:, FIELD_DICT], lines[:, FIELD + FIELD_DICT] = 1, 2
         names, known = tuple(path[-1] for path in whole.fields), [*FACTS, *(path[-1] for path in self._weighed)]
         leaves = [path for path in sequences.order if path not in FACT_FIELDS and path not in states]
         members = SequenceMembers(leaves, known, states, hidden, sequences.cut.time_first)

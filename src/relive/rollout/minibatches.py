@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import kernels
 from ..batches import Members, as_tensordict
 from ..errors import FieldError, ParameterError
-from ..kernels.reference.rows import LINE_INTO, PackedFields
+from ..kernels.reference.rows import FIELD_DICT, PackedFields
 from ..kernels.tensor_calls import tensor_calls
 from ..memory.keeper import SMALL, Recycled
 from ..memory.layout import LARGE_FIELD, RowLayout, typed
@@ -409,7 +409,7 @@ def _form_of(leaves: tuple[tuple[Path, tuple[int, ...], torch.dtype], ...]) -> B
     if calls is None or layout.table is None or not small or not Members.suit(fields):
         return None
     members, table, names = Members(fields), layout.table.copy(), tuple(path[-1] for path in layout.fields)
-    table[:, LINE_INTO] = [members.into[path] for path in layout.fields]
+    table[:, FIELD_DICT] = [members.into[path] for path in layout.fields]
     packed = PackedFields(calls.describe, calls.lend, calls.adopt, table, id(names))
     sizes, offsets = [field.nbytes for field in layout.fields.values()], [*layout.offsets.values()]
     places = tuple([*fields].index(path) for path in layout.fields)

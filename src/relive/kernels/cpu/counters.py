@@ -45,6 +45,7 @@ def store_release(_context: Any, address: Any, value: Any) -> Any:
     """Write an int64 after all that was written before it."""
 
     def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        # 8 is the alignment: only an aligned int64 is written in one piece
         builder.store_atomic(args[1], builder.inttoptr(args[0], INT64.as_pointer()), "release", 8)
         return context.get_dummy_value()
 
@@ -140,6 +141,7 @@ def commit_step(handle: Ints, number: int, marks: int) -> int:
     counters, bell = vector_of(handle, 0, np.int64), vector_of(handle, 1, np.int32)
     noted, mask = vector_of(handle, 2, np.uint8), matrix_of(handle, 5, np.uint8)
     terminated, truncated = matrix_of(handle, 3, np.uint8), matrix_of(handle, 4, np.uint8)
+    # step ``number`` lies in row number % S, and S of them never overlap: the writer is at most S ahead
     row, before = number % noted.size, (number + noted.size - 1) % noted.size  # no remainder of a negative number
     for n in range(mask.shape[1]):
         kept = marks & MASKED == 0 or mask[row, n] > 0
@@ -150,6 +152,7 @@ def commit_step(handle: Ints, number: int, marks: int) -> int:
             if was_kept and (terminated[before, n] | truncated[before, n]) == 0:
                 marks |= LANE_ALONE
     noted[row] = marks
+    # the marks and the fields come first: who sees this count reads them
     store_release(address_t(counters.ctypes.data + 8 * COMMITTED), np.int64(number + 1))
     # what the owner wants is read after the fence, since it sets that before it marks the bell
     wanted = look_after_fence(address_t(bell.ctypes.data + 4 * WANTED))
@@ -158,29 +161,24 @@ def commit_step(handle: Ints, number: int, marks: int) -> int:
     return 1 if ring_bell(bell, 0) else 0
 
 
-Counts = NDArray[np.int64]
-
-COUNT_T = _ir.IntType(64)
-
-
 @intrinsic
 def add_to(_context: Any, address: Any, amount: Any) -> Any:
     """Add to an int64; gives its value before."""
 
     def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.atomic_rmw("add", builder.inttoptr(args[0], COUNT_T.as_pointer()), args[1], "seq_cst")
+        return builder.atomic_rmw("add", builder.inttoptr(args[0], INT64.as_pointer()), args[1], "seq_cst")
 
     return types.int64(types.uintp, types.int64), codegen
 
 
 @jit
-def add_count(counts: Counts, place: int, amount: int) -> None:
+def add_count(counts: Ints, place: int, amount: int) -> None:
     """See :func:`relive.kernels.reference.counters.add_count`."""
     add_to(address_t(counts.ctypes.data + 8 * place), np.int64(amount))
 
 
 @jit
-def admit(counts: Counts, side: int, count: int, ratio: float, min_size: int, low: float, high: float) -> bool:
+def admit(counts: Ints, side: int, count: int, ratio: float, min_size: int, low: float, high: float) -> bool:
     """See :func:`relive.kernels.reference.counters.admit`."""
     # bytes from the start: each count takes 8
     base = address_t(counts.ctypes.data)
@@ -205,10 +203,11 @@ def admit(counts: Counts, side: int, count: int, ratio: float, min_size: int, lo
 
 
 @jit
-def admit_noted(counts: Counts, note: Counts, count: int, ratio: float, min_size: int, low: float, high: float) -> bool:
+def admit_noted(counts: Ints, note: Ints, count: int, ratio: float, min_size: int, low: float, high: float) -> bool:
     """See :func:`relive.kernels.reference.counters.admit_noted`. A signal's handler runs before or after this call."""
     add_count(counts, PENDING, count)  # before the insert counts, so that no sample passes because of it
     if not admit(counts, INSERTS, count, ratio, min_size, low, high):
+        # it was counted above, and nothing was admitted
         add_count(counts, PENDING, -count)
         return False
     note[0] += count
@@ -216,14 +215,14 @@ def admit_noted(counts: Counts, note: Counts, count: int, ratio: float, min_size
 
 
 @jit
-def confirm(counts: Counts, note: Counts) -> None:
+def confirm(counts: Ints, note: Ints) -> None:
     """See :func:`relive.kernels.reference.counters.confirm`."""
     add_count(counts, PENDING, -note[0])
     note[0] = 0
 
 
 @jit
-def take_back(counts: Counts, note: Counts) -> None:
+def take_back(counts: Ints, note: Ints) -> None:
     """See :func:`relive.kernels.reference.counters.take_back`."""
     add_count(counts, INSERTS, -note[0])  # first: in the other order, samples could pass in between
     confirm(counts, note)

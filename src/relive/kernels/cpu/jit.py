@@ -1,4 +1,8 @@
-"""What all numba kernels share: how they are compiled, memory by address, and the counter-based generator."""
+"""The base of all numba kernels.
+
+In order: compiling, with one line of log when it takes long; the cache on disk; memory by address, as arrays; copies,
+fences and prefetches; splitmix64; handles, by which NamedTuples of arrays go into a kernel.
+"""
 
 from __future__ import annotations
 
@@ -81,6 +85,7 @@ COMPILING = (
 
 def _sources() -> tuple[float, int]:
     """When a kernel was changed last, and how long all of them are."""
+    # all kernels, not this file alone: a kernel inlines what other modules define
     files = [path.stat() for path in Path(__file__).parent.parent.rglob("*.py")]
     return max(file.st_mtime for file in files), sum(file.st_size for file in files)
 
@@ -126,7 +131,7 @@ class Progress(_Listener):
 
 
 def _is_kernel(event: Any) -> bool:
-    """Whether an event is about a function of ours, and not one that the user compiles with numba."""
+    """True if an event is about a function of ours, and not one that the user compiles with numba."""
     return event.data["dispatcher"].py_func.__module__.startswith("relive.")
 
 
@@ -164,7 +169,7 @@ class KernelCache(_FunctionCache):
         self._cache_file = file
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """What was compiled, or None; files that cannot be read are thrown away."""
+        """The compiled function, or None; files that cannot be read are thrown away."""
         numbas: Any = super()
         try:
             return numbas.load_overload(sig, target_context)
@@ -214,6 +219,7 @@ def private_directory() -> Path:
     """
     user = os.getuid() if hasattr(os, "getuid") else None
     folder = Path(tempfile.gettempdir(), "relive-kernels" if user is None else f"relive-kernels-{user}")
+    # made first and checked after: a check before would leave time for somebody else to make it
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()  # a link would be followed to wherever its owner wants
     if not stat.S_ISDIR(found.st_mode) or (user is not None and (found.st_uid != user or found.st_mode & 0o077)):
@@ -254,12 +260,12 @@ def jit(function: F, **options: Any) -> F:
 
 
 def inlined(function: F) -> F:
-    """As :func:`jit`, for a part of a hot loop: it becomes a piece of its caller, never a call."""
+    """Compile a part of a hot loop: it becomes a piece of its caller, never a call."""
     return jit(function, forceinline=True)
 
 
 def cache_folder() -> str | None:
-    """Where compiled kernels are kept, or None if they are not."""
+    """The folder of compiled kernels, or None if they are not kept."""
     return cast("Any", mix)._cache.cache_path
 
 
@@ -350,6 +356,7 @@ def copy_short(_context: Any, target: Any, source: Any, nbytes: Any) -> Any:
         pieces = cast("Any", cgutils).for_range_slice(builder, number(0), args[2], number(16), intp=number)
         with pieces as (offset, _):
             here, there = (builder.inttoptr(builder.add(x, offset), piece.as_pointer()) for x in (args[1], args[0]))
+            # align=1: rows begin at any byte of memory that is not ours
             builder.store(builder.load(here, align=1), there, align=1)
         return context.get_dummy_value()
 
@@ -366,6 +373,7 @@ def stream(_context: Any, target: Any, source: Any, nbytes: Any) -> Any:
         lines = cast("Any", cgutils).for_range_slice(builder, number(0), args[2], number(64), intp=number)
         with lines as (offset, _):
             here, there = (builder.inttoptr(builder.add(x, offset), line.as_pointer()) for x in (args[1], args[0]))
+            # align=64: a nontemporal store of another alignment is split, or faults
             stored = builder.store(builder.load(here, align=1), there, align=64)
             stored.set_metadata("nontemporal", past)
         builder.fence("seq_cst")  # what comes after may be read by another thread
@@ -381,6 +389,7 @@ def copy_ahead(_context: Any, target: Any, source: Any, nbytes: Any, ahead: Any)
     def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         number, size, (target, source, nbytes, ahead) = _ir.IntType(64), LINES * LINE, args
         line = _ir.VectorType(number, LINE // 8).as_pointer()
+        # -size has all bits set above those of the remainder, as size is a power of two
         whole = builder.and_(nbytes, number(-size))
         with cast("Any", cgutils).for_range_slice(builder, number(0), whole, number(size), intp=number) as (k, _):
             places = [builder.add(k, number(LINE * i)) for i in range(LINES)]
@@ -390,6 +399,7 @@ def copy_ahead(_context: Any, target: Any, source: Any, nbytes: Any, ahead: Any)
             loaded = [builder.load(builder.inttoptr(address, line), align=1) for address in here]
             for value, address in zip(loaded, there, strict=True):
                 builder.store(value, builder.inttoptr(address, line), align=1)
+        # the rest, fewer than ``size`` bytes
         to, from_ = (builder.inttoptr(builder.add(address, whole), cgutils.voidptr_t) for address in (target, source))
         cgutils.raw_memcpy(builder, to, from_, builder.sub(nbytes, whole), 1)
         return context.get_dummy_value()
@@ -438,6 +448,7 @@ def _prefetch(builder: Any, address: Any, caches: int) -> None:
 @jit
 def fetch(memory: Any, start: int, nbytes: int) -> None:
     """Ask for the cache lines of ``nbytes`` bytes of packed rows; past their end that does no harm."""
+    # from the start of the first line, so that the last one is not left out
     for byte in range(start - start % 64, start + nbytes, 64):
         prefetch(memory, byte)
 
@@ -453,6 +464,7 @@ def mix(z: Any) -> Any:
 @jit
 def remainder(number: Any, size: int, inverse: float) -> Any:
     """number % size for 0 <= number < 2**52, given 1 / size: a division takes as long as several of these."""
+    # below 2**52 a float64 holds number exactly, and the product is off by less than one
     rest = number - np.int64(np.float64(number) * inverse) * size
     if rest < 0:  # the quotient is off by one at most
         return rest + size
@@ -473,6 +485,7 @@ def handle_of(members: Any) -> Ints:
         if isinstance(member, int):
             entries += member, 0, 0
         else:
+            # elements, not bytes: a stride that is no multiple of the itemsize would be cut, and no ring has one
             apart = member.shape[1] if member.ndim == 2 else member.strides[0] // member.itemsize
             entries += member.ctypes.data, len(member), apart
     return np.array(entries, np.int64)

@@ -1,4 +1,7 @@
-"""Drawing by priority and changing priorities: reference/priorities.py's names and, to the bit, results.
+"""Drawing: the names of ``reference/priorities.py`` and, to the bit, its results.
+
+In order: the sum tree; random numbers and permutations; draws by priority, and changes of priorities; uniform draws of
+rows that can be drawn.
 
 A batch takes one compiled call, and the memory is one handle (:mod:`relive.kernels.cpu.jit`). Most of the time goes
 into cache misses. So a loop first asks for the cache lines of all rows of the batch, and the next loop uses them.
@@ -82,6 +85,7 @@ heaviest_of = jit(heaviest)
 @jit
 def tree_set(nodes: Doubles, offsets: Offsets, minima: Doubles, size: int, positions: Ints, values: Doubles) -> int:
     """See :func:`relive.kernels.reference.priorities.tree_set`."""
+    # one value for all: i * 0 reads it again and again
     limit, each = heaviest_of(size), _i64(values.size > 1)
     for i in range(positions.size):
         if not (0 <= positions[i] < size and 0.0 <= values[i * each] <= limit):
@@ -109,6 +113,7 @@ def climb(nodes: Doubles, offsets: Offsets, minima: Doubles, walkers: Any, count
         below, above, staying = offsets[level], offsets[level + 1], _ZERO
         for i in range(count):
             node = walkers[i] // _WIDTH
+            # summed from left to right, starting at 0: so a node depends on its leaves alone, and never drifts
             first, total = below + node * _WIDTH, 0.0
             for k in range(_WIDTH):
                 total += nodes[first + k]
@@ -134,6 +139,7 @@ def _note_minimum(nodes: Doubles, minima: Doubles, inner: Any, first: Any, place
         for k in range(_WIDTH):
             weight = minima[first - inner + k]
             low = weight if weight < low else low
+    # leaves have no minima, so ``minima`` begins with the first inner node
     changed = minima[place - inner] != low
     minima[place - inner] = low
     return changed
@@ -165,6 +171,7 @@ def tree_lowest(nodes: Doubles, offsets: Offsets, minima: Doubles, begins: Ints,
     """See :func:`relive.kernels.reference.priorities.tree_lowest`: whole blocks are looked up in the levels above."""
     lowest = np.inf
     for i in range(begins.size):
+        # an empty or inverted range becomes an empty one: unsigned numbers cannot go below 0
         low, high, level = _u64(begins[i]), _u64(max(ends[i], begins[i])), 0
         while low < high:
             while low < high and low % _WIDTH:
@@ -203,6 +210,7 @@ def tree_cover(nodes: Doubles, offsets: Offsets, begins: Ints, ends: Ints, place
     for i in range(begins.size):
         begin, end, level, size = _u64(begins[i]), _u64(max(ends[i], begins[i])), 0, _u64(1)
         while begin < end:
+            # up while a larger node begins here and ends within the range
             while level < root and begin % (size * _WIDTH) == _ZERO and begin + size * _WIDTH <= end:
                 level, size = level + 1, size * _WIDTH
             while begin + size > end:
@@ -226,6 +234,7 @@ def tree_find(nodes: Doubles, offsets: Offsets, places: Ints, until: Doubles, ma
     out[:] = 0
     if partly:
         for i in range(_u64(masses.size)):
+            # masses are below the total, so ``which`` is below the number of nodes
             which = _i64(np.searchsorted(until, masses[i], side="right"))
             level = root
             while offsets[level] > _u64(places[which]):
@@ -244,6 +253,7 @@ def tree_find(nodes: Doubles, offsets: Offsets, places: Ints, until: Doubles, ma
             first = here + _u64(out[i]) * _WIDTH
             for k in range(_WIDTH):
                 edge += nodes[first + k]
+                # selected rather than jumped to: nobody can predict which child it is
                 passed = edge <= mass
                 start = edge if passed else start
                 child += _u64(passed)
@@ -281,12 +291,14 @@ def permutation(n: int, seed: int, counter: int) -> Tensor:
 @jit
 def key(seed: Any, counter: Any) -> Any:
     """See :func:`relive.kernels.reference.priorities.key`; ``seed`` is uint64."""
+    # the golden ratio times 2**64, the increment of splitmix64; uint64 wraps around
     return mix(mix(seed) + np.uint64(0x9E3779B97F4A7C15) * np.uint64(counter))
 
 
 @jit
 def uniform(stream: Any, number: Any) -> Any:
     """See :func:`relive.kernels.reference.priorities.uniform`."""
+    # the upper 53 bits, which a float64 holds exactly, times 2**-53: in [0, 1)
     return np.float64(mix(stream + np.uint64(0x9E3779B97F4A7C15) * np.uint64(number)) >> np.uint64(11)) * 2.0**-53
 
 
@@ -304,6 +316,7 @@ def masses(stream: Any, stratified: bool, total: float, below: float, out: NDArr
     """See :func:`relive.kernels.reference.priorities.masses`."""
     uniforms(stream, out)
     for i in range(out.size):
+        # mass i lies in part i of B; rounding must not reach the total, hence ``below``
         u = (np.float64(i) + out[i]) / np.float64(out.size) if stratified else out[i]
         out[i] = min(u * total, below)
 
@@ -319,6 +332,7 @@ def _permutation(seed: Any, counter: Any, order: NDArray[np.int64]) -> None:
         count = min(DRAWN, high - 1)
         for k in range(count):
             state = first + np.uint64(order.size - high + 1 + k) * golden
+            # high - k places are left, and uniform is below 1: so the pick is one of them
             picks[k] = np.int64(np.float64(mix(state) >> np.uint64(11)) * 2.0**-53 * np.float64(high - k))
         for k in range(count):
             i, j = high - 1 - k, picks[k]
@@ -327,7 +341,7 @@ def _permutation(seed: Any, counter: Any, order: NDArray[np.int64]) -> None:
 
 
 INT64, FLOAT32, FLOAT64, BOOL = 1 << 16 | 64 << 8, 1 << 16 | 32 << 8 | 2, 1 << 16 | 64 << 8 | 2, 1 << 16 | 8 << 8 | 6
-"""What DLPack calls these dtypes: one number, of so many bits, kDLInt, kDLFloat or kDLBool."""
+"""DLPack's names of these dtypes: one number, of so many bits, kDLInt, kDLFloat or kDLBool."""
 _UNUSUAL, _LARGEST_ERROR = UNUSUAL, LARGEST_ERROR
 
 
@@ -368,6 +382,7 @@ def draw_weighted(
     rows, width = memory.ring.memory, memory.ring.memory.shape[1]
     for i in range(places.size):  # a view reads two rows of each next; they come while the weights are computed
         fetch(rows, places[i] * width, 2 * width)
+    # probabilities; the least of the batch, unless that of the whole buffer is given
     least = tree_shares(memory.nodes, memory.errors.size, places, total, probability)
     if lowest > 0.0:
         least = lowest / total
@@ -389,6 +404,7 @@ def _set(memory: Priorities, places: Ints, sizes: Floats, weights: Doubles) -> N
         place = _u64(places[i])
         changed = memory.nodes[place] != weights[i]
         memory.nodes[place], memory.errors[place] = weights[i], sizes[i]
+        # never lowered: new rows get the largest error that was ever set
         memory.facts[LARGEST] = max(memory.facts[LARGEST], np.float64(sizes[i]))
         walkers[count] = place
         count += _u64(changed)
@@ -406,6 +422,7 @@ def _note_rated(memory: Priorities, places: Ints) -> None:
     fits = RATED_START + 2 * places.size <= undo.size
     for i in range(places.size if fits else 0):
         place = _u64(places[i])
+        # a place is below 2**53, so a float64 holds it
         undo[RATED_START + 2 * i], undo[RATED_START + 2 * i + 1] = np.float64(place), memory.errors[place]
     fence()  # the notes are whole before their number says that they count,
     undo[RATED] = np.float64(places.size) if fits else ALL_RATED
@@ -462,6 +479,7 @@ def rate(
     """
     memory = _opened(handle)
     indices = addressed(index_at, count * index_stride, np.int64)
+    # both are views, made without reading
     doubles = addressed(errors_at, count * errors_stride, np.float64)  # only one of the two is what it seems
     singles = addressed(errors_at, count * errors_stride, f32)
     ring = memory.ring
@@ -473,6 +491,7 @@ def rate(
         if index < 0 or not size <= _LARGEST_ERROR:
             return _UNUSUAL
         # an index is number * N + env, and unsigned divisions are quicker
+        # index >= 0 was checked, so nothing changes by reading it as unsigned
         number, e = _i64(_u64(index) // _u64(envs)), _i64(_u64(index) % _u64(envs))
         if number >= ring.state[e, HEAD]:
             return _UNUSUAL
@@ -485,6 +504,7 @@ def rate(
     if _weigh(memory, sizes, weights) >= 0:
         return _UNUSUAL
     for i in range(alive):
+        # a leaf above 0 proves that the row can be drawn, so the row itself is not read
         if not memory.nodes[_u64(places[i])] > 0.0:
             return _UNUSUAL
     _set(memory, places, sizes, weights)
@@ -516,11 +536,13 @@ def _rate_sequences(
         return _UNUSUAL
     if (dtype != FLOAT32 and dtype != FLOAT64) or count.size != 1 or shape.size != 2 or marks.size != 2:
         return _UNUSUAL
+    # which axis is the batch, and which is time
     item, time = (1, 0) if time_first else (0, 1)
     if shape[item] != count[0] or count[0] > MANY or marks[0] != shape[0] or marks[1] != shape[1]:
         return _UNUSUAL
     sizes = np.empty(count[0], f32)
     for b in range(sizes.size):
+        # bool has one byte, so strides in numbers are strides in bytes here; floats have 4 or 8
         counts = strided(real + b * between[item], shape[time], between[time], np.uint8)
         if dtype == FLOAT64:
             doubles = strided(values + 8 * b * apart[item], shape[time], apart[time], np.float64)
@@ -542,6 +564,7 @@ def _reduced(errors: Any, counts: Any, eta: float) -> float:
             size = abs(np.float64(errors[t]))
             bad |= not size <= _LARGEST_ERROR
             largest, total, count = max(largest, size), total + size, count + 1
+    # the caller refuses NaN, as it refuses an error that is too large
     return np.nan if bad else eta * largest + (1 - eta) * (total / max(count, 1))
 
 
@@ -582,6 +605,7 @@ def draw(ring_handle: Ints, key: Any, newest: int, places: Ints) -> bool:
     width, numbers = memory.shape[1], np.empty(places.size, np.int64)
     every = ring.counters[HISTORY] == 0 and ring.counters[LENGTH] == 1  # complete row can be drawn
     for i in range(places.size):
+        # attempt a of row i is number 1 + i + a * B of the stream, whatever the other rows do
         e, numbers[i] = _point_at(key, 1 + i, total, first, until)
         places[i] = place_of(numbers[i], e, rows, inverse)
         fetch(memory, places[i] * width, 2 * width)
@@ -631,6 +655,7 @@ def _count_out(key: Any, i: int, ring_handle: Ints, first: Ints, places: Ints) -
                     found += 1
         if found == 0:
             return False
+        # another stream than that of the attempts, so that the row is not one that has missed
         z = mix(mix(key) + np.uint64(i))
         wanted = np.int64(np.float64(z >> np.uint64(11)) * 2.0**-53 * np.float64(found))
         found = 0
@@ -675,6 +700,7 @@ def _since(threshold: int, history: int, ring: RingArrays, first: Ints) -> int:
         while low < high:  # stamps grow with the number: halve
             middle = (low + high) // 2
             s = stamp[place_of(middle, e, rows, inverse)]
+            # a row that is not complete has the number of those completed before it, as -1 - s
             if (s if s >= 0 else -1 - s) >= threshold:
                 high = middle
             else:
@@ -696,6 +722,7 @@ def ids_of(ring_handle: Ints, places: Ints, index: Any) -> int:
         if not 0 <= places[i] < envs * ring.rows:
             return i
         e, _, number = row_at(places[i], inverse, ring)
+        # the public index: it stays the same however often the ring wraps
         index[i] = number * envs + e
     return -1
 
@@ -706,6 +733,7 @@ def live(ring_handle: Ints, index: Ints, places: Ints) -> int:
     ring = open_ring(ring_handle)
     envs, inverse = ring.state.shape[0], 1.0 / ring.rows
     for i in range(index.size):
+        # a negative index gives some env and a negative number, and is refused below
         e, number = index[i] % envs, index[i] // envs
         if index[i] < 0 or number >= ring.state[e, HEAD]:
             places[i:] = -1  # so that no caller reads memory that was never written

@@ -1,6 +1,8 @@
-"""Returns and advantages for contiguous float32 tensors: reference/returns.py's names and, to the bit, results.
+"""Returns and advantages for contiguous float32 tensors: the names of ``reference/returns.py`` and, to the bit, its
+results.
 
-Each estimator is one pass from the last step to the first, eight envs at a time (:mod:`.lanes`). Arrays go in by
+First vectors of eight numbers for numba, then the estimators. Each estimator is one pass from the last step to the
+first, eight envs at a time. Arrays go in by
 address, in one array of integers: wrapping eight tensors would cost more than the work on a small rollout.
 
 ``i`` is a flat place: step t of env n is i = t * envs + n, and i + envs is the step after it. Addresses are bytes:
@@ -156,7 +158,7 @@ def store(_context: Any, address: Any, values: Any, inside: Any) -> Any:
 
 @intrinsic
 def splat(_context: Any, number: Any) -> Any:
-    """The same number in all lanes."""
+    """One number in all lanes."""
 
     def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return _repeated(builder, args[0], _FLOATS)
@@ -194,7 +196,7 @@ def choose(_context: Any, marks: Any, yes: Any, no: Any) -> Any:
 
 @intrinsic
 def some(_context: Any, marks: Any) -> Any:
-    """Whether any lane is marked."""
+    """True if any lane is marked."""
 
     def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         bits = _ir.IntType(LANES)
@@ -205,7 +207,7 @@ def some(_context: Any, marks: Any) -> Any:
 
 @intrinsic
 def is_nan(_context: Any, values: Any) -> Any:
-    """Which numbers are NaN."""
+    """True in the lanes whose number is NaN."""
 
     def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.fcmp_unordered("uno", args[0], args[0])
@@ -223,7 +225,7 @@ a register. With more, it takes row after row, as the processor loads ahead best
 
 
 SPOILT = -2
-"""What :func:`fill_gae` returns if it has written an advantage that is not finite."""
+"""Returned by :func:`fill_gae` if it has written an advantage that is not finite."""
 
 
 class Places(NamedTuple):
@@ -282,6 +284,7 @@ def vtrace(
 def _places(grid: Grid, **more: Tensor) -> Ints:
     """The tensors of a grid, and those to write, as :class:`Places` has them."""
     tensors: dict[str, Any] = grid._asdict() | more
+    # the grid holds its tensors while the kernel runs
     addresses = [0 if x is None else x.data_ptr() for x in map(tensors.get, PLACES[2:])]
     return np.array([grid.reward.shape[1], grid.reward.numel(), *addresses], np.int64)
 
@@ -316,7 +319,9 @@ def fill_gae(places: Ints, gamma: float, lam: float) -> int:
         for env in range(0, p.envs, LANES):
             zeros = zeros + _gae_through_time(p, env, g, decay, within(p.envs - env))
         return SPOILT if some(is_nan(zeros)) else -1
+    # the others go in one vector with some lanes masked off
     whole = p.envs // LANES * LANES  # the envs that fill vectors
+    # row t needs the advantages of row t + 1, so time runs backwards
     for start in range(p.size - p.envs, -1, -p.envs):  # where each row begins, the last one first
         for i in range(start, start + whole, LANES):
             zeros = zeros + _gae_at(p, i, g, decay, within(LANES))
@@ -331,6 +336,7 @@ def _gae_through_time(p: Places, env: int, g: Floats8, decay: Floats8, inside: F
 
     Returns the sum of 0 times each advantage.
     """
+    # the bootstrap row: row T of ``value``, which no other column has
     i, zero = p.size + env, splat(f32(0))
     advantage, zeros, following = zero, zero, load(p.value + 4 * i, inside)
     while i >= p.envs:
@@ -348,6 +354,7 @@ def _gae_through_time(p: Places, env: int, g: Floats8, decay: Floats8, inside: F
 def _gae_at(p: Places, i: int, g: Floats8, decay: Floats8, inside: Flags8) -> Floats8:
     """One step of up to eight envs; the advantage of the step after is read from memory. Returns 0 times its own."""
     after, v = i + p.envs, load(p.value + 4 * i, inside)
+    # the last row has no step after it, only a value
     carry = load(p.advantage + 4 * after, inside) if after < p.size else splat(f32(0))
     advantage = _gae_step(p, i, v, g, decay, carry, load(p.value + 4 * after, inside), inside)
     store(p.advantage + 4 * i, advantage, inside)
@@ -394,6 +401,7 @@ def _return_at(p: Places, i: int, g: Floats8, inside: Flags8) -> None:
         v = load(p.value + 4 * i, inside)
     terminated, truncated = load_marks(p.terminated + i, inside), load_marks(p.truncated + i, inside)
     term = load(p.reward + 4 * i, inside)
+    # a step that terminated and was truncated counts as terminated
     if p.final_value and some(truncated):
         term = choose(truncated & ~terminated, term + g * load(p.final_value + 4 * i, inside), term)
     ret = term + _passed_on(terminated | truncated, g, following)
@@ -432,6 +440,7 @@ def _vtrace_at(p: Places, i: int, g: Floats8, lam: Floats8, most_rho: Floats8, m
     real, gain = _is_real(p, i, inside), load(p.reward + 4 * i, inside) - v
     delta = gain + _valued(p, i, g, following, terminated, truncated, inside)
     correction = rho * delta + _passed_on(terminated | truncated, g * c, carry)
+    # a masked row is worth its own value: vs - v is 0
     correction = choose(real, correction, zero)
     advantage = rho * (gain + _valued(p, i, g, target, terminated, truncated, inside))
     store(p.ratio + 4 * i, correction, inside)
@@ -467,6 +476,7 @@ def _is_real(p: Places, i: int, inside: Flags8) -> Flags8:
 @inlined
 def _first_missing(p: Places) -> int:
     """The first real step that was truncated, not terminated, and lacks its final value; or -1."""
+    # places, not envs: rows are contiguous, so vectors may run across them
     whole = p.size // LANES * LANES
     for i in range(0, whole, LANES):
         if _some_missing(p, i, within(LANES)):

@@ -1,4 +1,8 @@
-"""Adding rows to rings: reference/append.py's names and results."""
+"""Rings and windows of a rollout: the names of ``reference/ring.py`` and, to the bit, its results.
+
+In order: places and numbers; the note of how to undo; adding rows; cutting a rollout into windows and copying them;
+asking for pages of files.
+"""
 
 from __future__ import annotations
 
@@ -125,6 +129,7 @@ def row_at(place: Any, inverse: float, ring: RingArrays) -> tuple[Any, Any, Any]
     """See :func:`relive.kernels.reference.ring.row_at`."""
     rows = ring.rows
     offset = remainder(place, rows, inverse)  # in [0, rows)
+    # the place at which the env's rows begin, e * rows
     begin = place - offset
     e = np.int64(np.float64(begin) * inverse + 0.5)  # e * rows / rows: rounding cannot be off by half
     newest = ring.state[e, HEAD] - 1  # -1 in an empty env; the remainder is rows - 1 then
@@ -138,6 +143,7 @@ window_start = jit(plain.window_start)
 @inlined
 def ends_full(at: int, length: int, stride: int) -> bool:
     """See :func:`relive.kernels.reference.ring.ends_full`. A stride of 1, the most common, needs no division."""
+    # ``at`` counts from 0, so a window that ends there has at + 1 steps before its end
     return at + 1 >= length and (stride == 1 or (at + 1 - length) % stride == 0)
 
 
@@ -159,8 +165,9 @@ def ends_window(place: int, number: int, begin: int, head: int, following: int, 
 
 @inlined
 def can_draw(place: Any, number: Any, e: Any, ring: RingArrays) -> bool:
-    """Whether a live row can be drawn."""
+    """True if a live row can be drawn."""
     history = ring.counters[HISTORY]
+    # a negative stamp: not complete. Its history has to be live, as far as its episode goes
     if ring.stamp[place] < 0 or (history and number - min(ring.step[place], history) < oldest(e, ring)):
         return False
     return ends_window(place, number, e * ring.rows, ring.state[e, HEAD], ring.state[e, NEXT], ring)
@@ -183,9 +190,11 @@ def note_undo(ring: RingArrays, given: StagedRows, ended: Any) -> bool:
         e = envs[i]
         number = heads[e]
         if number == state[e, HEAD]:  # the first row of this env in the call, as each raises ``heads``
+            # an entry has UNDO_ENV words; the last, the HEAD after the change, is written below
             undo[at], undo[at + 1], undo[at + 2] = e, number, state[e, TAIL]
             undo[at + 3], undo[at + 4] = state[e, NEXT], state[e, COUNT]
             at += UNDO_ENV
+            # the row before: this call completes it, so its stamp and order change
             if number > 0:
                 row_at = _note_row(undo, row_at, place_of(number - 1, e, rows, inverse), ring)
         row_at = _note_row(undo, row_at, place_of(number, e, rows, inverse), ring)
@@ -194,6 +203,7 @@ def note_undo(ring: RingArrays, given: StagedRows, ended: Any) -> bool:
         heads[e] = number + 1 + np.int64(ended[i] == ENDED)
     for entry in range(UNDO_START, at, UNDO_ENV):
         head = heads[undo[entry]]
+        # rows below head - rows are overwritten; a power cut may bring back only those that are not in reserve
         if head - rows > ring.reserve[undo[entry]]:
             return True
         undo[entry + UNDO_AFTER] = head
@@ -210,6 +220,7 @@ def note_undo(ring: RingArrays, given: StagedRows, ended: Any) -> bool:
 def _note_row(undo: Ints, at: int, place: int, ring: RingArrays) -> int:
     """Note a row's bookkeeping in word ``at`` and the next two. Returns the word where the next entry begins."""
     undo[at], undo[at + 1] = place, ring.stamp[place]
+    # step and order are int32, and the shift needs 64 bits
     undo[at + 2] = pack(np.int64(ring.step[place]), np.int64(ring.order[place]))
     return at + UNDO_ROW
 
@@ -238,6 +249,7 @@ def append(ring: RingArrays, given: StagedRows, ended: Bools) -> int:
         old, oldest = number - rows, max(tail, number + 1 - rows)
         closed = _close(place, old, number, begin, index, ring, given, events) if old >= tail else 0
         drawable, events = drawable - closed, events + (closed if listed else 0)
+        # negative until it is complete: -1 - s for s completed before it, so the order of time stays
         step[place], stamp[place] = index, -1 - completed
         if index > 0 and ended[i] < ALONE:  # the row before is of the same episode, and is complete now
             before = (place if place > begin else begin + rows) - 1
@@ -255,6 +267,7 @@ def append(ring: RingArrays, given: StagedRows, ended: Bools) -> int:
             closed = _close(final, old, number, begin, index, ring, given, events) if old >= tail else 0
             drawable, events = drawable - closed, events + (closed if listed else 0)
             # the transition at ``place`` counts as complete before it: one more than ``completed`` and ``count``
+            # a boundary row has the length of its episode as ``step``, and never a stamp of its own
             step[final], stamp[final], order[final] = index, -2 - completed, count + 1
             number, finals[i] = number + 1, final
             episodes += 1
@@ -269,6 +282,7 @@ def append(ring: RingArrays, given: StagedRows, ended: Bools) -> int:
             episodes += int(ended[i] == LAST)
         given.places[i] = place
         state[e, HEAD], state[e, NEXT], state[e, COUNT] = number, index, count
+    # last, once for all rows: nothing else reads them before the call ends
     counters[COMPLETED], counters[DRAWABLE], counters[EPISODES] = completed, drawable, episodes
     return events
 
@@ -321,6 +335,7 @@ def plan_rows(ring_handle: Ints, staged_handle: Ints, mode: int) -> int:
             given.finals[i] = place_of(heads[e], e, rows, inverse)
             heads[e] += 1
     for i in range(envs.size):
+        # rows of lower numbers make way, whichever of the call's rows takes their place
         given.tails[i] = heads[envs[i]] - rows
     if ring.undo.size:
         ended = np.empty(envs.size, np.uint8)
@@ -349,7 +364,7 @@ def add_rows(ring_handle: Ints, staged_handle: Ints, mode: int) -> int:
 
 @jit
 def _add(ring_handle: Ints, staged_handle: Ints, mode: int, ended: Bools) -> int:
-    """The same; ``ended`` is memory for what ends each row, so that nothing here can fail for lack of it."""
+    """Add rows. ``ended`` is memory for the kind of each row, so that nothing here can fail for lack of it."""
     ring, given = open_ring(ring_handle), open_staged(staged_handle)
     envs, memory, rows = given.envs, ring.memory, ring.rows
     _note_kinds(given, mode, ended)
@@ -359,15 +374,18 @@ def _add(ring_handle: Ints, staged_handle: Ints, mode: int, ended: Bools) -> int
     if envs.size > 1:  # so that those rows come while the first are written; of all envs in turn, most often
         inverse, width = 1.0 / rows, memory.shape[1]
         for i in range(envs.size):
+            # a guess for the prefetch alone: where row i goes if all envs come in turn
             place = place_of(ring.state[envs[i], HEAD] + i // ring.state.shape[0], envs[i], rows, inverse)
             fetch(memory, place * width, width)
     if ring.undo.size and note_undo(ring, given, ended):
         return USED_UP
+    # bookkeeping first, then bytes: both are inside of one compiled call, which nothing in Python can break off
     events = append(ring, given, ended)
     scatter_rows(given.staged, given.places, memory, ring.step_bytes)
     if mode == FINALS:
         scatter_rows(given.final, given.finals, memory, ring.obs_bytes)
     for i in range(envs.size):
+        # counted, not refused: a reward that is not finite is a fact of the environment
         if not np.isfinite(given.reward[i]):
             ring.counters[NOT_FINITE] += 1
     return events
@@ -380,6 +398,7 @@ def _add_step(step: int, direct: Ints) -> int:
     if accept_step(step, table) >= 0:
         return UNFIT
     ended = np.empty(open_staged(staged).envs.size, np.uint8)
+    # from here to take_gil nothing may raise or touch a Python object; ``ended`` was made before
     thread = 0 if hold else release_gil()
     events = _store(table, ring, staged, large, mode, ended)
     if not hold:
@@ -396,6 +415,7 @@ def _store(table: Ints, ring: Ints, staged: Ints, large: Ints, mode: int, ended:
         given = open_staged(staged)
         for k in range(large.shape[0]):
             nbytes, places = large[k, 2], given.finals if large[k, 3] else given.places
+            # the caller holds the step's tuple, so these addresses stay good without the GIL
             source = addressed(table[SOURCE, large[k, 0]], (places.size, nbytes), np.uint8)
             scatter_rows(source, places, addressed(large[k, 1], (1, nbytes), np.uint8), nbytes)
     return events
@@ -484,7 +504,7 @@ def gather_windows(
 
 @jit
 def copy_windows(source: Any, first: Ints, step: int, lengths: Ints, pad: Bytes, out: Any) -> None:
-    """The same for arrays; ``source`` is flat, ``out`` is ``[B, length, W]``."""
+    """Copy windows between arrays; ``source`` is flat, ``out`` is ``[B, length, W]``."""
     count, length, size = out.shape
     width, target, even = np.intp(size), out.ctypes.data, _is_even(pad)
     for b in range(count):
@@ -504,12 +524,13 @@ def copy_windows(source: Any, first: Ints, step: int, lengths: Ints, pad: Bytes,
             fill(address_t(target + steps * width), pad[0], np.intp(padding))
         else:
             _repeat(target + steps * width, padding, pad)
+        # each window takes ``length`` rows with its padding
         target += length * width
 
 
 @inlined
 def _is_even(row: Bytes) -> bool:
-    """Whether all bytes of a row are alike, and there is one."""
+    """True if all bytes of a row are alike, and there is one."""
     alike = row.size > 0
     for byte in row:
         alike &= byte == row[0]
@@ -520,6 +541,7 @@ def _is_even(row: Bytes) -> bool:
 def _repeat(target: int, nbytes: int, row: Bytes) -> None:
     """Fill ``nbytes`` bytes at an address with copies of a row."""
     width = np.intp(row.size)
+    # whole rows, so that every copy begins where a row does
     block = max(BLOCK // max(width, 1), 1) * width
     filled = min(width, nbytes)
     memcpy(address_t(target), address_t(row.ctypes.data), filled)
@@ -582,6 +604,7 @@ def ask_for(calls: Ints, parts: Ints, page: int, begins: Ints, ends: Ints) -> in
 def _span(parts: Ints, part: int, page: int, begin: int, end: int) -> tuple[int, int]:
     """The address of a run's first page, and that after its last byte."""
     first = parts[part, 0] + begin * parts[part, 1]
+    # pages begin at multiples of their size; an empty run ends at 0, before it begins
     return first - first % page, parts[part, 0] + end * parts[part, 1] if end > begin else 0
 
 
@@ -589,6 +612,7 @@ def _span(parts: Ints, part: int, page: int, begin: int, end: int) -> tuple[int,
 def _ask(calls: Ints, low: int, nbytes: int, count: int, there: Any) -> int:
     """Ask for ``count`` successive pages, at most :data:`PAGES`, if one is missing; gives how many are."""
     there[:count] = 0
+    # ``low`` is the start of a page, as mincore and madvise require
     call(calls[MINCORE], low, nbytes, there.ctypes.data)
     absent = count
     for k in range(count):

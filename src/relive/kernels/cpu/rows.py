@@ -1,4 +1,8 @@
-"""Copying rows of bytes."""
+"""Rows of bytes: the names of ``reference/rows.py`` and, to the bit, its results.
+
+In order: calls of torch's C functions and of the GIL; checking and copying a step; making tensors of packed rows;
+packing and gathering rows.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,13 @@ from numba.core import cgutils
 from numpy.typing import NDArray
 
 from ..reference.rows import (
-    LINE_CODE,
-    LINE_DIMS,
-    LINE_INTO,
-    LINE_ITEM,
-    LINE_NDIM,
-    LINE_OFFSET,
-    LINE_WIDTH,
+    FIELD_DICT,
+    FIELD_DIMS,
+    FIELD_DTYPE,
+    FIELD_ITEM_BYTES,
+    FIELD_NDIM,
+    FIELD_OFFSET,
+    FIELD_ROW_BYTES,
     PackedFields,
 )
 from ..step_table import (
@@ -98,7 +102,7 @@ _word, _pointer = _ir.IntType(64), _cgutils.voidptr_t
 
 @intrinsic
 def describe(_context: Any, function: Any, tensor: Any) -> Any:
-    """Whether ``function`` failed (1) or not (0), and the words of the DLTensor that it wrote for a tensor."""
+    """1 if ``function`` failed, else 0; then the words of the DLTensor that it wrote for a tensor."""
 
     def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         out = _cgutils.alloca_once(builder, _ir.ArrayType(_word, DESCRIBED))
@@ -117,7 +121,9 @@ def describe(_context: Any, function: Any, tensor: Any) -> Any:
 def numbers_of(describing: int, tensor: int) -> Any:
     """The address of a tensor's numbers, 0 if they are not in RAM; their dtype, and two arrays: sizes and strides."""
     failed, data, device, axes, sizes, strides, offset = describe(describing, tensor)
+    # an offset would have to be added to ``data``; torch always gives 0
     known = not failed and data != 0 and device == CPU and offset == 0  # a FakeTensor says: in RAM, at the address 0
+    # the lower half of the word counts the axes, the upper half is the dtype
     count = axes & 0xFFFFFFFF if known else 0
     shape, apart = addressed(sizes, count, np.int64), addressed(strides, count, np.int64)
     return data if known else 0, axes >> 32, shape, apart
@@ -125,7 +131,7 @@ def numbers_of(describing: int, tensor: int) -> Any:
 
 @intrinsic
 def is_true(_context: Any, method: Any, thing: Any) -> Any:
-    """Whether a C method without arguments answers True for an object; what it raises goes to the caller in Python."""
+    """True if a C method without arguments answers True; what it raises goes to the caller in Python."""
 
     def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         api = context.get_python_api(builder)
@@ -166,6 +172,7 @@ def adopt(_context: Any, function: Any, loan: Any, found: Any, key: Any) -> Any:
             context.call_conv.return_exc(builder)
         tensor = builder.load(out)
         failed = api.dict_setitem(*(builder.inttoptr(arg, _pointer) for arg in args[2:]), tensor)
+        # the dict holds a reference of its own, so the one that torch gave goes
         api.decref(tensor)
         with _cgutils.if_unlikely(builder, builder.icmp_signed("!=", failed, failed.type(0))):
             context.call_conv.return_exc(builder)
@@ -213,6 +220,7 @@ def copy_row(sources: Addresses, targets: Addresses, nbytes: NDArray[np.int64], 
 def _copy_row(sources: Addresses, targets: Addresses, nbytes: NDArray[np.int64], row: int) -> None:
     for i in range(sources.size):
         if sources[i]:
+            # int64 on both sides: numba makes a float64 of uint64 + int64, which has 53 bits
             target = np.int64(targets[i]) + row * nbytes[i]
             memcpy(address_t(target), address_t(sources[i]), np.intp(nbytes[i]))
 
@@ -224,6 +232,7 @@ def _accept_step(step: int, table: Ints) -> int:
     class, whatever the object is. The further words are read of arrays alone, and torch's functions are called with
     tensors alone. No other thread of Python runs meanwhile, except inside ``is_neg``, which therefore comes first.
     """
+    # checked before any item is read: a shorter tuple ends before the items of the table
     if addressed(step, LENGTH + 1, np.int64)[LENGTH] != table.shape[1]:
         return 0
     for i in range(table.shape[1]):
@@ -268,6 +277,7 @@ def _take_tensor(item: int, table: Ints, i: int) -> bool:
         return False
     rank = table[NDIM, i]
     shape, apart = addressed(sizes, rank, np.int64), addressed(strides, rank, np.int64)
+    # the stride of an axis of size 1 may be anything, so only the others count as gaps
     count, gaps = 1, 0  # numbers in the axes after this one, which fit in memory
     for axis in range(rank - 1, -1, -1):
         if shape[axis] != table[DIMS + axis, i]:
@@ -280,7 +290,7 @@ def _take_tensor(item: int, table: Ints, i: int) -> bool:
 
 @jit
 def _is_plain(array: Ints, table: Ints, i: int) -> bool:
-    """Whether the object of these words is an array of field i's dtype and shape, contiguous and aligned."""
+    """True if the object of these words is an array of field i's dtype and shape, contiguous and aligned."""
     if array[TYPE_OF] != table[TYPE, i] or array[DESCR] != table[DTYPE, i] or array[FLAGS] & PLAIN != PLAIN:
         return False
     axes = array[RANK] & 0xFFFFFFFF  # a C int; what is in the word's upper half means nothing
@@ -295,7 +305,8 @@ def _is_plain(array: Ints, table: Ints, i: int) -> bool:
 
 @jit
 def _can_be_narrowed(address: int, nbytes: int) -> bool:
-    """Whether each float64 from an address on, stored in ``nbytes`` bytes of float32, is infinite only if it was."""
+    """True if each float64 from an address on, stored in ``nbytes`` bytes of float32, is infinite only if it was."""
+    # 4 bytes of float32 are stored for each float64
     numbers, lost = addressed(address, nbytes // 4, np.float64), 0
     for k in range(numbers.size):  # to the end, since a loop without a way out is compiled to vector code
         lost += int(abs(numbers[k]) > LARGEST and abs(numbers[k]) != np.inf)
@@ -339,6 +350,7 @@ def copy_step(table: Ints, row: int) -> None:
 @jit
 def _copy_past(target: int, source: int, nbytes: int) -> None:
     """Copy bytes past the caches; the pieces of a cache line at both ends go through them."""
+    # ``stream`` needs a target at a multiple of 64, so the bytes before the first one go apart
     head = min(-target % 64, nbytes)
     lines = (nbytes - head) // 64 * 64
     done = head + lines
@@ -352,10 +364,12 @@ def _copy_past(target: int, source: int, nbytes: int) -> None:
 def _spread(target: int, source: int, count: int, pitch: int, size: int) -> None:
     """Copy ``count`` runs of ``size`` bytes to places ``pitch`` bytes apart; bytes and words need no call for each."""
     if size == 1:
+        # runs of one byte, such as flags
         from_, to = addressed(source, count, np.uint8), addressed(target, (count - 1) * pitch + 1, np.uint8)
         for run in range(count):
             to[run * pitch] = from_[run]
     elif size == 4 and pitch % 4 == 0 and target % 4 == 0:
+        # an int32 view of the target has to begin at a multiple of 4
         words, places = addressed(source, count, np.int32), addressed(target, (count - 1) * pitch // 4 + 1, np.int32)
         for run in range(count):
             places[run * pitch // 4] = words[run]
@@ -369,6 +383,7 @@ def _narrow(target: int, source: int, count: int, pitch: int, size: int) -> None
     """Store float64 numbers as float32, ``count`` runs of ``size`` bytes that begin every ``pitch`` bytes."""
     width = size // 4
     for run in range(count):
+        # the source has no gaps: run r begins after r * width numbers of 8 bytes
         numbers = addressed(source + 8 * run * width, width, np.float64)
         stored = addressed(target + run * pitch, width, np.float32)
         for k in range(width):
@@ -379,7 +394,7 @@ take_step = jit(_take_step, nogil=False)
 
 
 BYTES = 1 << 16 | 8 << 8 | 1
-"""What DLPack calls uint8: one number, of 8 bits, kDLUInt."""
+"""DLPack's name of uint8: one number, of 8 bits, kDLUInt."""
 FIRST_ITEM = tuple.__basicsize__
 """The byte of a tuple at which its first item is, where torch's functions are known: ``step_table.first_item``."""
 
@@ -417,41 +432,45 @@ def adopt_field(
     From ``lend`` to ``adopt``, nothing else of Python runs. The loan points to ``both``, where sizes and strides are
     written. It may be gone after ``adopt``, as torch copies them, but not before: so the caller holds it.
     """
-    axes, rank, item = lead.size, line[LINE_NDIM], line[LINE_ITEM]
+    axes, rank, item = lead.size, line[FIELD_NDIM], line[FIELD_ITEM_BYTES]
     dims, steps = both[0], both[1]
     for axis in range(axes):
+        # DLPack counts strides in numbers; ``_can_be_split`` made sure that nothing is lost here
         dims[axis], steps[axis] = lead[axis], apart[axis] // item
     count = 1  # numbers from one item of this axis to the next
     for axis in range(rank - 1, -1, -1):
-        dims[axes + axis], steps[axes + axis] = line[LINE_DIMS + axis], count
-        count *= max(line[LINE_DIMS + axis], 1)
+        dims[axes + axis], steps[axes + axis] = line[FIELD_DIMS + axis], count
+        # an axis of size 0 counts as 1, as torch has it
+        count *= max(line[FIELD_DIMS + axis], 1)
     loan = lend(lending, rows)
     words = addressed(loan, LOAN + DESCRIBED, np.int64)[LOAN:]
-    words[0] += start + line[LINE_OFFSET]
-    words[2] = (line[LINE_CODE] << 32) + axes + rank
+    # word 0 is the address, 2 has the axes and the dtype, 3 and 4 point to sizes and strides
+    words[0] += start + line[FIELD_OFFSET]
+    words[2] = (line[FIELD_DTYPE] << 32) + axes + rank
     words[3], words[4] = dims.ctypes.data, steps.ctypes.data
-    adopt(adopting, loan, _tuple_item(found, line[LINE_INTO]), _tuple_item(names, i))
+    adopt(adopting, loan, _tuple_item(found, line[FIELD_DICT]), _tuple_item(names, i))
 
 
 @inlined
 def _tuple_item(items: int, k: int) -> Any:
     """The address of item ``k`` of the tuple at an address."""
+    # an item of a tuple is a pointer of 8 bytes
     return addressed(items + FIRST_ITEM + 8 * k, 1, np.int64)[0]
 
 
 @inlined
 def _can_be_split(shape: Ints, apart: Ints, table: Ints) -> bool:
-    """Whether rows of these sizes and strides are as the fields of ``table`` need them, and there are any."""
+    """True if rows of these sizes and strides are as the fields of ``table`` need them, and there are any."""
     last, there = shape.size - 1, 1
     for axis in range(shape.size):
         there *= shape[axis]
     if there == 0 or apart[last] != 1:
         return False
     for i in range(table.shape[0]):
-        if table[i, LINE_WIDTH] != shape[last]:
+        if table[i, FIELD_ROW_BYTES] != shape[last]:
             return False
         for axis in range(last):
-            if apart[axis] % table[i, LINE_ITEM]:
+            if apart[axis] % table[i, FIELD_ITEM_BYTES]:
                 return False
     return True
 
@@ -467,7 +486,7 @@ SHORT = 512
 """Rows and fields of at most this many bytes are copied without a call."""
 FEW = 47
 """Fields of at most this many bytes are packed by a call each, which is then as quick."""
-PACK_DESCRIBE, LEND, ADOPT, TABLE, NAMES = range(len(PackedFields._fields))
+PACKED_DESCRIBE, PACKED_LEND, PACKED_ADOPT, PACKED_TABLE, PACKED_NAMES = range(len(PackedFields._fields))
 """The positions of :class:`relive.kernels.reference.rows.PackedFields`'s members."""
 BLOCK = 64
 """Envs, or steps, that are packed together: field after field, while they stay in a near cache."""
@@ -490,6 +509,7 @@ def pack_rows(columns: Ints, sizes: Ints, offsets: Ints, rows: Bytes, steps: int
 def _pack_step(column: int, size: int, offset: int, rows: Bytes, steps: int, t: int, low: int, high: int) -> None:
     """One field of step t of some envs; ``source`` and ``target`` are addresses, the latter that of env 0."""
     envs, width = rows.shape[0] // steps, rows.shape[1]
+    # column: row t * N + n is step t of env n; packed: row n * T + t. So an env is ``steps`` rows further
     source, target = column + t * envs * size, rows.ctypes.data + t * width + offset
     if size == 4:  # a constant size is one move, not a call
         for n in range(low, high):
@@ -504,6 +524,7 @@ def _pack_step(column: int, size: int, offset: int, rows: Bytes, steps: int, t: 
 @jit
 def _copy_items(source: int, target: int, size: int, apart: int, count: int) -> None:
     """Copy items of at least 16 bytes, 16 at a time, to places that lie ``apart`` bytes from each other."""
+    # the last 16 bytes are copied apart, so that nothing is written beyond the item
     whole, last = size // 16 * 16, size - 16
     for k in range(count):
         from_, to = source + k * size, target + k * apart
@@ -516,12 +537,14 @@ def take_rows(source: Bytes, index: Ints, out: Any) -> int:
     """See :func:`relive.kernels.reference.rows.take_rows`."""
     count, width = source.shape
     flat, here, there = source.reshape(-1), source.ctypes.data, out.ctypes.data
+    # ``copy_short`` copies multiples of 16 bytes only
     short, loaded = width % 16 == 0 and width <= SHORT, min(width, FORESEEN)
     for b in range(min(AHEAD, index.size)):
         _load_ahead(flat, index[b] * width, loaded)
     for b in range(index.size):
         if b + AHEAD < index.size:
             _load_ahead(flat, index[b + AHEAD] * width, loaded)
+        # checked before the copy: the index may be a user's, and memory is read by address
         if not 0 <= index[b] < count:
             return b
         target, row = address_t(there + b * width), address_t(here + index[b] * width)
@@ -541,7 +564,7 @@ def _load_ahead(flat: Bytes, start: int, nbytes: int) -> None:
 
 def _take_batch(fields: Ints, source: Bytes, index: Ints, rows: int, found: int) -> int:
     """See :func:`relive.kernels.reference.rows.take_batch`; ``fields`` is a handle. The caller holds ``rows``."""
-    out = rows_at(fields[ENTRIES * PACK_DESCRIBE], rows)
+    out = rows_at(fields[ENTRIES * PACKED_DESCRIBE], rows)
     if out.shape[0] != index.size or out.shape[1] != source.shape[1]:
         return UNFIT
     thread = release_gil()
@@ -549,8 +572,12 @@ def _take_batch(fields: Ints, source: Bytes, index: Ints, rows: int, found: int)
     take_gil(thread)
     if bad >= 0:
         return bad
-    describe, lend, adopt = fields[ENTRIES * PACK_DESCRIBE], fields[ENTRIES * LEND], fields[ENTRIES * ADOPT]
-    table, names = matrix_of(fields, TABLE, np.int64), fields[ENTRIES * NAMES]
+    describe, lend, adopt = (
+        fields[ENTRIES * PACKED_DESCRIBE],
+        fields[ENTRIES * PACKED_LEND],
+        fields[ENTRIES * PACKED_ADOPT],
+    )
+    table, names = matrix_of(fields, PACKED_TABLE, np.int64), fields[ENTRIES * PACKED_NAMES]
     return -1 if split_rows(describe, lend, adopt, rows, names, table, found) else UNFIT
 
 

@@ -1,4 +1,4 @@
-"""Batches in one or two calls: reference/sample.py's names and, to the bit, results.
+"""Batches in one or two calls: the names of ``reference/sample.py`` and, to the bit, its results.
 
 In a training, code that is not in the processor's caches costs several times what it costs in a loop. So a batch takes
 one call, rather than one for each of its parts with Python in between.
@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..reference.rows import LINE_WIDTH
-from ..reference.sample import LAYERS, LINE, ROWS, SOURCE, Draw
+from ..reference.rows import FIELD_ROW_BYTES
+from ..reference.sample import FIELD, LAYERS, ROWS, SOURCE, Draw
 from ..reference.windows import FIRST, OTHERS, RANDOM, STRATEGY
 from ..tables import UNFIT, DirectBatch
 from .jit import (
@@ -69,6 +69,7 @@ def _draw_rows(direct: Ints, drawing: Draw, places: Ints, out: Any) -> bool:
     if not draw_weighted(weights, stream, stratified, beta, lowest, tops, until, places, probability, weight):
         return False
     there, wide = out.ctypes.data, out.shape[1]
+    # a row of the batch is ``wide`` bytes, a multiple of 16, so strides in numbers are exact
     singles = strided(there + direct[ENTRIES * WEIGHT_AT], places.size, wide // 4, np.float32)
     doubles = strided(there + direct[ENTRIES * PROBABILITY_AT], places.size, wide // 8, np.float64)
     for i in range(places.size):
@@ -83,6 +84,7 @@ def _draw_leaves(direct: Ints, stream: Any, places: Ints) -> bool:
     if not until[until.size - 1] > 0.0:
         return False
     total = until[until.size - 1]
+    # the largest number below the total: a mass equal to it would belong to no leaf
     masses(stream, False, total, np.nextafter(total, 0.0), wanted)
     nodes, offsets = vector_of(direct, NODES, np.float64), vector_of(direct, OFFSETS, np.uint64)
     tree_find(nodes, offsets, vector_of(direct, TOPS, np.int64), until, wanted, places)
@@ -97,7 +99,7 @@ def _rows_at(direct: Ints, rows: int) -> Any:
 
 @inlined
 def _bytes_at(direct: Ints, memory: int) -> Any:
-    """The same of a tensor with one axis."""
+    """The memory of the tensor of bytes at an address, with one axis; empty if it is not in RAM."""
     data, dtype, shape, _ = numbers_of(direct[ENTRIES * DESCRIBE], memory)
     known = data != 0 and dtype == BYTES and shape.size == 1
     return addressed(data, shape[0] if known else 0, np.uint8)
@@ -132,8 +134,10 @@ def _sample_stacks(
     """See :func:`relive.kernels.reference.sample.sample_stacks`. The caller holds ``rows`` and ``memory``."""
     out, large, stacks = _rows_at(direct, rows), _bytes_at(direct, memory), matrix_of(direct, STACKS, np.int64)
     count = out.shape[0]
-    if not count or large.size != count * depth * stacks[:, LINE + LINE_WIDTH].sum():
+    # checked before anything is drawn: what follows writes by address
+    if not count or large.size != count * depth * stacks[:, FIELD + FIELD_ROW_BYTES].sum():
         return False
+    # all memory first: nothing may fail once the GIL is let go of
     ends, ring = np.empty(2 * count, np.int64), vector_of(direct, RING, np.int64)
     places, last, frames = ends[:count], ends[count:], np.empty((2 * count, depth), np.int64)
     if not _draw_rows(direct, drawing, places, out):
@@ -152,10 +156,12 @@ def _sample_stacks(
 @jit
 def _gather_stacks(stacks: Ints, frames: Ints, target: int) -> None:
     """Copy the stacks of all fields to the memory at ``target``. This raises nothing, so the GIL is taken again."""
+    # two lines a field, obs and next_obs, which are gathered together
     for i in range(0, stacks.shape[0], 2):
-        width = stacks[i, LINE + LINE_WIDTH]
+        width = stacks[i, FIELD + FIELD_ROW_BYTES]
         source = addressed(stacks[i, SOURCE], (stacks[i, ROWS], width), np.uint8)
         gather_pairs(source, frames, addressed(target, (frames.size, width), np.uint8))
+        # frames holds 2 * count * depth places: both stacks of the field
         target += frames.size * width
 
 
@@ -165,10 +171,10 @@ def _split_stacks(direct: Ints, stacks: Ints, count: int, depth: int, memory: in
     lend, adopt, names, start = direct[ENTRIES * LEND], direct[ENTRIES * ADOPT], direct[ENTRIES * STACK_NAMES], 0
     lead, apart, both = np.array([count, depth]), np.empty(2, np.int64), np.empty((2, 2 + stacks.shape[1]), np.int64)
     for i in range(stacks.shape[0]):
-        line = stacks[i, LINE:]
-        apart[0], apart[1] = depth * line[LINE_WIDTH], line[LINE_WIDTH]
+        line = stacks[i, FIELD:]
+        apart[0], apart[1] = depth * line[FIELD_ROW_BYTES], line[FIELD_ROW_BYTES]
         adopt_field(lend, adopt, memory, start, lead, apart, names, i, line, both, found)
-        start += count * depth * line[LINE_WIDTH]
+        start += count * depth * line[FIELD_ROW_BYTES]
 
 
 def _sample_sequences(
@@ -177,6 +183,7 @@ def _sample_sequences(
     """See :func:`relive.kernels.reference.sample.sample_sequences`. The caller holds the three tensors."""
     out, cut, large = _rows_at(direct, rows), _steps_at(direct, steps), _bytes_at(direct, memory)
     states, count = matrix_of(direct, STACKS, np.int64), out.shape[0]
+    # as many rows for each window, and states of exactly the expected size
     if not count or not cut.shape[0] or cut.shape[0] % count or large.size != count * _bytes_of(states):
         return False
     ring, batch = open_ring(vector_of(direct, RING, np.int64)), vector_of(direct, BATCH, np.int64)
@@ -192,6 +199,7 @@ def _sample_sequences(
     if bad >= 0:
         return False
     for k in range(FIRST):
+        # the first entries of ``per`` are the first int64 of a batch's row
         column = strided(out.ctypes.data + 8 * k, count, out.shape[1] // 8, np.int64)
         for b in range(count):
             column[b] = per[k, b]
@@ -215,7 +223,7 @@ def _bytes_of(states: Ints) -> int:
     """The bytes of the states of one sequence."""
     total = 0
     for i in range(states.shape[0]):
-        total += max(states[i, LAYERS], 1) * states[i, LINE + LINE_WIDTH]
+        total += max(states[i, LAYERS], 1) * states[i, FIELD + FIELD_ROW_BYTES]
     return total
 
 
@@ -223,11 +231,12 @@ def _bytes_of(states: Ints) -> int:
 def _gather_states(states: Ints, first: Ints, target: int) -> None:
     """Copy the states of rows to the memory at ``target``, field by field and layer by layer. This raises nothing."""
     for i in range(states.shape[0]):
-        source, layers, width = states[i, SOURCE], max(states[i, LAYERS], 1), states[i, LINE + LINE_WIDTH]
+        source, layers, width = states[i, SOURCE], max(states[i, LAYERS], 1), states[i, FIELD + FIELD_ROW_BYTES]
         for place in first:
             fetch(addressed(source, 0, np.uint8), place * layers * width, FORESEEN)
         for b in range(first.size):
             for layer in range(layers):
+                # stored row by row, each with all layers; layers come first in the batch, as torch wants them
                 state, there = source + (first[b] * layers + layer) * width, target + (layer * first.size + b) * width
                 memcpy(address_t(there), address_t(state), np.intp(width))
         target += layers * first.size * width
@@ -239,10 +248,11 @@ def _split_states(direct: Ints, states: Ints, count: int, memory: int, found: in
     lend, adopt, names, start = direct[ENTRIES * LEND], direct[ENTRIES * ADOPT], direct[ENTRIES * STACK_NAMES], 0
     lead, apart, both = np.empty(2, np.int64), np.empty(2, np.int64), np.empty((2, 2 + states.shape[1]), np.int64)
     for i in range(states.shape[0]):
-        layers, line, axes = states[i, LAYERS], states[i, LINE:], 0 if states[i, LAYERS] else 1
-        lead[0], lead[1], apart[0], apart[1] = layers, count, count * line[LINE_WIDTH], line[LINE_WIDTH]
+        layers, line, axes = states[i, LAYERS], states[i, FIELD:], 0 if states[i, LAYERS] else 1
+        # without layers the first of these axes is left out: ``axes`` is 1 then
+        lead[0], lead[1], apart[0], apart[1] = layers, count, count * line[FIELD_ROW_BYTES], line[FIELD_ROW_BYTES]
         adopt_field(lend, adopt, memory, start, lead[axes:], apart[axes:], names, i, line, both, found)
-        start += max(layers, 1) * count * line[LINE_WIDTH]
+        start += max(layers, 1) * count * line[FIELD_ROW_BYTES]
 
 
 def _sample_goals(
@@ -256,6 +266,7 @@ def _sample_goals(
     others = places
     if batch[STRATEGY] == RANDOM:
         others = np.empty(places.size, np.int64)
+        # a stream of its own, so that goals do not change which rows are drawn
         draw(ring, key(stream, OTHERS), 0, others)
     return plan_goals(ring, batch, places, n, gamma, stream, ratio, others, out, steps.last, steps_handle, pairs)
 

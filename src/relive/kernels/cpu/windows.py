@@ -1,4 +1,7 @@
-"""Reading n-step windows, rows and stacks of rings: reference/windows.py's names and, to the bit, results."""
+"""Reading rings: the names of ``reference/windows.py`` and, to the bit, its results.
+
+In order: n-step windows; rows and stacks of frames; sequences; windows with other goals.
+"""
 
 from __future__ import annotations
 
@@ -130,10 +133,12 @@ def windows(ring_handle: Ints, batch: Ints, places: Ints, steps: int, gamma: flo
     ``here`` and ``there`` are the addresses of the ring's memory and of ``out``; to them, bytes are added.
     """
     ring, written = open_ring(ring_handle), results(out, batch)
+    # ``own``: rows have next observations of their own, and nothing is copied from the row after
     rows, envs, inverse, own = ring.rows, ring.state.shape[0], 1.0 / ring.rows, batch[NEXT_BYTES] < 0
     step_bytes, next_at, next_bytes = batch[STEP_BYTES], batch[NEXT_AT], batch[NEXT_BYTES]
     width, wide = ring.memory.shape[1], out.shape[1]
     here, there = ring.memory.ctypes.data, out.ctypes.data
+    # the rows of a window are neighbours, so one run of bytes loads all of it, up to FORESEEN
     ahead = max(2 * width, min((min(steps, FORESEEN) + 1) * width, FORESEEN))
     for i in range(places.size):
         if not 0 <= places[i] < ring.memory.shape[0]:
@@ -155,13 +160,16 @@ def windows(ring_handle: Ints, batch: Ints, places: Ints, steps: int, gamma: flo
                 break
             if own and (number + k > newest or ring.step[place] == 0):
                 break
+        # the row that holds the observation to bootstrap from
         last[i] = before if own else place
         written.index[i] = number * envs + env
+        # a public index is number * N + env; the window has k steps, so the row after it is number + k
         next_index = (number + k - int(own)) * envs + env
         write_window(written, i, next_index, k, value, bootstrap(discount, terminal), terminal, cut)
         if not own:
             memcpy(address_t(row + next_at), address_t(here + place * width), np.intp(next_bytes))
         elif k > 1:
+            # with k == 1 the anchor's own bytes have been copied with the step
             source = address_t(here + before * width + batch[OWN_AT])
             memcpy(address_t(row + next_at), source, np.intp(batch[OWN_BYTES]))
     return -1
@@ -173,6 +181,7 @@ def gather_rows(source: Any, places: Ints, out: Any, start: int, nbytes: int) ->
     here, there = source.ctypes.data, out.ctypes.data + start  # addresses; to them, bytes are added
     for i in range(places.size):
         target = there + i * out.shape[1]
+        # only the upper bound: negative places mean zeros
         if places[i] >= source.shape[0]:
             return i
         if places[i] >= 0:
@@ -192,6 +201,7 @@ def gather_pairs(source: Any, places: Ints, out: Any) -> int:
     count, depth, width = places.shape[0] // 2, places.shape[1], source.shape[1]
     here, there = source.ctypes.data, out.ctypes.data
     for i in range(count):
+        # a stack and the one after it share all but one frame, which are in the cache the second time
         for j in (i, count + i):
             if _is_run(places[j], source.shape[0]):
                 target, frame = there + j * depth * width, here + places[j, 0] * width
@@ -204,7 +214,7 @@ def gather_pairs(source: Any, places: Ints, out: Any) -> int:
 
 @inlined
 def _is_run(places: Ints, rows: int) -> bool:
-    """Whether these places follow one another, and all are among the first ``rows``."""
+    """True if these places follow one another, and all are among the first ``rows``."""
     first, together = places[0] if places.size else -1, True
     for k in range(1, places.size):
         together = together and places[k] == first + k
@@ -222,7 +232,9 @@ def stack_places(ring_handle: Ints, places: Ints, depth: int, repeat: bool, out:
             return i
         begin = place // rows * rows
         for back in range(depth):
+            # a step's index says how many frames of its episode lie before it
             reach = min(back, step[place])  # no further than the first row of the episode
+            # may be negative before the remainder: the frame lies across the ring's seam
             offset = (place - begin - reach) % rows
             out[i, depth - 1 - back] = begin + offset if reach == back or repeat else -1
     return -1
@@ -233,7 +245,7 @@ AHEAD = 2
 GROUP = 8
 """Windows that are written side by side."""
 PLACE, BEGIN, OWN, KNOWN, OPENS, ENDS, CUTS = range(7)
-"""What is noted of each of them: the places of its next row and of the env's first, how many steps it has up to the
+"""The notes of each of them: the places of its next row and of the env's first, how many steps it has up to the
 anchor, how many with those that their rewards reach to, whether the first begins its episode, and whether the last of
 all terminated and was truncated."""
 
@@ -269,6 +281,7 @@ def read_windows(
         fetch(ring.memory, places[b] * width, width)
     _find(places, batch[BURN], ring, per)
     for b in range(count):
+        # checked before any row is read: a window that is not in the ring would be read across its seam
         if not 0 < per[LENGTHS, b] <= min(ring.rows, total):
             return b
     for b in range(count):
@@ -298,7 +311,9 @@ def _find(places: Ints, burn_in: int, ring: RingArrays, per: Ints) -> None:
             back + 1,
             start - first,
         )
+        # number - index is the number of the episode's first step
         per[ENV, b], per[START, b] = env, number - index + start
+        # back < rows, so one turn of the ring at most lies in between
         per[FIRST, b] = places[b] - back + (ring.rows if places[b] - back < begin else 0)
 
 
@@ -307,6 +322,7 @@ def _scan(first: int, own: int, steps: int, ring: RingArrays, rewards: Any, mark
     """Note a window's ``marks``, and the rewards of its ``own`` steps from ``first`` on and of those they reach to."""
     known, place, last = 0, first, first
     begin = first - remainder(first, ring.rows, 1.0 / ring.rows)
+    # rewards beyond the anchor count only while rows are complete
     while known < own or (known < own + steps - 1 and ring.stamp[place] >= 0):
         rewards[known] = ring.reward[place]
         known, last = known + 1, place
@@ -347,6 +363,7 @@ def _write(
             if t > known or bounds:
                 copy_short(address_t(base), address_t(nothing), np.intp(wide))
             if listed:
+                # the code of ``read_sequences``: -1 for nothing, -2 - place for a boundary row
                 table[row] = -1 if t > known else (-2 - place if bounds else place)
             if t > known:
                 continue
@@ -363,14 +380,15 @@ def _write(
             discounts[row] = bootstrap(discount, k == 0 or terminal != 0)
             counts[row] = k
             following[row] = t + k if k else -1
+            # burn-in and what comes after the anchor do not count
             masks[row] = begin[b] <= t < marks[g, OWN]
             starts[row] = t == 0 and marks[g, OPENS] != 0
 
 
 SPAN_FIRST, SPAN_END, AIM = range(3)
-"""What the rows of ``spans`` are in the end: the places of an episode's first and last live row, and of the goal."""
+"""The rows of ``spans`` in the end: the places of an episode's first and last live row, and of the goal."""
 NUMBER, ENTRY, SPAN_ENV = range(3)
-"""What they are meanwhile: a row's number, the entry of ``ends`` for its episode, and its env."""
+"""The rows of ``spans`` meanwhile: a row's number, the entry of ``ends`` for its episode, and its env."""
 
 
 @jit
@@ -392,10 +410,11 @@ def open_steps(handle: Ints) -> RelabelledSteps:
 
 @jit
 def episode_of(e: Any, place: Any, number: Any, ring: RingArrays) -> Any:
-    """Which of the episodes of an env a live row belongs to.
+    """The ordinal, among the episodes of an env, of the one that a live row belongs to.
 
     ``order`` is kept modulo 2**32. At most ``rows`` transitions of the env are newer, so the difference fits.
     """
+    # int64, while ``order`` is an int32
     count = ring.state[e, COUNT]
     return number - count + ((count - np.int64(ring.order[place])) & 0xFFFFFFFF)
 
@@ -405,6 +424,7 @@ def note_ends(ring: RingArrays) -> None:
     """Note all rows that are live and were not noted before; the last one of each episode stays noted."""
     inverse = 1.0 / ring.rows
     for e in range(ring.state.shape[0]):
+        # only rows since the last batch: adding rows does not know of ``ends``
         for number in range(max(ring.seen[e], oldest(e, ring)), ring.state[e, HEAD]):
             episode = episode_of(e, place_of(number, e, ring.rows, inverse), number, ring)
             ring.ends[place_of(episode, e, ring.rows, inverse)] = number  # the lower 32 bits
@@ -416,10 +436,12 @@ def _look_up(places: Ints, key: Any, ratio: float, ring: RingArrays, steps: Rela
     """The rows to be relabelled: in ``spans`` their numbers, envs, and entries of ``ends``, which are prefetched."""
     found, inverse, spans = 0, 1.0 / ring.rows, steps.spans
     for i in range(places.size):
+        # numbers GOALS + 2i and the next belong to row i, so other rows do not change its goal
         if uniform(key, GOALS + 2 * i) >= ratio:
             continue
         place = places[i]
         e, _, number = row_at(place, inverse, ring)
+        # a user's sampler may name a place whose row was never written
         if number < oldest(e, ring):
             continue
         entry = place_of(episode_of(e, place, number, ring), e, ring.rows, inverse)
@@ -450,6 +472,7 @@ def plan_goals(
     for m in range(drawn):
         i = which[m]
         number, noted, e = spans[NUMBER, m], np.int64(ring.ends[spans[ENTRY, m]]), spans[SPAN_ENV, m]
+        # an episode may have begun before the oldest live row
         first = number - min(np.int64(ring.step[places[i]]), number - oldest(e, ring))
         end = number + ((noted - number) & 0xFFFFFFFF)  # ``noted`` has its lower 32 bits; an episode is shorter
         low, high = _choice(strategy, number, first, end)
@@ -458,6 +481,7 @@ def plan_goals(
         if strategy == RANDOM:
             aim = place_after(others[i], others[i] - remainder(others[i], rows, inverse), rows)
         else:
+            # uniform is below 1, so chosen <= high
             chosen = low + np.int64(uniform(key, GOALS + 2 * i + 1) * np.float64(high - low + 1))
             aim = place_of(chosen, e, rows, inverse)
         fetch(ring.memory, aim * width + batch[GOAL_AT], batch[GOAL_BYTES])
@@ -540,6 +564,7 @@ def relabel_windows(
             if terminal | cut:
                 break
         steps.used[m], last[i], out[i, batch[MARK]] = entry, after[entry], 1
+        # a window of the same length has its next observation already
         if next_bytes > 0 and k != written.steps[i]:
             memcpy(address_t(row + next_at), address_t(here + after[entry] * width), np.intp(next_bytes))
             memcpy(address_t(row + into_next), address_t(row + into_obs), np.intp(size))

@@ -75,7 +75,7 @@ def ring_bell(bells: Bells, place: int) -> bool:
 
 
 def commit_step(lane: LaneArrays, number: int, marks: int) -> int:
-    """Let others see step ``number``, which was written to its row; the marks other than ALONE are given.
+    """Let others see step ``number``, which was written to its row; the marks other than LANE_ALONE are given.
 
     Args:
         lane: where it is.
@@ -101,8 +101,6 @@ def commit_step(lane: LaneArrays, number: int, marks: int) -> int:
     return int(number + 1 - lane.counters[DRAINED] >= lane.bell[WANTED] and ring_bell(lane.bell, 0))
 
 
-Counts = NDArray[np.int64]
-
 INSERTS, SAMPLES = 0, 1
 """The sides, and their places among the counts."""
 
@@ -114,7 +112,7 @@ OTHERS = 3
 
 
 def allows(side: int, count: int, inserts: int, samples: int, rule: tuple[float, int, float, float]) -> bool:
-    """Whether ``count`` more inserts or samples may pass.
+    """True if ``count`` more inserts or samples may pass.
 
     Args:
         side: ``INSERTS`` or ``SAMPLES``.
@@ -129,7 +127,7 @@ def allows(side: int, count: int, inserts: int, samples: int, rule: tuple[float,
     return inserts + count <= min_size or (inserts + count) * ratio - samples <= high
 
 
-def admit(counts: Counts, side: int, count: int, ratio: float, min_size: int, low: float, high: float) -> bool:
+def admit(counts: Ints, side: int, count: int, ratio: float, min_size: int, low: float, high: float) -> bool:
     """Count ``count`` more inserts or samples, if the limit allows them; returns whether it did.
 
     Args:
@@ -150,7 +148,7 @@ def admit(counts: Counts, side: int, count: int, ratio: float, min_size: int, lo
     return allowed
 
 
-def admit_noted(counts: Counts, note: Counts, count: int, ratio: float, min_size: int, low: float, high: float) -> bool:
+def admit_noted(counts: Ints, note: Ints, count: int, ratio: float, min_size: int, low: float, high: float) -> bool:
     """Count ``count`` more inserts as :func:`admit` does, and as pending; ``note``, int64 ``[1]``, gets as many more.
 
     Once they are in, :func:`confirm` them. If they do not go in, :func:`take_back`.
@@ -163,18 +161,18 @@ def admit_noted(counts: Counts, note: Counts, count: int, ratio: float, min_size
     return True
 
 
-def confirm(counts: Counts, note: Counts) -> None:
+def confirm(counts: Ints, note: Ints) -> None:
     """The inserts of ``note`` are in: clear it."""
     counts[PENDING] -= note[0]
     note[0] = 0
 
 
-def take_back(counts: Counts, note: Counts) -> None:
+def take_back(counts: Ints, note: Ints) -> None:
     """The inserts of ``note`` do not go in: clear it."""
     counts[INSERTS] -= note[0]
     confirm(counts, note)
 
 
-def add_count(counts: Counts, place: int, amount: int) -> None:
+def add_count(counts: Ints, place: int, amount: int) -> None:
     """Add to a count."""
     counts[place] += amount

@@ -1,4 +1,4 @@
-"""Drawing transitions by priority, and changing priorities, spelt out.
+"""Drawing, in plain Python: the sum tree, random numbers, priorities, and uniform draws of rows that can be drawn.
 
 The priority of a row that can be drawn is (error + eps)^alpha, the weight of its leaf in a sum tree;
 every other row has weight 0. The error is the size of a TD error. It is kept as float32, and everything computed from
@@ -262,7 +262,7 @@ LARGEST_ERROR = float(np.finfo(np.float32).max)
 ALPHA = 0
 """The exponent of priorities, an entry of ``facts``."""
 EPS = 1
-"""What is added to every error, an entry of ``facts``."""
+"""The number that is added to every error, an entry of ``facts``."""
 LARGEST = 2
 """The largest error that was ever set, an entry of ``facts``."""
 DRAWS = 3
@@ -283,7 +283,7 @@ MANY = 4096
 """More errors than this are set without the GIL."""
 
 UNUSUAL = -1
-"""What :func:`rate` returns for a batch that it does not take."""
+"""Returned by :func:`rate` for a batch that it does not take."""
 
 
 class Priorities(NamedTuple):
@@ -429,9 +429,9 @@ def rate_sequences(
     """:func:`rate` of sequences by the TD errors of their steps: :func:`rate_tensors` after :func:`reduce_errors`.
 
     Args:
-        memory: see :func:`rate_tensors`, as for the next two.
-        describe: likewise.
-        index: likewise.
+        memory: the priorities.
+        describe: as in :func:`rate_tensors`.
+        index: as in :func:`rate_tensors`.
         errors: the address of a tensor, float32 or float64 ``[T, B]`` if ``time_first``, else ``[B, T]``.
         mask: that of another, bool of the same shape.
         time_first: which axis is time.

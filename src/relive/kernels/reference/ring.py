@@ -1,6 +1,8 @@
-"""Adding rows to rings, in plain Python: where they go, what they complete, which rows can be drawn afterwards.
+"""Rings and windows of a rollout, in plain Python.
 
-:mod:`relive.kernels.reference.ring` describes the memory of a ring.
+First places, numbers and which rows end a window; then adding rows: where they go, what they complete, which rows can
+be drawn afterwards, and the note of how to undo that; then cutting the steps of a rollout into windows and copying
+them; and last asking for pages of files. :mod:`relive.kernels.tables` describes the memory of a ring.
 """
 
 from __future__ import annotations
@@ -121,12 +123,12 @@ def window_start(at: Any, length: int, stride: int) -> Any:
 
 
 def ends_full(at: Any, length: int, stride: int) -> Any:
-    """Whether step ``at`` of an episode is the last of a window of the whole ``length``; ints or arrays of them."""
+    """True if step ``at`` of an episode is the last of a window of the whole ``length``; ints or arrays of them."""
     return (at + 1 >= length) & ((at + 1 - length) % stride == 0)
 
 
 def ends_window(place: int, ring: RingArrays) -> bool:
-    """Whether a complete row is the last of a window.
+    """True if a complete row is the last of a window.
 
     It ends a full one, or, where tails count, it is the last complete row of an episode that ended or was interrupted:
     the next row is not complete, and the one after begins another episode, or will.
@@ -273,7 +275,7 @@ def _int32(count: int) -> int:
 
 
 def plan_rows(ring: RingArrays, given: StagedRows, mode: int) -> int:
-    """Where :func:`add_rows` will store the same rows, and their final observations: ``places``, ``finals``, ``tails``.
+    """Plan where :func:`add_rows` will store rows and their final observations: ``places``, ``finals``, ``tails``.
 
     Of the ring, only ``undo`` is changed, where there is one. Up to the number ``tails[i]`` rows of env i will have
     made way for all of them. What it returns is negative if :func:`add_rows` will refuse the rows, and then the same.
@@ -458,7 +460,7 @@ def gather_windows(
 
 
 def mark_windows(lengths: Tensor, burn_in: Tensor, is_start: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Which rows of windows begin an episode (only first rows can), and which are steps to learn from.
+    """Mark the rows of windows that begin an episode (only first rows can), and those that are steps to learn from.
 
     Args:
         lengths: ``[B]``, how many rows each window has; the rest is padding.
@@ -477,7 +479,7 @@ PAGES = 256
 """The most pages of one question to the system."""
 
 WILLNEED = 3
-"""What ``madvise`` calls MADV_WILLNEED: start to read these pages. So on Linux and macOS."""
+"""MADV_WILLNEED of ``madvise``, on Linux and macOS: start to read these pages."""
 
 MINCORE = 0
 """Entry of ``calls`` with the address of the C function ``mincore``; that of ``madvise`` follows it."""

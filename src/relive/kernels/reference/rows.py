@@ -1,4 +1,4 @@
-"""Copying rows of bytes, in plain Python."""
+"""Rows of bytes, in plain Python: checking and copying a step, packing rows, gathering them, making tensors of them."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from ..tables import UNFIT
 from ..tensor_calls import dtype_code, made_code
 
 __all__ = [
-    "LINE_CODE",
-    "LINE_DIMS",
-    "LINE_INTO",
-    "LINE_ITEM",
-    "LINE_NDIM",
-    "LINE_OFFSET",
-    "LINE_WIDTH",
+    "FIELD_DICT",
+    "FIELD_DIMS",
+    "FIELD_DTYPE",
+    "FIELD_ITEM_BYTES",
+    "FIELD_NDIM",
+    "FIELD_OFFSET",
+    "FIELD_ROW_BYTES",
     "PackedFields",
     "accept_step",
     "copy_row",
@@ -100,7 +100,7 @@ def accept_step(step: int, table: Ints) -> int:
 
 
 def _tensor_fits(value: Any, column: Ints) -> bool:
-    """Whether a tensor is in RAM and as its column of the table says."""
+    """True if a tensor is in RAM and as its column of the table says."""
     if type(value) is not Tensor or not value.is_cpu or dtype_code(value.dtype) != column[DTYPE]:
         return False
     try:
@@ -112,7 +112,7 @@ def _tensor_fits(value: Any, column: Ints) -> bool:
 
 
 def _array_fits(value: Any, column: Ints) -> bool:
-    """Whether an array is as its column of the table says."""
+    """True if an array is as its column of the table says."""
     if type(value) is not np.ndarray or id(value.dtype) != column[DTYPE]:
         return False
     if list(value.shape) != column[DIMS : DIMS + column[NDIM]].tolist():
@@ -144,7 +144,7 @@ def take_step(step: int, table: Ints, row: int, hold: bool) -> int:
     return bad
 
 
-LINE_OFFSET, LINE_WIDTH, LINE_ITEM, LINE_CODE, LINE_INTO, LINE_NDIM, LINE_DIMS = range(7)
+FIELD_OFFSET, FIELD_ROW_BYTES, FIELD_ITEM_BYTES, FIELD_DTYPE, FIELD_DICT, FIELD_NDIM, FIELD_DIMS = range(7)
 """The entries of a line of ``table``: the byte of a row at which the field begins; how many bytes a row has, and each
 number of the field; what DLPack calls its dtype; which of the dicts gets it; how many axes it has, and from here on
 their sizes."""
@@ -155,15 +155,16 @@ def split_rows(describe: int, lend: int, adopt: int, rows: int, names: int, tabl
 
     Args:
         describe: the address of torch's function of that name: :class:`relive.kernels.tensor_calls.TensorCalls`.
-        lend: likewise.
-        adopt: likewise. No tensor holds another one: the memory is given back after the last has gone.
+        lend: the address of the function that lends a tensor.
+        adopt: the address of the function that makes a tensor of a loan. No tensor holds another one: the memory is
+            given back after the last has gone.
         rows: the address (``id``) of a tensor, uint8 ``[..., W]``.
         names: that of a tuple with what each field is called.
         table: int64, a line for each field, of the entries above.
         found: that of a tuple of dicts, which get name -> tensor ``[..., *shape]``.
 
     Returns:
-        whether the rows are in RAM and lie so that this can be done: W bytes without gaps, and rows that begin at
+        True if the rows are in RAM and lie so that this can be done: W bytes without gaps, and rows that begin at
         multiples of each number's size. False, too, if there are none, or no numbers. Then the dicts are as they were.
     """
     packed, keys, dicts = (ctypes.cast(address, ctypes.py_object).value for address in (rows, names, found))
@@ -171,10 +172,12 @@ def split_rows(describe: int, lend: int, adopt: int, rows: int, names: int, tabl
         return False
     *lead, width = packed.shape
     *apart, gap = packed.stride()
-    if gap != 1 or any(line[LINE_WIDTH] != width or any(step % line[LINE_ITEM] for step in apart) for line in table):
+    if gap != 1 or any(
+        line[FIELD_ROW_BYTES] != width or any(step % line[FIELD_ITEM_BYTES] for step in apart) for line in table
+    ):
         return False
     for name, line in zip(keys, table.tolist(), strict=True):
-        dicts[line[LINE_INTO]][name] = field_of(packed, 0, lead, apart, line)
+        dicts[line[FIELD_DICT]][name] = field_of(packed, 0, lead, apart, line)
     return True
 
 
@@ -186,11 +189,11 @@ def rows_at(rows: int) -> Any:
 
 def field_of(packed: Any, start: int, lead: list[int], apart: list[int], line: list[int]) -> Tensor:
     """A tensor for one field of rows ``lead``, which lie ``apart`` bytes from each other from byte ``start`` on."""
-    dims = line[LINE_DIMS : LINE_DIMS + line[LINE_NDIM]]
-    strides = [step // line[LINE_ITEM] for step in apart]
+    dims = line[FIELD_DIMS : FIELD_DIMS + line[FIELD_NDIM]]
+    strides = [step // line[FIELD_ITEM_BYTES] for step in apart]
     strides += [prod(max(size, 1) for size in dims[axis + 1 :]) for axis in range(len(dims))]
-    memory = torch.empty(0, dtype=_dtypes()[line[LINE_CODE]]).set_(packed.untyped_storage())
-    begin = (packed.storage_offset() + start + line[LINE_OFFSET]) // line[LINE_ITEM]
+    memory = torch.empty(0, dtype=_dtypes()[line[FIELD_DTYPE]]).set_(packed.untyped_storage())
+    begin = (packed.storage_offset() + start + line[FIELD_OFFSET]) // line[FIELD_ITEM_BYTES]
     return memory.as_strided([*lead, *dims], strides, begin)
 
 
@@ -206,18 +209,18 @@ Bytes = NDArray[np.uint8]
 
 
 class PackedFields(NamedTuple):
-    """What :func:`take_batch` makes tensors of packed rows with."""
+    """All that :func:`take_batch` needs to make tensors of packed rows."""
 
     describe: int
     """The address of torch's function of that name: :class:`relive.kernels.tensor_calls.TensorCalls`."""
     lend: int
-    """Likewise."""
+    """The address of torch's function that lends a tensor."""
     adopt: int
-    """Likewise."""
+    """The address of torch's function that makes a tensor of a loan."""
     table: Ints
-    """See :func:`relive.kernels.reference.rows.split_rows`."""
+    """int64, a line for each field, as :func:`split_rows` takes it."""
     names: int
-    """Likewise: the address of the names."""
+    """The address of a tuple with the names of these fields."""
 
 
 def pack_rows(columns: Ints, sizes: Ints, offsets: Ints, rows: Bytes, steps: int) -> None:

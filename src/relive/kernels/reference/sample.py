@@ -1,4 +1,7 @@
-"""Batches in one call, or in two with functions of the user's in between: drawn, read, and made tensors."""
+"""Batches in one call: drawn, read and made tensors. With goals it is two calls, the user's functions in between.
+
+In order: the draw; windows; stacks of frames; sequences; goals.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy as np
 from ..tables import UNFIT, DirectBatch
 from .priorities import draw, draw_weighted, key, masses, tree_find
 from .ring import Ints
-from .rows import LINE_INTO, LINE_WIDTH, field_of, rows_at, split_rows
+from .rows import FIELD_DICT, FIELD_ROW_BYTES, field_of, rows_at, split_rows
 from .windows import (
     FIRST,
     OTHERS,
@@ -27,8 +30,8 @@ from .windows import (
 )
 
 __all__ = [
+    "FIELD",
     "LAYERS",
-    "LINE",
     "ROWS",
     "SOURCE",
     "Draw",
@@ -40,11 +43,11 @@ __all__ = [
 ]
 
 Draw = tuple[int, int, bool, float, float]
-"""What is drawn: which draw of the seed this is; from how many of the newest transitions (0: from all), where there are
-no priorities; and where there are, ``stratified``, ``beta`` and ``lowest`` as
+"""A draw: its number among the draws of the seed; from how many of the newest transitions (0: from all), where there
+are no priorities; and where there are, ``stratified``, ``beta`` and ``lowest`` as
 :func:`relive.kernels.reference.priorities.draw_weighted` takes them."""
 
-SOURCE, ROWS, LINE = range(3)
+SOURCE, ROWS, FIELD = range(3)
 """The entries of a line of ``stacks``: the address of the field's first frame, how many frames there are, and from here
 on the field as a line of the table of :func:`relive.kernels.reference.rows.split_rows`."""
 LAYERS = ROWS
@@ -121,7 +124,7 @@ def sample_stacks(
         found: see :func:`sample_windows`.
     """
     out, large = rows_at(rows), rows_at(memory)
-    count, size = 0 if out is None else len(out), sum(direct.stacks[:, LINE + LINE_WIDTH].tolist())
+    count, size = 0 if out is None else len(out), sum(direct.stacks[:, FIELD + FIELD_ROW_BYTES].tolist())
     if not count or large is None or large.shape != (count * depth * size,):
         return False
     ends = np.empty(2 * count, np.int64)  # of the stacks before the steps, then of those after them
@@ -135,12 +138,12 @@ def sample_stacks(
     packed, names, dicts = (ctypes.cast(at, ctypes.py_object).value for at in (memory, direct.stack_names, found))
     start = 0
     for i, (source, there, *line) in enumerate(direct.stacks.tolist()):
-        width = line[LINE_WIDTH]
+        width = line[FIELD_ROW_BYTES]
         if i % 2 == 0:
             block = _bytes_from(source, there * width)
             both = large[start : start + frames.size * width]
             gather_pairs(block.reshape(there, width), frames, both.reshape(frames.size, width))
-        dicts[line[LINE_INTO]][names[i]] = field_of(packed, start, [count, depth], [depth * width, width], line)
+        dicts[line[FIELD_DICT]][names[i]] = field_of(packed, start, [count, depth], [depth * width, width], line)
         start += count * depth * width
     return True
 
@@ -165,7 +168,7 @@ def sample_sequences(
     if out is None or not len(out) or cut is None or cut.ndim != 3:
         return False
     states, count = direct.stacks.tolist(), len(out)
-    size = sum(max(state[LAYERS], 1) * state[LINE + LINE_WIDTH] for state in states)
+    size = sum(max(state[LAYERS], 1) * state[FIELD + FIELD_ROW_BYTES] for state in states)
     if cut.size % (count * cut.shape[2]) or _size(large) != count * size:
         return False
     places, per = np.empty(count, np.int64), np.empty((6, count), np.int64)
@@ -184,13 +187,13 @@ def sample_sequences(
     packed, names, dicts = (ctypes.cast(at, ctypes.py_object).value for at in (memory, direct.stack_names, found))
     start = 0
     for name, (source, layers, *line) in zip(names, states, strict=True):
-        width, many = line[LINE_WIDTH], max(layers, 1)
+        width, many = line[FIELD_ROW_BYTES], max(layers, 1)
         for layer in range(many):
             for b, place in enumerate(per[FIRST].tolist()):
                 to = start + (layer * count + b) * width
                 large[to : to + width] = _bytes_from(source + (place * many + layer) * width, width)
         lead, apart = ([layers, count], [count * width, width]) if layers else ([count], [width])
-        dicts[line[LINE_INTO]][name] = field_of(packed, start, lead, apart, line)
+        dicts[line[FIELD_DICT]][name] = field_of(packed, start, lead, apart, line)
         start += many * count * width
     return True
 

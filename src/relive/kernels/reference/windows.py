@@ -1,6 +1,6 @@
-"""Reading rings, in plain Python: n-step windows, rows, and the frames of stacks.
+"""Reading rings, in plain Python: n-step windows, rows, stacks of frames, sequences, and windows with other goals.
 
-:mod:`relive.kernels.reference.ring` describes the memory of a ring.
+:mod:`relive.kernels.tables` describes the memory of a ring.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def results(rows: NDArray[np.uint8], batch: Any) -> Results:
     return Results(*(column(rows, int(byte), dtype) for byte, dtype in zip(batch, dtypes, strict=False)))
 
 
-# numba compiles the three below as they are: cpu/nstep.py
+# numba compiles the three below as they are
 
 
 def add_reward(value: Any, discount: Any, reward: Any, gamma: float) -> tuple[Any, Any]:
@@ -211,7 +211,7 @@ def stack_places(ring: RingArrays, places: Ints, depth: int, repeat: bool, out: 
 
 
 PER_INDEX, LENGTHS, BURN_IN, ENV, START, FIRST = range(6)
-"""What the rows of ``per`` are, an entry a window: the public index of its anchor, its number of rows, how many of them
+"""The rows of ``per``, an entry a window: the public index of its anchor, its number of rows, how many of them
 are burn-in, its env, the number of its first step within the env, and the place of row 0."""
 
 ROW_SUM, ROW_TERMINAL, ROW_CUT, ROW_DISCOUNT, ROW_STEPS, NEXT_ROW, MASK, IS_START = range(8)
@@ -281,7 +281,7 @@ class _Window(NamedTuple):
     """The places of the episode's steps."""
 
     def ended(self, ring: RingArrays) -> tuple[int, int]:
-        """Whether the last known step is terminal, and whether it is cut."""
+        """The terminated and the truncated flag of the last known step."""
         last = self.episode[self.known - 1]
         return ring.terminated[last], ring.truncated[last]
 
