@@ -674,7 +674,7 @@ MUTATIONS = [
         "kernels/cpu/windows.py",
         "if not np.isfinite(rewards[entry]):",
         "if np.isinf(rewards[entry]):",
-        "views/test_goals.py kernels/test_hindsight.py views/test_hindsight.py",
+        "views/test_goals.py kernels/test_windows.py views/test_hindsight.py",
     ),
     Mutation(
         "a tensor with gaps is copied as if it had none",

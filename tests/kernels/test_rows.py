@@ -1,4 +1,4 @@
-"""Tensors over packed rows, made by torch's own functions: the same as those of plain torch, and as long alive."""
+"""Rows of bytes: the twins copy, pack and pick the same ones, and the tensors over them are those of plain torch."""
 
 from __future__ import annotations
 
@@ -22,10 +22,79 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from fields import LEAVES, bits
 from forked import in_fork
 from relive import Field, kernels
+from relive.kernels import cpu, reference
 from relive.kernels.reference.rows import FIELD_DICT
 from relive.kernels.tensor_calls import SHARED, TensorCalls, made_code, tensor_calls
 from relive.memory.layout import RowLayout
 from relive.steps.schema import Path
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=6), st.integers(0, 3), st.integers(0, 2**32))
+def test_the_twins_copy_the_same_rows_and_nothing_else(sizes: list[tuple[int, bool]], row: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sources = [rng.integers(0, 256, size, np.uint8) for size, _ in sizes]
+    given_ = np.array([x.ctypes.data if used else 0 for x, (_, used) in zip(sources, sizes, strict=True)], np.uint64)
+    nbytes = np.array([size for size, _ in sizes], np.int64)
+    results = []
+    for twin in (cpu, reference):
+        targets = [np.full((4, size), 7, np.uint8) for size, _ in sizes]
+        twin.copy_row(given_, np.array([x.ctypes.data for x in targets], np.uint64), nbytes, row)
+        results.append(targets)
+    for source, fast, plain, (_, used) in zip(sources, *results, sizes, strict=True):
+        want = np.full_like(fast, 7)
+        if used:
+            want[row] = source
+        assert np.array_equal(fast, want)
+        assert np.array_equal(plain, want)
+
+
+@pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 300])
+def test_both_twins_pack_columns_next_to_each_other(count: int) -> None:
+    rng = np.random.default_rng(count)
+    sizes = np.array([4, 0, 17, 1, 8, 48, 68, 127, 511, 512, 513])
+    columns = [rng.integers(0, 256, (count, size), np.uint8) for size in sizes]
+    offsets = np.array([16, 20, 24, 0, 48, 64, 113, 192, 320, 832, 1400])
+    want = np.full((count, 1920), 7, np.uint8)
+    for column, size, offset in zip(columns, sizes, offsets, strict=True):
+        want[:, offset : offset + size] = column
+    for module in (cpu, reference):
+        rows = np.full((count, 1920), 7, np.uint8)
+        module.pack_rows(np.array([column.ctypes.data for column in columns]), sizes, offsets, rows, 1)
+        assert np.array_equal(rows, want)
+
+
+@pytest.mark.parametrize(("steps", "envs"), [(1, 5), (2, 9), (65, 7), (130, 17)])
+def test_both_twins_pack_env_by_env(steps: int, envs: int) -> None:
+    rng = np.random.default_rng(steps)
+    columns = [rng.integers(0, 256, (steps, envs, size), np.uint8) for size in (4, 11, 53)]
+    want = np.concatenate(columns, 2).swapaxes(0, 1).reshape(steps * envs, 68)
+    for module in (cpu, reference):
+        rows = np.zeros((steps * envs, 68), np.uint8)
+        addresses = np.array([column.ctypes.data for column in columns])
+        module.pack_rows(addresses, np.array([4, 11, 53]), np.array([0, 4, 15]), rows, steps)
+        assert np.array_equal(rows, want)
+
+
+@pytest.mark.parametrize("module", [cpu, reference])
+@pytest.mark.parametrize("width", [0, 1, 16, 100, 3000])
+def test_rows_are_picked_in_any_order_and_several_times(module: Any, width: int) -> None:
+    rng = np.random.default_rng(width)
+    source = rng.integers(0, 256, (50, width), np.uint8)
+    for index in (np.arange(0), rng.integers(0, 50, 1), rng.integers(0, 50, 120)):
+        out = np.zeros((len(index), width), np.uint8)
+        assert module.take_rows(source, index, out) == -1
+        assert np.array_equal(out, source[index])
+
+
+@pytest.mark.parametrize("module", [cpu, reference])
+@pytest.mark.parametrize("bad", [-1, 50, 2**62, -(2**62)])
+def test_a_row_that_does_not_exist_is_not_read(module: Any, bad: int) -> None:
+    source, out = np.ones((50, 8), np.uint8), np.zeros((40, 8), np.uint8)
+    index = np.zeros(40, np.int64)
+    index[[33, 35]] = bad
+    assert module.take_rows(source, index, out) == 33
+    assert not out[33:].any()
+
 
 pytestmark = pytest.mark.skipif(
     not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no functions for compiled code"
