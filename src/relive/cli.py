@@ -22,9 +22,8 @@ from .exchange.convert import convert as converted
 from .look.audit import audit as audited
 from .look.experience import number, plain
 from .look.findings import Report
-from .look.inspection import Inspection, page
+from .look.inspection import Inspection, export, page
 from .look.inspection import inspect as inspected
-from .look.rerun import export
 from .memory.estimate import readable
 from .printable import brief, printable
 

@@ -302,7 +302,7 @@ def test_a_recording_has_every_step_on_three_timelines(tmp_path: Path) -> None:
 
 def test_a_recording_shows_images_and_findings_and_names_what_it_leaves_out(tmp_path: Path) -> None:
     pytest.importorskip("rerun")
-    from relive.look.rerun import export
+    from relive.look.inspection import export
 
     replay = cart(images=True)
     found = relive.inspect(replay)

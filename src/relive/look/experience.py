@@ -1,4 +1,7 @@
-"""Experience: stored steps in the one form that every rule of the audit reads."""
+"""Experience: stored steps in the one form that every rule of the audit reads.
+
+In order: the class; comparing rows; experience from arrays; a table of episodes; numbers in words; .npz files.
+"""
 
 from __future__ import annotations
 
@@ -40,26 +43,6 @@ __all__ = [
     "same_rows",
     "words",
 ]
-
-
-def digests(columns: list[Array]) -> Array:
-    """A 64-bit number for each row ``[S]``, the same for equal rows: a sum of random odd multiples of their words."""
-    rng: Any = np.random.default_rng(1)
-    total: Any = np.zeros(len(columns[0]), np.uint64)
-    for column in columns:
-        bits: Any = words(column)
-        factors: Any = 2 * rng.integers(2**62, size=bits.shape[1], dtype=np.uint64) + 1
-        for factor, numbers in zip(factors, bits.T, strict=True):
-            word: Any = numbers.astype(np.uint64)
-            total += (word ^ (word >> np.uint64(29))) * factor
-    return total
-
-
-def words(rows: Array) -> Array:
-    """The bytes of rows ``[S, ...]`` as unsigned integers ``[S, W]``, of the widest kind that fits a row."""
-    flat = np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8)
-    size = next(size for size in (8, 4, 2, 1) if flat.shape[1] % size == 0)
-    return flat.view(f"u{size}")
 
 
 Leaves = dict[Path, Array]
@@ -252,11 +235,11 @@ class Experience:
 LONGEST = 20
 """The most steps of a ready-made n-step transition."""
 
-HALF = 2.0**-10
-"""The rounding of float16, as a share of a number."""
-
 WIDE = 512
 """A leaf of more numbers than this counts as an image. Distances mean little for images."""
+
+
+# -- comparing rows ----------------------------------------------------------------------------------------------------
 
 
 def same_rows(first: Array, second: Array) -> Bools:
@@ -268,6 +251,10 @@ def same_rows(first: Array, second: Array) -> Bools:
     if one.shape != other.shape or one.dtype != other.dtype:
         return np.zeros(count, np.bool_)
     return (one == other).all(1)
+
+
+HALF = 2.0**-10
+"""The rounding of float16, as a share of a number."""
 
 
 def _same_but_rounded(given: Array, expected: Array, before: Array) -> Bools:
@@ -284,21 +271,27 @@ def _same_but_rounded(given: Array, expected: Array, before: Array) -> Bools:
         return ((np.abs(one - other) <= tiny) | (one == other) | (np.isnan(one) & np.isnan(other))).all(1)
 
 
-def leaves_of(tree: Any, path: Path = (), *, name: str = "field") -> Leaves:
-    """The arrays of nested mappings and tuples, by path. Errors call the whole ``name``."""
-    if isinstance(tree, Mapping) or (hasattr(tree, "items") and not isinstance(tree, Tensor)):
-        members = [(str(key), member) for key, member in cast("Any", tree).items()]
-    elif isinstance(tree, tuple):
-        members = [(str(i), member) for i, member in enumerate(cast("tuple[Any, ...]", tree))]
-    else:
-        return {path: as_host(tree, dotted((name, *path)))}
-    return {at: leaf for key, member in members for at, leaf in leaves_of(member, (*path, key), name=name).items()}
+def digests(columns: list[Array]) -> Array:
+    """A 64-bit number for each row ``[S]``, the same for equal rows: a sum of random odd multiples of their words."""
+    rng: Any = np.random.default_rng(1)
+    total: Any = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        bits: Any = words(column)
+        factors: Any = 2 * rng.integers(2**62, size=bits.shape[1], dtype=np.uint64) + 1
+        for factor, numbers in zip(factors, bits.T, strict=True):
+            word: Any = numbers.astype(np.uint64)
+            total += (word ^ (word >> np.uint64(29))) * factor
+    return total
 
 
-def nothing(source: str) -> Experience:
-    """No step."""
-    flags = np.zeros(0, np.bool_)
-    return Experience(source, {}, np.zeros(0), flags, flags, np.zeros(0, np.int64), flags)
+def words(rows: Array) -> Array:
+    """The bytes of rows ``[S, ...]`` as unsigned integers ``[S, W]``, of the widest kind that fits a row."""
+    flat = np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8)
+    size = next(size for size in (8, 4, 2, 1) if flat.shape[1] % size == 0)
+    return flat.view(f"u{size}")
+
+
+# -- from arrays -------------------------------------------------------------------------------------------------------
 
 
 def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bool | None = None) -> Experience:
@@ -343,19 +336,6 @@ def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bo
     return found
 
 
-def _require_numbers(fields: dict[str, Leaves]) -> None:
-    """Require numbers or flags in the fields that rules compute with.
-
-    Raises:
-        DTypeError: a leaf is of something else, such as dates.
-    """
-    for name in ("obs", "next_obs", "final_obs", "action"):
-        for path, leaf in fields.get(name, {}).items():
-            if leaf.dtype.kind not in "biufc":
-                where = dotted((name, *path))
-                raise DTypeError(f"the source's field '{where}': expected numbers or flags, got {leaf.dtype}")
-
-
 ALIASES = {
     "observations": "obs", "observation": "obs", "next_observations": "next_obs", "next_observation": "next_obs",
     "actions": "action", "rewards": "reward", "dones": "done", "terminals": "terminated", "terminations": "terminated",
@@ -376,6 +356,30 @@ def _ends_before(starts: Array, last: Any) -> Array:
             f"field 'next_done': expected {starts.shape[1:]}, the flag of each env's last step, got {after.shape}"
         )
     return np.concatenate([starts[1:], after.astype(starts.dtype).reshape(starts[:1].shape)])
+
+
+def leaves_of(tree: Any, path: Path = (), *, name: str = "field") -> Leaves:
+    """The arrays of nested mappings and tuples, by path. Errors call the whole ``name``."""
+    if isinstance(tree, Mapping) or (hasattr(tree, "items") and not isinstance(tree, Tensor)):
+        members = [(str(key), member) for key, member in cast("Any", tree).items()]
+    elif isinstance(tree, tuple):
+        members = [(str(i), member) for i, member in enumerate(cast("tuple[Any, ...]", tree))]
+    else:
+        return {path: as_host(tree, dotted((name, *path)))}
+    return {at: leaf for key, member in members for at, leaf in leaves_of(member, (*path, key), name=name).items()}
+
+
+def _require_numbers(fields: dict[str, Leaves]) -> None:
+    """Require numbers or flags in the fields that rules compute with.
+
+    Raises:
+        DTypeError: a leaf is of something else, such as dates.
+    """
+    for name in ("obs", "next_obs", "final_obs", "action"):
+        for path, leaf in fields.get(name, {}).items():
+            if leaf.dtype.kind not in "biufc":
+                where = dotted((name, *path))
+                raise DTypeError(f"the source's field '{where}': expected numbers or flags, got {leaf.dtype}")
 
 
 def _by_env(values: Array, size: tuple[int, int], vector: bool, name: str, path: Path) -> Array:
@@ -481,6 +485,14 @@ def _with_finals(found: Experience, finals: Leaves) -> Leaves:
     return joined
 
 
+def nothing(source: str) -> Experience:
+    """No step."""
+    flags = np.zeros(0, np.bool_)
+    return Experience(source, {}, np.zeros(0), flags, flags, np.zeros(0, np.int64), flags)
+
+
+# -- a table of episodes -----------------------------------------------------------------------------------------------
+
 COLUMNS = ("env", "start", "length", "return", "terminated", "truncated", "complete")
 """The columns of a table of episodes."""
 
@@ -519,6 +531,9 @@ def _begun(steps: Experience, starts: Ints) -> Bools:
     return steps.starts[starts] | (first_of_env & steps.begins)
 
 
+# -- numbers in words --------------------------------------------------------------------------------------------------
+
+
 def envs(count: int) -> str:
     """A number of envs in words."""
     return f"{count:,} env" if count == 1 else f"{count:,} envs"
@@ -544,6 +559,8 @@ def plain(value: Any) -> Any:
         return [plain(part) for part in cast("list[Any]", value)]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
+
+# -- .npz files --------------------------------------------------------------------------------------------------------
 
 MEMBERS = 4096
 """The most arrays of a file."""

@@ -1,4 +1,7 @@
-"""inspect: a summary of stored experience."""
+"""inspect: a summary of stored experience, and what can be made of it.
+
+In order: the summary; a page of HTML; a figure; a recording for the Rerun viewer.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ from base64 import b64encode
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from hashlib import sha256
-from importlib import resources
+from importlib import import_module, resources
 from typing import Any
 
 import numpy as np
 
 from ..batches import as_dataframe
+from ..collect.collector import progress_bar
 from ..errors import ParameterError
 from ..files.disk import usable
 from ..memory.estimate import readable
@@ -24,10 +28,49 @@ from ..printable import printable
 from ..steps.arrays import Array
 from ..steps.schema import Path, dotted
 from .experience import Experience, envs, episodes_of, in_words, number, plain
-from .findings import Report
+from .findings import Finding, Report
 from .readers import experience_of
 
-__all__ = ["FieldFacts", "Inspection", "figure_of", "inspect", "page", "part"]
+__all__ = ["Inspection", "export", "inspect", "page"]
+
+
+def inspect(source: Any) -> Inspection:
+    """Look at stored experience: fields, episodes, distributions of returns, lengths, ages, priorities and draws.
+
+    Nothing is changed. The newest step of a running episode is not a transition yet, so it is not among the steps.
+
+    Args:
+        source: a :class:`relive.ReplayBuffer` or :class:`relive.RolloutBuffer`; a :class:`relive.Monitor`, which also
+            knows how often each step was drawn; the path of a save; or any other source of :func:`relive.audit`. Arrays
+            are taken to begin with the first step of an episode.
+
+    Raises:
+        FieldError, ShapeError, FileFormatError: the source cannot be read.
+    """
+    steps = experience_of(source)
+    table = episodes_of(steps)
+    whole = table["complete"]
+    ended = table["terminated"] | table["truncated"]
+    cut = table["truncated"] & ~table["terminated"]
+    known = steps.truncated is not None and bool(ended.any())
+    draws: Array | None = None if steps.draws is None else steps.draws[steps.draws >= 0]
+    lacks = steps.lacks + (NOT_COUNTED if steps.age is not None and draws is None else ())
+    return Inspection(
+        printable(steps.source),
+        len(steps),
+        len(np.unique(steps.env)),
+        tuple(facts_of(path, leaf) for path, leaf in leaves_of_steps(steps).items()),
+        table,
+        distribution(table["return"][whole]),
+        distribution(table["length"][whole]),
+        float(cut.sum() / ended.sum()) if known else None,
+        None if steps.age is None else distribution(steps.age),
+        None if steps.priorities is None else distribution(steps.priorities),
+        None if draws is None else distribution(draws),
+        (len(draws) - np.count_nonzero(draws)) / len(draws) if draws is not None and len(draws) else None,
+        tuple(map(printable, lacks)),
+        steps,
+    )
 
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -211,45 +254,6 @@ class Inspection:
         return json.dumps(self.to_dict(), allow_nan=False)
 
 
-def inspect(source: Any) -> Inspection:
-    """Look at stored experience: fields, episodes, distributions of returns, lengths, ages, priorities and draws.
-
-    Nothing is changed. The newest step of a running episode is not a transition yet, so it is not among the steps.
-
-    Args:
-        source: a :class:`relive.ReplayBuffer` or :class:`relive.RolloutBuffer`; a :class:`relive.Monitor`, which also
-            knows how often each step was drawn; the path of a save; or any other source of :func:`relive.audit`. Arrays
-            are taken to begin with the first step of an episode.
-
-    Raises:
-        FieldError, ShapeError, FileFormatError: the source cannot be read.
-    """
-    steps = experience_of(source)
-    table = episodes_of(steps)
-    whole = table["complete"]
-    ended = table["terminated"] | table["truncated"]
-    cut = table["truncated"] & ~table["terminated"]
-    known = steps.truncated is not None and bool(ended.any())
-    draws: Array | None = None if steps.draws is None else steps.draws[steps.draws >= 0]
-    lacks = steps.lacks + (NOT_COUNTED if steps.age is not None and draws is None else ())
-    return Inspection(
-        printable(steps.source),
-        len(steps),
-        len(np.unique(steps.env)),
-        tuple(facts_of(path, leaf) for path, leaf in leaves_of_steps(steps).items()),
-        table,
-        distribution(table["return"][whole]),
-        distribution(table["length"][whole]),
-        float(cut.sum() / ended.sum()) if known else None,
-        None if steps.age is None else distribution(steps.age),
-        None if steps.priorities is None else distribution(steps.priorities),
-        None if draws is None else distribution(draws),
-        (len(draws) - np.count_nonzero(draws)) / len(draws) if draws is not None and len(draws) else None,
-        tuple(map(printable, lacks)),
-        steps,
-    )
-
-
 def leaves_of_steps(steps: Experience) -> dict[Path, Array]:
     """All leaves of the steps ``[S, ...]`` that the source stores once per step."""
     found: dict[Path, Array] = {("obs", *path): leaf for path, leaf in steps.obs.items()}
@@ -277,6 +281,8 @@ def distribution(numbers: Array) -> Distribution | None:
     return {"mean": float(np.mean(numbers)), **dict(zip(names, values, strict=True))}
 
 
+# -- a page ------------------------------------------------------------------------------------------------------------
+
 ROWS = 1000
 """The most episodes that a page lists."""
 
@@ -293,16 +299,16 @@ def part(found: Any) -> str:
     return _rendered(found, whole=False)
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
-
-
 def _rendered(found: Any, **values: Any) -> str:
     return _template().render(
         found=found, picture=_picture(found), readable=readable, number=number, policy=policy, **values
     )
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 def policy(*parts: str) -> str:
@@ -343,6 +349,8 @@ def _picture(found: Any) -> str:
     drawn = memory.getvalue()
     return drawn[drawn.index("<svg") :]
 
+
+# -- a figure ----------------------------------------------------------------------------------------------------------
 
 DARK, BLUE, RED, GREY = "#1f4e79", "#5b9bd5", "#c0504d", "#7f7f7f"
 
@@ -394,12 +402,6 @@ def _lengths(axes: Any, found: Any) -> None:
     axes.set(xlabel="length of a whole episode, steps", ylabel="episodes")
 
 
-def _histogram(axes: Any, numbers: Any, name: str, of: str) -> None:
-    """A histogram of the finite numbers."""
-    axes.hist(numbers[np.isfinite(numbers)].astype(np.float64), bins=40, color=BLUE)
-    axes.set(xlabel=name, ylabel=of)
-
-
 def _rewards(axes: Any, found: Any) -> None:
     _histogram(axes, found.experience.reward, "reward of a step", "steps")
 
@@ -442,3 +444,138 @@ def _priorities(axes: Any, found: Any) -> None:
     axes.axhline(1 / len(share), color=GREY, linestyle=":", label="uniform")
     axes.legend(frameon=False, fontsize=8)
     axes.set(xlabel="transition, by its priority", ylabel="probability of being drawn")
+
+
+def _histogram(axes: Any, numbers: Any, name: str, of: str) -> None:
+    """A histogram of the finite numbers."""
+    axes.hist(numbers[np.isfinite(numbers)].astype(np.float64), bins=40, color=BLUE)
+    axes.set(xlabel=name, ylabel=of)
+
+
+# -- a recording for Rerun ---------------------------------------------------------------------------------------------
+
+WIDEST = 64
+"""A field of more numbers than this is not drawn as lines."""
+
+COLORS = {1: "L", 3: "RGB", 4: "RGBA"}
+"""Channels of an image -> their names."""
+
+LEVELS = {"certain": "ERROR", "likely": "WARN", "possible": "INFO"}
+"""How sure a finding is -> the level of its line in the log."""
+
+
+def export(found: Inspection, path: str | os.PathLike[str], report: Report | None = None) -> tuple[str, ...]:
+    """Write every step to a Rerun recording: ``rerun FILE`` opens it.
+
+    Each env has its own entities: ``env_0/obs``, ``env_0/action``, ``env_0/reward`` and so on. Fields of up to 64
+    numbers are lines, and fields of bytes with two or three axes are images. There are three timelines:
+    ``write_order``, the order in which the steps were completed; ``episode``, the row of :attr:`Inspection.episodes`;
+    and ``step``, the index within the episode.
+
+    Args:
+        found: what to draw.
+        path: the file, which ends in ``.rrd``. It is replaced.
+        report: an audit of the same source. Each finding becomes a line of the log at the rows that it names.
+
+    Returns:
+        the fields that were left out, since the viewer has no picture for them.
+
+    Raises:
+        ModuleNotFoundError: rerun-sdk is not installed; ``pip install 'relive[rerun]'``.
+        ParameterError: the file has another ending.
+        OSError: the file cannot be written.
+    """
+    if os.path.splitext(path)[1] != ".rrd":
+        raise ParameterError(f"rerun: expected a file that ends in .rrd, got '{os.fspath(path)}'")
+    try:
+        rerun: Any = import_module("rerun")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("rerun needs rerun-sdk: pip install 'relive[rerun]'", name=error.name) from error
+    recording = rerun.RecordingStream("relive", recording_id=found.source)
+    try:
+        recording.save(path)
+    except RuntimeError as error:
+        raise OSError(f"rerun: cannot write '{os.fspath(path)}' ({error})") from error
+    times, leaves, left_out = timelines(found), leaves_of_steps(found.experience), list[str]()
+    with progress_bar(len(leaves), None, "recording", "fields") as tick:
+        for leaf_path, leaf in leaves.items():
+            place = "/".join(rerun.escape_entity_path_part(printable(part)) for part in leaf_path)
+            if not _send(rerun, recording, place, leaf, found.experience.env, times):
+                left_out.append("/".join(leaf_path))
+            tick()
+    for finding in report.findings if report is not None else ():
+        _log_finding(rerun, recording, finding, _at(rerun, times, _rows_of(found, finding.examples)))
+    recording.disconnect()
+    return tuple(left_out)
+
+
+def _send(rerun: Any, recording: Any, place: str, leaf: Array, env: Array, times: dict[str, Array]) -> bool:
+    """Write a field ``[S, ...]`` env by env. Returns False, and writes nothing, if there is no picture for it."""
+    pictures = _pictures(leaf)
+    if pictures is None and not _are_lines(leaf):
+        return False
+    for env_number in np.unique(env).tolist():
+        rows = np.flatnonzero(env == env_number)
+        if pictures is None:
+            size = [leaf[0].size] * len(rows)
+            columns = rerun.Scalars.columns(scalars=leaf[rows].reshape(-1).astype(np.float64)).partition(size)
+        else:
+            columns = rerun.Image.columns(buffer=pictures[rows].reshape(len(rows), -1))
+            fields = rerun.Image.from_fields(format=_format(rerun, pictures))
+            recording.log(f"env_{env_number}/{place}", fields, static=True, strict=True)
+        recording.send_columns(f"env_{env_number}/{place}", _at(rerun, times, rows), columns, strict=True)
+    return True
+
+
+def timelines(found: Inspection) -> dict[str, Array]:
+    """Timeline -> the time of each step, int64 ``[S]``."""
+    steps, table, count = found.experience, found.episodes, np.arange(found.num_steps)
+    times = {"write_order": count if steps.age is None else steps.age.max(initial=0) - steps.age}
+    if len(table["start"]):
+        episode = np.repeat(np.arange(len(table["start"])), table["length"])
+        times |= {"episode": episode, "step": count - table["start"][episode] if steps.step is None else steps.step}
+    return times
+
+
+def _at(rerun: Any, times: dict[str, Array], rows: Array) -> list[Any]:
+    """The times of some steps, as Rerun takes them."""
+    return [rerun.TimeColumn(name, sequence=column[rows]) for name, column in times.items()]
+
+
+def _rows_of(found: Inspection, places: tuple[int, ...]) -> Array:
+    """The positions of rows that a report names as the source does."""
+    place = found.experience.place
+    return np.array(places, np.int64) if place is None else np.flatnonzero(np.isin(place, places))
+
+
+def _log_finding(rerun: Any, recording: Any, finding: Finding, times: list[Any]) -> None:
+    """One finding, at the rows that it names; at all times if it names none."""
+    text, level, count = f"{finding}", LEVELS[finding.sure], len(finding.examples)
+    if count:
+        lines = rerun.TextLog.columns(text=[text] * count, level=[level] * count)
+        recording.send_columns("audit", times, lines, strict=True)
+    else:
+        recording.log("audit", rerun.TextLog(text, level=level), static=True, strict=True)
+
+
+def _are_lines(leaf: Array) -> bool:
+    """Whether a field can be drawn as a few lines."""
+    return leaf.dtype.kind in "biuf" and 0 < int(np.prod(leaf.shape[1:])) <= WIDEST
+
+
+def _pictures(leaf: Array) -> Array | None:
+    """Images ``[S, H, W]`` or ``[S, H, W, C]`` from bytes, or None. Of a stack of frames the newest is shown."""
+    if leaf.dtype != np.uint8 or min(leaf.shape[1:], default=0) < 1 or np.prod(leaf.shape[1:]) <= WIDEST:
+        return None
+    if leaf.ndim == 4 and leaf.shape[-1] in COLORS:
+        return leaf if leaf.shape[-1] > 1 else leaf[..., 0]
+    if leaf.ndim == 4 and leaf.shape[1] == 3:  # channels first
+        return np.moveaxis(leaf, 1, -1)
+    return leaf[:, -1] if leaf.ndim == 4 else leaf if leaf.ndim == 3 else None
+
+
+def _format(rerun: Any, pictures: Array) -> Any:
+    """The format of images ``[S, H, W]`` or ``[S, H, W, C]``, as Rerun needs it."""
+    height, width, channels = (*pictures.shape[1:], 1)[:3]
+    colors = COLORS[channels]
+    return rerun.components.ImageFormat(width=width, height=height, color_model=colors, channel_datatype="U8")

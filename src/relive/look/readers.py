@@ -1,4 +1,8 @@
-"""Readers: relive's own buffers and saves, as experience."""
+"""Readers: any source as experience.
+
+In order: which reader a source has; relive's own buffers, saves and files; its drop-ins; flat stores, whose rows have
+to be put in order first; the buffers of other libraries, each by its attributes; and the table of them.
+"""
 
 from __future__ import annotations
 
@@ -57,704 +61,6 @@ __all__ = [
 ]
 
 
-def in_time(values: Any, position: int, full: bool) -> Any:
-    """Rows of a ring ``[R, ...]``, nested or not, from the oldest to the newest."""
-    if hasattr(values, "items"):
-        members = cast("dict[str, Any]", values)
-        return {name: in_time(part, position, full) for name, part in members.items()}
-    array = as_host(values)
-    return np.concatenate([array[position:], array[:position]]) if full else array[:position]
-
-
-def as_blocks(values: Any) -> Any:
-    """``[T, N, 1]`` as ``[T, N]``, for numbers that a library keeps with a last axis of 1."""
-    array = as_host(values)
-    return array.reshape(array.shape[:2])
-
-
-def flat_steps(
-    fields: dict[str, Any],
-    source: str,
-    *,
-    full: bool,
-    n: int = 1,
-    episode: Array | None = None,
-    envs: int | None = None,
-) -> Experience:
-    """Experience of a flat store ``[S, ...]``, oldest first, that may not say which rows are of one env.
-
-    If it says so, by ``envs``, its order is kept, unless observations show that the rows lie env by env instead.
-    Otherwise, rows that follow each other stay as they are. Where most of those that do not lead to a later row
-    instead, rows are sorted into :func:`threads`.
-
-    Args:
-        fields: as :func:`~relive.look.experience.from_arrays` takes them, with ``next_obs``.
-        source: what to call them.
-        full: whether old rows were overwritten, so that the first episodes may have lost their first steps.
-        n: how many steps lie between a row's observation and its next one, if the library says so.
-        episode: int ``[S]``, the number of each row's episode, if the library keeps it.
-        envs: how many envs have rows in turns, if the library says so.
-    """
-    found = from_arrays(fields, source, vector=False)
-    found.begins = not full
-    if envs:
-        order = np.arange(len(found)).reshape(-1, envs).T.reshape(-1)
-        stated = interleaved(fields, source, order, order % envs, begins=found.begins)
-        if episode is not None:
-            stated.follows[:-1] &= (np.diff(episode[order]) == 0) | stated.ended[:-1]
-        if _goes_on(stated) or not _goes_on(found):
-            return stated
-    broken = found.follows & ~found.chained & ~found.ended
-    if len(found) < 2 or found.next_obs is None or not broken.any():
-        return found
-    if episode is not None:
-        order = np.argsort(episode, kind="stable")
-        return interleaved(fields, source, order, episode[order], begins=found.begins)
-    stride = stride_of(found, broken)
-    if n > 1 or _is_n_step(found, stride):
-        env = np.arange(len(found)) % max(stride // n, 1)
-        order = np.argsort(env, kind="stable")
-        return interleaved(fields, source, order, env[order], begins=found.begins) if n > 1 else found
-    joined = threads(found.obs, found.next_obs)
-    if joined is not None:
-        order, env = joined
-        goes_on = np.zeros(len(found), np.bool_)
-        goes_on[order[:-1]] = env[1:] == env[:-1]
-        if goes_on[broken].mean() > MATCHED:  # rows that lead to no other are no matter of order
-            return interleaved(fields, source, order, env, begins=found.begins)
-    elif broken.sum() > len(found) * MATCHED:
-        found.follows[:] = False
-        found.ordered = False
-        found.lacks += ("it does not say which rows are of one environment, nor do their observations",)
-    return found
-
-
-def _goes_on(steps: Experience) -> bool:
-    """Whether most rows that have not ended lead to the following one."""
-    looked = steps.follows & ~steps.ended
-    return bool(steps.chained[looked].sum() >= looked.sum() * MATCHED)
-
-
-def taking_turns(fields: dict[str, Any], source: str) -> Experience | None:
-    """Arrays ``[S, ...]`` in which the steps of N envs take turns, as experience; None if they do not."""
-    found = from_arrays(fields, source)
-    inner = np.flatnonzero(~found.ended)
-    if found.next_obs is None or len(found) < TURNS or found.env.any() or not len(inner):
-        return None
-    if found.chained[inner].mean() > MATCHED:
-        return None
-    stride = stride_of(found, ~found.ended)
-    if stride < 2 or not found.numbers.shape[1]:
-        return None
-    near, far = (np.abs(found.numbers[k:].astype(np.float64) - found.numbers[:-k]).mean() for k in (1, stride))
-    if not far < CLOSER * near:
-        return None  # n-step transitions lead as far, but neighbours among them are near to each other
-    env = np.arange(len(found)) % stride
-    order = np.argsort(env, kind="stable")
-    env = env[order]
-    reached = inner[inner < len(found) - stride]
-    if found.reaches(stride)[reached].mean() < ALL_TURNS:  # in turns, but not always in the same
-        joined = threads(found.obs, found.next_obs)
-        if joined is None:
-            found.follows[:] = False
-            found.ordered = False
-            found.lacks += ("rows take turns between envs, and neither they nor their observations say which is whose",)
-            return found
-        order, env = joined
-    sorted_ = interleaved(fields, source, order, env, begins=True)
-    sorted_.lacks += (f"rows take turns between about {stride} envs, as their observations show; they were read so",)
-    return sorted_
-
-
-TURNS, ALL_TURNS, CLOSER = 20, 0.98, 0.8
-"""The fewest rows that show turns; the share of them that must lead to the env's next one; and how much closer these
-must lie than neighbours."""
-
-
-def _is_n_step(steps: Experience, stride: int) -> bool:
-    """Whether rows are windows of one env: neighbours then lie nearer to each other than rows a window apart."""
-    if stride < 2 or not steps.numbers.shape[1]:
-        return False
-    near, far = (np.median(np.abs(steps.numbers[k:] - steps.numbers[:-k]).mean(1)) for k in (1, stride))
-    return bool(near < far)
-
-
-def interleaved(fields: dict[str, Any], source: str, order: Ints, env: Ints, *, begins: bool) -> Experience:
-    """Experience of flat rows ``[S, ...]`` in another order: rows of equal ``env`` follow each other."""
-    sorted_ = {name: {path: leaf[order] for path, leaf in leaves_of(x).items()} for name, x in fields.items()}
-    found = from_arrays({name: _nested(leaves) for name, leaves in sorted_.items()}, source, vector=False)
-    found.env, found.place, found.begins = env, order, begins
-    found.follows = np.append(env[1:] == env[:-1], False)
-    return found
-
-
-def _nested(leaves: Leaves) -> Any:
-    """Leaves by path as one array, or as a dict of them by dotted names."""
-    return leaves[()] if list(leaves) == [()] else {".".join(path): leaf for path, leaf in leaves.items()}
-
-
-MATCHED = 0.5
-"""The share of rows that must lead to a later one, before rows are said to be threads."""
-
-
-def threads(obs: Leaves, next_obs: Leaves) -> tuple[Ints, Ints] | None:
-    """The rows ``[S]`` thread by thread, and the number of each one's thread; None if observations do not say.
-
-    A row is followed by the first later row whose observation is the one it led to. Under ``NEXT_STEP`` autoreset, and
-    where a reset observation is stored as the next one, a thread runs on through all episodes of an env. Where final
-    observations are stored, it is one episode.
-    """
-    size = len(next(iter(obs.values())))
-    before = digests([obs[path].reshape(size, -1) for path in obs])
-    after = digests([next_obs[path].reshape(size, -1) for path in obs])
-    order: Ints = np.argsort(before, kind="stable")  # rows with one observation lie side by side, in the order of time
-    known = before[order]
-    if np.count_nonzero(known[1:] != known[:-1]) + 1 < size * MATCHED:
-        return None  # observations that come again and again name no row
-    at, row = np.searchsorted(known, after), np.arange(size)
-    following: Ints = np.zeros(size, np.int64)
-    matched = np.zeros(size, np.bool_)
-    for _ in range(ALIKE):
-        place = np.minimum(at, size - 1)
-        later = ~matched & (at < size) & (known[place] == after) & (order[place] > row)
-        following[later] = order[place[later]]
-        matched |= later
-        at += 1
-    if matched.mean() < MATCHED:
-        return None
-    rows = np.flatnonzero(matched)
-    previous: Ints = np.arange(size)
-    previous[following[rows]] = rows  # of several that lead to one row, the last one, which is nearest, is kept
-    head, further = previous, previous[previous]
-    while not np.array_equal(head, further):  # twice as many steps back each time, so log2(S) rounds at most
-        head, further = further, further[further]
-    order = np.argsort(head, kind="stable")  # rows of a thread stay in the order of time
-    return order, head[order]
-
-
-def stride_of(steps: Experience, rows: Array) -> int:
-    """How many rows after most of ``rows`` (bool ``[S]``, some are True) the row lies that begins with the observation
-    they led to; 0 if unknown.
-    """
-    size, after = len(steps), steps.next_obs or {}
-    one = digests([leaf.reshape(size, -1) for leaf in steps.obs.values()])
-    other = digests([after[path].reshape(size, -1) for path in steps.obs])
-    looked = np.flatnonzero(rows)[:SAMPLE]
-    after_end = np.append(one, other[:1] ^ np.uint64(1))  # a place for rows beyond the newest, equal to none of these
-    shares = [(other[looked] == after_end[np.minimum(looked + k, size)]).mean() for k in range(1, LONGEST)]
-    best = int(np.argmax(shares))
-    return best + 1 if shares[best] > MATCHED else 0
-
-
-ALIKE = 4
-"""The most rows with one observation for which the first later one is found."""
-
-LONGEST, SAMPLE = 512, 2000
-"""Rows that are looked at for the next one of the same env, and rows for which that is done."""
-
-
-# -- Stable-Baselines3 ----------------------------------------------------------------------------------------------
-
-
-def stable_baselines3_replay(buffer: Any) -> Experience:
-    """Its replay buffers: ``dones`` are ends of both kinds, ``timeouts`` say which were time limits.
-
-    With ``optimize_memory_usage``, the observation after the newest step is written to the row after it, at ``pos``. In
-    a full ring, that row's own observation is lost, and so its step is none any more.
-    """
-    slim = bool(getattr(buffer, "optimize_memory_usage", False))
-    lost = int(slim and buffer.full)
-
-    def kept(column: Any) -> Any:
-        return column[lost:]
-
-    def rows(values: Any) -> Any:
-        return map_leaves(kept, in_time(values, buffer.pos, buffer.full))
-
-    truncated = rows(buffer.timeouts).astype(np.bool_)
-    fields = {
-        "obs": rows(buffer.observations), "action": rows(buffer.actions), "reward": rows(buffer.rewards),
-        "terminated": rows(buffer.dones).astype(np.bool_) & ~truncated,
-    }  # fmt: skip
-    known = getattr(buffer, "handle_timeout_termination", True)
-    if known:
-        fields["truncated"] = truncated
-    if not slim:
-        fields["next_obs"] = rows(buffer.next_observations)
-    found = from_arrays(fields, f"stable_baselines3 {type(buffer).__name__}", vector=True)
-    if slim and not known:  # if time limits are known, the final observations that the library overwrote are missed
-        found.last_obs = {path: leaf[buffer.pos] for path, leaf in leaves_of(buffer.observations).items()}
-    return found
-
-
-# -- Tianshou -------------------------------------------------------------------------------------------------------
-
-
-def tianshou_replay(buffer: Any) -> Experience:
-    """Its buffers and vector buffers; ``ignore_obs_next`` keeps no observation after a step."""
-    parts = [part for part in getattr(buffer, "buffers", [buffer]) if len(part)]
-    order = [np.asarray(part.sample_indices(0)) for part in parts]  # 0 means all, from the oldest to the newest
-    columns: dict[str, list[Any]] = {}
-    for part, rows in zip(parts, order, strict=True):
-        meta = part._meta
-        for name, given in TIANSHOU.items():
-            if given in meta.get_keys() and not (name == "next_obs" and getattr(part, "_save_obs_next", True) is False):
-                columns.setdefault(name, []).append(_tianshou_leaf(meta[given], rows))
-    source = f"tianshou {type(buffer).__name__}"
-    return _joined(columns, [len(rows) for rows in order], source) if parts else nothing(source)
-
-
-TIANSHOU = {"obs": "obs", "action": "act", "reward": "rew", "terminated": "terminated", "truncated": "truncated",
-            "next_obs": "obs_next"}  # fmt: skip
-
-
-def _tianshou_leaf(value: Any, rows: Any) -> Any:
-    if hasattr(value, "get_keys"):
-        return {name: _tianshou_leaf(value[name], rows) for name in value.get_keys()}
-    return np.asarray(value)[rows]
-
-
-def _joined(columns: dict[str, list[Any]], sizes: list[int], source: str) -> Experience:
-    """Experience of several envs with different numbers of steps."""
-    fields = {name: _concatenated(parts) for name, parts in columns.items()}
-    found = from_arrays(fields, source, vector=False)
-    found.env = np.repeat(np.arange(len(sizes)), sizes)
-    found.follows = np.append(found.env[1:] == found.env[:-1], False)
-    return found
-
-
-def _concatenated(parts: list[Any]) -> Any:
-    if isinstance(parts[0], dict):
-        first = cast("dict[str, Any]", parts[0])
-        return {name: _concatenated([part[name] for part in parts]) for name in first}
-    return np.concatenate(parts)
-
-
-# -- cpprb ----------------------------------------------------------------------------------------------------------
-
-
-def cpprb_replay(buffer: Any) -> Experience:
-    """Its replay buffers, in the names of its own documentation: obs, act, rew, next_obs, done."""
-    rows = buffer.get_all_transitions()
-    order = _cpprb_order(buffer, len(rows["rew"]))
-    names = {"obs": "obs", "act": "action", "rew": "reward", "next_obs": "next_obs", "done": "done"}
-    fields = {
-        ours: np.asarray(rows[theirs])[order] for theirs, ours in names.items() if theirs in rows
-    }  # fmt: skip
-    fields["reward"], fields["done"] = (fields[name].reshape(-1) for name in ("reward", "done"))
-    full = len(fields["done"]) == buffer.get_buffer_size()
-    return flat_steps(fields, f"cpprb {type(buffer).__name__}", full=full)
-
-
-def _cpprb_order(buffer: Any, count: int) -> Any:
-    """The stored rows from the oldest to the newest."""
-    first = buffer.get_next_index() if count == buffer.get_buffer_size() else 0
-    return (np.arange(count) + first) % max(count, 1)
-
-
-# -- TorchRL --------------------------------------------------------------------------------------------------------
-
-
-def torchrl_replay(buffer: Any) -> Experience:
-    """TensorDicts with a "next", as its collectors make them: ``[T]``, or ``[T, N]`` or ``[N, T]`` blocks.
-
-    The first axis of a storage is the one that blocks are added along, which is time. If the storage counts more axes
-    as its own, they are envs. Otherwise nothing says what they are.
-    """
-    storage, data = buffer._storage, buffer[:]
-    along = getattr(buffer, "dim_extend", 0)
-    if along:
-        data = data.transpose(along, 0)
-    full = len(storage) == storage.max_size
-    if full:
-        first = int(getattr(buffer._writer, "_cursor", 0))  # the oldest row is the next one to be overwritten
-        data = data[(np.arange(len(data)) + first) % len(data)]
-    if not along and getattr(storage, "ndim", 1) == 1:
-        data = data.reshape(-1)
-    return tensordict_steps(data, f"torchrl {type(buffer).__name__}", full=full)
-
-
-def tensordict_steps(data: Any, source: str = "TensorDict", *, full: bool = False) -> Experience:
-    """A TensorDict ``[T]`` of steps with a "next", the oldest first; ``[T, N]`` if it says which steps are of one env.
-
-    Raises:
-        FieldError: no observation is in both a step and its "next", or a field is missing.
-    """
-    envs = prod(data.batch_size[1:]) if data.batch_dims > 1 else None
-    data = data.reshape(-1)
-    after = data.get("next", None)
-    if not hasattr(after, "keys"):
-        raise FieldError(f'{source}: expected steps with a "next", got {", ".join(map(str, data.keys()))}')
-    observed = [name for name in data.keys() if name in after.keys() and name not in FLAGS]
-    fields = {
-        "obs": {name: data.get(name) for name in observed},
-        "next_obs": {name: after.get(name) for name in observed},
-    }
-    rest: dict[str, Any] = {name: _flat(after.get(name)) for name in FLAGS if name in after.keys()}
-    if "truncated" not in rest or "terminated" not in rest:
-        rest["done"] = rest.get("done", rest.get("terminated"))
-    else:
-        rest.pop("done", None)
-    if "action" in data.keys():
-        rest["action"] = data.get("action")
-    if "gamma" in data.keys():  # of its MultiStep: the discount of each window
-        rest["discount"] = _flat(data.get("gamma"))
-    plain = {name: _plain(leaves) for name, leaves in fields.items()}
-    if not plain["obs"]:
-        raise FieldError(
-            f'{source}: expected an observation that a step and its "next" have under one name, got '
-            f'{", ".join(map(str, data.keys()))} in steps and {", ".join(map(str, after.keys()))} in "next"; store both'
-        )
-    episode = data.get(("collector", "traj_ids"), None)
-    return flat_steps(plain | rest, source, full=full, episode=None if episode is None else _flat(episode), envs=envs)
-
-
-FLAGS = ("reward", "terminated", "truncated", "done")
-
-
-def _flat(value: Any) -> Any:
-    return as_host(value).reshape(-1)
-
-
-def _plain(tree: Any) -> dict[str, Any]:
-    """A tree with TensorDicts in it as nested dicts of arrays."""
-    return {".".join(path): leaf for path, leaf in leaves_of(tree).items()}
-
-
-# -- AgileRL --------------------------------------------------------------------------------------------------------
-
-
-def agilerl_replay(buffer: Any) -> Experience:
-    """Its replay buffers: a TensorDict of steps, in the names of its training functions; ``done`` is a terminal."""
-    source = f"agilerl {type(buffer).__name__}"
-    if buffer.storage is None:
-        return nothing(source)
-    rows = leaves_of(buffer.storage)
-    full = len(buffer) == buffer.max_size
-    ordered = {path: in_time(leaf, buffer._cursor, full)[: len(buffer)] for path, leaf in rows.items()}
-    names = {"obs": "obs", "next_obs": "next_obs", "action": "action", "reward": "reward", "done": "terminated"}
-    fields: dict[str, Any] = {}
-    for theirs, ours in names.items():
-        part = {".".join(path[1:]): leaf for path, leaf in ordered.items() if path[0] == theirs}
-        if part:
-            fields[ours] = part.get("", part)
-    fields |= {name: fields[name].reshape(-1) for name in ("reward", "terminated") if name in fields}
-    n = int(getattr(buffer, "n_step", 1))
-    return flat_steps(fields, source, full=full, n=n)
-
-
-# -- Velora ---------------------------------------------------------------------------------------------------------
-
-
-def velora_replay(buffer: Any) -> Experience:
-    """Its replay buffer: flat rows of any envs, whose ``dones`` are ends of both kinds."""
-    full = buffer.size == buffer.capacity
-    names = {"states": "obs", "next_states": "next_obs", "actions": "action", "rewards": "reward", "dones": "done"}
-    fields = {ours: in_time(getattr(buffer, theirs), buffer.position, full) for theirs, ours in names.items()}
-    fields |= {name: fields[name].reshape(-1) for name in ("reward", "done")}
-    return flat_steps(fields, f"velora {type(buffer).__name__}", full=full)
-
-
-# -- PyTorchRL ------------------------------------------------------------------------------------------------------
-
-
-def pytorchrl_replay(buffer: Any) -> Experience:
-    """Its off-policy buffers: ``NextDone`` is the flag of the step itself, for ends of both kinds."""
-    if getattr(buffer, "recurrent_actor", False):
-        raise FieldError(
-            "a PyTorchRL buffer of a recurrent actor stores overlapping sequences, in which steps come twice; audit "
-            "what its collector stores for an actor without memory"
-        )
-    source = f"pytorchrl {type(buffer).__name__}"
-    data, full = buffer.data, buffer.size == buffer.max_size
-    if not data:
-        return nothing(source)
-    names = {"Observation": "obs", "NextObservation": "next_obs", "Action": "action", "Reward": "reward",
-             "NextDone": "done"}  # fmt: skip
-    fields = {ours: in_time(data[theirs], buffer.step, full) for theirs, ours in names.items() if theirs in data}
-    fields |= {name: as_blocks(fields[name]) for name in ("reward", "done")}
-    found = from_arrays(fields, source, vector=True)
-    found.begins = not full
-    return found
-
-
-# -- FastTD3 --------------------------------------------------------------------------------------------------------
-
-
-def fast_td3_replay(buffer: Any) -> Experience:
-    """Its ``SimpleReplayBuffer``: tensors ``[N, R, ...]``; ``dones`` are ends of both kinds, ``truncations`` limits."""
-    full = buffer.ptr >= buffer.buffer_size
-    position = buffer.ptr % buffer.buffer_size if full else buffer.ptr
-
-    def rows(name: str) -> Any:
-        return in_time(as_host(getattr(buffer, name)).swapaxes(0, 1), position, full)
-
-    truncated = rows("truncations") > 0
-    fields = {
-        "obs": rows("observations"), "next_obs": rows("next_observations"), "action": rows("actions"),
-        "reward": rows("rewards"), "terminated": (rows("dones") > 0) & ~truncated, "truncated": truncated,
-    }  # fmt: skip
-    found = from_arrays(fields, "FastTD3 SimpleReplayBuffer", vector=True)
-    found.begins = not full
-    return found
-
-
-# -- LeRobot --------------------------------------------------------------------------------------------------------
-
-
-def lerobot_dataset(dataset: Any) -> Experience:
-    """A ``LeRobotDataset``: the columns of its table; videos and images are left where they are.
-
-    ``next.reward`` and ``next.done`` are the reward and the end of a frame's own step. The last frame of an episode
-    that is not done was cut off there. A data set without rewards is for imitation: each last frame is an end.
-    """
-    table = dataset.hf_dataset
-    table = table.with_format("numpy") if hasattr(table, "with_format") else table
-    kinds = {name: feature.get("dtype") for name, feature in dict(dataset.features).items()}
-    numbers = [name for name in table.column_names if kinds.get(name) not in ("image", "video", "string")]
-    column = {name: np.asarray(table[name][:]) for name in numbers if name in READ or name.startswith("observation.")}
-    episode = column["episode_index"].reshape(-1)
-    last = np.append(episode[1:] != episode[:-1], True)[: len(episode)]
-    fields: dict[str, Any] = {
-        "obs": {name.removeprefix("observation."): x for name, x in column.items() if name.startswith("observation.")},
-        "reward": column.get("next.reward", np.zeros(len(episode))).reshape(-1),
-    }
-    if "action" in column:
-        fields["action"] = column["action"]
-    if "next.done" in column and "next.reward" in column:
-        done = column["next.done"].reshape(-1).astype(np.bool_)
-        fields |= {"terminated": done, "truncated": last & ~done}
-    else:
-        fields["done"] = last
-    found = from_arrays(fields, f"lerobot {type(dataset).__name__}", vector=False)
-    found.env, found.begins = np.zeros(len(episode), np.int64), True
-    if "next.reward" not in column:
-        found.lacks += ("it keeps no rewards",)
-        found.judge_limits = False
-    if "frame_index" in column:
-        found.step = column["frame_index"].reshape(-1).astype(np.int64)
-    return found
-
-
-READ = ("action", "episode_index", "frame_index", "next.reward", "next.done")
-"""The columns of a LeRobotDataset that are read, beside observations."""
-
-
-def lerobot_replay(buffer: Any) -> Experience:
-    """Its replay buffer; ``optimize_memory`` keeps no observation after a step."""
-    source = f"lerobot {type(buffer).__name__}"
-    if not buffer.size:
-        return nothing(source)
-    full = buffer.size == buffer.capacity
-    names = {"states": "obs", "actions": "action", "rewards": "reward", "truncateds": "truncated"}
-    fields = {ours: in_time(getattr(buffer, theirs), buffer.position, full) for theirs, ours in names.items()}
-    fields["truncated"] = fields["truncated"].astype(np.bool_)
-    fields["terminated"] = in_time(buffer.dones, buffer.position, full).astype(np.bool_) & ~fields["truncated"]
-    if not getattr(buffer, "optimize_memory", False):
-        fields["next_obs"] = in_time(buffer.next_states, buffer.position, full)
-    found = from_arrays(fields, source, vector=False)
-    found.begins = not full
-    return found
-
-
-IN_REWARDS = "its collector adds the value of a time limit's final observation to the reward there"
-
-
-def stable_baselines3_rollout(buffer: Any) -> Experience:
-    """Its rollout buffers: they keep where episodes start, not how they ended."""
-    size, envs = (buffer.buffer_size if buffer.full else buffer.pos), buffer.n_envs
-
-    def rows(values: Any) -> Any:
-        if isinstance(values, dict):
-            return {name: rows(part) for name, part in cast("dict[str, Any]", values).items()}
-        flat = values.shape[:1] == (buffer.buffer_size * envs,)  # get() flattens some columns, env by env
-        ordered = values.reshape(envs, buffer.buffer_size, *values.shape[1:]).swapaxes(0, 1) if flat else values
-        return ordered[:size]
-
-    names = {
-        "obs": "observations", "action": "actions", "reward": "rewards", "value": "values", "return": "returns",
-        "advantage": "advantages", "log_prob": "log_probs",
-    }  # fmt: skip
-    fields = {ours: rows(getattr(buffer, theirs)) for ours, theirs in names.items()}
-    numbers = {name: x.reshape(size, envs) for name, x in fields.items() if name not in ("obs", "action")}
-    fields |= numbers | {"episode_start": np.asarray(buffer.episode_starts)[:size]}
-    return _limits_in_rewards(from_arrays(fields, f"stable_baselines3 {type(buffer).__name__}", vector=True))
-
-
-def _limits_in_rewards(found: Experience) -> Experience:
-    """A rollout whose rewards hold the bootstrap values of time limits, so that each done counts as terminal."""
-    found.judge_limits = False
-    found.lacks += (IN_REWARDS,)
-    return found
-
-
-def rsl_rl_rollout(storage: Any) -> Experience:
-    """Its rollout storage: ``dones`` are ends of both kinds. Time-outs are read where a storage keeps them."""
-    size = storage.step
-    names = {"rewards": "reward", "dones": "done", "values": "value", "returns": "return", "advantages": "advantage"}
-    found = {ours: getattr(storage, theirs, None) for theirs, ours in names.items()}
-    fields: dict[str, Any] = {name: as_blocks(x)[:size] for name, x in found.items() if x is not None}
-    fields |= {"obs": in_time(storage.observations, size, False), "action": in_time(storage.actions, size, False)}
-    time_outs = getattr(storage, "time_outs", None)
-    if time_outs is not None and bool((as_host(time_outs)[:size] != 0).any()):
-        fields["truncated"] = as_blocks(time_outs)[:size].astype(np.bool_)
-        fields["final_value"] = as_blocks(storage.final_values)[:size]
-        return from_arrays(fields, f"rsl_rl {type(storage).__name__}", vector=True)
-    return _limits_in_rewards(from_arrays(fields, f"rsl_rl {type(storage).__name__}", vector=True))
-
-
-def agilerl_rollout(buffer: Any) -> Experience:
-    """Its rollout buffer: ``dones`` are ends of both kinds, and the next observation is what ``step()`` returned."""
-    columns = {name: in_time(buffer.buffer[name], buffer.pos, buffer.full) for name in AGILERL if name in buffer.buffer}
-    fields = {AGILERL[name]: column for name, column in columns.items()}
-    found = from_arrays(fields, f"agilerl {type(buffer).__name__}", vector=True)
-    found.begins = not (buffer.full and buffer.wrap_at_capacity)
-    return found
-
-
-AGILERL = {
-    "observations": "obs", "next_observations": "next_obs", "actions": "action", "rewards": "reward", "dones": "done",
-    "values": "value", "advantages": "advantage", "returns": "return", "log_probs": "log_prob",
-}  # fmt: skip
-
-
-def embodichain_rollout(buffer: Any) -> Experience:
-    """Its rollout buffer ``[N, T + 1]``: the last slot holds the bootstrap value, and is no step."""
-    rollout = buffer.buffer
-    names = ["obs", "action", "reward", "terminated", "truncated", "value", "advantage", "return", "final_value"]
-    fields = {name: in_time_major(rollout[name], buffer.rollout_len) for name in names if name in rollout.keys()}
-    return from_arrays(fields, f"embodichain {type(buffer).__name__}", vector=True)
-
-
-def in_time_major(values: Any, size: int) -> Any:
-    """Columns ``[N, T + 1, ...]``, nested or not, as ``[T, N, ...]``."""
-    if hasattr(values, "items"):
-        return {name: in_time_major(part, size) for name, part in values.items()}
-    return as_host(values).swapaxes(0, 1)[:size]
-
-
-def pytorchrl_rollout(buffer: Any) -> Experience:
-    """Its on-policy buffers: ``Done`` is the flag of the step before, so it marks an episode's first step."""
-    data, size = buffer.data, buffer.step or buffer.size
-    names = {"Reward": "reward", "Value": "value", "Advantage": "advantage", "ExternalReturn": "return"}
-    fields = {ours: as_blocks(data[theirs])[:size] for theirs, ours in names.items() if data.get(theirs) is not None}
-    fields |= {"obs": in_time(data["Observation"], size, False), "action": in_time(data["Action"], size, False)}
-    starts = as_blocks(data["Done"])
-    fields |= {"episode_start": starts[:size]}
-    if len(starts) > size:
-        fields["next_done"] = starts[size]
-    return from_arrays(fields, f"pytorchrl {type(buffer).__name__}", vector=True)
-
-
-# -- CleanRL --------------------------------------------------------------------------------------------------------
-
-
-def is_cleanrl(fields: Mapping[str, Any]) -> bool:
-    """Whether arrays have the names that CleanRL's PPO gives to its rollout."""
-    return {"obs", "actions", "logprobs", "rewards", "dones", "values"} <= set(fields)
-
-
-def cleanrl_arrays(fields: Mapping[str, Any]) -> Experience:
-    """The rollout ``[T, N, ...]`` of CleanRL's PPO by its names: ``dones`` are the flags of the steps before.
-
-    ``next_done`` ``[N]``, if it is given, has the flags of the last steps. ``next_obs``, the observations after them,
-    is not read.
-
-    Raises:
-        ShapeError: rewards are not ``[T, N]``.
-    """
-    if as_host(fields["rewards"]).ndim != 2:
-        raise ShapeError(
-            f"rewards: expected [T, N] with CleanRL's names (obs, actions, logprobs, ...), got shape "
-            f"{as_host(fields['rewards']).shape}; pass arrays as they are before they are flattened"
-        )
-    names = {"dones": "episode_start", "logprobs": "log_prob"}
-    kept = {names.get(name, name): value for name, value in fields.items() if name not in ("next_obs", "next_value")}
-    return from_arrays(kept, "CleanRL arrays", vector=True)
-
-
-@dataclass(frozen=True)
-class Reader:
-    """How the buffers of one class are read; also those of its subclasses.
-
-    Args:
-        package: the first part of the module of the class.
-        name: of the class.
-        read: the buffer -> experience.
-        attributes: what a class of that name and another package must have to be read, too: it is a copy in the user's
-            own code, or relive's drop-in. None means that such a class is not known.
-    """
-
-    package: str
-    name: str
-    read: Callable[[Any], Experience]
-    attributes: tuple[str, ...] | None = None
-
-    def reads(self, kind: type, source: Any) -> bool:
-        """Whether a source, one of whose classes is ``kind``, is for this reader."""
-        if kind.__qualname__ != self.name:
-            return False
-        if kind.__module__.partition(".")[0] == self.package:
-            return True
-        return self.attributes is not None and all(hasattr(source, name) for name in self.attributes)
-
-
-RING = ("observations", "actions", "rewards", "dones", "timeouts", "pos", "full")
-"""What Stable-Baselines3's replay buffers have, and CleanRL's copy of them."""
-
-READERS = (
-    Reader("stable_baselines3", "ReplayBuffer", stable_baselines3_replay, RING),
-    Reader("stable_baselines3", "RolloutBuffer", stable_baselines3_rollout,
-           ("observations", "actions", "rewards", "episode_starts", "values", "pos", "full")),
-    Reader("tianshou", "ReplayBuffer", tianshou_replay),
-    Reader("cpprb", "ReplayBuffer", cpprb_replay),
-    Reader("torchrl", "ReplayBuffer", torchrl_replay),
-    Reader("agilerl", "ReplayBuffer", agilerl_replay, ("storage", "_cursor", "max_size")),
-    Reader("agilerl", "RolloutBuffer", agilerl_rollout, ("buffer", "pos", "full", "wrap_at_capacity")),
-    Reader("embodichain", "RolloutBuffer", embodichain_rollout, ("buffer", "rollout_len", "num_envs")),
-    Reader("pytorchrl", "ReplayBuffer", pytorchrl_replay, ("data", "step", "size", "max_size")),
-    Reader("pytorchrl", "VanillaOnPolicyBuffer", pytorchrl_rollout, ("data", "step", "size")),
-    Reader("rsl_rl", "RolloutStorage", rsl_rl_rollout, ("observations", "rewards", "dones", "step")),
-    Reader("velora", "ReplayBuffer", velora_replay, ("states", "next_states", "hiddens", "position", "size")),
-    Reader("lerobot", "ReplayBuffer", lerobot_replay, ("states", "truncateds", "position", "size")),
-    Reader("lerobot", "LeRobotDataset", lerobot_dataset, ("hf_dataset", "features")),
-    Reader("fast_td3", "SimpleReplayBuffer", fast_td3_replay, ("truncations", "next_observations", "ptr")),
-)  # fmt: skip
-
-
-def read_host(source: Any) -> Experience | None:
-    """A live buffer of another library, a copy of one, or a drop-in for one, as experience; None if none is known.
-
-    Raises:
-        FieldError: it looks like one that is known, and cannot be read as that.
-    """
-    for kind in type(source).__mro__:
-        for reader in READERS:
-            if reader.reads(kind, source):
-                return _read(reader, source)
-    return None
-
-
-def _read(reader: Reader, source: Any) -> Experience:
-    try:
-        return reader.read(source)
-    except ReliveError:
-        raise
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise FieldError(
-            f"a {type(source).__module__}.{type(source).__qualname__} could not be read as {reader.package}'s "
-            f"{reader.name} ({type(error).__name__}: {error}); pass its steps as a dict of arrays"
-        ) from error
-
-
-def readable_hosts() -> str:
-    """The buffers that are known, for an error."""
-    names: dict[str, list[str]] = {}
-    for reader in READERS:
-        names.setdefault(reader.package, []).append(reader.name)
-    return "; ".join(f"{package}: {', '.join(classes)}" for package, classes in names.items())
-
-
 def experience_of(source: Any) -> Experience:
     """Any source that an audit takes, as experience.
 
@@ -793,49 +99,7 @@ def experience_of(source: Any) -> Experience:
     )
 
 
-def of_own_rows(fields: dict[str, Any]) -> Experience | None:
-    """What ``ReplayBuffer.data()`` or ``slice()`` returned, in the order of time; None if it is something else.
-
-    An index is ``step number * num_envs + env``. The row of a final observation takes a number of its own.
-    """
-    if not {"obs", "reward", "terminated", "truncated", "index"} <= set(fields):
-        return None
-    index = as_host(fields["index"])
-    if index.ndim != 1 or index.dtype.kind != "i" or len(index) < 2 or len(np.unique(index)) != len(index):
-        return None
-    if {"next_index", "steps", "next_obs"} <= set(fields):
-        ahead, steps = as_host(fields["next_index"]), as_host(fields["steps"])
-        if ahead.shape != index.shape or steps.shape != index.shape or (steps < 1).any():
-            return None
-        num_envs = int(np.max((ahead - index) // steps))
-        kept = np.ones(len(index), np.bool_)
-    elif "complete" in fields:
-        num_envs, kept = int(np.diff(index).min()), as_host(fields["complete"]).astype(np.bool_)
-        following = {path: np.append(x[1:], x[-1:], 0) for path, x in leaves_of(fields["obs"]).items()}
-        fields = {**fields, "next_obs": _joined_leaves(following)}
-    else:
-        return None
-    if num_envs < 1 or not kept.any():
-        return None
-    order = np.lexsort((index // num_envs, index % num_envs))
-    order = order[kept[order]]
-    named = {name: _joined_leaves({path: x[order] for path, x in leaves_of(value).items()})
-             for name, value in fields.items() if name not in OF_A_BATCH}  # fmt: skip
-    found = from_arrays(named, "rows of a relive ReplayBuffer", vector=False)
-    found.env, number = index[order] % num_envs, index[order] // num_envs
-    gap = np.diff(number) - 1
-    found.follows = np.append((np.diff(found.env) == 0) & ((gap == 0) | ((gap == 1) & found.ended[:-1])), False)
-    found.place = index[order]
-    return found
-
-
-OF_A_BATCH = ("index", "next_index", "steps", "complete", "discount", "weight")
-"""Fields that a replay adds to those of a step."""
-
-
-def _joined_leaves(leaves: Any) -> Any:
-    """Leaves by path as one array, or as a dict of them by dotted names."""
-    return leaves[()] if list(leaves) == [()] else {dotted(path): leaf for path, leaf in leaves.items()}
+# -- relive ------------------------------------------------------------------------------------------------------------
 
 
 def of_path(path: FilePath) -> Experience:
@@ -975,6 +239,20 @@ def of_rollout(rollout: RolloutBuffer) -> Experience:
     return found
 
 
+def _only(steps: Experience, kept: Bools) -> Experience:
+    """Some of the steps. One follows another if only steps that are left out lie between them."""
+    rows = np.flatnonzero(kept)
+    follows = np.append(steps.env[rows[1:]] == steps.env[rows[:-1]], False)
+    obs, action, others, after = (
+        {path: leaf[rows] for path, leaf in leaves.items()}
+        for leaves in (steps.obs, steps.action, steps.others, steps.next_obs or {})
+    )
+    truncated = None if steps.truncated is None else steps.truncated[rows]
+    return Experience(steps.source, obs, steps.reward[rows], steps.terminated[rows], truncated, steps.env[rows],
+                      follows, next_obs=after or None, action=action, others=others, lacks=steps.lacks,
+                      place=rows)  # fmt: skip
+
+
 INSIDE = {"agilerl": "_rollout", "pytorchrl": "_rows", "stable_baselines3": "_replay", "velora": "rollout"}
 """Drop-in -> the attribute with relive's buffer, where that knows more than the attributes of the host's class."""
 
@@ -1001,15 +279,739 @@ def of_drop_in(source: Any) -> Experience | None:
     return found
 
 
-def _only(steps: Experience, kept: Bools) -> Experience:
-    """Some of the steps. One follows another if only steps that are left out lie between them."""
-    rows = np.flatnonzero(kept)
-    follows = np.append(steps.env[rows[1:]] == steps.env[rows[:-1]], False)
-    obs, action, others, after = (
-        {path: leaf[rows] for path, leaf in leaves.items()}
-        for leaves in (steps.obs, steps.action, steps.others, steps.next_obs or {})
-    )
-    truncated = None if steps.truncated is None else steps.truncated[rows]
-    return Experience(steps.source, obs, steps.reward[rows], steps.terminated[rows], truncated, steps.env[rows],
-                      follows, next_obs=after or None, action=action, others=others, lacks=steps.lacks,
-                      place=rows)  # fmt: skip
+OF_A_BATCH = ("index", "next_index", "steps", "complete", "discount", "weight")
+"""Fields that a replay adds to those of a step."""
+
+
+def of_own_rows(fields: dict[str, Any]) -> Experience | None:
+    """What ``ReplayBuffer.data()`` or ``slice()`` returned, in the order of time; None if it is something else.
+
+    An index is ``step number * num_envs + env``. The row of a final observation takes a number of its own.
+    """
+    if not {"obs", "reward", "terminated", "truncated", "index"} <= set(fields):
+        return None
+    index = as_host(fields["index"])
+    if index.ndim != 1 or index.dtype.kind != "i" or len(index) < 2 or len(np.unique(index)) != len(index):
+        return None
+    if {"next_index", "steps", "next_obs"} <= set(fields):
+        ahead, steps = as_host(fields["next_index"]), as_host(fields["steps"])
+        if ahead.shape != index.shape or steps.shape != index.shape or (steps < 1).any():
+            return None
+        num_envs = int(np.max((ahead - index) // steps))
+        kept = np.ones(len(index), np.bool_)
+    elif "complete" in fields:
+        num_envs, kept = int(np.diff(index).min()), as_host(fields["complete"]).astype(np.bool_)
+        following = {path: np.append(x[1:], x[-1:], 0) for path, x in leaves_of(fields["obs"]).items()}
+        fields = {**fields, "next_obs": _joined_leaves(following)}
+    else:
+        return None
+    if num_envs < 1 or not kept.any():
+        return None
+    order = np.lexsort((index // num_envs, index % num_envs))
+    order = order[kept[order]]
+    named = {name: _joined_leaves({path: x[order] for path, x in leaves_of(value).items()})
+             for name, value in fields.items() if name not in OF_A_BATCH}  # fmt: skip
+    found = from_arrays(named, "rows of a relive ReplayBuffer", vector=False)
+    found.env, number = index[order] % num_envs, index[order] // num_envs
+    gap = np.diff(number) - 1
+    found.follows = np.append((np.diff(found.env) == 0) & ((gap == 0) | ((gap == 1) & found.ended[:-1])), False)
+    found.place = index[order]
+    return found
+
+
+def _joined_leaves(leaves: Any) -> Any:
+    """Leaves by path as one array, or as a dict of them by dotted names."""
+    return leaves[()] if list(leaves) == [()] else {dotted(path): leaf for path, leaf in leaves.items()}
+
+
+# -- flat stores -------------------------------------------------------------------------------------------------------
+
+
+def flat_steps(
+    fields: dict[str, Any],
+    source: str,
+    *,
+    full: bool,
+    n: int = 1,
+    episode: Array | None = None,
+    envs: int | None = None,
+) -> Experience:
+    """Experience of a flat store ``[S, ...]``, oldest first, that may not say which rows are of one env.
+
+    If it says so, by ``envs``, its order is kept, unless observations show that the rows lie env by env instead.
+    Otherwise, rows that follow each other stay as they are. Where most of those that do not lead to a later row
+    instead, rows are sorted into :func:`threads`.
+
+    Args:
+        fields: as :func:`~relive.look.experience.from_arrays` takes them, with ``next_obs``.
+        source: what to call them.
+        full: whether old rows were overwritten, so that the first episodes may have lost their first steps.
+        n: how many steps lie between a row's observation and its next one, if the library says so.
+        episode: int ``[S]``, the number of each row's episode, if the library keeps it.
+        envs: how many envs have rows in turns, if the library says so.
+    """
+    found = from_arrays(fields, source, vector=False)
+    found.begins = not full
+    if envs:
+        order = np.arange(len(found)).reshape(-1, envs).T.reshape(-1)
+        stated = interleaved(fields, source, order, order % envs, begins=found.begins)
+        if episode is not None:
+            stated.follows[:-1] &= (np.diff(episode[order]) == 0) | stated.ended[:-1]
+        if _goes_on(stated) or not _goes_on(found):
+            return stated
+    broken = found.follows & ~found.chained & ~found.ended
+    if len(found) < 2 or found.next_obs is None or not broken.any():
+        return found
+    if episode is not None:
+        order = np.argsort(episode, kind="stable")
+        return interleaved(fields, source, order, episode[order], begins=found.begins)
+    stride = stride_of(found, broken)
+    if n > 1 or _is_n_step(found, stride):
+        env = np.arange(len(found)) % max(stride // n, 1)
+        order = np.argsort(env, kind="stable")
+        return interleaved(fields, source, order, env[order], begins=found.begins) if n > 1 else found
+    joined = threads(found.obs, found.next_obs)
+    if joined is not None:
+        order, env = joined
+        goes_on = np.zeros(len(found), np.bool_)
+        goes_on[order[:-1]] = env[1:] == env[:-1]
+        if goes_on[broken].mean() > MATCHED:  # rows that lead to no other are no matter of order
+            return interleaved(fields, source, order, env, begins=found.begins)
+    elif broken.sum() > len(found) * MATCHED:
+        found.follows[:] = False
+        found.ordered = False
+        found.lacks += ("it does not say which rows are of one environment, nor do their observations",)
+    return found
+
+
+def _goes_on(steps: Experience) -> bool:
+    """Whether most rows that have not ended lead to the following one."""
+    looked = steps.follows & ~steps.ended
+    return bool(steps.chained[looked].sum() >= looked.sum() * MATCHED)
+
+
+def _is_n_step(steps: Experience, stride: int) -> bool:
+    """Whether rows are windows of one env: neighbours then lie nearer to each other than rows a window apart."""
+    if stride < 2 or not steps.numbers.shape[1]:
+        return False
+    near, far = (np.median(np.abs(steps.numbers[k:] - steps.numbers[:-k]).mean(1)) for k in (1, stride))
+    return bool(near < far)
+
+
+TURNS, ALL_TURNS, CLOSER = 20, 0.98, 0.8
+"""The fewest rows that show turns; the share of them that must lead to the env's next one; and how much closer these
+must lie than neighbours."""
+
+
+def taking_turns(fields: dict[str, Any], source: str) -> Experience | None:
+    """Arrays ``[S, ...]`` in which the steps of N envs take turns, as experience; None if they do not."""
+    found = from_arrays(fields, source)
+    inner = np.flatnonzero(~found.ended)
+    if found.next_obs is None or len(found) < TURNS or found.env.any() or not len(inner):
+        return None
+    if found.chained[inner].mean() > MATCHED:
+        return None
+    stride = stride_of(found, ~found.ended)
+    if stride < 2 or not found.numbers.shape[1]:
+        return None
+    near, far = (np.abs(found.numbers[k:].astype(np.float64) - found.numbers[:-k]).mean() for k in (1, stride))
+    if not far < CLOSER * near:
+        return None  # n-step transitions lead as far, but neighbours among them are near to each other
+    env = np.arange(len(found)) % stride
+    order = np.argsort(env, kind="stable")
+    env = env[order]
+    reached = inner[inner < len(found) - stride]
+    if found.reaches(stride)[reached].mean() < ALL_TURNS:  # in turns, but not always in the same
+        joined = threads(found.obs, found.next_obs)
+        if joined is None:
+            found.follows[:] = False
+            found.ordered = False
+            found.lacks += ("rows take turns between envs, and neither they nor their observations say which is whose",)
+            return found
+        order, env = joined
+    sorted_ = interleaved(fields, source, order, env, begins=True)
+    sorted_.lacks += (f"rows take turns between about {stride} envs, as their observations show; they were read so",)
+    return sorted_
+
+
+def interleaved(fields: dict[str, Any], source: str, order: Ints, env: Ints, *, begins: bool) -> Experience:
+    """Experience of flat rows ``[S, ...]`` in another order: rows of equal ``env`` follow each other."""
+    sorted_ = {name: {path: leaf[order] for path, leaf in leaves_of(x).items()} for name, x in fields.items()}
+    found = from_arrays({name: _nested(leaves) for name, leaves in sorted_.items()}, source, vector=False)
+    found.env, found.place, found.begins = env, order, begins
+    found.follows = np.append(env[1:] == env[:-1], False)
+    return found
+
+
+def _nested(leaves: Leaves) -> Any:
+    """Leaves by path as one array, or as a dict of them by dotted names."""
+    return leaves[()] if list(leaves) == [()] else {".".join(path): leaf for path, leaf in leaves.items()}
+
+
+MATCHED = 0.5
+"""The share of rows that must lead to a later one, before rows are said to be threads."""
+
+ALIKE = 4
+"""The most rows with one observation for which the first later one is found."""
+
+
+def threads(obs: Leaves, next_obs: Leaves) -> tuple[Ints, Ints] | None:
+    """The rows ``[S]`` thread by thread, and the number of each one's thread; None if observations do not say.
+
+    A row is followed by the first later row whose observation is the one it led to. Under ``NEXT_STEP`` autoreset, and
+    where a reset observation is stored as the next one, a thread runs on through all episodes of an env. Where final
+    observations are stored, it is one episode.
+    """
+    size = len(next(iter(obs.values())))
+    before = digests([obs[path].reshape(size, -1) for path in obs])
+    after = digests([next_obs[path].reshape(size, -1) for path in obs])
+    order: Ints = np.argsort(before, kind="stable")  # rows with one observation lie side by side, in the order of time
+    known = before[order]
+    if np.count_nonzero(known[1:] != known[:-1]) + 1 < size * MATCHED:
+        return None  # observations that come again and again name no row
+    at, row = np.searchsorted(known, after), np.arange(size)
+    following: Ints = np.zeros(size, np.int64)
+    matched = np.zeros(size, np.bool_)
+    for _ in range(ALIKE):
+        place = np.minimum(at, size - 1)
+        later = ~matched & (at < size) & (known[place] == after) & (order[place] > row)
+        following[later] = order[place[later]]
+        matched |= later
+        at += 1
+    if matched.mean() < MATCHED:
+        return None
+    rows = np.flatnonzero(matched)
+    previous: Ints = np.arange(size)
+    previous[following[rows]] = rows  # of several that lead to one row, the last one, which is nearest, is kept
+    head, further = previous, previous[previous]
+    while not np.array_equal(head, further):  # twice as many steps back each time, so log2(S) rounds at most
+        head, further = further, further[further]
+    order = np.argsort(head, kind="stable")  # rows of a thread stay in the order of time
+    return order, head[order]
+
+
+LONGEST, SAMPLE = 512, 2000
+"""Rows that are looked at for the next one of the same env, and rows for which that is done."""
+
+
+def stride_of(steps: Experience, rows: Array) -> int:
+    """How many rows after most of ``rows`` (bool ``[S]``, some are True) the row lies that begins with the observation
+    they led to; 0 if unknown.
+    """
+    size, after = len(steps), steps.next_obs or {}
+    one = digests([leaf.reshape(size, -1) for leaf in steps.obs.values()])
+    other = digests([after[path].reshape(size, -1) for path in steps.obs])
+    looked = np.flatnonzero(rows)[:SAMPLE]
+    after_end = np.append(one, other[:1] ^ np.uint64(1))  # a place for rows beyond the newest, equal to none of these
+    shares = [(other[looked] == after_end[np.minimum(looked + k, size)]).mean() for k in range(1, LONGEST)]
+    best = int(np.argmax(shares))
+    return best + 1 if shares[best] > MATCHED else 0
+
+
+# -- columns of other libraries ----------------------------------------------------------------------------------------
+
+
+def in_time(values: Any, position: int, full: bool) -> Any:
+    """Rows of a ring ``[R, ...]``, nested or not, from the oldest to the newest."""
+    if hasattr(values, "items"):
+        members = cast("dict[str, Any]", values)
+        return {name: in_time(part, position, full) for name, part in members.items()}
+    array = as_host(values)
+    return np.concatenate([array[position:], array[:position]]) if full else array[:position]
+
+
+def as_blocks(values: Any) -> Any:
+    """``[T, N, 1]`` as ``[T, N]``, for numbers that a library keeps with a last axis of 1."""
+    array = as_host(values)
+    return array.reshape(array.shape[:2])
+
+
+def _flat(value: Any) -> Any:
+    return as_host(value).reshape(-1)
+
+
+def _plain(tree: Any) -> dict[str, Any]:
+    """A tree with TensorDicts in it as nested dicts of arrays."""
+    return {".".join(path): leaf for path, leaf in leaves_of(tree).items()}
+
+
+# -- Stable-Baselines3 ---------------------------------------------------------------------------------------------
+def stable_baselines3_replay(buffer: Any) -> Experience:
+    """Its replay buffers: ``dones`` are ends of both kinds, ``timeouts`` say which were time limits.
+
+    With ``optimize_memory_usage``, the observation after the newest step is written to the row after it, at ``pos``. In
+    a full ring, that row's own observation is lost, and so its step is none any more.
+    """
+    slim = bool(getattr(buffer, "optimize_memory_usage", False))
+    lost = int(slim and buffer.full)
+
+    def kept(column: Any) -> Any:
+        return column[lost:]
+
+    def rows(values: Any) -> Any:
+        return map_leaves(kept, in_time(values, buffer.pos, buffer.full))
+
+    truncated = rows(buffer.timeouts).astype(np.bool_)
+    fields = {
+        "obs": rows(buffer.observations), "action": rows(buffer.actions), "reward": rows(buffer.rewards),
+        "terminated": rows(buffer.dones).astype(np.bool_) & ~truncated,
+    }  # fmt: skip
+    known = getattr(buffer, "handle_timeout_termination", True)
+    if known:
+        fields["truncated"] = truncated
+    if not slim:
+        fields["next_obs"] = rows(buffer.next_observations)
+    found = from_arrays(fields, f"stable_baselines3 {type(buffer).__name__}", vector=True)
+    if slim and not known:  # if time limits are known, the final observations that the library overwrote are missed
+        found.last_obs = {path: leaf[buffer.pos] for path, leaf in leaves_of(buffer.observations).items()}
+    return found
+
+
+def stable_baselines3_rollout(buffer: Any) -> Experience:
+    """Its rollout buffers: they keep where episodes start, not how they ended."""
+    size, envs = (buffer.buffer_size if buffer.full else buffer.pos), buffer.n_envs
+
+    def rows(values: Any) -> Any:
+        if isinstance(values, dict):
+            return {name: rows(part) for name, part in cast("dict[str, Any]", values).items()}
+        flat = values.shape[:1] == (buffer.buffer_size * envs,)  # get() flattens some columns, env by env
+        ordered = values.reshape(envs, buffer.buffer_size, *values.shape[1:]).swapaxes(0, 1) if flat else values
+        return ordered[:size]
+
+    names = {
+        "obs": "observations", "action": "actions", "reward": "rewards", "value": "values", "return": "returns",
+        "advantage": "advantages", "log_prob": "log_probs",
+    }  # fmt: skip
+    fields = {ours: rows(getattr(buffer, theirs)) for ours, theirs in names.items()}
+    numbers = {name: x.reshape(size, envs) for name, x in fields.items() if name not in ("obs", "action")}
+    fields |= numbers | {"episode_start": np.asarray(buffer.episode_starts)[:size]}
+    return _limits_in_rewards(from_arrays(fields, f"stable_baselines3 {type(buffer).__name__}", vector=True))
+
+
+IN_REWARDS = "its collector adds the value of a time limit's final observation to the reward there"
+
+
+def _limits_in_rewards(found: Experience) -> Experience:
+    """A rollout whose rewards hold the bootstrap values of time limits, so that each done counts as terminal."""
+    found.judge_limits = False
+    found.lacks += (IN_REWARDS,)
+    return found
+
+
+# -- Tianshou ------------------------------------------------------------------------------------------------------
+def tianshou_replay(buffer: Any) -> Experience:
+    """Its buffers and vector buffers; ``ignore_obs_next`` keeps no observation after a step."""
+    parts = [part for part in getattr(buffer, "buffers", [buffer]) if len(part)]
+    order = [np.asarray(part.sample_indices(0)) for part in parts]  # 0 means all, from the oldest to the newest
+    columns: dict[str, list[Any]] = {}
+    for part, rows in zip(parts, order, strict=True):
+        meta = part._meta
+        for name, given in TIANSHOU.items():
+            if given in meta.get_keys() and not (name == "next_obs" and getattr(part, "_save_obs_next", True) is False):
+                columns.setdefault(name, []).append(_tianshou_leaf(meta[given], rows))
+    source = f"tianshou {type(buffer).__name__}"
+    return _joined(columns, [len(rows) for rows in order], source) if parts else nothing(source)
+
+
+TIANSHOU = {"obs": "obs", "action": "act", "reward": "rew", "terminated": "terminated", "truncated": "truncated",
+            "next_obs": "obs_next"}  # fmt: skip
+
+
+def _tianshou_leaf(value: Any, rows: Any) -> Any:
+    if hasattr(value, "get_keys"):
+        return {name: _tianshou_leaf(value[name], rows) for name in value.get_keys()}
+    return np.asarray(value)[rows]
+
+
+def _joined(columns: dict[str, list[Any]], sizes: list[int], source: str) -> Experience:
+    """Experience of several envs with different numbers of steps."""
+    fields = {name: _concatenated(parts) for name, parts in columns.items()}
+    found = from_arrays(fields, source, vector=False)
+    found.env = np.repeat(np.arange(len(sizes)), sizes)
+    found.follows = np.append(found.env[1:] == found.env[:-1], False)
+    return found
+
+
+def _concatenated(parts: list[Any]) -> Any:
+    if isinstance(parts[0], dict):
+        first = cast("dict[str, Any]", parts[0])
+        return {name: _concatenated([part[name] for part in parts]) for name in first}
+    return np.concatenate(parts)
+
+
+# -- cpprb ---------------------------------------------------------------------------------------------------------
+def cpprb_replay(buffer: Any) -> Experience:
+    """Its replay buffers, in the names of its own documentation: obs, act, rew, next_obs, done."""
+    rows = buffer.get_all_transitions()
+    order = _cpprb_order(buffer, len(rows["rew"]))
+    names = {"obs": "obs", "act": "action", "rew": "reward", "next_obs": "next_obs", "done": "done"}
+    fields = {
+        ours: np.asarray(rows[theirs])[order] for theirs, ours in names.items() if theirs in rows
+    }  # fmt: skip
+    fields["reward"], fields["done"] = (fields[name].reshape(-1) for name in ("reward", "done"))
+    full = len(fields["done"]) == buffer.get_buffer_size()
+    return flat_steps(fields, f"cpprb {type(buffer).__name__}", full=full)
+
+
+def _cpprb_order(buffer: Any, count: int) -> Any:
+    """The stored rows from the oldest to the newest."""
+    first = buffer.get_next_index() if count == buffer.get_buffer_size() else 0
+    return (np.arange(count) + first) % max(count, 1)
+
+
+# -- TorchRL -------------------------------------------------------------------------------------------------------
+def torchrl_replay(buffer: Any) -> Experience:
+    """TensorDicts with a "next", as its collectors make them: ``[T]``, or ``[T, N]`` or ``[N, T]`` blocks.
+
+    The first axis of a storage is the one that blocks are added along, which is time. If the storage counts more axes
+    as its own, they are envs. Otherwise nothing says what they are.
+    """
+    storage, data = buffer._storage, buffer[:]
+    along = getattr(buffer, "dim_extend", 0)
+    if along:
+        data = data.transpose(along, 0)
+    full = len(storage) == storage.max_size
+    if full:
+        first = int(getattr(buffer._writer, "_cursor", 0))  # the oldest row is the next one to be overwritten
+        data = data[(np.arange(len(data)) + first) % len(data)]
+    if not along and getattr(storage, "ndim", 1) == 1:
+        data = data.reshape(-1)
+    return tensordict_steps(data, f"torchrl {type(buffer).__name__}", full=full)
+
+
+def tensordict_steps(data: Any, source: str = "TensorDict", *, full: bool = False) -> Experience:
+    """A TensorDict ``[T]`` of steps with a "next", the oldest first; ``[T, N]`` if it says which steps are of one env.
+
+    Raises:
+        FieldError: no observation is in both a step and its "next", or a field is missing.
+    """
+    envs = prod(data.batch_size[1:]) if data.batch_dims > 1 else None
+    data = data.reshape(-1)
+    after = data.get("next", None)
+    if not hasattr(after, "keys"):
+        raise FieldError(f'{source}: expected steps with a "next", got {", ".join(map(str, data.keys()))}')
+    observed = [name for name in data.keys() if name in after.keys() and name not in FLAGS]
+    fields = {
+        "obs": {name: data.get(name) for name in observed},
+        "next_obs": {name: after.get(name) for name in observed},
+    }
+    rest: dict[str, Any] = {name: _flat(after.get(name)) for name in FLAGS if name in after.keys()}
+    if "truncated" not in rest or "terminated" not in rest:
+        rest["done"] = rest.get("done", rest.get("terminated"))
+    else:
+        rest.pop("done", None)
+    if "action" in data.keys():
+        rest["action"] = data.get("action")
+    if "gamma" in data.keys():  # of its MultiStep: the discount of each window
+        rest["discount"] = _flat(data.get("gamma"))
+    plain = {name: _plain(leaves) for name, leaves in fields.items()}
+    if not plain["obs"]:
+        raise FieldError(
+            f'{source}: expected an observation that a step and its "next" have under one name, got '
+            f'{", ".join(map(str, data.keys()))} in steps and {", ".join(map(str, after.keys()))} in "next"; store both'
+        )
+    episode = data.get(("collector", "traj_ids"), None)
+    return flat_steps(plain | rest, source, full=full, episode=None if episode is None else _flat(episode), envs=envs)
+
+
+FLAGS = ("reward", "terminated", "truncated", "done")
+
+
+# -- AgileRL -------------------------------------------------------------------------------------------------------
+def agilerl_replay(buffer: Any) -> Experience:
+    """Its replay buffers: a TensorDict of steps, in the names of its training functions; ``done`` is a terminal."""
+    source = f"agilerl {type(buffer).__name__}"
+    if buffer.storage is None:
+        return nothing(source)
+    rows = leaves_of(buffer.storage)
+    full = len(buffer) == buffer.max_size
+    ordered = {path: in_time(leaf, buffer._cursor, full)[: len(buffer)] for path, leaf in rows.items()}
+    names = {"obs": "obs", "next_obs": "next_obs", "action": "action", "reward": "reward", "done": "terminated"}
+    fields: dict[str, Any] = {}
+    for theirs, ours in names.items():
+        part = {".".join(path[1:]): leaf for path, leaf in ordered.items() if path[0] == theirs}
+        if part:
+            fields[ours] = part.get("", part)
+    fields |= {name: fields[name].reshape(-1) for name in ("reward", "terminated") if name in fields}
+    n = int(getattr(buffer, "n_step", 1))
+    return flat_steps(fields, source, full=full, n=n)
+
+
+def agilerl_rollout(buffer: Any) -> Experience:
+    """Its rollout buffer: ``dones`` are ends of both kinds, and the next observation is what ``step()`` returned."""
+    columns = {name: in_time(buffer.buffer[name], buffer.pos, buffer.full) for name in AGILERL if name in buffer.buffer}
+    fields = {AGILERL[name]: column for name, column in columns.items()}
+    found = from_arrays(fields, f"agilerl {type(buffer).__name__}", vector=True)
+    found.begins = not (buffer.full and buffer.wrap_at_capacity)
+    return found
+
+
+AGILERL = {
+    "observations": "obs", "next_observations": "next_obs", "actions": "action", "rewards": "reward", "dones": "done",
+    "values": "value", "advantages": "advantage", "returns": "return", "log_probs": "log_prob",
+}  # fmt: skip
+
+
+# -- Velora --------------------------------------------------------------------------------------------------------
+def velora_replay(buffer: Any) -> Experience:
+    """Its replay buffer: flat rows of any envs, whose ``dones`` are ends of both kinds."""
+    full = buffer.size == buffer.capacity
+    names = {"states": "obs", "next_states": "next_obs", "actions": "action", "rewards": "reward", "dones": "done"}
+    fields = {ours: in_time(getattr(buffer, theirs), buffer.position, full) for theirs, ours in names.items()}
+    fields |= {name: fields[name].reshape(-1) for name in ("reward", "done")}
+    return flat_steps(fields, f"velora {type(buffer).__name__}", full=full)
+
+
+# -- PyTorchRL -----------------------------------------------------------------------------------------------------
+def pytorchrl_replay(buffer: Any) -> Experience:
+    """Its off-policy buffers: ``NextDone`` is the flag of the step itself, for ends of both kinds."""
+    if getattr(buffer, "recurrent_actor", False):
+        raise FieldError(
+            "a PyTorchRL buffer of a recurrent actor stores overlapping sequences, in which steps come twice; audit "
+            "what its collector stores for an actor without memory"
+        )
+    source = f"pytorchrl {type(buffer).__name__}"
+    data, full = buffer.data, buffer.size == buffer.max_size
+    if not data:
+        return nothing(source)
+    names = {"Observation": "obs", "NextObservation": "next_obs", "Action": "action", "Reward": "reward",
+             "NextDone": "done"}  # fmt: skip
+    fields = {ours: in_time(data[theirs], buffer.step, full) for theirs, ours in names.items() if theirs in data}
+    fields |= {name: as_blocks(fields[name]) for name in ("reward", "done")}
+    found = from_arrays(fields, source, vector=True)
+    found.begins = not full
+    return found
+
+
+def pytorchrl_rollout(buffer: Any) -> Experience:
+    """Its on-policy buffers: ``Done`` is the flag of the step before, so it marks an episode's first step."""
+    data, size = buffer.data, buffer.step or buffer.size
+    names = {"Reward": "reward", "Value": "value", "Advantage": "advantage", "ExternalReturn": "return"}
+    fields = {ours: as_blocks(data[theirs])[:size] for theirs, ours in names.items() if data.get(theirs) is not None}
+    fields |= {"obs": in_time(data["Observation"], size, False), "action": in_time(data["Action"], size, False)}
+    starts = as_blocks(data["Done"])
+    fields |= {"episode_start": starts[:size]}
+    if len(starts) > size:
+        fields["next_done"] = starts[size]
+    return from_arrays(fields, f"pytorchrl {type(buffer).__name__}", vector=True)
+
+
+# -- FastTD3 -------------------------------------------------------------------------------------------------------
+def fast_td3_replay(buffer: Any) -> Experience:
+    """Its ``SimpleReplayBuffer``: tensors ``[N, R, ...]``; ``dones`` are ends of both kinds, ``truncations`` limits."""
+    full = buffer.ptr >= buffer.buffer_size
+    position = buffer.ptr % buffer.buffer_size if full else buffer.ptr
+
+    def rows(name: str) -> Any:
+        return in_time(as_host(getattr(buffer, name)).swapaxes(0, 1), position, full)
+
+    truncated = rows("truncations") > 0
+    fields = {
+        "obs": rows("observations"), "next_obs": rows("next_observations"), "action": rows("actions"),
+        "reward": rows("rewards"), "terminated": (rows("dones") > 0) & ~truncated, "truncated": truncated,
+    }  # fmt: skip
+    found = from_arrays(fields, "FastTD3 SimpleReplayBuffer", vector=True)
+    found.begins = not full
+    return found
+
+
+# -- LeRobot -------------------------------------------------------------------------------------------------------
+def lerobot_dataset(dataset: Any) -> Experience:
+    """A ``LeRobotDataset``: the columns of its table; videos and images are left where they are.
+
+    ``next.reward`` and ``next.done`` are the reward and the end of a frame's own step. The last frame of an episode
+    that is not done was cut off there. A data set without rewards is for imitation: each last frame is an end.
+    """
+    table = dataset.hf_dataset
+    table = table.with_format("numpy") if hasattr(table, "with_format") else table
+    kinds = {name: feature.get("dtype") for name, feature in dict(dataset.features).items()}
+    numbers = [name for name in table.column_names if kinds.get(name) not in ("image", "video", "string")]
+    column = {name: np.asarray(table[name][:]) for name in numbers if name in READ or name.startswith("observation.")}
+    episode = column["episode_index"].reshape(-1)
+    last = np.append(episode[1:] != episode[:-1], True)[: len(episode)]
+    fields: dict[str, Any] = {
+        "obs": {name.removeprefix("observation."): x for name, x in column.items() if name.startswith("observation.")},
+        "reward": column.get("next.reward", np.zeros(len(episode))).reshape(-1),
+    }
+    if "action" in column:
+        fields["action"] = column["action"]
+    if "next.done" in column and "next.reward" in column:
+        done = column["next.done"].reshape(-1).astype(np.bool_)
+        fields |= {"terminated": done, "truncated": last & ~done}
+    else:
+        fields["done"] = last
+    found = from_arrays(fields, f"lerobot {type(dataset).__name__}", vector=False)
+    found.env, found.begins = np.zeros(len(episode), np.int64), True
+    if "next.reward" not in column:
+        found.lacks += ("it keeps no rewards",)
+        found.judge_limits = False
+    if "frame_index" in column:
+        found.step = column["frame_index"].reshape(-1).astype(np.int64)
+    return found
+
+
+READ = ("action", "episode_index", "frame_index", "next.reward", "next.done")
+"""The columns of a LeRobotDataset that are read, beside observations."""
+
+
+def lerobot_replay(buffer: Any) -> Experience:
+    """Its replay buffer; ``optimize_memory`` keeps no observation after a step."""
+    source = f"lerobot {type(buffer).__name__}"
+    if not buffer.size:
+        return nothing(source)
+    full = buffer.size == buffer.capacity
+    names = {"states": "obs", "actions": "action", "rewards": "reward", "truncateds": "truncated"}
+    fields = {ours: in_time(getattr(buffer, theirs), buffer.position, full) for theirs, ours in names.items()}
+    fields["truncated"] = fields["truncated"].astype(np.bool_)
+    fields["terminated"] = in_time(buffer.dones, buffer.position, full).astype(np.bool_) & ~fields["truncated"]
+    if not getattr(buffer, "optimize_memory", False):
+        fields["next_obs"] = in_time(buffer.next_states, buffer.position, full)
+    found = from_arrays(fields, source, vector=False)
+    found.begins = not full
+    return found
+
+
+# -- rsl_rl ----------------------------------------------------------------------------------------------------------
+
+
+def rsl_rl_rollout(storage: Any) -> Experience:
+    """Its rollout storage: ``dones`` are ends of both kinds. Time-outs are read where a storage keeps them."""
+    size = storage.step
+    names = {"rewards": "reward", "dones": "done", "values": "value", "returns": "return", "advantages": "advantage"}
+    found = {ours: getattr(storage, theirs, None) for theirs, ours in names.items()}
+    fields: dict[str, Any] = {name: as_blocks(x)[:size] for name, x in found.items() if x is not None}
+    fields |= {"obs": in_time(storage.observations, size, False), "action": in_time(storage.actions, size, False)}
+    time_outs = getattr(storage, "time_outs", None)
+    if time_outs is not None and bool((as_host(time_outs)[:size] != 0).any()):
+        fields["truncated"] = as_blocks(time_outs)[:size].astype(np.bool_)
+        fields["final_value"] = as_blocks(storage.final_values)[:size]
+        return from_arrays(fields, f"rsl_rl {type(storage).__name__}", vector=True)
+    return _limits_in_rewards(from_arrays(fields, f"rsl_rl {type(storage).__name__}", vector=True))
+
+
+# -- EmbodiChain -----------------------------------------------------------------------------------------------------
+
+
+def embodichain_rollout(buffer: Any) -> Experience:
+    """Its rollout buffer ``[N, T + 1]``: the last slot holds the bootstrap value, and is no step."""
+    rollout = buffer.buffer
+    names = ["obs", "action", "reward", "terminated", "truncated", "value", "advantage", "return", "final_value"]
+    fields = {name: in_time_major(rollout[name], buffer.rollout_len) for name in names if name in rollout.keys()}
+    return from_arrays(fields, f"embodichain {type(buffer).__name__}", vector=True)
+
+
+def in_time_major(values: Any, size: int) -> Any:
+    """Columns ``[N, T + 1, ...]``, nested or not, as ``[T, N, ...]``."""
+    if hasattr(values, "items"):
+        return {name: in_time_major(part, size) for name, part in values.items()}
+    return as_host(values).swapaxes(0, 1)[:size]
+
+
+# -- CleanRL -------------------------------------------------------------------------------------------------------
+def is_cleanrl(fields: Mapping[str, Any]) -> bool:
+    """Whether arrays have the names that CleanRL's PPO gives to its rollout."""
+    return {"obs", "actions", "logprobs", "rewards", "dones", "values"} <= set(fields)
+
+
+def cleanrl_arrays(fields: Mapping[str, Any]) -> Experience:
+    """The rollout ``[T, N, ...]`` of CleanRL's PPO by its names: ``dones`` are the flags of the steps before.
+
+    ``next_done`` ``[N]``, if it is given, has the flags of the last steps. ``next_obs``, the observations after them,
+    is not read.
+
+    Raises:
+        ShapeError: rewards are not ``[T, N]``.
+    """
+    if as_host(fields["rewards"]).ndim != 2:
+        raise ShapeError(
+            f"rewards: expected [T, N] with CleanRL's names (obs, actions, logprobs, ...), got shape "
+            f"{as_host(fields['rewards']).shape}; pass arrays as they are before they are flattened"
+        )
+    names = {"dones": "episode_start", "logprobs": "log_prob"}
+    kept = {names.get(name, name): value for name, value in fields.items() if name not in ("next_obs", "next_value")}
+    return from_arrays(kept, "CleanRL arrays", vector=True)
+
+
+# -- the table of readers ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How the buffers of one class are read; also those of its subclasses.
+
+    Args:
+        package: the first part of the module of the class.
+        name: of the class.
+        read: the buffer -> experience.
+        attributes: what a class of that name and another package must have to be read, too: it is a copy in the user's
+            own code, or relive's drop-in. None means that such a class is not known.
+    """
+
+    package: str
+    name: str
+    read: Callable[[Any], Experience]
+    attributes: tuple[str, ...] | None = None
+
+    def reads(self, kind: type, source: Any) -> bool:
+        """Whether a source, one of whose classes is ``kind``, is for this reader."""
+        if kind.__qualname__ != self.name:
+            return False
+        if kind.__module__.partition(".")[0] == self.package:
+            return True
+        return self.attributes is not None and all(hasattr(source, name) for name in self.attributes)
+
+
+RING = ("observations", "actions", "rewards", "dones", "timeouts", "pos", "full")
+"""What Stable-Baselines3's replay buffers have, and CleanRL's copy of them."""
+
+READERS = (
+    Reader("stable_baselines3", "ReplayBuffer", stable_baselines3_replay, RING),
+    Reader("stable_baselines3", "RolloutBuffer", stable_baselines3_rollout,
+           ("observations", "actions", "rewards", "episode_starts", "values", "pos", "full")),
+    Reader("tianshou", "ReplayBuffer", tianshou_replay),
+    Reader("cpprb", "ReplayBuffer", cpprb_replay),
+    Reader("torchrl", "ReplayBuffer", torchrl_replay),
+    Reader("agilerl", "ReplayBuffer", agilerl_replay, ("storage", "_cursor", "max_size")),
+    Reader("agilerl", "RolloutBuffer", agilerl_rollout, ("buffer", "pos", "full", "wrap_at_capacity")),
+    Reader("embodichain", "RolloutBuffer", embodichain_rollout, ("buffer", "rollout_len", "num_envs")),
+    Reader("pytorchrl", "ReplayBuffer", pytorchrl_replay, ("data", "step", "size", "max_size")),
+    Reader("pytorchrl", "VanillaOnPolicyBuffer", pytorchrl_rollout, ("data", "step", "size")),
+    Reader("rsl_rl", "RolloutStorage", rsl_rl_rollout, ("observations", "rewards", "dones", "step")),
+    Reader("velora", "ReplayBuffer", velora_replay, ("states", "next_states", "hiddens", "position", "size")),
+    Reader("lerobot", "ReplayBuffer", lerobot_replay, ("states", "truncateds", "position", "size")),
+    Reader("lerobot", "LeRobotDataset", lerobot_dataset, ("hf_dataset", "features")),
+    Reader("fast_td3", "SimpleReplayBuffer", fast_td3_replay, ("truncations", "next_observations", "ptr")),
+)  # fmt: skip
+
+
+def read_host(source: Any) -> Experience | None:
+    """A live buffer of another library, a copy of one, or a drop-in for one, as experience; None if none is known.
+
+    Raises:
+        FieldError: it looks like one that is known, and cannot be read as that.
+    """
+    for kind in type(source).__mro__:
+        for reader in READERS:
+            if reader.reads(kind, source):
+                return _read(reader, source)
+    return None
+
+
+def _read(reader: Reader, source: Any) -> Experience:
+    try:
+        return reader.read(source)
+    except ReliveError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise FieldError(
+            f"a {type(source).__module__}.{type(source).__qualname__} could not be read as {reader.package}'s "
+            f"{reader.name} ({type(error).__name__}: {error}); pass its steps as a dict of arrays"
+        ) from error
+
+
+def readable_hosts() -> str:
+    """The buffers that are known, for an error."""
+    names: dict[str, list[str]] = {}
+    for reader in READERS:
+        names.setdefault(reader.package, []).append(reader.name)
+    return "; ".join(f"{package}: {', '.join(classes)}" for package, classes in names.items())
