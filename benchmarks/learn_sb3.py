@@ -128,23 +128,21 @@ def table(report: dict[str, Any]) -> str:
     """The markdown of the runs on record, of seeds that both sides have been trained with."""
     tables: Any = importlib.import_module("tables")
     out = [
-        "| | the drop-in: greedily | while training | Stable-Baselines3's: greedily | while training |",
-        "|---|---:|---:|---:|---:|",
+        "| task | seed | the drop-in: greedily | while training | Stable-Baselines3's: greedily | while training |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
     for name, task in TASKS.items():
         made = [run for run in report["runs"] if run["task"] == name]
         runs = [{run["seed"]: run for run in made if run["side"] == side} for side in SIDES]
-        both = sorted(runs[0].keys() & runs[1].keys())
-        cells = [f"{task.name}, {task.steps // 1000} k steps"]
-        for of_side in runs:
-            for figure in ("trained", "training"):
-                form = ".0%" if task.won and figure == "trained" else ".0f"
-                cells.append(", ".join(format(of_side[seed][figure], form) for seed in both))
-        if both:
+        greedily = ".0%" if task.won else ".0f"
+        for seed in sorted(runs[0].keys() & runs[1].keys()):
+            cells = [f"{task.name}, {task.steps // 1000} k steps", f"{seed}"]
+            for of_side in runs:
+                cells += [format(of_side[seed]["trained"], greedily), format(of_side[seed]["training"], ".0f")]
             out.append("| " + " | ".join(cells) + " |")
     foot = (
-        "A figure for each seed: the mean return of 50 episodes of the trained policy, acting greedily (with "
-        "hindsight, how many of them are won), and that of the second half of each env's episodes in training. Made by "
+        "Greedily: the mean return of 50 episodes of the trained policy, or with hindsight, the share of them that is "
+        "won. While training: the mean return of the second half of each env's episodes. Made by "
         f"`python benchmarks/learn_sb3.py` on {tables.machine(report['environment'])}."
     )
     return "\n".join([*out, "", fill(foot, 120, break_on_hyphens=False)])

@@ -110,16 +110,16 @@ MUTATIONS = [
     Mutation(
         "a storage of TorchRL that names its envs is put in order by observations",
         "look/readers.py",
-        "        if _goes_on(stated) or not _goes_on(found):",
+        "        if _goes_on(stated) or not _goes_on(experience):",
         "        if False:",
-        "exchange/test_torchrl.py look/test_hosts.py",
+        "exchange/test_torchrl.py look/test_readers.py",
     ),
     Mutation(
         "a ring of Stable-Baselines3 that saves memory keeps a step whose observation is lost",
         "look/readers.py",
         "    lost = int(slim and buffer.full)",
         "    lost = 0",
-        "exchange/test_stable_baselines3.py look/test_hosts.py",
+        "exchange/test_stable_baselines3.py look/test_readers.py",
     ),
     Mutation(
         "a step is joined to one of another env that begins on what it led to",

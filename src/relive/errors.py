@@ -117,7 +117,7 @@ class UnfinishedError(LifecycleError):
 
 
 class WaitTimeoutError(LifecycleError, TimeoutError):
-    """What was waited for did not come in time."""
+    """A wait ended before its event came."""
 
 
 class InvariantError(ReliveError, AssertionError):

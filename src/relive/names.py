@@ -38,7 +38,7 @@ MODULE_HINTS: Mapping[str, str] = {
     **dict.fromkeys(("gae", "compute_gae"), "call relive.returns.gae(...)"),
     "load": "call relive.ReplayBuffer.load(path) or relive.RolloutBuffer.load(path)",
 }
-"""What to write in place of names that people look for in the package."""
+"""Names that people look for in the package -> the text to write instead."""
 
 BUFFER_HINTS: Mapping[str, Mapping[str, str]] = {
     "ReplayBuffer": {
@@ -66,7 +66,7 @@ BUFFER_HINTS: Mapping[str, Mapping[str, str]] = {
         "buffer": "call data(), or read one field as rollout['obs']",
     },
 }
-"""The same for attributes of buffers, by the name of the class."""
+"""Class of buffers -> names of attributes that people look for -> the text to write instead."""
 
 
 def lazy_modules(
@@ -94,7 +94,9 @@ def lazy_modules(
 
 
 def add_hints(cls: Any) -> None:
-    """Have a class say what to write in place of names that it lacks. ``hasattr`` of them stays False.
+    """Add hints to a class: its error for a name that it lacks says what to write instead.
+
+    ``hasattr`` of such a name stays False.
 
     A ``__getattr__`` would do the same. But then CPython 3.11 looks up every attribute that is there in four times the
     time. The price is that ``dir`` of the class, and protocols that are checked at run time, see the names.

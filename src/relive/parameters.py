@@ -66,14 +66,14 @@ def require(call: str, rule: Rule, **values: Any) -> None:
 
 
 class Observer(Protocol):
-    """Learns of changed parameters."""
+    """An object that is told when a parameter has changed."""
 
     def part_changed(self, part: object) -> object:
         """A parameter of this part has changed. It may be a part that the observer does not know."""
 
 
 _OBSERVERS: WeakValueDictionary[int, Observer] = WeakValueDictionary()
-"""Who learns of changes, by the ``id`` of the part: some parts can neither be hashed nor referred to weakly. When such
+"""The observers of parts, by the ``id`` of the part: some parts can neither be hashed nor referred to weakly. When such
 a part is gone, another one may have its ``id``, so observers look which part it is."""
 
 
@@ -135,30 +135,30 @@ def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
 
 
 def _is_frozen(cls: type) -> bool:
-    """Whether this is a frozen dataclass, whose constructor sets attributes without ``__setattr__``."""
+    """True for a frozen dataclass, whose constructor sets attributes without ``__setattr__``."""
     options = getattr(cls, "__dataclass_params__", None)
     return options is not None and options.frozen
 
 
 def is_count(value: Any, least: int = 0) -> bool:
-    """Whether this is a whole number of at least ``least``."""
+    """True for a whole number of at least ``least``."""
     if type(value) is int:  # most often; whether something is an Integral takes ten times as long
         return value >= least
     return is_whole(value) and int(value) >= least
 
 
 def is_whole(value: Any) -> bool:
-    """Whether this is a whole number of either sign, Python's or NumPy's. Bools are not."""
+    """True for a whole number of either sign, Python's or NumPy's. Bools are not."""
     return not isinstance(value, bool) and isinstance(value, Integral)
 
 
 def is_steps(value: Any, least: int = 1) -> bool:
-    """Whether this is a number of steps that a view may ask for: below 2³⁰, so that kernels can add two of them."""
+    """True for a number of steps that a view may ask for: below 2³⁰, so that kernels can add two of them."""
     return is_count(value, least) and value < 2**30
 
 
 def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
-    """Whether this is a finite number from ``least`` to ``most``. Bools and NaN are not."""
+    """True for a finite number from ``least`` to ``most``. Bools and NaN are not."""
     if type(value) is float:  # most often; whether something is a Real takes longer
         return least <= value <= most and math.isfinite(value)
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -171,17 +171,17 @@ def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> b
 
 
 def is_flag(value: Any) -> bool:
-    """Whether this is True or False."""
+    """True for the values True and False."""
     return isinstance(value, bool)
 
 
 def is_names(value: Any) -> bool:
-    """Whether this is a tuple or list of strings."""
+    """True for a tuple or list of strings."""
     return isinstance(value, tuple | list) and all(isinstance(name, str) for name in cast("tuple[Any, ...]", value))
 
 
 def is_own(part: object) -> bool:
-    """Whether a part and its ``inner`` part are relive's own. What foreign parts return is checked before use."""
+    """True if a part and its ``inner`` part are relive's own. What foreign parts return is checked before use."""
     parts = part, getattr(part, "inner", part)
     return all(type(part).__module__.partition(".")[0] == __name__.partition(".")[0] for part in parts)
 
@@ -227,7 +227,7 @@ def torch_device(call: str, device: Any, *, here: bool = True) -> torch.device:
     Args:
         call: named in the error.
         device: a name, or a ``torch.device``.
-        here: whether this torch must be able to allocate on it.
+        here: True if this torch must be able to allocate on it.
 
     Raises:
         ParameterError: there is no such device, or it cannot be used here.
@@ -258,7 +258,7 @@ FLAG_RULE: Rule = (is_flag, "expected True or False")
 """The rule for every flag. Text such as "false" would count as True."""
 
 EPS_RULE: Rule = (lambda eps: is_number(eps, 0), "eps is a number of at least 0")
-"""The rule for what is added to a standard deviation."""
+"""The rule for the number that is added to a standard deviation."""
 
 GAMMA_RULE: Rule = (lambda gamma: is_number(gamma, 0, 1), "gamma is a number from 0 to 1")
 """The rule for every discount."""

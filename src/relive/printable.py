@@ -1,4 +1,4 @@
-"""How messages show what others chose: names that act on no terminal, and values in bounded time.
+"""Text for messages: names that act on no terminal, and values in bounded time.
 
 A file may be made up by somebody who wants to harm the reader of a message about it.
 """

@@ -1,4 +1,8 @@
-"""LeRobotDataset v3: Parquet files of frames, in and out."""
+"""LeRobotDataset v3: Parquet files of frames, in and out.
+
+In order: the layout of a data set; reading (features, frames, steps and ends, final observations); writing (columns,
+files, statistics); and columns of Parquet as arrays.
+"""
 
 from __future__ import annotations
 
@@ -25,30 +29,15 @@ from ..steps.schema import Path as Keys
 from ..steps.schema import Schema, descend
 from .log import Log, Played, count, directory, json_object, played, require_memory, tracked
 
-__all__ = [
-    "DATA",
-    "DEFAULTS",
-    "EPISODES",
-    "FINAL",
-    "INFO",
-    "NUMBERS",
-    "STATS",
-    "TASKS",
-    "VERSION",
-    "Feature",
-    "arrow",
-    "column_of",
-    "dense",
-    "episode_stats",
-    "from_lerobot",
-    "joined_stats",
-    "to_lerobot",
-    "widths",
-]
+__all__ = ["episode_stats", "from_lerobot", "joined_stats", "to_lerobot"]
 
+
+# -- the layout of a data set ------------------------------------------------------------------------------------------
 
 VERSION = "v3.0"
+
 INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
+
 EPISODES, DATA = "meta/episodes", "data"
 
 DEFAULTS = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64",
@@ -61,6 +50,12 @@ FINAL = "final/"
 NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
            "float64")  # fmt: skip
 """The dtypes of features that are numbers. Others are "image", "video", "string" and "language"."""
+
+FLAGS = ("next.reward", "next.done", "next.terminated", "next.truncated")
+"""Columns with a meaning of their own."""
+
+NUMBERS_OF_EPISODES = ("episode_index", "length")
+"""The columns that are read of a table of episodes, besides final observations."""
 
 
 class Feature(NamedTuple):
@@ -91,114 +86,7 @@ class Feature(NamedTuple):
         return {"dtype": self.dtype.name, "shape": list(self.shape), "names": None, "info": ours}
 
 
-def arrow() -> Any:
-    """The package pyarrow, with ``parquet``.
-
-    Raises:
-        ModuleNotFoundError: pyarrow is not installed.
-    """
-    try:
-        import_module("pyarrow.parquet")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "LeRobot data sets need pyarrow: pip install 'relive[lerobot]'", name=error.name
-        ) from error
-    return import_module("pyarrow")
-
-
-def column_of(array: Array, shape: tuple[int, ...]) -> Any:
-    """Frames ``[k, *shape]`` as a column: numbers, lists of one length, or lists of lists."""
-    pa = arrow()
-    flat = pa.array(np.ascontiguousarray(array).reshape(-1))
-    if shape == (1,):
-        return flat
-    if len(shape) == 1:
-        return pa.FixedSizeListArray.from_arrays(flat, shape[0])
-    for size in reversed(shape):
-        flat = pa.ListArray.from_arrays(pa.array(np.arange(0, len(flat) + 1, size, dtype=np.int32)), flat)
-    return flat
-
-
-def widths(kind: Any, feature: Feature, where: str) -> tuple[int, int]:
-    """The bytes in memory of a number of a column of this type, and of the offsets of the lists in a row.
-
-    Raises:
-        FileFormatError: the column does not hold numbers in as many lists as the feature has axes.
-    """
-    types: Any = arrow().types
-    inner, lists, offsets = getattr(kind, "storage_type", kind), 1, 0
-    for size in () if feature.shape == (1,) and not _is_list(inner) else feature.shape:
-        if not _is_list(inner):
-            raise _wrong(feature, where, f"{inner} where a list is due")
-        offsets += 0 if types.is_fixed_size_list(inner) else 8 * lists
-        inner, lists = inner.value_type, lists * size
-    if not _is_number(inner):
-        raise _wrong(feature, where, str(kind))
-    return max(feature.dtype.itemsize, inner.bit_width // 8), offsets
-
-
-def dense(column: Any, feature: Feature, where: str) -> Array:
-    """A column as frames ``[k, *shape]``.
-
-    Raises:
-        FileFormatError: a value is missing, a list has another length than the shape says, or the dtype is wrong.
-    """
-    parts = [_dense(chunk, feature, where) for chunk in getattr(column, "chunks", [column])]
-    return np.concatenate([np.empty((0, *feature.shape), feature.dtype), *parts])
-
-
-def _dense(chunk: Any, feature: Feature, where: str) -> Array:
-    """One chunk of a column; see :func:`dense`."""
-    rows, values = len(chunk), getattr(chunk, "storage", chunk)
-    for size in () if feature.shape == (1,) and not _is_list(values.type) else feature.shape:
-        if not _is_list(values.type):
-            raise _wrong(feature, where, f"{values.type} where a list is due")
-        if values.null_count or not _all_of(values, size):
-            raise _wrong(feature, where, "lists of other lengths")
-        values = values.flatten()
-    number = _is_number(values.type)
-    if values.null_count or not number:
-        raise _wrong(feature, where, "missing values" if number else str(values.type))
-    found: Array = values.to_numpy(zero_copy_only=False)
-    if found.size != rows * feature.size or not np.can_cast(found.dtype, feature.dtype, "same_kind"):
-        raise _wrong(feature, where, f"{found.size} numbers of {found.dtype} in {rows} frames")
-    return found.astype(feature.dtype, copy=False).reshape(rows, *feature.shape)
-
-
-def _is_list(kind: Any) -> bool:
-    """Whether this is the type of lists of any kind."""
-    types: Any = arrow().types
-    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-
-
-def _is_number(kind: Any) -> bool:
-    """Whether this is the type of whole numbers, floats or bools."""
-    types: Any = arrow().types
-    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-
-
-def _all_of(values: Any, size: int) -> bool:
-    """Whether all lists have ``size`` members."""
-    if arrow().types.is_fixed_size_list(values.type):
-        return values.type.list_size == size
-    lengths = np.diff(cast("Array", values.offsets.to_numpy(zero_copy_only=False)))
-    return bool((lengths == size).all())
-
-
-def _wrong(feature: Feature, where: str, got: str) -> FileFormatError:
-    """The error for a column that differs from its feature."""
-    return FileFormatError(
-        f"'{where}', column '{feature.name}': expected {feature.dtype} {feature.shape} in every frame, as {INFO} says, "
-        f"got {got}; use another copy"
-    )
-
-
-FLAGS = ("next.reward", "next.done", "next.terminated", "next.truncated")
-"""Columns with a meaning of their own."""
-
-NUMBERS_OF_EPISODES = ("episode_index", "length")
-"""The columns that are read of a table of episodes, besides final observations."""
-
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 COPIES = 3
 """How often numbers are in memory while they are read: as Arrow's, as those of a file, and as those of all files."""
@@ -212,7 +100,7 @@ class Table(NamedTuple):
 
     @property
     def last(self) -> Array:
-        """Whether a frame is its episode's last, bool ``[S]``."""
+        """True where a frame is its episode's last, bool ``[S]``."""
         found = np.zeros(self.bounds[-1], np.bool_)
         found[self.bounds[1:] - 1] = True
         return found
@@ -221,11 +109,11 @@ class Table(NamedTuple):
 def from_lerobot(path: str | os.PathLike[str]) -> Log:
     """The frames of a LeRobotDataset v3 that is on this machine. Nothing is downloaded.
 
-    A frame is a step: ``observation.…`` is what was seen before ``action``, and ``next.reward`` and ``next.done`` came
-    after it. Data sets that :func:`to_lerobot` wrote come back with every end and final observation. In others, a done
-    episode counts as terminated unless ``next.truncated`` or ``next.terminated`` says more; an episode that was not
-    done was cut off after its last frame. Videos and compressed images are left where they are. ``lacks`` names all
-    that is missing.
+    A frame is a step: ``observation.…`` is the observation that ``action`` was chosen on. ``next.reward`` and
+    ``next.done`` came after it. Data sets that :func:`to_lerobot` wrote come back with every end and final observation.
+    In others, a done episode counts as terminated unless ``next.truncated`` or ``next.terminated`` says more. An
+    episode that was not done was cut off after its last frame. Videos and compressed images are left where they are.
+    ``lacks`` names all that is missing.
 
     Args:
         path: the directory with ``meta`` and ``data`` in it.
@@ -256,9 +144,6 @@ def from_lerobot(path: str | os.PathLike[str]) -> Log:
     else:
         fields["next_obs"] = _tree({f.path[1:]: finals[name] for name, f in features.items() if f.path[0] == "obs"})
     return Log(f"'{folder}', LeRobot data set", fields, tuple(lacks))
-
-
-# -- features -------------------------------------------------------------------------------------------------------
 
 
 def _features(info: Mapping[str, Any], where: Path) -> tuple[dict[str, Feature], list[str]]:
@@ -320,7 +205,37 @@ def _path(name: str) -> list[str]:
     return [name.replace(".", "_")]
 
 
-# -- frames ---------------------------------------------------------------------------------------------------------
+def _frames(folder: Path, info: Mapping[str, Any], features: Mapping[str, Feature]) -> Table:
+    """All columns of numbers, and where episodes begin.
+
+    Raises:
+        FileFormatError: they contradict ``info.json``, or frames are not in order.
+    """
+    where, files = folder / INFO, _files(folder, DATA)
+    total, episodes = (count(info, name, where) for name in ("total_frames", "total_episodes"))
+    observed = _observed(features)
+    frames = [_opened(file, lambda parquet, file=file: _size(parquet, features, file)) for file in files]
+    finals = [
+        _opened(file, lambda parquet, file=file: _size(parquet, _wanted(parquet, observed), file, nulls=True))
+        for file in _files(folder, EPISODES)
+    ]
+    for name, sizes, stated in (("total_frames", frames, total), ("total_episodes", finals, episodes)):
+        found = sum(size.rows for size in sizes)
+        if found != stated or not stated:
+            raise FileFormatError(f"'{where}': expected {name} of {found}, as the files have, got {stated}")
+    require_memory(COPIES * sum(size.nbytes for size in (*frames, *finals)), folder)
+    parts = [
+        _opened(file, lambda parquet, file=file: _columns(parquet, features, file))
+        for file in tracked(files, "reading", "files")
+    ]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in features}
+    episode, frame = (columns[name].reshape(-1) for name in ("episode_index", "frame_index"))
+    bounds = np.concatenate([[0], np.flatnonzero(np.diff(episode)) + 1, [total]]).astype(np.int64)
+    if (np.diff(episode) < 0).any() or len(bounds) != episodes + 1:
+        raise FileFormatError(f"'{folder / DATA}': expected {episodes} episodes in order, got others")
+    if (frame != np.arange(total) - np.repeat(bounds[:-1], np.diff(bounds))).any():
+        raise FileFormatError(f"'{folder / DATA}': expected frame_index to count from 0 in each episode")
+    return Table(columns, bounds)
 
 
 def _files(folder: Path, kind: str) -> list[Path]:
@@ -358,41 +273,8 @@ def _opened(file: Path, read: Callable[[Any], Any]) -> Any:
         raise FileFormatError(f"'{file}' is damaged, or is not a Parquet file: {error!s:.300}") from error
 
 
-def _frames(folder: Path, info: Mapping[str, Any], features: Mapping[str, Feature]) -> Table:
-    """All columns of numbers, and where episodes begin.
-
-    Raises:
-        FileFormatError: they contradict ``info.json``, or frames are not in order.
-    """
-    where, files = folder / INFO, _files(folder, DATA)
-    total, episodes = (count(info, name, where) for name in ("total_frames", "total_episodes"))
-    observed = _observed(features)
-    frames = [_opened(file, lambda parquet, file=file: _size(parquet, features, file)) for file in files]
-    finals = [
-        _opened(file, lambda parquet, file=file: _size(parquet, _wanted(parquet, observed), file, nulls=True))
-        for file in _files(folder, EPISODES)
-    ]
-    for name, sizes, stated in (("total_frames", frames, total), ("total_episodes", finals, episodes)):
-        found = sum(size.rows for size in sizes)
-        if found != stated or not stated:
-            raise FileFormatError(f"'{where}': expected {name} of {found}, as the files have, got {stated}")
-    require_memory(COPIES * sum(size.nbytes for size in (*frames, *finals)), folder)
-    parts = [
-        _opened(file, lambda parquet, file=file: _columns(parquet, features, file))
-        for file in tracked(files, "reading", "files")
-    ]
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in features}
-    episode, frame = (columns[name].reshape(-1) for name in ("episode_index", "frame_index"))
-    bounds = np.concatenate([[0], np.flatnonzero(np.diff(episode)) + 1, [total]]).astype(np.int64)
-    if (np.diff(episode) < 0).any() or len(bounds) != episodes + 1:
-        raise FileFormatError(f"'{folder / DATA}': expected {episodes} episodes in order, got others")
-    if (frame != np.arange(total) - np.repeat(bounds[:-1], np.diff(bounds))).any():
-        raise FileFormatError(f"'{folder / DATA}': expected frame_index to count from 0 in each episode")
-    return Table(columns, bounds)
-
-
 class Size(NamedTuple):
-    """What a Parquet file says of itself: its rows, and the bytes that its columns of features take in memory."""
+    """The rows of a Parquet file, by its own metadata, and the bytes that its columns of features take in memory."""
 
     rows: int
     nbytes: int
@@ -405,7 +287,7 @@ def _size(parquet: Any, features: Mapping[str, Feature], file: Path, *, nulls: b
         parquet: the open file.
         features: the columns that will be read.
         file: the path of the file, for errors.
-        nulls: whether rows may lack the numbers of a list.
+        nulls: True if rows may lack the numbers of a list.
 
     Raises:
         FileFormatError: a column is missing, holds something else, or holds more or fewer numbers.
@@ -441,9 +323,6 @@ def _columns(parquet: Any, features: Mapping[str, Feature], file: Path) -> dict[
     """The columns of a file."""
     table = parquet.read(columns=list(features))
     return {name: dense(table[name], feature, str(file)) for name, feature in features.items()}
-
-
-# -- steps ----------------------------------------------------------------------------------------------------------
 
 
 def _step(table: Table, features: Mapping[str, Feature], lacks: list[str]) -> dict[str, Any]:
@@ -551,43 +430,7 @@ def _tree(leaves: Mapping[tuple[str | int, ...], Array]) -> Any:
     return {str(key): part for key, part in found.items()}
 
 
-QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
-
-LARGEST = 512
-"""A feature with more numbers in a frame than this has no statistics, such as an image stored as numbers."""
-
-Stats = dict[str, Array]
-"""min, max, mean, std and quantiles ``[*shape]`` in float64, and count ``[1]``."""
-
-
-def episode_stats(frames: Array) -> Stats | None:
-    """The statistics of frames ``[k, *shape]``; None for images, and if a number is not finite."""
-    numbers = frames.astype(np.float64)
-    if frames[0].size > LARGEST or not np.isfinite(numbers).all():
-        return None
-    found = {"min": numbers.min(0), "max": numbers.max(0), "mean": numbers.mean(0), "std": numbers.std(0),
-             "count": np.array([len(frames)])}  # fmt: skip
-    return found | dict(zip(QUANTILES, np.quantile(numbers, list(QUANTILES.values()), 0), strict=True))
-
-
-def joined_stats(one: Stats | None, other: Stats | None) -> Stats | None:
-    """The statistics of two sets of frames together. Quantiles are weighted means, as LeRobot's own are."""
-    if one is None or other is None:
-        return None
-    counts = one["count"][0], other["count"][0]
-    share: Any = counts[1] / sum(counts)
-
-    def mixed(name: str) -> Array:
-        return one[name] + (other[name] - one[name]) * share
-
-    mean = mixed("mean")
-    spread = [stats["std"] ** 2 + (stats["mean"] - mean) ** 2 for stats in (one, other)]
-    found = {
-        "min": np.minimum(one["min"], other["min"]), "max": np.maximum(one["max"], other["max"]), "mean": mean,
-        "std": np.sqrt(spread[0] + (spread[1] - spread[0]) * share), "count": one["count"] + other["count"],
-    }  # fmt: skip
-    return found | {name: mixed(name) for name in QUANTILES}
-
+# -- writing -----------------------------------------------------------------------------------------------------------
 
 FILE_BYTES = 100 * 2**20
 """Bytes of frames in a file before the next one is begun: LeRobot's own limit."""
@@ -671,9 +514,6 @@ def _put(beside: Path, target: Path) -> None:
         raise FileFormatError(f"'{target}': something was put there meanwhile ({error}); give another path") from error
 
 
-# -- features -------------------------------------------------------------------------------------------------------
-
-
 def _features_of(schema: Schema) -> dict[str, Feature]:
     """The columns of the fields of a step.
 
@@ -710,9 +550,6 @@ def _path_of_field(schema: Schema, keys: Keys) -> tuple[str | int, ...]:
         node: Any = schema[keys[:at]]
         path.append(int(keys[at]) if isinstance(node, tuple) else keys[at])
     return tuple(path)
-
-
-# -- files ----------------------------------------------------------------------------------------------------------
 
 
 def _write(folder: Path, replay: ReplayBuffer, features: dict[str, Feature], about: dict[str, Any], task: str) -> None:
@@ -879,3 +716,148 @@ class _Tables:
         for writer in (self._frames, self._episodes):
             if writer is not None:
                 writer.close()
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+
+QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
+
+LARGEST = 512
+"""A feature with more numbers in a frame than this has no statistics, such as an image stored as numbers."""
+
+Stats = dict[str, Array]
+"""min, max, mean, std and quantiles ``[*shape]`` in float64, and count ``[1]``."""
+
+
+def episode_stats(frames: Array) -> Stats | None:
+    """The statistics of frames ``[k, *shape]``; None for images, and if a number is not finite."""
+    numbers = frames.astype(np.float64)
+    if frames[0].size > LARGEST or not np.isfinite(numbers).all():
+        return None
+    found = {"min": numbers.min(0), "max": numbers.max(0), "mean": numbers.mean(0), "std": numbers.std(0),
+             "count": np.array([len(frames)])}  # fmt: skip
+    return found | dict(zip(QUANTILES, np.quantile(numbers, list(QUANTILES.values()), 0), strict=True))
+
+
+def joined_stats(one: Stats | None, other: Stats | None) -> Stats | None:
+    """The statistics of two sets of frames together. Quantiles are weighted means, as LeRobot's own are."""
+    if one is None or other is None:
+        return None
+    counts = one["count"][0], other["count"][0]
+    share: Any = counts[1] / sum(counts)
+
+    def mixed(name: str) -> Array:
+        return one[name] + (other[name] - one[name]) * share
+
+    mean = mixed("mean")
+    spread = [stats["std"] ** 2 + (stats["mean"] - mean) ** 2 for stats in (one, other)]
+    found = {
+        "min": np.minimum(one["min"], other["min"]), "max": np.maximum(one["max"], other["max"]), "mean": mean,
+        "std": np.sqrt(spread[0] + (spread[1] - spread[0]) * share), "count": one["count"] + other["count"],
+    }  # fmt: skip
+    return found | {name: mixed(name) for name in QUANTILES}
+
+
+# -- columns of Parquet ------------------------------------------------------------------------------------------------
+
+
+def arrow() -> Any:
+    """The package pyarrow, with ``parquet``.
+
+    Raises:
+        ModuleNotFoundError: pyarrow is not installed.
+    """
+    try:
+        import_module("pyarrow.parquet")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "LeRobot data sets need pyarrow: pip install 'relive[lerobot]'", name=error.name
+        ) from error
+    return import_module("pyarrow")
+
+
+def column_of(array: Array, shape: tuple[int, ...]) -> Any:
+    """Frames ``[k, *shape]`` as a column: numbers, lists of one length, or lists of lists."""
+    pa = arrow()
+    flat = pa.array(np.ascontiguousarray(array).reshape(-1))
+    if shape == (1,):
+        return flat
+    if len(shape) == 1:
+        return pa.FixedSizeListArray.from_arrays(flat, shape[0])
+    for size in reversed(shape):
+        flat = pa.ListArray.from_arrays(pa.array(np.arange(0, len(flat) + 1, size, dtype=np.int32)), flat)
+    return flat
+
+
+def widths(kind: Any, feature: Feature, where: str) -> tuple[int, int]:
+    """The bytes in memory of a number of a column of this type, and of the offsets of the lists in a row.
+
+    Raises:
+        FileFormatError: the column does not hold numbers in as many lists as the feature has axes.
+    """
+    types: Any = arrow().types
+    inner, lists, offsets = getattr(kind, "storage_type", kind), 1, 0
+    for size in () if feature.shape == (1,) and not _is_list(inner) else feature.shape:
+        if not _is_list(inner):
+            raise _wrong(feature, where, f"{inner} where a list is due")
+        offsets += 0 if types.is_fixed_size_list(inner) else 8 * lists
+        inner, lists = inner.value_type, lists * size
+    if not _is_number(inner):
+        raise _wrong(feature, where, str(kind))
+    return max(feature.dtype.itemsize, inner.bit_width // 8), offsets
+
+
+def dense(column: Any, feature: Feature, where: str) -> Array:
+    """A column as frames ``[k, *shape]``.
+
+    Raises:
+        FileFormatError: a value is missing, a list has another length than the shape says, or the dtype is wrong.
+    """
+    parts = [_dense(chunk, feature, where) for chunk in getattr(column, "chunks", [column])]
+    return np.concatenate([np.empty((0, *feature.shape), feature.dtype), *parts])
+
+
+def _dense(chunk: Any, feature: Feature, where: str) -> Array:
+    """One chunk of a column; see :func:`dense`."""
+    rows, values = len(chunk), getattr(chunk, "storage", chunk)
+    for size in () if feature.shape == (1,) and not _is_list(values.type) else feature.shape:
+        if not _is_list(values.type):
+            raise _wrong(feature, where, f"{values.type} where a list is due")
+        if values.null_count or not _all_of(values, size):
+            raise _wrong(feature, where, "lists of other lengths")
+        values = values.flatten()
+    number = _is_number(values.type)
+    if values.null_count or not number:
+        raise _wrong(feature, where, "missing values" if number else str(values.type))
+    found: Array = values.to_numpy(zero_copy_only=False)
+    if found.size != rows * feature.size or not np.can_cast(found.dtype, feature.dtype, "same_kind"):
+        raise _wrong(feature, where, f"{found.size} numbers of {found.dtype} in {rows} frames")
+    return found.astype(feature.dtype, copy=False).reshape(rows, *feature.shape)
+
+
+def _is_list(kind: Any) -> bool:
+    """True for the type of lists of any kind."""
+    types: Any = arrow().types
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
+def _is_number(kind: Any) -> bool:
+    """True for the type of whole numbers, floats or bools."""
+    types: Any = arrow().types
+    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+
+
+def _all_of(values: Any, size: int) -> bool:
+    """True if all lists have ``size`` members."""
+    if arrow().types.is_fixed_size_list(values.type):
+        return values.type.list_size == size
+    lengths = np.diff(cast("Array", values.offsets.to_numpy(zero_copy_only=False)))
+    return bool((lengths == size).all())
+
+
+def _wrong(feature: Feature, where: str, got: str) -> FileFormatError:
+    """The error for a column that differs from its feature."""
+    return FileFormatError(
+        f"'{where}', column '{feature.name}': expected {feature.dtype} {feature.shape} in every frame, as {INFO} says, "
+        f"got {got}; use another copy"
+    )

@@ -1,4 +1,8 @@
-"""Log: the steps of a data set in the order of time, and a list of what the data set does not keep."""
+"""Log: the steps of a data set in the order of time, and a list of what the data set does not keep.
+
+In order: the log, and one of any source that an audit reads; episodes, into a log and out of a replay; and the files
+that all formats open.
+"""
 
 from __future__ import annotations
 
@@ -38,32 +42,12 @@ __all__ = [
 ]
 
 
-Item = TypeVar("Item")
-
-
-class Played(NamedTuple):
-    """An episode of k steps, or the known part of one, with the observation after its last step."""
-
-    obs: Any
-    """Arrays ``[k + 1, ...]``, nested as the observations are."""
-    action: Any
-    """Arrays ``[k, ...]``."""
-    reward: Array
-    """``[k]``."""
-    terminated: Array
-    """bool ``[k]``."""
-    truncated: Array
-    """bool ``[k]``."""
-    others: dict[str, Any] = {}  # noqa: RUF012 - never written
-    """Further fields ``[k, ...]``."""
-
-
 @dataclass(frozen=True)
 class Log:
     """Steps of one env in the order of time.
 
     Args:
-        source: what was read.
+        source: the name of the source, for messages.
         fields: name -> arrays ``[S, ...]``, nested as the field is: ``obs``, ``action``, ``reward``, ``terminated`` and
             ``truncated``, ``next_obs`` if the source has the observations after its steps, and further fields.
         lacks: sentences on what the source does not keep.
@@ -90,6 +74,80 @@ class Log:
         return ReplayBuffer.from_arrays(self.fields, schema, **options)
 
 
+def log_of(source: Any) -> Log:
+    """The steps of any source that :func:`relive.audit` reads, such as a live buffer of another library.
+
+    Observations after steps are kept if the source has them. Rows are env by env, each env in the order of time. If the
+    source has only the one after each env's last step, the others are those of the following rows, and after an end the
+    step's own observation stands for it.
+
+    Raises:
+        FieldError, ShapeError: the source cannot be read.
+    """
+    steps = experience_of(source)
+    fields: dict[str, Any] = nest(steps.others)
+    fields |= {"reward": steps.reward, "terminated": steps.terminated, "obs": _tree(steps.obs)}
+    if steps.action:
+        fields["action"] = _tree(steps.action)
+    after = _after(steps)
+    if after is not None:
+        fields["next_obs"] = _tree(after)
+    fields["truncated"] = _cuts(steps, after)
+    return Log(steps.source, fields, steps.lacks)
+
+
+def _tree(leaves: Leaves) -> Any:
+    """Leaves as a nested field."""
+    return leaves[()] if () in leaves else nest(leaves)
+
+
+def _after(steps: Experience) -> Leaves | None:
+    """The observations after steps ``[S, ...]``, as :func:`log_of` says; None if they are not known."""
+    if steps.next_obs is not None or steps.last_obs is None:
+        return steps.next_obs
+    row, last = np.arange(len(steps)), ~steps.follows
+    following = row + (steps.follows & ~steps.ended)
+    found = {path: leaf[following] for path, leaf in steps.obs.items()}
+    for path, leaf in found.items():
+        leaf[last] = steps.last_obs[path][steps.env[last]]
+    return found
+
+
+def _cuts(steps: Experience, after: Leaves | None) -> Array:
+    """Which steps were truncated, bool ``[S]``.
+
+    A running episode counts as truncated, too, if the observation after it is not known, or is by chance that of the
+    following row, which is of another env or episode.
+    """
+    truncated = np.zeros(len(steps), np.bool_) if steps.truncated is None else steps.truncated.copy()
+    running = ~steps.follows & ~steps.ended
+    if after is not None:
+        for path, leaf in steps.obs.items():
+            running[:-1] &= same_rows(after[path][:-1], leaf[1:])
+        running[-1:] = False
+    return truncated | running
+
+
+# -- episodes ----------------------------------------------------------------------------------------------------------
+
+
+class Played(NamedTuple):
+    """An episode of k steps, or the known part of one, with the observation after its last step."""
+
+    obs: Any
+    """Arrays ``[k + 1, ...]``, nested as the observations are."""
+    action: Any
+    """Arrays ``[k, ...]``."""
+    reward: Array
+    """``[k]``."""
+    terminated: Array
+    """bool ``[k]``."""
+    truncated: Array
+    """bool ``[k]``."""
+    others: dict[str, Any] = {}  # noqa: RUF012 - never written
+    """Further fields ``[k, ...]``."""
+
+
 def joined(episodes: Iterable[Played], source: str, lacks: Iterable[str] = ()) -> Log:
     """Episodes one after another.
 
@@ -110,14 +168,6 @@ def joined(episodes: Iterable[Played], source: str, lacks: Iterable[str] = ()) -
         raise FieldError(f"the episodes of {source} differ in their fields; leave out those that only some have")
     fields = {name: map_leaves(_concatenated, *(part[name] for part in parts)) for name in parts[0]}
     return Log(source, fields, tuple(lacks))
-
-
-def tracked(items: Iterable[Item], doing: str, unit: str) -> Iterator[Item]:
-    """The same items. If they take long, a bar on the terminal shows how many have come."""
-    with progress_bar(None, None, doing, unit) as tick:
-        for item in items:
-            yield item
-            tick()
 
 
 def _but_last(array: Array) -> Array:
@@ -161,6 +211,20 @@ def _arrays_of(schema: Schema, steps: Any, own: bool) -> Played:
     rest = {name: schema.rebuild(name, hosted) for name in schema.names if name != "obs"}
     reward, terminated, truncated = (rest.pop(name) for name in ("reward", "terminated", "truncated"))
     return Played(schema.rebuild("obs", with_last), rest.pop("action", None), reward, terminated, truncated, rest)
+
+
+Item = TypeVar("Item")
+
+
+def tracked(items: Iterable[Item], doing: str, unit: str) -> Iterator[Item]:
+    """The items, with a bar on the terminal that shows how many have come if they take long."""
+    with progress_bar(None, None, doing, unit) as tick:
+        for item in items:
+            yield item
+            tick()
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
 
 
 def directory(path: str | os.PathLike[str], what: str) -> FilePath:
@@ -222,57 +286,3 @@ def require_memory(size: int, path: FilePath) -> None:
         ParameterError: fewer are free.
     """
     require_free(size, torch.device("cpu"), f"reading '{path}'", "read it on a larger machine, or a part of it")
-
-
-def log_of(source: Any) -> Log:
-    """The steps of any source that :func:`relive.audit` reads, such as a live buffer of another library.
-
-    Observations after steps are kept if the source has them. Rows are env by env, each env in the order of time. If the
-    source has only the one after each env's last step, the others are those of the following rows, and after an end the
-    step's own observation stands for it.
-
-    Raises:
-        FieldError, ShapeError: the source cannot be read.
-    """
-    steps = experience_of(source)
-    fields: dict[str, Any] = nest(steps.others)
-    fields |= {"reward": steps.reward, "terminated": steps.terminated, "obs": _tree(steps.obs)}
-    if steps.action:
-        fields["action"] = _tree(steps.action)
-    after = _after(steps)
-    if after is not None:
-        fields["next_obs"] = _tree(after)
-    fields["truncated"] = _cuts(steps, after)
-    return Log(steps.source, fields, steps.lacks)
-
-
-def _tree(leaves: Leaves) -> Any:
-    """Leaves as a nested field."""
-    return leaves[()] if () in leaves else nest(leaves)
-
-
-def _after(steps: Experience) -> Leaves | None:
-    """The observations after steps ``[S, ...]``, as :func:`log_of` says; None if they are not known."""
-    if steps.next_obs is not None or steps.last_obs is None:
-        return steps.next_obs
-    row, last = np.arange(len(steps)), ~steps.follows
-    following = row + (steps.follows & ~steps.ended)
-    found = {path: leaf[following] for path, leaf in steps.obs.items()}
-    for path, leaf in found.items():
-        leaf[last] = steps.last_obs[path][steps.env[last]]
-    return found
-
-
-def _cuts(steps: Experience, after: Leaves | None) -> Array:
-    """Which steps were truncated, bool ``[S]``.
-
-    A running episode counts as truncated, too, if the observation after it is not known, or is by chance that of the
-    following row, which is of another env or episode.
-    """
-    truncated = np.zeros(len(steps), np.bool_) if steps.truncated is None else steps.truncated.copy()
-    running = ~steps.follows & ~steps.ended
-    if after is not None:
-        for path, leaf in steps.obs.items():
-            running[:-1] &= same_rows(after[path][:-1], leaf[1:])
-        running[-1:] = False
-    return truncated | running

@@ -1,4 +1,9 @@
-"""Stable-Baselines3: the files that ``save_replay_buffer`` writes, read without unpickling them."""
+"""Stable-Baselines3: the files that ``save_replay_buffer`` writes, read without unpickling them.
+
+Such a file is a pickle, and unpickling runs what it says; a restricted unpickler still calls what it allows. So opcodes
+are followed here: a name stays a name, a call is written down, and arrays are made from their bytes. Nothing is looked
+up or called. In order: the buffer; arrays; the pickle.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +28,197 @@ from ..steps.arrays import Array
 from ..steps.schema import map_leaves
 from .log import Log, log_of, require_memory
 
-__all__ = ["Made", "Pairs", "array_of", "from_stable_baselines3", "read_pickle"]
+__all__ = ["from_stable_baselines3"]
 
+
+KNOWN = re.compile(
+    r"(stable_baselines3|sb3_contrib)(\.\w+)*:\w+"
+    r"|(gymnasium|gym)\.spaces(\.\w+)*:\w+"
+    r"|(gymnasium|gym)\.utils\.seeding:(RandomNumberGenerator|RNG)"
+    r"|numpy:(dtype|ndarray)"
+    r"|numpy\.(core|_core)\.(multiarray:(_reconstruct|scalar)|numeric:_frombuffer)"
+    r"|numpy\.random\._pickle:__(generator|bit_generator|randomstate)_ctor"
+    r"|numpy\.random\._(pcg64:PCG64|mt19937:MT19937)"
+    r"|numpy\.random\.bit_generator:(__pyx_unpickle_SeedSequence|SeedSequence)"
+    r"|torch:device|collections:(OrderedDict|defaultdict)",
+    re.ASCII,
+)
+"""The names that files of buffers have: buffers, their spaces, and the random generators of the spaces."""
+
+CLASS = re.compile(r"(?:stable_baselines3|sb3_contrib)\..*\.(\w*ReplayBuffer)", re.ASCII)
+
+
+def from_stable_baselines3(path: str | os.PathLike[str]) -> Log:
+    """The steps of a replay buffer of Stable-Baselines3, from the ``.pkl`` file of ``save_replay_buffer``.
+
+    The file is a pickle, and it is never unpickled. The plain, Dict, n-step
+    and hindsight buffers are read. Observations after steps are kept. With ``optimize_memory_usage`` the buffer had
+    only the newest one of each env: see :func:`relive.exchange.log_of`.
+
+    Raises:
+        NoSaveError: there is no such file.
+        FileFormatError: the file is not a pickle of such a buffer, is damaged, or has names that no buffer needs.
+        ParameterError: there is too little memory for the buffer.
+        ShapeError: its arrays differ in their number of steps.
+    """
+    file = usable(path)
+    try:
+        with open_file(file) as stream:
+            require_memory(2 * os.fstat(stream.fileno()).st_size, file)
+            content = read_pickle(stream, file, KNOWN)
+    except FileNotFoundError as error:
+        raise NoSaveError(f"'{file}': expected a saved replay buffer, got nothing; give the .pkl file") from error
+    kind = CLASS.fullmatch(content.name) if isinstance(content, Made) else None
+    if kind is None:
+        got = content.name if isinstance(content, Made) else type(content).__name__
+        raise FileFormatError(f"'{file}': expected a replay buffer of stable_baselines3, got a {got}")
+    try:
+        record = _record(content.state)
+    except (ValueError, TypeError) as error:
+        raise FileFormatError(f"'{file}': {error}; use another copy") from error
+    trees: dict[str, Any] = {name: x for name, x in vars(record).items() if isinstance(x, dict | np.ndarray)}
+    sizes = list[int]()
+
+    def measure(array: Array) -> None:
+        sizes.append(array.nbytes)
+
+    def native(array: Array) -> Array:
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+    map_leaves(measure, trees)
+    require_memory(2 * sum(sizes), file)  # a pickle of one array can name it a thousand times
+    vars(record).update(map_leaves(native, trees))
+    found = stable_baselines3_replay(record)
+    found.source = f"'{file}', stable_baselines3 {kind[1]}"
+    if record.copy_info_dict:
+        found.lacks += ("its infos were not read",)
+    return log_of(found)
+
+
+def _record(state: Any) -> SimpleNamespace:
+    """The attributes of a buffer that hold its steps.
+
+    Raises:
+        ValueError: an attribute is missing, or has another type.
+    """
+    given = state.strings() if isinstance(state, Pairs) else {}
+
+    def member(name: str, kind: type) -> Any:
+        if type(given.get(name)) is not kind:
+            raise ValueError(f"'{name}': expected the type {kind.__name__}, got {shown(given.get(name))}")
+        return given[name]
+
+    def tree(name: str) -> Any:
+        value = given.get(name)
+        if not isinstance(value, Pairs):
+            return _array(name, value, size)
+        return {key: _array(f"{name}.{key}", part, size) for key, part in value.strings().items()}
+
+    rewards = _array("rewards", given.get("rewards"), None)
+    size = rewards.shape
+    names = ("actions", "dones", "observations", "timeouts")
+    slim = given.get("optimize_memory_usage") is True
+    found = SimpleNamespace(
+        rewards=rewards,
+        pos=member("pos", int),
+        full=member("full", bool),
+        optimize_memory_usage=slim,
+        copy_info_dict=given.get("copy_info_dict") is True,
+        handle_timeout_termination=given.get("handle_timeout_termination", True) is True and "timeouts" in given,
+    )
+    given.setdefault("timeouts", given.get("dones"))  # older releases had no timeouts; the stand-in is not used
+    for name in names if slim else (*names, "next_observations"):
+        setattr(found, name, tree(name))
+    if not found.handle_timeout_termination:
+        found.timeouts = np.zeros(size, np.bool_)
+    if not 0 <= found.pos < max(size[0], 1) or not (found.full or found.pos):
+        raise ValueError(
+            f"expected 'pos' of a buffer with steps in {size[0]} rows, got {shown(found.pos)}, full={found.full}"
+        )
+    return found
+
+
+def _array(name: str, value: Any, size: tuple[int, ...] | None) -> Any:
+    """The array ``[R, N, ...]`` of an attribute.
+
+    Raises:
+        ValueError: it is not an array, or has another number of rows or envs than ``size``.
+    """
+    try:
+        found = array_of(value)
+    except ValueError as error:
+        raise ValueError(f"'{name}': {error}") from error
+    if found.ndim < 2 or (size is not None and found.shape[:2] != size):
+        wanted = "[rows, envs, ...]" if size is None else f"{size} in front"
+        raise ValueError(f"'{name}': expected an array {wanted}, got {found.shape}")
+    return found
+
+
+# -- arrays ------------------------------------------------------------------------------------------------------------
+
+FROM_BYTES = ("numpy._core.numeric._frombuffer", "numpy.core.numeric._frombuffer")
+
+KINDS = re.compile(r"b1|[iu][1248]|f[248]")
+"""NumPy's codes for bools, whole numbers and floats, with their size in bytes."""
+
+REBUILT = ("numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct")
+
+
+def array_of(value: Any) -> Array:
+    """The array that a pickle would have made, as a view of its bytes: no memory is taken.
+
+    The bytes are in the order of the machine that wrote them, and other arrays may have the same bytes.
+
+    Raises:
+        ValueError: it is not an array of numbers, or its bytes contradict its shape.
+    """
+    if isinstance(value, Made) and value.name in FROM_BYTES and len(value.args) == 4:
+        data, kind, shape, order = value.args
+    elif isinstance(value, Made) and value.name in REBUILT and len(_members(value.state)) == 5:
+        _, shape, kind, fortran, data = _members(value.state)
+        order = "F" if fortran is True else "C"
+    else:
+        raise ValueError(f"expected an array of numbers, got {getattr(value, 'name', type(value).__name__)}")
+    dtype = _dtype(kind)
+    sizes: Any = _members(shape)
+    if not isinstance(shape, tuple) or not all(type(n) is int and 0 <= n < 2**48 for n in sizes) or len(sizes) > 16:
+        raise ValueError(f"expected the shape of an array, got {shown(shape)}")
+    if not isinstance(data, bytes | bytearray):
+        raise ValueError(f"expected the bytes of an array, got a {type(data).__name__}")
+    if dtype.kind == "b" and data.translate(None, b"\0\1"):
+        raise ValueError("expected bools, bytes of 0 and 1, got others")
+    found = np.frombuffer(data, dtype)
+    wanted = prod(sizes)
+    if found.size != wanted or order not in ("C", "F", "A"):
+        raise ValueError(f"expected {wanted} numbers for the shape {shown(shape)}, got {found.size}")
+    return found.reshape(sizes, order="F" if order == "F" else "C")
+
+
+def _dtype(value: Any) -> np.dtype[Any]:
+    """The dtype that a pickle would have made.
+
+    Raises:
+        ValueError: it is not a dtype of numbers.
+    """
+    code = value.args[0] if isinstance(value, Made) and value.name == "numpy.dtype" and value.args else None
+    if not isinstance(code, str) or not KINDS.fullmatch(code):
+        raise ValueError(f"expected a dtype of numbers, got {shown(code)}")
+    big = _members(value.state)[1:2] == (">",)
+    return np.dtype(code).newbyteorder(">" if big else "<")
+
+
+def _members(value: Any) -> tuple[Any, ...]:
+    """A tuple's members; none if it is something else."""
+    return cast("tuple[Any, ...]", value) if isinstance(value, tuple) else ()
+
+
+# -- the pickle --------------------------------------------------------------------------------------------------------
 
 MOST_STEPS = 2**24
 """The most opcodes that are read, as a pickle of small objects takes up to a hundred times its size in memory."""
 
 ASKED, STEP_BYTES = 2**16, 128
 """After how many opcodes memory is asked for, and the most bytes that an opcode takes for an object."""
-
 
 OPCODES: dict[str, Any] = {opcode.code: opcode for opcode in pickletools.opcodes}
 
@@ -96,7 +283,7 @@ class _Bounded:
 
 
 def read_pickle(stream: io.FileIO, path: Path, known: re.Pattern[str]) -> Any:
-    """What a pickle holds: numbers, text, bytes, lists, tuples, :class:`Pairs` for dicts, and :class:`Made`.
+    """The content of a pickle: numbers, text, bytes, lists, tuples, :class:`Pairs` for dicts, and :class:`Made`.
 
     Args:
         stream: the open file.
@@ -272,182 +459,3 @@ ACTIONS: dict[str, Callable[[_Reader, Any], object]] = {
 
 READ = frozenset({"PROTO", "FRAME", "STOP", *VALUES, *CONSTANTS, *ACTIONS})
 """The opcodes that are read: what Python writes from protocol 2 on, without instances, extensions and outer buffers."""
-
-
-# -- arrays ---------------------------------------------------------------------------------------------------------
-
-FROM_BYTES = ("numpy._core.numeric._frombuffer", "numpy.core.numeric._frombuffer")
-REBUILT = ("numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct")
-KINDS = re.compile(r"b1|[iu][1248]|f[248]")
-"""NumPy's codes for bools, whole numbers and floats, with their size in bytes."""
-
-
-def _members(value: Any) -> tuple[Any, ...]:
-    """A tuple's members; none if it is something else."""
-    return cast("tuple[Any, ...]", value) if isinstance(value, tuple) else ()
-
-
-def array_of(value: Any) -> Array:
-    """The array that a pickle would have made, as a view of its bytes: no memory is taken.
-
-    The bytes are in the order of the machine that wrote them, and other arrays may have the same bytes.
-
-    Raises:
-        ValueError: it is not an array of numbers, or its bytes contradict its shape.
-    """
-    if isinstance(value, Made) and value.name in FROM_BYTES and len(value.args) == 4:
-        data, kind, shape, order = value.args
-    elif isinstance(value, Made) and value.name in REBUILT and len(_members(value.state)) == 5:
-        _, shape, kind, fortran, data = _members(value.state)
-        order = "F" if fortran is True else "C"
-    else:
-        raise ValueError(f"expected an array of numbers, got {getattr(value, 'name', type(value).__name__)}")
-    dtype = _dtype(kind)
-    sizes: Any = _members(shape)
-    if not isinstance(shape, tuple) or not all(type(n) is int and 0 <= n < 2**48 for n in sizes) or len(sizes) > 16:
-        raise ValueError(f"expected the shape of an array, got {shown(shape)}")
-    if not isinstance(data, bytes | bytearray):
-        raise ValueError(f"expected the bytes of an array, got a {type(data).__name__}")
-    if dtype.kind == "b" and data.translate(None, b"\0\1"):
-        raise ValueError("expected bools, bytes of 0 and 1, got others")
-    found = np.frombuffer(data, dtype)
-    wanted = prod(sizes)
-    if found.size != wanted or order not in ("C", "F", "A"):
-        raise ValueError(f"expected {wanted} numbers for the shape {shown(shape)}, got {found.size}")
-    return found.reshape(sizes, order="F" if order == "F" else "C")
-
-
-def _dtype(value: Any) -> np.dtype[Any]:
-    """The dtype that a pickle would have made.
-
-    Raises:
-        ValueError: it is not a dtype of numbers.
-    """
-    code = value.args[0] if isinstance(value, Made) and value.name == "numpy.dtype" and value.args else None
-    if not isinstance(code, str) or not KINDS.fullmatch(code):
-        raise ValueError(f"expected a dtype of numbers, got {shown(code)}")
-    big = _members(value.state)[1:2] == (">",)
-    return np.dtype(code).newbyteorder(">" if big else "<")
-
-
-KNOWN = re.compile(
-    r"(stable_baselines3|sb3_contrib)(\.\w+)*:\w+"
-    r"|(gymnasium|gym)\.spaces(\.\w+)*:\w+"
-    r"|(gymnasium|gym)\.utils\.seeding:(RandomNumberGenerator|RNG)"
-    r"|numpy:(dtype|ndarray)"
-    r"|numpy\.(core|_core)\.(multiarray:(_reconstruct|scalar)|numeric:_frombuffer)"
-    r"|numpy\.random\._pickle:__(generator|bit_generator|randomstate)_ctor"
-    r"|numpy\.random\._(pcg64:PCG64|mt19937:MT19937)"
-    r"|numpy\.random\.bit_generator:(__pyx_unpickle_SeedSequence|SeedSequence)"
-    r"|torch:device|collections:(OrderedDict|defaultdict)",
-    re.ASCII,
-)
-"""The names that files of buffers have: buffers, their spaces, and the random generators of the spaces."""
-
-CLASS = re.compile(r"(?:stable_baselines3|sb3_contrib)\..*\.(\w*ReplayBuffer)", re.ASCII)
-
-
-def from_stable_baselines3(path: str | os.PathLike[str]) -> Log:
-    """The steps of a replay buffer of Stable-Baselines3, from the ``.pkl`` file of ``save_replay_buffer``.
-
-    The file is a pickle, and it is never unpickled: see the top of this module. The plain, Dict, n-step
-    and hindsight buffers are read. Observations after steps are kept. With ``optimize_memory_usage`` the buffer had
-    only the newest one of each env: see :func:`relive.exchange.log_of`.
-
-    Raises:
-        NoSaveError: there is no such file.
-        FileFormatError: the file is not a pickle of such a buffer, is damaged, or has names that no buffer needs.
-        ParameterError: there is too little memory for the buffer.
-        ShapeError: its arrays differ in their number of steps.
-    """
-    file = usable(path)
-    try:
-        with open_file(file) as stream:
-            require_memory(2 * os.fstat(stream.fileno()).st_size, file)
-            content = read_pickle(stream, file, KNOWN)
-    except FileNotFoundError as error:
-        raise NoSaveError(f"'{file}': expected a saved replay buffer, got nothing; give the .pkl file") from error
-    kind = CLASS.fullmatch(content.name) if isinstance(content, Made) else None
-    if kind is None:
-        got = content.name if isinstance(content, Made) else type(content).__name__
-        raise FileFormatError(f"'{file}': expected a replay buffer of stable_baselines3, got a {got}")
-    try:
-        record = _record(content.state)
-    except (ValueError, TypeError) as error:
-        raise FileFormatError(f"'{file}': {error}; use another copy") from error
-    trees: dict[str, Any] = {name: x for name, x in vars(record).items() if isinstance(x, dict | np.ndarray)}
-    sizes = list[int]()
-
-    def measure(array: Array) -> None:
-        sizes.append(array.nbytes)
-
-    def native(array: Array) -> Array:
-        return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-    map_leaves(measure, trees)
-    require_memory(2 * sum(sizes), file)  # a pickle of one array can name it a thousand times
-    vars(record).update(map_leaves(native, trees))
-    found = stable_baselines3_replay(record)
-    found.source = f"'{file}', stable_baselines3 {kind[1]}"
-    if record.copy_info_dict:
-        found.lacks += ("its infos were not read",)
-    return log_of(found)
-
-
-def _record(state: Any) -> SimpleNamespace:
-    """The attributes of a buffer that hold its steps.
-
-    Raises:
-        ValueError: an attribute is missing, or has another type.
-    """
-    given = state.strings() if isinstance(state, Pairs) else {}
-
-    def member(name: str, kind: type) -> Any:
-        if type(given.get(name)) is not kind:
-            raise ValueError(f"'{name}': expected the type {kind.__name__}, got {shown(given.get(name))}")
-        return given[name]
-
-    def tree(name: str) -> Any:
-        value = given.get(name)
-        if not isinstance(value, Pairs):
-            return _array(name, value, size)
-        return {key: _array(f"{name}.{key}", part, size) for key, part in value.strings().items()}
-
-    rewards = _array("rewards", given.get("rewards"), None)
-    size = rewards.shape
-    names = ("actions", "dones", "observations", "timeouts")
-    slim = given.get("optimize_memory_usage") is True
-    found = SimpleNamespace(
-        rewards=rewards,
-        pos=member("pos", int),
-        full=member("full", bool),
-        optimize_memory_usage=slim,
-        copy_info_dict=given.get("copy_info_dict") is True,
-        handle_timeout_termination=given.get("handle_timeout_termination", True) is True and "timeouts" in given,
-    )
-    given.setdefault("timeouts", given.get("dones"))  # older releases had no timeouts; the stand-in is not used
-    for name in names if slim else (*names, "next_observations"):
-        setattr(found, name, tree(name))
-    if not found.handle_timeout_termination:
-        found.timeouts = np.zeros(size, np.bool_)
-    if not 0 <= found.pos < max(size[0], 1) or not (found.full or found.pos):
-        raise ValueError(
-            f"expected 'pos' of a buffer with steps in {size[0]} rows, got {shown(found.pos)}, full={found.full}"
-        )
-    return found
-
-
-def _array(name: str, value: Any, size: tuple[int, ...] | None) -> Any:
-    """The array ``[R, N, ...]`` of an attribute.
-
-    Raises:
-        ValueError: it is not an array, or has another number of rows or envs than ``size``.
-    """
-    try:
-        found = array_of(value)
-    except ValueError as error:
-        raise ValueError(f"'{name}': {error}") from error
-    if found.ndim < 2 or (size is not None and found.shape[:2] != size):
-        wanted = "[rows, envs, ...]" if size is None else f"{size} in front"
-        raise ValueError(f"'{name}': expected an array {wanted}, got {found.shape}")
-    return found

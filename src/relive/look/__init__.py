@@ -1,4 +1,4 @@
-"""Looking at stored experience: what it teaches, and whether that is right."""
+"""Looking at stored experience: its mistakes (audit), a summary (inspect), and figures while training (Monitor)."""
 
 from .audit import audit
 from .findings import Finding, Report

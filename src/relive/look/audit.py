@@ -1,4 +1,4 @@
-"""audit: whether stored experience teaches the right thing.
+"""audit: mistakes in stored experience that would teach the wrong thing.
 
 In order: the rules; the audit; rules on a drawn batch; rules on many draws.
 """
@@ -78,7 +78,7 @@ OF_DRAWS: tuple[tuple[str, ...], ...] = (
     ("last-steps-never-drawn", "steps-never-drawn"),
     ("short-episodes-favoured",),
 )
-"""The same for draws."""
+"""The names of findings in draws, one entry for each verdict."""
 
 FUNCTION_RULE: ParameterRule = (lambda function: function is None or callable(function), "expected a function, or None")
 
@@ -187,7 +187,7 @@ ACHIEVED, DESIRED = ("achieved_goal",), ("desired_goal",)
 """Members of goal observations, by Gymnasium-Robotics' names."""
 
 SCALARS = "reward", "terminated"
-"""Those with one number for each row."""
+"""The fields of a batch with one number for each row."""
 
 
 def batch_verdicts(
@@ -199,7 +199,7 @@ def batch_verdicts(
     reward_fn: Callable[..., Any] | None,
     terminated_fn: Callable[..., Any] | None,
 ) -> list[Verdict]:
-    """What a drawn batch of n-step transitions has wrong, beside the stored steps: a verdict for each of OF_BATCH.
+    """Compare a drawn batch of n-step transitions with the stored steps: a verdict for each of OF_BATCH.
 
     Raises:
         FieldError, ShapeError, DTypeError: it is not a batch ``[B]`` with ``index`` and ``reward``.
@@ -265,7 +265,7 @@ def _require_batch(batch: Any) -> None:
 
 
 def _positions(steps: Experience, index: Ints) -> Ints:
-    """Where the rows of a batch lie in the experience; -1 for those that are not there."""
+    """The positions of a batch's rows in the experience; -1 for rows that are not there."""
     if steps.place is None:
         return np.where((index >= 0) & (index < len(steps)), index, -1)
     order = np.argsort(steps.place)
@@ -346,7 +346,7 @@ def _over_the_seam(
 
 
 def _relabelled(steps: Experience, batch: Mapping[str, Any], rows: Ints) -> Bools:
-    """Which rows of a batch have another goal than was stored, bool ``[B]``."""
+    """True where a row of a batch has another goal than was stored, bool ``[B]``."""
     goals = leaves_of(batch["obs"]).get(DESIRED)
     stored = steps.obs.get(DESIRED)
     if goals is None or stored is None:
@@ -389,7 +389,7 @@ def _computed(
 
 
 def draw_verdicts(steps: Experience, draws: Any) -> list[Verdict]:
-    """What many draws have wrong, a verdict for each of OF_DRAWS.
+    """Look for mistakes in many draws: a verdict for each of OF_DRAWS.
 
     Draws are rows ``[..., B]``, or sequences ``[..., B, T]``, given as positions, with -1 as padding. There should
     be so many that every row is expected ten times or more.

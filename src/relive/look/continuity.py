@@ -118,7 +118,7 @@ def _unmarked(steps: Experience, rows: Bools, sure: Any) -> Finding:
 
 
 def _mostly_broken(steps: Experience, rest: Bools) -> Finding | Lack:
-    """What is wrong where most rows do not lead to the following one; why that is not known, if it is not."""
+    """The finding where most rows do not lead to the following one; a lack if the mistake is not known."""
     looked = int(steps.inner.sum())
     scale = _scale(steps, np.flatnonzero(rest))
     if scale is not None:
@@ -141,7 +141,7 @@ def _mostly_broken(steps: Experience, rest: Bools) -> Finding | Lack:
 
 
 def _scale(steps: Experience, rows: Ints) -> float | None:
-    """How far the scale of next observations lies from that of the following rows; None if they differ otherwise."""
+    """The distance of the scale of next observations from that of the following rows; None if they differ otherwise."""
     rows = rows[:: max(len(rows) // 5000, 1)]
     if len(rows) < 50 or not steps.numbers.shape[1] or steps.numbers.dtype.kind != "f":
         return None
@@ -161,7 +161,7 @@ def _scale(steps: Experience, rows: Ints) -> float | None:
 
 
 def _lead_elsewhere(steps: Experience) -> Bools:
-    """Whether the next observation of a row is the observation of any row, bool ``[S]``."""
+    """True where the next observation of a row is the observation of any row, bool ``[S]``."""
     after = steps.next_obs or {}
     known = digests([leaf.reshape(len(steps), -1) for leaf in steps.obs.values()])
     return np.isin(digests([after[path].reshape(len(steps), -1) for path in steps.obs]), known)
@@ -301,7 +301,7 @@ def _one_row_off(steps: Experience) -> Iterator[Finding]:
 
 
 def offset_of_ends(steps: Experience) -> int:
-    """Whether flags come one row after (1) or before (-1) the steps where the chain breaks; 0 if neither."""
+    """1 if flags come one row after the steps where the chain breaks, -1 if one row before, 0 if neither."""
     broken, ends = _breaks(steps), steps.ended & steps.follows
     for offset in (1, -1):
         hit = (np.roll(broken, offset) & ends).sum()
@@ -311,7 +311,7 @@ def offset_of_ends(steps: Experience) -> int:
 
 
 def _breaks(steps: Experience) -> Bools:
-    """Where the chain of observations breaks: by comparison, or, without next observations, by jumps."""
+    """True where the chain of observations breaks: by comparison, or, without next observations, by jumps."""
     if steps.next_obs is not None:
         return steps.follows & ~steps.chained
     calm = np.sort(steps.jump[steps.follows])
@@ -389,14 +389,14 @@ def _at_a_limit(
 
 
 def _stands_out(lengths: np.ndarray, limit: int, count: int) -> bool:
-    """Whether far more episodes end at the limit than just before it, among episodes of many lengths."""
+    """True if far more episodes end at the limit than just before it, among episodes of many lengths."""
     shorter = lengths[lengths < limit]
     near = int((shorter >= limit - NEAR).sum())
     return limit > NEAR and len(np.unique(shorter)) >= VARIED and count > 10 * near / NEAR + 2
 
 
 def _always_the_same(steps: Experience, rows: Bools) -> bool:
-    """Whether the observations of these rows are all the same."""
+    """True if the observations of these rows are all equal."""
     return all(bool((leaf[rows] == leaf[rows][:1]).all()) for leaf in steps.obs.values())
 
 
@@ -500,7 +500,7 @@ def duplicate_rows(steps: Experience) -> Verdict:
 
 
 def _may_repeat(columns: list[Array]) -> bool:
-    """A quick look at the first few numbers of each row: whether a tenth of all rows may repeat others."""
+    """True if a tenth of all rows may repeat others, by the first few numbers of each row."""
     ordered = np.sort(digests([column.reshape(len(column), -1)[:, :3] for column in columns]))
     return int(np.count_nonzero(ordered[1:] == ordered[:-1])) > len(ordered) / 10
 
@@ -521,8 +521,8 @@ def _repeated(steps: Experience) -> Iterator[Finding]:
 
 
 def _in_step(steps: Experience, back: Ints, again: Bools) -> Bools:
-    """Which repeated rows are real copies: they repeat their first copies beyond the end of an episode, or come right
-    after them.
+    """True where a repeated row is a real copy: rows repeat their first copies beyond the end of an episode, or come
+    right after them.
 
     In a deterministic env the same episode comes again and again, too, but each time after another episode.
 
@@ -615,13 +615,13 @@ def _tails(steps: Experience, n: int) -> Iterator[Finding]:
     for k in range(1, n):
         joined &= steps.ended[ends + k] & _lead_to_one(steps, ends, ends + k)
         count += joined
-    alone, leaks = (count == 1) & ~steps.ended[ends + 1], (count == n - 1) & ~steps.ended[ends + n - 1]
-    if alone.mean() > MOST:
+    single, leaks = (count == 1) & ~steps.ended[ends + 1], (count == n - 1) & ~steps.ended[ends + n - 1]
+    if single.mean() > MOST:
         yield found("n-step-tail-missing", "likely",
                     f"rows are {n}-step transitions, and of each episode one row alone leads to the final observation: "
                     f"no window begins at the last {n - 1} steps",
                     "at an end, also store the windows that begin at its last n - 1 steps, with fewer rewards each",
-                    ends[alone], len(ends), place=steps.place)  # fmt: skip
+                    ends[single], len(ends), place=steps.place)  # fmt: skip
     elif leaks.mean() > MOST:
         yield found("n-step-over-an-end", "likely",
                     f"rows are {n}-step transitions, and the window that begins at an episode's last step does not "
@@ -648,5 +648,5 @@ def _flags_of_first_step(steps: Experience, n: int) -> Iterator[Finding]:
 
 
 def _lead_to_one(steps: Experience, rows: Any, others: Any) -> Bools:
-    """Whether rows ``[K]`` have the same next observations as ``others``, bool ``[K]``."""
+    """True where rows ``[K]`` have the next observations of ``others``, bool ``[K]``."""
     return np.logical_and.reduce([same_rows(leaf[rows], leaf[others]) for leaf in (steps.next_obs or {}).values()])

@@ -53,7 +53,7 @@ class Experience:
     """S stored steps, env by env, each env in the order of time.
 
     Args:
-        source: what was read, for the report.
+        source: the name of the source, for the report.
         obs: the leaves of the observations ``[S, ...]``.
         next_obs: the leaves of the observations after each step ``[S, ...]``; None if the source keeps none. Then the
             observation of the following row has to serve.
@@ -64,22 +64,22 @@ class Experience:
         terminated: bool ``[S]``.
         truncated: bool ``[S]``; None if the source has one flag for truncation and termination.
         env: int64 ``[S]``, the env of each step.
-        follows: bool ``[S]``, whether the next row is the same env's next stored step.
+        follows: bool ``[S]``, True where the next row is the same env's next stored step.
         others: further leaves ``[S, ...]`` by path.
         priorities: ``[R]``, with ``live``: the priority of row r in a prioritized sampler.
-        live: bool ``[R]``, whether row r holds a transition that may be drawn.
+        live: bool ``[R]``, True where row r holds a transition that may be drawn.
         lacks: sentences on what the source does not keep.
-        place: int64 ``[S]``, where each step lies in the source, as its batches name it; None for 0, 1, ...
+        place: int64 ``[S]``, the place of each step in the source, as its batches name it; None for 0, 1, ...
         step: int64 ``[S]``, the index of each step in its episode; None if the source does not keep it.
         age: int64 ``[S]``, how many transitions were completed later; None if the source does not keep it.
         draws: int64 ``[S]``, how often each step was drawn since a monitor began to count; -1 if the step can no longer
             be drawn; None if nobody counted.
-        begins: whether the first step of each env is known to begin an episode, for sources without ``step``.
-        ordered: whether steps have an order, so that they make up episodes.
-        judge_limits: whether episodes that all end at one length are a mistake to look for. False if rewards hold the
+        begins: True if the first step of each env is known to begin an episode, for sources without ``step``.
+        ordered: True if steps have an order, so that they make up episodes.
+        judge_limits: True if episodes that all end at one length are a mistake to look for. False if rewards hold the
             bootstrap values of time limits, or if nothing is bootstrapped.
-        last_flags: whether the flag of each env's last step is known.
-        odd_flags: bool ``[S]``, which flags were neither 0 nor 1; None if none was.
+        last_flags: True if the flag of each env's last step is known.
+        odd_flags: bool ``[S]``, True where a flag was neither 0 nor 1; None if none was.
         max_episode_steps: the time limit of the env, if the source keeps it.
     """
 
@@ -113,12 +113,12 @@ class Experience:
 
     @cached_property
     def ended(self) -> Bools:
-        """Whether each step ended its episode, bool ``[S]``."""
+        """True where a step ended its episode, bool ``[S]``."""
         return self.terminated if self.truncated is None else self.terminated | self.truncated
 
     @cached_property
     def chained(self) -> Bools:
-        """Whether the observation after a step is that of the following row, bool ``[S]``; False if none follows.
+        """True where the observation after a step is that of the following row, bool ``[S]``; False if none follows.
 
         Rounding does not count: numbers may differ by a thousandth of a usual step, or by the rounding of float16, as
         where the one field was stored in another dtype than the other.
@@ -166,7 +166,7 @@ class Experience:
         return 1
 
     def reaches(self, n: int) -> Bools:
-        """Whether the next observation of row i is the observation of row i + n of the same env, bool ``[S - n]``."""
+        """True where row i leads to the observation of row i + n, in the same env, bool ``[S - n]``."""
         found = self.env[:-n] == self.env[n:]
         for path, leaf in self.played.items():
             found &= same_rows((self.next_obs or {})[path][:-n], leaf[n:])
@@ -174,7 +174,7 @@ class Experience:
 
     @cached_property
     def disorder(self) -> str | None:
-        """Why the rows cannot be looked at in the order of time, in a sentence; None if they can."""
+        """The reason why rows cannot be looked at in the order of time, in a sentence; None if they can."""
         if not self.ordered:
             return "the transitions have no order"
         if not self.follows.any():
@@ -187,7 +187,7 @@ class Experience:
 
     @cached_property
     def still(self) -> Bools:
-        """Whether a step left the observation as it was, bool ``[S]``; always False if that is not known."""
+        """True where a step left the observation as it was, bool ``[S]``; always False if that is not known."""
         if self.next_obs is None:
             return np.zeros(len(self), np.bool_)
         found = np.ones(len(self), np.bool_)
@@ -202,7 +202,7 @@ class Experience:
 
     @cached_property
     def next_numbers(self) -> Array:
-        """As :attr:`numbers`, of the observations after the steps; without these, those of the following rows."""
+        """The small observations after the steps, ``[S, D]``; without these, those of the following rows."""
         if self.next_obs is None:
             return np.concatenate([self.numbers[1:], self.numbers[-1:]])
         return self._small([self.next_obs[path] for path in self.obs])
@@ -214,7 +214,7 @@ class Experience:
 
     @cached_property
     def jump(self) -> Array:
-        """How far each step moved the observation, in units of a usual step, ``[S]``; zeros if nothing is known."""
+        """The distance that each step moved the observation, in usual steps, ``[S]``; zeros if nothing is known."""
         if not self.numbers.shape[1] or not len(self):
             return np.zeros(len(self))
         moved = np.abs(self.next_numbers - self.numbers)
@@ -226,7 +226,7 @@ class Experience:
 
     @cached_property
     def starts(self) -> Bools:
-        """Whether a row is known to be its episode's first, bool ``[S]``."""
+        """True where a row is known to be its episode's first, bool ``[S]``."""
         found = np.zeros(len(self), np.bool_)
         found[1:] = self.ended[:-1] & self.follows[:-1]
         return found
@@ -243,7 +243,7 @@ WIDE = 512
 
 
 def same_rows(first: Array, second: Array) -> Bools:
-    """Whether the rows of two arrays are equal bit by bit, bool ``[S]``; so NaN equals itself."""
+    """True where the rows of two arrays are equal bit by bit, bool ``[S]``; so NaN equals itself."""
     count = len(first)
     if not count or not first.size:
         return np.ones(count, np.bool_)
@@ -258,7 +258,7 @@ HALF = 2.0**-10
 
 
 def _same_but_rounded(given: Array, expected: Array, before: Array) -> Bools:
-    """Whether rows are equal, or differ by far less than a step from ``before`` to ``expected``, bool ``[K]``."""
+    """True where rows are equal, or differ by far less than a step from ``before`` to ``expected``, bool ``[K]``."""
     if given.shape != expected.shape or not given.size:
         return np.full(len(given), given.shape == expected.shape)
     if given.dtype.kind != "f" or expected.dtype.kind != "f":
@@ -304,7 +304,7 @@ def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bo
             ``observations`` of data sets are known, too. Instead of all flags, ``episode_start`` may say whether a step
             is its episode's first; ``next_done`` ``[N]`` then has the flags of the last steps.
         source: the name of the source in reports.
-        vector: whether arrays are ``[T, N, ...]``. None means that they are if rewards have two axes.
+        vector: True if arrays are ``[T, N, ...]``. None means that they are if rewards have two axes.
 
     Raises:
         FieldError: a field is missing.
@@ -331,9 +331,9 @@ def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bo
     _require_numbers(leaves)
     fitted = {name: {path: _by_env(x, (steps, envs), vector, name, path) for path, x in part.items()}
               for name, part in leaves.items()}  # fmt: skip
-    found = _assembled(fitted, source, steps, envs)
-    found.last_flags = known
-    return found
+    experience = _assembled(fitted, source, steps, envs)
+    experience.last_flags = known
+    return experience
 
 
 ALIASES = {
@@ -432,7 +432,7 @@ def _assembled(fields: dict[str, Leaves], source: str, steps: int, envs: int) ->
     follows = np.ones(steps * envs, np.bool_)
     follows[steps - 1 :: max(steps, 1)] = False
     known = {"obs", "next_obs", "final_obs", "action", "reward", "terminated", "truncated", "done"}
-    found = Experience(
+    experience = Experience(
         source,
         fields["obs"],
         next(iter(fields["reward"].values())).reshape(-1),
@@ -445,24 +445,24 @@ def _assembled(fields: dict[str, Leaves], source: str, steps: int, envs: int) ->
         others={(name, *path): x for name, part in fields.items() if name not in known for path, x in part.items()},
     )
     if after is not None:
-        _require_like_obs(found, "next_obs", after)
-    found.odd_flags = odd if odd.any() else None
-    if found.next_obs is None and "final_obs" in fields:
-        found.next_obs = _with_finals(found, fields["final_obs"])
-    if found.next_obs is None:
+        _require_like_obs(experience, "next_obs", after)
+    experience.odd_flags = odd if odd.any() else None
+    if experience.next_obs is None and "final_obs" in fields:
+        experience.next_obs = _with_finals(experience, fields["final_obs"])
+    if experience.next_obs is None:
         lacks.append("it keeps no observation after a step but that of the following row")
-    found.lacks = tuple(lacks)
-    return found
+    experience.lacks = tuple(lacks)
+    return experience
 
 
-def _require_like_obs(found: Experience, name: str, leaves: Leaves) -> None:
+def _require_like_obs(experience: Experience, name: str, leaves: Leaves) -> None:
     """Require observations of another field to be like ``obs``.
 
     Raises:
         FieldError: a member is missing.
         ShapeError: a member has another shape.
     """
-    for path, leaf in found.obs.items():
+    for path, leaf in experience.obs.items():
         where = dotted((name, *path))
         if path not in leaves:
             got = ", ".join(dotted((name, *other)) for other in leaves)
@@ -473,15 +473,15 @@ def _require_like_obs(found: Experience, name: str, leaves: Leaves) -> None:
             )
 
 
-def _with_finals(found: Experience, finals: Leaves) -> Leaves:
+def _with_finals(experience: Experience, finals: Leaves) -> Leaves:
     """The observation after each step: the final one if the episode ended, otherwise that of the following row."""
-    _require_like_obs(found, "final_obs", finals)
+    _require_like_obs(experience, "final_obs", finals)
     joined: Leaves = {}
-    for path, leaf in found.obs.items():
+    for path, leaf in experience.obs.items():
         after = np.concatenate([leaf[1:], leaf[-1:]])
-        after[found.ended] = finals[path][found.ended]
+        after[experience.ended] = finals[path][experience.ended]
         joined[path] = after
-    found.follows &= np.append(found.follows[:-1], False)
+    experience.follows &= np.append(experience.follows[:-1], False)
     return joined
 
 
@@ -524,7 +524,7 @@ def episodes_of(steps: Experience) -> dict[str, Array]:
 
 
 def _begun(steps: Experience, starts: Ints) -> Bools:
-    """Whether the rows ``starts`` are known to be the first steps of their episodes."""
+    """True where the rows ``starts`` are known to be the first steps of their episodes."""
     if steps.step is not None:
         return steps.step[starts] == 0
     first_of_env = np.append(True, steps.env[1:] != steps.env[:-1])[starts]

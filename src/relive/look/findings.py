@@ -1,4 +1,4 @@
-"""Finding, Check and Report: what an audit found and what it looked at, as text, as JSON, and as an exit status."""
+"""Finding, Check and Report: the result of an audit, as text, as JSON, and as an exit status."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Finding:
         rule: the name of the rule, such as "reset-as-final-observation".
         sure: "certain" if the data proves it, "likely" if nothing else explains it well, "possible" if it may be meant.
             A "possible" finding alone does not fail an audit.
-        what: what was found, in a sentence.
-        mend: what to do about it.
+        what: the mistake, in a sentence.
+        mend: the way to correct it.
         rows: how many rows are wrong.
         share: their share of all rows that the rule looked at, from 0 to 1.
         examples: the first few of these rows, as the source numbers them. The "n-step" rules look at ``batch``, and
@@ -63,7 +63,7 @@ class Looked:
 
     Args:
         rows: how many rows it looked at; at least one.
-        findings: what it found.
+        findings: its findings.
     """
 
     rows: int
@@ -90,12 +90,12 @@ class Lack:
 
 
 Verdict: TypeAlias = Looked | Lack
-"""What each rule returns. There is no third way, so a rule that did not run has said why."""
+"""The result of a rule. There is no third way, so a rule that did not run has said why."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One subject of an audit: whether it was looked at.
+    """One subject of an audit, and how much of it was looked at.
 
     Args:
         rules: the names of the findings that it can give.
@@ -132,12 +132,12 @@ class Report:
     """The result of :func:`relive.audit`.
 
     Args:
-        source: what was read.
+        source: the name of the source.
         rows: how many steps.
         episodes: how many episodes ended.
         findings: the mistakes that were found, the surest first.
-        lacks: what could not be looked at, and why: what the source does not keep, and each rule that did not run.
-            Rules on what the source has nothing of, such as priorities, are in ``checks`` only.
+        lacks: sentences on what could not be looked at, and why: missing fields, and each rule that did not run.
+            Rules on fields that the source does not have at all, such as priorities, are in ``checks`` only.
         checks: every rule, with the number of rows it looked at, or the reason why it did not.
     """
 
@@ -150,7 +150,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found that is certain or likely."""
+        """True if nothing was found that is certain or likely."""
         return all(finding.sure == "possible" for finding in self.findings)
 
     def __bool__(self) -> bool:

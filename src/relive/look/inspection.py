@@ -113,7 +113,7 @@ class Inspection:
     """The result of :func:`relive.inspect`.
 
     Args:
-        source: what was read.
+        source: the name of the source.
         num_steps: how many transitions there are.
         num_envs: from how many envs they are.
         fields: facts about each leaf.
@@ -473,7 +473,7 @@ def export(found: Inspection, path: str | os.PathLike[str], report: Report | Non
     and ``step``, the index within the episode.
 
     Args:
-        found: what to draw.
+        found: the inspection.
         path: the file, which ends in ``.rrd``. It is replaced.
         report: an audit of the same source. Each finding becomes a line of the log at the rows that it names.
 
@@ -559,7 +559,7 @@ def _log_finding(rerun: Any, recording: Any, finding: Finding, times: list[Any])
 
 
 def _are_lines(leaf: Array) -> bool:
-    """Whether a field can be drawn as a few lines."""
+    """True if a field can be drawn as a few lines."""
     return leaf.dtype.kind in "biuf" and 0 < int(np.prod(leaf.shape[1:])) <= WIDEST
 
 

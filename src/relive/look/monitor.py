@@ -1,4 +1,4 @@
-"""Monitor: what a replay holds and how training uses it, as a flat dict of numbers for a log.
+"""Monitor: the content of a replay and its use in training, as a flat dict of numbers for a log.
 
 In order: the monitor; its state in a save; the counts of draws; the places of a batch in a ring.
 """
@@ -72,7 +72,7 @@ class Monitor:
 
     @property
     def counts(self) -> bool:
-        """Whether it counts the draws of each transition."""
+        """True if it counts the draws of each transition."""
         return self._counts is not None
 
     @property
@@ -278,7 +278,7 @@ COUNTED = "index", "draws"
 
 
 def is_state(value: Any) -> bool:
-    """Whether a value is what :meth:`Monitor.state_dict` gives."""
+    """True if a value is a state that :meth:`Monitor.state_dict` gave."""
     return isinstance(value, Mapping) and cast("Mapping[Any, Any]", value).get("kind") == KIND
 
 
@@ -396,7 +396,7 @@ class DrawCounts:
 
 
 def issued(ring: Ring, index: Ints) -> NDArray[np.bool_]:
-    """Which of these ``[B]`` are the index of a row that this ring has, or had, bool ``[B]``."""
+    """True where one of these ``[B]`` is the index of a row that this ring has, or had, bool ``[B]``."""
     return (index >= 0) & (index // ring.num_envs < ring.heads[index % ring.num_envs])
 
 
@@ -407,7 +407,7 @@ def first_unknown(ring: Ring, index: Ints) -> int:
 
 
 def located(ring: Ring, index: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-    """Where the rows of a batch ``[B]`` lie or lay, and which are still stored. Only numbers are compared.
+    """The places of a batch's rows ``[B]``, now or before, and a mask of the rows that are still stored.
 
     Raises:
         ParameterError: an index was never issued.

@@ -86,11 +86,11 @@ def experience_of(source: Any) -> Experience:
     if isinstance(source, Mapping) or hasattr(source, "items"):
         fields = dict(cast("Mapping[str, Any]", source).items())
         if is_cleanrl(fields):
-            found = cleanrl_arrays(fields)
+            experience = cleanrl_arrays(fields)
         else:
-            found = of_own_rows(fields) or taking_turns(fields, "arrays") or from_arrays(fields)
-        found.begins = found.begins or (found.step is None and "index" not in fields)
-        return found
+            experience = of_own_rows(fields) or taking_turns(fields, "arrays") or from_arrays(fields)
+        experience.begins = experience.begins or (experience.step is None and "index" not in fields)
+        return experience
     raise FieldError(
         f"a {type(source).__module__}.{type(source).__qualname__} is not known; pass a relive buffer, the path "
         "of a save or of a replay in files, a dict of arrays (obs, action, reward, terminated, ...), or a live buffer "
@@ -108,19 +108,19 @@ def of_path(path: FilePath) -> Experience:
     A replay in files may be open in another process. What that one overwrites meanwhile is left out.
     """
     if path.suffix.lower() == ".npz" and not path.is_dir():
-        found = experience_of(read_npz(path))
+        experience = experience_of(read_npz(path))
     elif path.is_file():
         raise FileFormatError(
             f"'{path}': expected the directory of a save or of a replay in files, or an .npz file of arrays by name, "
             "got another file; numpy.savez writes such arrays, and relive convert reads the files of other libraries"
         )
     elif is_of_mapped(read_manifest(path)):
-        found = of_replay(copied(ReplayBuffer, path))
-        found.source += " in files"
+        experience = of_replay(copied(ReplayBuffer, path))
+        experience.source += " in files"
     else:
-        found = of_save(path)
-    found.source = f"'{path}', {found.source}"
-    return found
+        experience = of_save(path)
+    experience.source = f"'{path}', {experience.source}"
+    return experience
 
 
 def of_save(path: FilePath) -> Experience:
@@ -128,14 +128,16 @@ def of_save(path: FilePath) -> Experience:
     with Save(path) as save:
         content = save.content
     if content.get("kind") == KIND:
-        found = of_rollout(RolloutBuffer.load(path))
+        experience = of_rollout(RolloutBuffer.load(path))
     else:  # a sampler or view that a user wrote is not needed to read the rows
         sampler, view = (Uniform() if content.get("sampler") is None else None), None
         if content.get("view") is None:
             view = Transition()
         replay = ReplayBuffer.load(path, sampler=sampler, view=view)
-        found = of_replay(replay) if (state := state_in(replay.extra)) is None else of_monitor(counted(replay, state))
-    return found
+        experience = (
+            of_replay(replay) if (state := state_in(replay.extra)) is None else of_monitor(counted(replay, state))
+        )
+    return experience
 
 
 def state_in(extra: Any) -> Any:
@@ -163,10 +165,10 @@ def counted(replay: ReplayBuffer, state: Any) -> Monitor:
 def of_monitor(monitor: Monitor) -> Experience:
     """The transitions of a monitor's replay, with their draws if it counts."""
     with monitor.replay.lock:
-        found = of_replay(monitor.replay)
+        experience = of_replay(monitor.replay)
         if monitor.counts:
-            found.draws = monitor.draws(found.place)
-    return found
+            experience.draws = monitor.draws(experience.place)
+    return experience
 
 
 def of_replay(replay: ReplayBuffer) -> Experience:
@@ -225,18 +227,18 @@ def _weights(replay: ReplayBuffer, places: Ints) -> tuple[Any, Bools] | None:
     sampler: Any = replay.sampler
     if not replay.has_priorities or not hasattr(sampler, "priorities"):
         return None
-    found = sampler.priorities()
-    return found, np.ones(len(found), np.bool_)
+    priorities = sampler.priorities()
+    return priorities, np.ones(len(priorities), np.bool_)
 
 
 def of_rollout(rollout: RolloutBuffer) -> Experience:
     """The real steps of a rollout. The value of what comes after a truncated step is in ``final_value``."""
     columns = {name: rollout[name] for name in rollout.keys() if name != "hidden"}
     real = leaves_of(columns.pop("mask"))[()].swapaxes(0, 1).reshape(-1)
-    found = from_arrays(columns, f"relive {type(rollout).__name__}", vector=True)
-    found = found if real.all() else _only(found, real)
-    found.max_episode_steps = rollout.schema.max_episode_steps
-    return found
+    experience = from_arrays(columns, f"relive {type(rollout).__name__}", vector=True)
+    experience = experience if real.all() else _only(experience, real)
+    experience.max_episode_steps = rollout.schema.max_episode_steps
+    return experience
 
 
 def _only(steps: Experience, kept: Bools) -> Experience:
@@ -264,19 +266,19 @@ def of_drop_in(source: Any) -> Experience | None:
     inside = None if package or host not in INSIDE else getattr(source, INSIDE[host], None)
     inside = getattr(inside, "replay", inside)
     if isinstance(inside, RolloutBuffer):
-        found = of_rollout(inside)
+        experience = of_rollout(inside)
     elif isinstance(inside, ReplayBuffer) and (host == "pytorchrl" or getattr(source, "optimize_memory_usage", False)):
-        found = of_replay(cast("ReplayBuffer", inside))
+        experience = of_replay(cast("ReplayBuffer", inside))
     else:
         return None
-    found.source = f"relive.compat.{host} {type(source).__name__}"
+    experience.source = f"relive.compat.{host} {type(source).__name__}"
     # the host has one flag for ends of both kinds, which is stored as `terminated`
-    if found.truncated is not None and found.truncated.any():
-        found.terminated &= ~found.truncated
+    if experience.truncated is not None and experience.truncated.any():
+        experience.terminated &= ~experience.truncated
     else:
-        found.truncated = None
-        found.lacks += ("it does not tell truncation from termination",)
-    return found
+        experience.truncated = None
+        experience.lacks += ("it does not tell truncation from termination",)
+    return experience
 
 
 OF_A_BATCH = ("index", "next_index", "steps", "complete", "discount", "weight")
@@ -284,7 +286,7 @@ OF_A_BATCH = ("index", "next_index", "steps", "complete", "discount", "weight")
 
 
 def of_own_rows(fields: dict[str, Any]) -> Experience | None:
-    """What ``ReplayBuffer.data()`` or ``slice()`` returned, in the order of time; None if it is something else.
+    """Rows that ``ReplayBuffer.data()`` or ``slice()`` returned, in the order of time; None if it is something else.
 
     An index is ``step number * num_envs + env``. The row of a final observation takes a number of its own.
     """
@@ -311,12 +313,14 @@ def of_own_rows(fields: dict[str, Any]) -> Experience | None:
     order = order[kept[order]]
     named = {name: _joined_leaves({path: x[order] for path, x in leaves_of(value).items()})
              for name, value in fields.items() if name not in OF_A_BATCH}  # fmt: skip
-    found = from_arrays(named, "rows of a relive ReplayBuffer", vector=False)
-    found.env, number = index[order] % num_envs, index[order] // num_envs
+    experience = from_arrays(named, "rows of a relive ReplayBuffer", vector=False)
+    experience.env, number = index[order] % num_envs, index[order] // num_envs
     gap = np.diff(number) - 1
-    found.follows = np.append((np.diff(found.env) == 0) & ((gap == 0) | ((gap == 1) & found.ended[:-1])), False)
-    found.place = index[order]
-    return found
+    experience.follows = np.append(
+        (np.diff(experience.env) == 0) & ((gap == 0) | ((gap == 1) & experience.ended[:-1])), False
+    )
+    experience.place = index[order]
+    return experience
 
 
 def _joined_leaves(leaves: Any) -> Any:
@@ -344,54 +348,54 @@ def flat_steps(
 
     Args:
         fields: as :func:`~relive.look.experience.from_arrays` takes them, with ``next_obs``.
-        source: what to call them.
-        full: whether old rows were overwritten, so that the first episodes may have lost their first steps.
+        source: the name of the source, for the report.
+        full: True if old rows were overwritten, so that the first episodes may have lost their first steps.
         n: how many steps lie between a row's observation and its next one, if the library says so.
         episode: int ``[S]``, the number of each row's episode, if the library keeps it.
         envs: how many envs have rows in turns, if the library says so.
     """
-    found = from_arrays(fields, source, vector=False)
-    found.begins = not full
+    experience = from_arrays(fields, source, vector=False)
+    experience.begins = not full
     if envs:
-        order = np.arange(len(found)).reshape(-1, envs).T.reshape(-1)
-        stated = interleaved(fields, source, order, order % envs, begins=found.begins)
+        order = np.arange(len(experience)).reshape(-1, envs).T.reshape(-1)
+        stated = interleaved(fields, source, order, order % envs, begins=experience.begins)
         if episode is not None:
             stated.follows[:-1] &= (np.diff(episode[order]) == 0) | stated.ended[:-1]
-        if _goes_on(stated) or not _goes_on(found):
+        if _goes_on(stated) or not _goes_on(experience):
             return stated
-    broken = found.follows & ~found.chained & ~found.ended
-    if len(found) < 2 or found.next_obs is None or not broken.any():
-        return found
+    broken = experience.follows & ~experience.chained & ~experience.ended
+    if len(experience) < 2 or experience.next_obs is None or not broken.any():
+        return experience
     if episode is not None:
         order = np.argsort(episode, kind="stable")
-        return interleaved(fields, source, order, episode[order], begins=found.begins)
-    stride = stride_of(found, broken)
-    if n > 1 or _is_n_step(found, stride):
-        env = np.arange(len(found)) % max(stride // n, 1)
+        return interleaved(fields, source, order, episode[order], begins=experience.begins)
+    stride = stride_of(experience, broken)
+    if n > 1 or _is_n_step(experience, stride):
+        env = np.arange(len(experience)) % max(stride // n, 1)
         order = np.argsort(env, kind="stable")
-        return interleaved(fields, source, order, env[order], begins=found.begins) if n > 1 else found
-    joined = threads(found.obs, found.next_obs)
+        return interleaved(fields, source, order, env[order], begins=experience.begins) if n > 1 else experience
+    joined = threads(experience.obs, experience.next_obs)
     if joined is not None:
         order, env = joined
-        goes_on = np.zeros(len(found), np.bool_)
+        goes_on = np.zeros(len(experience), np.bool_)
         goes_on[order[:-1]] = env[1:] == env[:-1]
         if goes_on[broken].mean() > MATCHED:  # rows that lead to no other are no matter of order
-            return interleaved(fields, source, order, env, begins=found.begins)
-    elif broken.sum() > len(found) * MATCHED:
-        found.follows[:] = False
-        found.ordered = False
-        found.lacks += ("it does not say which rows are of one environment, nor do their observations",)
-    return found
+            return interleaved(fields, source, order, env, begins=experience.begins)
+    elif broken.sum() > len(experience) * MATCHED:
+        experience.follows[:] = False
+        experience.ordered = False
+        experience.lacks += ("it does not say which rows are of one environment, nor do their observations",)
+    return experience
 
 
 def _goes_on(steps: Experience) -> bool:
-    """Whether most rows that have not ended lead to the following one."""
+    """True if most rows that have not ended lead to the following one."""
     looked = steps.follows & ~steps.ended
     return bool(steps.chained[looked].sum() >= looked.sum() * MATCHED)
 
 
 def _is_n_step(steps: Experience, stride: int) -> bool:
-    """Whether rows are windows of one env: neighbours then lie nearer to each other than rows a window apart."""
+    """True if rows are windows of one env: neighbours then lie nearer to each other than rows a window apart."""
     if stride < 2 or not steps.numbers.shape[1]:
         return False
     near, far = (np.median(np.abs(steps.numbers[k:] - steps.numbers[:-k]).mean(1)) for k in (1, stride))
@@ -405,29 +409,33 @@ must lie than neighbours."""
 
 def taking_turns(fields: dict[str, Any], source: str) -> Experience | None:
     """Arrays ``[S, ...]`` in which the steps of N envs take turns, as experience; None if they do not."""
-    found = from_arrays(fields, source)
-    inner = np.flatnonzero(~found.ended)
-    if found.next_obs is None or len(found) < TURNS or found.env.any() or not len(inner):
+    experience = from_arrays(fields, source)
+    inner = np.flatnonzero(~experience.ended)
+    if experience.next_obs is None or len(experience) < TURNS or experience.env.any() or not len(inner):
         return None
-    if found.chained[inner].mean() > MATCHED:
+    if experience.chained[inner].mean() > MATCHED:
         return None
-    stride = stride_of(found, ~found.ended)
-    if stride < 2 or not found.numbers.shape[1]:
+    stride = stride_of(experience, ~experience.ended)
+    if stride < 2 or not experience.numbers.shape[1]:
         return None
-    near, far = (np.abs(found.numbers[k:].astype(np.float64) - found.numbers[:-k]).mean() for k in (1, stride))
+    near, far = (
+        np.abs(experience.numbers[k:].astype(np.float64) - experience.numbers[:-k]).mean() for k in (1, stride)
+    )
     if not far < CLOSER * near:
         return None  # n-step transitions lead as far, but neighbours among them are near to each other
-    env = np.arange(len(found)) % stride
+    env = np.arange(len(experience)) % stride
     order = np.argsort(env, kind="stable")
     env = env[order]
-    reached = inner[inner < len(found) - stride]
-    if found.reaches(stride)[reached].mean() < ALL_TURNS:  # in turns, but not always in the same
-        joined = threads(found.obs, found.next_obs)
+    reached = inner[inner < len(experience) - stride]
+    if experience.reaches(stride)[reached].mean() < ALL_TURNS:  # in turns, but not always in the same
+        joined = threads(experience.obs, experience.next_obs)
         if joined is None:
-            found.follows[:] = False
-            found.ordered = False
-            found.lacks += ("rows take turns between envs, and neither they nor their observations say which is whose",)
-            return found
+            experience.follows[:] = False
+            experience.ordered = False
+            experience.lacks += (
+                "rows take turns between envs, and neither they nor their observations say which is whose",
+            )
+            return experience
         order, env = joined
     sorted_ = interleaved(fields, source, order, env, begins=True)
     sorted_.lacks += (f"rows take turns between about {stride} envs, as their observations show; they were read so",)
@@ -437,10 +445,10 @@ def taking_turns(fields: dict[str, Any], source: str) -> Experience | None:
 def interleaved(fields: dict[str, Any], source: str, order: Ints, env: Ints, *, begins: bool) -> Experience:
     """Experience of flat rows ``[S, ...]`` in another order: rows of equal ``env`` follow each other."""
     sorted_ = {name: {path: leaf[order] for path, leaf in leaves_of(x).items()} for name, x in fields.items()}
-    found = from_arrays({name: _nested(leaves) for name, leaves in sorted_.items()}, source, vector=False)
-    found.env, found.place, found.begins = env, order, begins
-    found.follows = np.append(env[1:] == env[:-1], False)
-    return found
+    experience = from_arrays({name: _nested(leaves) for name, leaves in sorted_.items()}, source, vector=False)
+    experience.env, experience.place, experience.begins = env, order, begins
+    experience.follows = np.append(env[1:] == env[:-1], False)
+    return experience
 
 
 def _nested(leaves: Leaves) -> Any:
@@ -561,10 +569,10 @@ def stable_baselines3_replay(buffer: Any) -> Experience:
         fields["truncated"] = truncated
     if not slim:
         fields["next_obs"] = rows(buffer.next_observations)
-    found = from_arrays(fields, f"stable_baselines3 {type(buffer).__name__}", vector=True)
+    experience = from_arrays(fields, f"stable_baselines3 {type(buffer).__name__}", vector=True)
     if slim and not known:  # if time limits are known, the final observations that the library overwrote are missed
-        found.last_obs = {path: leaf[buffer.pos] for path, leaf in leaves_of(buffer.observations).items()}
-    return found
+        experience.last_obs = {path: leaf[buffer.pos] for path, leaf in leaves_of(buffer.observations).items()}
+    return experience
 
 
 def stable_baselines3_rollout(buffer: Any) -> Experience:
@@ -591,11 +599,11 @@ def stable_baselines3_rollout(buffer: Any) -> Experience:
 IN_REWARDS = "its collector adds the value of a time limit's final observation to the reward there"
 
 
-def _limits_in_rewards(found: Experience) -> Experience:
+def _limits_in_rewards(experience: Experience) -> Experience:
     """A rollout whose rewards hold the bootstrap values of time limits, so that each done counts as terminal."""
-    found.judge_limits = False
-    found.lacks += (IN_REWARDS,)
-    return found
+    experience.judge_limits = False
+    experience.lacks += (IN_REWARDS,)
+    return experience
 
 
 # -- Tianshou ------------------------------------------------------------------------------------------------------
@@ -626,10 +634,10 @@ def _tianshou_leaf(value: Any, rows: Any) -> Any:
 def _joined(columns: dict[str, list[Any]], sizes: list[int], source: str) -> Experience:
     """Experience of several envs with different numbers of steps."""
     fields = {name: _concatenated(parts) for name, parts in columns.items()}
-    found = from_arrays(fields, source, vector=False)
-    found.env = np.repeat(np.arange(len(sizes)), sizes)
-    found.follows = np.append(found.env[1:] == found.env[:-1], False)
-    return found
+    experience = from_arrays(fields, source, vector=False)
+    experience.env = np.repeat(np.arange(len(sizes)), sizes)
+    experience.follows = np.append(experience.env[1:] == experience.env[:-1], False)
+    return experience
 
 
 def _concatenated(parts: list[Any]) -> Any:
@@ -741,9 +749,9 @@ def agilerl_rollout(buffer: Any) -> Experience:
     """Its rollout buffer: ``dones`` are ends of both kinds, and the next observation is what ``step()`` returned."""
     columns = {name: in_time(buffer.buffer[name], buffer.pos, buffer.full) for name in AGILERL if name in buffer.buffer}
     fields = {AGILERL[name]: column for name, column in columns.items()}
-    found = from_arrays(fields, f"agilerl {type(buffer).__name__}", vector=True)
-    found.begins = not (buffer.full and buffer.wrap_at_capacity)
-    return found
+    experience = from_arrays(fields, f"agilerl {type(buffer).__name__}", vector=True)
+    experience.begins = not (buffer.full and buffer.wrap_at_capacity)
+    return experience
 
 
 AGILERL = {
@@ -778,9 +786,9 @@ def pytorchrl_replay(buffer: Any) -> Experience:
              "NextDone": "done"}  # fmt: skip
     fields = {ours: in_time(data[theirs], buffer.step, full) for theirs, ours in names.items() if theirs in data}
     fields |= {name: as_blocks(fields[name]) for name in ("reward", "done")}
-    found = from_arrays(fields, source, vector=True)
-    found.begins = not full
-    return found
+    experience = from_arrays(fields, source, vector=True)
+    experience.begins = not full
+    return experience
 
 
 def pytorchrl_rollout(buffer: Any) -> Experience:
@@ -810,9 +818,9 @@ def fast_td3_replay(buffer: Any) -> Experience:
         "obs": rows("observations"), "next_obs": rows("next_observations"), "action": rows("actions"),
         "reward": rows("rewards"), "terminated": (rows("dones") > 0) & ~truncated, "truncated": truncated,
     }  # fmt: skip
-    found = from_arrays(fields, "FastTD3 SimpleReplayBuffer", vector=True)
-    found.begins = not full
-    return found
+    experience = from_arrays(fields, "FastTD3 SimpleReplayBuffer", vector=True)
+    experience.begins = not full
+    return experience
 
 
 # -- LeRobot -------------------------------------------------------------------------------------------------------
@@ -840,14 +848,14 @@ def lerobot_dataset(dataset: Any) -> Experience:
         fields |= {"terminated": done, "truncated": last & ~done}
     else:
         fields["done"] = last
-    found = from_arrays(fields, f"lerobot {type(dataset).__name__}", vector=False)
-    found.env, found.begins = np.zeros(len(episode), np.int64), True
+    experience = from_arrays(fields, f"lerobot {type(dataset).__name__}", vector=False)
+    experience.env, experience.begins = np.zeros(len(episode), np.int64), True
     if "next.reward" not in column:
-        found.lacks += ("it keeps no rewards",)
-        found.judge_limits = False
+        experience.lacks += ("it keeps no rewards",)
+        experience.judge_limits = False
     if "frame_index" in column:
-        found.step = column["frame_index"].reshape(-1).astype(np.int64)
-    return found
+        experience.step = column["frame_index"].reshape(-1).astype(np.int64)
+    return experience
 
 
 READ = ("action", "episode_index", "frame_index", "next.reward", "next.done")
@@ -866,9 +874,9 @@ def lerobot_replay(buffer: Any) -> Experience:
     fields["terminated"] = in_time(buffer.dones, buffer.position, full).astype(np.bool_) & ~fields["truncated"]
     if not getattr(buffer, "optimize_memory", False):
         fields["next_obs"] = in_time(buffer.next_states, buffer.position, full)
-    found = from_arrays(fields, source, vector=False)
-    found.begins = not full
-    return found
+    experience = from_arrays(fields, source, vector=False)
+    experience.begins = not full
+    return experience
 
 
 # -- rsl_rl ----------------------------------------------------------------------------------------------------------
@@ -878,8 +886,8 @@ def rsl_rl_rollout(storage: Any) -> Experience:
     """Its rollout storage: ``dones`` are ends of both kinds. Time-outs are read where a storage keeps them."""
     size = storage.step
     names = {"rewards": "reward", "dones": "done", "values": "value", "returns": "return", "advantages": "advantage"}
-    found = {ours: getattr(storage, theirs, None) for theirs, ours in names.items()}
-    fields: dict[str, Any] = {name: as_blocks(x)[:size] for name, x in found.items() if x is not None}
+    columns = {ours: getattr(storage, theirs, None) for theirs, ours in names.items()}
+    fields: dict[str, Any] = {name: as_blocks(x)[:size] for name, x in columns.items() if x is not None}
     fields |= {"obs": in_time(storage.observations, size, False), "action": in_time(storage.actions, size, False)}
     time_outs = getattr(storage, "time_outs", None)
     if time_outs is not None and bool((as_host(time_outs)[:size] != 0).any()):
@@ -909,7 +917,7 @@ def in_time_major(values: Any, size: int) -> Any:
 
 # -- CleanRL -------------------------------------------------------------------------------------------------------
 def is_cleanrl(fields: Mapping[str, Any]) -> bool:
-    """Whether arrays have the names that CleanRL's PPO gives to its rollout."""
+    """True if arrays have the names that CleanRL's PPO gives to its rollout."""
     return {"obs", "actions", "logprobs", "rewards", "dones", "values"} <= set(fields)
 
 
@@ -937,14 +945,14 @@ def cleanrl_arrays(fields: Mapping[str, Any]) -> Experience:
 
 @dataclass(frozen=True)
 class Reader:
-    """How the buffers of one class are read; also those of its subclasses.
+    """A function that reads the buffers of one class, and of its subclasses.
 
     Args:
         package: the first part of the module of the class.
         name: of the class.
         read: the buffer -> experience.
-        attributes: what a class of that name and another package must have to be read, too: it is a copy in the user's
-            own code, or relive's drop-in. None means that such a class is not known.
+        attributes: a class of that name in another package is read, too, if it has all of these: it is a copy in the
+            user's own code, or relive's drop-in. None means that such a class is not known.
     """
 
     package: str
@@ -953,7 +961,7 @@ class Reader:
     attributes: tuple[str, ...] | None = None
 
     def reads(self, kind: type, source: Any) -> bool:
-        """Whether a source, one of whose classes is ``kind``, is for this reader."""
+        """True if a source, one of whose classes is ``kind``, is for this reader."""
         if kind.__qualname__ != self.name:
             return False
         if kind.__module__.partition(".")[0] == self.package:
@@ -962,7 +970,7 @@ class Reader:
 
 
 RING = ("observations", "actions", "rewards", "dones", "timeouts", "pos", "full")
-"""What Stable-Baselines3's replay buffers have, and CleanRL's copy of them."""
+"""The attributes of Stable-Baselines3's replay buffers, and of CleanRL's copy of them."""
 
 READERS = (
     Reader("stable_baselines3", "ReplayBuffer", stable_baselines3_replay, RING),

@@ -110,7 +110,7 @@ def _constant(steps: Experience) -> Iterator[Finding]:
 
 
 def _never_changes(steps: Experience, leaf: Array) -> bool:
-    """Whether the first rows of a leaf are the same in each env."""
+    """True if the first rows of a leaf are equal in each env."""
     rows = steps.env[1 : len(leaf)] == steps.env[: len(leaf) - 1]
     return bool(same_rows(leaf[1:], leaf[:-1])[rows].all())
 
@@ -268,7 +268,7 @@ def _inner(space: Any, path: Path) -> Any:
 
 
 def _outside(space: Any, leaf: Array, where: str) -> Array:
-    """Which rows lie outside a Box, Discrete, MultiDiscrete or MultiBinary space, bool ``[S]``.
+    """True where a row lies outside a Box, Discrete, MultiDiscrete or MultiBinary space, bool ``[S]``.
 
     Raises:
         ParameterError: this is no space, or one of another size than the field ``where``.
@@ -330,10 +330,10 @@ CLEARLY = 0.5
 """Another row fits clearly better if it leaves less than this share of the squared error of a row's own."""
 
 FAR_BEYOND_NOISE = 6.0
-"""And if the mean difference of the errors is this many times its standard error."""
+"""The mean difference of the errors also has to be this many times its standard error."""
 
 SOMETHING = 0.9
-"""What is learned leaves at most this share of the variance, or nothing was learned."""
+"""Something was learned if it leaves at most this share of the variance."""
 
 HUGE = 1e30
 """Larger numbers overflow when they are multiplied."""
@@ -429,14 +429,14 @@ def action_one_step_off(steps: Experience) -> Verdict:
     first = _moving(steps, acts, rows[:FIRST], moved[:FIRST], (0,))
     if (first[0].mean(0) < SHOWN * first[None].mean(0))[first[None].mean(0) > 1e-4].any():
         return Looked(len(rows))  # its own action moves the observation
-    found_ = _moving(steps, acts, rows, moved, LAGS)
-    alone, errors = found_.pop(None), found_
+    all_errors = _moving(steps, acts, rows, moved, LAGS)
+    of_obs_alone, errors = all_errors.pop(None), all_errors
     left = {lag: error.mean(0) for lag, error in errors.items()}
     # the numbers that an action moves, each as a share of what observations alone leave
-    shown = (np.minimum.reduce(list(left.values())) < SHOWN * alone.mean(0)) & (alone.mean(0) > 1e-4)
+    shown = (np.minimum.reduce(list(left.values())) < SHOWN * of_obs_alone.mean(0)) & (of_obs_alone.mean(0) > 1e-4)
     if not shown.any():
         return Lack("actions do not show in how observations change")
-    per_row = {lag: (error / alone.mean(0))[:, shown].mean(1) for lag, error in errors.items()}
+    per_row = {lag: (error / of_obs_alone.mean(0))[:, shown].mean(1) for lag, error in errors.items()}
     best = min((-1, 1), key=lambda lag: float(per_row[lag].mean()))
     own, other = float(per_row[0].mean()), float(per_row[best].mean())
     if own < 1 - 0.2 * (1 - other) or not _clearly_less(per_row[best], per_row[0]):
@@ -454,7 +454,7 @@ def action_one_step_off(steps: Experience) -> Verdict:
 
 
 def _pays(steps: Experience, acts: Array, rows: Ints) -> bool:
-    """Whether the reward of a row follows from its own action, and hardly without it, however the row moved."""
+    """True if the reward of a row follows from its own action, and hardly without it, however the row moved."""
     reward = steps.reward[rows].astype(np.float64)[:, None]
     if not np.isfinite(reward).all() or np.abs(reward).max() > HUGE or np.ptp(reward) == 0:
         return False
@@ -550,7 +550,7 @@ def running_sums(steps: Experience) -> Verdict:
 
 
 def _follow(steps: Experience, rows: Ints, column: Array) -> bool:
-    """Whether a column ``[K]`` follows from the rows, nearly in full."""
+    """True if a column ``[K]`` follows from the rows, nearly in full."""
     if _cannot(steps, rows) is not None:
         return False
     raw = _whole_row(steps, rows)
@@ -613,7 +613,7 @@ def resets(steps: Experience) -> Verdict:
 
 
 def _far_off(plain: Array, moved: Array) -> Bools:
-    """Which rows moved far otherwise than others lead to expect, in most of their numbers, bool ``[K]``."""
+    """True where a row moved far otherwise than others lead to expect, in most of its numbers, bool ``[K]``."""
     # what moves far is not learned from: an end by a state, such as a fall, would be learned as a step
     calm = np.flatnonzero((np.abs(moved) > 5 * np.median(np.abs(moved), 0) + 1e-9).mean(1) < 0.5)
     if len(calm) < LEAST // 2:
@@ -630,20 +630,20 @@ def _far_off(plain: Array, moved: Array) -> Bools:
 
 
 def _land_together(steps: Experience, broken: Ints, varies: Bools) -> bool:
-    """Whether the rows after these lie much nearer to each other than all rows do, in half of their numbers or more."""
+    """True if the rows after these lie much nearer to each other than all rows do, in half of their numbers or more."""
     landed = np.asarray(steps.numbers[broken + 1], np.float64)[:, varies]
     usual = np.asarray(steps.numbers, np.float64)[:, varies].var(0)
     return bool((landed.var(0) < 0.2 * usual).mean() >= 0.5)
 
 
 def _at_one_length(broken: Ints) -> bool:
-    """Whether these rows come at one distance from each other, or at multiples of it, where some were not noticed."""
+    """True if these rows come at one distance from each other, or at multiples of it, where some were not noticed."""
     gaps = np.diff(broken)
     return len(gaps) >= FEW and gaps.min() > 10 and bool((gaps % gaps.min() == 0).mean() > 0.9)
 
 
 def _whole(numbers: Array) -> bool:
-    """Whether the numbers of a sample are whole."""
+    """True if the numbers of a sample are whole."""
     sample = numbers[:: max(len(numbers) // 1000, 1)]
     return bool(np.array_equal(sample, np.round(sample)))
 
@@ -687,12 +687,12 @@ def _acts(steps: Experience) -> Array | None:
             parts.append((flat == kinds[None, 1:]).astype(np.float64))
         else:
             parts.append(flat.astype(np.float64))
-    found_ = np.concatenate(parts, 1) if parts else np.empty((len(steps), 0))
-    return found_ if found_.shape[1] and np.isfinite(found_).all() else None
+    acts = np.concatenate(parts, 1) if parts else np.empty((len(steps), 0))
+    return acts if acts.shape[1] and np.isfinite(acts).all() else None
 
 
 def _cannot(steps: Experience, rows: Ints) -> Lack | None:
-    """Why nothing can be learned from these rows; None if something can."""
+    """The reason why nothing can be learned from these rows; None if something can."""
     if steps.disorder:
         return Lack(steps.disorder)
     if len(rows) < LEAST:
@@ -727,13 +727,13 @@ def _better_lag(errors: dict[int, Array]) -> int:
 
 
 def _fits_its_own(errors: dict[int, Array]) -> bool:
-    """Whether a first look at a few rows settles that a column fits its own row best."""
+    """True if a first look at a few rows settles that a column fits its own row best."""
     left = {lag: float(error.mean()) for lag, error in errors.items()}
     return left[0] < SOMETHING * min(1.0, left[-1], left[1])
 
 
 def _clearly_less(one: Array, other: Array) -> bool:
-    """Whether errors ``[K]`` are clearly smaller than others of the same rows."""
+    """True if errors ``[K]`` are clearly smaller than others of the same rows."""
     less = other - one
     return bool(one.mean() < CLEARLY * other.mean()
                 and less.mean() > FAR_BEYOND_NOISE * less.std() / np.sqrt(len(less)))  # fmt: skip
@@ -757,7 +757,7 @@ RIDGES = (1e-4, 1e-2, 1.0)
 
 @dataclass(frozen=True)
 class Scale:
-    """How to bring numbers to one scale.
+    """The scale of numbers, by which they are standardized.
 
     Args:
         mean: of the rows' numbers, ``[D]``.
@@ -780,7 +780,7 @@ class Scale:
 
 
 def alike(rows: Array, others: Array) -> Array:
-    """How alike rows ``[K, D]`` and others ``[L, D]`` are, ``[K, L]``: the kernel of what is learned.
+    """The likeness of rows ``[K, D]`` and others ``[L, D]``, ``[K, L]``: the kernel that is learned with.
 
     1 + xy + the mean of k + the mean of kk' over pairs of numbers, where k is a Gaussian of one number. So functions of
     single numbers and of pairs are learned quickly, whatever their form, even beside many numbers that do not matter.
@@ -846,10 +846,10 @@ EXACT = 1e-3
 
 @dataclass(frozen=True)
 class Recursion:
-    """What each step's return adds to its reward, and what it could add by each formula: all ``[S]``.
+    """The part of each step's return beside its reward, and what it would be by each formula: all ``[S]``.
 
     Args:
-        rest: the return less the reward.
+        rest: the return minus the reward.
         onward: γ V(next row) + γλ A(next row), as inside an episode.
         next: γ V(next row).
         before: γ V of the row itself.
@@ -865,11 +865,11 @@ class Recursion:
     gamma: float
 
     def adds(self, rows: Bools, other: Array | float) -> Bools:
-        """Which of ``rows`` add ``other``, within rounding."""
+        """True where one of ``rows`` adds ``other``, within rounding."""
         return rows & (np.abs(self.rest - other) < self.near)
 
     def tells_apart(self) -> Bools:
-        """Where all that a row could add differs, so that it is clear which of these the row adds."""
+        """True where all that a row could add differs, so that it is clear which of these the row adds."""
         values = [np.zeros_like(self.rest), self.onward, self.next, self.before]
         pairs = [(a, b) for i, a in enumerate(values) for b in values[i + 1 :]]
         return np.logical_and.reduce([np.abs(a - b) > 4 * self.near for a, b in pairs])
@@ -915,7 +915,7 @@ def _advantages(steps: Experience, parts: Recursion, gamma: float | None) -> Ite
 
 
 def _at_limits(steps: Experience, parts: Recursion, limits: Bools) -> Iterator[Finding]:
-    """What time limits bootstrap from, where it is not the final observation."""
+    """Time limits that bootstrap from something else than the final observation."""
     none = parts.adds(limits, 0.0)
     if _stands_out(none, limits):
         yield found("truncation-without-bootstrap", "certain",
@@ -939,7 +939,7 @@ def _at_limits(steps: Experience, parts: Recursion, limits: Bools) -> Iterator[F
 
 
 def _final_apart(steps: Experience, parts: Recursion) -> Bools:
-    """Where the value of the final observation differs from that of the row itself, so that they are told apart.
+    """True where the value of the final observation differs from that of the row itself, so that they are told apart.
 
     If the final value is not known, the values of steps inside episodes decide: they differ almost always, or never.
     """
@@ -1169,7 +1169,7 @@ def _some(rows: Ints) -> Ints:
 
 
 def said(name: str, function: Callable[..., Any], rows: Ints, *given: Leaves, arrays: bool = False) -> Array:
-    """What a function of the user says of rows, float64 ``[K]``.
+    """The answers of a user's function for rows, float64 ``[K]``.
 
     It gets tensors, or arrays if it cannot take these; with ``arrays`` the other way round.
 
