@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..collect.collector import progress_bar
+from ..collect.progress import progress_bar
 from ..errors import DTypeError, FieldError, ShapeError
 from ..parameters import COUNT_RULE, GAMMA_RULE, an_instance, require
 from ..parameters import Rule as ParameterRule

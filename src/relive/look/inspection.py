@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..batches import as_dataframe
-from ..collect.collector import progress_bar
+from ..collect.progress import progress_bar
 from ..errors import ParameterError
 from ..files.disk import usable
 from ..memory.estimate import readable
