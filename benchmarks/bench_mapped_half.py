@@ -63,7 +63,7 @@ class Pages:
 
     def _begin(self) -> None:
         """Put all pages out, and bring half of the runs in."""
-        self._ring.store.keeper.expect_random(True)
+        self._ring.store.allocator.expect_random(True)
         count = len(self._there) // self._run
         self._ring.store.target.max()  # reads all; at once, as they may be in memory as large folios
         for block in self._ring.store.blocks.values():
@@ -204,7 +204,7 @@ def half_in_memory(job: Job, what: Callable[[Job, Any], Turns], turns: int, plac
     gc.collect()
     for turn in range(2 + turns):
         for label, one in kinds.items():
-            replay._ring.store.keeper.expect_random(True)
+            replay._ring.store.allocator.expect_random(True)
             replay._reader.prefetch = looks if label == WITH else None
             if label != MEMORY:
                 pages.keep(SHARE)

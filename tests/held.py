@@ -9,14 +9,14 @@ import numpy as np
 
 import inside
 from relive import ReplayBuffer
-from relive.memory.keeper import RAM, Keeper
+from relive.memory.allocator import RAM, Allocator
 from relive.ring.ring import Undo
 from twins import Twin
 
 Arrays = dict[str, Any]
 
 
-class Held(Keeper):
+class Held(Allocator):
     """Arrays in private memory that a second replay may take over."""
 
     durable = True
@@ -62,8 +62,8 @@ class HeldTwin(Twin):
 
     def hold(self, arrays: Arrays | None, settle: bool = True) -> None:
         """Go on in another replay, with these arrays. If it does not settle, it is as if killed while it was opened."""
-        self.keeper, (sampler, view) = Held(arrays), self.make
-        options = {**self.options, "sampler": sampler(), "view": view(), "store": self.keeper}
+        self.allocator, (sampler, view) = Held(arrays), self.make
+        options = {**self.options, "sampler": sampler(), "view": view(), "store": self.allocator}
         self.buffer = ReplayBuffer(self.schema, self.rows * 2, 2, **options)
         if settle:
             inside.ring(self.buffer).settle()
@@ -87,7 +87,7 @@ def during(twin: HeldTwin, call: Callable[[], Any], monkeypatch: Any) -> list[Ar
 
     def noting(self: Undo) -> None:
         if self.active:
-            found.append(copied(twin.keeper.arrays))
+            found.append(copied(twin.allocator.arrays))
         end(self)
 
     with monkeypatch.context() as patch:

@@ -241,7 +241,7 @@ class Replay:
     """
 
     def __init__(self, num_envs: int, rows: int, alone: bool = False) -> None:
-        self.num_envs, self.rows, self.alone = num_envs, rows, alone
+        self.num_envs, self.rows, self.own_next = num_envs, rows, alone
         self.experience = Experience()
         self.completed: list[tuple[int, int]] = []
         """(env, number) of every transition that was ever completed, in that order."""
@@ -262,9 +262,9 @@ class Replay:
         **extras: Any,
     ) -> None:
         """One more step of an env; ``next_obs`` counts where an episode ends, and for every step that is ``alone``."""
-        known = next_obs if terminated or truncated or self.alone else None
+        known = next_obs if terminated or truncated or self.own_next else None
         self.experience.record(env, obs, action, reward, terminated, truncated, known, **extras)
-        if self.alone:
+        if self.own_next:
             self.interrupt(env)
         for row in self.all_rows(env)[-3:]:  # a step completes the one before it, or itself and maybe its final row
             if row.complete and (env, row.number) not in self._known:
@@ -289,7 +289,7 @@ class Replay:
         """Every row an env ever had, in the order of time."""
         over, rows = self._over[env]
         for episode in self.experience.episodes(env)[over:]:
-            count = len(episode) + (episode.done and not self.alone)
+            count = len(episode) + (episode.done and not self.own_next)
             rows = rows + [Row(env, len(rows) + at, episode, at) for at in range(count)]
             if episode.done or episode.cut:
                 self._over[env] = episode.number + 1, rows

@@ -29,7 +29,7 @@ from relive import (
     RolloutBuffer,
     Schema,
 )
-from relive.memory import keeper as forks
+from relive.memory import allocator as forks
 from twins import same_batches
 
 

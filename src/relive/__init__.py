@@ -18,8 +18,8 @@ from .processes.limits import MinSize, SamplesPerInsert
 from .processes.server import ReplayServer
 from .processes.weights import Weights
 from .replay.buffer import ReplayBuffer
+from .replay.loading import load_extra
 from .replay.mixture import Mixture
-from .replay.saving import load_extra
 from .returns import GAE, GroupAdvantage, MonteCarlo, TDLambda, VTrace
 from .rollout.buffer import RolloutBuffer
 from .samplers.prioritized import Prioritized

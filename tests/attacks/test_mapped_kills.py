@@ -53,7 +53,7 @@ def errors_of(twin: HeldTwin) -> dict[int, float]:
 def kill_in_adding(twin: HeldTwin, play: str, rng: np.random.Generator, monkeypatch: Any) -> None:
     """Break a step off, in any state between before and after."""
     truth, lives, known = copy.deepcopy(twin.truth), copy.deepcopy(twin.lives), errors_of(twin)
-    before = copied(twin.keeper.arrays)
+    before = copied(twin.allocator.arrays)
     after = during(twin, lambda: twin.add(play), monkeypatch)
     assert len(after) == 1
     twin.truth, twin.lives = truth, lives
@@ -76,7 +76,7 @@ def test_a_window_that_ends_with_its_process_has_the_error_of_new_transitions() 
     errors = inside.errors(prioritized(twin))
     errors[:] = 0.0  # what is there of rows that were never drawn means nothing
     errors[inside.ring(twin.buffer).anchors()] = 0.25
-    twin.revive(copied(twin.keeper.arrays))
+    twin.revive(copied(twin.allocator.arrays))
     twin.check()
     kept = errors_of(twin)
     assert kept == {4: 0.25, 5: 0.25, 8: 1.0, 9: 1.0}
@@ -115,10 +115,10 @@ def test_priorities_that_a_kill_breaks_off_are_the_old_ones(
     index = inside.ring(twin.buffer).index_of(inside.ring(twin.buffer).anchors())
     twin.buffer.update_priorities(index, rng.gamma(1.0, 3.0, len(index)))
     for _ in range(5):
-        known, before = errors_of(twin), copied(twin.keeper.arrays)
+        known, before = errors_of(twin), copied(twin.allocator.arrays)
         chosen = rng.choice(index, int(rng.integers(3, 20)))
         twin.buffer.update_priorities(chosen, rng.gamma(1.0, 9.0, len(chosen)))
-        after, wanted = copied(twin.keeper.arrays), errors_of(twin)
+        after, wanted = copied(twin.allocator.arrays), errors_of(twin)
         assert after["errors.undo"][RATED] == 0
         after["errors.undo"][RATED] = len(chosen) if room == "noted" else -1  # as while it was done
         mixed = torn(before, after, rng, ("errors.undo",))
@@ -150,7 +150,7 @@ def test_a_change_of_all_that_a_kill_breaks_off_is_found_anew(name: str, monkeyp
     for _ in range(30):
         twin.add("".join(rng.choice(list("....T"), 2)))
     for _ in range(8):
-        before, known = copied(twin.keeper.arrays), errors_of(twin)
+        before, known = copied(twin.allocator.arrays), errors_of(twin)
         call = changes(twin)[name]
 
         def done(call: Callable[[], Any] = call) -> None:
@@ -170,7 +170,7 @@ def test_a_kill_while_it_is_taken_back_changes_nothing(monkeypatch: pytest.Monke
     rng, twin = np.random.default_rng(4), world("small", "prioritized, stratified")
     for _ in range(30):
         twin.add("".join(rng.choice(list("....T"), 2)))
-    before, truth = copied(twin.keeper.arrays), copy.deepcopy(twin.truth)
+    before, truth = copied(twin.allocator.arrays), copy.deepcopy(twin.truth)
     (after,) = during(twin, lambda: twin.add(".T"), monkeypatch)
     left = torn(before, after, rng, ("undo",))
     for _ in range(5):

@@ -29,6 +29,7 @@ from relive.errors import (
 )
 from relive.files import disk
 from relive.files import save as directory
+from relive.files.disk import MOST, integers, whole
 from saves import Tried, assert_refused, data_files, example, forge, holds, listing, save
 
 
@@ -379,3 +380,24 @@ def test_a_process_killed_again_and_again_while_it_saves_loses_nothing(tmp_path:
     persist.write(path, numbered(1), {"k": 1})
     with persist.Save(path) as saved:
         assert set(os.listdir(path)) == {"manifest.json", *saved.contents.files}
+
+
+# Entries of a save's JSON: each has its type and range, or the save is refused by the entry's name
+
+
+def test_counts_up_to_the_largest_are_taken() -> None:
+    assert whole({"n": MOST}, "n") == MOST
+    assert integers({"n": [[0, MOST]]}, "n", 1, 2).tolist() == [[0, MOST]]
+
+
+@pytest.mark.parametrize("wrong", [[[0, MOST + 1]], [[0, -1]], [[0, 2**63]], [[0, 2**70]], [[0, 1.0]], [[True, False]],
+                                   [0, 1], [[0, 1], [2, 3]], [], [[0], [1, 2]], [["0", "1"]], None, 3])  # fmt: skip
+def test_lists_with_other_members_or_of_another_shape_are_refused(wrong: Any) -> None:
+    with pytest.raises((FileFormatError, ValueError)):
+        integers({"n": wrong}, "n", 1, 2)
+
+
+@pytest.mark.parametrize("wrong", [MOST + 1, -1, 1.0, True, "1", None])
+def test_other_values_than_counts_are_refused_by_name(wrong: Any) -> None:
+    with pytest.raises(FileFormatError, match="entry 'n' is"):
+        whole({"n": wrong}, "n")

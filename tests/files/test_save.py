@@ -24,6 +24,7 @@ from relive.errors import (
 )
 from relive.files import disk, format
 from relive.files import format as tensors
+from relive.files.save import SaveHandle, Saves, from_json, to_json
 from saves import Tensors, Tried, assert_refused, assert_same, bits, data_files, example, holds, save
 
 DTYPES = [getattr(torch, name) for name in format._NAMES.values() if hasattr(torch, name)]
@@ -209,7 +210,7 @@ def test_what_comes_in_parts_is_saved_as_one_and_may_change_once_it_was_taken(
         order.append("taken")
         rows.fill(-1)
 
-    persist.write(tmp_path / "save", {"rows": parts, "more": np.zeros(500)}, {}, taken=taken)
+    persist.write(tmp_path / "save", {"rows": parts, "more": np.zeros(500)}, {}, on_read=taken)
     found = persist.read(tmp_path / "save")[0]["rows"].numpy()
     assert found.tolist() == np.arange(300).reshape(100, 3).tolist()
     assert order.index("taken") < len(order) - 3  # before the wait for the last file
@@ -289,3 +290,68 @@ def test_truncation_and_appending_at_any_length_is_noticed(number: int, tmp_path
     for length in reversed(range(0, size, 1 if number == 0 else 5)):
         os.truncate(file, length)
         assert_refused(path)
+
+
+# Saves in the background: one after another, and an error is raised once, wherever it comes from
+
+SECONDS = 30
+
+
+def test_an_error_that_comes_while_the_next_save_waits_is_raised_there_and_once() -> None:
+    goes_on = threading.Event()
+
+    def fail() -> None:
+        assert goes_on.wait(SECONDS)
+        raise OSError("the disk is full")
+
+    saves = Saves()
+    handle = saves.begin(SaveHandle("somewhere", fail))
+    threading.Timer(0.05, goes_on.set).start()
+    assert not handle.done
+    with pytest.raises(OSError, match="the disk is full") as caught:
+        saves.settle()
+    assert any("the save before" in note for note in caught.value.__notes__)
+    saves.settle()
+
+
+def test_an_error_that_was_seen_is_not_raised_again() -> None:
+    def fail() -> None:
+        raise OSError("the disk is full")
+
+    saves = Saves()
+    handle = saves.begin(SaveHandle("somewhere", fail))
+    with pytest.raises(OSError, match="the disk is full"):
+        handle.wait(SECONDS)
+    saves.settle()
+
+
+# Nested values beside a save: each tensor has a name of its own, whatever its keys are
+
+
+def back(value: Any) -> Any:
+    described, tensors = to_json(value)
+    return from_json(described, {name: torch.from_numpy(np.array(tensor)) for name, tensor in tensors.items()})
+
+
+def test_keys_that_would_give_two_tensors_one_name_do_not() -> None:
+    ones = {"a.b": torch.ones(2), "a": {"b": torch.zeros(2)}, "a.b#2": torch.full((2,), 2.0),
+            "1": [torch.full((2,), 3.0)],
+            1: (torch.full((2,), 4.0),)}  # fmt: skip
+    _, tensors = to_json(ones)
+    assert len(tensors) == 5
+    found = back(ones)
+    assert found["a.b"].tolist() == [1.0, 1.0]
+    assert found["a"]["b"].tolist() == [0.0, 0.0]
+    assert found["a.b#2"].tolist() == [2.0, 2.0]
+    assert found["1"][0].tolist() == [3.0, 3.0]
+    assert found[1][0].tolist() == [4.0, 4.0]
+
+
+def test_values_of_every_kind_come_back_as_they_were() -> None:
+    value = {"none": None, "flag": True, "number": 3, "text": "x", "nan": float("nan"), "low": float("-inf"),
+             "bytes": b"ab", "scalar": np.float32(0.5), "list": [1, (2, [3])]}  # fmt: skip
+    found = back(value)
+    assert np.isnan(found.pop("nan"))
+    value.pop("nan")
+    assert found == value
+    assert type(found["scalar"]) is np.float32

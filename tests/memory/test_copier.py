@@ -21,7 +21,7 @@ from relive import Field, ReplayBuffer, RolloutBuffer, Schema
 from relive.errors import DTypeError, EpisodeEndWarning
 from relive.kernels import cpu, reference, step_table
 from relive.kernels.step_table import PAST, SOURCE, first_item
-from relive.memory.copier import StepCopier
+from relive.memory.copier import LIMIT, BoundedCache, StepCopier
 from relive.steps.arrays import numpy_dtype
 from relive.steps.checker import StepChecker
 
@@ -182,7 +182,7 @@ def test_a_tensor_that_is_not_as_before_is_refused(wrong: Any) -> None:
     assert made.accept(tuple(values.values()))
     refused = tuple((values | {"reward": wrong}).values())
     assert not made.accept(refused)
-    if made.plan.asked is None:
+    if made.plan.tensor_check is None:
         place = list(FIELDS).index("reward")
         assert cpu.accept_step(id(refused), made.plan.table) == place
         assert reference.accept_step(id(refused), made.plan.table) == place
@@ -487,3 +487,22 @@ def test_a_step_is_taken_at_once_only_to_a_row_that_holds_nothing(monkeypatch: p
         rollout.add(step | {"obs": np.full(N, t, np.float32)})
     assert taken == [(1, 1), (2, 2)]  # the first teaches; then come bootstrap values, and a full rollout
     assert rollout["obs"].tolist() == [[t] * N for t in (2, 3, 4, 5)]
+
+
+# The cache of plans: what it keeps, and when it forgets
+
+
+def test_a_kept_value_is_returned_and_found_again():
+    made = BoundedCache[int, list[int]]()
+    value = made.keep(3, [1])
+    assert made[3] is value
+    assert made.get(4) is None
+
+
+def test_a_full_dictionary_starts_anew_with_the_newest():
+    made = BoundedCache[int, int]()
+    for key in range(LIMIT):
+        made.keep(key, key)
+    assert len(made) == LIMIT
+    made.keep(LIMIT, 7)
+    assert made == {LIMIT: 7}

@@ -19,7 +19,7 @@ from interrupting import broken_off
 from relive.errors import FileFormatError, LifecycleError, NoSaveError
 from relive.files import mapped as journals
 from relive.files.mapped import Journal, MappedDirectory
-from relive.memory.mapped import MappedKeeper
+from relive.memory.mapped import MappedAllocator
 
 RUN = "0123456789abcdef"
 
@@ -176,14 +176,14 @@ def test_a_directory_has_one_holder_and_a_dead_one_is_none(tmp_path: Path) -> No
 
     with pytest.raises(AssertionError, match="ended with -9"):
         in_fork(hold_and_die)
-    first = MappedKeeper(tmp_path / "d")
+    first = MappedAllocator(tmp_path / "d")
     with pytest.raises(LifecycleError, match="in this process already"):
-        MappedKeeper(tmp_path / "d")
+        MappedAllocator(tmp_path / "d")
     (tmp_path / "d" / "lock").write_text("12345\n")
     with pytest.raises(LifecycleError, match="open in process 12345"):
-        MappedKeeper(tmp_path / "d")
+        MappedAllocator(tmp_path / "d")
     del first
-    MappedKeeper(tmp_path / "d").directory.release()
+    MappedAllocator(tmp_path / "d").directory.release()
 
 
 def test_a_file_that_took_the_place_of_a_mapped_one_is_found_by_the_next_flush(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import relive
 from covering import covering
 from forked import in_fork
 from relive import Field, FrameStack, NStep, Prioritized, Recent, ReplayBuffer, Schema, errors
-from relive.replay import copied as copying
-from relive.replay.copied import copied
+from relive.replay import durable as copying
+from relive.replay.durable import copied
 from relive.ring.ring import Undo
 
 FLAGS = {name: Field((), torch.bool) for name in ("terminated", "truncated")}

@@ -19,7 +19,7 @@ from relive.batches import SequenceMembers
 from relive.errors import EmptyError, SchemaError
 from relive.kernels import cpu, reference
 from relive.kernels.tensor_calls import tensor_calls
-from relive.memory.keeper import SMALL
+from relive.memory.allocator import SMALL
 from relive.replay import reader
 from relive.replay.reader import Reader
 from replays import FLAGS

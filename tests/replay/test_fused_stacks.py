@@ -23,7 +23,7 @@ from relive import FrameStack, NStep, Prioritized, Recent, Transition, Uniform
 from relive.batches import Members
 from relive.kernels import cpu, reference
 from relive.kernels.tensor_calls import tensor_calls
-from relive.memory.keeper import HUGE, SMALL, Recycled
+from relive.memory.allocator import HUGE, SMALL, Recycled
 from relive.replay.reader import Reader
 
 pytestmark = pytest.mark.skipif(tensor_calls() is None, reason="this torch has no functions for compiled code")
@@ -168,7 +168,7 @@ def test_both_twins_draw_and_stack_the_same_frames(view: str, kind: str, weighed
             assert not any(value is not None for members in into for value in members.values())
             assert kernels.sample_stacks(batch, *terms, id(rows), id(memory), id(into))
             batch_found = ready.parts.members.batch(into, count)
-            pieces = [batch_found[path] for path in (*store.apart, *(("next_obs", *x[1:]) for x in store.apart))]
+            pieces = [batch_found[path] for path in (*store.gathered, *(("next_obs", *x[1:]) for x in store.gathered))]
             assert all(piece.is_contiguous() for piece in pieces)
             found.append((rows.numpy().tobytes(), memory.numpy().tobytes(), facts(batch_found)))
         assert found[0] == found[1]

@@ -396,7 +396,7 @@ def leave_open(path: Path, pipe: int) -> None:
             number += 1
 
     def last() -> None:
-        os.write(pipe, b"1" if inside.close(inside.holder(inside.durable(replay).keeper.directory)).alive else b"0")
+        os.write(pipe, b"1" if inside.close(inside.holder(inside.durable(replay).allocator.directory)).alive else b"0")
         stop.set()
         replay.close()
         os.write(pipe, b"1")

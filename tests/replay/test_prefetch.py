@@ -191,7 +191,7 @@ def test_it_looks_ahead_only_while_rows_are_missing(tmp_path: Path, monkeypatch:
     with ReplayBuffer.open(tmp_path / "r", SCHEMA, 60, 2, check_ends=False, seed=0) as replay:
         for number in range(40):
             replay.add(step(number))
-        keeper: Any = inside.ring(replay).store.keeper
+        allocator: Any = inside.ring(replay).store.allocator
         coming = inside.prefetch(replay)
         assert coming is not None
         ask = coming.ahead.ask
@@ -203,11 +203,11 @@ def test_it_looks_ahead_only_while_rows_are_missing(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(coming.ahead, "ask", lambda *rows: asked.append(ask(*rows)))
         replay.sample(4)
         assert not asked
-        assert not keeper.random
+        assert not allocator.random
         waits = 6  # the thread of this batch waited for the disk
         for _ in range(3 * PATIENCE):
             replay.sample(4)
-            if not keeper.random:
+            if not allocator.random:
                 break
             assert asked
         else:
@@ -215,9 +215,9 @@ def test_it_looks_ahead_only_while_rows_are_missing(tmp_path: Path, monkeypatch:
         assert asked[-PATIENCE:] == [0] * PATIENCE
         waits = 7
         replay.sample(4)
-        assert keeper.random
+        assert allocator.random
         replay.stats()  # reads all rows in order
-        assert not keeper.random
+        assert not allocator.random
 
 
 def test_the_first_look_after_a_pause_does_not_ask_for_all_that_came_meanwhile(

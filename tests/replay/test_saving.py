@@ -33,7 +33,7 @@ from relive import (
 )
 from relive import files as persist
 from relive.errors import FileFormatError, InvariantError, ParameterError
-from relive.memory.keeper import small_pages, zeroed
+from relive.memory.allocator import small_pages, zeroed
 from replays import PLAIN
 from twins import SAMPLERS, Twin, same_batches
 

@@ -24,7 +24,7 @@ from relive.kernels import cpu, reference
 from relive.kernels.reference.rows import FIELD_DICT, PackedFields
 from relive.kernels.tables import UNFIT
 from relive.kernels.tensor_calls import tensor_calls
-from relive.memory.keeper import SMALL
+from relive.memory.allocator import SMALL
 from relive.memory.layout import RowLayout
 from relive.rollout import minibatches as direct
 from relive.steps.schema import Path

@@ -11,7 +11,7 @@ import torch
 
 from relive import Field, RolloutBuffer, Schema
 from relive.errors import ParameterError, SchemaError
-from relive.memory.keeper import Recycled
+from relive.memory.allocator import Recycled
 
 T, N = 7, 5
 FLAG = Field((), torch.bool)

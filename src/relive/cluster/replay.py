@@ -29,8 +29,8 @@ from ..printable import shown
 from ..processes.limits import LIMIT_RULE, RateLimit
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import require_rows
+from ..replay.loading import load_extra as extra_of
 from ..replay.saving import describe, rebuild
-from ..replay.saving import load_extra as extra_of
 from ..samplers.prioritized import Prioritized, doubles, errors_by_item, magnitudes
 from ..samplers.uniform import Uniform
 from ..steps.arrays import Doubles, Ints, as_host, whole_numbers

@@ -26,7 +26,7 @@ from ..files import SaveHandle
 from ..files.disk import Holder
 from ..processes.lanes import Intake
 from ..replay.buffer import ReplayBuffer
-from ..replay.saving import load_extra
+from ..replay.loading import load_extra
 from ..samplers.prioritized import Prioritized
 from ..samplers.uniform import Uniform
 from ..steps.arrays import as_host

@@ -157,7 +157,7 @@ def write_files(
     text = json.dumps(dict(metadata), indent=2).encode()
     parts = itertools.chain([memoryview(header)], data)
     names = f"{prefix}state{ENDING}", f"{prefix}metadata.json"
-    with save.turn(folder):
+    with save.locked_directory(folder):
         beside = [folder / f".{name}.beside" for name in names]
         try:
             for file in beside:

@@ -1,4 +1,7 @@
-"""Files written through to the disk, and files read only if they are regular ones."""
+"""Files written through to the disk, files read only if they are regular ones, and the lock of a directory.
+
+The last part checks what the JSON of a save states: counts, shapes and dtypes.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,7 @@ __all__ = [
     "open_to_read",
     "open_to_write",
     "read_manifest",
+    "require_at",
     "sync_path",
     "usable",
     "whole",
@@ -52,16 +56,10 @@ __all__ = [
 T = TypeVar("T")
 
 
-_NO_FILE = (errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP, errno.EISDIR)
-"""Error numbers for paths that are not regular files, such as circular links and sockets."""
-
+# -- writing --------------------------------------------------------------------------------------------------
 
 SMALL = 1 << 18
 """Parts of up to this many bytes are joined with others and hashed in the same thread."""
-
-
-CACHED = 1 << 18
-"""Bytes that are read at once: they are still in the processor's cache when they are hashed."""
 
 
 AHEAD = 1 << 23
@@ -70,16 +68,6 @@ AHEAD = 1 << 23
 
 WAITERS = 8
 """How many files are synced at once."""
-
-
-LOOKED_AT = 1000
-"""How many names of a directory are looked at to find the saves in it."""
-
-
-_BINARY = getattr(os, "O_BINARY", 0)
-
-
-_SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 def write_file(
@@ -116,9 +104,9 @@ def write_files(
     descriptors, notes = list[int](), list[FileNote]()
     try:
         for path, (parts, size) in files.items():
-            descriptors.append(create_file(path))
+            descriptors.append(create_file(path))  # in the list at once, so that it is closed whatever comes
             notes.append(_fill(descriptors[-1], parts, size))
-        if written is not None:
+        if written is not None:  # all bytes are in the system's cache: the memory that they came from is free
             written()
         with ThreadPoolExecutor(WAITERS) as others:  # the disk syncs many files at once in little more time than one
             for synced in [_begun(others, os.fsync, descriptor) for descriptor in descriptors]:
@@ -143,6 +131,7 @@ def _begun(others: ThreadPoolExecutor, function: Callable[..., T], *args: Any) -
 
 def create_file(path: Path) -> int:
     """Create a file that is not there yet, to be written; returns its descriptor."""
+    # O_EXCL: never into a file, or through a link, that somebody else put there
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY | _SAFE, 0o666)
 
 
@@ -152,10 +141,12 @@ def _fill(descriptor: int, parts: Iterable[memoryview], size: int) -> FileNote:
     _allocate(descriptor, size)
     with ThreadPoolExecutor(1) as other:  # its thread starts with the first task
         for part in _gathered(parts):
+            # the checksum in another thread while the disk writes; its result is awaited before the next part
             hashed = _begun(other, zlib.crc32, part, crc) if len(part) > SMALL else None
             done = 0
-            while done < len(part):
+            while done < len(part):  # a write may take a part of the bytes
                 done += os.write(descriptor, part[done:])
+            # each checksum goes on from the one before, so it is awaited before the next part
             crc = hashed() if hashed is not None else zlib.crc32(part, crc)
             end += len(part)
             if end - start >= AHEAD:
@@ -172,7 +163,7 @@ def _set_going(descriptor: int, start: int, end: int) -> int:
 
 
 def _gathered(parts: Iterable[memoryview]) -> Iterator[memoryview]:
-    """The same bytes with small parts joined, because each write has a fixed cost."""
+    """Join small parts, because each write has a fixed cost. The bytes stay as they are."""
     small = bytearray()
     for part in parts:
         if len(part) + len(small) > SMALL and small:
@@ -196,15 +187,18 @@ def _allocate(descriptor: int, size: int) -> None:
                 raise
 
 
+# -- directories and paths ------------------------------------------------------------------------------------
+
+
 def make_directory(path: Path) -> bool:
-    """Create the directory ``path`` and write its name to the disk. Returns whether it is new."""
+    """Create the directory ``path`` and write its name to the disk. Returns True if it is new."""
     if path.is_dir():
         return False
     if os.path.lexists(path):
         raise FileFormatError(f"'{path}': expected a directory or nothing, got a file; give another path")
     make_directory(path.parent)
     path.mkdir(exist_ok=True)
-    sync_path(path.parent)
+    sync_path(path.parent)  # its name is in the parent's list: without this, a power cut takes the directory away
     return True
 
 
@@ -233,19 +227,50 @@ def usable(path: str | os.PathLike[str]) -> Path:
 
 
 def is_at(path: Path, descriptor: int) -> bool:
-    """Whether an open file is the one at a path.
+    """True if an open file is the one at a path; False if another one is there, or none."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def require_at(path: Path, descriptor: int, otherwise: str) -> None:
+    """Require that an open file is still the one at a path: what is written to it would not be found again.
 
     Raises:
         NoSaveError: nothing is at the path.
+        FileFormatError: another file is there; ``otherwise`` is the text of the error.
     """
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        gone = path if path.parent.is_dir() else path.parent
-        raise NoSaveError(
-            f"'{gone}' was removed or moved while it was open, so nothing that is written now would be found again; "
-            "move it back, or save to another path"
-        ) from error
+    if is_at(path, descriptor):
+        return
+    if os.path.exists(path):
+        raise FileFormatError(otherwise)
+    gone = path if path.parent.is_dir() else path.parent
+    raise NoSaveError(
+        f"'{gone}' was removed or moved while it was open, so nothing that is written now would be found again; "
+        "move it back, or save to another path"
+    )
+
+
+# -- reading --------------------------------------------------------------------------------------------------
+
+_NO_FILE = (errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP, errno.EISDIR)
+"""Error numbers for paths that are not regular files, such as circular links and sockets."""
+
+
+_BINARY = getattr(os, "O_BINARY", 0)
+
+
+_SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+"""No link is followed, no pipe waited for, and no descriptor given to a child process, where the system can do so."""
+
+
+CACHED = 1 << 18
+"""Bytes that are read at once: they are still in the processor's cache when they are hashed."""
+
+
+LOOKED_AT = 1000
+"""How many names of a directory are looked at to find the saves in it."""
 
 
 def open_file(path: Path) -> io.FileIO:
@@ -259,7 +284,7 @@ def open_file(path: Path) -> io.FileIO:
 
 
 def open_to_read(path: Path) -> int:
-    """The same as a descriptor, which the caller closes."""
+    """Open a regular file for reading, as :func:`open_file` does; returns its descriptor, which the caller closes."""
     return _open_regular(path, os.O_RDONLY)
 
 
@@ -285,6 +310,7 @@ def _open_regular(path: Path, flags: int) -> int:
         if error.errno in _NO_FILE or path.is_symlink():
             raise _no_file(path, "a symbolic link" if path.is_symlink() else f"something else ({error})") from None
         raise
+    # of the open file, not of the path: the path may lead elsewhere by now
     if not stat.S_ISREG(os.fstat(descriptor).st_mode) or (not _SAFE and path.is_symlink()):
         os.close(descriptor)
         raise _no_file(path, "something else")
@@ -304,6 +330,7 @@ def read_manifest(path: Path) -> bytes:
     """
     try:
         with open_file(path / MANIFEST) as stream:
+            # before it is read: a file of any size may be there
             size = os.fstat(stream.fileno()).st_size
             if size > MOST_BYTES:
                 raise damaged(path / MANIFEST, f"at most {MOST_BYTES} bytes", size)
@@ -319,10 +346,10 @@ def read_manifest(path: Path) -> bytes:
 
 def _others(path: Path) -> str:
     """A word on the saves in a directory of saves; empty if there is none."""
-    found: list[str] = []
+    saves: list[str] = []
     with suppress(OSError), os.scandir(path) as entries:
-        found += [entry.name for entry in islice(entries, LOOKED_AT) if (path / entry.name / MANIFEST).is_file()]
-    return f", but in it: give {' or '.join(repr(str(path / name)) for name in sorted(found)[:3])}" if found else ""
+        saves += [entry.name for entry in islice(entries, LOOKED_AT) if (path / entry.name / MANIFEST).is_file()]
+    return f", but in it: give {' or '.join(repr(str(path / name)) for name in sorted(saves)[:3])}" if saves else ""
 
 
 class Reader:
@@ -344,8 +371,8 @@ class Reader:
 
     def check_size(self, size: int) -> None:
         """Refuse a file of another size."""
-        if size != (found := os.fstat(self._stream.fileno()).st_size):
-            raise damaged(self._path, f"{size} bytes", found)
+        if size != (got := os.fstat(self._stream.fileno()).st_size):
+            raise damaged(self._path, f"{size} bytes", got)
 
     def check_start(self, header: bytes) -> None:
         """Read the header and require these bytes."""
@@ -359,6 +386,8 @@ class Reader:
         if crc32 != f"{self._crc:08x}":
             raise damaged(self._path, f"the CRC-32 {crc32}", f"{self._crc:08x}")
 
+
+# -- the lock of a directory ----------------------------------------------------------------------------------
 
 LOCK = "lock"
 """The file that is locked. It holds the number of the process that has the lock."""
@@ -390,9 +419,10 @@ class Holder:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise self._taken(directory) from None
+            # the file was removed since it was opened: another process may lock a new one
             if not os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
                 raise self._taken(directory)
-            os.ftruncate(self._descriptor, 0)
+            os.ftruncate(self._descriptor, 0)  # a longer number of the process before would leave digits behind
             os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
         except BaseException:
             self.release()
@@ -410,11 +440,12 @@ class Holder:
             raise LifecycleError(
                 f"'{self._path.parent}': this process does not hold it any more; open it again with ReplayBuffer.open"
             )
-        if not is_at(self._path, self._descriptor):
-            raise FileFormatError(
-                f"'{self._path.parent}': another directory has taken the place of the one that was opened; move that "
-                "one back, or save to another path"
-            )
+        require_at(
+            self._path,
+            self._descriptor,
+            f"'{self._path.parent}': another directory has taken the place of the one that was opened; move that "
+            "one back, or save to another path",
+        )
 
     def _taken(self, directory: Path) -> LifecycleError:
         who = os.pread(self._descriptor, 20, 0).strip().decode("ascii", "replace")
@@ -436,6 +467,8 @@ def _close_all(files: list[int]) -> None:
             os.close(files.pop())
 
 
+# -- the JSON of a save ---------------------------------------------------------------------------------------
+
 MOST = 2**62
 """The largest count in a save. Counting on from it still fits into 64 bits."""
 
@@ -447,7 +480,7 @@ def entry(content: Any, name: str, kind: type[Any]) -> Any:
         FileFormatError: the entry is missing, or of another type.
     """
     value = content.get(name)
-    if type(value) is not kind:
+    if type(value) is not kind:  # not isinstance: True is no count
         raise FileFormatError(
             f"the save's entry {name!r} is {shown(value)}; expected a {kind.__name__}, as relive writes it"
         )
@@ -472,12 +505,13 @@ def integers(content: Any, name: str, *shape: int) -> NDArray[np.int64]:
     Raises:
         FileFormatError: the entry has another shape, or a member is not a count.
     """
-    found = np.array(entry(content, name, list))
-    if found.shape != shape or found.dtype != np.int64 or (found < 0).any() or (found > MOST).any():
+    counts = np.array(entry(content, name, list))
+    # a list of another shape, or with a text, a float or a larger number in it, gets another dtype
+    if counts.shape != shape or counts.dtype != np.int64 or (counts < 0).any() or (counts > MOST).any():
         raise FileFormatError(
             f"the save's entry {name!r} is {shown(content[name])}; expected numbers from 0 to {MOST}, of shape {shape}"
         )
-    return found
+    return counts
 
 
 def fitting(
@@ -491,8 +525,8 @@ def fitting(
     tensor = tensors.get(name)
     if tensor is None:
         raise FileFormatError(f"the save has no tensor {shown(name)}")
-    found = tuple(tensor.shape if dtype is not None else tensor.shape[: len(shape)])
-    if found != shape or (dtype is not None and tensor.dtype is not dtype):
+    given = tuple(tensor.shape if dtype is not None else tensor.shape[: len(shape)])
+    if given != shape or (dtype is not None and tensor.dtype is not dtype):
         expected = f"{dtype} {shape}" if dtype is not None else f"{shape} in front"
         raise FileFormatError(f"tensor {shown(name)}: expected {expected}, got {tensor.dtype} {tuple(tensor.shape)}")
     return tensor

@@ -1,7 +1,8 @@
 """MappedDirectory: named arrays in files of one directory, mapped into memory, and a manifest that lists them.
 
 The manifest is replaced by a rename, so a process that dies leaves the old manifest or the new one. Files that the
-manifest does not name were left by a process that died. They are never read. ``docs/durable.md`` has the format.
+manifest does not name were left by a process that died. They are never read. A journal beside the arrays says what was
+flushed, and when. ``docs/durable.md`` has the format.
 """
 
 from __future__ import annotations
@@ -29,26 +30,382 @@ from .disk import LOCK, Holder
 from .format import AXES, MANIFEST, damaged, encode
 
 __all__ = [
-    "CODES",
-    "FILE",
-    "FORMAT",
-    "JOURNAL",
-    "VERSION",
+    "HEAD",
+    "TAIL",
     "Journal",
     "MappedArray",
     "MappedCopy",
     "MappedDirectory",
     "MappedSpec",
     "Record",
-    "create",
-    "free_bytes",
     "is_of_mapped",
-    "last_record",
-    "map_file",
-    "map_to_read",
-    "parse",
 ]
 
+
+FORMAT, VERSION = "relive mapped arrays", 1
+
+
+JOURNAL = "journal"
+"""The file that says what was flushed, and when."""
+
+
+FILE = re.compile(r"[0-9]{3}-[a-z0-9-]{1,40}\.safetensors")
+"""The name of an array's file."""
+
+
+_OWN = re.compile(rf"{FILE.pattern}|{LOCK}|{JOURNAL}|{JOURNAL}\.tmp|{re.escape(MANIFEST)}\.tmp")
+
+
+class MappedDirectory:
+    """The arrays of a directory, held by this process alone.
+
+    :meth:`take` gives an array as it is in its file. If there is no such array, it makes a new one, with all of its
+    space on the disk. :meth:`commit` then makes the manifest name the arrays that were taken. Until then the directory
+    counts as unchanged.
+
+    Args:
+        path: the directory, which is made if missing.
+
+    Raises:
+        LifecycleError: another process holds the directory.
+        FileFormatError: the directory holds something else, or is damaged or of another version.
+        OSError: the directory may not be written to.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = disk.usable(path).absolute()  # the process may change its directory while this is open
+        self._created = disk.make_directory(self.path)
+        self._known: dict[str, MappedSpec] = {}
+        self._arrays: dict[str, tuple[MappedSpec, MappedArray]] = {}
+        self._made: list[str] = []
+        self._ready: dict[str, MappedArray] = {}
+        """Arrays that were mapped to check them, and not yet taken."""
+        self.content: dict[str, Any] | None = None
+        """The JSON that was committed with the arrays; None if nothing ever was."""
+        with ExitStack() as undo:
+            undo.callback(self._remove_if_new)
+            self._holder = Holder(self.path)
+            undo.callback(self._holder.release)
+            self._find()
+            undo.pop_all()  # all is well: nothing is taken back
+
+    def _find(self) -> None:
+        """Read the manifest, if there is one, and open the journal."""
+        try:
+            raw = disk.read_manifest(self.path)
+        except NoSaveError:
+            names = os.listdir(self.path)
+            if foreign := sorted(name for name in names if not _OWN.fullmatch(name)):
+                raise FileFormatError(
+                    f"'{self.path}': expected an empty directory or a replay in files, got one with {foreign[0]!r} in "
+                    "it; give another path"
+                ) from None
+            self._remove([name for name in names if name != LOCK])  # left by a process that died before it was done
+            self.run = os.urandom(8).hex()
+            self.journal = Journal(self.path / JOURNAL, self.run, create=True)
+            return
+        self.run, self.content, self._known = _parse(self.path / MANIFEST, raw)
+        self.journal = Journal(self.path / JOURNAL, self.run)
+
+    def has(self, name: str) -> bool:
+        """True if the manifest names this array."""
+        return name in self._known
+
+    def check(self) -> None:
+        """Map every array that the manifest names.
+
+        Raises:
+            FileFormatError: a file is missing, or is not as the manifest says.
+            OSError: a file may not be written, or the disk is full.
+        """
+        for name, spec in self._known.items():
+            if name not in self._arrays and name not in self._ready:
+                self._ready[name] = _map_file(self.path, spec, self.run)
+
+    @property
+    def last(self) -> Record | None:
+        """The last record of the journal; None in a new one."""
+        return self.journal.last
+
+    @property
+    def names(self) -> list[str]:
+        """The arrays that the manifest names."""
+        return list(self._known)
+
+    @property
+    def mapped(self) -> list[str]:
+        """The arrays that were taken."""
+        return list(self._arrays)
+
+    def spec(self, name: str) -> MappedSpec | None:
+        """The description of an array that was taken or that the manifest names; None if there is none."""
+        return self._arrays[name][0] if name in self._arrays else self._known.get(name)
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """The array of this name, as it is in its file. If the manifest does not name it, zeros in a new file.
+
+        Raises:
+            FileFormatError: the array has another shape or dtype, or its file is not as the manifest says.
+            OSError: the disk is full, or fails.
+        """
+        if name not in self._arrays:
+            spec = self._known.get(name)
+            wanted = str(np.dtype(dtype)), tuple(shape)
+            if spec is None:
+                spec = MappedSpec(name, self._new_name(name), *wanted)
+                self._made.append(spec.file)  # first: `discard` removes a file that is half made, too
+                _create(self.path, spec, self.run)
+            _require_kind(self.path, spec, wanted)
+            mapped = self._ready.pop(name, None) or _map_file(self.path, spec, self.run)
+            self._arrays[name] = spec, mapped
+        return self._arrays[name][1].array
+
+    def memory(self, name: str) -> MappedArray:
+        """The mapping of an array that was taken."""
+        return self._arrays[name][1]
+
+    def _new_name(self, name: str) -> str:
+        # larger than any number there: files that no manifest names may be left
+        numbers = [int(file[:3]) for file in os.listdir(self.path) if FILE.fullmatch(file)]
+        text = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "array"
+        return f"{max(numbers, default=-1) + 1:03d}-{text}.safetensors"
+
+    def commit(self, content: Mapping[str, Any]) -> None:
+        """Write a manifest that names the arrays that were taken and has ``content``. Remove all other arrays' files.
+
+        Raises:
+            FileFormatError: the content is not JSON.
+            LifecycleError: this process does not hold the directory any more.
+            OSError: the disk is full, or fails. Then the old manifest stays in place.
+        """
+        self.require_held()
+        arrays = [
+            {"name": s.name, "file": s.file, "dtype": s.dtype, "shape": s.shape} for s, _ in self._arrays.values()
+        ]
+        parts = {"format": FORMAT, "version": VERSION, "run": self.run, "arrays": arrays}
+        text = format.seal({**{key: json.dumps(value) for key, value in parts.items()}, "content": encode(content)})
+        temporary = self.path / f"{MANIFEST}.tmp"
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        # whole on the disk under another name, then renamed: a reader finds the old manifest or the new one
+        disk.write_file(temporary, [memoryview(text)], len(text))
+        os.replace(temporary, self.path / MANIFEST)
+        disk.sync_path(self.path)
+        self.content, self._known, self._made = dict(content), {n: s for n, (s, _) in self._arrays.items()}, []
+        # last: the old manifest may name these files, and a power cut may bring it back until the rename is synced
+        kept = {spec.file for spec in self._known.values()}
+        self._remove([name for name in os.listdir(self.path) if FILE.fullmatch(name) and name not in kept])
+
+    def require_held(self) -> None:
+        """Refuse to write into a directory that was released, or into another one that has taken its place.
+
+        Raises:
+            LifecycleError: the directory was released.
+            FileFormatError: another directory is at the path.
+            NoSaveError: nothing is at the path.
+        """
+        self._holder.require()
+
+    def flush(self) -> None:
+        """Write all changed pages of all arrays through to the disk.
+
+        Raises:
+            FileFormatError: another file is at the path of one of them, or none (NoSaveError).
+            OSError: the disk fails.
+        """
+        for spec, mapped in self._arrays.values():
+            path = self.path / spec.file
+            disk.require_at(
+                path,
+                mapped.descriptor,
+                f"'{path}': another file has taken the place of the one that is mapped; nothing that is written now "
+                "would be found again",
+            )
+            mapped.flush()
+
+    def discard(self) -> None:
+        """Take back what was made since the last commit, and release the directory."""
+        self._remove(self._made)
+        self.release()
+        self._remove_if_new()
+
+    def release(self) -> None:
+        """Release the directory. The arrays stay mapped for as long as something refers to them."""
+        for mapped in (*(mapped for _, mapped in self._arrays.values()), *self._ready.values()):
+            with suppress(OSError):
+                os.close(mapped.descriptor)
+        self._arrays, self._ready = {}, {}
+        self.journal.close()
+        self._holder.release()  # last: nothing of this process may write once another one may
+
+    def _remove_if_new(self) -> None:
+        """Remove the directory if it was made here and nothing was committed."""
+        if self._created and self.content is None:
+            self._remove([LOCK, JOURNAL])
+            with suppress(OSError):
+                self.path.rmdir()
+
+    def _remove(self, names: list[str]) -> None:
+        for name in names:
+            with suppress(OSError):
+                os.unlink(self.path / name)
+
+
+class MappedCopy:
+    """The arrays of a directory that :class:`relive.files.mapped.MappedDirectory` wrote. Nothing there is changed.
+
+    :meth:`take` gives memory that this process may change for itself. :meth:`live` gives the files as they are now.
+
+    Args:
+        path: the directory.
+
+    Raises:
+        NoSaveError: the directory has no manifest.
+        FileFormatError: the directory holds something else, or is damaged or of another version.
+        OSError: a file may not be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = disk.usable(path).absolute()
+        self.run, self.content, self._known = _parse(self.path / MANIFEST, disk.read_manifest(self.path))
+        self._arrays: dict[str, tuple[MappedSpec, MappedArray]] = {}
+        self._live: dict[str, MappedArray] = {}
+        self.last: Record | None = self.record()
+        """The last record of the journal when the manifest was read."""
+
+    def record(self) -> Record:
+        """The last record of the journal, now.
+
+        Raises:
+            FileFormatError: the journal is missing, altered or damaged.
+        """
+        return last_record(self.path / JOURNAL, self.run)
+
+    def has(self, name: str) -> bool:
+        """True if the manifest names this array."""
+        return name in self._known
+
+    @property
+    def names(self) -> list[str]:
+        """The arrays that the manifest names."""
+        return list(self._known)
+
+    def spec(self, name: str) -> MappedSpec | None:
+        """The description of an array that the manifest names; None if there is none."""
+        return self._known.get(name)
+
+    def check(self) -> None:
+        """Map every array that the manifest names.
+
+        Raises:
+            FileFormatError: a file is missing, or is not as the manifest says.
+        """
+        for name, spec in self._known.items():
+            self.take(name, spec.shape, spec.dtype)
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """The array of this name in private memory; zeros if the manifest names none.
+
+        Raises:
+            FileFormatError: the array has another shape or dtype, or its file is not as the manifest says.
+        """
+        spec, wanted = self._known.get(name), (str(np.dtype(dtype)), tuple(shape))
+        if spec is None:
+            return np.zeros(math.prod(shape), dtype).reshape(shape)
+        _require_kind(self.path, spec, wanted)
+        if name not in self._arrays:
+            self._arrays[name] = spec, _map_to_read(self.path, spec, self.run, copy=True)
+        return self._arrays[name][1].array
+
+    def live(self, name: str) -> NDArray[Any]:
+        """The array of this name in its file, which another process may be changing. It cannot be written to."""
+        if name not in self._live:
+            self._live[name] = _map_to_read(self.path, self._known[name], self.run, copy=False)
+        return self._live[name].array
+
+    def memory(self, name: str) -> MappedArray:
+        """The mapping of an array that was taken."""
+        return self._arrays[name][1]
+
+    def release(self) -> None:
+        """Close the files. The arrays stay mapped for as long as something refers to them."""
+        for mapped in (*(mapped for _, mapped in self._arrays.values()), *self._live.values()):
+            with suppress(OSError):
+                os.close(mapped.descriptor)
+        self._arrays, self._live = {}, {}
+
+
+def _require_kind(path: Path, spec: MappedSpec, wanted: tuple[str, tuple[int, ...]]) -> None:
+    """Require an array of this dtype and shape.
+
+    Raises:
+        FileFormatError: the manifest says otherwise.
+    """
+    if (spec.dtype, spec.shape) != wanted:
+        got = f"{spec.dtype} {spec.shape}"
+        raise damaged(path / MANIFEST, f"the array {spec.name!r} as {wanted[0]} {wanted[1]}", got)
+
+
+# -- the manifest ---------------------------------------------------------------------------------------------
+
+ARRAYS = 512
+"""The most arrays of a directory."""
+
+
+def is_of_mapped(raw: bytes) -> bool:
+    """True if a manifest says that it is one of mapped arrays. Nothing else in it is looked at."""
+    return re.match(rb'\s*{\s*"format":\s*"%s"' % FORMAT.encode(), raw) is not None
+
+
+def _parse(path: Path, raw: bytes) -> tuple[str, dict[str, Any], dict[str, MappedSpec]]:
+    """The run, the content and the arrays, by name, of a manifest.
+
+    Raises:
+        FileFormatError: it is of another format or version, or damaged.
+    """
+    advice = "give the directory of a replay in files; a save is opened by load"
+    manifest = format.parse_sealed(path, raw, FORMAT, (VERSION,), advice)
+    try:
+        return _parsed(manifest)
+    except ValueError as error:
+        raise damaged(path, "a consistent manifest", error) from error
+
+
+def _parsed(manifest: dict[str, Any]) -> tuple[str, dict[str, Any], dict[str, MappedSpec]]:
+    """The run, the content and the arrays of a manifest.
+
+    Raises:
+        ValueError: something in it makes no sense.
+    """
+    if set(manifest) != {"format", "version", "run", "arrays", "content", "checksum"}:
+        raise ValueError(f"the keys {shown(list(manifest))}")
+    run, arrays, content = manifest["run"], manifest["arrays"], manifest["content"]
+    if not isinstance(run, str) or not re.fullmatch("[0-9a-f]{16}", run):
+        raise ValueError(f"the run {shown(run)}")
+    if not isinstance(arrays, list) or not isinstance(content, dict) or len(cast("list[Any]", arrays)) > ARRAYS:
+        raise ValueError("arrays or content of another kind")
+    format.require_shallow(content)
+    specs = [_spec(note) for note in cast("list[Any]", arrays)]
+    if len({spec.name for spec in specs}) != len(specs) or len({spec.file for spec in specs}) != len(specs):
+        raise ValueError("two arrays of one name or in one file")
+    return run, cast("dict[str, Any]", content), {spec.name: spec for spec in specs}
+
+
+def _spec(note: Any) -> MappedSpec:
+    if isinstance(note, dict) and set(cast("dict[str, Any]", note)) == {"name", "file", "dtype", "shape"}:
+        name, file, dtype, shape = (cast("dict[str, Any]", note)[key] for key in ("name", "file", "dtype", "shape"))
+        texts = all(isinstance(text, str) for text in (name, file, dtype))
+        if texts and FILE.fullmatch(file) and dtype in CODES and isinstance(shape, list):
+            sizes = cast("list[Any]", shape)
+            # bounds far above any memory, so that no product of them overflows what NumPy and mmap take
+            if len(sizes) <= AXES and all(type(size) is int and 0 < size < 2**48 for size in sizes):
+                spec = MappedSpec(name, file, dtype, tuple(sizes))
+                if spec.nbytes < 2**60:
+                    return spec
+    raise ValueError(f"{shown(note)} for an array")
+
+
+# -- an array in a file ---------------------------------------------------------------------------------------
 
 PAGE = 4096
 """Numbers begin at a multiple of this many bytes, the page of most machines."""
@@ -79,6 +436,7 @@ class MappedSpec(NamedTuple):
         """The bytes before its numbers, in a file of this run."""
         entry = {"dtype": CODES[self.dtype], "shape": self.shape, "data_offsets": [0, self.nbytes]}
         text = json.dumps({"__metadata__": {"run": run}, self.name: entry}, separators=(",", ":")).encode()
+        # the length (8 bytes) and the text fill whole pages, so the numbers begin at a page
         size = -(-(8 + len(text)) // PAGE) * PAGE - 8
         return struct.pack("<Q", size) + text.ljust(size)
 
@@ -95,7 +453,7 @@ class MappedArray(NamedTuple):
         self.memory.flush()
 
 
-def create(directory: Path, spec: MappedSpec, run: str) -> None:
+def _create(directory: Path, spec: MappedSpec, run: str) -> None:
     """Write a new file of zeros, with all of its space on the disk.
 
     Raises:
@@ -106,15 +464,15 @@ def create(directory: Path, spec: MappedSpec, run: str) -> None:
     path = directory / spec.file
     descriptor = disk.create_file(path)
     try:
-        _allocate(descriptor, size, path)
+        _reserve_space(descriptor, size, path)
         os.pwrite(descriptor, header, 0)
-        os.fsync(descriptor)
+        os.fsync(descriptor)  # before any manifest names the file
     finally:
         os.close(descriptor)
 
 
-def map_file(directory: Path, spec: MappedSpec, run: str) -> MappedArray:
-    """The array in a file that :func:`create` wrote, to be read and written.
+def _map_file(directory: Path, spec: MappedSpec, run: str) -> MappedArray:
+    """The array in a file that :func:`_create` wrote, to be read and written.
 
     Raises:
         FileFormatError: the file is missing, is not a regular file, or is not the one that the manifest describes.
@@ -123,7 +481,9 @@ def map_file(directory: Path, spec: MappedSpec, run: str) -> MappedArray:
     descriptor = _opened(directory, spec, run, disk.open_to_write)
     try:
         size = os.fstat(descriptor).st_size
-        _allocate(descriptor, size, directory / spec.file)  # a copied file may have holes; a write into one can fail
+        _reserve_space(
+            descriptor, size, directory / spec.file
+        )  # a copied file may have holes; a write into one can fail
         memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     except BaseException:
         os.close(descriptor)
@@ -131,14 +491,14 @@ def map_file(directory: Path, spec: MappedSpec, run: str) -> MappedArray:
     return _over(spec, memory, descriptor)
 
 
-def map_to_read(directory: Path, spec: MappedSpec, run: str, *, copy: bool) -> MappedArray:
+def _map_to_read(directory: Path, spec: MappedSpec, run: str, *, copy: bool) -> MappedArray:
     """The array in a file, to which another process may be writing. The file is never changed.
 
     Without ``copy``, the array shows what the other process writes. With it, the array may be written to. A page that
     was written to is this process's own from then on. The other pages may or may not show what the other one writes.
 
     Raises:
-        FileFormatError: as :func:`map_file`.
+        FileFormatError: as :func:`_map_file`.
     """
     descriptor = _opened(directory, spec, run, disk.open_to_read)
     try:
@@ -176,17 +536,19 @@ def _opened(directory: Path, spec: MappedSpec, run: str, opener: Callable[[Path]
 
 
 def _over(spec: MappedSpec, memory: mmap.mmap, descriptor: int) -> MappedArray:
+    # the numbers are the last bytes of the file: its size was tested
     flat = np.frombuffer(memory, np.uint8, spec.nbytes, len(memory) - spec.nbytes)
     return MappedArray(flat.view(np.dtype(spec.dtype)).reshape(spec.shape), memory, descriptor)
 
 
-def _allocate(descriptor: int, size: int, path: Path) -> None:
+def _reserve_space(descriptor: int, size: int, path: Path) -> None:
     """Reserve disk space. Otherwise a full disk would send a signal (SIGBUS) at some later write to memory.
 
     Raises:
         OSError: the disk has no room. The attempt does not fill it up.
     """
-    missing, free = size - 512 * os.fstat(descriptor).st_blocks, free_bytes(path.parent)
+    # a block of st_blocks has 512 bytes on every system
+    missing, free = size - 512 * os.fstat(descriptor).st_blocks, _free_bytes(path.parent)
     try:
         if missing > free:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -198,78 +560,18 @@ def _allocate(descriptor: int, size: int, path: Path) -> None:
         raise
 
 
-def free_bytes(directory: Path) -> int:
+def _free_bytes(directory: Path) -> int:
     """Bytes that may still be written to the disk of a directory."""
-    found = os.statvfs(directory)
-    return found.f_bavail * found.f_frsize
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize  # f_bavail: what is left to users other than root
 
 
-FORMAT, VERSION = "relive mapped arrays", 1
-
-
-FILE = re.compile(r"[0-9]{3}-[a-z0-9-]{1,40}\.safetensors")
-"""The name of an array's file."""
-
-
-ARRAYS = 512
-"""The most arrays of a directory."""
-
-
-def is_of_mapped(raw: bytes) -> bool:
-    """Whether a manifest says that it is one of mapped arrays. Nothing else in it is looked at."""
-    return re.match(rb'\s*{\s*"format":\s*"%s"' % FORMAT.encode(), raw) is not None
-
-
-def parse(path: Path, raw: bytes) -> tuple[str, dict[str, Any], dict[str, MappedSpec]]:
-    """The run, the content and the arrays, by name, of a manifest.
-
-    Raises:
-        FileFormatError: it is of another format or version, or damaged.
-    """
-    advice = "give the directory of a replay in files; a save is opened by load"
-    found = format.parse_sealed(path, raw, FORMAT, (VERSION,), advice)
-    try:
-        return _parsed(found)
-    except ValueError as error:
-        raise damaged(path, "a consistent manifest", error) from error
-
-
-def _parsed(found: dict[str, Any]) -> tuple[str, dict[str, Any], dict[str, MappedSpec]]:
-    """The run, the content and the arrays of a manifest.
-
-    Raises:
-        ValueError: something in it makes no sense.
-    """
-    if set(found) != {"format", "version", "run", "arrays", "content", "checksum"}:
-        raise ValueError(f"the keys {shown(list(found))}")
-    run, arrays, content = found["run"], found["arrays"], found["content"]
-    if not isinstance(run, str) or not re.fullmatch("[0-9a-f]{16}", run):
-        raise ValueError(f"the run {shown(run)}")
-    if not isinstance(arrays, list) or not isinstance(content, dict) or len(cast("list[Any]", arrays)) > ARRAYS:
-        raise ValueError("arrays or content of another kind")
-    format.require_shallow(content)
-    specs = [_spec(note) for note in cast("list[Any]", arrays)]
-    if len({spec.name for spec in specs}) != len(specs) or len({spec.file for spec in specs}) != len(specs):
-        raise ValueError("two arrays of one name or in one file")
-    return run, cast("dict[str, Any]", content), {spec.name: spec for spec in specs}
-
-
-def _spec(note: Any) -> MappedSpec:
-    if isinstance(note, dict) and set(cast("dict[str, Any]", note)) == {"name", "file", "dtype", "shape"}:
-        name, file, dtype, shape = (cast("dict[str, Any]", note)[key] for key in ("name", "file", "dtype", "shape"))
-        texts = all(isinstance(text, str) for text in (name, file, dtype))
-        if texts and FILE.fullmatch(file) and dtype in CODES and isinstance(shape, list):
-            sizes = cast("list[Any]", shape)
-            if len(sizes) <= AXES and all(type(size) is int and 0 < size < 2**48 for size in sizes):
-                spec = MappedSpec(name, file, dtype, tuple(sizes))
-                if spec.nbytes < 2**60:
-                    return spec
-    raise ValueError(f"{shown(note)} for an array")
-
+# -- the journal ----------------------------------------------------------------------------------------------
 
 MARK = b"relive/j"
 HEAD = struct.Struct("<8s16sQQ")
 TAIL = struct.Struct("<I")
+
 
 LONGEST = 1 << 26
 """The most bytes of a payload."""
@@ -332,7 +634,7 @@ class Journal:
         raw = _bytes_of(self._descriptor, self._path)
         self.last, at = _last_in(raw, self._path, self._run)
         self._end, self._size = at, len(raw)
-        if raw.count(0, at) < len(raw) - at:  # not only room for more records
+        if raw.count(0, at) < len(raw) - at:  # not only room for more records, but a record that a kill cut short
             os.ftruncate(self._descriptor, at)
             self._size = at
 
@@ -354,6 +656,7 @@ class Journal:
     def _write(self, record: Record) -> None:
         """Write a record through to the disk at the end, or leave the journal as it was."""
         whole = _packed(self._run, record)
+        # into room that was written before, so that only the bytes have to reach the disk, not the file's length
         end, grows = self._end + len(whole), self._end + len(whole) > self._size
         if grows:
             whole = _with_room(whole)
@@ -361,7 +664,7 @@ class Journal:
             _write_all(self._descriptor, whole, self._end)
             (os.fsync if grows else _sync_data)(self._descriptor)
         except OSError:
-            os.ftruncate(self._descriptor, self._end)
+            os.ftruncate(self._descriptor, self._end)  # half a record must not stand before the next one
             self._size = self._end
             raise
         size = max(self._size, self._end + len(whole))
@@ -382,7 +685,7 @@ class Journal:
             try:
                 os.ftruncate(descriptor, 0)
                 _write_all(descriptor, padded, 0)
-                os.fsync(descriptor)
+                os.fsync(descriptor)  # before the rename: the journal at the path always has a whole record
                 os.replace(temporary, self._path)
             finally:
                 os.close(descriptor)
@@ -394,7 +697,7 @@ class Journal:
                     f"'{self._path}': expected the journal that was opened, got another file in its place; move the "
                     "directory back, or save to another path"
                 )
-            disk.sync_path(self._path.parent)
+            disk.sync_path(self._path.parent)  # or a power cut brings back the old file, which gets no more records
         except BaseException:
             os.close(descriptor)
             raise
@@ -435,13 +738,13 @@ def _last_in(raw: bytes, path: Path, run: bytes) -> tuple[Record, int]:
     Raises:
         FileFormatError: there is none; or a record is of another run, is missing, or is damaged.
     """
-    at, last, found = 0, None, _record(raw, 0, path, run)
-    while found is not None:
-        if last is not None and found.number != last.number + 1:
-            raise damaged(path, f"record {last.number + 1}", f"record {found.number}")
-        last = found
-        at += HEAD.size + len(found.payload) + TAIL.size
-        found = _record(raw, at, path, run)
+    at, last, following = 0, None, _record(raw, 0, path, run)
+    while following is not None:
+        if last is not None and following.number != last.number + 1:
+            raise damaged(path, f"record {last.number + 1}", f"record {following.number}")
+        last = following
+        at += HEAD.size + len(last.payload) + TAIL.size
+        following = _record(raw, at, path, run)
     if last is None:
         raise damaged(path, f"a journal of the run {run.decode()}", "something else")
     rest = raw.find(MARK, at + 1)
@@ -462,6 +765,7 @@ def _record(raw: bytes, at: int, path: Path, run: bytes) -> Record | None:
         return None
     mark, its_run, number, length = HEAD.unpack_from(raw, at)
     end = at + HEAD.size + length
+    # the length is tested before it is used: these bytes may be anything
     if mark != MARK or length > LONGEST or end + TAIL.size > len(raw):
         return None
     if TAIL.unpack_from(raw, end)[0] != zlib.crc32(memoryview(raw)[at:end]):
@@ -489,287 +793,3 @@ def _write_all(descriptor: int, data: bytes, at: int) -> None:
     done = 0
     while done < len(data):
         done += os.pwrite(descriptor, data[done:], at + done)
-
-
-JOURNAL = "journal"
-"""The file that says what was flushed, and when."""
-
-
-_OWN = re.compile(rf"{FILE.pattern}|{LOCK}|{JOURNAL}|{JOURNAL}\.tmp|{re.escape(MANIFEST)}\.tmp")
-
-
-class MappedDirectory:
-    """The arrays of a directory, held by this process alone.
-
-    :meth:`take` gives an array as it is in its file. If there is no such array, it makes a new one, with all of its
-    space on the disk. :meth:`commit` then makes the manifest name the arrays that were taken. Until then the directory
-    counts as unchanged.
-
-    Args:
-        path: the directory, which is made if missing.
-
-    Raises:
-        LifecycleError: another process holds the directory.
-        FileFormatError: the directory holds something else, or is damaged or of another version.
-        OSError: the directory may not be written to.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = disk.usable(path).absolute()  # the process may change its directory while this is open
-        self._created = disk.make_directory(self.path)
-        self._known: dict[str, MappedSpec] = {}
-        self._arrays: dict[str, tuple[MappedSpec, MappedArray]] = {}
-        self._made: list[str] = []
-        self._ready: dict[str, MappedArray] = {}
-        """Arrays that were mapped to check them, and not yet taken."""
-        self.content: dict[str, Any] | None = None
-        """What was committed with the arrays; None if nothing ever was."""
-        with ExitStack() as undo:
-            undo.callback(self._remove_if_new)
-            self._holder = Holder(self.path)
-            undo.callback(self._holder.release)
-            self._find()
-            undo.pop_all()
-
-    def _find(self) -> None:
-        """Read the manifest, if there is one, and open the journal."""
-        try:
-            raw = disk.read_manifest(self.path)
-        except NoSaveError:
-            names = os.listdir(self.path)
-            if foreign := sorted(name for name in names if not _OWN.fullmatch(name)):
-                raise FileFormatError(
-                    f"'{self.path}': expected an empty directory or a replay in files, got one with {foreign[0]!r} in "
-                    "it; give another path"
-                ) from None
-            self._remove([name for name in names if name != LOCK])  # left by a process that died before it was done
-            self.run = os.urandom(8).hex()
-            self.journal = Journal(self.path / JOURNAL, self.run, create=True)
-            return
-        self.run, self.content, self._known = parse(self.path / MANIFEST, raw)
-        self.journal = Journal(self.path / JOURNAL, self.run)
-
-    def has(self, name: str) -> bool:
-        """Whether the manifest names this array."""
-        return name in self._known
-
-    def check(self) -> None:
-        """Map every array that the manifest names.
-
-        Raises:
-            FileFormatError: a file is missing, or is not as the manifest says.
-            OSError: a file may not be written, or the disk is full.
-        """
-        for name, spec in self._known.items():
-            if name not in self._arrays and name not in self._ready:
-                self._ready[name] = map_file(self.path, spec, self.run)
-
-    @property
-    def last(self) -> Record | None:
-        """The last record of the journal; None in a new one."""
-        return self.journal.last
-
-    @property
-    def names(self) -> list[str]:
-        """The arrays that the manifest names."""
-        return list(self._known)
-
-    @property
-    def mapped(self) -> list[str]:
-        """The arrays that were taken."""
-        return list(self._arrays)
-
-    def spec(self, name: str) -> MappedSpec | None:
-        """The description of an array that was taken or that the manifest names; None if there is none."""
-        return self._arrays[name][0] if name in self._arrays else self._known.get(name)
-
-    def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """The array of this name, as it is in its file. If the manifest does not name it, zeros in a new file.
-
-        Raises:
-            FileFormatError: the array has another shape or dtype, or its file is not as the manifest says.
-            OSError: the disk is full, or fails.
-        """
-        if name not in self._arrays:
-            spec = self._known.get(name)
-            wanted = str(np.dtype(dtype)), tuple(shape)
-            if spec is None:
-                spec = MappedSpec(name, self._new_name(name), *wanted)
-                self._made.append(spec.file)
-                create(self.path, spec, self.run)
-            elif (spec.dtype, spec.shape) != wanted:
-                got = f"{spec.dtype} {spec.shape}"
-                raise damaged(self.path / MANIFEST, f"the array {name!r} as {wanted[0]} {wanted[1]}", got)
-            mapped = self._ready.pop(name, None) or map_file(self.path, spec, self.run)
-            self._arrays[name] = spec, mapped
-        return self._arrays[name][1].array
-
-    def memory(self, name: str) -> MappedArray:
-        """The mapping of an array that was taken."""
-        return self._arrays[name][1]
-
-    def _new_name(self, name: str) -> str:
-        taken = [int(found[:3]) for found in os.listdir(self.path) if FILE.fullmatch(found)]
-        text = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "array"
-        return f"{max(taken, default=-1) + 1:03d}-{text}.safetensors"
-
-    def commit(self, content: Mapping[str, Any]) -> None:
-        """Write a manifest that names the arrays that were taken and has ``content``. Remove all other arrays' files.
-
-        Raises:
-            FileFormatError: the content is not JSON.
-            LifecycleError: this process does not hold the directory any more.
-            OSError: the disk is full, or fails. Then the old manifest stays in place.
-        """
-        self.require_held()
-        arrays = [
-            {"name": s.name, "file": s.file, "dtype": s.dtype, "shape": s.shape} for s, _ in self._arrays.values()
-        ]
-        parts = {"format": FORMAT, "version": VERSION, "run": self.run, "arrays": arrays}
-        text = format.seal({**{key: json.dumps(value) for key, value in parts.items()}, "content": encode(content)})
-        temporary = self.path / f"{MANIFEST}.tmp"
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-        disk.write_file(temporary, [memoryview(text)], len(text))
-        os.replace(temporary, self.path / MANIFEST)
-        disk.sync_path(self.path)
-        self.content, self._known, self._made = dict(content), {n: s for n, (s, _) in self._arrays.items()}, []
-        kept = {spec.file for spec in self._known.values()}
-        self._remove([name for name in os.listdir(self.path) if FILE.fullmatch(name) and name not in kept])
-
-    def require_held(self) -> None:
-        """Refuse to write into a directory that was released, or into another one that has taken its place.
-
-        Raises:
-            LifecycleError: the directory was released.
-            FileFormatError: another directory is at the path.
-            NoSaveError: nothing is at the path.
-        """
-        self._holder.require()
-
-    def flush(self) -> None:
-        """Write all changed pages of all arrays through to the disk.
-
-        Raises:
-            FileFormatError: another file is at the path of one of them, or none (NoSaveError).
-            OSError: the disk fails.
-        """
-        for spec, mapped in self._arrays.values():
-            path = self.path / spec.file
-            if not disk.is_at(path, mapped.descriptor):
-                raise FileFormatError(f"'{path}': another file has taken the place of the one that is mapped; nothing "
-                                      "that is written now would be found again")  # fmt: skip
-            mapped.flush()
-
-    def discard(self) -> None:
-        """Take back what was made since the last commit, and release the directory."""
-        self._remove(self._made)
-        self.release()
-        self._remove_if_new()
-
-    def release(self) -> None:
-        """Release the directory. The arrays stay mapped for as long as something refers to them."""
-        for mapped in (*(mapped for _, mapped in self._arrays.values()), *self._ready.values()):
-            with suppress(OSError):
-                os.close(mapped.descriptor)
-        self._arrays, self._ready = {}, {}
-        self.journal.close()
-        self._holder.release()
-
-    def _remove_if_new(self) -> None:
-        """Remove the directory if it was made here and nothing was committed."""
-        if self._created and self.content is None:
-            self._remove([LOCK, JOURNAL])
-            with suppress(OSError):
-                self.path.rmdir()
-
-    def _remove(self, names: list[str]) -> None:
-        for name in names:
-            with suppress(OSError):
-                os.unlink(self.path / name)
-
-
-class MappedCopy:
-    """The arrays of a directory that :class:`relive.files.mapped.MappedDirectory` wrote. Nothing there is changed.
-
-    :meth:`take` gives memory that this process may change for itself. :meth:`live` gives the files as they are now.
-
-    Args:
-        path: the directory.
-
-    Raises:
-        NoSaveError: the directory has no manifest.
-        FileFormatError: the directory holds something else, or is damaged or of another version.
-        OSError: a file may not be read.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = disk.usable(path).absolute()
-        self.run, self.content, self._known = parse(self.path / MANIFEST, disk.read_manifest(self.path))
-        self._arrays: dict[str, tuple[MappedSpec, MappedArray]] = {}
-        self._live: dict[str, MappedArray] = {}
-        self.last: Record | None = self.record()
-        """The last record of the journal when the manifest was read."""
-
-    def record(self) -> Record:
-        """The last record of the journal, now.
-
-        Raises:
-            FileFormatError: the journal is missing, altered or damaged.
-        """
-        return last_record(self.path / JOURNAL, self.run)
-
-    def has(self, name: str) -> bool:
-        """Whether the manifest names this array."""
-        return name in self._known
-
-    @property
-    def names(self) -> list[str]:
-        """The arrays that the manifest names."""
-        return list(self._known)
-
-    def spec(self, name: str) -> MappedSpec | None:
-        """The description of an array that the manifest names; None if there is none."""
-        return self._known.get(name)
-
-    def check(self) -> None:
-        """Map every array that the manifest names.
-
-        Raises:
-            FileFormatError: a file is missing, or is not as the manifest says.
-        """
-        for name, spec in self._known.items():
-            self.take(name, spec.shape, spec.dtype)
-
-    def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """The array of this name in private memory; zeros if the manifest names none.
-
-        Raises:
-            FileFormatError: the array has another shape or dtype, or its file is not as the manifest says.
-        """
-        spec, wanted = self._known.get(name), (str(np.dtype(dtype)), tuple(shape))
-        if spec is None:
-            return np.zeros(math.prod(shape), dtype).reshape(shape)
-        if (spec.dtype, spec.shape) != wanted:
-            raise damaged(self.path / MANIFEST, f"the array {name!r} as {wanted[0]} {wanted[1]}",
-                          f"{spec.dtype} {spec.shape}")  # fmt: skip
-        if name not in self._arrays:
-            self._arrays[name] = spec, map_to_read(self.path, spec, self.run, copy=True)
-        return self._arrays[name][1].array
-
-    def live(self, name: str) -> NDArray[Any]:
-        """The array of this name in its file, which another process may be changing. It cannot be written to."""
-        if name not in self._live:
-            self._live[name] = map_to_read(self.path, self._known[name], self.run, copy=False)
-        return self._live[name].array
-
-    def memory(self, name: str) -> MappedArray:
-        """The mapping of an array that was taken."""
-        return self._arrays[name][1]
-
-    def release(self) -> None:
-        """Close the files. The arrays stay mapped for as long as something refers to them."""
-        for mapped in (*(mapped for _, mapped in self._arrays.values()), *self._live.values()):
-            with suppress(OSError):
-                os.close(mapped.descriptor)
-        self._arrays, self._live = {}, {}

@@ -5,6 +5,9 @@ may name files of the old one. One rename puts the new manifest in place of the 
 manifest does not name are removed after that. So if the writer dies, the directory holds the old save or the new one.
 Files that no manifest names may remain. The next save removes them.
 ``docs/files.md`` has the format.
+
+First come saves, written and read; then the directory that a save replaces; saves in another thread; and last the
+nested values of a learner as JSON and tensors.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from ..errors import FileFormatError, LifecycleError
 from ..parameters import TIMEOUT_RULE, require
 from ..printable import shown
 from . import disk, format
-from .disk import make_directory, read_manifest
+from .disk import is_at, make_directory, read_manifest
 from .format import MANIFEST, OWN_NAME, Array, Contents, Streamed, damaged, filled, parse, parse_kind, pieces, plan
 
 __all__ = [
@@ -40,178 +43,15 @@ __all__ = [
     "Save",
     "SaveHandle",
     "Saves",
-    "advice_on",
     "detached",
     "from_json",
+    "locked_directory",
     "read",
     "read_extra",
-    "remove_others",
-    "replaceable",
-    "require_there",
-    "sync",
-    "take_back",
     "to_json",
-    "turn",
     "update",
     "write",
 ]
-
-
-@contextmanager
-def turn(path: Path) -> Generator[tuple[int | None, bool]]:
-    """Wait for the exclusive right to save into a directory, which is created if missing.
-
-    Yields its descriptor, for :func:`sync`, and whether it is new. A failed first save removes its directory. So after
-    the wait, the path may be gone or name another directory; then the directory is created and locked once more.
-    """
-    created = make_directory(path)
-    if sys.platform == "win32":  # directories have no descriptors there
-        yield None, created
-        return
-    import fcntl
-
-    while True:
-        descriptor = os.open(path, os.O_RDONLY)
-        _locked.add(descriptor)
-        try:
-            with suppress(OSError):  # some file systems have no locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is_at(path, descriptor):
-                yield descriptor, created
-                return
-        finally:
-            _locked.discard(descriptor)
-            with suppress(OSError):  # to close is not enough while a forked child has the descriptor, too
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
-        created = make_directory(path)
-
-
-_locked: set[int] = set()
-"""Descriptors of the directories whose lock this process holds or waits for."""
-
-
-def _let_go() -> None:
-    """In a forked child, close the inherited descriptors. They would keep the lock of a killed parent."""
-    while _locked:
-        with suppress(OSError):
-            os.close(_locked.pop())
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_let_go)
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-def sync(directory: int | None) -> None:
-    """Write the directory's list of names to the disk."""
-    if directory is not None:
-        os.fsync(directory)
-
-
-def replaceable(path: Path) -> Contents:
-    """The intact part of the save in a directory that may be replaced; empty contents if there is no save.
-
-    A tensor counts as intact if its file has the size that the manifest states.
-
-    Raises:
-        FileFormatError: the directory holds files that do not belong to a save; names one of them.
-    """
-    names = os.listdir(path)
-    if MANIFEST in names:
-        raw = read_manifest(path)
-        parse_kind(path / MANIFEST, raw)
-        with suppress(FileFormatError):  # a save that contradicts itself may be replaced; no part of it is kept
-            _, found = parse(path / MANIFEST, raw)
-            whole = {file for file, note in found.files.items() if _has_size(path / file, note.nbytes)}
-            return found.of_tensors([name for name, spec in found.specs.items() if spec.file in whole])
-    elif foreign := [name for name in names if not OWN_NAME.fullmatch(name)]:
-        raise FileFormatError(
-            f"'{path}': expected an empty directory or a save, got one with {min(foreign)!r} in it; "
-            "give another path, or empty it yourself"
-        )
-    return Contents({}, {})
-
-
-def _has_size(path: Path, size: int) -> bool:
-    """Whether a regular file of this size is at the path."""
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return False
-    return stat.S_ISREG(found.st_mode) and found.st_size == size
-
-
-def require_there(path: Path, directory: int | None) -> None:
-    """Require that the directory of a save has not been removed meanwhile; ``directory`` is its descriptor.
-
-    Raises:
-        FileNotFoundError: the directory is gone, or another one is in its place.
-    """
-    if directory is not None and not _is_at(path, directory):
-        raise FileNotFoundError(errno.ENOENT, "the directory was removed while a save was written into it", str(path))
-
-
-def advice_on(path: Path, error: BaseException, size: int) -> str | None:
-    """Advice for an error if the disk has no room for ``size`` more bytes; None for any other error."""
-    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return None
-    free = "an unknown number"
-    with suppress(OSError):
-        free = f"{shutil.disk_usage(path if path.exists() else path.parent).free:,}"
-    return (
-        f"the save needs {size:,} bytes besides those of the save in place, and the disk of '{path}' has {free} free, "
-        "or allows no more; make room, or save to another disk"
-    )
-
-
-def take_back(path: Path, directory: int | None, generation: str, manifest: bytes, created: bool) -> str:
-    """Remove the files of a failed save, unless its manifest is in place. Returns the outcome as a sentence.
-
-    ``directory`` is the descriptor of the directory, and ``manifest`` is empty if it was not yet made.
-    """
-    if directory is not None and not _is_at(path, directory):
-        with suppress(OSError):  # another directory may be in its place, and half a save there helps nobody
-            if manifest and manifest == (path / MANIFEST).read_bytes():
-                os.unlink(path / MANIFEST)
-        _remove_own(path, generation)
-        return "the directory was removed meanwhile, and any save in it; save again"
-    try:
-        if manifest and manifest == (path / MANIFEST).read_bytes():
-            return "the new save is in place nevertheless, but a loss of power may destroy it; save again"
-    except FileNotFoundError:
-        pass
-    except OSError as error:  # the next save removes them
-        return f"the new save may or may not be in place ({error})"
-    _remove_own(path, generation)
-    if created:
-        with suppress(OSError):
-            path.rmdir()
-    return "the previous save is unchanged"
-
-
-def remove_others(path: Path, keep: Container[str]) -> None:
-    """Remove the files of former saves."""
-    with suppress(OSError):
-        _remove(path, [name for name in os.listdir(path) if OWN_NAME.fullmatch(name) and name not in keep])
-
-
-def _remove_own(path: Path, generation: str) -> None:
-    """Remove the files that one save wrote."""
-    with suppress(OSError):
-        _remove(path, [name for name in os.listdir(path) if generation in name])
-
-
-def _remove(path: Path, names: Iterable[str]) -> None:
-    for name in names:
-        with suppress(OSError):  # a leftover file is harmless, and the next save tries again
-            os.unlink(path / name)
 
 
 PathLike = str | os.PathLike[str]
@@ -233,20 +73,20 @@ def write(
     tensors: Mapping[str, Array],
     content: Mapping[str, Any],
     *,
-    taken: Callable[[], object] | None = None,
+    on_read: Callable[[], object] | None = None,
 ) -> None:
     """Save named tensors or arrays, and some JSON, in the directory ``path``. A save that is there is replaced.
 
     See :func:`update`, which can also keep parts of it.
     """
-    update(path, lambda present: Change([tensors], content), taken=taken)
+    update(path, lambda present: Change([tensors], content), on_read=on_read)
 
 
 def update(
     path: PathLike,
     change: Callable[[Contents], Change],
     *,
-    taken: Callable[[], object] | None = None,
+    on_read: Callable[[], object] | None = None,
 ) -> Contents:
     """Replace the save in the directory ``path``. Data files that are kept are not written again.
 
@@ -255,7 +95,7 @@ def update(
 
     When this call returns, the new save is on the disk. If the call raises or is killed, the old save is unchanged. In
     rare cases the new one is already in place, and the error's last note says so. Saves into one directory take turns.
-    The trap: if you change the tensors before ``taken`` is called, ``read`` will refuse the save.
+    The trap: if you change the tensors before ``on_read`` is called, ``read`` will refuse the save.
 
     Raises:
         FileFormatError: ``path`` is a file or a directory with foreign files, or the content is not JSON.
@@ -264,7 +104,7 @@ def update(
         OSError: the disk is full or fails.
     """
     path, generation = disk.usable(path), os.urandom(8).hex()
-    with turn(path) as (descriptor, created):
+    with locked_directory(path) as (descriptor, created):
         present, manifest, size = replaceable(path), b"", 0
         try:
             groups, content, kept = change(present)
@@ -275,18 +115,20 @@ def update(
                 parts = itertools.chain([memoryview(header)], *(pieces(tensors[name]) for name in group))
                 sources[path / file] = parts, len(header) + sum(spec.nbytes for spec in group.values())
                 size += sources[path / file][1]
-            files = kept.files | dict(zip(planned, disk.write_files(sources, taken), strict=True))
+            files = kept.files | dict(zip(planned, disk.write_files(sources, on_read), strict=True))
             specs = kept.specs | {name: spec for group in planned.values() for name, spec in group.items()}
+            # the manifest is written beside the old one: it names only files that are whole on the disk by now
             manifest, temporary = format.compose(text, files, specs), path / format.new_name(generation)
             disk.write_file(temporary, [memoryview(manifest)], len(manifest))
+            # first the names of all new files: a manifest must never name a file that a power cut can take away
             sync(descriptor)
             os.replace(temporary, path / MANIFEST)
             sync(descriptor)  # remove the old files only once the new manifest is safe on the disk
             remove_others(path, keep=files)
-            require_there(path, descriptor)
+            _require_there(path, descriptor)
         except BaseException as error:
-            outcome = take_back(path, descriptor, generation, manifest, created)
-            if advice := advice_on(path, error, size):
+            outcome = _roll_back(path, descriptor, generation, manifest, created)
+            if advice := _disk_full_advice(path, error, size):
                 error.add_note(advice)
             error.add_note(f"the save into '{path}' failed; {outcome}")
             raise
@@ -321,7 +163,7 @@ class Save:
         self.path = disk.usable(path)
         with ExitStack() as resources:
             raw = disk.read_manifest(self.path)
-            while True:
+            while True:  # all files are open before anything is read: a save that replaces this one cannot take them
                 self.content, self.contents = format.parse(self.path / MANIFEST, raw)
                 self._files, self.specs = self.contents
                 try:
@@ -364,17 +206,175 @@ class Save:
             reader.check_start(format.header(groups[file]))
             for name, spec in groups[file].items():
                 result[name] = filled(spec, reader.read_into)
+                # a bool of another byte means something else to NumPy, to torch and to compiled code
                 if spec.code == "BOOL" and spec.nbytes and result[name].view(torch.uint8).max() > 1:
                     raise damaged(self.path / file, "bools of 0 and 1", "other bytes")
             reader.check_crc32(self._files[file].crc32)
         return result
 
 
+# -- the directory of a save ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def locked_directory(path: Path) -> Generator[tuple[int | None, bool]]:
+    """Wait for the exclusive right to save into a directory, which is created if missing.
+
+    Yields its descriptor, for :func:`sync`, and whether it is new. A failed first save removes its directory. So after
+    the wait, the path may be gone or name another directory; then the directory is created and locked once more.
+    """
+    created = make_directory(path)
+    if sys.platform == "win32":  # directories have no descriptors there
+        yield None, created
+        return
+    import fcntl
+
+    while True:
+        descriptor = os.open(path, os.O_RDONLY)
+        _locked.add(descriptor)
+        try:
+            with suppress(OSError):  # some file systems have no locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if is_at(path, descriptor):  # not removed or replaced meanwhile
+                yield descriptor, created
+                return
+        finally:
+            _locked.discard(descriptor)
+            with suppress(OSError):  # to close is not enough while a forked child has the descriptor, too
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+        created = make_directory(path)
+
+
+_locked: set[int] = set()
+"""Descriptors of the directories whose lock this process holds or waits for."""
+
+
+def _close_in_child() -> None:
+    """In a forked child, close the inherited descriptors. They would keep the lock of a killed parent."""
+    while _locked:
+        with suppress(OSError):
+            os.close(_locked.pop())
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_close_in_child)
+
+
+def sync(directory: int | None) -> None:
+    """Write the directory's list of names to the disk."""
+    if directory is not None:
+        os.fsync(directory)
+
+
+def replaceable(path: Path) -> Contents:
+    """The intact part of the save in a directory that may be replaced; empty contents if there is no save.
+
+    A tensor counts as intact if its file has the size that the manifest states.
+
+    Raises:
+        FileFormatError: the directory holds files that do not belong to a save; names one of them.
+    """
+    names = os.listdir(path)
+    if MANIFEST in names:
+        raw = read_manifest(path)
+        parse_kind(path / MANIFEST, raw)
+        with suppress(FileFormatError):  # a save that contradicts itself may be replaced; no part of it is kept
+            _, present = parse(path / MANIFEST, raw)
+            whole = {file for file, note in present.files.items() if _has_size(path / file, note.nbytes)}
+            return present.of_tensors([name for name, spec in present.specs.items() if spec.file in whole])
+    elif foreign := [name for name in names if not OWN_NAME.fullmatch(name)]:
+        raise FileFormatError(
+            f"'{path}': expected an empty directory or a save, got one with {min(foreign)!r} in it; "
+            "give another path, or empty it yourself"
+        )
+    return Contents({}, {})
+
+
+def _has_size(path: Path, size: int) -> bool:
+    """True if a regular file of this size is at the path."""
+    try:
+        status = os.lstat(path)  # not stat: a link may lead to a file that somebody else changes
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == size
+
+
+def _require_there(path: Path, directory: int | None) -> None:
+    """Require that the directory of a save has not been removed meanwhile; ``directory`` is its descriptor.
+
+    Raises:
+        FileNotFoundError: the directory is gone, or another one is in its place.
+    """
+    if directory is not None and not is_at(path, directory):
+        raise FileNotFoundError(errno.ENOENT, "the directory was removed while a save was written into it", str(path))
+
+
+def _disk_full_advice(path: Path, error: BaseException, size: int) -> str | None:
+    """Advice for an error if the disk has no room for ``size`` more bytes; None for any other error."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return None
+    free = "an unknown number"
+    with suppress(OSError):
+        free = f"{shutil.disk_usage(path if path.exists() else path.parent).free:,}"
+    return (
+        f"the save needs {size:,} bytes besides those of the save in place, and the disk of '{path}' has {free} free, "
+        "or allows no more; make room, or save to another disk"
+    )
+
+
+def _roll_back(path: Path, directory: int | None, generation: str, manifest: bytes, created: bool) -> str:
+    """Remove the files of a failed save, unless its manifest is in place. Returns the outcome as a sentence.
+
+    ``directory`` is the descriptor of the directory, and ``manifest`` is empty if it was not yet made.
+    """
+    if directory is not None and not is_at(path, directory):
+        with suppress(OSError):  # another directory may be in its place, and half a save there is of no use
+            if manifest and manifest == (path / MANIFEST).read_bytes():
+                os.unlink(path / MANIFEST)
+        _remove_own(path, generation)
+        return "the directory was removed meanwhile, and any save in it; save again"
+    try:
+        # its data files are on the disk, so they must stay: the manifest in place names them
+        if manifest and manifest == (path / MANIFEST).read_bytes():
+            return "the new save is in place nevertheless, but a loss of power may destroy it; save again"
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # the next save removes them
+        return f"the new save may or may not be in place ({error})"
+    _remove_own(path, generation)
+    if created:
+        with suppress(OSError):
+            path.rmdir()
+    return "the previous save is unchanged"
+
+
+def remove_others(path: Path, keep: Container[str]) -> None:
+    """Remove the files of former saves."""
+    with suppress(OSError):
+        _remove(path, [name for name in os.listdir(path) if OWN_NAME.fullmatch(name) and name not in keep])
+
+
+def _remove_own(path: Path, generation: str) -> None:
+    """Remove the files that one save wrote."""
+    with suppress(OSError):
+        _remove(path, [name for name in os.listdir(path) if generation in name])
+
+
+def _remove(path: Path, names: Iterable[str]) -> None:
+    for name in names:
+        with suppress(OSError):  # a leftover file is harmless, and the next save tries again
+            os.unlink(path / name)
+
+
+# -- saves in another thread ----------------------------------------------------------------------------------
+
+
 class SaveHandle:
     """A save: done, or under way in another thread. ``save`` returns it.
 
-    The thread is not a daemon, so the interpreter does not end before the save is done. If a save failed and nobody has
-    seen its error when the handle is dropped, Python prints the error.
+    The thread is not a daemon, so the interpreter does not end before the save is done. If a save failed and its error
+    was not raised by :meth:`wait` when the handle is dropped, Python prints it.
     """
 
     def __init__(self, path: str | os.PathLike[str], work: Callable[[], object] | None = None) -> None:
@@ -386,7 +386,7 @@ class SaveHandle:
 
     @property
     def done(self) -> bool:
-        """Whether the save is over: on the disk, or failed."""
+        """True once the save is over: on the disk, or failed."""
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self, timeout: float | None = None) -> None:
@@ -414,12 +414,12 @@ class SaveHandle:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the parent of this forked process saves. A fork does not have the threads of its parent."""
+        """True if the parent of this forked process saves. A fork does not have the threads of its parent."""
         return self._thread is not None and self._process != os.getpid()
 
     @property
     def unseen(self) -> bool:
-        """Whether the save has failed, and :meth:`wait` has not raised the error yet."""
+        """True if the save has failed, and :meth:`wait` has not raised the error yet."""
         return self._error is not None and not self._seen
 
     def start(self) -> None:
@@ -428,7 +428,7 @@ class SaveHandle:
             self._thread.start()
 
     def drop(self) -> None:
-        """Do not print the error if the save fails: nobody needs it."""
+        """Do not print the error if the save fails."""
         self._seen = True
 
     def _run(self, work: Callable[[], object]) -> None:
@@ -444,7 +444,7 @@ class SaveHandle:
     def __del__(self) -> None:
         error = self.__dict__.get("_error")
         if error is not None and not self._seen:
-            raise error  # nobody can catch it here, so Python prints it
+            raise error  # no caller can catch it here, so Python prints it
 
 
 class Saves:
@@ -457,12 +457,13 @@ class Saves:
         """Wait for the save under way, if there is one.
 
         Raises:
-            FileFormatError, OSError: the save before failed, and nobody has seen its error yet. It is raised once.
+            FileFormatError, OSError: the save before failed, and no call has raised its error yet. It is raised once.
         """
         last = self._last
         if last is None or last.elsewhere:
             self._last = None
             return
+        # a save that is over and whose error was raised before has nothing more to say
         fresh = last.unseen or not last.done
         try:
             last.wait()
@@ -482,7 +483,7 @@ class Saves:
         return handle
 
     def forget(self, handle: SaveHandle) -> None:
-        """Forget a save that nobody needs any more, and its error."""
+        """Forget a save that is not needed any more, and its error."""
         handle.drop()
         self._last = None
 
@@ -509,8 +510,10 @@ def _copied(value: Array) -> Array:
     return np.array(value)
 
 
+# -- nested values --------------------------------------------------------------------------------------------
+
 EXTRA = ".extra."
-"""What the names of these tensors begin with. No field of a schema has such a name."""
+"""The beginning of the names of these tensors. No field of a schema has such a name."""
 
 
 STORABLE = (
@@ -567,12 +570,13 @@ def _pairs(value: Mapping[Any, Any], keys: tuple[Any, ...], tensors: dict[str, A
 
 
 def _place(keys: tuple[Any, ...]) -> str:
-    """Where a value lies, as Python code: extra['optimizer']['state'][0]."""
+    """The place of a value as Python code: extra['optimizer']['state'][0]."""
     return "extra" + "".join(f"[{shown(key)}]" for key in keys)
 
 
 def _named(value: Array, keys: tuple[Any, ...], tensors: dict[str, Array]) -> str:
     """The name under which a tensor is saved: its keys, joined by dots. If that name is taken, a number follows."""
+    # keys with dots in them can give two tensors one name
     plain = EXTRA + ".".join(map(str, keys))
     name, number = plain, 1
     while name in tensors:
@@ -626,7 +630,7 @@ def _from_json(node: Any, left: dict[str, Tensor]) -> Any:
         return tuple(_from_json(member, left) for member in given)
     if kind == "float":
         return _SPECIAL[given]
-    tensor = left.pop(given)
+    tensor = left.pop(given)  # popped: no two values may share a tensor
     if kind == "tensor":
         return tensor
     array = tensor.numpy()

@@ -20,7 +20,7 @@ from ..files.disk import read_manifest, usable
 from ..files.mapped import is_of_mapped
 from ..files.save import Save
 from ..replay.buffer import ReplayBuffer
-from ..replay.copied import copied
+from ..replay.durable import copied
 from ..replay.mixture import Mixture
 from ..rollout.buffer import RolloutBuffer
 from ..rollout.saving import KIND

@@ -14,7 +14,7 @@ from ..steps.arrays import Array, Ints, numpy_view
 from ..steps.schema import Field, Path
 from .layout import BatchLayout, RowLayout, field_groups, row_layout
 from .ram import HOSTED, ReplayRows, first_beyond, require_dump, staged_leaves
-from .store import Apart, Plan, Store, Where, as_places, require_rows
+from .store import Plan, Remainder, Store, Where, as_places, require_rows
 
 __all__ = ["DeviceRows", "device_row_bytes"]
 
@@ -49,22 +49,24 @@ class DeviceRows(Store):
         self.device, self.leaves, self.num_rows = device, dict(leaves), num_rows
         self._saved, large = row_layout(leaves)
         self.large = tuple(path for path in leaves if path in large)
-        self.apart = self.large  # the others are read with the plan
-        alone = any(path[0] == "next_obs" for path in leaves)
-        self._host = ReplayRows({path: leaves[path] for path in HOSTED}, num_rows, alone=alone)
+        self.gathered = self.large  # the others are read with the plan
+        own_next = any(path[0] == "next_obs" for path in leaves)
+        self._host = ReplayRows({path: leaves[path] for path in HOSTED}, num_rows, own_next=own_next)
         self.layout, self.groups, self.batch = self._host.layout, self._host.groups, self._host.batch
         self.target, self.arrays = self._host.target, self._host.arrays
-        self._order = tuple(BatchLayout(field_groups(leaves, large), self._saved, alone).fields)
+        self._order = tuple(BatchLayout(field_groups(leaves, large), self._saved, own_next).fields)
         self._parts = [_Part(layout, num_rows, device) for layout in _layouts(leaves)]
         self._part_of = {path: part for part in self._parts for path in part.layout.fields}
         self._packed = [part for part in self._parts if not any(path in large for path in part.layout.fields)]
-        self._following = [path for path in leaves if path[0] == ("next_obs" if alone else "obs") and path not in large]
+        self._following = [
+            path for path in leaves if path[0] == ("next_obs" if own_next else "obs") and path not in large
+        ]
         self._ended: Any = np.zeros(0, np.bool_)
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Apart]:
-        """See :class:`Store`; errors of the device come from here, before anything has changed."""
+    def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Remainder]:
+        """Stage rewards and flags in RAM, and pack the rest on the device. Its errors come before any change."""
         given = dict(zip(staged_leaves(self.leaves, role), values, strict=True))
         if role == "step":
             rows, _ = self._host.stage(role, count, self._on_host([given[path] for path in HOSTED]))
@@ -72,6 +74,7 @@ class DeviceRows(Store):
             self._ended = flags["terminated",] | flags["truncated",]
             return rows, [(part, part.staged(given)) for part in self._parts]
         rows, _ = self._host.stage(role, count, [])
+        # of the steps staged just before: only these need their final observations on the device
         ended = np.flatnonzero(self._ended)
         if not len(ended):
             return rows, []
@@ -85,6 +88,7 @@ class DeviceRows(Store):
         far = [path for path, value in zip(HOSTED, values, strict=True) if isinstance(value, Tensor)]
         if not far:
             return list(values)
+        # packed on the device and sent once: each wait for the device costs more than the bytes
         layout = RowLayout({path: self.leaves[path] for path in far})
         here = dict(zip(HOSTED, values, strict=True))
         rows = torch.empty((len(values[0]), layout.nbytes), dtype=torch.uint8, device=self.device)
@@ -93,16 +97,17 @@ class DeviceRows(Store):
         arrays = layout.arrays(rows.cpu().numpy())
         return [arrays.get(path, value) for path, value in here.items()]
 
-    def write(self, apart: Apart, places: Ints) -> None:
-        """See :class:`relive.memory.store.Store`."""
+    def write(self, remainder: Remainder, places: Ints) -> None:
+        """Copy staged rows into those of the device."""
+        # staged finals are those of ended episodes, in order, and so are the places that are not negative
         (where,) = self.places(places[places >= 0])
-        for part, words in apart:
+        for part, words in remainder:
             part.put(where, words)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
     def plan(self, places: Ints, batch: BatchLayout | None = None) -> Plan:
-        """See :class:`relive.memory.store.Store`; made in RAM, to be sent in one copy."""
+        """Memory for the plan of a batch, in RAM, to be sent in one copy."""
         count, batch = len(places), self.batch if batch is None else batch
         packet = _Packet(self.device, ((count, batch.nbytes), np.uint8), ((count,), np.int64), ((count,), np.int64))
         rows, last, now = packet.arrays
@@ -110,10 +115,10 @@ class DeviceRows(Store):
         return Plan(batch, now, rows, last, packet)
 
     def fields(self, plan: Plan) -> dict[Path, Tensor]:
-        """See :class:`relive.memory.store.Store`; the plan is sent in one copy and read on the device."""
+        """Send a plan in one copy, and read its rows on the device."""
         for places in (plan.places, plan.last):  # a view may have changed them, and no device refuses them in time
             require_rows(places, first_beyond(places, self.num_rows), self.num_rows)
-            places[places < 0] = self.num_rows
+            places[places < 0] = self.num_rows  # the row of zeros after the last
         planned, then, now = plan.memory.sent()
         found = plan.batch.views(planned)
         for part in self._packed:
@@ -122,12 +127,12 @@ class DeviceRows(Store):
                 following = part.fields(then, self._following)
                 found |= {("next_obs", *path[1:]): field for path, field in following.items()}
         found = {path: found[path] for path in self._order} | found  # a view's own fields come last
-        if self.apart or plan.stacks is not None:
-            self.add_apart(plan, found, now, then)
+        if self.gathered or plan.stacks is not None:
+            self.add_gathered(plan, found, now, then)
         return found
 
     def places(self, *arrays: Ints) -> tuple[Where, ...]:
-        """See :class:`Store`; in one copy. Negative places become the row of zeros after the last."""
+        """Send places in one copy. Negative ones become the row of zeros after the last."""
         arrays = tuple(map(as_places, arrays))
         packet = _Packet(self.device, *((array.shape, np.int64) for array in arrays))
         for noted, array in zip(packet.arrays, arrays, strict=True):
@@ -136,18 +141,19 @@ class DeviceRows(Store):
         return tuple(packet.sent())
 
     def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
-        """See :class:`Store`; fields packed in one row are gathered at once."""
+        """Gather fields on the device; those that are packed in one row, at once."""
         wanted, found, flat = list(paths), dict[Path, Any](), where.reshape(-1)
         hosted = [path for path in wanted if path in HOSTED]
         if hosted:
             places = flat.cpu().numpy()
+            # the row of zeros is on the device alone: in RAM, a negative place stands for it
             found |= self.read(np.where(places == self.num_rows, -1, places), hosted)
         for part in dict.fromkeys(self._part_of[path] for path in wanted if path not in HOSTED):
             found |= part.fields(flat, [path for path in wanted if self._part_of.get(path) is part])
         return {path: found[path].unflatten(0, where.shape) for path in wanted}
 
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
-        """See :class:`relive.memory.store.Store`."""
+        """Rewards and flags from RAM, all other fields from the device."""
         wanted = list(self.leaves if paths is None else paths)
         hosted = [path for path in wanted if path in HOSTED]
         near = list(map(numpy_view, self._host.read(places, hosted).values()))
@@ -158,28 +164,28 @@ class DeviceRows(Store):
         return {path: found[path] for path in wanted}
 
     def views(self) -> dict[Path, Tensor]:
-        """See :class:`relive.memory.store.Store`; rewards and flags are in RAM."""
+        """Tensors over the storage; rewards and flags are in RAM."""
         found = self._host.views()
         for part in self._parts:
             found |= part.views()
         return {path: found[path] for path in self.leaves}
 
     def tensors(self, *arrays: Array) -> list[Tensor]:
-        """See :class:`Store`; in one copy."""
+        """Send arrays in one copy."""
         packet = _Packet(self.device, *((array.shape, array.dtype) for array in arrays))
         for noted, array in zip(packet.arrays, arrays, strict=True):
             noted[...] = array
         return packet.sent()
 
     def unpacked(self, layout: RowLayout, rows: Array, *arrays: Array) -> tuple[Any, ...]:
-        """See :class:`Store`; in one copy."""
+        """Send packed rows and arrays in one copy."""
         packed, *others = self.tensors(rows, *arrays)
         return layout.views(packed), *others
 
     # -- saving -------------------------------------------------------------------------------------------------
 
     def dump(self, places: Ints) -> Array:
-        """See :class:`relive.memory.store.Store`."""
+        """Bring rows into RAM, packed as those of a replay in RAM."""
         rows = np.zeros((len(places), self._saved.nbytes), np.uint8)
         arrays, (where,) = self._saved.arrays(rows), self.places(places)
         for path, array in self._host.arrays.items():
@@ -190,7 +196,7 @@ class DeviceRows(Store):
         return rows
 
     def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:
-        """See :class:`relive.memory.store.Store`."""
+        """Send packed rows and large fields back, a few at a time."""
         require_dump(self.leaves, len(places), rows, self._saved.nbytes, large)
         arrays = self._saved.arrays(rows) | {path: numpy_view(block) for path, block in large.items()}
         for path, array in self._host.arrays.items():
@@ -213,6 +219,7 @@ class _Part:
         self.layout, self._device = layout, device
         self.obs_bytes = layout.starts[1]
         """Bytes of the observation, which comes first in a row."""
+        # one row more than there are places: negative ones read it as zeros
         self._words = torch.zeros((num_rows + 1, layout.nbytes // WORD), dtype=torch.int64, device=device)
 
     def staged(self, given: Mapping[Path, Any], nbytes: int | None = None) -> Tensor:
@@ -250,7 +257,7 @@ class _Part:
         wanted, offsets = list(paths), self.layout.offsets
         begin = min(offsets[path] for path in wanted)
         end = max(offsets[path] + self.layout.fields[path].nbytes for path in wanted)
-        start = begin // ALIGNED * ALIGNED
+        start = begin // ALIGNED * ALIGNED  # whole words, and the fields within stay aligned
         rows = self.take(where, start, -(-end // ALIGNED) * ALIGNED)
         return {path: self.layout.view(rows, path, start) for path in wanted}
 
@@ -269,7 +276,7 @@ class _Packet:
         for shape, dtype in arrays:
             nbytes = prod(shape) * np.dtype(dtype).itemsize
             self._spans.append((end, end + nbytes))
-            end += -(-nbytes // ALIGNED) * ALIGNED
+            end += -(-nbytes // ALIGNED) * ALIGNED  # so the next array is aligned for any dtype
         self._bytes = torch.empty(end, dtype=torch.uint8, pin_memory=self._pinned)
         memory = self._bytes.numpy()
         self.arrays: list[Any] = [
@@ -279,6 +286,7 @@ class _Packet:
 
     def sent(self) -> list[Tensor]:
         """The arrays on the device. Do not write to them from now on."""
+        # page-locked memory may be sent while the caller goes on; torch gives it back only after the copy
         moved = self._bytes.to(self._device, non_blocking=self._pinned)
         return [
             moved[begin:stop].view(torch.from_numpy(array[:0]).dtype).view(array.shape)

@@ -127,10 +127,11 @@ def storage_plan(
         layout, blocks = row_layout(leaves)
         host = row = layout.nbytes + sum(leaves[path].nbytes for path in blocks)
         most = max(capacity_bytes or 0, 0)
+        # the bytes grow with the rows, so the first number of rows that is too large is found by halving
         fit = bisect_right(range(most // row + 1), most, key=lambda rows: rows * row + sampler_bytes(rows)) - 1
     else:
         host, apart = device_row_bytes(leaves)
-        row, fit = host + apart, (capacity_bytes or 0) // max(apart, 1) - 1
+        row, fit = host + apart, (capacity_bytes or 0) // max(apart, 1) - 1  # less the row of zeros
     fields = known | {"padding": row - sum(known.values())}
     wanted = capacity if capacity is not None else fit
     if wanted < 2 * num_envs:
@@ -225,6 +226,7 @@ def _free_in_groups(mine: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup
         if controllers and "memory" not in controllers.split(","):
             continue
         top, names = (f"{root}/memory", LIMIT_V1) if controllers else (root, LIMIT_V2)
+        # the limits of all groups up to the root hold, so the least of them counts
         parts = [part for part in group.split("/") if part]
         paths = ("/".join([top, *parts[:length]]) for length in range(len(parts), -1, -1))
         free += [size for size in (_free_in(path, *names) for path in paths) if size is not None]
@@ -239,7 +241,7 @@ def _free_in(group: str, limit: str, usage: str, files: str) -> int | None:
             return None
         used = int(_text(f"{group}/{usage}"))
         stat = dict(line.split() for line in _text(f"{group}/memory.stat").splitlines())
-        return max(most - used + int(stat.get(files, 0)), 0)
+        return max(most - used + int(stat.get(files, 0)), 0)  # cached files count as used, and can be dropped
     except (OSError, ValueError):
         return None
 

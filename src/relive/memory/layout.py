@@ -74,10 +74,11 @@ class RowLayout:
         end = 0
         for group in groups:
             self.starts.append(end)
+            # widest first: every field begins at a multiple of its width
             for path, field in sorted(group.items(), key=lambda leaf: -leaf[1].dtype.itemsize):
                 self.fields[path], self.offsets[path] = field, end
                 end += field.nbytes
-            end = -(-end // 16) * 16
+            end = -(-end // 16) * 16  # kernels copy groups by 16 bytes at a time
         end = max(end, 16)  # no array can be made over rows without bytes
         self.starts.append(end)
         self.nbytes = end
@@ -131,6 +132,7 @@ class RowLayout:
         """One field as a tensor over ``rows`` (uint8, ``[..., bytes]``), which hold each row from byte ``start`` on."""
         field = self.fields[path]
         item, count = field.dtype.itemsize, field.nbytes // field.dtype.itemsize
+        # offsets are multiples of the item, and `start` of 16: so the bytes before a field are whole items
         values: Any = rows.view(field.dtype).narrow(-1, (self.offsets[path] - start) // item, count)
         return values.unflatten(-1, field.shape) if field.shape else values.squeeze(-1)
 
@@ -187,7 +189,7 @@ class BatchLayout(RowLayout):
     Args:
         groups: the fields of a ring's row, as :func:`field_groups` gives them.
         source: the layout of that row.
-        own: whether each row has a next observation of its own, here or elsewhere.
+        own: True if each row has a next observation of its own, here or elsewhere.
         more: further fields, which a view writes.
     """
 
@@ -197,7 +199,8 @@ class BatchLayout(RowLayout):
         obs, others, given = groups
         following = {("next_obs", *path[1:]): field for path, field in obs.items()}
         super().__init__(obs, others, given or following, {**RESULTS, **more})
+        # -1: the next observation lies in the row itself, from byte `begin` up to `end`, not in the row after it
         starts, (begin, end) = self.starts, source.starts[2:4]
         copied = starts[3 if given else 2], starts[2], -1 if own else starts[1], begin, end - begin
         self.handle = np.array([*(self.offsets[name,] for name in WRITTEN), *copied], np.int64)
-        """What kernels take for it: see :mod:`relive.kernels.reference.windows`."""
+        """The layout as kernels take it; :mod:`relive.kernels.reference.windows` says how."""

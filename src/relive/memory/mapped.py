@@ -1,4 +1,4 @@
-"""Keepers of a replay in mapped files, which outlive the process: MappedKeeper, and CopiedKeeper for a copy of them."""
+"""The memory of a replay in mapped files, which outlive the process: MappedAllocator; CopiedAllocator for a copy."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .. import kernels
 from ..files.format import MANIFEST, damaged
 from ..files.mapped import MappedCopy, MappedDirectory
 from ..steps.arrays import Array, Ints
-from .keeper import Keeper
+from .allocator import Allocator
 
-__all__ = ["DRAINED", "SETTINGS", "CopiedKeeper", "FileKeeper", "LookAhead", "MappedKeeper", "can_look_ahead"]
+__all__ = ["DRAINED", "SETTINGS", "CopiedAllocator", "FileAllocator", "LookAhead", "MappedAllocator", "can_look_ahead"]
 
 
 DRAINED = "drained"
@@ -33,7 +33,7 @@ LATER = frozenset(("errors", "nodes", "facts", "errors.undo", DRAINED, SETTINGS)
 """Arrays that a replay which is there may lack: its sampler had none, or nothing asked for them yet."""
 
 
-class FileKeeper(Keeper):
+class FileAllocator(Allocator):
     """Gives a replay arrays that lie in the files of a directory.
 
     Args:
@@ -47,7 +47,7 @@ class FileKeeper(Keeper):
         self.died = False
 
     def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-        """See :class:`Keeper`. A new array takes its space on the disk at once.
+        """The array of this name in the directory. A new one takes its space on the disk at once.
 
         Raises:
             FileFormatError: an array of the ring is missing; only those of a sampler may come later.
@@ -58,16 +58,16 @@ class FileKeeper(Keeper):
         return directory.take(name, shape, dtype)
 
     def has(self, name: str) -> bool:
-        """See :class:`Keeper`."""
+        """True if the manifest names this array."""
         return self.directory.has(name)
 
-    def kept(self, name: str) -> Array | None:
-        """An array that was taken or that was kept before, of whatever shape and dtype; None if there is none."""
+    def existing(self, name: str) -> Array | None:
+        """An array that was taken or that an earlier process left, of any shape and dtype; None if there is none."""
         spec = self.directory.spec(name)
         return None if spec is None else self.take(name, spec.shape, spec.dtype)
 
 
-class CopiedKeeper(FileKeeper):
+class CopiedAllocator(FileAllocator):
     """Gives a replay a copy of the files, in private memory. Another process may have the directory open.
 
     Args:
@@ -80,10 +80,10 @@ class CopiedKeeper(FileKeeper):
         super().__init__(MappedCopy(path))
 
 
-class MappedKeeper(FileKeeper):
+class MappedAllocator(FileAllocator):
     """Gives a replay arrays in the files of a directory.
 
-    A forked child has the same memory, not a copy. So there the keeper lets go of the directory, and calls
+    A forked child has the same memory, not a copy. So there the allocator lets go of the directory, and calls
     :attr:`on_fork`, which has to see to it that nothing is written.
 
     Args:
@@ -96,16 +96,16 @@ class MappedKeeper(FileKeeper):
         super().__init__(MappedDirectory(path))
         self.on_fork: Callable[[], object] = bool
         self.random = False
-        """Whether the system was told that rows are read in random order."""
+        """True if the system was told that rows are read in random order."""
         # Dropped, as after a kill, it lets another process in. At the end of the process the system does, and not
         # before: threads and exit handlers may still add steps.
         finalize(self, self.directory.release).atexit = False
-        _KEEPERS.add(self)
+        _ALLOCATORS.add(self)
 
     def expect_random(self, random: bool) -> None:
         """Tell the system how rows are read: in random order, or also one after another, as it assumes at first.
 
-        In random order it reads no pages around a missing one, which most often nobody needs.
+        In random order it reads no pages around a missing one, which are seldom needed.
         """
         for name in self.directory.mapped:
             if name == "rows" or name.startswith("block."):
@@ -113,22 +113,22 @@ class MappedKeeper(FileKeeper):
         self.random = random
 
     def expect_scan(self) -> None:
-        """See :class:`Keeper`. The next draw looks anew how rows are read."""
+        """Let the system read ahead. The next draw looks again how rows are read."""
         if self.random:
             self.expect_random(False)
 
 
-_KEEPERS: WeakSet[MappedKeeper] = WeakSet()
+_ALLOCATORS: WeakSet[MappedAllocator] = WeakSet()
 
 
-def _let_go() -> None:
-    for keeper in list(_KEEPERS):
-        keeper.on_fork()
-        keeper.directory.release()
+def _release_in_child() -> None:
+    for allocator in list(_ALLOCATORS):
+        allocator.on_fork()  # first: from here on every call in the child is an error
+        allocator.directory.release()
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_child=_release_in_child)
 
 
 try:
@@ -142,7 +142,7 @@ PATIENCE = 32
 
 
 def can_look_ahead() -> bool:
-    """Whether this system counts how often a thread waited for the disk, and takes advice: Linux does."""
+    """True if this system counts how often a thread waited for the disk, and takes advice: Linux does."""
     return hasattr(resource, "RUSAGE_THREAD") and hasattr(mmap, "MADV_WILLNEED")
 
 
@@ -153,29 +153,31 @@ class LookAhead:
     missing page, which would take the place of pages that are used.
 
     Args:
-        keeper: the mapped files.
+        allocator: the mapped files.
         arrays: what is read of a row: arrays ``[R, ...]`` in these files.
     """
 
-    def __init__(self, keeper: MappedKeeper, arrays: Sequence[Array]) -> None:
-        self._keeper = keeper
+    def __init__(self, allocator: MappedAllocator, arrays: Sequence[Array]) -> None:
+        self._keeper = allocator
         self._arrays = tuple(arrays)  # they keep the memory mapped
+        # address and bytes of a row: the addresses hold while `_arrays` refers to the mappings
         self._parts = np.array([(x.ctypes.data, x.nbytes // len(x)) for x in arrays], np.int64)
         self.row_bytes = int(self._parts[:, 1].sum())
         """The bytes of a row in all arrays."""
         here = ctypes.CDLL(None)
         functions = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (here.mincore, here.madvise)]
         self._calls = np.array(functions, np.int64)
-        self._seen = 0, 0
+        self._last_draw = 0, 0
         """The thread that drew the last batch, and how often it had waited for the disk by then."""
         self._left = 0
         """How many more questions may find nothing missing."""
 
     def is_wanted(self) -> bool:
-        """Whether rows were missing lately: this thread waited for the disk, or the last questions found some."""
+        """True if rows were missing lately: this thread waited for the disk, or the last questions found some."""
         waits = cast("Any", resource).getrusage(cast("Any", resource).RUSAGE_THREAD).ru_majflt
-        (thread, before), self._seen = self._seen, (get_ident(), waits)
-        if thread == self._seen[0] and waits > before:
+        (thread, before), self._last_draw = self._last_draw, (get_ident(), waits)
+        # the count is of this thread, so it says nothing after a draw in another one
+        if thread == self._last_draw[0] and waits > before:
             self._left = PATIENCE
         wanted = self._left > 0
         if wanted != self._keeper.random:

@@ -16,22 +16,22 @@ from ..errors import DTypeError, ParameterError, ShapeError
 from ..kernels.reference.rows import FIELD_ROW_BYTES
 from ..steps.arrays import Array, Ints, numpy_dtype, numpy_view
 from ..steps.schema import Field, Path, dotted
-from .copier import Bounded, StepCopier
-from .keeper import RAM, SMALL, Keeper, Recycled
+from .allocator import RAM, SMALL, Allocator, Recycled
+from .copier import BoundedCache, StepCopier
 from .layout import BatchLayout, field_groups, row_layout, table_of, typed
-from .store import Apart, Staging, Store, Where, as_places, require_rows
+from .store import Remainder, Staging, Store, Where, as_places, require_rows
 
 __all__ = [
     "HOSTED",
-    "Home",
-    "HomeRows",
-    "MakeHome",
+    "MakeStore",
     "ReplayRows",
+    "UserRows",
+    "UserStore",
     "first_beyond",
     "in_ram",
-    "made_home",
     "require_dump",
     "staged_leaves",
+    "user_rows",
     "with_next",
 ]
 
@@ -53,20 +53,22 @@ class ReplayRows(Store):
     Args:
         leaves: the fields of a step, including ``reward``, ``terminated`` and ``truncated``.
         num_rows: the number of rows.
-        alone: each row has a next observation of its own, even if that is stored elsewhere.
-        keeper: gives the memory of the rows.
+        own_next: True if each row has a next observation of its own, even if that is stored elsewhere.
+        allocator: gives the memory of the rows.
     """
 
     def __init__(
-        self, leaves: Mapping[Path, Field], num_rows: int, *, alone: bool = False, keeper: Keeper = RAM
+        self, leaves: Mapping[Path, Field], num_rows: int, *, own_next: bool = False, allocator: Allocator = RAM
     ) -> None:
         self.device = torch.device("cpu")
-        self.leaves, self.num_rows, self.keeper = dict(leaves), num_rows, keeper
+        self.leaves, self.num_rows, self.allocator = dict(leaves), num_rows, allocator
         self.layout, large = row_layout(leaves)
-        self.large = self.apart = tuple(path for path in leaves if path in large)
-        self.target = keeper.take("rows", (num_rows, self.layout.nbytes), np.uint8)
+        self.large = self.gathered = tuple(path for path in leaves if path in large)
+        self.target = allocator.take("rows", (num_rows, self.layout.nbytes), np.uint8)
         self.blocks = {
-            path: keeper.take(f"block.{dotted(path)}", (num_rows, *leaves[path].shape), numpy_dtype(leaves[path].dtype))
+            path: allocator.take(
+                f"block.{dotted(path)}", (num_rows, *leaves[path].shape), numpy_dtype(leaves[path].dtype)
+            )
             for path in self.large
         }
         self._sources = {
@@ -78,33 +80,33 @@ class ReplayRows(Store):
         self._large_bytes = sum(leaves[path].nbytes for path in self.large)
         self.arrays = self.layout.arrays(self.target)
         self._batches = Recycled()
-        self._staged = Bounded[tuple[str, int], Staging]()
+        self._staged = BoundedCache[tuple[str, int], Staging]()
         self.groups = groups = field_groups(leaves, large)
-        given = alone or any(path[0] == "next_obs" for path in leaves)
+        given = own_next or any(path[0] == "next_obs" for path in leaves)
         self.batch = BatchLayout(groups, self.layout, given)
 
-    def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Apart]:
-        """See :class:`Store`."""
+    def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Remainder]:
+        """Copy checked rows into staged memory; large fields stay as they are until :meth:`write`."""
         staging = self._staged.get((role, count)) or self.staging(role, count)
         staging.copier.write(0, values)
-        return staging.rows, self._apart(role, values) if self.large else []
+        return staging.rows, self._remainder(role, values) if self.large else []
 
     def stage_both(
         self, count: int, steps: Sequence[Any], final: Sequence[Any]
-    ) -> tuple[tuple[Array, Apart], tuple[Array, Apart]]:
-        """See :class:`Store`; in one copy."""
+    ) -> tuple[tuple[Array, Remainder], tuple[Array, Remainder]]:
+        """Copy steps and final observations in one call."""
         staging = self._staged.get(("both", count)) or self.staging("both", count)
         staging.copier.write(0, steps if len(steps) > len(self.leaves) else (*steps, *final))
         if not self.large:
             return (staging.rows, []), (staging.final, [])
-        return (staging.rows, self._apart("step", steps)), (staging.final, self._apart("final", final))
+        return (staging.rows, self._remainder("step", steps)), (staging.final, self._remainder("final", final))
 
-    def _apart(self, role: str, values: Sequence[Any]) -> Apart:
+    def _remainder(self, role: str, values: Sequence[Any]) -> Remainder:
         """The values of large fields among those of a role."""
         return [(path, values[i]) for path, i in self._large_at[role]]
 
     def staging(self, role: str, count: int) -> Staging:
-        """See :class:`Store`."""
+        """The staged memory for so many rows of a role, made once for each number of rows."""
         key = role, count
         return self._staged.get(key) or self._staged.keep(key, self._staging(role, count))
 
@@ -117,24 +119,26 @@ class ReplayRows(Store):
             for path in staged_leaves(self.leaves, name):
                 if path in self.blocks:
                     _, block, _, nbytes = self._sources[path]
+                    # as DirectStep.large has it; the address holds, since a block never moves
                     large.append((len(fields), block.ctypes.data, nbytes, name == "final"))
                 fields.append(self.leaves[path])
                 targets.append(arrays[path][None] if path in arrays else None)  # one row of ``count`` items
         dtypes, shapes = [field.dtype for field in fields], [field.shape for field in fields]
         copier = StepCopier(dtypes, targets, count, shapes, scratch=True)
-        first, *_, last = *some.values(), *some.values()
+        first, *_, last = *some.values(), *some.values()  # the same memory if the role has no final observations
         nbytes = sum(field.nbytes for field in fields) * count
         return Staging(first, last, copier, np.array(large, np.int64).reshape(-1, 4), nbytes)
 
-    def write(self, apart: Apart, places: Ints) -> None:
-        """See :class:`Store`."""
-        for path, value in apart:
+    def write(self, remainder: Remainder, places: Ints) -> None:
+        """Copy large fields into their blocks."""
+        for path, value in remainder:
             array, block = numpy_view(value.detach()) if type(value) is Tensor else value, self.blocks[path]
+            # as bytes: a row moves whole, whatever its dtype
             rows = np.ascontiguousarray(array, block.dtype).reshape(len(places), -1).view(np.uint8)
             kernels.fast().scatter_rows(rows, places, self._sources[path][1], rows.shape[1])
 
     def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
-        """See :class:`Store`."""
+        """Copy fields out of the packed rows, or out of their blocks."""
         places = as_places(where)
         return {path: self._gather(path, places) for path in paths}
 
@@ -143,7 +147,7 @@ class ReplayRows(Store):
         if path not in self.blocks:
             require_rows(where.reshape(-1), first_beyond(where, self.num_rows), self.num_rows)
             picked: Any = self.arrays[path][where]
-            picked[where < 0] = 0
+            picked[where < 0] = 0  # NumPy read them from the end
             return typed(picked, field.dtype)
         source, target, rows = self._batch_of(path, where)
         flat = where.reshape(-1)
@@ -151,7 +155,7 @@ class ReplayRows(Store):
         return typed(target, field.dtype)
 
     def gather_stacks(self, path: Path, frames: Where) -> tuple[Tensor, Tensor]:
-        """See :class:`Store`."""
+        """Copy the stacks before and after each step; rows that the two share are read once."""
         frames, count = as_places(frames), len(frames) // 2
         if frames.ndim != 2 or len(frames) % 2:
             raise ShapeError(f"places: expected [2 B, depth], got shape {frames.shape}")
@@ -160,7 +164,7 @@ class ReplayRows(Store):
             return both[:count], both[count:]
         source, target, rows = self._batch_of(path, frames)
         bad = kernels.fast().gather_pairs(source, frames, rows)
-        if bad >= 0:
+        if bad >= 0:  # the index of a stack: its largest place is the bad one
             require_rows(frames.max(1, initial=0), bad, self.num_rows)
         dtype = self.leaves[path].dtype
         return typed(target[:count], dtype), typed(target[count:], dtype)
@@ -184,6 +188,7 @@ class ReplayRows(Store):
         """
         fields = self._aligned(self.large)
         table = self._table(fields, [self.num_rows] * len(fields))
+        # each line twice: the stack before the step and the one after it come from one block
         return None if table is None else (with_next(fields), np.repeat(table, 2, 0))
 
     def state_table(self, paths: Iterable[Path]) -> tuple[list[Path], Ints] | None:
@@ -192,6 +197,7 @@ class ReplayRows(Store):
         if not all(field.nbytes for field in fields.values()):
             return None
         layers = [field.shape[0] if len(field.shape) > 1 else 0 for field in fields.values()]
+        # of several layers, each is copied by itself: one layer's shape, and how many there are
         one = {
             path: replace(x, shape=x.shape[1:]) if n else x for (path, x), n in zip(fields.items(), layers, strict=True)
         }
@@ -207,6 +213,7 @@ class ReplayRows(Store):
         lines = table_of(fields, dict.fromkeys(fields, 0), 0)
         if lines is None:
             return None
+        # a block has one field, so the next row begins right after it
         lines[:, FIELD_ROW_BYTES] = [field.nbytes for field in fields.values()]
         blocks = [(self.blocks[path].ctypes.data, count) for path, count in zip(fields, counts, strict=True)]
         return np.concatenate([np.array(blocks, np.int64).reshape(-1, 2), lines], 1)
@@ -214,12 +221,12 @@ class ReplayRows(Store):
     def _batch_of(self, path: Path, where: Ints) -> tuple[Array, Array, Array]:
         """The rows of a block as bytes, an empty field of a batch, and its rows as bytes."""
         field, source, dtype, width = self._sources[path]
-        memory = self._memory(where.size * width)
+        memory = self._memory(where.size * width)  # in use for as long as a tensor of the batch refers to it
         target = memory.view(dtype).reshape(*where.shape, *field.shape)
         return source, target, memory.reshape(where.size, width)
 
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
-        """See :class:`Store`."""
+        """Copy whole packed rows, and large fields out of their blocks."""
         places = as_places(places)
         rows, flat = np.empty((places.size, self.layout.nbytes), np.uint8), places.reshape(-1)
         bad = kernels.fast().gather_rows(self.target, flat, rows, 0, self.layout.nbytes)
@@ -231,24 +238,24 @@ class ReplayRows(Store):
         }
 
     def views(self) -> dict[Path, Tensor]:
-        """See :class:`Store`."""
+        """Tensors over the packed rows and the blocks."""
         arrays = self.arrays | self.blocks
         return {path: typed(arrays[path], field.dtype) for path, field in self.leaves.items()}
 
     def dump(self, places: Ints) -> Array:
-        """See :class:`Store`."""
-        self.keeper.expect_scan()
+        """Packed rows; no copy if the places follow one another."""
+        self.allocator.expect_scan()
         return self.target[_run(places)]
 
     def dump_large(self, path: Path, places: Ints) -> Tensor:
-        """See :class:`Store`."""
-        self.keeper.expect_scan()
+        """A large field of the rows; no copy if the places follow one another."""
+        self.allocator.expect_scan()
         return typed(self.blocks[path][_run(places)], self.leaves[path].dtype)
 
     def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:
-        """See :class:`Store`."""
+        """Write packed rows and large fields back."""
         require_dump(self.leaves, len(places), rows, self.layout.nbytes, large)
-        for here, there in _runs(places):
+        for here, there in _runs(places):  # `here` in the dump, `there` in memory
             self.target[there] = rows[here]
             for path, block in self.blocks.items():
                 block[there] = numpy_view(large[path][here])
@@ -276,10 +283,11 @@ def _run(places: Ints) -> slice | Ints:
 
 
 def _runs(places: Ints) -> Iterator[tuple[slice, slice | Ints]]:
-    """Where parts of ``places`` are among them, and these places: runs of consecutive ones, if these are long.
+    """The positions of parts of ``places``, and these places: runs of consecutive ones, if these are long.
 
     NumPy copies a run many times as fast as rows at places that it looks up one by one.
     """
+    # run i begins at ends[i - 1], or at 0, and ends before ends[i]
     ends = np.append(np.flatnonzero(np.diff(places) != 1) + 1, len(places)) if len(places) else places
     if 16 * len(ends) > len(places):
         yield slice(len(places)), places
@@ -317,7 +325,7 @@ def require_dump(
             raise ValueError(f"{dotted(path)}: expected {dtype} {shape}, got {block.dtype} {tuple(block.shape)}")
 
 
-class Home(Protocol):
+class UserStore(Protocol):
     """Keeps the fields of rows somewhere. Any object with these two methods is one.
 
     A field is named by its path, such as ``("obs",)`` or ``("obs", "camera")``. Rows are counted from 0. Rewards, flags
@@ -342,64 +350,67 @@ class Home(Protocol):
         ...
 
 
-MakeHome = Callable[[Mapping[Path, Field], int], Home]
-"""Makes a home for a number of rows, given the fields to keep: path -> shape and dtype."""
+MakeStore = Callable[[Mapping[Path, Field], int], UserStore]
+"""Makes a user's store for a number of rows, given the fields to keep: path -> shape and dtype."""
 
 
-class HomeRows(Store):
-    """The rows of a replay in a home; rewards, flags and bookkeeping are in RAM, 32 bytes a row.
+class UserRows(Store):
+    """The rows of a replay in a user's store; rewards, flags and bookkeeping are in RAM, 32 bytes a row.
 
-    There the ring's kernels draw and plan batches. All other fields are read from the home, one by one, into RAM.
+    There the ring's kernels draw and plan batches. All other fields are read from the user's
+    store into RAM, one by one.
 
     Args:
         leaves: the fields of a step, including ``reward``, ``terminated`` and ``truncated``.
         num_rows: the number of rows.
-        home: where the others are.
+        user_store: where the others are.
     """
 
-    read_aside = False  # nobody has asked of a home that threads may share it
+    read_aside = False  # a user's store need not bear two threads
 
-    def __init__(self, leaves: Mapping[Path, Field], num_rows: int, home: Home) -> None:
-        self.device, self.leaves, self.num_rows, self._home = torch.device("cpu"), dict(leaves), num_rows, home
+    def __init__(self, leaves: Mapping[Path, Field], num_rows: int, user_store: UserStore) -> None:
+        self.device, self.leaves, self.num_rows = torch.device("cpu"), dict(leaves), num_rows
+        self._user_store = user_store
         self._saved, large = row_layout(leaves)
         self.large = tuple(path for path in leaves if path in large)
-        self.apart = tuple(away(leaves))
-        alone = any(path[0] == "next_obs" for path in leaves)
-        self._near = ReplayRows(in_ram(leaves), num_rows, alone=alone)
-        self.layout, self.groups, self.batch = self._near.layout, self._near.groups, self._near.batch
-        self.target, self.arrays = self._near.target, self._near.arrays
+        self.gathered = tuple(away(leaves))
+        own_next = any(path[0] == "next_obs" for path in leaves)
+        self._in_ram = ReplayRows(in_ram(leaves), num_rows, own_next=own_next)
+        self.layout, self.groups, self.batch = self._in_ram.layout, self._in_ram.groups, self._in_ram.batch
+        self.target, self.arrays = self._in_ram.target, self._in_ram.arrays
 
-    def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Apart]:
-        """See :class:`relive.memory.store.Store`."""
+    def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Remainder]:
+        """Stage rewards and flags in RAM; all other fields go to the user's store as they are."""
         given = dict(zip(staged_leaves(self.leaves, role), values, strict=True))
         near = [given.pop(path) for path in HOSTED] if role == "step" else []
-        rows, _ = self._near.stage(role, count, near)
+        rows, _ = self._in_ram.stage(role, count, near)
         return rows, list(given.items())
 
-    def write(self, apart: Apart, places: Ints) -> None:
-        """See :class:`relive.memory.store.Store`."""
-        kept = places >= 0
-        rows = places[kept]
-        for path, value in apart if len(rows) else ():
+    def write(self, remainder: Remainder, places: Ints) -> None:
+        """Give the user's store the fields of rows whose place is not negative."""
+        real = places >= 0
+        rows = places[real]
+        for path, value in remainder if len(rows) else ():
             array = numpy_view(value.detach()) if isinstance(value, Tensor) else value
-            self._home.write(path, rows, np.asarray(array, numpy_dtype(self.leaves[path].dtype))[kept])
+            self._user_store.write(path, rows, np.asarray(array, numpy_dtype(self.leaves[path].dtype))[real])
 
     def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
-        """See :class:`relive.memory.store.Store`."""
+        """Rewards and flags from RAM, all other fields from the user's store, one by one."""
         places, wanted = as_places(where), list(paths)
         require_rows(places.reshape(-1), first_beyond(places, self.num_rows), self.num_rows)
-        near = self._near.read(places, [path for path in wanted if path in HOSTED])
+        near = self._in_ram.read(places, [path for path in wanted if path in HOSTED])
         return {path: near[path] if path in near else self._get(path, places) for path in wanted}
 
     def _get(self, path: Path, places: Ints) -> Tensor:
-        """One field of rows ``[...]`` of the home; zeros where a place is negative.
+        """One field of rows ``[...]`` of the user's store; zeros where a place is negative.
 
         Raises:
-            ShapeError, DTypeError: the home gave something else.
+            ShapeError, DTypeError: the user's store gave something else.
         """
         field, rows = self.leaves[path], places.reshape(-1)
         shape, dtype = (len(rows), *field.shape), numpy_dtype(field.dtype)
-        found = np.asarray(self._home.read(path, np.maximum(rows, 0)))
+        # negative places read row 0, and are blanked below
+        found = np.asarray(self._user_store.read(path, np.maximum(rows, 0)))
         whose = f"field '{dotted(path)}': the store's read gave"
         if found.shape != shape:
             raise ShapeError(f"{whose} shape {found.shape} for {len(rows)} rows; return {shape}, [K, *shape]")
@@ -411,37 +422,37 @@ class HomeRows(Store):
         return typed(found.reshape(*places.shape, *field.shape), field.dtype)
 
     def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:
-        """See :class:`relive.memory.store.Store`."""
+        """Write rewards, flags and bookkeeping back into RAM, and give the user's store the rest."""
         require_dump(self.leaves, len(places), rows, self._saved.nbytes, large)
         arrays = self._saved.arrays(rows)
         for path, array in self.arrays.items():
             array[places] = arrays[path]
-        for path in self.apart:
-            self._home.write(path, places, numpy_view(large[path]) if path in large else arrays[path].copy())
+        for path in self.gathered:
+            self._user_store.write(path, places, numpy_view(large[path]) if path in large else arrays[path].copy())
 
 
 def in_ram(leaves: Mapping[Path, Field]) -> dict[Path, Field]:
-    """The fields that a replay over a home keeps in RAM."""
+    """The fields that a replay over a user's store keeps in RAM."""
     return {path: leaves[path] for path in HOSTED}
 
 
 def away(leaves: Mapping[Path, Field]) -> dict[Path, Field]:
-    """The fields that a home keeps."""
+    """The fields that a user's store keeps."""
     return {path: field for path, field in leaves.items() if path not in HOSTED}
 
 
-def made_home(make: MakeHome, leaves: Mapping[Path, Field], num_rows: int, device: torch.device) -> HomeRows:
-    """The rows of a replay in the home that ``make`` gives for them.
+def user_rows(make: MakeStore, leaves: Mapping[Path, Field], num_rows: int, device: torch.device) -> UserRows:
+    """The rows of a replay in the user's store that ``make`` gives for them.
 
     Raises:
-        ParameterError: ``make`` gives no home, or the replay is not in RAM.
+        ParameterError: ``make`` gives no such store, or the replay is not in RAM.
     """
     if device.type != "cpu":
         raise ParameterError(f"store: batches of a store of your own are in RAM, got device={device}; leave device out")
-    home = make(away(leaves), num_rows) if callable(make) else make
-    if not all(callable(getattr(home, name, None)) for name in ("write", "read")) or isinstance(home, type):
+    user_store = make(away(leaves), num_rows) if callable(make) else make
+    if not all(callable(getattr(user_store, name, None)) for name in ("write", "read")) or isinstance(user_store, type):
         raise ParameterError(
             f"store: expected a function or class that makes an object with write and read, given the fields and the "
-            f"number of rows; got {home!r:.80}"
+            f"number of rows; got {user_store!r:.80}"
         )
-    return HomeRows(leaves, num_rows, home)
+    return UserRows(leaves, num_rows, user_store)

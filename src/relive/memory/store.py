@@ -14,13 +14,13 @@ from torch import Tensor
 from ..errors import DTypeError, LifecycleError, ParameterError, ShapeError
 from ..steps.arrays import Array, Ints, numpy_view
 from ..steps.schema import Field, Path
+from .allocator import RAM, Allocator
 from .copier import StepCopier
-from .keeper import RAM, Keeper
 from .layout import BatchLayout, RowLayout, row_layout
 
 __all__ = [
-    "Apart",
     "Plan",
+    "Remainder",
     "Staging",
     "Store",
     "Where",
@@ -43,103 +43,17 @@ Where = Any
 """Places of rows in the form that a store reads fastest: int64, an array or a tensor on its device."""
 
 
-Apart = list[tuple[Any, Any]]
+Remainder = list[tuple[Any, Any]]
 """The parts of staged rows that the kernels do not write: pairs that only the store understands."""
 
 
-def as_places(places: Any) -> Ints:
-    """Places ``[...]`` as kernels take them: a contiguous int64 array.
-
-    Raises:
-        DTypeError, ShapeError, ParameterError: ``places`` is not an array of whole numbers.
-    """
-    if places.__class__ is np.ndarray and places.dtype is _INT64 and places.flags.c_contiguous:
-        return places
-    try:
-        given = np.asarray(places)
-    except ValueError as error:
-        raise ShapeError(f"places: expected an array of int64 ({error})") from error
-    if given.size and given.dtype.kind not in "iu":
-        raise DTypeError(f"places: expected int64, got {given.dtype}; pass what a sampler drew, or ring.anchors()")
-    if given.dtype.kind == "u" and given.max(initial=0) > LAST:
-        raise ParameterError(f"places: {given.max()} is beyond any row; pass what a sampler drew, or ring.anchors()")
-    return np.asarray(given, np.int64, order="C")
-
-
-def vector(places: Any) -> Ints:
-    """Places ``[B]`` as kernels take them.
-
-    Raises:
-        DTypeError, ShapeError, ParameterError: ``places`` is not an array of whole numbers with one axis.
-    """
-    if places.__class__ is np.ndarray and places.ndim == 1 and places.dtype is _INT64 and places.flags.c_contiguous:
-        return places
-    found = as_places(places)
-    if found.ndim != 1:
-        raise ShapeError(f"places: expected one axis [B], got shape {found.shape}")
-    return found
-
-
-def require_rows(places: Ints, bad: int, rows: int) -> None:
-    """Refuse entry ``bad`` of ``places``, which a kernel could not read; -1 means that all are good.
-
-    Raises:
-        ParameterError: ``bad`` is not -1.
-    """
-    if bad >= 0:
-        raise ParameterError(
-            f"places: entry {bad} is {places[bad]}, which is not one of the {rows} rows, or not one that this batch "
-            "can start from; pass what a sampler drew, or ring.anchors()"
-        )
-
-
-class Plan:
-    """The n-step transitions of a batch, found in RAM. A view may change them before the batch is read.
-
-    Args:
-        batch: the layout of ``rows``.
-        places: the places of the anchors ``[B]``.
-        rows: uint8 ``[B, W]``: the small fields, packed.
-        last: int64 ``[B]``: the places of the rows that hold the next observations, or of the last steps if each step
-            has its own.
-        memory: where a store keeps ``rows`` and the places, to send all of it at once.
-    """
-
-    __slots__ = ("batch", "last", "memory", "places", "rows", "stacks")
-
-    def __init__(self, batch: BatchLayout, places: Ints, rows: Array, last: Ints, memory: Any = None) -> None:
-        self.batch, self.places, self.rows, self.last, self.memory = batch, places, rows, last, memory
-        self.stacks: tuple[list[Path], Ints] | None = None
-        """Fields of the observation that are read as stacks, and the places ``[2 B, depth]`` of their frames: of the
-        stacks before the steps, then of those after them; None: no stacks."""
-
-    def column(self, *path: str) -> Array:
-        """A small field of the batch as an array ``[B, ...]`` over ``rows``, to be read or written."""
-        return self.batch.arrays(self.rows)[path]
-
-
-class Staging(NamedTuple):
-    """Where steps of K rows are staged, and what checks and copies them."""
-
-    rows: Array
-    """uint8 ``[K, W]``: the packed rows."""
-    final: Array
-    """uint8 ``[K, W]``: those of the final observations; ``rows`` if the role has none."""
-    copier: StepCopier
-    """Accepts steps and copies them there."""
-    large: Ints
-    """The fields that are not packed, as :class:`relive.kernels.tables.DirectStep` has them."""
-    nbytes: int
-    """Bytes of a step, large fields included."""
-
-
 class Store(ABC):
-    """The home of a replay's rows: it stages, writes, plans and reads them, and gives and takes those of a save.
+    """The memory of a replay's rows: it stages, writes, plans and reads them, and gives and takes those of a save.
 
     A place is the position of a row (int64); a negative one reads as zeros. ``target``, the part that the ring's
     kernels read and write, is in RAM: at least the bookkeeping, rewards and flags. All other fields may be anywhere.
     Batches are on ``device``. A store defines ``stage``, ``write``, ``gather`` and ``restore``. The defaults of
-    the rest are those of a store whose batches are in RAM. Users write less: see :class:`relive.memory.ram.Home`.
+    the rest are those of a store whose batches are in RAM. Users write less: see :class:`relive.memory.ram.UserStore`.
     """
 
     device: torch.device
@@ -147,7 +61,7 @@ class Store(ABC):
     num_rows: int
     large: tuple[Path, ...]
     """The fields that a save does not pack with the others, in the schema's order."""
-    apart: tuple[Path, ...]
+    gathered: tuple[Path, ...]
     """The fields of a batch that :meth:`gather` reads, in the schema's order; the plan has the others."""
     layout: RowLayout
     """The layout of a row of ``target``: the ``groups``, then the bookkeeping."""
@@ -156,11 +70,11 @@ class Store(ABC):
     batch: BatchLayout
     """The layout of a row of a batch of n-step transitions, as far as it is planned in RAM."""
 
-    keeper: Keeper = RAM
-    """What gives the replay the memory of its ring and of its sampler."""
+    allocator: Allocator = RAM
+    """The allocator that gives the replay the memory of its ring and of its sampler."""
 
     read_aside = True
-    """Whether another thread may read some rows while this one writes others."""
+    """True if another thread may read some rows while this one writes others."""
     target: Array
     """The packed rows in RAM, uint8 ``[num_rows, W]``."""
     arrays: dict[Path, Array]
@@ -172,7 +86,7 @@ class Store(ABC):
         return array.view(np.uint8) if array.dtype == np.bool_ else array
 
     @abstractmethod
-    def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Apart]:
+    def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Remainder]:
         """Prepare ``count`` checked rows for writing.
 
         Role "step" has all fields of a step, role "final" only the last observations of ended episodes.
@@ -183,19 +97,19 @@ class Store(ABC):
 
     def stage_both(
         self, count: int, steps: Sequence[Any], final: Sequence[Any]
-    ) -> tuple[tuple[Array, Apart], tuple[Array, Apart]]:
+    ) -> tuple[tuple[Array, Remainder], tuple[Array, Remainder]]:
         """:meth:`stage` of steps and of their final observations, which may come again at the end of ``steps``."""
         return self.stage("step", count, steps[: len(self.leaves)]), self.stage("final", count, final)
 
     def staging(self, role: str, count: int) -> Staging | None:
-        """Where whole steps of ``count`` rows are staged; None if each field is checked and copied by itself.
+        """The memory in which whole steps of ``count`` rows are staged; None if each field is copied by itself.
 
         Role "both" has all fields of a step, then those of the final observations, for :meth:`stage_both`.
         """
         return None
 
     @abstractmethod
-    def write(self, apart: Apart, places: Ints) -> None:
+    def write(self, remainder: Remainder, places: Ints) -> None:
         """Store the rest of staged rows at ``places``, after ``target`` has its part. Negative places are skipped."""
 
     def plan(self, places: Ints, batch: BatchLayout | None = None) -> Plan:
@@ -208,19 +122,19 @@ class Store(ABC):
 
     def fields(self, plan: Plan) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of planned transitions."""
-        found = plan.batch.tensors(plan.rows)
-        if self.apart or plan.stacks is not None:
-            self.add_apart(plan, found, plan.places, plan.last)
-        return found
+        fields = plan.batch.tensors(plan.rows)
+        if self.gathered or plan.stacks is not None:
+            self.add_gathered(plan, fields, plan.places, plan.last)
+        return fields
 
-    def add_apart(self, plan: Plan, found: dict[Path, Tensor], now: Where, then: Where) -> None:
-        """Add to the fields of a batch those of :attr:`apart`, of the rows ``now`` and ``then``, and the stacks."""
+    def add_gathered(self, plan: Plan, found: dict[Path, Tensor], now: Where, then: Where) -> None:
+        """Add to the fields of a batch those of :attr:`gathered`, of the rows ``now`` and ``then``, and the stacks."""
         stacked, *frames = plan.stacks or ([],)
-        first, later = _apart_of(tuple(self.leaves), self.apart, tuple(stacked))
+        first, later = _gathered_of(tuple(self.leaves), self.gathered, tuple(stacked))
         fields = self.gather(first, now) if first else {}
         after = self.gather(later, then) if later else {}
         frames = self.places(*frames) if frames else ()
-        for path in self.leaves if stacked else self.apart:
+        for path in self.leaves if stacked else self.gathered:
             if path in stacked:
                 found[path], found["next_obs", *path[1:]] = self.gather_stacks(path, *frames)
                 continue
@@ -269,7 +183,7 @@ class Store(ABC):
         """Packed rows for a save, in RAM, in the order of ``row_layout``; they may share memory with the storage."""
         layout, _ = row_layout(self.leaves)
         rows = np.zeros((len(places), layout.nbytes), np.uint8)
-        packed = layout.arrays(rows)
+        packed = layout.arrays(rows)  # views: writing to them writes the rows
         for path, array in self.arrays.items():
             packed[path][:] = array[places]
         rest = [path for path in packed if path not in self.arrays]
@@ -291,10 +205,98 @@ class Store(ABC):
 
 
 @lru_cache(maxsize=64)
-def _apart_of(
-    leaves: tuple[Path, ...], apart: tuple[Path, ...], stacked: tuple[Path, ...]
+def _gathered_of(
+    leaves: tuple[Path, ...], gathered: tuple[Path, ...], stacked: tuple[Path, ...]
 ) -> tuple[list[Path], list[Path]]:
-    """Those of the fields ``apart`` that are read by themselves: of a window's first row, and of the row after it."""
+    """Of the fields ``gathered`` those that are no stacks: of a window's first row, and of the row after it."""
     following = "next_obs" if any(path[0] == "next_obs" for path in leaves) else "obs"
-    alone = [path for path in apart if path not in stacked]
-    return [path for path in alone if path[0] != "next_obs"], [path for path in alone if path[0] == following]
+    rest = [path for path in gathered if path not in stacked]
+    return [path for path in rest if path[0] != "next_obs"], [path for path in rest if path[0] == following]
+
+
+class Plan:
+    """The n-step transitions of a batch, found in RAM. A view may change them before the batch is read.
+
+    Args:
+        batch: the layout of ``rows``.
+        places: the places of the anchors ``[B]``.
+        rows: uint8 ``[B, W]``: the small fields, packed.
+        last: int64 ``[B]``: the places of the rows that hold the next observations, or of the last steps if each step
+            has its own.
+        memory: where a store keeps ``rows`` and the places, to send all of it at once.
+    """
+
+    __slots__ = ("batch", "last", "memory", "places", "rows", "stacks")
+
+    def __init__(self, batch: BatchLayout, places: Ints, rows: Array, last: Ints, memory: Any = None) -> None:
+        self.batch, self.places, self.rows, self.last, self.memory = batch, places, rows, last, memory
+        self.stacks: tuple[list[Path], Ints] | None = None
+        """Fields of the observation that are read as stacks, and the places ``[2 B, depth]`` of their frames: of the
+        stacks before the steps, then of those after them; None: no stacks."""
+
+    def column(self, *path: str) -> Array:
+        """A small field of the batch as an array ``[B, ...]`` over ``rows``, to be read or written."""
+        return self.batch.arrays(self.rows)[path]
+
+
+class Staging(NamedTuple):
+    """The memory in which steps of K rows are staged, and what checks and copies them."""
+
+    rows: Array
+    """uint8 ``[K, W]``: the packed rows."""
+    final: Array
+    """uint8 ``[K, W]``: those of the final observations; ``rows`` if the role has none."""
+    copier: StepCopier
+    """Accepts steps and copies them there."""
+    large: Ints
+    """The fields that are not packed, as :class:`relive.kernels.tables.DirectStep` has them."""
+    nbytes: int
+    """Bytes of a step, large fields included."""
+
+
+def as_places(places: Any) -> Ints:
+    """Places ``[...]`` as kernels take them: a contiguous int64 array.
+
+    Raises:
+        DTypeError, ShapeError, ParameterError: ``places`` is not an array of whole numbers.
+    """
+    if places.__class__ is np.ndarray and places.dtype is _INT64 and places.flags.c_contiguous:
+        return places
+    try:
+        array = np.asarray(places)
+    except ValueError as error:
+        raise ShapeError(f"places: expected an array of int64 ({error})") from error
+    # an empty list has a float dtype, and is no error
+    if array.size and array.dtype.kind not in "iu":
+        raise DTypeError(f"places: expected int64, got {array.dtype}; pass what a sampler drew, or ring.anchors()")
+    # a cast to int64 would make a large uint64 negative, which reads as zeros
+    if array.dtype.kind == "u" and array.max(initial=0) > LAST:
+        raise ParameterError(f"places: {array.max()} is beyond any row; pass what a sampler drew, or ring.anchors()")
+    return np.asarray(array, np.int64, order="C")
+
+
+def vector(places: Any) -> Ints:
+    """Places ``[B]`` as kernels take them.
+
+    Raises:
+        DTypeError, ShapeError, ParameterError: ``places`` is not an array of whole numbers with one axis.
+    """
+    if places.__class__ is np.ndarray and places.ndim == 1 and places.dtype is _INT64 and places.flags.c_contiguous:
+        return places
+    array = as_places(places)
+    if array.ndim != 1:
+        raise ShapeError(f"places: expected one axis [B], got shape {array.shape}")
+    return array
+
+
+def require_rows(places: Ints, bad: int, rows: int) -> None:
+    """Refuse entry ``bad`` of ``places``, which a kernel could not read; -1 means that all are good.
+
+    Raises:
+        ParameterError: ``bad`` is not -1.
+    """
+    if bad >= 0:
+        raise ParameterError(
+            f"places: entry {bad} is {places[bad]}, which is not one of the {rows} rows, or not one that this batch "
+            "can start from; pass what a sampler drew, or ring.anchors()"
+        )

@@ -28,8 +28,8 @@ from ..errors import (
     WaitTimeoutError,
 )
 from ..kernels.tables import COMMITTED, CUT, DRAINED, FOLLOWED, LANE_ALONE, LANE_COUNTERS, MASKED, WANTED, LaneArrays
+from ..memory.allocator import shared_lock
 from ..memory.copier import StepCopier
-from ..memory.keeper import shared_lock
 from ..memory.layout import typed
 from ..parameters import COUNT_RULE, FLAG_RULE, TIMEOUT_RULE, Rule, is_count, require
 from ..replay.buffer import ReplayBuffer

@@ -34,7 +34,7 @@ from ..errors import EmptyError, FieldError, LifecycleError, ParameterError, Wai
 from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, one_of, refuse_class, require
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import require_rows
-from ..replay.durable import Drawn
+from ..replay.serving import Drawn
 from ..steps.arrays import as_host
 from ..steps.schema import Path, map_leaves, not_named
 from .lanes import Lanes

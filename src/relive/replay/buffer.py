@@ -17,15 +17,15 @@ import numpy as np
 import torch
 
 from ..batches import as_dataframe, as_tensordict
-from ..errors import FieldError, FileFormatError, InvariantError, LifecycleError, ParameterError, SchemaError
+from ..errors import FieldError, FileFormatError, LifecycleError, ParameterError, SchemaError
 from ..files import SaveHandle
-from ..files.disk import contradictions, entry, usable, whole
+from ..files.disk import contradictions, usable, whole
 from ..files.save import read_extra
+from ..memory.allocator import Allocator, shared_lock, small_pages
 from ..memory.device import DeviceRows
 from ..memory.estimate import StoragePlan, free_memory, readable, storage_plan
-from ..memory.keeper import Keeper, shared_lock, small_pages
-from ..memory.mapped import MappedKeeper
-from ..memory.ram import MakeHome, ReplayRows, in_ram, made_home
+from ..memory.mapped import MappedAllocator
+from ..memory.ram import MakeStore, ReplayRows, in_ram, user_rows
 from ..memory.store import Store
 from ..names import add_hints
 from ..parameters import (
@@ -56,25 +56,22 @@ from ..views.contract import SequenceReader, View, time_first_of
 from ..views.transitions import NStep, Transition
 from .arrays import Episode, EpisodeRows, columns_of, episode_at, episodes_of, filled
 from .checks import MOST_ROWS, require_alike, require_rows, stored_fields
-from .durable import Drawn, Durable, FlushPolicy, Mark, Progress, recover, require_policy, whereabouts
-from .reader import Prefetch, Reader, parts_of
-from .saving import (
-    KIND,
-    Saver,
-    Source,
-    changed_arguments,
-    dealt,
-    describe,
-    open_save,
+from .durable import (
+    Durable,
+    FlushPolicy,
+    Mark,
+    manifest_arguments,
+    parsed_settings,
     read_sampler,
-    rebuild,
-    require_reach,
-    require_unordered,
-    saved_arguments,
-    typed_tensors,
+    recover,
+    require_policy,
+    whereabouts,
     write_sampler,
 )
-from .serving import Ahead, Limit, Served
+from .loading import Source, changed_arguments, dealt, open_save, require_unordered, restore, saved_arguments
+from .reader import Prefetch, Reader, parts_of
+from .saving import KIND, Saver, describe, typed_tensors
+from .serving import Ahead, Drawn, Limit, Progress, Served
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -83,7 +80,7 @@ if TYPE_CHECKING:
 
     from ..batches import SequenceBatch
 
-__all__ = ["ReplayBuffer", "kept_arguments", "newer"]
+__all__ = ["ReplayBuffer"]
 
 
 if TYPE_CHECKING:
@@ -224,7 +221,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         ordered: bool = True,
         own_next_obs: bool = False,
         check_ends: bool = True,
-        store: MakeHome | Keeper | None = None,
+        store: MakeStore | Allocator | None = None,
         device: str | torch.device = "cpu",
         debug: bool = False,
         seed: int | None = None,
@@ -239,9 +236,9 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self._sampler = completed(self._given_sampler)
         inner = self._sampler.inner if isinstance(self._sampler, Recent) else self._sampler
         self._prioritized = inner if isinstance(inner, Prioritized) else None
-        leaves = stored.leaves if store is None or isinstance(store, Keeper) else in_ram(stored.leaves)
+        leaves = stored.leaves if store is None or isinstance(store, Allocator) else in_ram(stored.leaves)
         plan = storage_plan(leaves, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
-        if not isinstance(store, Keeper):  # a Keeper takes its own space
+        if not isinstance(store, Allocator):  # a Allocator takes its own space
             plan.require_memory()
         self._plan, self.num_envs = plan, plan.num_envs
         rows = _store(stored.leaves, plan.rows, self.device, store)
@@ -825,7 +822,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         view: GivenView | None = None,
         seed: int | None = None,
         changes: SchemaChanges | None = None,
-        store: MakeHome | None = None,
+        store: MakeStore | None = None,
         **more: Never,
     ) -> ReplayBuffer[GivenSampler, GivenView]:
         """The buffer that was saved. It draws the batches that the saved one would have drawn next.
@@ -889,7 +886,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             sparse = 2 * source.row_count < arguments["capacity"]  # huge pages are written faster, but only as a whole
             with contradictions(path, DoesNotFitError), small_pages() if sparse else nullcontext():
                 buffer = cls(**arguments)
-                buffer._saver.restore(source, origins)
+                restore(buffer._ring, buffer._sampler, buffer._progress, source, origins)
             buffer.extra = read_extra(save, free_memory())
         if changes is None:
             buffer._saver.segments.note(path, source.segments[:-1])
@@ -900,7 +897,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """The buffer whose state this is; ``parts`` are a sampler and a view, or None for the saved ones."""
         source = Source.of_tensors(tensors, content)
         buffer = cls(**saved_arguments(source, device, *parts))
-        buffer._saver.restore(source)
+        restore(buffer._ring, buffer._sampler, buffer._progress, source)
         return buffer
 
     @one_at_a_time
@@ -969,14 +966,14 @@ class ReplayBuffer(Generic[S_co, V_co]):
         require_policy(flush)
         wanted = {"schema": schema, "capacity": capacity, "num_envs": num_envs, "ordered": ordered}
         wanted |= {"own_next_obs": own_next_obs}
-        keeper = MappedKeeper(path)
+        allocator = MappedAllocator(path)
         try:
-            if keeper.directory.content is None:
-                buffer = cls._created(keeper, wanted, sampler, view, seed, flush)
+            if allocator.directory.content is None:
+                buffer = cls._created(allocator, wanted, sampler, view, seed, flush)
             else:
-                buffer = cls._reopened(keeper, wanted, sampler, view, seed, flush)
+                buffer = cls._reopened(allocator, wanted, sampler, view, seed, flush)
         except BaseException:
-            keeper.directory.discard()
+            allocator.directory.discard()
             raise
         buffer.check_ends, buffer.debug = check_ends, debug
         if verify:
@@ -985,47 +982,59 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
     @classmethod
     def _created(
-        cls, keeper: MappedKeeper, wanted: dict[str, Any], sampler: Any, view: Any, seed: int | None, flush: FlushPolicy
+        cls,
+        allocator: MappedAllocator,
+        wanted: dict[str, Any],
+        sampler: Any,
+        view: Any,
+        seed: int | None,
+        flush: FlushPolicy,
     ) -> Self:
-        """A new replay in the memory of a keeper. ``wanted`` has arguments by name, None for the default."""
+        """A new replay in the memory of a allocator. ``wanted`` has arguments by name, None for the default."""
         missing = [name for name in ("schema", "capacity") if wanted[name] is None]
         if missing:
             raise FieldError(
-                f"'{keeper.directory.path}': expected {' and '.join(missing)}, as no replay is there yet; pass "
+                f"'{allocator.directory.path}': expected {' and '.join(missing)}, as no replay is there yet; pass "
                 "open(path, schema, capacity)"
             )
         arguments: Any = {name: value for name, value in wanted.items() if value is not None}
-        buffer = cls(**arguments, sampler=sampler, view=view, seed=seed, store=keeper)
-        buffer._begin(keeper, flush, None)
+        buffer = cls(**arguments, sampler=sampler, view=view, seed=seed, store=allocator)
+        buffer._begin(allocator, flush, None)
         return buffer
 
     @classmethod
     def _reopened(
-        cls, keeper: MappedKeeper, wanted: dict[str, Any], sampler: Any, view: Any, seed: int | None, flush: FlushPolicy
+        cls,
+        allocator: MappedAllocator,
+        wanted: dict[str, Any],
+        sampler: Any,
+        view: Any,
+        seed: int | None,
+        flush: FlushPolicy,
     ) -> Self:
-        """The replay that is in the memory of a keeper, whose arguments have to be the ``wanted`` ones."""
-        directory, content = keeper.directory, cast("dict[str, Any]", keeper.directory.content)
+        """The replay that is in the memory of a allocator, whose arguments have to be the ``wanted`` ones."""
+        directory, content = allocator.directory, cast("dict[str, Any]", allocator.directory.content)
         with contradictions(directory.path, ParameterError, SchemaError):
-            _require_same(directory.path, kept_arguments(content, sampler, view), wanted)
+            _require_same(directory.path, manifest_arguments(content, sampler, view), wanted)
         first = whole(content, "first")
         with contradictions(directory.path):
-            mark, settings = recover(keeper, whole(content, "num_envs"), whole(content, "rows_per_env"))
+            mark, settings = recover(allocator, whole(content, "num_envs"), whole(content, "rows_per_env"))
         with contradictions(directory.path, ParameterError, SchemaError):
-            arguments = kept_arguments(content | newer(settings), sampler, view)
+            arguments = manifest_arguments(content | parsed_settings(settings), sampler, view)
         with contradictions(directory.path):
-            directory.journal.append(mark.encode("open", whereabouts(keeper)))  # before anything changes
-            buffer = cls(**arguments, store=keeper)
+            directory.journal.append(mark.encode("open", whereabouts(allocator)))  # before anything changes
+            buffer = cls(**arguments, store=allocator)
             buffer._progress.first = first
-            buffer._begin(keeper, flush, mark)
+            buffer._begin(allocator, flush, mark)
         if seed is not None:
             buffer.seed = seed
             buffer._commit()
         return buffer
 
-    def _begin(self, keeper: MappedKeeper, flush: FlushPolicy, mark: Mark | None) -> None:
-        """Start to use the memory of a keeper. ``mark`` is the last flush of the process before."""
-        durable = self._durable = Durable(keeper, self._ring, self._progress, flush, mark)
-        read_sampler(keeper.directory, self._ring, self._sampler)
+    def _begin(self, allocator: MappedAllocator, flush: FlushPolicy, mark: Mark | None) -> None:
+        """Start to use the memory of a allocator. ``mark`` is the last flush of the process before."""
+        durable = self._durable = Durable(allocator, self._ring, self._progress, flush, mark)
+        read_sampler(allocator.directory, self._ring, self._sampler)
         me: ReferenceType[Any] = ref(
             self
         )  # what the parts call refers weakly to this replay, which is then freed as soon as it is dropped
@@ -1033,7 +1042,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self._reader.replaced = lambda: (buffer := me()) is not None and buffer._keep_settings()
         cast("Any", self._progress.slots).on_seed = lambda: (buffer := me()) is not None and buffer._commit()
         self._reader.prefetch = Prefetch.of(self._ring)
-        keeper.on_fork = partial(_end_in_child, ref(self._ring))
+        allocator.on_fork = partial(_end_in_child, ref(self._ring))
         if mark is None:
             durable.begin()
         self._ring.settle()
@@ -1073,7 +1082,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             self._commit()
             self._durable.flush("close")
             self._ring.pending = Ended("this replay was closed; open its directory again with ReplayBuffer.open")
-            self._durable.keeper.directory.release()
+            self._durable.allocator.directory.release()
 
     def __enter__(self) -> Self:
         return self
@@ -1087,7 +1096,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Raises:
             FileFormatError: names the first row or number that is wrong.
         """
-        directory = self._require_files("verify").keeper.directory
+        directory = self._require_files("verify").allocator.directory
         try:
             with contradictions(directory.path):
                 self.check()
@@ -1103,7 +1112,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
     def _commit(self) -> None:
         """Write the manifest, if anything in it has changed."""
-        directory, content = self._require_files("flush").keeper.directory, self._content()
+        directory, content = self._require_files("flush").allocator.directory, self._content()
         directory.require_held()
         write_sampler(directory, self._ring, self._sampler)
         if content != directory.content:
@@ -1164,7 +1173,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     def _summary(self) -> Summary:
         """The facts that printing shows."""
         ring, progress, plan = self._ring, self._progress, self._plan
-        where = "in files" if ring.store.keeper.durable else "in RAM"
+        where = "in files" if ring.store.allocator.durable else "in RAM"
         memory = f"{readable(self.nbytes - plan.device_bytes)} {where}"
         facts = {
             "fields": described(ring.store.leaves),
@@ -1180,47 +1189,13 @@ class ReplayBuffer(Generic[S_co, V_co]):
 add_hints(ReplayBuffer)
 
 
-def _store(leaves: Mapping[Path, Field], rows: int, device: torch.device, make: MakeHome | Keeper | None) -> Store:
+def _store(leaves: Mapping[Path, Field], rows: int, device: torch.device, make: MakeStore | Allocator | None) -> Store:
     """The memory of a replay's rows."""
-    if isinstance(make, Keeper):
-        return ReplayRows(leaves, rows, keeper=make)
+    if isinstance(make, Allocator):
+        return ReplayRows(leaves, rows, allocator=make)
     if make is not None:
-        return made_home(make, leaves, rows, device)
+        return user_rows(make, leaves, rows, device)
     return ReplayRows(leaves, rows) if device.type == "cpu" else DeviceRows(leaves, rows, device)
-
-
-def kept_arguments(content: dict[str, Any], sampler: Any, view: Any) -> dict[str, Any]:
-    """The constructor's arguments for the replay that is kept; ``sampler`` and ``view`` where they are not None."""
-    if entry(content, "kind", str) != KIND:
-        raise InvariantError(f"its kind is {shown(content['kind'])}")
-    rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")
-    if num_envs < 1 or rows < 2:
-        raise InvariantError(f"{num_envs} envs of {rows} rows; expected at least 1 env and 2 rows")
-    if view is None:
-        view = rebuild(content.get("view"), "view")
-        require_reach(view, rows * num_envs)
-    return {
-        "schema": Schema.from_json(json.dumps(content.get("schema"))),
-        "capacity": rows * num_envs,
-        "num_envs": num_envs,
-        "sampler": sampler if sampler is not None else rebuild(content.get("sampler"), "sampler"),
-        "view": view,
-        "ordered": entry(content, "ordered", bool),
-        "own_next_obs": entry(content, "own_next_obs", bool),
-        "seed": entry(content, "seed", int),
-    }
-
-
-def newer(settings: bytes) -> dict[str, Any]:
-    """Settings of a process that was killed, for the manifest's content, as :meth:`ReplayBuffer._settings` wrote them.
-
-    Raises:
-        InvariantError: they make no sense.
-    """
-    known: Any = json.loads(settings or b"{}")
-    if not isinstance(known, dict) or cast("dict[str, Any]", known).keys() - {"sampler", "view"}:
-        raise InvariantError("settings: expected those of a sampler and a view")
-    return cast("dict[str, Any]", known)
 
 
 def _require_same(path: Any, kept: dict[str, Any], wanted: dict[str, Any]) -> None:

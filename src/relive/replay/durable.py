@@ -1,4 +1,11 @@
-"""Durable: keeps a replay in files safe: decides when it is on the disk, and repairs it after a kill or a power cut."""
+"""Durable: keeps a replay in the files of a directory safe, and repairs it after a kill or a power cut.
+
+The files are mapped into memory, so they have all that a process wrote, even if it was killed. After a power cut, pages
+of several times may be mixed. So a flush writes all pages through to the disk, and then appends a mark to the journal:
+the cursors of that moment, and the rows that may be overwritten until the next mark. Whoever opens the files goes on
+from what a killed process left, or back to the last mark. :func:`copied` reads the files beside the process that writes
+to them. ``docs/durable.md`` has the format and the promises.
+"""
 
 from __future__ import annotations
 
@@ -8,259 +15,83 @@ import pathlib
 import struct
 import time
 import zlib
-from collections import deque
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import cache
-from struct import Struct
 from typing import Any, Literal, NamedTuple, cast
 from weakref import ref
 
 import numpy as np
-from torch.utils.data import get_worker_info
+import torch
 
-from ..errors import FileFormatError, InvariantError, ParameterError
+from .. import files
+from ..errors import FileFormatError, InvariantError, LifecycleError, NoSaveError, ParameterError
+from ..files.disk import contradictions, entry, fitting, whole
 from ..files.format import MANIFEST, damaged
-from ..kernels.reference.priorities import key as stream
-from ..kernels.tables import COLUMNS, COUNTERS, HEAD
-from ..memory.mapped import DRAINED, SETTINGS, FileKeeper, MappedKeeper
+from ..files.mapped import MappedCopy, MappedDirectory
+from ..kernels.tables import (
+    COLUMNS,
+    COUNTERS,
+    HEAD,
+    UNDO_AFTER,
+    UNDO_ENVS,
+    UNDO_KIND,
+    UNDO_NONE,
+    env_entries,
+    first_row,
+)
+from ..memory.estimate import require_free
+from ..memory.mapped import DRAINED, SETTINGS, CopiedAllocator, FileAllocator, MappedAllocator
 from ..parameters import is_count
 from ..printable import shown
-from ..ring.ring import Ring, note_mark, undo_words
-from ..samplers.contract import Sampler
+from ..ring.ring import Ring, Span, Undo, undo_words
+from ..samplers.prioritized import Prioritized
+from ..samplers.recent import Recent
+from ..samplers.uniform import Uniform
 from ..steps.arrays import Array, Ints
+from ..steps.schema import Schema
+from ..views.transitions import Transition
+from .loading import require_reach, require_sampler_state
+from .saving import KIND, PARAMETERS, describe, kinds, rebuild, ring_state
+from .serving import Progress, ProgressSlots
 
 __all__ = [
     "AFTER",
-    "BOOKKEEPING",
     "ENVS",
     "MARK",
-    "SMALL",
     "SOURCE",
     "VOID",
-    "Drawn",
     "Durable",
     "FlushPolicy",
-    "Kind",
-    "Mark",
-    "Progress",
-    "ProgressSlots",
     "Settings",
-    "bookkeeping",
-    "go_back",
-    "is_here",
-    "kept_settings",
-    "last_mark",
-    "mark_of",
-    "newest_of",
+    "copied",
+    "manifest_arguments",
+    "parsed_settings",
+    "read_sampler",
     "recover",
     "require_policy",
-    "stream_of",
     "whereabouts",
+    "write_sampler",
 ]
 
 
-_SLOT = Struct("5q")
-
-
-class ProgressSlots:
-    """The counts of a replay in files: two slots, written in turn, so that a kill leaves one of them whole.
-
-    A slot is its number, the three counts, and its number again. A slot whose two numbers differ is not whole. The
-    whole slot with the larger number counts.
-
-    Args:
-        words: int64 ``[10]``, in a file.
-    """
-
-    WORDS = 10
-
-    def __init__(self, words: Any) -> None:
-        self._bytes, self._slots = memoryview(words).cast("B"), (0, _SLOT.size)
-        whole = [slot for slot in map(self._read, self._slots) if slot[0] == slot[-1]]
-        self._number, *counts, _ = max(whole, default=(-1, 0, 0, 0, -1))
-        if not whole or min(self._number, *counts) < 0:
-            raise InvariantError(f"progress: {[*map(self._read, self._slots)]} are not two slots of counts")
-        self.on_seed: Callable[[], object] = bool
-        """Called when the seed was set. The seed is kept elsewhere."""
-        self.counts: list[int] = counts
-        """Batches drawn, rows drawn and late priorities, as they were when this was made."""
-
-    def _read(self, at: int) -> tuple[int, ...]:
-        return _SLOT.unpack_from(self._bytes, at)
-
-    def write(self, draws: int, sampled: int, late: int) -> None:
-        """Keep these counts."""
-        number = self._number = self._number + 1
-        _SLOT.pack_into(self._bytes, self._slots[number & 1], number, draws, sampled, late, number)
-
-
-class Drawn(NamedTuple):
-    """A batch that was drawn ahead of its learner."""
-
-    number: int
-    """Batch number t of its replay."""
-    update: int
-    """Its number in its round of updates, from 1."""
-    rows: int
-    """B."""
-    draw_state: Any
-    """The sampler's :meth:`~relive.samplers.contract.Sampler.draw_state` before the draw."""
-    completed: int
-    """How many transitions had been completed when it was drawn."""
-    batch: Any
-    """The batch as the view read it."""
-
-
-@dataclass(slots=True)
-class Progress:
-    """Counts of what a replay has drawn, and its seed. Saves contain all of it."""
-
-    seed: int
-    """The seed of the batches."""
-    first: int = 0
-    """How many batches were drawn before this seed was set."""
-    draws: int = 0
-    """Batches drawn."""
-    sampled: int = 0
-    """Rows drawn."""
-    late: int = 0
-    """Priorities that came after their transition was overwritten."""
-    slots: ProgressSlots | None = None
-    """Where a replay in files keeps the counts for the next process; None for any other replay."""
-    ahead: deque[Drawn] = field(default_factory=deque[Drawn])
-    """Batches that wait for their learner, in order. They are in ``draws`` and ``sampled`` already."""
-
-    @property
-    def draws_taken(self) -> int:
-        """Batches drawn, without those that wait for their learner."""
-        return self.draws - len(self.ahead)
-
-    @property
-    def rows_taken(self) -> int:
-        """Rows drawn, without those of batches that wait for their learner."""
-        return self.sampled - sum(drawn.rows for drawn in self.ahead)
-
-    @property
-    def counts(self) -> list[int]:
-        """The counts for a save: ``draws``, ``sampled`` and ``late``, without batches that can be drawn again."""
-        undone = (self.draws_taken, self.rows_taken) if self._is_undoable else (self.draws, self.sampled)
-        return [int(count) for count in (*undone, self.late)]  # batch sizes may have been NumPy's
-
-    def keep(self) -> None:
-        """Keep the counts of a replay in files, so that its next process goes on with the batches that nobody took."""
-        if self.slots is not None:
-            self.slots.write(self.draws_taken, self.rows_taken, self.late)
-
-    @contextmanager
-    def undone(self, sampler: Sampler) -> Generator[None]:
-        """Within this context, the sampler is as if it had drawn nothing ahead."""
-        if not self._is_undoable:
-            yield
-            return
-        now = sampler.draw_state()
-        try:
-            sampler.undo_draws(self.ahead[0].draw_state)
-            yield
-        finally:
-            sampler.undo_draws(now)
-
-    def undo(self, sampler: Sampler) -> None:
-        """Undo the draws ahead, so that the next batches are those that nobody took.
-
-        If other batches were drawn in between, this is not possible, and the numbers of all of them are used up.
-        """
-        if self._is_undoable:
-            sampler.undo_draws(self.ahead[0].draw_state)
-            self.draws, self.sampled = self.draws_taken, self.rows_taken
-        self.ahead.clear()
-
-    @property
-    def _is_undoable(self) -> bool:
-        """Whether nothing else was drawn since the first batch that waits."""
-        return len(self.ahead) > 0 and self.ahead[0].number == self.draws_taken
-
-
-def stream_of(seed: int) -> int:
-    """The seed of the batches. Each worker of a ``DataLoader`` has a copy of the buffer, and a seed of its own."""
-    worker = get_worker_info()
-    return seed if worker is None else stream(seed, worker.seed)
+FlushPolicy = int | timedelta | None
+"""After how many rows, or how much time, a replay in files flushes by itself; None is never."""
 
 
 Kind = Literal["open", "flush", "close"]
 
 
-BOOKKEEPING = 3
-"""How many numbers the bookkeeping of a row has: stamp, step and order."""
-_LENGTH = struct.Struct("<I")
+RESERVE_SHARE = 16
+"""One in this many rows of each env is in reserve: it may be overwritten without a new record in the journal."""
 
 
-class Mark(NamedTuple):
-    """The cursors of a replay at a moment when all of its rows were on the disk."""
-
-    state: Ints
-    """``[N, 4]``, as :class:`relive.ring.Ring` has it."""
-    counters: Ints
-    """``[9]``."""
-    newest: Ints
-    """``[N, 3]``: stamp, step and order of each env's newest row, which the next step changes."""
-    dead: Ints
-    """``[N]``: rows of each env below this number may have been overwritten since."""
-    small: dict[str, list[Any]]
-    """Further arrays by name, of a few numbers each."""
-
-    def encode(self, kind: Kind, where: list[Any]) -> bytes:
-        """The mark as bytes, with the ``kind`` of event and with ``where``, which identifies the boot and the files."""
-        facts = {"kind": kind, "where": where, "num_envs": len(self.state), "small": self.small}
-        text = json.dumps(facts, allow_nan=False).encode()
-        arrays = (self.state, self.counters, self.newest, self.dead)
-        return b"".join([_LENGTH.pack(len(text)), text, *(np.ascontiguousarray(x, "<i8").tobytes() for x in arrays)])
-
-    @staticmethod
-    def decode(payload: bytes, num_envs: int) -> tuple[Mark, str, list[Any]]:
-        """The mark, the kind of event, and where it happened, as :meth:`encode` takes them.
-
-        Raises:
-            FileFormatError: these bytes are not a mark of a ring of ``num_envs`` envs.
-        """
-        try:
-            (length,) = _LENGTH.unpack_from(payload)
-            facts: Any = json.loads(payload[_LENGTH.size : _LENGTH.size + length])
-            if set(facts) != {"kind", "where", "num_envs", "small"} or facts["num_envs"] != num_envs:
-                raise ValueError(shown(facts))
-            small = cast("dict[str, Any]", facts["small"])
-            if not all(isinstance(x, list) and len(cast("list[Any]", x)) <= 64 for x in small.values()):
-                raise ValueError(shown(small))
-            if facts["kind"] not in ("open", "flush", "close") or not isinstance(facts["where"], list):
-                raise ValueError(shown(facts))
-            words = np.frombuffer(payload, "<i8", offset=_LENGTH.size + length).astype(np.int64)
-            sizes = num_envs * COLUMNS, COUNTERS, num_envs * BOOKKEEPING, num_envs
-            if len(words) != sum(sizes):
-                raise ValueError(f"{len(words)} numbers for {sum(sizes)}")
-        except (ValueError, TypeError, AttributeError, struct.error, RecursionError) as error:
-            raise FileFormatError(f"the journal's last record makes no sense ({error!s:.200})") from error
-        state, counters, newest, dead = np.split(words, np.cumsum(sizes)[:-1])
-        arrays = state.reshape(num_envs, COLUMNS), counters, newest.reshape(num_envs, BOOKKEEPING), dead
-        return Mark(*arrays, small), facts["kind"], facts["where"]
+RESERVE_LEAST = 256
+"""A small replay has this many rows of each env in reserve, or half of its rows, since a record takes milliseconds."""
 
 
-def mark_of(ring: Ring, small: dict[str, list[Any]]) -> Mark:
-    """The mark of a ring as it is. Only rows that are gone are declared dead."""
-    return Mark(ring.state.copy(), ring.counters.copy(), bookkeeping(ring, ring.heads - 1), ring.oldest, small)
-
-
-def bookkeeping(ring: Ring, numbers: Ints) -> Ints:
-    """Stamp, step and order ``[N, 3]`` of the rows with these numbers, one of each env; zeros for numbers below 0."""
-    places = np.arange(ring.num_envs) * ring.rows + numbers % ring.rows
-    found = np.stack([ring.stamp[places], ring.step[places], ring.order[places]], axis=1).astype(np.int64)
-    found[ring.state[:, HEAD] == 0] = 0
-    return found
-
-
-FlushPolicy = int | timedelta | None
-"""After how many rows, or how much time, a replay in files flushes by itself; None is never."""
+SMALL = "facts", "progress"
+"""The arrays that a mark holds besides those of the ring."""
 
 
 SOURCE, AFTER, MARK, ENVS = range(4)
@@ -273,16 +104,112 @@ VOID = -1
 never written is all zeros, and no source has the number 0."""
 
 
-SMALL = "facts", "progress"
-"""The arrays that a mark holds besides those of the ring."""
+class Durable:
+    """Writes the journal of a replay in files, and asks the system to write its pages. The caller holds its lock.
 
+    Args:
+        allocator: the memory.
+        ring: the ring in it.
+        progress: the counts of what was drawn.
+        policy: when to flush without being asked.
+        last: the mark of the last flush of the process before; None in a new replay.
+    """
 
-RESERVE_SHARE = 16
-"""One in this many rows of each env is in reserve: it may be overwritten without a new record in the journal."""
+    def __init__(
+        self, allocator: MappedAllocator, ring: Ring, progress: Progress, policy: FlushPolicy, last: Mark | None
+    ) -> None:
+        self.allocator, self.ring, self.progress = allocator, ring, progress
+        self._policy, self._rows, self._flushed = policy, 0, time.monotonic()
+        progress.slots = ProgressSlots(allocator.take("progress", (ProgressSlots.WORDS,), np.int64))
+        progress.draws, progress.sampled, progress.late = progress.slots.counts
+        progress.draws = max(progress.draws, progress.first)  # the seed is kept at once, the counts at a flush
+        self._mark = last or self._marked()
+        # rows below the reserve may be overwritten: the last record in the journal says that they may be gone
+        ring.arrays.reserve[:] = self._mark.dead
+        if ring.undo is not None:
+            me = ref(self)  # a buffer that is dropped is free at once, so the ring must not refer to it
+            ring.undo.renew = lambda count: (owner := me()) is not None and owner._renew(count)
+        self.settings = Settings(self._added(SETTINGS, (2, Settings.BYTES), np.uint8))
+        self._drained: Ints | None = allocator.existing(DRAINED)
+        if self._drained is not None:
+            self._void()
 
+    def drained(self) -> Ints:
+        """The notes of steps that came from elsewhere, ``[N, 4]``: one for each source, in the row of its first env.
 
-RESERVE_LEAST = 256
-"""A small replay has this many rows of each env in reserve, or half of its rows, since a record takes milliseconds."""
+        A note is written before its piece is stored. If a kill follows, the heads say whether the piece is in.
+        """
+        if self._drained is None:
+            self._drained = self._added(DRAINED, (self.ring.num_envs, 4), np.int64)
+        return self._drained
+
+    def _added(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An array that the files of an earlier process may lack. Then it is made, and the manifest names it."""
+        directory = self.allocator.directory
+        array = self.allocator.take(name, shape, dtype)
+        # at once: a file that no manifest names is removed when the directory is opened again
+        if directory.content is not None and not directory.has(name):
+            directory.commit(directory.content)
+        return array
+
+    def _void(self) -> None:
+        """Drop the notes of pieces that are not in, before other steps move the heads."""
+        assert self._drained is not None
+        for env, (mark, count) in enumerate(self._drained[:, [MARK, ENVS]].tolist()):
+            # heads only grow, and a piece that is in has moved them: the old sum means that it is not in
+            if mark == int(self.ring.heads[env : env + max(count, 0)].sum()):
+                self._drained[env, MARK] = VOID
+
+    def _marked(self) -> Mark:
+        """The mark of the ring as it is, with the oldest rows in reserve."""
+        ring = self.ring
+        arrays = {name: self.allocator.existing(name) for name in SMALL}
+        small = {name: array.tolist() for name, array in arrays.items() if array is not None}
+        newest = newest_of(ring.store.target, ring.rows, ring.state)
+        # row k overwrites row k - rows, so the next `_in_reserve` rows of an env overwrite those below this number
+        dead = np.maximum(ring.oldest, ring.heads - ring.rows + self._in_reserve())
+        return Mark(ring.state.copy(), ring.counters.copy(), newest, dead, small)
+
+    def _in_reserve(self) -> int:
+        """How many of the oldest rows of each env are in reserve."""
+        rows = self.ring.rows
+        return max(rows // RESERVE_SHARE, min(RESERVE_LEAST, rows // 2))
+
+    def begin(self) -> None:
+        """Append the first record to the journal of a new replay."""
+        self._note(self._mark, "open")
+
+    def _note(self, mark: Mark, kind: Kind) -> None:
+        """Append a mark to the journal, and go by it from then on."""
+        self.allocator.directory.journal.append(mark.encode(kind, whereabouts(self.allocator)))
+        # Only now may the ring overwrite the rows that the record declares dead, and only after that does this mark
+        # say so. If the disk fails or an exception comes in between, the next call writes the record again.
+        self.ring.arrays.reserve[:] = mark.dead
+        self._mark = mark
+
+    def flush(self, kind: Kind = "flush") -> None:
+        """Write everything through to the disk. Then append a record of it to the journal."""
+        self.allocator.directory.flush()  # first: a record says that every page of before it is on the disk
+        self._note(self._marked(), kind)
+        self._rows, self._flushed = 0, time.monotonic()
+
+    def _renew(self, count: int) -> bool:
+        """Declare more of the oldest rows dead, because ``count`` new rows come. False if enough are dead already."""
+        # a step takes at most two rows; the reserve besides, so that the next steps need no record
+        wanted = self.ring.heads - self.ring.rows + 2 * count + self._in_reserve()
+        if (wanted <= self._mark.dead).all():
+            return False
+        # the mark of the last flush with more dead rows: nothing else of it has reached the disk since
+        self._note(self._mark._replace(dead=np.maximum(self._mark.dead, wanted)), "flush")
+        return True
+
+    def is_due(self, count: int) -> bool:
+        """True if it is time to flush, after ``count`` more rows were added."""
+        policy = self._policy
+        self._rows += count
+        if isinstance(policy, timedelta):
+            return time.monotonic() - self._flushed >= policy.total_seconds()
+        return policy is not None and self._rows >= policy
 
 
 def require_policy(flush: Any) -> None:
@@ -296,104 +223,6 @@ def require_policy(flush: Any) -> None:
         raise ParameterError(
             f"flush: expected a number of rows, a timedelta, or None, got {flush!r}; pass flush=10_000"
         )
-
-
-class Durable:
-    """Writes the journal of a replay in files, and asks the system to write its pages. The caller holds its lock.
-
-    Args:
-        keeper: the memory.
-        ring: the ring in it.
-        progress: the counts of what was drawn.
-        policy: when to flush without being asked.
-        last: the mark of the last flush of the process before; None in a new replay.
-    """
-
-    def __init__(
-        self, keeper: MappedKeeper, ring: Ring, progress: Progress, policy: FlushPolicy, last: Mark | None
-    ) -> None:
-        self.keeper, self.ring, self.progress = keeper, ring, progress
-        self._policy, self._rows, self._flushed = policy, 0, time.monotonic()
-        progress.slots = ProgressSlots(keeper.take("progress", (ProgressSlots.WORDS,), np.int64))
-        progress.draws, progress.sampled, progress.late = progress.slots.counts
-        progress.draws = max(progress.draws, progress.first)  # the seed is kept at once, the counts at a flush
-        self._mark = last or self._marked()
-        ring.arrays.reserve[:] = self._mark.dead
-        if ring.undo is not None:
-            me = ref(self)  # a buffer that is dropped is free at once, so the ring must not refer to it
-            ring.undo.renew = lambda count: (found := me()) is not None and found._renew(count)
-        self.settings = Settings(self._later(SETTINGS, (2, Settings.BYTES), np.uint8))
-        self._drained: Ints | None = keeper.kept(DRAINED)
-        if self._drained is not None:
-            self._void()
-
-    def drained(self) -> Ints:
-        """The notes of steps that came from elsewhere, ``[N, 4]``: one for each source, in the row of its first env.
-
-        A note is written before its piece is stored. If a kill follows, the heads say whether the piece is in.
-        """
-        if self._drained is None:
-            self._drained = self._later(DRAINED, (self.ring.num_envs, 4), np.int64)
-        return self._drained
-
-    def _later(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An array that a replay which is there may lack. Then it is made, and the manifest names it."""
-        directory = self.keeper.directory
-        array = self.keeper.take(name, shape, dtype)
-        if directory.content is not None and not directory.has(name):
-            directory.commit(directory.content)
-        return array
-
-    def _void(self) -> None:
-        """Drop the notes of pieces that are not in, before other steps move the heads."""
-        assert self._drained is not None
-        for env, (mark, count) in enumerate(self._drained[:, [MARK, ENVS]].tolist()):
-            if mark == int(self.ring.heads[env : env + max(count, 0)].sum()):
-                self._drained[env, MARK] = VOID
-
-    def _marked(self) -> Mark:
-        """The mark of the ring as it is, with the oldest rows in reserve."""
-        taken = {name: self.keeper.kept(name) for name in SMALL}
-        mark = mark_of(self.ring, {name: array.tolist() for name, array in taken.items() if array is not None})
-        return mark._replace(dead=np.maximum(mark.dead, self.ring.heads - self.ring.rows + self._in_reserve()))
-
-    def _in_reserve(self) -> int:
-        rows = self.ring.rows
-        return max(rows // RESERVE_SHARE, min(RESERVE_LEAST, rows // 2))
-
-    def begin(self) -> None:
-        """Append the first record to the journal of a new replay."""
-        self._note(self._mark, "open")
-
-    def _note(self, mark: Mark, kind: Kind) -> None:
-        """Append a mark to the journal, and go by it from then on."""
-        self.keeper.directory.journal.append(mark.encode(kind, whereabouts(self.keeper)))
-        # Only now may the ring overwrite the rows that the record declares dead, and only after that does this mark
-        # say so. If the disk fails or an exception comes in between, the next call writes the record again.
-        self.ring.arrays.reserve[:] = mark.dead
-        self._mark = mark
-
-    def flush(self, kind: Kind = "flush") -> None:
-        """Write everything through to the disk. Then append a record of it to the journal."""
-        self.keeper.directory.flush()
-        self._note(self._marked(), kind)
-        self._rows, self._flushed = 0, time.monotonic()
-
-    def _renew(self, count: int) -> bool:
-        """Declare more of the oldest rows dead, because ``count`` new rows come. False if enough are dead already."""
-        wanted = self.ring.heads - self.ring.rows + 2 * count + self._in_reserve()
-        if (wanted <= self._mark.dead).all():
-            return False
-        self._note(self._mark._replace(dead=np.maximum(self._mark.dead, wanted)), "flush")
-        return True
-
-    def is_due(self, count: int) -> bool:
-        """Whether it is time to flush, after ``count`` more rows were added."""
-        policy = self._policy
-        self._rows += count
-        if isinstance(policy, timedelta):
-            return time.monotonic() - self._flushed >= policy.total_seconds()
-        return policy is not None and self._rows >= policy
 
 
 class Settings:
@@ -435,15 +264,150 @@ class Settings:
         if text != self.text or self._number < 0:
             number = self._number + 1
             raw = self._HEAD.pack(number, len(text)) + self._CHECK.pack(self._sum(number, text)) + text
+            # the other slot than the last: a kill in between leaves that one whole
             self._slots[number & 1, : len(raw)] = np.frombuffer(raw, np.uint8)
             self._number, self.text = number, text  # after the slot: a call that is broken off writes it again
         return fits
 
 
-def whereabouts(keeper: FileKeeper) -> list[Any]:
-    """What identifies this boot of the machine and these files. A copy of a directory has other files."""
-    found = os.fstat(keeper.directory.memory("state").descriptor)
-    return [_boot(), found.st_dev, found.st_ino]
+# -- marks ----------------------------------------------------------------------------------------------------
+
+NEWEST = 3
+"""How many numbers a mark has of each env's newest row: stamp, step and order."""
+
+
+MOST_SMALL = 64
+"""The most numbers of one of a mark's small arrays."""
+
+
+_LENGTH = struct.Struct("<I")
+
+
+class Mark(NamedTuple):
+    """The cursors of a replay at a moment when all of its rows were on the disk."""
+
+    state: Ints
+    """``[N, 4]``, as :class:`relive.ring.Ring` has it."""
+    counters: Ints
+    """``[9]``."""
+    newest: Ints
+    """``[N, 3]``: stamp, step and order of each env's newest row, which the next step changes."""
+    dead: Ints
+    """``[N]``: rows of each env below this number may have been overwritten since."""
+    small: dict[str, list[Any]]
+    """Further arrays by name, of a few numbers each."""
+
+    def encode(self, kind: Kind, where: list[Any]) -> bytes:
+        """The mark as bytes, with the ``kind`` of event and with ``where``, which identifies the boot and the files."""
+        facts = {"kind": kind, "where": where, "num_envs": len(self.state), "small": self.small}
+        text = json.dumps(facts, allow_nan=False).encode()
+        arrays = (self.state, self.counters, self.newest, self.dead)
+        return b"".join([_LENGTH.pack(len(text)), text, *(np.ascontiguousarray(x, "<i8").tobytes() for x in arrays)])
+
+    @staticmethod
+    def decode(payload: bytes, num_envs: int) -> tuple[Mark, str, list[Any]]:
+        """The mark, the kind of event, and where it happened, as :meth:`encode` takes them.
+
+        Raises:
+            FileFormatError: these bytes are not a mark of a ring of ``num_envs`` envs.
+        """
+        try:
+            (length,) = _LENGTH.unpack_from(payload)
+            facts: Any = json.loads(payload[_LENGTH.size : _LENGTH.size + length])
+            if set(facts) != {"kind", "where", "num_envs", "small"} or facts["num_envs"] != num_envs:
+                raise ValueError(shown(facts))
+            small = cast("dict[str, Any]", facts["small"])
+            if not all(isinstance(x, list) and len(cast("list[Any]", x)) <= MOST_SMALL for x in small.values()):
+                raise ValueError(shown(small))
+            if facts["kind"] not in ("open", "flush", "close") or not isinstance(facts["where"], list):
+                raise ValueError(shown(facts))
+            # a copy, native: what is read from the payload is little-endian and cannot be written to
+            words = np.frombuffer(payload, "<i8", offset=_LENGTH.size + length).astype(np.int64)
+            sizes = num_envs * COLUMNS, COUNTERS, num_envs * NEWEST, num_envs
+            if len(words) != sum(sizes):
+                raise ValueError(f"{len(words)} numbers for {sum(sizes)}")
+        except (ValueError, TypeError, AttributeError, struct.error, RecursionError) as error:
+            raise FileFormatError(f"the journal's last record makes no sense ({error!s:.200})") from error
+        state, counters, newest, dead = np.split(words, np.cumsum(sizes)[:-1])
+        arrays = state.reshape(num_envs, COLUMNS), counters, newest.reshape(num_envs, NEWEST), dead
+        return Mark(*arrays, small), facts["kind"], facts["where"]
+
+
+def newest_of(packed: Array, rows: int, state: Ints) -> Ints:
+    """Stamp, step and order ``[N, 3]`` of the newest row of each env, zeros if it has none, as marks have them.
+
+    The bookkeeping of a row is in its last 16 bytes: stamp (int64), step and order (int32 each).
+    """
+    heads = state[:, HEAD]
+    # the newest row has number head - 1; without a row that is -1, whose place is read and then blanked
+    last = packed[np.arange(len(heads)) * rows + (heads - 1) % rows, -16:]
+    stamps, others = last[:, :8].copy().view(np.int64), last[:, 8:].copy().view(np.int32)
+    newest_rows = np.concatenate([stamps, others.astype(np.int64)], axis=1)
+    newest_rows[heads <= 0] = 0
+    return newest_rows
+
+
+# -- opening after another process ----------------------------------------------------------------------------
+
+
+def recover(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[Mark, bytes]:
+    """Make ready the files that another process left, before anything uses them.
+
+    After a clean end, the files are as the journal says. If only the process died, the files have everything that it
+    wrote, and the ring takes back the call that was broken off. After a power cut, or in a copy of the directory, pages
+    of several times may be mixed. Then the ring goes back to the last flush.
+
+    Returns:
+        the mark of the last flush, and :func:`settings_since_flush`.
+
+    Raises:
+        FileFormatError: the files contradict the journal.
+    """
+    mark, kind, where = last_mark(allocator, num_envs, rows)
+    state = allocator.take("state", (num_envs, COLUMNS), np.int64)
+    counters = allocator.take("counters", (COUNTERS,), np.int64)
+    packed: Any = allocator.existing("rows")
+    if kind == "close":
+        if not (np.array_equal(state, mark.state) and np.array_equal(counters, mark.counters)):
+            raise damaged(
+                allocator.directory.path / "journal", "the cursors that it closed with", "files of another time"
+            )
+        _require_unmixed(newest_of(packed, rows, mark.state), mark.newest)
+        return mark, b""
+    allocator.died = True  # the ring takes back what was broken off, and ends the episodes
+    if not is_same_boot(allocator, where):
+        there = mark.dead < mark.state[:, HEAD]  # the next step changes the stamp of the newest row, nothing else
+        _require_unmixed(newest_of(packed, rows, mark.state)[there, 1:], mark.newest[there, 1:])
+        go_back(allocator, mark, rows)
+    return mark, settings_since_flush(allocator, kind, where)
+
+
+def last_mark(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[Mark, str, list[Any]]:
+    """The last mark of the journal, with its kind and where it was made, as :meth:`Mark.decode` gives them.
+
+    Raises:
+        FileFormatError: the files are not those of so many rows, or the journal has no mark.
+    """
+    directory = allocator.directory
+    directory.check()  # before anything changes
+    packed = allocator.existing("rows")
+    if packed is None or packed.ndim != 2 or len(packed) != num_envs * rows:
+        raise damaged(directory.path / MANIFEST, f"{num_envs * rows} rows", None if packed is None else packed.shape)
+    if directory.last is None:
+        raise damaged(directory.path / "journal", "a record", "none")
+    return Mark.decode(directory.last.payload, num_envs)
+
+
+def is_same_boot(allocator: FileAllocator, where: list[Any]) -> bool:
+    """True if a mark was made on this boot of the machine, in these files: then they show all that was written."""
+    here = whereabouts(allocator)
+    return where == here and bool(here[0])  # a system without a name for its boots may have had a power cut
+
+
+def whereabouts(allocator: FileAllocator) -> list[Any]:
+    """The identity of this boot of the machine and of these files. A copy of a directory has other files."""
+    status = os.fstat(allocator.directory.memory("state").descriptor)
+    return [_boot(), status.st_dev, status.st_ino]
 
 
 @cache
@@ -455,103 +419,33 @@ def _boot() -> str:
         return ""
 
 
-def kept_settings(keeper: FileKeeper, kind: str, where: list[Any]) -> bytes:
-    """The settings since the last flush, as text; empty if those of the manifest are the ones to use.
-
-    Args:
-        keeper: the files.
-        kind: of the journal's last record.
-        where: the same record's.
-
-    Raises:
-        FileFormatError: their array has another size.
-    """
-    words = keeper.kept(SETTINGS)
-    if kind == "close" or words is None or not is_here(keeper, where):
-        return b""
-    if words.shape != (2, Settings.BYTES) or words.dtype != np.uint8:
-        raise damaged(keeper.directory.path / MANIFEST, "two slots of settings", f"{words.dtype} {words.shape}")
-    return Settings(words).text
-
-
-def recover(keeper: FileKeeper, num_envs: int, rows: int) -> tuple[Mark, bytes]:
-    """Make ready the files that another process left, before anything uses them.
-
-    After a clean end, the files are as the journal says. If only the process died, the files have everything that it
-    wrote, and the ring takes back the call that was broken off. After a power cut, or in a copy of the directory, pages
-    of several times may be mixed. Then the ring goes back to the last flush.
-
-    Returns:
-        the mark of the last flush, and :func:`kept_settings`.
-
-    Raises:
-        FileFormatError: the files contradict the journal.
-    """
-    mark, kind, where = last_mark(keeper, num_envs, rows)
-    state = keeper.take("state", (num_envs, COLUMNS), np.int64)
-    counters = keeper.take("counters", (COUNTERS,), np.int64)
-    packed: Any = keeper.kept("rows")
-    if kind == "close":
-        if not (np.array_equal(state, mark.state) and np.array_equal(counters, mark.counters)):
-            raise damaged(keeper.directory.path / "journal", "the cursors that it closed with", "files of another time")
-        _require_unmixed(newest_of(packed, rows, mark.state), mark.newest)
-        return mark, b""
-    keeper.died = True
-    if not is_here(keeper, where):
-        there = mark.dead < mark.state[:, HEAD]  # the next step changes the stamp of the newest row, nothing else
-        _require_unmixed(newest_of(packed, rows, mark.state)[there, 1:], mark.newest[there, 1:])
-        go_back(keeper, mark, rows)
-    return mark, kept_settings(keeper, kind, where)
-
-
-def last_mark(keeper: FileKeeper, num_envs: int, rows: int) -> tuple[Mark, str, list[Any]]:
-    """The last mark of the journal, with its kind and where it was made, as :meth:`Mark.decode` gives them.
-
-    Raises:
-        FileFormatError: the files are not those of so many rows, or the journal has no mark.
-    """
-    directory = keeper.directory
-    directory.check()  # before anything changes
-    packed = keeper.kept("rows")
-    if packed is None or packed.ndim != 2 or len(packed) != num_envs * rows:
-        raise damaged(directory.path / MANIFEST, f"{num_envs * rows} rows", None if packed is None else packed.shape)
-    if directory.last is None:
-        raise damaged(directory.path / "journal", "a record", "none")
-    return Mark.decode(directory.last.payload, num_envs)
-
-
-def is_here(keeper: FileKeeper, where: list[Any]) -> bool:
-    """Whether a mark was made on this boot of this machine, in these files: then they show all that was written."""
-    here = whereabouts(keeper)
-    return where == here and bool(here[0])
-
-
-def go_back(keeper: FileKeeper, mark: Mark, rows: int) -> None:
+def go_back(allocator: FileAllocator, mark: Mark, rows: int) -> None:
     """Put the cursors back to a mark, and note for the ring which rows may have been overwritten since."""
     num_envs = len(mark.state)
-    keeper.take("state", (num_envs, COLUMNS), np.int64)[:] = mark.state
-    keeper.take("counters", (COUNTERS,), np.int64)[:] = mark.counters
-    _restore_small(keeper, mark.small)
-    if (drained := keeper.kept(DRAINED)) is not None:
+    allocator.take("state", (num_envs, COLUMNS), np.int64)[:] = mark.state
+    allocator.take("counters", (COUNTERS,), np.int64)[:] = mark.counters
+    _restore_small(allocator, mark.small)
+    if (drained := allocator.existing(DRAINED)) is not None:
         drained[:, MARK] = VOID  # they are about heads that are no more
+    # a kill on the way leads here again: the journal gets a record of this boot only afterwards
     heads = mark.state[:, HEAD]
     places = np.arange(num_envs) * rows + (heads - 1) % rows
     after = np.minimum(mark.dead, heads) + rows  # laps after the one in which all rows were overwritten change nothing
-    note_mark(keeper.take("undo", (undo_words(num_envs, rows),), np.int64), mark.state, mark.counters,
-              after, places, mark.newest)  # fmt: skip
+    undo = Undo(allocator.take("undo", (undo_words(num_envs, rows),), np.int64))
+    undo.note_mark(mark.state, mark.counters, after, places, mark.newest)
 
 
-def _restore_small(keeper: FileKeeper, small: Mapping[str, list[Any]]) -> None:
+def _restore_small(allocator: FileAllocator, small: Mapping[str, list[Any]]) -> None:
     for name in SMALL:
-        array = keeper.kept(name)
+        array = allocator.existing(name)
         if array is None:
             continue
         if len(small.get(name, [])) != len(array):
             raise FileFormatError(f"the journal's last record has {shown(small.get(name))} for {name!r}")
         array[:] = small[name]
-    noted = keeper.kept("errors.undo")
+    noted = allocator.existing("errors.undo")
     if noted is not None:
-        noted[:] = 0.0
+        noted[:] = 0.0  # a note of priorities that were being set, of another time than these rows
 
 
 def _require_unmixed(newest: Ints, known: Ints) -> None:
@@ -564,14 +458,298 @@ def _require_unmixed(newest: Ints, known: Ints) -> None:
         raise FileFormatError("the newest rows are not those that the journal knows: files of several times are mixed")
 
 
-def newest_of(packed: Array, rows: int, state: Ints) -> Ints:
-    """Stamp, step and order ``[N, 3]`` of the newest row of each env, zeros if it has none, as marks have them.
+def settings_since_flush(allocator: FileAllocator, kind: str, where: list[Any]) -> bytes:
+    """The settings since the last flush, as text; empty if those of the manifest are the ones to use.
 
-    The bookkeeping of a row is in its last 16 bytes: stamp (int64), step and order (int32 each).
+    Args:
+        allocator: the files.
+        kind: of the journal's last record.
+        where: the same record's.
+
+    Raises:
+        FileFormatError: their array has another size.
     """
-    heads = state[:, HEAD]
-    newest = packed[np.arange(len(heads)) * rows + (heads - 1) % rows, -16:]
-    stamps, others = newest[:, :8].copy().view(np.int64), newest[:, 8:].copy().view(np.int32)
-    found = np.concatenate([stamps, others.astype(np.int64)], axis=1)
-    found[heads <= 0] = 0
-    return found
+    words = allocator.existing(SETTINGS)
+    if kind == "close" or words is None or not is_same_boot(allocator, where):
+        return b""
+    if words.shape != (2, Settings.BYTES) or words.dtype != np.uint8:
+        raise damaged(allocator.directory.path / MANIFEST, "two slots of settings", f"{words.dtype} {words.shape}")
+    return Settings(words).text
+
+
+def parsed_settings(text: bytes) -> dict[str, Any]:
+    """The settings in the text of a slot; they take the place of those in the manifest's content.
+
+    Raises:
+        InvariantError: they make no sense.
+    """
+    settings: Any = json.loads(text or b"{}")
+    if not isinstance(settings, dict) or cast("dict[str, Any]", settings).keys() - {"sampler", "view"}:
+        raise InvariantError("settings: expected those of a sampler and a view")
+    return cast("dict[str, Any]", settings)
+
+
+def manifest_arguments(content: dict[str, Any], sampler: Any, view: Any) -> dict[str, Any]:
+    """The constructor's arguments of the replay in a manifest; ``sampler`` and ``view`` where they are not None."""
+    if entry(content, "kind", str) != KIND:
+        raise InvariantError(f"its kind is {shown(content['kind'])}")
+    rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")
+    if num_envs < 1 or rows < 2:
+        raise InvariantError(f"{num_envs} envs of {rows} rows; expected at least 1 env and 2 rows")
+    if view is None:
+        view = rebuild(content.get("view"), "view")
+        require_reach(view, rows * num_envs)
+    return {
+        "schema": Schema.from_json(json.dumps(content.get("schema"))),
+        "capacity": rows * num_envs,
+        "num_envs": num_envs,
+        "sampler": sampler if sampler is not None else rebuild(content.get("sampler"), "sampler"),
+        "view": view,
+        "ordered": entry(content, "ordered", bool),
+        "own_next_obs": entry(content, "own_next_obs", bool),
+        "seed": entry(content, "seed", int),
+    }
+
+
+# -- the state of a sampler that is not in the mapped files ---------------------------------------------------
+
+SAMPLER = "sampler"
+"""The directory with the save of a sampler's state, inside that of the replay."""
+
+
+IN_FILES = Uniform, Prioritized
+"""Samplers that have no state outside the replay's files."""
+
+
+def write_sampler(directory: MappedDirectory, ring: Ring, sampler: Any) -> None:
+    """Save the state of a sampler, if it has any that is not in the replay's files.
+
+    Raises:
+        OSError: the disk is full, or fails. Then the save before is still there.
+    """
+    if type(sampler) in IN_FILES:
+        return
+    arrays, content = ring_state(ring, sampler, {"run": directory.run})
+    if isinstance(sampler, Recent):  # the priorities of the one inside are in files
+        arrays = {name: array for name, array in arrays.items() if not name.startswith("sampler.inner.")}
+        state = {name: value for name, value in content["sampler_state"].items() if not name.startswith("inner.")}
+        content |= {"sampler_state": state, "sampler_rows": []}
+    _refuse_link(directory.path / SAMPLER)
+    files.write(directory.path / SAMPLER, arrays | {"span": np.stack(ring.span)}, content)
+
+
+def read_sampler(directory: MappedDirectory | MappedCopy, ring: Ring, sampler: Any) -> None:
+    """Give a sampler the state that was saved last, if the sampler is of the same kind.
+
+    Rows may have been added and overwritten since that save.
+
+    Raises:
+        FileFormatError: the save is damaged.
+    """
+    if type(sampler) in IN_FILES:
+        return
+    _refuse_link(directory.path / SAMPLER)
+    try:
+        save = files.Save(directory.path / SAMPLER)
+    except NoSaveError:
+        return
+    with save:
+        content = save.content
+        if content.get("run") != directory.run or kinds(content.get("sampler")) != kinds(describe(sampler)):
+            return
+        tensors = save.read()
+        span = fitting(tensors, "span", (2, ring.num_envs), torch.int64).numpy()
+    # rows were added and overwritten since: only those that are live still get their entries
+    saved, by_row = Span(span[0], np.maximum(span[0], span[1])), set[str](entry(content, "sampler_rows", list))
+    live = saved.meet(ring.span)
+    parts: dict[str, Any] = dict(entry(content, "sampler_state", dict))
+    parts |= {n.removeprefix("sampler."): x.numpy() for n, x in tensors.items() if n.startswith("sampler.")}
+    if type(sampler) in PARAMETERS:
+        require_sampler_state(parts, by_row, ring)
+    for name in by_row:
+        part = fitting(tensors, f"sampler.{name}", (saved.size,)).numpy()
+        full = np.zeros((ring.store.num_rows, *part.shape[1:]), part.dtype)
+        full[live.places(ring.rows)] = part[saved.where(live)]
+        parts[name] = full
+    sampler.load_state_dict(parts)
+
+
+def _refuse_link(path: pathlib.Path) -> None:
+    """Refuse a symbolic link, which could lead to a save elsewhere.
+
+    Raises:
+        FileFormatError: the path is a symbolic link.
+    """
+    if path.is_symlink():
+        raise FileFormatError(f"'{path}': expected a directory, got a symbolic link; copy the replay with its files")
+
+
+# -- a copy beside the process that writes --------------------------------------------------------------------
+
+TRIES = 5
+"""How often the copy is begun again because the files changed in a way that spoiled it."""
+
+
+PATIENCE = 1.0
+"""Seconds to wait for a moment at which no change is under way. A process that died in a change leaves it for ever."""
+
+
+class _SpoiledError(Exception):
+    """The files have changed while they were copied, so that the copy is of no moment."""
+
+
+def copied(cls: Any, path: str | os.PathLike[str]) -> Any:
+    """A replay of the class ``cls`` with what the files of a directory hold now, in private memory.
+
+    The files stay as they are, and no lock is taken: another process may open them, and write to them. Rows that it
+    overwrites during the copy are left out. As after a kill, the episodes under way end.
+
+    A sampler or view that a user wrote is not in the files. A uniform one of single transitions takes its place.
+
+    Raises:
+        NoSaveError: the directory holds no replay.
+        FileFormatError: the directory holds something else, or the files are damaged or of several times.
+        LifecycleError: another process changes the files so fast that no copy is whole.
+        ParameterError: less memory is free than the rows take.
+        OSError: a file may not be read.
+    """
+    for _ in range(TRIES):
+        allocator = CopiedAllocator(path)
+        try:
+            return _copied(cls, allocator)
+        except _SpoiledError:
+            continue
+        except (FileFormatError, OSError):
+            if not _reopened(allocator.directory):
+                raise
+        finally:
+            allocator.directory.release()
+    raise LifecycleError(
+        f"'{path}': another process changes the files too fast to copy them; try again, or look at the replay in that "
+        "process"
+    )
+
+
+def _copied(cls: Any, allocator: CopiedAllocator) -> Any:
+    directory, content = allocator.directory, allocator.directory.content
+    with contradictions(directory.path):
+        arguments = _arguments(content)
+        num_envs = arguments["num_envs"]
+        rows = arguments["capacity"] // num_envs
+        _, kind, where = last_mark(allocator, num_envs, rows)
+        arguments = _arguments(content | parsed_settings(settings_since_flush(allocator, kind, where)))
+        state: Ints = allocator.take("state", (num_envs, COLUMNS), np.int64)
+        allocator.take("counters", (COUNTERS,), np.int64)
+        allocator.take("undo", (undo_words(num_envs, rows),), np.int64)
+        # without a process of this boot, the files are still and the journal's last mark counts
+        now = _mark_now(directory, rows) if kind != "close" and is_same_boot(allocator, where) else None
+    # the mark comes first and the dead rows last: what was overwritten during the copy is known then
+    _take_rows(directory, num_envs, rows, (state if now is None else now.state)[:, HEAD])
+    with contradictions(directory.path):
+        if now is None:
+            _require_still(directory)
+            recover(allocator, num_envs, rows)
+        else:
+            allocator.died = True
+            go_back(allocator, now._replace(dead=_dead_now(directory, rows, now)), rows)
+        buffer = cls(**arguments, store=allocator)
+        read_sampler(directory, buffer._ring, buffer._sampler)
+        buffer._ring.settle()
+    return buffer
+
+
+def _arguments(content: dict[str, Any]) -> dict[str, Any]:
+    """The constructor's arguments, with a sampler and a view in the place of a user's own."""
+    sampler = Uniform() if content.get("sampler") is None else None
+    return manifest_arguments(content, sampler, Transition() if content.get("view") is None else None)
+
+
+def _mark_now(directory: MappedCopy, rows: int) -> Mark | None:
+    """The mark of a replay as another process has it at this moment.
+
+    Cursors only grow, so two looks that find the same numbers, and no change under way, saw one state.
+
+    Returns:
+        None if a change stays under way, as where the process died in it.
+    """
+    state, counters, undo = (directory.live(name) for name in ("state", "counters", "undo"))
+    packed, until = directory.live("rows"), time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        # first the kind of the note, then the cursors; and after all else both again
+        idle, mine, counts = undo[UNDO_KIND] == UNDO_NONE, state.copy(), counters.copy()
+        newest = newest_of(packed, rows, mine)
+        small = {name: directory.live(name).tolist() for name in SMALL if directory.has(name)}
+        if idle and undo[UNDO_KIND] == UNDO_NONE and (counters == counts).all() and (state == mine).all():
+            return Mark(mine, counts, newest, np.zeros(len(mine), np.int64), small)
+        time.sleep(1e-4)
+    return None
+
+
+def _take_rows(directory: MappedCopy, num_envs: int, rows: int, heads: Ints) -> None:
+    """Copy into private memory all that the live rows hold, and every array of the ring and the sampler.
+
+    Raises:
+        ParameterError: less memory is free.
+    """
+    specs = [spec for name in directory.names if (spec := directory.spec(name)) is not None]
+    pairs = {spec.name: (directory.take(spec.name, spec.shape, spec.dtype), directory.live(spec.name))
+             for spec in specs}  # fmt: skip
+    by_row = [pair for name, pair in pairs.items() if name in ("rows", "errors") or name.startswith("block.")]
+    counts = np.clip(heads, 0, rows).tolist()  # a ring that is not full has its rows at its first places
+    size = sum(sum(counts) * (mine.nbytes // len(mine)) for mine, _ in by_row)
+    require_free(size, torch.device("cpu"), f"a copy of '{directory.path}'", "look at it on a larger machine")
+    for mine, live in by_row:
+        for e, count in enumerate(counts):
+            mine[e * rows : e * rows + count] = live[e * rows : e * rows + count]
+    for name, (mine, live) in pairs.items():
+        if name not in ("rows", "errors") and not name.startswith("block."):
+            mine[...] = live
+
+
+def _dead_now(directory: MappedCopy, rows: int, mark: Mark) -> Ints:
+    """Rows of each env below these numbers ``[N]`` may have been overwritten since the mark.
+
+    A change is noted before it overwrites anything, and counted before its note goes. So the note is read first.
+
+    Raises:
+        _SpoiledError: these are all rows, or the replay was made again meanwhile.
+    """
+    undo, before = directory.live("undo")[: first_row(len(mark.state))], None
+    while before is None or (before != undo).any():  # until it was not written to while it was copied
+        before = undo.copy()
+    heads = directory.live("state")[:, HEAD].copy()
+    if (heads < mark.state[:, HEAD]).any():
+        raise _SpoiledError
+    if before[UNDO_KIND] != UNDO_NONE:
+        # the note may be half written: its numbers are tested before they are used
+        entries = env_entries(before, min(max(int(before[UNDO_ENVS]), 0), len(heads)))
+        known = entries[(entries[:, 0] >= 0) & (entries[:, 0] < len(heads))]
+        np.maximum.at(heads, known[:, 0], known[:, UNDO_AFTER])
+    # row k overwrites row k - rows
+    dead = np.minimum(heads - rows, mark.state[:, HEAD])
+    if (mark.state[:, HEAD] > 0).any() and (dead == mark.state[:, HEAD]).all():
+        raise _SpoiledError
+    return dead
+
+
+def _require_still(directory: MappedCopy) -> None:
+    """Require that nothing has changed since the files were opened, of a replay that no process seemed to have open.
+
+    Raises:
+        _SpoiledError: something has.
+    """
+    for name in ("undo", "counters", "state"):
+        spec = directory.spec(name)
+        if spec is not None and (directory.take(name, spec.shape, spec.dtype) != directory.live(name)).any():
+            raise _SpoiledError
+    if _reopened(directory):
+        raise _SpoiledError
+
+
+def _reopened(directory: MappedCopy) -> bool:
+    """True if the journal has another last record than when the files were opened here."""
+    last = directory.last
+    try:
+        return last is None or directory.record().number != last.number
+    except (FileFormatError, OSError):
+        return False

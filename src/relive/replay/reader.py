@@ -22,7 +22,7 @@ from ..kernels.reference.sample import FIELD
 from ..kernels.tables import DirectBatch
 from ..kernels.tensor_calls import tensor_calls
 from ..memory.layout import BatchLayout, RowLayout
-from ..memory.mapped import LookAhead, MappedKeeper, can_look_ahead
+from ..memory.mapped import LookAhead, MappedAllocator, can_look_ahead
 from ..memory.ram import ReplayRows, with_next
 from ..parameters import is_count, is_own, refuse_class
 from ..ring.ring import Change, Ring, Rule
@@ -40,7 +40,7 @@ from ..views.hindsight import Hindsight
 from ..views.returns_to_go import ReturnsToGo
 from ..views.sequences import Sequence
 from ..views.transitions import NStep
-from .durable import Progress, stream_of
+from .serving import Progress, stream_of
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -154,7 +154,7 @@ class Reader:
         """
         view, worker, store = self.view, get_worker_info(), self.ring.store
         kind = type(view)
-        reads_all = kind in FUSED_VIEWS and (not store.apart or kind in READ_LARGE_FIELDS)
+        reads_all = kind in FUSED_VIEWS and (not store.gathered or kind in READ_LARGE_FIELDS)
         if reads_all and self._calls is not None and worker is None:
             batch = self._sample_fused(view, count, update, of)
             if batch is not None:
@@ -283,7 +283,11 @@ class Reader:
     def _transition_parts(self, layout: BatchLayout) -> _FusedParts | None:
         """The parts of a batch of transitions. If there are large fields, all of them are read as stacks."""
         store: Any = self.ring.store
-        whole, stacked, stacks = RowLayout(*layout.groups, self._weighed), with_next(store.apart), store.stack_table()
+        whole, stacked, stacks = (
+            RowLayout(*layout.groups, self._weighed),
+            with_next(store.gathered),
+            store.stack_table(),
+        )
         if whole.table is None or stacks is None or not Members.suit((*whole.fields, *stacked)):
             return None
         members, (large, frames) = Members([*layout.fields, *stacked, *self._weighed]), stacks
@@ -390,9 +394,9 @@ class Prefetch:
     def of(cls, ring: Ring) -> Prefetch | None:
         """One for a ring in files; None for any other ring, or if this system takes no advice."""
         store = ring.store
-        if not (isinstance(store, ReplayRows) and isinstance(store.keeper, MappedKeeper) and can_look_ahead()):
+        if not (isinstance(store, ReplayRows) and isinstance(store.allocator, MappedAllocator) and can_look_ahead()):
             return None
-        return cls(ring, LookAhead(store.keeper, [store.target, *cast("Any", store).blocks.values()]))
+        return cls(ring, LookAhead(store.allocator, [store.target, *cast("Any", store).blocks.values()]))
 
     def after_batch(self, reader: Reader, batch_size: int, update: int, of: int) -> None:
         """Note that a batch was drawn, and look ahead.

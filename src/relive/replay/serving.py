@@ -1,22 +1,28 @@
-"""Served: batches that a thread draws while the learner computes."""
+"""Served: batches that a thread draws while the learner computes; and Progress, the counts of what was drawn."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from queue import SimpleQueue
+from struct import Struct
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 from weakref import finalize
 
-from ..errors import LifecycleError, WaitTimeoutError
-from .durable import Drawn, Progress
+from torch.utils.data import get_worker_info
+
+from ..errors import InvariantError, LifecycleError, WaitTimeoutError
+from ..kernels.reference.priorities import key as stream
+from ..samplers.contract import Sampler
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Ahead", "Limit", "Served"]
+__all__ = ["Ahead", "Drawn", "Limit", "Progress", "ProgressSlots", "Served", "stream_of"]
 
 B_co = TypeVar("B_co", covariant=True)
 
@@ -265,3 +271,133 @@ class Served(Iterator[B_co], Generic[B_co]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+# -- counts of what was drawn ----------------------------------------------------------------------------------
+
+_SLOT = Struct("5q")
+
+
+class ProgressSlots:
+    """The counts of a replay in files: two slots, written in turn, so that a kill leaves one of them whole.
+
+    A slot is its number, the three counts, and its number again. A slot whose two numbers differ is not whole. The
+    whole slot with the larger number counts.
+
+    Args:
+        words: int64 ``[10]``, in a file.
+    """
+
+    WORDS = 10
+
+    def __init__(self, words: Any) -> None:
+        self._bytes, self._slots = memoryview(words).cast("B"), (0, _SLOT.size)
+        whole = [slot for slot in map(self._read, self._slots) if slot[0] == slot[-1]]
+        self._number, *counts, _ = max(whole, default=(-1, 0, 0, 0, -1))
+        if not whole or min(self._number, *counts) < 0:
+            raise InvariantError(f"progress: {[*map(self._read, self._slots)]} are not two slots of counts")
+        self.on_seed: Callable[[], object] = bool
+        """Called when the seed was set. The seed is kept elsewhere."""
+        self.counts: list[int] = counts
+        """Batches drawn, rows drawn and late priorities, as they were when this was made."""
+
+    def _read(self, at: int) -> tuple[int, ...]:
+        return _SLOT.unpack_from(self._bytes, at)
+
+    def write(self, draws: int, sampled: int, late: int) -> None:
+        """Keep these counts."""
+        number = self._number = self._number + 1
+        # the other slot than the last: a kill in between leaves that one whole, and this one with unequal numbers
+        _SLOT.pack_into(self._bytes, self._slots[number & 1], number, draws, sampled, late, number)
+
+
+class Drawn(NamedTuple):
+    """A batch that was drawn ahead of its learner."""
+
+    number: int
+    """Batch number t of its replay."""
+    update: int
+    """Its number in its round of updates, from 1."""
+    rows: int
+    """B."""
+    draw_state: Any
+    """The sampler's :meth:`~relive.samplers.contract.Sampler.draw_state` before the draw."""
+    completed: int
+    """How many transitions had been completed when it was drawn."""
+    batch: Any
+    """The batch as the view read it."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counts of what a replay has drawn, and its seed. Saves contain all of it."""
+
+    seed: int
+    """The seed of the batches."""
+    first: int = 0
+    """How many batches were drawn before this seed was set."""
+    draws: int = 0
+    """Batches drawn."""
+    sampled: int = 0
+    """Rows drawn."""
+    late: int = 0
+    """Priorities that came after their transition was overwritten."""
+    slots: ProgressSlots | None = None
+    """Where a replay in files keeps the counts for the next process; None for any other replay."""
+    ahead: deque[Drawn] = field(default_factory=deque[Drawn])
+    """Batches that wait for their learner, in order. They are in ``draws`` and ``sampled`` already."""
+
+    @property
+    def draws_taken(self) -> int:
+        """Batches drawn, without those that wait for their learner."""
+        return self.draws - len(self.ahead)
+
+    @property
+    def rows_taken(self) -> int:
+        """Rows drawn, without those of batches that wait for their learner."""
+        return self.sampled - sum(drawn.rows for drawn in self.ahead)
+
+    @property
+    def counts(self) -> list[int]:
+        """The counts for a save: ``draws``, ``sampled`` and ``late``, without batches that can be drawn again."""
+        undone = (self.draws_taken, self.rows_taken) if self._is_undoable else (self.draws, self.sampled)
+        return [int(count) for count in (*undone, self.late)]  # batch sizes may have been NumPy's
+
+    def keep(self) -> None:
+        """Keep the counts of a replay in files, so that its next process goes on with the batches that nobody took."""
+        if self.slots is not None:
+            self.slots.write(self.draws_taken, self.rows_taken, self.late)
+
+    @contextmanager
+    def undone(self, sampler: Sampler) -> Generator[None]:
+        """Within this context, the sampler is as if it had drawn nothing ahead."""
+        if not self._is_undoable:
+            yield
+            return
+        now = sampler.draw_state()
+        try:
+            sampler.undo_draws(self.ahead[0].draw_state)
+            yield
+        finally:
+            sampler.undo_draws(now)
+
+    def undo(self, sampler: Sampler) -> None:
+        """Undo the draws ahead, so that the next batches are those that nobody took.
+
+        If other batches were drawn in between, this is not possible, and the numbers of all of them are used up.
+        """
+        if self._is_undoable:
+            sampler.undo_draws(self.ahead[0].draw_state)
+            self.draws, self.sampled = self.draws_taken, self.rows_taken
+        self.ahead.clear()
+
+    @property
+    def _is_undoable(self) -> bool:
+        """True if nothing else was drawn since the first batch that waits."""
+        return len(self.ahead) > 0 and self.ahead[0].number == self.draws_taken
+
+
+def stream_of(seed: int) -> int:
+    """The seed of the batches. Each worker of a ``DataLoader`` has a copy of the buffer, and a seed of its own."""
+    worker = get_worker_info()
+    return seed if worker is None else stream(seed, worker.seed)

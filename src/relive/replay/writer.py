@@ -12,10 +12,10 @@ from torch import Tensor
 from .. import kernels
 from ..errors import ParameterError, ShapeError
 from ..kernels.tables import ALONE, COMPLETED, EPISODES, FINALS, LINKED, NO_FINALS, DirectStep
-from ..memory.copier import SHORT, Bounded, Plan, StepCopier
+from ..memory.copier import SHORT, BoundedCache, Plan, StepCopier
 from ..memory.store import Staging, Store
 from ..parameters import FLAG_RULE, require
-from ..ring.ring import PIECE, Ring, Rule, missing_final, order_as, piece_of
+from ..ring.ring import PIECE, Ring, Rule, missing_final, piece_of
 from ..samplers.contract import Sampler
 from ..steps.arrays import Array, Ints, as_host, whole_numbers
 from ..steps.checker import StepChecker, refuse_unreadable
@@ -69,10 +69,10 @@ class Writer:
         self._leaves = len(paths)
         """The number of leaves of a step. Those of the final observations may follow them."""
         self._flags_at = [paths.index((name,)) for name in ("terminated", "truncated")]
-        self._intakes = Bounded[tuple[int, bool], _Intake]()
+        self._intakes = BoundedCache[tuple[int, bool], _Intake]()
         self._fused: list[FusedAdd | None] = [None, None]
         """Adds steps of all envs without final observations, and with them; None until there are some, or always."""
-        self._repeated = Bounded[int, Ints]()
+        self._repeated = BoundedCache[int, Ints]()
 
     @property
     def debug(self) -> bool:
@@ -87,7 +87,7 @@ class Writer:
     @property
     def ordered(self) -> bool:
         """True if the steps of an env come in the order of time."""
-        return self.ring.linked or not self.ring.alone
+        return self.ring.ordered_own_next or not self.ring.own_next
 
     def watch_ends(self, check: bool) -> None:
         """Start or stop checking the first steps and ends of episodes."""
@@ -232,7 +232,7 @@ class Writer:
         completed = self.ring.completed
         for env in range(other.num_envs):
             self.append_env(other, env, env)
-        order_as(self.ring, other, completed)
+        self.ring.order_as(other, completed)
 
     def append_env(self, ring: Ring, env: int, to: int) -> None:
         """Add all transitions of env ``env`` of another ring to env ``to`` of this one, in the order of time."""
@@ -247,7 +247,7 @@ class Writer:
         wanted = complete.copy()
         cuts = np.flatnonzero(~complete) + 1
         if self.own_next_obs:
-            cuts = np.flatnonzero(ring.step[places] == 0) if ring.linked else cuts
+            cuts = np.flatnonzero(ring.step[places] == 0) if ring.ordered_own_next else cuts
         else:
             wanted[1:] |= complete[:-1] & (done[:-1] == 0)
         for rows in np.split(np.arange(len(places)), cuts):
@@ -378,7 +378,9 @@ class FusedAdd:
     ) -> None:
         self._ring, self._sampler, self._staging, self._envs = ring, sampler, staging, envs
         self._copier, self._pick, self._size = staging.copier, check.pick, check.size
-        self._mode = LINKED if ring.linked else ALONE if ring.alone else FINALS if has_finals else NO_FINALS
+        self._mode = (
+            LINKED if ring.ordered_own_next else ALONE if ring.own_next else FINALS if has_finals else NO_FINALS
+        )
         self._plan: Plan | None = None
         self._rule: Rule | None = None
         self._watches = False
@@ -403,7 +405,7 @@ class FusedAdd:
         adding = self._adding
         try:
             leaves = self._pick(step)
-            if plan.asked is not None and not plan.asked.fit(leaves):
+            if plan.tensor_check is not None and not plan.tensor_check.fit(leaves):
                 return None
             if watches:
                 adding.since = ring.counters.item(COMPLETED)

@@ -1,4 +1,8 @@
-"""Ring: which steps there are, where they lie, and which of them can be drawn."""
+"""Ring: which steps are stored, where they lie, and which of them can be drawn.
+
+The ring comes first. After it come the words that it uses: spans of rows, the rule of what can be drawn, the changes
+that it notes before it makes them, and the undo note of a ring in files.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,6 @@ from ..kernels.tables import (
     FINALS,
     HEAD,
     HISTORY,
-    LENGTH,
     LINKED,
     NEXT,
     NO_FINALS,
@@ -50,159 +53,147 @@ from ..kernels.tables import (
     undo_size,
     unpacked,
 )
-from ..memory.copier import Bounded
-from ..memory.store import Apart, Plan, Store, require_rows, vector
+from ..memory.copier import BoundedCache
+from ..memory.store import Plan, Remainder, Store, require_rows, vector
 from ..parameters import is_count, is_flag
 from ..steps.arrays import Ints
 from ..steps.schema import Path
 
 __all__ = [
     "LARGEST",
-    "NOBODY",
     "PIECE",
-    "WEIGHS",
-    "Adding",
     "Change",
     "Ended",
     "Ring",
-    "RingState",
     "Rule",
     "Span",
     "Undo",
     "Weigh",
-    "check",
-    "check_cursors",
     "missing_final",
-    "note_mark",
-    "note_rule",
-    "noted_rule",
-    "order_as",
     "piece_of",
-    "refused",
-    "require_rule",
     "undo_words",
 ]
-
-
-class Span(NamedTuple):
-    """For each env e, the rows with numbers from ``first[e]`` up to, not including, ``until[e]``.
-
-    Its rows are counted env by env in the order of time; "row k" below is the k-th in that order.
-    """
-
-    first: Ints
-    """int64 ``[N]``."""
-    until: Ints
-    """int64 ``[N]``, at least ``first``."""
-
-    @property
-    def size(self) -> int:
-        """How many rows there are, over all envs."""
-        return int((self.until - self.first).sum())
-
-    def rows(self, low: int = 0, high: int | None = None) -> tuple[Ints, Ints]:
-        """The envs and numbers of all rows, or of the rows from ``low`` up to ``high``."""
-        ends = np.cumsum(self.until - self.first)
-        row = np.arange(low, int(ends[-1]) if high is None else min(high, int(ends[-1])))
-        env = np.searchsorted(ends, row, side="right")
-        return env, row + (self.until - ends)[env]
-
-    def places(self, per_env: int, low: int = 0, high: int | None = None) -> Ints:
-        """The places of the same rows in a ring of ``per_env`` rows per env."""
-        ends = np.cumsum(self.until - self.first)
-        high = int(ends[-1]) if high is None else min(high, int(ends[-1]))
-        env = int(np.searchsorted(ends, low, side="right"))
-        if low < high <= ends[env]:  # all in one env, as most often: one run of places, or two
-            begin = int(low + (self.until - ends)[env]) % per_env
-            run = np.arange(begin, begin + high - low)
-            return env * per_env + (run if run[-1] < per_env else run % per_env)
-        envs, numbers = self.rows(low, high)
-        return envs * per_env + numbers % per_env
-
-    def runs(self, per_env: int) -> Iterator[slice]:
-        """The same places as slices, in the same order: one or two for each env."""
-        for env, (first, until) in enumerate(zip(self.first.tolist(), self.until.tolist(), strict=True)):
-            base, seam = env * per_env, until - until % per_env  # row `seam` lies at the first place of the env again
-            if first < seam < until:
-                yield slice(base + first % per_env, base + per_env)
-            begin = seam if first < seam < until else first
-            if begin < until:
-                yield slice(base + begin % per_env, base + begin % per_env + until - begin)
-
-    def meet(self, other: Span) -> Span:
-        """The rows that both have."""
-        first = np.maximum(self.first, other.first)
-        return Span(first, np.maximum(np.minimum(self.until, other.until), first))
-
-    def where(self, part: Span) -> slice | Ints:
-        """Where the rows of ``part`` lie among these rows, which have all of them: a slice, or their positions."""
-        if part.size == self.size:
-            return slice(None)
-        begin = np.cumsum(self.until - self.first) - (self.until - self.first) + (part.first - self.first)
-        runs: list[Ints] = [np.arange(a, a + n) for a, n in zip(begin, part.until - part.first, strict=True)]
-        return np.concatenate(runs)
 
 
 PIECE = 4096
 """The most rows stored at once. The memory that they are packed in is kept."""
 
 
+LARGEST = 2**52
+"""The largest number of a row that the kernels can use. A million rows a second reach it after 142 years."""
+
+
 UNLIMITED = 2**62
 """More than any number of a row."""
 
 
-def piece_of(rows: int) -> int:
-    """How many successive steps are stored at once in a ring of ``rows`` rows an env.
-
-    Each takes up to two rows, and together they must not fill the ring of an env.
-    """
-    return max(min(rows // 2, PIECE), 1)
+CHECKED_AT_ONCE = 2**18
+"""Rows tested at once."""
 
 
-def undo_words(num_envs: int, rows: int) -> int:
-    """How many words a ring in files has to note how to take back any of its changes."""
-    return undo_size(num_envs, max(num_envs, piece_of(rows)))
+NO_ENVS: Ints = np.zeros(0, np.int64)
 
 
-class RingState:
-    """The cursors, the counters and what is noted of each row. :class:`relive.ring.Ring` changes them.
+NO_STAMP = 2**63 - 1
+"""More than the stamp of any transition."""
+
+
+Events = tuple[Ints, Any]
+"""Places of rows, and 1 for each that can be drawn from now on, 0 for each that no longer can."""
+
+
+NOTHING: Remainder = []
+
+
+class Ring:
+    """N rings of rows, one per env, in which an episode of k transitions takes k + 1 rows.
+
+    The last row of an episode is a boundary row: it holds the observation that the episode ended on, so the next
+    observation of a transition is always that of the next row. The invariants, which :meth:`check` tests:
+
+    1. A row's id is (env, number in that env). Numbers only grow and are never reused; row ``number`` of env ``e`` lies
+       at place ``e * rows + number % rows``.
+    2. A row is live while its number is among the newest ``rows`` of its env and not cleared.
+    3. The next step of the same env is number + 1.
+    4. ``step`` is a row's index within its episode: rows i and i + k share an episode iff step[i + k] = step[i] + k.
+       An episode of 2**31 - 1 steps is cut, as if it had been interrupted.
+    5. A transition is complete once its next observation is known. ``stamp`` numbers complete transitions in the order
+       of completion, starting at 0; it is negative in all other rows: the newest of an episode under way, boundary
+       rows, and rows whose episode was interrupted.
+    6. A row can be drawn iff it is live, complete, the last of a window as :class:`Rule` says, and the ``history`` rows
+       before it, or as many as its episode has, are live too.
+    7. ``order`` is the number of the env's transitions that were complete before a row, modulo 2**32.
+    8. Every episode has exactly one row that never becomes a transition, its last. So a row's number less its
+       ``order`` is the number of its episode in its env, and :meth:`ends` gives the last row of each.
 
     Args:
         num_envs: N.
         rows: rows per env, at least 2.
         store: where the rows lie.
-        ordered: as :class:`relive.ring.Ring` takes it.
+        ordered: True if rows with next observations of their own come in the order of time, too. They are complete at
+            once, and there are no boundary rows; otherwise each is an episode of one step.
     """
 
-    def __init__(self, num_envs: int, rows: int, store: Store, ordered: bool) -> None:
+    def __init__(self, num_envs: int, rows: int, store: Store, ordered: bool = True) -> None:
         if num_envs < 1 or rows < 2:
             raise ParameterError(f"a ring needs at least 1 env and 2 rows per env, got {num_envs} and {rows}")
         self.num_envs, self.rows, self.store = num_envs, rows, store
         self.leaves, self.layout, self.batch = store.leaves, store.layout, store.batch
         """The fields of a step, and where they are in a row of memory and in one of a batch, as far as kernels go."""
-        keeper = store.keeper
-        self.state: Ints = keeper.take("state", (num_envs, COLUMNS), np.int64)
-        self.counters: Ints = keeper.take("counters", (COUNTERS,), np.int64)
+        allocator = store.allocator
+        self.state: Ints = allocator.take("state", (num_envs, COLUMNS), np.int64)
+        """``[N, 4]``: HEAD, TAIL, NEXT and COUNT of each env, as :mod:`relive.kernels.tables` says."""
+        self.counters: Ints = allocator.take("counters", (COUNTERS,), np.int64)
+        """``[9]``: the counts of the whole ring, and its rule."""
         self.step, self.stamp, self.order = store.meta("_step"), store.meta("_stamp"), store.meta("_order")
-        self.alone = any(path[0] == "next_obs" for path in store.leaves)
-        """Whether each row is complete with a next observation of its own."""
-        self.linked = self.alone and ordered
-        """Whether such rows go on from one another."""
-        starts, none = store.layout.starts, np.empty(0, np.int64)
-        reward, terminated, truncated = map(store.meta, ("reward", "terminated", "truncated"))
-        self.arrays = RingArrays(
-            rows, starts[3], starts[1], self.state, self.counters, store.target, self.step, self.stamp, self.order,
-            reward, terminated, truncated, none.astype(np.int32), none,
-        )  # fmt: skip
-        if keeper.durable:
-            size = undo_words(num_envs, rows)
-            reserve = np.full(num_envs, UNLIMITED, np.int64)
-            self.arrays = self.arrays._replace(undo=keeper.take("undo", (size,), np.int64), reserve=reserve)
+        """Of each place ``[R]``, as the invariants say."""
+        self.own_next = any(path[0] == "next_obs" for path in store.leaves)
+        """True if each row is complete with a next observation of its own."""
+        self.ordered_own_next = self.own_next and ordered
+        """True if such rows go on from one another."""
+        self.undo: Undo | None = None
+        """Notes how to take back what is being changed, where the memory outlives the process; else None."""
+        self.arrays = self._ring_arrays()
         """All that kernels read and write; kept here, since :attr:`handle` has only their addresses."""
         self.handle: Ints = kernels.fast().handle_of(self.arrays)
-        """What compiled kernels take for :attr:`arrays`."""
+        """The addresses of :attr:`arrays`, as compiled kernels take them."""
         self.notes_ends = False
-        """Whether :meth:`ends` was asked for."""
+        """True once :meth:`ends` was called."""
+        self._rule = Rule()
+        self.doubtful: Ints | None = NO_ENVS
+        """Places where a kill may have left a sampler's numbers wrong, when this ring was resumed; None for all."""
+        self.fresh = NO_ENVS
+        """Places that can be drawn only since this ring was resumed, because the kill ended their episodes."""
+        if allocator.has("counters"):
+            self._resume(allocator.died)
+        else:
+            _note_rule(self._rule, self.counters)
+        self.pending: Change | Adding | Ended | None = None
+        """The change under way; set by the ring, and None again once the sampler knows of it, too. A call that finds
+        it set was preceded by one that an exception broke off: :meth:`mend` comes first then."""
+        self.before_overwriting: Callable[[Ints], object] | None = None
+        """Called with the envs that are about to get rows, while a save reads the rows that these may overwrite."""
+        self._no_events: Events = np.zeros(0, np.int64), np.zeros(0, np.uint8)
+        self._addings = BoundedCache[tuple[int, bool, bool], Adding]()
+
+    def _ring_arrays(self) -> RingArrays:
+        """The arrays of kernels, over the memory of the store; in files, with the undo note."""
+        store, allocator = self.store, self.store.allocator
+        starts, none = store.layout.starts, np.empty(0, np.int64)
+        reward, terminated, truncated = map(store.meta, ("reward", "terminated", "truncated"))
+        # starts[3] is the byte after a step's three groups of fields, starts[1] the byte after its observation
+        arrays = RingArrays(
+            self.rows, starts[3], starts[1], self.state, self.counters, store.target, self.step, self.stamp, self.order,
+            reward, terminated, truncated, none.astype(np.int32), none,
+        )  # fmt: skip
+        if not allocator.durable:
+            return arrays
+        words: Ints = allocator.take("undo", (undo_words(self.num_envs, self.rows),), np.int64)
+        self.undo = Undo(words)
+        # every row may be overwritten until Durable, which writes the journal, sets the reserve
+        return arrays._replace(undo=words, reserve=np.full(self.num_envs, UNLIMITED, np.int64))
+
+    # -- counts and cursors -------------------------------------------------------------------------------------
 
     @property
     def drawable(self) -> int:
@@ -240,7 +231,7 @@ class RingState:
 
     @property
     def under_way(self) -> Any:
-        """Whether the newest row of each env is in an episode that goes on with the next, bool ``[N]``."""
+        """Bool ``[N]``: True if the newest row of an env is in an episode that goes on with the next."""
         return self.state[:, NEXT] > 0
 
     @property
@@ -249,16 +240,34 @@ class RingState:
         return int((self.heads - self.oldest).sum())
 
     @property
+    def transitions(self) -> int:
+        """How many transitions a window of the newest can have: those that can be drawn, or all complete ones."""
+        if self._rule.length == 1:
+            return self.drawable
+        some = self.heads > self.oldest
+        places = np.arange(self.num_envs) * self.rows + self.oldest % self.rows
+        # `order` has the lower 32 bits of a count, and fewer than 2**32 rows are live: so the difference is exact
+        complete = (self.state[:, COUNT] - self.order[places]) % 2**32
+        return int(complete[some].sum())
+
+    @property
+    def unseen(self) -> int:
+        """Transitions with this stamp or a later one are new to a sampler that is asked to ``attach``."""
+        return self.completed if self.pending is None else self.pending.since
+
+    # -- where rows lie -----------------------------------------------------------------------------------------
+
+    @property
     def span(self) -> Span:
         """The live rows: for each env, a range of numbers."""
-        return Span(self.oldest, self.heads.copy())
+        return Span(self.oldest, self.heads.copy())  # a copy: `heads` changes with the next step
 
     def live(self, low: int = 0, high: int | None = None) -> tuple[Ints, Ints]:
         """The envs and numbers of live rows, env by env in the order of time: all, or from ``low`` up to ``high``."""
         return self.span.rows(low, high)
 
     def places(self, low: int = 0, high: int | None = None) -> Ints:
-        """Where the same rows lie."""
+        """The places of the rows that :meth:`live` gives."""
         return self.span.places(self.rows, low, high)
 
     def live_places(self, env: int) -> Ints:
@@ -268,10 +277,10 @@ class RingState:
 
     def anchors(self) -> Ints:
         """The places of all rows that can be drawn, env by env in the order of time."""
-        self.store.keeper.expect_scan()
-        out = np.empty(self.rows_live, np.int64)
-        found = kernels.fast().anchors(self.handle, out)
-        return out[:found]
+        self.store.allocator.expect_scan()
+        places = np.empty(self.rows_live, np.int64)
+        count = kernels.fast().anchors(self.handle, places)
+        return places[:count]
 
     def find(self, index: Ints) -> tuple[Ints, int]:
         """Places of public indices, -1 for those that can no longer be drawn; and the first never issued, or -1."""
@@ -279,640 +288,6 @@ class RingState:
         places = np.empty(len(index), np.int64)
         bad = kernels.fast().live(self.handle, index, places)
         return places, int(bad)
-
-    def ends(self) -> tuple[Any, Ints]:
-        """The last row of each episode, as far as it is noted, for :func:`relive.kernels.reference.plan_goals`.
-
-        The first array, int32 ``[N * rows]``, holds at ``e * rows + k % rows`` the number of the last row of episode k
-        of env e, modulo 2**32. The second, ``[N]``, is the number up to which each env's rows were noted. The kernel
-        notes what has come since. A ring that is never asked for its ends keeps neither.
-        """
-        if not self.notes_ends:
-            ends, seen = np.zeros(self.num_envs * self.rows, np.int32), np.zeros(self.num_envs, np.int64)
-            self.arrays = self.arrays._replace(ends=ends, seen=seen)
-            self.handle[:] = kernels.fast().handle_of(self.arrays)
-            self.notes_ends = True  # last: an exception before this line has the next call begin again
-        return self.arrays.ends, self.arrays.seen
-
-
-Weigh = Literal["windows", "steps", "episodes"]
-
-
-WEIGHS: tuple[Weigh, ...] = get_args(Weigh)
-"""Every way to weigh, in the order that files count them."""
-
-
-class Rule(NamedTuple):
-    """What can be drawn: the rows that end a window of their episode, with what is read before it still there.
-
-    The windows of an episode start at its steps 0, ``stride``, 2 ``stride``, ... and have ``length`` steps each, but
-    for the last of an episode that is over, which may be shorter. Transitions are windows of one step.
-    """
-
-    history: int = 0
-    """How many rows before a window's last are read, as far as its episode has them."""
-    length: int = 1
-    stride: int = 1
-    tails: bool = True
-    """Whether a last window that is shorter counts."""
-    weigh: Weigh = "windows"
-    """What is drawn equally often by a sampler that draws uniformly."""
-
-    @property
-    def sparse(self) -> bool:
-        """Whether it takes more to draw uniformly than to draw rows until one can be drawn."""
-        return self.length > 1 or self.weigh == "episodes"
-
-
-def require_rule(rule: Rule) -> None:
-    """Refuse a rule that kernels cannot follow; the views of relive give none.
-
-    Raises:
-        ParameterError: it asks for rows that are not there, or for windows without steps.
-    """
-    history, length, stride, tails, weigh = rule
-    counts = all(is_count(count) and count < 2**31 for count in (history, length, stride))
-    if not (counts and 1 <= stride <= length <= history + 1 and is_flag(tails) and weigh in WEIGHS):
-        raise ParameterError(
-            f"a view's rule is {rule!r}: expected a history of at least length - 1 rows, a stride from 1 to length, "
-            f"all below 2**31, tails True or False, and weigh one of {WEIGHS}"
-        )
-
-
-def note_rule(rule: Rule, counters: Ints) -> None:
-    """Write a rule where kernels, and files, have it: into the counters of a ring."""
-    counters[RULE:NOT_FINITE], counters[WEIGH] = rule[:4], WEIGHS.index(rule.weigh)
-
-
-def noted_rule(counters: Ints) -> Rule:
-    """The rule that :func:`note_rule` wrote.
-
-    Raises:
-        ParameterError: these counters hold none.
-    """
-    history, length, stride, tails, _, weigh = counters[RULE : WEIGH + 1].tolist()
-    known = cast("Any", WEIGHS[weigh]) if 0 <= weigh < len(WEIGHS) else weigh
-    rule = Rule(history, length, stride, bool(tails) if tails in (0, 1) else tails, known)
-    require_rule(rule)
-    return rule
-
-
-NOBODY: Ints = np.zeros(0, np.int64)
-
-
-class Change(NamedTuple):
-    """What a call is about to change, noted first, so that the next call can mend what an exception broke off."""
-
-    cut: Ints = NOBODY
-    """The envs whose episodes under way do not go on."""
-    envs: Ints = NOBODY
-    """The envs that get a row."""
-    tails: Ints = NOBODY
-    """The number up to which, for each of ``envs``, rows make way for it."""
-    since: int = 2**63 - 1
-    """Transitions stamped from here on are new."""
-    rule: Rule | None = None
-    """What could be drawn before, where that changes."""
-    clears: bool = False
-    rewinds: bool = False
-
-
-class Ended(NamedTuple):
-    """Why a ring can no longer be used, in place of a change: every call on a replay looks for one first."""
-
-    reason: str
-    """Who or what ended it, and what to do."""
-    cut: Ints = NOBODY
-    since: int = 2**63 - 1
-
-    def error(self) -> LifecycleError:
-        """The error for every further call."""
-        return LifecycleError(self.reason)
-
-
-class Adding:
-    """What a kernel reads and notes when rows are added, and the ``handle`` of all that.
-
-    With ``cut``, ``envs``, ``tails``, ``since`` and the three that are fixed it also serves as a :class:`Change`, which
-    so costs nothing to make.
-
-    Args:
-        ring: the ring that gets the rows.
-        envs: int64 ``[K]``; later calls may put another array of the same length in its place.
-        staged: the rows, uint8 ``[K, W]``.
-        final: those of the final observations.
-        size: how many events there may be.
-    """
-
-    __slots__ = ("_ring", "arrays", "cut", "envs", "final", "finals", "handle", "opens", "places", "since", "staged",
-                 "tails", "where")  # fmt: skip
-    rule, clears, rewinds = None, False, False
-    envs: Ints
-    cut: Ints
-    since: int
-
-    def __init__(self, ring: RingState, envs: Ints, staged: Any, final: Any, size: int) -> None:
-        self.envs, self.staged, self.final = envs, staged, final
-        count, self.cut, self.since, self._ring = len(envs), envs, 0, ring.handle
-        self.places, self.finals, self.tails, self.where = (np.zeros(n, np.int64) for n in (count, count, count, size))
-        self.opens, fields = np.zeros(size, np.uint8), ring.store.layout.arrays(staged)
-        terminated, truncated = (fields[name,].view(np.uint8) for name in ("terminated", "truncated"))
-        self.arrays = StagedRows(
-            envs, staged, final, fields["reward",], terminated, truncated,
-            self.places, self.finals, self.tails, self.where, self.opens,
-        )  # fmt: skip
-        self.handle: Ints = kernels.fast().handle_of(self.arrays)
-
-    def take(self, envs: Ints) -> None:
-        """Add to these envs from now on, as many as before."""
-        self.tails.fill(0)  # they belong to other envs
-        self.envs = NOBODY  # until the address is that of the same array
-        self.handle[0] = envs.__array_interface__["data"][0]
-        self.envs = envs
-
-    def plan(self, mode: int, undo: Any = None) -> None:
-        """Note where the rows will go, and up to which numbers others make way for them.
-
-        Raises:
-            FieldError, ParameterError: the rows are refused.
-        """
-        found = kernels.fast().plan_rows(self._ring, self.handle, mode)
-        if found == USED_UP and undo.renew is not None and undo.renew(len(self.envs)):
-            found = kernels.fast().plan_rows(self._ring, self.handle, mode)
-        if found < 0:
-            raise refused(self.envs, found)
-
-
-def refused(envs: Ints, found: int) -> ReliveError:
-    """The error for rows of ``envs`` that a kernel refused with the number ``found``."""
-    if found == USED_UP:
-        return ParameterError(
-            f"add: {len(envs)} rows are too many for one call of a replay in files; add fewer steps at once"
-        )
-    return missing_final(int(envs[-1 - found]))
-
-
-def missing_final(env: int) -> FieldError:
-    """The error for an episode that ended without a final observation."""
-    return FieldError(
-        f"field 'next_obs': the episode of env {env} ended and its final observation is missing; pass next_obs "
-        "(Gymnasium's final_obs where there is one), [N, ...]; it is read only where an episode ended"
-    )
-
-
-LARGEST = 2**52
-"""The largest number of a row that the kernels can use. A million rows a second reach it after 142 years."""
-
-
-CHECKED_AT_ONCE = 2**18
-"""Rows tested at once."""
-
-
-def check(ring: RingState, recount: bool = True) -> None:
-    """See :meth:`relive.ring.Ring.check`. Without ``recount``, what can be drawn has just been counted."""
-    check_cursors(ring, LARGEST)
-    ring.store.keeper.expect_scan()
-    stamps = [np.empty(0, np.int64)]
-    for low in range(0, ring.rows_live, CHECKED_AT_ONCE):  # each piece begins with the last row of the one before
-        found = _check_rows(ring, *ring.live(max(low - 1, 0), low + CHECKED_AT_ONCE))
-        stamps.append(found[low > 0 :])
-    known = np.sort(np.concatenate(stamps))
-    _require_invariant((known[1:] != known[:-1]) | (known[1:] < 0), "5: two transitions have one stamp")
-    found = len(ring.anchors()) if recount else ring.drawable
-    _require_invariant(ring.drawable == found, f"6: {ring.drawable} counted, {found} found")
-
-
-def check_cursors(ring: RingState, most: int) -> None:
-    """Test the cursors and counters, as far as they show it alone, before they are used to find rows.
-
-    Args:
-        ring: the ring.
-        most: the largest number that a row may have.
-
-    Raises:
-        InvariantError: names the first that does not hold.
-    """
-    head, tail, following, count = ring.state.T
-    _require_invariant(
-        (tail >= 0) & (tail <= head) & (head <= min(most, 2**62 // ring.num_envs)),
-        "1: the cursors are not numbers of rows",
-    )
-    live = head > ring.oldest
-    _require_invariant((following >= 0) & (live | (following == 0)), "4: the next row is in no episode")
-    _require_invariant((count >= 0) & (count <= head), "7: more transitions than rows")
-    _require_invariant(
-        ring.completed == int(count.sum()), f"7: {ring.completed} completed, {int(count.sum())} in the envs"
-    )
-    _require_invariant(0 <= ring.episodes <= ring.completed, f"8: {ring.episodes} episodes have ended")
-
-
-def _check_rows(ring: RingState, env: Ints, number: Ints) -> Ints:
-    """The invariants of some successive live rows; gives their stamps."""
-    place = env * ring.rows + number % ring.rows
-    step, stamp, order = (x[place].astype(np.int64) for x in (ring.step, ring.stamp, ring.order))
-    complete, newest = stamp >= 0, number == ring.heads[env] - 1
-    passed, same_env = np.where(complete, stamp, -1 - stamp), env[1:] == env[:-1]
-    begins, goes_on = step[1:] == 0, step[1:] == step[:-1] + 1
-    ahead = (ring.state[env, COUNT] - order) % 2**32
-    before = ring.state[env, COUNT] - ahead
-
-    def require(holds: Any, what: str) -> None:
-        rows = holds if len(holds) == len(env) else np.append(holds | ~same_env, True)
-        if not rows.all():
-            at = int(rows.argmin())
-            raise InvariantError(f"invariant {what.format(f'row {number[at]} of env {env[at]}')}")
-
-    require(step >= 0, "4: step of {} is not one")
-    require(begins | goes_on, "4: step after {} neither starts nor goes on")
-    following = ring.state[env, NEXT]
-    require(~newest | (following == 0) | (following == step + 1), "4: what comes after {} is not its next step")
-    require((passed >= 0) & (passed < ring.completed + ~complete), "5: the stamp of {} was never issued")
-    require(passed[1:] >= passed[:-1], "5: the stamps after {} are not in order")
-    if ring.alone:
-        require(complete, "5: {} has its own next_obs and is not complete")
-        require(ring.linked | (step == 0), "4: {} stands alone and is in an episode")
-    else:
-        require(~complete[:-1] | goes_on, "5: {} is complete and has no successor")
-        require(~newest | ~complete, "5: {} is the newest and complete")
-        require(complete[:-1] | begins, "8: {} ends an episode that goes on")
-    require((before >= 0) & (before <= number), "7: {} miscounts the transitions before it")
-    require(ahead[1:] == ahead[:-1] - complete[:-1], "7: the row after {} miscounts the transitions of its env")
-    require(~newest | (ahead == complete), "7: {} miscounts the transitions of its env")
-    if ring.notes_ends:
-        _check_ends(ring, env, number, number - before, require)
-    return stamp
-
-
-def _check_ends(ring: RingState, env: Ints, number: Ints, episode: Ints, require: Callable[[Any, str], None]) -> None:
-    """Invariant 8: what is noted as the last rows of episodes."""
-    ends, seen = ring.ends()
-    last = np.append((episode[1:] != episode[:-1]) | (env[1:] != env[:-1]), False)
-    last |= number == np.minimum(seen, ring.heads)[env] - 1
-    noted = ends[env * ring.rows + episode % ring.rows]
-    right = (noted - number) % 2**32 == 0
-    require(~last | (number >= seen[env]) | right, "8: the episode of {} ends elsewhere")
-
-
-def _require_invariant(holds: Any, what: str) -> None:
-    if not np.all(holds):
-        raise InvariantError(f"invariant {what}")
-
-
-class Undo:
-    """The note of a change (:mod:`relive.kernels.tables`): begun, ended, and after a kill taken back.
-
-    Args:
-        words: the memory of the note, of a ring whose memory outlives the process.
-    """
-
-    def __init__(self, words: Ints) -> None:
-        self.words = words
-        self.renew: Callable[[int], bool] | None = None
-        """Puts more rows in reserve before so many are added; whether it did."""
-        self._first = (
-            memoryview(cast("Any", self.words)).cast("B").cast("q")
-        )  # NumPy takes three times as long for one number
-
-    @property
-    def active(self) -> bool:
-        """Whether a change is under way."""
-        return self._first[UNDO_KIND] != UNDO_NONE
-
-    def end(self) -> None:
-        """The change is done."""
-        self._first[UNDO_KIND] = UNDO_NONE
-
-    def begin_rebuild(self, ring: RingState) -> None:
-        """What can be drawn is about to change as a whole. A kill on the way leads back to before this call."""
-        words = self.words
-        if self.active:  # what was noted leads back further; only what can be drawn has to be found anew now
-            self._first[UNDO_KIND] = UNDO_REBUILD
-            return
-        entries = env_entries(words, ring.num_envs)
-        entries[:, 0], entries[:, 1:UNDO_AFTER], entries[:, UNDO_AFTER] = range(ring.num_envs), ring.state, ring.heads
-        words[UNDO_COUNTERS:UNDO_START] = ring.counters
-        words[UNDO_ENVS], words[UNDO_ROWS] = ring.num_envs, 0
-        self._first[UNDO_KIND] = UNDO_REBUILD
-
-    def restore(self, ring: RingState) -> Ints | None:
-        """Put back what the change that a kill broke off found, and give up the rows that it was to overwrite.
-
-        It may be called again after a kill on its way. The change stays noted until :meth:`end`.
-
-        Returns:
-            the places whose drawability may have changed, or None if that may be any.
-
-        Raises:
-            InvariantError: the note makes no sense.
-        """
-        kind, count, rows = (int(self.words[at]) for at in (UNDO_KIND, UNDO_ENVS, UNDO_ROWS))
-        if kind == UNDO_NONE:
-            return np.zeros(0, np.int64)
-        words, most = self.words, len(self.words) - UNDO_START
-        _require_note(kind in (UNDO_ADDING, UNDO_REBUILD) and 0 <= count <= ring.num_envs)
-        _require_note(0 <= rows <= (len(words) - first_row(ring.num_envs)) // UNDO_ROW)
-        entries, noted = env_entries(words, count), row_entries(words, ring.num_envs, rows)
-        envs, places = entries[:, 0], noted[:, 0]
-        _require_note(((envs >= 0) & (envs < ring.num_envs)).all() and len(np.unique(envs)) == count)
-        _require_note(((places >= 0) & (places < ring.store.num_rows)).all())
-        ring.stamp[places], (ring.step[places], ring.order[places]) = noted[:, 1], unpacked(noted[:, 2])
-        ring.state[envs] = entries[:, 1:UNDO_AFTER]
-        ring.counters[:COUNTERS] = words[UNDO_COUNTERS : UNDO_COUNTERS + COUNTERS]
-        check_cursors(ring, LARGEST)
-        after = entries[:, UNDO_AFTER]
-        ahead = after - ring.state[envs, HEAD]
-        _require_note(((ahead >= 0) & (ahead <= 2 * (most + ring.rows))).all())
-        given_up = self._give_up(ring, envs, after - ring.rows)
-        return None if kind == UNDO_REBUILD else np.concatenate([places, given_up])
-
-    def end_episodes(self, ring: RingState) -> Ints:
-        """End the episodes under way, whose process died: the envs are gone, so no step that comes goes on with one.
-
-        Call it after :meth:`restore`. If a kill interrupts what follows, both are called again, up to :meth:`end`.
-
-        Returns:
-            the places that could not be drawn before and can be now. The last complete step of an episode that has
-            ended is the last of a window, although the window may be shorter.
-        """
-        if ring.counters[LENGTH] == 1:
-            ring.state[:, NEXT] = 0
-            return np.zeros(0, np.int64)
-        self.end()  # nothing is half done any more, and after a kill all windows are found anew
-        self.begin_rebuild(ring)  # of all envs, so that a kill leads back to where their episodes go on
-        last = ring.heads - 2  # the newest row of an episode under way waits for its next observation
-        envs = np.flatnonzero(last >= ring.oldest)
-        index = last[envs] * ring.num_envs + envs
-        before = ring.find(index)[0]
-        ring.state[:, NEXT] = 0
-        after = ring.find(index)[0]
-        return after[(before < 0) & (after >= 0)]
-
-    def _give_up(self, ring: RingState, envs: Ints, until: Ints) -> Ints:
-        """Rows of envs below these numbers are gone. Returns the places of all rows that this may concern."""
-        history = int(ring.counters[HISTORY])
-        found = list[Ints]()
-        for e, tail in zip(envs.tolist(), until.tolist(), strict=True):
-            oldest, head = int(ring.oldest[e]), int(ring.state[e, HEAD])
-            if tail <= oldest:
-                continue
-            concerned = np.arange(oldest, min(tail + history + 1, head), dtype=np.int64) * ring.num_envs + e
-            before = ring.find(concerned)[0]
-            ring.state[e, TAIL] = min(tail, head)
-            after = ring.find(concerned)[0]
-            ring.counters[DRAWABLE] -= np.count_nonzero(before >= 0) - np.count_nonzero(after >= 0)
-            found.append(e * ring.rows + concerned // ring.num_envs % ring.rows)
-        return np.concatenate([np.zeros(0, np.int64), *found])
-
-
-def note_mark(words: Ints, state: Ints, counters: Ints, after: Ints, places: Ints, newest: Ints) -> None:
-    """Note a state to go back to, as if a change had been broken off that began there.
-
-    Args:
-        words: the note.
-        state: ``[N, 4]``.
-        counters: as the ring has them.
-        after: ``[N]``: the number that each env's next row may have had meanwhile.
-        places: ``[N]``: the place of each env's newest row, which means nothing where there is none.
-        newest: ``[N, 3]``: stamp, step and order of these rows.
-    """
-    envs = np.flatnonzero(state[:, HEAD] > 0)
-    words[:] = 0
-    words[UNDO_COUNTERS:UNDO_START] = counters
-    words[UNDO_ENVS], words[UNDO_ROWS] = len(state), len(envs)
-    entries = env_entries(words, len(state))
-    entries[:, 0], entries[:, 1:UNDO_AFTER] = range(len(state)), state
-    entries[:, UNDO_AFTER] = np.maximum(after, state[:, HEAD])
-    rows = row_entries(words, len(state), len(envs))
-    rows[:, 0], rows[:, 1], rows[:, 2] = places[envs], newest[envs, 0], packed(newest[envs, 1], newest[envs, 2])
-    words[UNDO_KIND] = UNDO_REBUILD
-
-
-def _require_note(holds: Any) -> None:
-    if not holds:
-        raise InvariantError("undo: the note of what was being changed makes no sense")
-
-
-Events = tuple[Ints, Any]
-NOTHING: Apart = []
-
-
-class Ring(RingState):
-    """N rings of rows, one per env, in which an episode of k transitions takes k + 1 rows.
-
-    The last row of an episode is a boundary row: it holds the observation that the episode ended on, so the next
-    observation of a transition is always that of the next row. The invariants, which :meth:`check` tests:
-
-    1. A row's id is (env, number in that env). Numbers only grow and are never reused; row ``number`` of env ``e`` lies
-       at place ``e * rows + number % rows``.
-    2. A row is live while its number is among the newest ``rows`` of its env and not cleared.
-    3. The next step of the same env is number + 1.
-    4. ``step`` is a row's index within its episode: rows i and i + k share an episode iff step[i + k] = step[i] + k.
-       An episode of 2**31 - 1 steps is cut, as if it had been interrupted.
-    5. A transition is complete once its next observation is known. ``stamp`` numbers complete transitions in the order
-       of completion, starting at 0; it is negative in all other rows: the newest of an episode under way, boundary
-       rows, and rows whose episode was interrupted.
-    6. A row can be drawn iff it is live, complete, the last of a window as :class:`Rule` says, and the ``history`` rows
-       before it, or as many as its episode has, are live too.
-    7. ``order`` is the number of the env's transitions that were complete before a row, modulo 2**32.
-    8. Every episode has exactly one row that never becomes a transition, its last. So a row's number less its
-       ``order`` is the number of its episode in its env, and :meth:`ends` gives the last row of each.
-
-    Args:
-        num_envs: N.
-        rows: rows per env, at least 2.
-        store: where the rows lie.
-        ordered: whether rows with next observations of their own come in the order of time, too. They are complete at
-            once, and there are no boundary rows; otherwise each is an episode of one step.
-    """
-
-    def __init__(self, num_envs: int, rows: int, store: Store, ordered: bool = True) -> None:
-        super().__init__(num_envs, rows, store, ordered)
-        self._rule = Rule()
-        self.undo = Undo(self.arrays.undo) if store.keeper.durable else None
-        """Notes how to take back what is being changed, where the memory outlives the process; else None."""
-        self.doubtful: Ints | None = NOBODY
-        """Where a kill may have left a sampler's numbers wrong, when this ring was resumed: places, or None for all."""
-        self.fresh = NOBODY  # places that can be drawn only now, since the kill ended their episodes
-        if store.keeper.has("counters"):
-            self._resume(store.keeper.died)
-        else:
-            note_rule(self._rule, self.counters)
-        self.pending: Change | Adding | Ended | None = None
-        """What is being changed; set by the ring, and None again once the sampler knows of it, too. A call that finds
-        it set was preceded by one that an exception broke off: :meth:`mend` comes first then."""
-        self.before_overwriting: Callable[[Ints], object] | None = None
-        """Called with the envs that are about to get rows, while a save reads the rows that these may overwrite."""
-        self._none: Events = np.zeros(0, np.int64), np.zeros(0, np.uint8)
-        self._addings = Bounded[tuple[int, bool, bool], Adding]()
-
-    @property
-    def transitions(self) -> int:
-        """How many transitions a window of the newest can have: those that can be drawn, or all complete ones."""
-        if self._rule.length == 1:
-            return self.drawable
-        some = self.heads > self.oldest
-        places = np.arange(self.num_envs) * self.rows + self.oldest % self.rows
-        ahead = (self.state[:, COUNT] - self.order[places]) % 2**32
-        return int(ahead[some].sum())
-
-    def _resume(self, died: bool) -> None:
-        """Go on with what is in memory. If the process before ``died``, take back the change that it was in.
-
-        Raises:
-            InvariantError, ParameterError: it makes no sense.
-        """
-        if died and self.undo is not None:
-            self.doubtful = self.undo.restore(self)
-            self.state[self.heads <= self.oldest, NEXT] = 0  # all rows of these envs were given up
-        check_cursors(self, LARGEST // 2)  # what comes next has to fit as well
-        self._rule = noted_rule(self.counters)
-        if died and self.undo is not None:
-            self.fresh = self.undo.end_episodes(self)
-            if self.doubtful is None or self._rule.length > 1:  # an end may let a shorter window be drawn
-                self.doubtful = None
-                self.counters[DRAWABLE] = len(self.anchors())
-        if not 0 <= self.drawable <= self.rows_live:
-            raise InvariantError(f"invariant 6: {self.drawable} counted, of {self.rows_live} rows")
-
-    def settle(self) -> None:
-        """A change is done, and the sampler knows of it."""
-        if self.undo is not None:
-            self.undo.end()
-        self.pending = None
-
-    def _follow(self, rule: Rule) -> None:
-        require_rule(rule)
-        if self.alone and rule.length > 1:
-            raise SchemaError("sequences need steps in order that share observations; here each has its own")
-        if self.undo is not None:
-            self.undo.begin_rebuild(self)
-        self._rule = rule
-        note_rule(rule, self.counters)
-        self._addings.clear()  # there may be more events now
-        self.counters[DRAWABLE] = len(self.anchors())
-
-    rule: Rule = cast("Any", property(attrgetter("_rule"), _follow))  # every batch reads it, this way without a call
-    """What can be drawn; set by the view that reads it.
-
-    Raises:
-        ParameterError: it makes no sense.
-        SchemaError: it asks for windows of several steps where steps have no order.
-    """
-
-    def add(
-        self, envs: Ints, steps: Sequence[Any], final: Sequence[Any] | None, events: bool, cut: Ints | None = None
-    ) -> Events:
-        """Store one more step of each of ``envs``, in turn.
-
-        Rows and counters change in one compiled call, which no exception can break off; large fields are written
-        before it. The change can be mended until the caller has told its sampler and sets :attr:`pending` to None.
-
-        Args:
-            envs: int64 ``[K]``; no env more often than it has room.
-            steps: the checked leaves ``[K, ...]`` of the store, in its order.
-            final: the leaves of the final observations ``[K, ...]``, read where an episode ended. ``steps`` may have
-                them again at its end; then what checked all of these leaves at once copies them at once.
-            events: whether to list the rows that can be drawn from now on, and those that no longer can.
-            cut: the envs whose episodes do not go on if this is broken off; default ``envs``.
-
-        Returns:
-            the places of the events, in order, with 1 where a row can be drawn now, 0 where it no longer can.
-
-        Raises:
-            FieldError: an episode ended and ``final`` is None. Nothing is stored.
-            ParameterError: the rows are too many for one call of a ring in files. Nothing is stored.
-        """
-        if self.before_overwriting is not None:
-            self.before_overwriting(envs)
-        count, store, undo = len(envs), self.store, self.undo
-        if undo is not None and undo.active:  # the piece before was the sampler's last
-            undo.end()
-        if final is None:
-            (staged, apart), ends_apart = store.stage("step", count, steps), NOTHING
-            ends = staged
-        else:
-            (staged, apart), (ends, ends_apart) = store.stage_both(count, steps, final)
-        adding = self._addings.get((count, final is None, events))
-        if adding is None or adding.staged is not staged or adding.final is not ends:
-            adding = self.new_adding(envs, staged, ends, events)
-            self._addings.keep((count, final is None, events), adding)
-        if adding.envs is not envs:
-            adding.take(envs)
-        if events:
-            adding.since = self.counters.item(COMPLETED)
-        adding.cut = envs if cut is None else cut
-        mode = LINKED if self.linked else ALONE if self.alone else NO_FINALS if final is None else FINALS
-        before = self.pending
-        if apart:  # written first: a step that is counted is all there, and what it overwrites can be given up
-            adding.plan(mode, undo)
-            self.pending = adding
-            store.write(apart, adding.places)
-            if ends_apart:
-                store.write(ends_apart, adding.finals)
-        self.pending = adding
-        found = kernels.fast().add_rows(self.handle, adding.handle, mode)
-        if found == USED_UP and undo is not None and undo.renew is not None:
-            self.pending = before  # nothing was changed, and nothing is if the disk fails
-            again = undo.renew(count)
-            self.pending = adding
-            found = kernels.fast().add_rows(self.handle, adding.handle, mode) if again else found
-        if found < 0:
-            self.pending = before  # nothing was changed
-            raise refused(envs, found)
-        return (adding.where[:found], adding.opens[:found]) if events else self._none
-
-    def mend(self) -> None:
-        """Make rows and counters agree after a call that was broken off; the sampler has to ``attach`` afterwards.
-
-        The rows that such a call was to overwrite are given up, even if it had not come to them. The episodes that it
-        was about do not go on, since its caller cannot know whether its steps are in. A second time changes nothing.
-        """
-        change = self.pending
-        if change is None:
-            return
-        if isinstance(change, Ended):
-            raise change.error()
-        if change.clears:
-            self._forget(change.rewinds)
-        np.maximum.at(self.state[:, TAIL], change.envs, change.tails[: len(change.envs)])
-        self.state[change.cut, NEXT] = 0
-        self.rule = change.rule or self._rule
-
-    @property
-    def unseen(self) -> int:
-        """Transitions with this stamp or a later one are new to a sampler that is asked to ``attach``."""
-        return self.completed if self.pending is None else self.pending.since
-
-    def new_adding(self, envs: Ints, staged: Any, final: Any, events: bool) -> Adding:
-        """What :meth:`add` needs for that many envs, until the rule changes."""
-        # every row that is written closes its own history at most, and all together no more than there is
-        count, most = len(envs), self.num_envs * self.rows
-        size = min(count * (2 * self._rule.history + 4), most + 4 * count) if events else 0
-        return Adding(self, envs, staged, final, size)
-
-    def draw(self, count: int, key: int, newest: int = 0) -> Ints | None:
-        """Places ``[count]`` of anchors, each equally often and with replacement; None if there are none.
-
-        Args:
-            count: B.
-            key: the key of the stream of random numbers.
-            newest: draw from this many of the newest, in the order of completion; 0 means from all.
-        """
-        places = np.empty(count, np.int64)
-        found = kernels.fast().draw(self.handle, np.uint64(key), newest, places)
-        return places if found else None
-
-    def window_places(self, newest: int) -> tuple[Ints, Ints]:
-        """Where the ``newest`` of :attr:`transitions` lie: from the first up to the second, ``[2 N]`` each."""
-        first, until = np.empty(self.num_envs, np.int64), np.empty(self.num_envs, np.int64)
-        kernels.fast().window(self.handle, newest, first, until)
-        base = np.arange(self.num_envs) * self.rows
-        begin, length = first % self.rows, self.heads - first
-        seam = np.maximum(begin + length - self.rows, 0)  # what lies before the first place of the ring
-        begins, ends = np.empty((2, self.num_envs, 2), np.int64)
-        begins[:, 0], begins[:, 1] = base + begin, base
-        ends[:, 0], ends[:, 1] = base + begin + length - seam, base + seam
-        return begins.reshape(-1), ends.reshape(-1)
 
     def index_of(self, places: Ints) -> Any:
         """The public index ``number * N + env`` of live places ``[B]``.
@@ -924,6 +299,65 @@ class Ring(RingState):
         index = np.empty(len(places), np.int64)
         require_rows(places, kernels.fast().ids_of(self.handle, places, index), self.store.num_rows)
         return index
+
+    def require_anchors(self, places: Any) -> Ints:
+        """Places ``[B]`` that a user's sampler chose, as kernels take them.
+
+        Raises:
+            ParameterError, ShapeError, DTypeError: they are not places of rows that can be drawn; names the first.
+        """
+        chosen = vector(places)
+        # there and back: a place has the index of the row that lies there now, and `find` knows if that can be drawn
+        found, unknown = self.find(self.index_of(chosen))
+        known = len(chosen) if unknown < 0 else unknown  # `find` stops at an index that was never issued
+        wrong = np.flatnonzero(found[:known] != chosen[:known])
+        bad = int(wrong[0]) if len(wrong) else unknown
+        if bad >= 0:
+            raise ParameterError(
+                f"places: entry {bad} is {chosen[bad]}, a row that cannot be drawn; choose among ring.anchors()"
+            )
+        return chosen
+
+    def ends(self) -> tuple[Any, Ints]:
+        """The last row of each episode, as far as it is noted, for :func:`relive.kernels.reference.plan_goals`.
+
+        The first array, int32 ``[N * rows]``, holds at ``e * rows + k % rows`` the number of the last row of episode k
+        of env e, modulo 2**32. The second, ``[N]``, is the number up to which each env's rows were noted. The kernel
+        notes what has come since. A ring that is never asked for its ends keeps neither.
+        """
+        if not self.notes_ends:
+            ends, noted = np.zeros(self.num_envs * self.rows, np.int32), np.zeros(self.num_envs, np.int64)
+            self.arrays = self.arrays._replace(ends=ends, seen=noted)
+            self.handle[:] = kernels.fast().handle_of(self.arrays)  # in place: parts keep the array of the handle
+            self.notes_ends = True  # last: an exception before this line has the next call begin again
+        return self.arrays.ends, self.arrays.seen
+
+    # -- drawing and reading ------------------------------------------------------------------------------------
+
+    def draw(self, count: int, key: int, newest: int = 0) -> Ints | None:
+        """Places ``[count]`` of anchors, each equally often and with replacement; None if there are none.
+
+        Args:
+            count: B.
+            key: the key of the stream of random numbers.
+            newest: draw from this many of the newest, in the order of completion; 0 means from all.
+        """
+        places = np.empty(count, np.int64)
+        some = kernels.fast().draw(self.handle, np.uint64(key), newest, places)
+        return places if some else None
+
+    def window_places(self, newest: int) -> tuple[Ints, Ints]:
+        """The places of the ``newest`` of :attr:`transitions`: from the first up to the second, ``[2 N]`` each."""
+        first, until = np.empty(self.num_envs, np.int64), np.empty(self.num_envs, np.int64)
+        kernels.fast().window(self.handle, newest, first, until)
+        base = np.arange(self.num_envs) * self.rows
+        begin, length = first % self.rows, self.heads - first
+        # the rows of an env are at most two runs of places: up to the env's last place, and `seam` from its first on
+        seam = np.maximum(begin + length - self.rows, 0)
+        begins, ends = np.empty((2, self.num_envs, 2), np.int64)
+        begins[:, 0], begins[:, 1] = base + begin, base
+        ends[:, 0], ends[:, 1] = base + begin + length - seam, base + seam
+        return begins.reshape(-1), ends.reshape(-1)
 
     def plan(self, places: Any, n: int = 1, gamma: float = 0.99) -> Plan:
         """The n-step transitions that start at ``places`` ``[B]``, for :meth:`read`; a view may change them first.
@@ -973,22 +407,78 @@ class Ring(RingState):
             require_rows(places, bad, self.store.num_rows)
         return frames
 
-    def require_anchors(self, places: Any) -> Ints:
-        """Places ``[B]`` that a user's sampler chose, as kernels take them.
+    # -- changes ------------------------------------------------------------------------------------------------
+
+    def add(
+        self, envs: Ints, steps: Sequence[Any], final: Sequence[Any] | None, events: bool, cut: Ints | None = None
+    ) -> Events:
+        """Store one more step of each of ``envs``, in turn.
+
+        Rows and counters change in one compiled call, which no exception can break off; large fields are written
+        before it. The change can be mended until the caller has told its sampler and sets :attr:`pending` to None.
+
+        Args:
+            envs: int64 ``[K]``; no env more often than it has room.
+            steps: the checked leaves ``[K, ...]`` of the store, in its order.
+            final: the leaves of the final observations ``[K, ...]``, read where an episode ended. ``steps`` may have
+                them again at its end; then what checked all of these leaves at once copies them at once.
+            events: True to list the rows that can be drawn from now on, and those that no longer can.
+            cut: the envs whose episodes do not go on if this is broken off; default ``envs``.
+
+        Returns:
+            the places of the events, in order, with 1 where a row can be drawn now, 0 where it no longer can.
 
         Raises:
-            ParameterError, ShapeError, DTypeError: they are not places of rows that can be drawn; names the first.
+            FieldError: an episode ended and ``final`` is None. Nothing is stored.
+            ParameterError: the rows are too many for one call of a ring in files. Nothing is stored.
         """
-        chosen = vector(places)
-        found, unknown = self.find(self.index_of(chosen))
-        known = len(chosen) if unknown < 0 else unknown
-        wrong = np.flatnonzero(found[:known] != chosen[:known])
-        bad = int(wrong[0]) if len(wrong) else unknown
-        if bad >= 0:
-            raise ParameterError(
-                f"places: entry {bad} is {chosen[bad]}, a row that cannot be drawn; choose among ring.anchors()"
-            )
-        return chosen
+        if self.before_overwriting is not None:
+            self.before_overwriting(envs)
+        count, store, undo = len(envs), self.store, self.undo
+        if undo is not None and undo.active:
+            undo.end()  # the sampler knows of the piece before: only now may its note go
+        if final is None:
+            (staged, remainder), ends_remainder = store.stage("step", count, steps), NOTHING
+            ends = staged
+        else:
+            (staged, remainder), (ends, ends_remainder) = store.stage_both(count, steps, final)
+        adding = self._addings.get((count, final is None, events))
+        # the handle has the addresses of the staged rows, so other memory needs another handle
+        if adding is None or adding.staged is not staged or adding.final is not ends:
+            adding = self.new_adding(envs, staged, ends, events)
+            self._addings.keep((count, final is None, events), adding)
+        if adding.envs is not envs:
+            adding.take(envs)
+        if events:
+            adding.since = self.counters.item(COMPLETED)
+        adding.cut = envs if cut is None else cut
+        mode = LINKED if self.ordered_own_next else ALONE if self.own_next else NO_FINALS if final is None else FINALS
+        before = self.pending
+        # large fields go first: a step that is counted is all there, and what it overwrites can be given up
+        if remainder:
+            adding.plan(mode, undo)
+            self.pending = adding
+            store.write(remainder, adding.places)
+            if ends_remainder:
+                store.write(ends_remainder, adding.finals)
+        self.pending = adding  # before the kernel: an exception right after it finds what has to be mended
+        result = kernels.fast().add_rows(self.handle, adding.handle, mode)
+        if result == USED_UP and undo is not None and undo.renew is not None:
+            self.pending = before  # nothing was changed, and nothing is if the disk fails
+            renewed = undo.renew(count)
+            self.pending = adding
+            result = kernels.fast().add_rows(self.handle, adding.handle, mode) if renewed else result
+        if result < 0:
+            self.pending = before  # nothing was changed
+            raise _refused(envs, result)
+        return (adding.where[:result], adding.opens[:result]) if events else self._no_events
+
+    def new_adding(self, envs: Ints, staged: Any, final: Any, events: bool) -> Adding:
+        """The arrays that :meth:`add` needs for that many envs, until the rule changes."""
+        # every row that is written closes its own history at most, and all together no more than there is
+        count, most = len(envs), self.num_envs * self.rows
+        size = min(count * (2 * self._rule.history + 4), most + 4 * count) if events else 0
+        return Adding(self, envs, staged, final, size)
 
     def interrupt(self, envs: Ints) -> Events:
         """The episodes under way in ``envs`` will not go on: their newest rows never become transitions.
@@ -997,17 +487,28 @@ class Ring(RingState):
             events as :meth:`add`: the transitions before those, where they end a shorter window.
         """
         self.pending = Change(envs if self.pending is None else np.append(self.pending.cut, envs))
-        if self._rule.length == 1:
-            self.state[envs, NEXT] = 0
-            return self._none
-        cut = envs[self.state[envs, NEXT] > 1]
-        last = (self.heads[cut] - 2) * self.num_envs + cut
-        before, _ = self.find(last)
-        self.state[envs, NEXT] = 0
-        after, _ = self.find(last)
-        opened = after[(before < 0) & (after >= 0)]
+        opened = self._end_episodes(envs)
+        if not len(opened):
+            return self._no_events
         self.counters[DRAWABLE] += len(opened)
         return opened, np.ones(len(opened), np.uint8)
+
+    def _end_episodes(self, envs: Ints) -> Ints:
+        """End the episodes under way in ``envs``. Returns the places that can be drawn only now.
+
+        The last complete step of an episode that has ended is the last of a window, although that may be shorter.
+        """
+        if self._rule.length == 1:
+            self.state[envs, NEXT] = 0
+            return NO_ENVS
+        # the newest row of an episode under way waits for its next observation: the last complete one is before it
+        last = self.heads[envs] - 2
+        same = (self.state[envs, NEXT] > 1) & (last >= self.oldest[envs])  # it is live, and of the same episode
+        index = last[same] * self.num_envs + envs[same]
+        before, _ = self.find(index)
+        self.state[envs, NEXT] = 0
+        after, _ = self.find(index)
+        return after[(before < 0) & (after >= 0)]
 
     def clear(self, rewind: bool = False) -> None:
         """No row is live any more. Numbers go on, so that an old index is never mistaken for a new one.
@@ -1018,7 +519,7 @@ class Ring(RingState):
         Raises:
             LifecycleError: rewinding rows that share observations.
         """
-        if rewind and not self.alone:
+        if rewind and not self.own_next:
             raise LifecycleError("clear(rewind=True): rows that share observations go on where they are; leave it out")
         if self.undo is not None:
             self.undo.begin_rebuild(self)
@@ -1027,35 +528,554 @@ class Ring(RingState):
 
     def _forget(self, rewind: bool) -> None:
         if rewind:
-            self.state[:, HEAD] += -self.state[:, HEAD] % self.rows
+            self.state[:, HEAD] += -self.state[:, HEAD] % self.rows  # a multiple of `rows` lies at the first place
         self.state[:, TAIL], self.state[:, NEXT] = self.state[:, HEAD], 0
         self.counters[DRAWABLE] = 0
+
+    def _follow(self, rule: Rule) -> None:
+        _require_rule(rule)
+        if self.own_next and rule.length > 1:
+            raise SchemaError("sequences need steps in order that share observations; here each has its own")
+        if self.undo is not None:
+            self.undo.begin_rebuild(self)
+        self._rule = rule
+        _note_rule(rule, self.counters)
+        self._addings.clear()  # there may be more events now
+        self.counters[DRAWABLE] = len(self.anchors())
+
+    rule: Rule = cast("Any", property(attrgetter("_rule"), _follow))  # every batch reads it, this way without a call
+    """The rule of what can be drawn; set by the view that reads it.
+
+    Raises:
+        ParameterError: it makes no sense.
+        SchemaError: it asks for windows of several steps where steps have no order.
+    """
+
+    def order_as(self, other: Ring, since: int) -> None:
+        """Give the transitions completed from number ``since`` on, copies of the newest of ``other``, its order."""
+        places_of = [self.live_places(env) for env in range(self.num_envs)]
+        copies, stamps = list[Ints](), list[Ints]()
+        for env, places in enumerate(places_of):
+            stamp, copied = other.stamp[other.live_places(env)], places[self.stamp[places] >= since]
+            copies.append(copied)
+            stamps.append(stamp[stamp >= 0][-len(copied) :] if len(copied) else stamp[:0])  # [-0:] would be all
+        order, new = np.argsort(np.concatenate(stamps)), self.stamp.copy()
+        new[np.concatenate(copies)[order]] = np.arange(self.completed - len(order), self.completed)
+        for places in places_of:
+            stamp = new[places]
+            # a row that is no transition has -1 - the stamp of the next one, so that stamps stay in order (invariant 5)
+            following = np.minimum.accumulate(np.where(stamp < 0, self.completed, stamp)[::-1])[::-1]
+            new[places] = np.where(stamp < 0, -1 - following, stamp)
+        self.stamp[...] = new  # at once: an exception comes before it or after it
+
+    # -- after an exception, and after a kill -------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """A change is done, and the sampler knows of it."""
+        if self.undo is not None:
+            self.undo.end()  # first: a kill between the two lines finds a whole change
+        self.pending = None
+
+    def mend(self) -> None:
+        """Make rows and counters agree after a call that was broken off; the sampler has to ``attach`` afterwards.
+
+        The rows that such a call was to overwrite are given up, even if it had not come to them. The episodes that it
+        was about do not go on, since its caller cannot know whether its steps are in. A second time changes nothing.
+        """
+        change = self.pending
+        if change is None:
+            return
+        if isinstance(change, Ended):
+            raise change.error()
+        if change.clears:
+            self._forget(change.rewinds)
+        # maximum.at: an env may come several times, and a tail never goes back
+        np.maximum.at(self.state[:, TAIL], change.envs, change.tails[: len(change.envs)])
+        self.state[change.cut, NEXT] = 0
+        self.rule = change.rule or self._rule  # counts what can be drawn, once all cursors are right
+
+    def _resume(self, died: bool) -> None:
+        """Go on with what is in memory. If the process before ``died``, take back the change that it was in.
+
+        Raises:
+            InvariantError, ParameterError: it makes no sense.
+        """
+        killed = died and self.undo is not None
+        if killed:
+            self.doubtful = self._take_back()
+            self.state[self.heads <= self.oldest, NEXT] = 0  # all rows of these envs were given up
+        self.check_cursors(LARGEST // 2)  # what comes next has to fit as well
+        self._rule = _noted_rule(self.counters)
+        if killed:
+            self.fresh = self._end_all_episodes()
+            if self.doubtful is None or self._rule.length > 1:  # an end may let a shorter window be drawn
+                self.doubtful = None
+                self.counters[DRAWABLE] = len(self.anchors())
+        if not 0 <= self.drawable <= self.rows_live:
+            raise InvariantError(f"invariant 6: {self.drawable} counted, of {self.rows_live} rows")
+
+    def _take_back(self) -> Ints | None:
+        """Put back what the change that a kill broke off found, and give up the rows that it was to overwrite.
+
+        It may be called again after a kill on its way. The change stays noted until :meth:`settle`.
+
+        Returns:
+            the places whose drawability may have changed, or None if that may be any.
+
+        Raises:
+            InvariantError: the note makes no sense.
+        """
+        assert self.undo is not None
+        words = self.undo.words
+        kind, count, rows = (int(words[at]) for at in (UNDO_KIND, UNDO_ENVS, UNDO_ROWS))
+        if kind == UNDO_NONE:
+            return NO_ENVS
+        # every number of the note is tested before it is used as an index: the file may hold anything
+        _require_note(kind in (UNDO_ADDING, UNDO_REBUILD) and 0 <= count <= self.num_envs)
+        _require_note(0 <= rows <= (len(words) - first_row(self.num_envs)) // UNDO_ROW)
+        entries, noted = env_entries(words, count), row_entries(words, self.num_envs, rows)
+        envs, places = entries[:, 0], noted[:, 0]
+        _require_note(((envs >= 0) & (envs < self.num_envs)).all() and len(np.unique(envs)) == count)
+        _require_note(((places >= 0) & (places < self.store.num_rows)).all())
+        self.stamp[places], (self.step[places], self.order[places]) = noted[:, 1], unpacked(noted[:, 2])
+        self.state[envs] = entries[:, 1:UNDO_AFTER]
+        self.counters[:COUNTERS] = words[UNDO_COUNTERS : UNDO_COUNTERS + COUNTERS]
+        self.check_cursors(LARGEST)
+        after = entries[:, UNDO_AFTER]
+        added = after - self.state[envs, HEAD]
+        # a step takes two rows at most, and a note has no room for more steps than words
+        _require_note(((added >= 0) & (added <= 2 * (len(words) - UNDO_START + self.rows))).all())
+        given_up = self._give_up(envs, after - self.rows)
+        return None if kind == UNDO_REBUILD else np.concatenate([places, given_up])
+
+    def _give_up(self, envs: Ints, until: Ints) -> Ints:
+        """Rows of envs below these numbers are gone. Returns the places of all rows that this may concern."""
+        history = int(self.counters[HISTORY])
+        concerned = [NO_ENVS]
+        for env, tail in zip(envs.tolist(), until.tolist(), strict=True):
+            oldest, head = int(self.oldest[env]), int(self.state[env, HEAD])
+            if tail <= oldest:
+                continue
+            # a row at `tail` or later may need up to `history` rows before it, so it may stop being drawable, too
+            numbers = np.arange(oldest, min(tail + history + 1, head), dtype=np.int64)
+            index = numbers * self.num_envs + env
+            before, _ = self.find(index)
+            self.state[env, TAIL] = min(tail, head)  # a tail beyond the head would make rows live that do not exist
+            after, _ = self.find(index)
+            self.counters[DRAWABLE] -= np.count_nonzero(before >= 0) - np.count_nonzero(after >= 0)
+            concerned.append(env * self.rows + numbers % self.rows)
+        return np.concatenate(concerned)
+
+    def _end_all_episodes(self) -> Ints:
+        """End the episodes under way, whose process died: the envs are gone, so no step that comes goes on with one.
+
+        Call it after :meth:`_take_back`. If a kill interrupts what follows, both are called again, up to
+        :meth:`settle`. Returns the places that can be drawn only now.
+        """
+        assert self.undo is not None
+        if self._rule.length > 1:
+            self.undo.end()  # nothing is half done any more, and after a kill all windows are found again
+            self.undo.begin_rebuild(self)  # of all envs, so that a kill leads back to where their episodes go on
+        return self._end_episodes(np.arange(self.num_envs))
+
+    # -- invariants ---------------------------------------------------------------------------------------------
+
+    def check(self, *, recount: bool = True) -> None:
+        """Test the invariants, and all that compiled code relies on: no row is trusted before it is tested.
+
+        Args:
+            recount: False if what can be drawn has just been counted.
+
+        Raises:
+            InvariantError: naming the first that does not hold, and where.
+        """
+        self.check_cursors(LARGEST)
+        self.store.allocator.expect_scan()
+        stamps = [NO_ENVS]
+        for low in range(0, self.rows_live, CHECKED_AT_ONCE):
+            # each piece begins with the last row of the one before, so that all neighbours are compared
+            stamp = self._check_rows(*self.live(max(low - 1, 0), low + CHECKED_AT_ONCE))
+            stamps.append(stamp[low > 0 :])
+        known = np.sort(np.concatenate(stamps))
+        _require((known[1:] != known[:-1]) | (known[1:] < 0), "5: two transitions have one stamp")
+        count = len(self.anchors()) if recount else self.drawable
+        _require(self.drawable == count, f"6: {self.drawable} counted, {count} found")
+
+    def check_cursors(self, most: int) -> None:
+        """Test the cursors and counters, as far as they show it alone, before they are used to find rows.
+
+        Args:
+            most: the largest number that a row may have.
+
+        Raises:
+            InvariantError: names the first that does not hold.
+        """
+        head, tail, following, count = self.state.T
+        # an index is number * N + env: below 2**62 it cannot overflow an int64
+        _require(
+            (tail >= 0) & (tail <= head) & (head <= min(most, 2**62 // self.num_envs)),
+            "1: the cursors are not numbers of rows",
+        )
+        live = head > self.oldest
+        _require((following >= 0) & (live | (following == 0)), "4: the next row is in no episode")
+        _require((count >= 0) & (count <= head), "7: more transitions than rows")
+        _require(self.completed == int(count.sum()), f"7: {self.completed} completed, {int(count.sum())} in the envs")
+        _require(0 <= self.episodes <= self.completed, f"8: {self.episodes} episodes have ended")
+
+    def _check_rows(self, env: Ints, number: Ints) -> Ints:
+        """Test the invariants of some successive live rows. Returns their stamps."""
+        place = env * self.rows + number % self.rows
+        step, stamp, order = (x[place].astype(np.int64) for x in (self.step, self.stamp, self.order))
+        complete, newest = stamp >= 0, number == self.heads[env] - 1
+        passed, same_env = np.where(complete, stamp, -1 - stamp), env[1:] == env[:-1]
+        begins, goes_on = step[1:] == 0, step[1:] == step[:-1] + 1
+        # `order` is a count modulo 2**32: the count itself follows from that of the env, which is less than 2**32 ahead
+        ahead = (self.state[env, COUNT] - order) % 2**32
+        before = self.state[env, COUNT] - ahead
+
+        def require(holds: Any, what: str) -> None:
+            # flags of pairs have an entry less, and mean nothing where the two rows are of different envs
+            rows = holds if len(holds) == len(env) else np.append(holds | ~same_env, True)
+            if not rows.all():
+                at = int(rows.argmin())
+                raise InvariantError(f"invariant {what.format(f'row {number[at]} of env {env[at]}')}")
+
+        require(step >= 0, "4: step of {} is not one")
+        require(begins | goes_on, "4: step after {} neither starts nor goes on")
+        following = self.state[env, NEXT]
+        require(~newest | (following == 0) | (following == step + 1), "4: what comes after {} is not its next step")
+        require((passed >= 0) & (passed < self.completed + ~complete), "5: the stamp of {} was never issued")
+        require(passed[1:] >= passed[:-1], "5: the stamps after {} are not in order")
+        if self.own_next:
+            require(complete, "5: {} has its own next_obs and is not complete")
+            require(self.ordered_own_next | (step == 0), "4: {} stands alone and is in an episode")
+        else:
+            require(~complete[:-1] | goes_on, "5: {} is complete and has no successor")
+            require(~newest | ~complete, "5: {} is the newest and complete")
+            require(complete[:-1] | begins, "8: {} ends an episode that goes on")
+        require((before >= 0) & (before <= number), "7: {} miscounts the transitions before it")
+        require(ahead[1:] == ahead[:-1] - complete[:-1], "7: the row after {} miscounts the transitions of its env")
+        require(~newest | (ahead == complete), "7: {} miscounts the transitions of its env")
+        if self.notes_ends:
+            self._check_ends(env, number, number - before, require)
+        return stamp
+
+    def _check_ends(self, env: Ints, number: Ints, episode: Ints, require: Callable[[Any, str], None]) -> None:
+        """Test invariant 8: what is noted as the last rows of episodes."""
+        ends, noted_until = self.ends()
+        last = np.append((episode[1:] != episode[:-1]) | (env[1:] != env[:-1]), False)
+        last |= number == np.minimum(noted_until, self.heads)[env] - 1
+        noted = ends[env * self.rows + episode % self.rows]
+        right = (noted - number) % 2**32 == 0  # int32 entries hold numbers modulo 2**32
+        require(~last | (number >= noted_until[env]) | right, "8: the episode of {} ends elsewhere")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle and deepcopy: None. A copy of a sampler or view, whatever it keeps, comes without the ring."""
         return type(None), ()
 
-    def check(self) -> None:
-        """Test the invariants, and all that compiled code relies on: no row is trusted before it is tested.
+
+def _require(holds: Any, what: str) -> None:
+    if not np.all(holds):
+        raise InvariantError(f"invariant {what}")
+
+
+class Span(NamedTuple):
+    """For each env e, the rows with numbers from ``first[e]`` up to, not including, ``until[e]``.
+
+    Its rows are counted env by env in the order of time; "row k" below is the k-th in that order.
+    """
+
+    first: Ints
+    """int64 ``[N]``."""
+    until: Ints
+    """int64 ``[N]``, at least ``first``."""
+
+    @property
+    def size(self) -> int:
+        """How many rows there are, over all envs."""
+        return int((self.until - self.first).sum())
+
+    def rows(self, low: int = 0, high: int | None = None) -> tuple[Ints, Ints]:
+        """The envs and numbers of all rows, or of the rows from ``low`` up to ``high``."""
+        ends = np.cumsum(self.until - self.first)
+        row = np.arange(low, int(ends[-1]) if high is None else min(high, int(ends[-1])))
+        env = np.searchsorted(ends, row, side="right")  # "right" passes over envs without rows
+        return env, row + (self.until - ends)[env]  # row ends[e] - 1 is the last of env e, with number until[e] - 1
+
+    def places(self, per_env: int, low: int = 0, high: int | None = None) -> Ints:
+        """The places of the rows that :meth:`rows` gives, in a ring of ``per_env`` rows per env."""
+        ends = np.cumsum(self.until - self.first)
+        high = int(ends[-1]) if high is None else min(high, int(ends[-1]))
+        env = int(np.searchsorted(ends, low, side="right"))
+        if low < high <= ends[env]:  # all in one env, as most often: one run of places, or two
+            begin = int(low + (self.until - ends)[env]) % per_env  # as `rows` finds the number
+            run = np.arange(begin, begin + high - low)
+            return env * per_env + (run if run[-1] < per_env else run % per_env)
+        envs, numbers = self.rows(low, high)
+        return envs * per_env + numbers % per_env
+
+    def runs(self, per_env: int) -> Iterator[slice]:
+        """The places of all rows as slices, in the same order: one or two for each env."""
+        for env, (first, until) in enumerate(zip(self.first.tolist(), self.until.tolist(), strict=True)):
+            base, seam = env * per_env, until - until % per_env  # row `seam` lies at the first place of the env again
+            if first < seam < until:
+                yield slice(base + first % per_env, base + per_env)
+            begin = seam if first < seam < until else first
+            if begin < until:
+                yield slice(base + begin % per_env, base + begin % per_env + until - begin)
+
+    def meet(self, other: Span) -> Span:
+        """The rows that both have."""
+        first = np.maximum(self.first, other.first)
+        return Span(first, np.maximum(np.minimum(self.until, other.until), first))  # never ends before it begins
+
+    def where(self, part: Span) -> slice | Ints:
+        """The positions of the rows of ``part`` among these rows, which have all of them: a slice, or an array."""
+        if part.size == self.size:
+            return slice(None)
+        # the rows of env e begin after those of the envs before it
+        begin = np.cumsum(self.until - self.first) - (self.until - self.first) + (part.first - self.first)
+        runs: list[Ints] = [np.arange(a, a + n) for a, n in zip(begin, part.until - part.first, strict=True)]
+        return np.concatenate(runs)
+
+
+Weigh = Literal["windows", "steps", "episodes"]
+
+
+WEIGHS: tuple[Weigh, ...] = get_args(Weigh)
+"""Every way to weigh, in the order that files count them."""
+
+
+class Rule(NamedTuple):
+    """The rows that can be drawn: those that end a window of their episode, with what is read before it still there.
+
+    The windows of an episode start at its steps 0, ``stride``, 2 ``stride``, ... and have ``length`` steps each, but
+    for the last of an episode that is over, which may be shorter. Transitions are windows of one step.
+    """
+
+    history: int = 0
+    """How many rows before a window's last are read, as far as its episode has them."""
+    length: int = 1
+    stride: int = 1
+    tails: bool = True
+    """True if a last window that is shorter counts."""
+    weigh: Weigh = "windows"
+    """The unit that a sampler draws equally often if it draws uniformly."""
+
+    @property
+    def sparse(self) -> bool:
+        """True if drawing rows until one can be drawn is not enough to draw uniformly."""
+        return self.length > 1 or self.weigh == "episodes"
+
+
+def _require_rule(rule: Rule) -> None:
+    """Refuse a rule that kernels cannot follow; the views of relive give none.
+
+    Raises:
+        ParameterError: it asks for rows that are not there, or for windows without steps.
+    """
+    history, length, stride, tails, weigh = rule
+    # kernels add these to numbers of rows in int64, and files hold them as int32
+    counts = all(is_count(count) and count < 2**31 for count in (history, length, stride))
+    if not (counts and 1 <= stride <= length <= history + 1 and is_flag(tails) and weigh in WEIGHS):
+        raise ParameterError(
+            f"a view's rule is {rule!r}: expected a history of at least length - 1 rows, a stride from 1 to length, "
+            f"all below 2**31, tails True or False, and weigh one of {WEIGHS}"
+        )
+
+
+def _note_rule(rule: Rule, counters: Ints) -> None:
+    """Write a rule where kernels, and files, have it: into the counters of a ring."""
+    # history, length, stride and tails lie before NOT_FINITE, and `weigh` after it
+    counters[RULE:NOT_FINITE], counters[WEIGH] = rule[:4], WEIGHS.index(rule.weigh)
+
+
+def _noted_rule(counters: Ints) -> Rule:
+    """The rule that :func:`_note_rule` wrote.
+
+    Raises:
+        ParameterError: these counters hold none.
+    """
+    history, length, stride, tails, _, weigh = counters[RULE : WEIGH + 1].tolist()
+    known = cast("Any", WEIGHS[weigh]) if 0 <= weigh < len(WEIGHS) else weigh
+    rule = Rule(history, length, stride, bool(tails) if tails in (0, 1) else tails, known)
+    _require_rule(rule)
+    return rule
+
+
+class Change(NamedTuple):
+    """The change that a call is about to make, noted first, so that the next call can mend it after an exception."""
+
+    cut: Ints = NO_ENVS
+    """The envs whose episodes under way do not go on."""
+    envs: Ints = NO_ENVS
+    """The envs that get a row."""
+    tails: Ints = NO_ENVS
+    """The number up to which, for each of ``envs``, rows make way for it."""
+    since: int = NO_STAMP
+    """Transitions stamped from here on are new."""
+    rule: Rule | None = None
+    """The rule before, where that changes."""
+    clears: bool = False
+    rewinds: bool = False
+
+
+class Ended(NamedTuple):
+    """Takes the place of a change in a ring that can no longer be used: every call on a replay looks for one first."""
+
+    reason: str
+    """Who or what ended it, and what to do."""
+    cut: Ints = NO_ENVS
+    since: int = NO_STAMP
+
+    def error(self) -> LifecycleError:
+        """The error for every further call."""
+        return LifecycleError(self.reason)
+
+
+class Adding:
+    """The arrays that a kernel reads and notes when rows are added, and the ``handle`` of all that.
+
+    With ``cut``, ``envs``, ``tails``, ``since`` and the three that are fixed it also serves as a :class:`Change`, which
+    so costs nothing to make.
+
+    Args:
+        ring: the ring that gets the rows.
+        envs: int64 ``[K]``; later calls may put another array of the same length in its place.
+        staged: the rows, uint8 ``[K, W]``.
+        final: those of the final observations.
+        size: how many events there may be.
+    """
+
+    __slots__ = ("_ring", "arrays", "cut", "envs", "final", "finals", "handle", "opens", "places", "since", "staged",
+                 "tails", "where")  # fmt: skip
+    rule, clears, rewinds = None, False, False
+    envs: Ints
+    cut: Ints
+    since: int
+
+    def __init__(self, ring: Ring, envs: Ints, staged: Any, final: Any, size: int) -> None:
+        self.envs, self.staged, self.final = envs, staged, final
+        count, self.cut, self.since, self._ring = len(envs), envs, 0, ring.handle
+        self.places, self.finals, self.tails, self.where = (np.zeros(n, np.int64) for n in (count, count, count, size))
+        self.opens, fields = np.zeros(size, np.uint8), ring.store.layout.arrays(staged)
+        terminated, truncated = (fields[name,].view(np.uint8) for name in ("terminated", "truncated"))
+        self.arrays = StagedRows(
+            envs, staged, final, fields["reward",], terminated, truncated,
+            self.places, self.finals, self.tails, self.where, self.opens,
+        )  # fmt: skip
+        self.handle: Ints = kernels.fast().handle_of(self.arrays)
+
+    def take(self, envs: Ints) -> None:
+        """Add to these envs from now on, as many as before."""
+        self.tails.fill(0)  # they belong to other envs, and `mend` would give up rows of these
+        # while envs and address disagree, `mend` finds no envs, and the array behind the address stays alive
+        self.envs = NO_ENVS
+        self.handle[0] = envs.__array_interface__["data"][0]
+        self.envs = envs
+
+    def plan(self, mode: int, undo: Any = None) -> None:
+        """Note where the rows will go, and up to which numbers other rows make way for them.
 
         Raises:
-            InvariantError: naming the first that does not hold, and where.
+            FieldError, ParameterError: the rows are refused.
         """
-        check(self)
+        result = kernels.fast().plan_rows(self._ring, self.handle, mode)
+        if result == USED_UP and undo.renew is not None and undo.renew(len(self.envs)):
+            result = kernels.fast().plan_rows(self._ring, self.handle, mode)
+        if result < 0:
+            raise _refused(self.envs, result)
 
 
-def order_as(ring: Ring, other: Ring, since: int) -> None:
-    """The transitions completed from number ``since`` on, copies of the newest of ``other``, get its order."""
-    of_env = [ring.live_places(env) for env in range(ring.num_envs)]
-    copies, stamps = list[Ints](), list[Ints]()
-    for env, places in enumerate(of_env):
-        found, copied = other.stamp[other.live_places(env)], places[ring.stamp[places] >= since]
-        copies.append(copied)
-        stamps.append(found[found >= 0][-len(copied) :] if len(copied) else found[:0])
-    order, new = np.argsort(np.concatenate(stamps)), ring.stamp.copy()
-    new[np.concatenate(copies)[order]] = np.arange(ring.completed - len(order), ring.completed)
-    for places in of_env:  # what is no transition comes before the next one
-        stamp = new[places]
-        following = np.minimum.accumulate(np.where(stamp < 0, ring.completed, stamp)[::-1])[::-1]
-        new[places] = np.where(stamp < 0, -1 - following, stamp)
-    ring.stamp[...] = new  # at once: an exception comes before it or after it
+def _refused(envs: Ints, result: int) -> ReliveError:
+    """The error for rows of ``envs`` that a kernel refused with the number ``result``."""
+    if result == USED_UP:
+        return ParameterError(
+            f"add: {len(envs)} rows are too many for one call of a replay in files; add fewer steps at once"
+        )
+    # a kernel returns -1 - k for the k-th row
+    return missing_final(int(envs[-1 - result]))
+
+
+def missing_final(env: int) -> FieldError:
+    """The error for an episode that ended without a final observation."""
+    return FieldError(
+        f"field 'next_obs': the episode of env {env} ended and its final observation is missing; pass next_obs "
+        "(Gymnasium's final_obs where there is one), [N, ...]; it is read only where an episode ended"
+    )
+
+
+def piece_of(rows: int) -> int:
+    """How many successive steps are stored at once in a ring of ``rows`` rows an env.
+
+    Each takes up to two rows, and together they must not fill the ring of an env.
+    """
+    return max(min(rows // 2, PIECE), 1)
+
+
+def undo_words(num_envs: int, rows: int) -> int:
+    """How many words a ring in files has to note how to take back any of its changes."""
+    return undo_size(num_envs, max(num_envs, piece_of(rows)))
+
+
+class Undo:
+    """The note of a change (:mod:`relive.kernels.tables`): begun, ended, and after a kill taken back by the ring.
+
+    The kind is written last and cleared first, so a note with a kind is whole.
+
+    Args:
+        words: the memory of the note, of a ring whose memory outlives the process.
+    """
+
+    def __init__(self, words: Ints) -> None:
+        self.words = words
+        self.renew: Callable[[int], bool] | None = None
+        """Puts more rows in reserve before so many are added. True if it did."""
+        # NumPy takes three times as long for one number
+        self._first = memoryview(cast("Any", self.words)).cast("B").cast("q")
+
+    @property
+    def active(self) -> bool:
+        """True if a change is under way."""
+        return self._first[UNDO_KIND] != UNDO_NONE
+
+    def end(self) -> None:
+        """The change is done."""
+        self._first[UNDO_KIND] = UNDO_NONE
+
+    def begin_rebuild(self, ring: Ring) -> None:
+        """Note that all that can be drawn is about to change. A kill on the way leads back to before this call."""
+        if self.active:  # that note leads back further; besides, what can be drawn has to be found again
+            self._first[UNDO_KIND] = UNDO_REBUILD
+            return
+        words, entries = self.words, env_entries(self.words, ring.num_envs)
+        entries[:, 0], entries[:, 1:UNDO_AFTER], entries[:, UNDO_AFTER] = range(ring.num_envs), ring.state, ring.heads
+        words[UNDO_COUNTERS:UNDO_START] = ring.counters
+        words[UNDO_ENVS], words[UNDO_ROWS] = ring.num_envs, 0
+        self._first[UNDO_KIND] = UNDO_REBUILD  # last: only now is the note whole
+
+    def note_mark(self, state: Ints, counters: Ints, after: Ints, places: Ints, newest: Ints) -> None:
+        """Note a state to go back to, as if a change had been broken off that began there.
+
+        Args:
+            state: ``[N, 4]``.
+            counters: as the ring has them.
+            after: ``[N]``: the number that each env's next row may have had meanwhile.
+            places: ``[N]``: the place of each env's newest row, which means nothing where there is none.
+            newest: ``[N, 3]``: stamp, step and order of these rows.
+        """
+        words, envs = self.words, np.flatnonzero(state[:, HEAD] > 0)
+        words[:] = 0  # first, the kind with it: a half-written note counts as none
+        words[UNDO_COUNTERS:UNDO_START] = counters
+        words[UNDO_ENVS], words[UNDO_ROWS] = len(state), len(envs)
+        entries = env_entries(words, len(state))
+        entries[:, 0], entries[:, 1:UNDO_AFTER] = range(len(state)), state
+        entries[:, UNDO_AFTER] = np.maximum(after, state[:, HEAD])
+        rows = row_entries(words, len(state), len(envs))
+        rows[:, 0], rows[:, 1], rows[:, 2] = places[envs], newest[envs, 0], packed(newest[envs, 1], newest[envs, 2])
+        words[UNDO_KIND] = UNDO_REBUILD  # last: only now is the note whole
+
+
+def _require_note(holds: Any) -> None:
+    if not holds:
+        raise InvariantError("undo: the note of what was being changed makes no sense")

@@ -47,7 +47,7 @@ NEVER_LAST = ("obs", "hidden", "terminated", "truncated")
 
 
 class Cut(NamedTuple):
-    """How windows are read."""
+    """The part of its episode that is read around a window, and its shape."""
 
     rows: int
     """T', the rows of each sequence."""
@@ -56,7 +56,7 @@ class Cut(NamedTuple):
     n: int
     """Rewards per n-step sum."""
     time_first: bool
-    """Whether the rows are ``[T', B]``, or else ``[B, T']``."""
+    """True: the rows are ``[T', B]``; False: ``[B, T']``."""
     last: tuple[str, ...]
     """Fields of the step before each row, read as ``last_<name>``."""
 
@@ -74,14 +74,15 @@ class Sequences:
 
     def __init__(self, ring: Ring, cut: Cut) -> None:
         leaves, store, self.cut = ring.leaves, ring.store, cut
-        taken = {path[0] for path in leaves} & {"next", *FACTS}
-        if taken:
-            raise SchemaError(f"field {min(taken)!r}: Sequence gives batches a field of that name; give yours another")
+        clash = {path[0] for path in leaves} & {"next", *FACTS}
+        if clash:
+            raise SchemaError(f"field {min(clash)!r}: Sequence gives batches a field of that name; give yours another")
         obs, others, _ = store.groups
         self.layout = layout = RowLayout(obs, others, RESULTS)
         written, starts = [layout.offsets[name,] for name in WRITTEN], layout.starts
         self.handle = np.array([*written, starts[2], starts[1], cut.burn_in, cut.n, cut.time_first], np.int64)
-        """What kernels take for it: see :mod:`relive.kernels.reference.windows`."""
+        """The layout and the cut as kernels take them; :mod:`relive.kernels.reference.windows` says how."""
+        # the bytes of a row of padding: -1 for the place of the next row, what `padding` says for masks, else zeros
         blank = np.zeros((1, layout.nbytes), np.uint8)
         for path, array in layout.arrays(blank).items():
             array[...] = -1 if path == ("next",) else padding(path)
@@ -93,7 +94,7 @@ class Sequences:
         self.has_large = bool(self.obs or self.others)
         self.stored, self.derived = _lasts(leaves, cut.last)
         self.tabled = bool(self.has_large or self.stored or self.derived)
-        """Whether the kernel's rows and the states are not all of a batch."""
+        """True if a batch has more than the kernel's rows and the states, so that the place of each row is needed."""
         small = field_groups(leaves, store.large)[:2]
         order = *RowLayout(*small, RESULTS).fields, *FACT_FIELDS, *store.large, *self.derived
         self.order = list(dict.fromkeys(order))
@@ -120,7 +121,7 @@ class Sequences:
         table = np.empty(shape if self.tabled else 0, np.int64)
         flat, listed = rows.reshape(-1, width), table.reshape(-1)
         bad = kernels.fast().read_sequences(ring.handle, self.handle, gamma, places, flat, self.blank, facts, listed)
-        if bad >= 0:
+        if bad >= 0:  # before the facts are read: the kernel stops at the bad one
             require_rows(places, bad, store.num_rows)
         fields: dict[Path, Tensor]
         fields, known = store.unpacked(self.layout, rows, facts[:FIRST])
@@ -136,8 +137,8 @@ class Sequences:
     def _large_fields(self, store: Store, first: Ints, table: Ints) -> dict[Path, Tensor]:
         """Fields that the kernel does not read: hidden states before the ``first`` rows, large fields of all rows."""
         # table < -1 marks the place -2 - table of a final observation; the row's other fields mean nothing
-        begin, seen, real = store.places(first, np.where(table < -1, -2 - table, table), table)
-        fields = store.gather(self.states, begin) | store.gather(self.obs, seen) | store.gather(self.others, real)
+        begin, shown, real = store.places(first, np.where(table < -1, -2 - table, table), table)
+        fields = store.gather(self.states, begin) | store.gather(self.obs, shown) | store.gather(self.others, real)
         masks = [path for path in self.others if padding(path)]
         if masks:
             (blank,) = store.tensors(table < 0)
@@ -148,12 +149,15 @@ class Sequences:
     def _complete(self, ring: Ring, first: Ints, table: Ints, fields: dict[Path, Tensor]) -> None:
         """Add the derived fields of the step before each row, and correct the stored ones where an episode ended."""
         store, ended, before = ring.store, table < -1, np.empty_like(table)
+        # the step before row t is row t - 1 of the same sequence; before padding there is none
         earlier, here = (before, table) if self.cut.time_first else (before.T, table.T)
         earlier[1:] = np.where(here[1:] == -1, -1, here[:-1])
+        # before row 0 it is the place before in the ring of the env, unless the episode begins there
         begin = first // ring.rows * ring.rows
         earlier[0] = np.where(ring.step[first] == 0, -1, begin + (first - begin - 1) % ring.rows)
         fields |= _steps(store, self.derived, before)
         if self.stored and ended.any():
+            # the row after an episode's end holds what its final observation was stored with: bytes without meaning
             (where,) = store.tensors(ended)
             for path, rows in _steps(store, self.stored, before[ended]).items():
                 fields[path][where] = rows
@@ -163,8 +167,8 @@ def _steps(store: Store, wanted: dict[Path, Path], places: Ints) -> dict[Path, T
     """Fields of the steps at ``places`` under their new names; zeros where a place is negative."""
     if not wanted:
         return {}
-    found = store.gather(list(wanted.values()), *store.places(places))
-    return {name: found[path] for name, path in wanted.items()}
+    fields = store.gather(list(wanted.values()), *store.places(places))
+    return {name: fields[path] for name, path in wanted.items()}
 
 
 def _lasts(leaves: Mapping[Path, Field], last: tuple[str, ...]) -> tuple[dict[Path, Path], dict[Path, Path]]:
@@ -177,13 +181,13 @@ def _lasts(leaves: Mapping[Path, Field], last: tuple[str, ...]) -> tuple[dict[Pa
     for path, leaf in leaves.items():
         trees.setdefault(path[0], {})[path[1:]] = leaf
     known = [name for name in trees if name not in NEVER_LAST]
-    kept = [name for name in known if trees.get(f"last_{name}") == trees[name]]
+    stored = [name for name in known if trees.get(f"last_{name}") == trees[name]]
     for name in last:
         if name not in known:
             raise SchemaError(
                 f"Sequence(last={last!r}): {name!r} is not one of the fields that last can name: {', '.join(known)}"
             )
-        if f"last_{name}" in trees and name not in kept:
+        if f"last_{name}" in trees and name not in stored:
             raise SchemaError(
                 f"field 'last_{name}': Sequence(last={last!r}) gives batches a field of that name, declared like "
                 f"'{name}'; declare yours in the same way, or give it another name"
@@ -192,4 +196,4 @@ def _lasts(leaves: Mapping[Path, Field], last: tuple[str, ...]) -> tuple[dict[Pa
     def leaves_of(names: list[str]) -> dict[Path, Path]:
         return {(f"last_{name}", *inner): (name, *inner) for name in names for inner in trees[name]}
 
-    return leaves_of(kept), leaves_of([name for name in last if name not in kept])
+    return leaves_of(stored), leaves_of([name for name in last if name not in stored])

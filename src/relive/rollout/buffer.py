@@ -26,9 +26,9 @@ from ..errors import (
 )
 from ..files import SaveHandle, Saves
 from ..files.disk import contradictions
+from ..memory.allocator import Recycled
 from ..memory.copier import StepCopier
 from ..memory.estimate import readable
-from ..memory.keeper import Recycled
 from ..memory.layout import LARGE_FIELD
 from ..names import add_hints
 from ..parameters import COUNT_RULE, FLAG_RULE, Rule, is_count, is_own, is_whole, refuse_class, require, torch_device

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ..batches import as_tensordict
 from ..errors import DeviceError, EmptyError, FieldError, FullError, ParameterError, SchemaError, ShapeError
+from ..memory.allocator import zeroed
 from ..memory.copier import StepCopier
 from ..memory.estimate import readable, require_free
-from ..memory.keeper import zeroed
 from ..memory.layout import typed
 from ..parameters import Rule, is_count, is_names, require
 from ..steps.arrays import Array, check_castable, numpy_dtype, numpy_view, refuse_masked

@@ -18,7 +18,7 @@ from ..batches import Members, as_tensordict
 from ..errors import FieldError, ParameterError
 from ..kernels.reference.rows import FIELD_DICT, PackedFields
 from ..kernels.tensor_calls import tensor_calls
-from ..memory.keeper import SMALL, Recycled
+from ..memory.allocator import SMALL, Recycled
 from ..memory.layout import LARGE_FIELD, RowLayout, typed
 from ..parameters import COUNT_RULE, is_count, require, seed_or_drawn
 from ..returns import scaled

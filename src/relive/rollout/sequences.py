@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import kernels
 from ..batches import WHOLE, EnvBatch, SequenceBatch, as_tensordict, padding, swap_layers
 from ..errors import FieldError, ParameterError
-from ..memory.keeper import Recycled
+from ..memory.allocator import Recycled
 from ..memory.layout import RowLayout
 from ..returns import scaled
 from ..steps.arrays import Ints, as_host

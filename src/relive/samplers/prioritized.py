@@ -29,7 +29,7 @@ from ..kernels.reference.priorities import (
 )
 from ..kernels.tables import DRAWABLE
 from ..kernels.tensor_calls import tensor_calls
-from ..memory.keeper import zeroed
+from ..memory.allocator import zeroed
 from ..parameters import checked, is_count, is_flag, is_number
 from ..ring.ring import Change, Ended, Ring
 from ..steps.arrays import Doubles, Ints, as_host, whole_numbers
@@ -158,7 +158,7 @@ class Prioritized(Sampler):
         if self._ring is None:
             calls = tensor_calls()
             self._describe = 0 if calls is None else calls.describe
-            if ring.store.keeper.durable:
+            if ring.store.allocator.durable:
                 durable = self._durable = DurablePriorities(ring)
                 if durable.resumed:
                     self._resume(ring, durable)
@@ -533,13 +533,13 @@ class DurablePriorities:
     """
 
     def __init__(self, ring: Ring) -> None:
-        keeper, rows = ring.store.keeper, ring.store.num_rows
-        self.resumed = keeper.has("nodes")
+        allocator, rows = ring.store.allocator, ring.store.num_rows
+        self.resumed = allocator.has("nodes")
         """True if an earlier process left them."""
-        self.errors: NDArray[np.float32] = keeper.take("errors", (rows,), np.float32)
-        self.tree = SumTree(rows, keeper.take("nodes", (SumTree.count_nodes(rows),), np.float64))
-        self.facts: Doubles = keeper.take("facts", (FACTS,), np.float64)
-        self.undo: Doubles = keeper.take("errors.undo", (RATED_START + 2 * min(rows, MOST),), np.float64)
+        self.errors: NDArray[np.float32] = allocator.take("errors", (rows,), np.float32)
+        self.tree = SumTree(rows, allocator.take("nodes", (SumTree.count_nodes(rows),), np.float64))
+        self.facts: Doubles = allocator.take("facts", (FACTS,), np.float64)
+        self.undo: Doubles = allocator.take("errors.undo", (RATED_START + 2 * min(rows, MOST),), np.float64)
 
     def restore(self, ring: Ring, default_error: float | None) -> Ints | None:
         """Put back the errors of an update that a kill broke off. If a kill interrupts this call, call it again.

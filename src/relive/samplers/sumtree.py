@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from .. import kernels
 from ..errors import DTypeError, EmptyError, InvariantError, NotFiniteError, ParameterError, ShapeError
 from ..kernels.reference.priorities import FANOUT
-from ..memory.keeper import zeroed
+from ..memory.allocator import zeroed
 from ..steps.arrays import Doubles, Ints
 
 __all__ = ["Cover", "SumTree"]

@@ -60,7 +60,7 @@ class FrameStack:
     def batch_of(self, ring: Ring) -> BatchLayout | None:
         """The layout of a fused batch, whose large fields are all stacked; None if only :meth:`read` can make it."""
         try:
-            reads_rest = ring.alone or ring.store.apart != self._stacked(ring)
+            reads_rest = ring.own_next or ring.store.gathered != self._stacked(ring)
         except SchemaError:  # read() raises it, once something was drawn
             return None
         return None if reads_rest else self.window.batch_of(ring)
@@ -88,7 +88,7 @@ class FrameStack:
         Raises:
             SchemaError: the observation lacks a member of ``keys``, or steps are stored without order.
         """
-        if ring.alone:
+        if ring.own_next:
             raise SchemaError("FrameStack needs steps in order that share observations; here each has its own")
         stacked = list(self._stacked(ring))
         plan = self.window.plan(ring, places)

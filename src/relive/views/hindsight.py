@@ -165,7 +165,7 @@ class Hindsight:
         """
         self._require_functions()
         leaves = ring.leaves
-        if ring.alone:
+        if ring.own_next:
             raise SchemaError(
                 "Hindsight needs steps in order, to know what comes later; this replay stores single transitions: "
                 "append the copies from Hindsight.copies(episode) instead"

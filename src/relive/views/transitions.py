@@ -68,7 +68,7 @@ class NStep:
         """The layout of a fused batch; None if only :meth:`read` can make it."""
         if type(self) is not NStep or self.each_reward is not None:  # a user's own kind reads in its own way
             return None
-        return None if self.n > 1 and ring.alone and not ring.linked else ring.store.batch
+        return None if self.n > 1 and ring.own_next and not ring.ordered_own_next else ring.store.batch
 
     def sample(self, direct: Ints, ring: Ring, draw: Draw, count: int, rows: Tensor, dicts: Any) -> bool:
         """Draw and read a batch in one compiled call (:class:`relive.views.contract.FusedView`)."""
@@ -80,7 +80,7 @@ class NStep:
         Raises:
             SchemaError: n is above 1 and steps are stored without order.
         """
-        if self.n > 1 and ring.alone and not ring.linked:
+        if self.n > 1 and ring.own_next and not ring.ordered_own_next:
             raise SchemaError(f"NStep(n={self.n}): {WINDOW_RULE}")
         plan = ring.plan(places, self.n, self.gamma)
         if self.each_reward is not None:

@@ -11,7 +11,7 @@ import pytest
 from numba.core.compiler_lock import global_compiler_lock
 
 from forked import in_fork
-from relive.memory.keeper import shared_lock
+from relive.memory.allocator import shared_lock
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 

@@ -1,0 +1,230 @@
+"""Allocator: gives a replay the memory of its arrays: private memory, or files that outlive the process.
+
+Besides: memory on huge pages, memory for batches that is used again, and locks that a fork finds free.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from contextlib import contextmanager
+from threading import RLock, local
+from typing import Any
+from weakref import ReferenceType, ref
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..steps.arrays import Array
+
+__all__ = ["RAM", "SMALL", "Allocator", "Ram", "Recycled", "shared_lock", "small_pages", "zeroed"]
+
+
+class Allocator(ABC):
+    """Gives a replay the memory of its rows, of the state of its ring, and of its sampler's priorities."""
+
+    durable = False
+    """True if what the arrays hold outlives the process, so that a kill must never leave a change half done."""
+
+    died = False
+    """True if the process that had the arrays before ended without closing them."""
+
+    @abstractmethod
+    def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An array of this shape and dtype. It holds zeros, or what an earlier process left under the name."""
+
+    def has(self, name: str) -> bool:
+        """True if an earlier process left something under the name."""
+        return False
+
+    def expect_scan(self) -> None:  # noqa: B027 - a default, not an omission
+        """All rows are about to be read, one after another."""
+
+
+class Ram(Allocator):
+    """Private memory of this process."""
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Zeros."""
+        # An array, not a tensor: moving a tensor to shared memory would move all tensors that share its storage.
+        return zeroed(math.prod(shape) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
+
+
+RAM = Ram()
+"""The allocator of every replay that has no other."""
+
+
+# -- memory on huge pages -------------------------------------------------------------------------------------
+
+HUGE = 2**21
+"""Bytes of a huge page."""
+
+
+def zeroed(nbytes: int) -> NDArray[np.uint8]:
+    """Zeroed memory, on huge pages if possible: a random read spends most of its time finding the page.
+
+    The memory is private, as from malloc: a parent never sees what its forked child writes. Shared memory would not
+    get huge pages.
+    """
+    if nbytes < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.zeros(nbytes, np.uint8)
+    # whole huge pages: a part of one would be on small pages
+    memory = mmap.mmap(-1, -(-nbytes // HUGE) * HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    waiting: list[mmap.mmap] | None = getattr(_LATER, "memory", None)
+    if waiting is None:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    else:
+        waiting.append(memory)
+    return np.frombuffer(memory, np.uint8, nbytes)
+
+
+_LATER = local()
+"""Of each thread: the memory that gets its huge pages later, or None."""
+
+
+@contextmanager
+def small_pages() -> Generator[None]:
+    """Within this context, memory that this thread takes and writes is on small pages; later writes use huge ones.
+
+    So a few rows far apart take one small page each, not 2 MiB.
+    """
+    _LATER.memory = waiting = list[mmap.mmap]()
+    try:
+        yield
+    finally:
+        _LATER.memory = None
+        for memory in waiting:
+            memory.madvise(mmap.MADV_HUGEPAGE)
+
+
+# -- memory for batches ---------------------------------------------------------------------------------------
+
+KEPT = 16
+"""Blocks kept for later batches. More exist only while batches use them."""
+
+
+SMALL = 2**19
+"""Below this many bytes, malloc reuses memory by itself and is faster than a search for a block here."""
+
+
+class Recycled:
+    """Blocks of RAM for batches. A block is reused once nothing refers to it any more.
+
+    Fresh memory of some megabytes costs more than filling it, as the system finds and clears each page on first touch.
+    Arrays and tensors over a block keep it in use, as does what autograd saved.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[NDArray[np.uint8]] = []
+        self._lock = shared_lock()
+
+    def take(self, nbytes: int) -> NDArray[np.uint8]:
+        """``nbytes`` uninitialised bytes."""
+        with self._lock:
+            return self._take(nbytes)
+
+    def _take(self, nbytes: int) -> NDArray[np.uint8]:
+        blocks, smallest, fits = self._blocks, -1, -1
+        for i in range(len(blocks)):
+            # every array and tensor over a block refers to it: with none left, only the list does
+            if sys.getrefcount(blocks[i]) != UNUSED:
+                continue
+            size = blocks[i].size
+            if smallest < 0 or size < blocks[smallest].size:
+                smallest = i
+            if size >= nbytes and (fits < 0 or size < blocks[fits].size):
+                fits = i
+        if fits >= 0:
+            return blocks[fits][:nbytes]
+        if len(blocks) >= KEPT and smallest >= 0:  # all free blocks are too small
+            del blocks[smallest]
+        size = nbytes + nbytes // 8  # batches differ a little in size
+        block = zeroed(max(size, HUGE) if 2 * size >= HUGE else size)  # most of a huge page: then all of it
+        self._blocks.append(block)
+        return block[:nbytes]
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> Tensor:
+        """An uninitialised tensor in such memory."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes < SMALL:
+            return torch.empty(shape, dtype=dtype)
+        return torch.from_numpy(self.take(nbytes)).view(dtype).view(shape)
+
+    def __reduce__(self) -> Any:
+        return Recycled, ()
+
+
+def _unused() -> int:
+    """The result of ``sys.getrefcount``, called as above, for an array that only a list refers to."""
+    blocks = [np.empty(1, np.uint8)]
+    return next(sys.getrefcount(blocks[i]) for i in range(1))
+
+
+UNUSED = _unused()
+
+
+# -- locks and forks ------------------------------------------------------------------------------------------
+
+_locks: dict[int, ReferenceType[Any]] = {}
+
+
+class _Held(local):
+    """The locks that the current thread took for a fork."""
+
+    def __init__(self) -> None:
+        self.locks: list[Any] = []
+
+
+_held = _Held()
+
+
+def shared_lock() -> Any:
+    """A lock that threads may share. A fork takes it before the process is copied.
+
+    So a child finds the lock free, and never sees half a change of what it guards.
+    """
+    lock = RLock()
+    key = id(lock)
+    _locks[key] = ref(lock, lambda _: _locks.pop(key, None))
+    return lock
+
+
+def _hold() -> None:
+    """Take all locks. Release all before waiting for a busy one, so that its owner can take others."""
+    locks = [lock for lock in (reference() for reference in list(_locks.values())) if lock is not None]
+    locks += _compiler_lock()
+    held = _held.locks
+    busy = locks[:1]
+    while busy:
+        busy[0].acquire()
+        held.append(busy[0])
+        rest = [lock for lock in locks if lock is not busy[0]]
+        busy = []
+        for lock in rest:
+            if not lock.acquire(blocking=False):
+                busy = [lock]
+                _release()
+                break
+            held.append(lock)
+
+
+def _compiler_lock() -> list[Any]:
+    """The lock of numba's compiler, once numba is there. A thread that compiles may hold locks of ours as well."""
+    module = sys.modules.get("numba.core.compiler_lock")
+    lock = getattr(getattr(module, "global_compiler_lock", None), "_lock", None)
+    return [] if lock is None else [lock]
+
+
+def _release() -> None:
+    while _held.locks:
+        _held.locks.pop().release()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_release)

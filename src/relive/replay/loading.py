@@ -1,0 +1,612 @@
+"""A replay from a save: what the files state is checked, then turned into rows of a new ring.
+
+Nothing in a save is trusted: each number is tested before it is used as an index or as a size, and the ring's
+invariants are tested in the end. A save can be loaded with other fields, a smaller or larger capacity, another sampler
+or view and, if its steps have no order, another number of envs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, cast, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .. import files
+from ..errors import FileFormatError, ParameterError
+from ..files.disk import MOST, entry, fitting, integers, whole
+from ..files.save import EXTRA, read_extra
+from ..kernels.reference.priorities import LARGEST_ERROR
+from ..kernels.tables import COLUMNS, COMPLETED, COUNT, HEAD, NEXT, RULE, TAIL
+from ..memory.allocator import zeroed
+from ..memory.estimate import free_memory, storage_plan
+from ..memory.layout import BOOKKEEPING, row_layout
+from ..memory.ram import in_ram
+from ..parameters import is_count, is_number
+from ..printable import shown
+from ..ring.ring import LARGEST, Ring, Rule, Span, Weigh
+from ..samplers.contract import Sampler
+from ..steps.changes import Origin, SchemaChanges
+from ..steps.schema import Field, Path, Schema, dotted
+from .checks import stored_fields
+from .saving import KIND, PARAMETERS, Segment, describe, is_segment, kinds, rebuild, segment_prefix
+from .serving import Progress
+
+__all__ = [
+    "Source",
+    "changed_arguments",
+    "dealt",
+    "load_extra",
+    "open_save",
+    "require_reach",
+    "require_sampler_state",
+    "require_unordered",
+    "restore",
+    "saved_arguments",
+]
+
+
+def open_save(path: str | os.PathLike[str]) -> files.Save:
+    """Open the save in the directory ``path``.
+
+    Raises:
+        FileFormatError: there is no save of a replay, or it is damaged.
+    """
+    save = files.Save(path)
+    kind = save.content.get("kind")
+    if kind != KIND:
+        save.close()
+        raise FileFormatError(f"'{path}' is a save of {shown(kind)}, not of a {KIND}")
+    return save
+
+
+def saved_arguments(source: Source, device: Any, sampler: Any, view: Any) -> dict[str, Any]:
+    """The constructor's arguments for a replay with this state; ``sampler`` and ``view`` where they are not None.
+
+    Raises:
+        FileFormatError, ParameterError, SchemaError, KeyError: the state makes no sense.
+    """
+    content = source.content
+    rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")
+    integers(content, "state", num_envs, 4)  # before any memory is taken for as many envs
+    if num_envs < 1 or rows < 2:
+        raise FileFormatError(f"the save has {num_envs} envs of {rows} rows; expected at least 1 env and 2 rows")
+    schema = Schema.from_json(json.dumps(content.get("schema")))
+    stored_fields(schema, False)
+    if view is None:
+        view = rebuild(content.get("view"), "view")
+        require_reach(view, source.row_count)
+    return {
+        "schema": schema,
+        "device": device,
+        "capacity": rows * num_envs,
+        "num_envs": num_envs,
+        "sampler": sampler if sampler is not None else rebuild(content.get("sampler"), "sampler"),
+        "view": view,
+        "ordered": entry(content, "ordered", bool),
+        "own_next_obs": entry({"own_next_obs": False, **content}, "own_next_obs", bool),
+        "check_ends": entry({"check_ends": True, **content}, "check_ends", bool),
+        "debug": entry({"debug": False, **content}, "debug", bool),
+        "seed": entry(content, "seed", int),
+    }
+
+
+def changed_arguments(
+    arguments: dict[str, Any], capacity: int | None, changes: SchemaChanges | None
+) -> dict[Path, Origin] | None:
+    """Change the arguments of :func:`saved_arguments` as the caller of ``load`` asks.
+
+    Returns:
+        where each field of the new schema comes from; None if the schema stays.
+
+    Raises:
+        SchemaError: an argument is out of range, or the save has no such fields.
+    """
+    origins = None
+    if changes is not None:
+        arguments["schema"], origins = changes.applied(arguments["schema"])
+        stored_fields(arguments["schema"], False)
+    if capacity is not None:
+        own, num_envs = arguments["own_next_obs"] or not arguments["ordered"], arguments["num_envs"]
+        leaves, device = stored_fields(arguments["schema"], own).leaves, torch.device(arguments["device"])
+        leaves = in_ram(leaves) if "store" in arguments else leaves
+        # a larger capacity is the caller's wish, so it is tested against the memory; that of the save is not
+        storage_plan(leaves, num_envs, capacity, None, device, arguments["sampler"].nbytes).require_memory()
+        arguments["capacity"] = capacity
+    return origins
+
+
+def load_extra(path: str | os.PathLike[str]) -> Any:
+    """The value that was passed as ``extra`` to the ``save`` of a replay or rollout; None if none was. Reads no row.
+
+    Tensors are on the CPU, and dicts of all kinds are plain dicts.
+
+    Raises:
+        FileFormatError: there is no save, or it is damaged, foreign or of another version; nothing is ever run.
+    """
+    with files.Save(path) as save:
+        return read_extra(save, free_memory())
+
+
+def restore(
+    ring: Ring,
+    sampler: Sampler,
+    progress: Progress,
+    source: Source,
+    origins: Mapping[Path, Origin] | None = None,
+) -> None:
+    """Put a saved state into the parts of a new replay, and check that the state makes sense.
+
+    If the new ring has fewer rows per env than the saved one, it gets the newest rows of each env.
+
+    Args:
+        ring: the new ring, of as many envs.
+        sampler: its sampler.
+        progress: the counts of its draws.
+        source: the saved state.
+        origins: the origins of the fields, if the schema was changed.
+
+    Raises:
+        FileFormatError, InvariantError, ValueError, KeyError: the state makes no sense.
+        DoesNotFitError: a saved number does not fit into its new dtype.
+    """
+    content, new_rule = source.content, ring.rule
+    progress.draws, progress.sampled, progress.late = integers(content, "counts", 3).tolist()
+    progress.first = whole({"first": 0, **content}, "first")
+    own = entry({"own_next_obs": False, **content}, "own_next_obs", bool) or not entry(content, "ordered", bool)
+    saved_fields = stored_fields(Schema.from_json(json.dumps(content.get("schema"))), own)
+    conversion = Conversion(saved_fields.leaves, ring.store.leaves, origins)
+    saved = _restore_rows(ring, source, whole(content, "rows_per_env"), conversion)
+    ring.rule = _rule(entry(content, "rule", list))  # counts what can be drawn
+    ring.check(recount=False)  # before any compiled code draws from these rows
+    _restore_sampler(ring, sampler, source, saved, new_rule)
+    ring.not_finite = whole({"not_finite_rewards": 0, **content}, "not_finite_rewards")
+
+
+def _restore_rows(ring: Ring, source: Source, saved_rows: int, conversion: Conversion) -> Span:
+    """Write the cursors and the newest rows into a new ring. Returns the rows that were live in the saved one."""
+    content = source.content
+    ring.state[:] = integers(content, "state", *ring.state.shape)
+    ring.counters[:RULE] = integers(content, "counters", RULE)
+    oldest = np.maximum(ring.state[:, TAIL], ring.state[:, HEAD] - saved_rows)
+    if ring.rows > saved_rows:  # there is room for older rows, but no save has them
+        ring.state[:, TAIL] = oldest
+    ring.check_cursors(LARGEST // 2)  # before rows are found by them; half, since what comes next has to fit as well
+    saved = Span(oldest, ring.heads.copy())
+    for part in source.parts(saved, conversion.large):
+        _restore_part(ring, part, conversion)
+    return saved
+
+
+def _restore_part(ring: Ring, part: RowPart, conversion: Conversion) -> None:
+    """Write those rows of a part that are live."""
+    rows: Any = part.rows.numpy()
+    _require_bools(conversion.saved, rows)
+    live = part.span.meet(ring.span)
+    chosen = part.span.where(live)
+    large = {path: block[chosen] for path, block in part.large.items()}
+    packed, large = conversion(rows[chosen], large, lambda: _under_way(ring, live))
+    ring.store.restore(live.places(ring.rows), packed, large)
+
+
+def _under_way(ring: Ring, live: Span) -> Any:
+    """Bool ``[K]``: True for the newest rows of running episodes."""
+    env, number = live.rows()
+    return (number == ring.heads[env] - 1) & (ring.state[env, NEXT] > 0)
+
+
+def _restore_sampler(ring: Ring, sampler: Sampler, source: Source, saved: Span, new_rule: Rule) -> None:
+    """Give the sampler the ring and, if it is of the saved kind, its state."""
+    content, live = source.content, ring.span
+    by_row: set[str] = set(entry(content, "sampler_rows", list))
+    tensors = source.sampler_tensors(by_row, saved.size)
+    parts: dict[str, Any] = dict(entry(content, "sampler_state", dict))
+    parts |= {name: tensor.numpy() for name, tensor in tensors.items()}
+    was, now = kinds(content.get("sampler")), kinds(describe(sampler))
+    alike = was == now or not (was and now)  # a user's own sampler decides by itself what it can go on from
+    if alike and type(sampler) in PARAMETERS:
+        require_sampler_state(parts, by_row, ring)
+    for name in by_row:  # saved for live rows alone, one env after another
+        full = zeroed(ring.store.num_rows * parts[name].itemsize).view(parts[name].dtype)
+        full[live.places(ring.rows)] = parts[name][saved.where(live)]
+        parts[name] = full
+    if not alike:  # what could be drawn by the saved one, through its view, may not be for this one
+        ring.rule = new_rule
+    sampler.attach(ring)
+    if alike:
+        sampler.load_state_dict(parts)
+    elif was[0] == now[0]:  # around another inner sampler, which starts again
+        inner = {name: value for name, value in sampler.state_dict().items() if name.startswith("inner.")}
+        sampler.load_state_dict({**parts, **inner})
+
+
+def _rule(parts: list[Any]) -> Rule:
+    """The rule of a saved ring: which of its rows could be drawn.
+
+    Raises:
+        FileFormatError: it makes no sense.
+    """
+    if list(map(type, parts)) == [int, int, int, bool, str]:
+        rule = Rule(*parts)
+        # the bounds of kernels: they add these to numbers of rows
+        fits = STEPS >= rule.history >= rule.length - 1 and 1 <= rule.stride <= rule.length
+        if fits and rule.weigh in get_args(Weigh):
+            return rule
+    raise FileFormatError(
+        f"the save's entry 'rule' is {shown(parts)}; expected {list(Rule._fields)}, as relive writes them"
+    )
+
+
+# -- the tensors of a save -------------------------------------------------------------------------------------------
+
+
+class RowPart(NamedTuple):
+    """Some rows of a saved ring."""
+
+    span: Span
+    rows: Tensor
+    """The packed rows, uint8 ``[K, W]``."""
+    large: dict[Path, Tensor]
+    """The large fields, ``[K, *shape]``."""
+
+
+class Source:
+    """The state of a replay: its JSON, and its tensors, which are read when they are needed.
+
+    The rows are in one part, or in segments if the JSON has an entry of that name.
+
+    Args:
+        content: the JSON.
+        shapes: the shape of each tensor.
+        read: returns tensors by name, at least those asked for.
+        where: the file that holds a tensor, for messages.
+    """
+
+    def __init__(
+        self,
+        content: Mapping[str, Any],
+        shapes: Mapping[str, tuple[int, ...]],
+        read: Callable[[Iterable[str]], Mapping[str, Tensor]],
+        where: Callable[[str], str] = lambda name: "the state",
+    ) -> None:
+        self.content, self._shapes, self._read, self._where = content, shapes, read, where
+        self.segments: list[Segment] = []
+        """The segments that were read."""
+
+    @classmethod
+    def of_tensors(cls, tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> Source:
+        """A state in memory."""
+        return cls(content, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, lambda names: tensors)
+
+    @classmethod
+    def of_save(cls, save: files.Save) -> Source:
+        """A save that is open for reading."""
+        specs = save.specs
+        return cls(
+            save.content,
+            {name: spec.shape for name, spec in specs.items()},
+            lambda names: save.read(names=names, most=free_memory()),
+            lambda name: specs[name].file,
+        )
+
+    @property
+    def row_count(self) -> int:
+        """How many rows the source has."""
+        rows = [self._shapes.get(f"{prefix}rows") for prefix in self._prefixes()]
+        return sum(shape[0] for shape in rows if shape)
+
+    def parts(self, saved: Span, large: Iterable[Path]) -> Iterator[RowPart]:
+        """All rows, part by part, the oldest part first. ``saved`` are the live rows.
+
+        Raises:
+            FileFormatError: a tensor is missing or foreign; or the segments are not in order, or lack a row.
+        """
+        blocks, prefixes = {path: f"block.{dotted(path)}" for path in large}, self._prefixes()
+        segmented = "segments" in self.content
+        self._require_names(prefixes, ["rows", *blocks.values(), *(["span"] if segmented else [])])
+        count, before = 0, np.zeros_like(saved.first)
+        for prefix in prefixes:
+            names = [f"{prefix}rows", *(f"{prefix}{block}" for block in blocks.values())]
+            span_name = f"{prefix}span"
+            tensors = self._read([*names, span_name] if segmented else names)
+            span = _span(tensors, span_name, saved) if segmented else saved
+            for name in names:
+                fitting(tensors, name, (span.size,))  # an entry for each row, before any is used
+            if (span.first < before).any() and span.size:
+                raise FileFormatError(
+                    f"'{self._where(span_name)}': the rows of this segment come before those of the one listed before "
+                    "it; restore the manifest and the data files from one copy"
+                )
+            # the spans do not overlap, so if their live rows are as many as there are live rows, none is missing
+            count, before = count + span.meet(saved).size, np.maximum(before, span.until)
+            if segmented:
+                self.segments.append(Segment(prefix.split(".")[1], span))
+            yield RowPart(span, tensors[names[0]], {path: tensors[f"{prefix}{b}"] for path, b in blocks.items()})
+        if count != saved.size:
+            raise FileFormatError(
+                f"the segments hold {count} of the {saved.size} rows that the cursors state; restore the manifest and "
+                "the data files from one copy"
+            )
+
+    def sampler_tensors(self, by_row: Iterable[str], count: int) -> dict[str, Tensor]:
+        """The arrays of the sampler; those named in ``by_row`` have an entry for each of ``count`` rows.
+
+        Raises:
+            FileFormatError: one is missing, or has another length.
+        """
+        names = [name for name in self._shapes if name.startswith("sampler.")]
+        tensors: Mapping[str, Tensor] = self._read(names) if names else {}
+        for name in by_row:
+            fitting(tensors, f"sampler.{name}", (count,))
+        return {name.removeprefix("sampler."): tensors[name] for name in names}
+
+    def _prefixes(self) -> list[str]:
+        """The beginning of the tensors' names in each part.
+
+        Raises:
+            FileFormatError: the entry for the segments is not a list of their names.
+        """
+        if "segments" not in self.content:
+            return [""]
+        names = entry(self.content, "segments", list)
+        if not all(map(is_segment, names)):
+            raise FileFormatError(
+                f"the save's entry 'segments' is {shown(names)}; expected names of 16 hexadecimal digits"
+            )
+        return [segment_prefix(name) for name in names]
+
+    def _require_names(self, prefixes: Iterable[str], names: Iterable[str]) -> None:
+        """Require these tensors of each part, and besides them only the sampler's and the learner's."""
+        wanted = {f"{prefix}{name}" for prefix in prefixes for name in names}
+        others = {name for name in self._shapes if name.startswith(("sampler.", EXTRA))}
+        if wrong := sorted((self._shapes.keys() - others) ^ wanted):  # in one of the two only
+            raise FileFormatError(
+                f"the save has the tensors {shown(list(self._shapes), 200)}; {shown(wrong[0])} is missing or foreign"
+            )
+
+
+def _span(tensors: Mapping[str, Tensor], name: str, saved: Span) -> Span:
+    """The rows of a segment.
+
+    Raises:
+        FileFormatError: these are not ranges of rows that were ever stored.
+    """
+    # every number is tested: the span says where the rows go
+    first, until = fitting(tensors, name, (2, len(saved.first)), torch.int64).numpy()
+    if (first < 0).any() or (until < first).any() or (until > saved.until).any():
+        raise FileFormatError(
+            f"tensor {shown(name)}: expected ranges of rows of this buffer, got {shown([first, until], 200)}"
+        )
+    return Span(first, until)
+
+
+# -- other fields ----------------------------------------------------------------------------------------------------
+
+
+class Conversion:
+    """Turns packed rows and large fields into those of other fields; without changes, it returns them as they are.
+
+    Args:
+        saved: the saved leaves, with ``next_obs`` if each row has its own.
+        leaves: the leaves of the new buffer.
+        origins: where each leaf of the new schema comes from; None if nothing changes.
+    """
+
+    def __init__(
+        self, saved: Mapping[Path, Field], leaves: Mapping[Path, Field], origins: Mapping[Path, Origin] | None
+    ) -> None:
+        self.saved, self._leaves = saved, leaves
+        self._origins = None if origins is None else {path: _origin(origins, path) for path in leaves}
+        self._old, large = row_layout(saved)
+        self._new, _ = row_layout(leaves)
+        self.large = tuple(path for path in saved if path in large)
+        """The saved fields that are not in the packed rows."""
+
+    def __call__(
+        self, rows: Any, large: Mapping[Path, Tensor], under_way: Callable[[], Any]
+    ) -> tuple[Any, dict[Path, Tensor]]:
+        """The rows (uint8 ``[K, W]``) and large fields ``[K, *shape]`` for the new buffer.
+
+        ``under_way`` is called if needed. It returns flags ``[K]``, True for the newest rows of running episodes. These
+        rows and complete transitions have all fields. Other rows are final observations; their other fields hold
+        arbitrary bytes.
+
+        Raises:
+            DoesNotFitError: a saved number does not fit into its new dtype.
+        """
+        if self._origins is None:
+            return rows, dict(large)
+        packed = np.zeros((len(rows), self._new.nbytes), np.uint8)
+        old, new = self._old.tensors(np.ascontiguousarray(rows)), self._new.tensors(packed)
+        for path in BOOKKEEPING:  # the ring's own numbers stay, whatever the fields are
+            new[path].copy_(old[path])
+        every = torch.ones(len(rows), dtype=torch.bool)
+        # a final observation has only its observation: whatever else its bytes are need not fit
+        steps = (old["_stamp",] >= 0) | torch.from_numpy(under_way())
+        saved, blocks = {**old, **large}, dict[Path, Tensor]()
+        for path, origin in self._origins.items():
+            used = every if path[0] in ("obs", "next_obs") else steps
+            values = origin.values(saved, len(rows), used, dotted(path))
+            if path in new:
+                new[path].copy_(values)
+            else:
+                blocks[path] = values.contiguous()
+        return packed, blocks
+
+
+def _origin(origins: Mapping[Path, Origin], path: Path) -> Origin:
+    """The origin of a stored leaf; a next observation comes from where the observation does."""
+    if path[0] != "next_obs":
+        return origins[path]
+    origin = origins["obs", *path[1:]]
+    return origin if origin.value is not None else origin._replace(source=("next_obs", *origin.source[1:]))
+
+
+# -- another number of envs ------------------------------------------------------------------------------------------
+
+INDICES = ("sampler.order", "sampler.inner.order")
+"""Arrays of samplers that name transitions by index. An index means something else with another number of envs."""
+
+
+def require_unordered(content: Mapping[str, Any], num_envs: Any, store: Any) -> None:
+    """Refuse another number of envs if it would tear episodes, or a value that is not such a number.
+
+    Raises:
+        ParameterError: the steps of the saved replay have an order; or ``num_envs`` is not a positive whole number; or
+            there is a ``store``, too.
+    """
+    if not is_count(num_envs, 1):
+        raise ParameterError(f"num_envs: expected a whole number of at least 1, got {num_envs!r}")
+    if store is not None:
+        raise ParameterError("num_envs: a store of your own cannot be given with it; load without, then append")
+    if num_envs != content.get("num_envs") and content.get("ordered") is not False:
+        raise ParameterError(
+            f"num_envs: expected {content.get('num_envs')}, as it was saved, got {num_envs}; steps in order belong to "
+            "the episodes of their env, and only a replay with ordered=False can change its number of envs. Load it as "
+            "it is, and draw from it and from a new buffer with a Mixture"
+        )
+
+
+def dealt(
+    arrays: Mapping[str, Any], content: Mapping[str, Any], num_envs: int, capacity: int | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The state of a replay without an order, dealt to ``num_envs`` envs like cards, from the oldest transition on.
+
+    Their order and their priorities stay. Indices are new, and count from 0. ``capacity`` is the number of rows
+    over all envs (default: about as many as before); if it is smaller, the newest transitions are kept.
+    """
+    layout, _ = row_layout(stored_fields(Schema.from_json(json.dumps(content["schema"])), True).leaves)
+    rows = (capacity or content["rows_per_env"] * content["num_envs"]) // num_envs
+    if rows < 2:
+        raise ParameterError(f"capacity: expected at least 2 rows for each of {num_envs} envs, got {rows}")
+    # stamps number the transitions in order; the newest are dealt, as many as there is room for
+    by_age = np.argsort(layout.arrays(arrays["rows"])["_stamp",])[-rows * num_envs :]
+    hands = [by_age[env::num_envs] for env in range(num_envs)]
+    order = np.concatenate(hands)
+    per_row = {f"sampler.{name}" for name in content["sampler_rows"]}
+    moved = {
+        name: value[order] if name == "rows" or name.startswith("block.") or name in per_row else value
+        for name, value in arrays.items()
+    }
+    moved |= {name: moved[name][:0] for name in INDICES if name in moved}  # a new epoch begins
+    notes = layout.arrays(moved["rows"])
+    # transition k is card k // N of env k % N: its order there, and its stamp
+    notes["_order",][:] = np.concatenate([np.arange(len(hand)) for hand in hands])
+    notes["_stamp",][:] = np.concatenate([np.arange(env, len(by_age), num_envs) for env in range(num_envs)])
+    state = np.zeros((num_envs, COLUMNS), np.int64)
+    # every row is a complete transition, so an env has as many rows as transitions
+    state[:, HEAD] = state[:, COUNT] = [len(hand) for hand in hands]
+    counters = [*content["counters"]]
+    counters[COMPLETED] = len(by_age)
+    changed = {"num_envs": num_envs, "rows_per_env": rows, "state": state.tolist(), "counters": counters}
+    return {name: torch.as_tensor(value) for name, value in moved.items()}, {**content, **changed}
+
+
+# -- values that no replay would save --------------------------------------------------------------------------------
+
+REACH = 2**16
+"""The most rows that one item of a saved view may span. A save with more rows may have longer items."""
+
+
+STEPS = 2**31 - 1
+"""The most rewards of an n-step window: their number is stored as an int32."""
+
+
+def _require_bools(leaves: Mapping[Path, Field], rows: NDArray[np.uint8]) -> None:
+    """Refuse packed rows with flags other than 0 and 1. Compiled code could take another byte for True or for False.
+
+    Raises:
+        FileFormatError: names the field.
+    """
+    layout, _ = row_layout(leaves)
+    for path, array in layout.arrays(rows).items():
+        if array.dtype == np.bool_ and array.view(np.uint8).max(initial=0) > 1:
+            raise FileFormatError(f"field '{dotted(path)}' is bool and has bytes other than 0 and 1")
+
+
+def require_reach(view: Any, rows: int) -> None:
+    """Refuse a saved view whose items would be larger than the whole save, since a batch could take all memory.
+
+    Raises:
+        FileFormatError: names the view and the limit.
+    """
+    parts = [view]
+    while hasattr(parts[-1], "window"):
+        parts.append(parts[-1].window)
+    reach = max(getattr(part, "rows", getattr(part, "depth", 1)) for part in parts)
+    if reach > max(REACH, rows) or parts[-1].n > STEPS:
+        raise FileFormatError(
+            f"the saved view {view!s:.200} spans more rows than the {rows} of the save; if you want that, pass "
+            "load(..., view=...)"
+        )
+
+
+def require_sampler_state(state: Mapping[str, Any], by_row: Iterable[str], ring: Ring) -> None:
+    """Refuse values that none of relive's own samplers would save. Entries with unknown names are not checked.
+
+    ``by_row`` names the arrays with an entry for each live row.
+
+    Raises:
+        FileFormatError: names the entry.
+    """
+    for name, value in state.items():
+        known = name.removeprefix("inner.")
+        if known in _STATE and not ((name in by_row) == (known == "errors") and _STATE[known](value, ring)):
+            raise FileFormatError(f"the sampler's {shown(name)} is {shown(value)}, which it cannot be")
+
+
+def _are_numbers(values: Any, dtype: type[Any]) -> bool:
+    if not isinstance(values, np.ndarray):
+        return False
+    array = cast("NDArray[Any]", values)
+    return array.ndim == 1 and array.dtype == dtype and not (~np.isfinite(array)).any()
+
+
+def _are_errors(values: Any, ring: Ring) -> bool:
+    return _are_numbers(values, np.float32) and not (values < 0).any()
+
+
+def _is_order(values: Any, ring: Ring) -> bool:
+    if not _are_numbers(values, np.int64) or (values < 0).any():
+        return False
+    sorted_values = np.sort(values)
+    # an index is number * N + env
+    issued = values // ring.num_envs < ring.heads[values % ring.num_envs]
+    return bool(issued.all() and (sorted_values[1:] != sorted_values[:-1]).all())
+
+
+def _is_count(value: Any, ring: Ring) -> bool:
+    return is_count(value) and value <= MOST
+
+
+def _is_error(value: Any, ring: Ring) -> bool:
+    return is_number(value, 0, LARGEST_ERROR)
+
+
+def _is_share(value: Any, ring: Ring) -> bool:
+    return is_number(value, 0, 1)
+
+
+def _are_slopes(values: Any, ring: Ring) -> bool:
+    return _are_numbers(values, np.float64) and len(values) == 2 and bool((values >= 0).all())
+
+
+def _are_returns(values: Any, ring: Ring) -> bool:
+    return _are_numbers(values, np.float64) and len(values) <= 20
+
+
+_STATE: dict[str, Callable[[Any, Ring], bool]] = {
+    "errors": _are_errors,
+    "largest": _is_error,
+    "draws": _is_count,
+    "order": _is_order,
+    "eta": _is_share,
+    "steepest": _are_slopes,
+    "returns": _are_returns,
+}
+"""The check of each entry of a sampler's saved state."""
