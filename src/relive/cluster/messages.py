@@ -125,6 +125,7 @@ def joined(blocks: Sequence[Block]) -> dict[Path, Tensor]:
         for source in sources:
             array = source[part.path]
             begin, end = end, end + array.shape[part.axis]
+            # blocks lie one after another along the axis of rows, which need not be the first one
             np.copyto(target[(slice(None),) * part.axis + (slice(begin, end),)], array)
         tensors[part.path] = typed(target, part.dtype)
     return tensors
@@ -182,6 +183,7 @@ def _offsets(parts: Iterable[Part]) -> tuple[list[int], int]:
 
 def _at(memory: NDArray[np.uint8], offset: int, part: Part) -> Array:
     """A part as an array over the memory of its block."""
+    # numpy_dtype has the size of the torch dtype, also where NumPy lacks it and the array holds its bits
     return np.ndarray(part.shape, numpy_dtype(part.dtype), memory.data, offset)
 
 

@@ -227,6 +227,7 @@ class Replay:
         """The plans of the shards of a new run, which begin with the ``sources``."""
         state, path = self._state, self._path
         starts, rows = self._partition.starts.tolist(), self._partition.rows(state.capacity).tolist()
+        # absolute, as shards have working directories of their own; and a run that no earlier commit has
         home, run = None if path is None else os.path.abspath(path), os.urandom(8).hex()
         return [
             ShardPlan(
@@ -302,7 +303,7 @@ class Replay:
         require_rows(batch_size)
         self._outbox.settle()
         self._look_at_saves()
-        self._group.refresh()
+        self._group.refresh()  # a shard reads its messages in order, so these totals have all TD errors sent before
         limit, state = self._limit, self._state
         if limit is not None:
             limit.await_batch(batch_size)
@@ -835,7 +836,7 @@ class Group:
         """Call the shards in ``calls`` that are up, and return the answers that come in time."""
         sent = {k: self.link.call(k, *call) for k, call in calls.items() if k not in self._probes}
         answers, _ = self.link.answers(sent, self.timeout if timeout is None else timeout)
-        for shard in sent.keys() - answers.keys():
+        for shard in sent.keys() - answers.keys():  # an answer that comes later is not read: the probe asks again
             self.unanswered += 1
             self._probe(shard)
         return answers
@@ -883,7 +884,7 @@ class Group:
             self.forgotten[shard] += max(before.stored - totals.stored, 0)
         self.totals[shard], self.largest = totals, max(self.largest, totals.largest)
         lives = self._lives[shard]
-        if totals.born not in lives:
+        if totals.born not in lives:  # before an index of this life leaves the group
             if len(lives) == LIVES:  # no index could name this life
                 raise LifecycleError(f"shard {shard} was restarted {LIVES} times; find out why, and load the last save")
             lives.append(totals.born)
@@ -910,7 +911,7 @@ class Group:
         for shard, (probe, since) in list(self._probes.items()):
             answers, failed = self.link.answers({shard: probe}, 0.0)
             if shard in answers:
-                del self._probes[shard]
+                del self._probes[shard]  # it is up; its allowance comes with the next question
                 self.note(shard, answers[shard])
             elif shard in failed and time.monotonic() - since > PAUSE:
                 self._probe(shard)
@@ -1000,7 +1001,7 @@ class ShardLimit:
         limit, group = self.limit, self._group
         stored = [0 if total is None else total.stored for total in group.totals]
         inserts = self._inserted(stored)
-        limit.count(inserts=inserts - limit.counted()[0])
+        limit.count(inserts=inserts - limit.counted()[0])  # the difference, so that the count is that of the shards
         return limit.allows_samples(batch_size, inserts, limit.counted()[2])
 
     def _inserted(self, stored: Sequence[int]) -> int:

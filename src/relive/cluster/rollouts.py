@@ -103,6 +103,7 @@ class Rollouts:
         end, pause = None if timeout is None else time.monotonic() + timeout, SHORTEST_PAUSE
         while True:
             oldest = version - self._max_staleness
+            # with the place, so that an answer that was lost is given again
             fetched: Fetched = _answer(self._link, self._timeout, "fetch", self._born, self._place, oldest)
             self._born, self._place, label, block, dropped = fetched
             self._counts["stale"] += sum(self._is_new(old) for old in dropped)
@@ -165,7 +166,7 @@ class Rollouts:
     def _is_new(self, label: Label) -> bool:
         """True if this rollout was not consumed before. Counts rollouts that are missing before it as lost."""
         life, number = self._last.get(label.worker, (label.life, 0))
-        if life == label.life:
+        if life == label.life:  # numbers of another life of the worker say nothing about this one
             if label.number <= number:  # the queue was restarted, and the worker sent it again
                 self._counts["repeated"] += 1
                 return False
@@ -199,7 +200,7 @@ class Sender:
         block = packed(_leaves(data))
         if not self._life:
             life = os.urandom(8).hex()
-            self._ask("begin", self._worker, life)  # if this fails, the next call begins anew
+            self._ask("begin", self._worker, life)  # if this fails, the next call begins with another life
             self._life = life
         label = Label(self._worker, self._life, self._number + 1, int(version))
         end, pause = None if timeout is None else time.monotonic() + timeout, SHORTEST_PAUSE

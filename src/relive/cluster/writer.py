@@ -56,7 +56,7 @@ class Writer:
                 f"writer: one step of {widest} envs of a shard is more than the limit may ever allow at once, {most} "
                 "steps a shard; make error_buffer larger"
             )
-        self._most = None if most is None else most // widest
+        self._most = None if most is None else most // widest  # vector steps, so that no shard gets more than ``most``
 
     def extend(self, steps: Mapping[str, Any]) -> None:
         """Send steps in the order of time, as :meth:`relive.ReplayBuffer.extend` takes them: ``[T, N, ...]``.
@@ -124,6 +124,7 @@ class ShardSender:
         self._waiting = deque[tuple[Chunk, Any]]()
         """Chunks that are not confirmed, and the calls that sent them, in the order of their steps."""
         self._broken: ReliveError | None = None
+        """The error with which the shard refused a chunk. Later chunks would leave a gap, so there are none."""
 
     def claim(self) -> None:
         """Take the envs, as a new writer does."""
@@ -194,6 +195,7 @@ class ShardSender:
                 self._waiting.popleft()
                 end, pause = time.monotonic() + self._timeout, PAUSE
                 continue
+            # not stored: for lack of room, or because this chunk or one before it was lost
             if not (answers and self._wait_for_room(chunk.origin, end)):
                 pause = self._pause(end, pause)
             self._send_again()

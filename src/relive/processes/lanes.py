@@ -260,7 +260,7 @@ class Lanes:
 
     def _move(self, replay: ReplayBuffer, limit: RateLimit | None) -> int:
         """Move all steps that may be moved now."""
-        with self._lock:  # always before the replay's lock, so that two threads cannot wait for each other
+        with self._lock:  # before the replay's lock, in every call: otherwise two threads could wait for each other
             self._become_owner()
             with replay.lock:
                 intakes = self._intakes_of(replay)
@@ -282,7 +282,7 @@ class Lanes:
             self._claim = self._block.claim(OWNER)
             if self._claim is None:
                 raise LifecycleError("another process drains these lanes and is alive; a lane has one reader")
-            self._had_owner[0] = 1  # after the claim: a writer that sees it may conclude that no claim is a dead owner
+            self._had_owner[0] = 1  # after the claim: without one, it tells writers that the owner has ended
 
     def _intakes_of(self, replay: ReplayBuffer) -> list[Intake]:
         """The intake of each lane into this replay, after a test that the replay fits the lanes."""

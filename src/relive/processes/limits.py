@@ -25,7 +25,7 @@ __all__ = ["LIMIT_RULE", "NUMBER_RULE", "SHARES", "MinSize", "RateLimit", "Sampl
 
 
 WAITS, WAITED = 4, 6
-"""Places of the number of waits and of the nanoseconds waited, both for inserts. Those for samples are one behind."""
+"""Places of the number of waits and of the nanoseconds waited, both for inserts. Those for samples are one further."""
 
 SHARES = 8
 """The place of the number of processes that share the room for inserts; 0 means one process."""
@@ -135,7 +135,7 @@ class RateLimit(ABC):
             )
         kernels.fast().add_count(self._counts, INSERTS, -inserts)
         kernels.fast().add_count(self._counts, SAMPLES, -samples)
-        self._ring_bells()
+        self._ring_bells()  # both: what a side takes back is room for that side
 
     def note_sample_wait(self, seconds: float) -> None:
         """Add a wait for samples to :meth:`stats`, for a caller that called :meth:`try_to_sample` again and again."""
@@ -346,6 +346,7 @@ class RateLimit(ABC):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle: the same limit. A process that is spawned must get it while this one lives."""
+        # the parameters; what is private lies in the block or is made from it
         return self._attached, (self._block, {name: x for name, x in vars(self).items() if not name.startswith("_")})
 
 

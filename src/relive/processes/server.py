@@ -472,7 +472,7 @@ class Owner:
     def _release(self, client: Client) -> None:
         """Free the slots of a learner that is gone. Its turns are passed over until it comes back."""
         client.line, client.left, client.wants = None, True, False
-        for drawn in client.ready:  # it may have learned from them, so they count as taken and are not drawn again
+        for drawn in client.ready:  # they were sent, so they count as taken: their numbers are not drawn again
             self._note_taken(drawn)
         client.ready.clear()
         client.late.clear()
@@ -761,7 +761,7 @@ class Learner(Iterator[Any]):
         """As :meth:`relive.ReplayBuffer.update_priorities`, but a later call raises the errors of this one."""
         real = None if mask is None else as_host(mask)
         self._start_call()
-        arguments = np.array(as_host(index)), np.array(as_host(td_error)), real  # copies: both may be views of a slot
+        arguments = np.array(as_host(index)), np.array(as_host(td_error)), real
         self._send_unanswered(("rate", Parcel("update_priorities: an argument", arguments)))
 
     def add(self, step: Mapping[str, Any] | None = None, /, *more: Never, envs: Any = None, **fields: Any) -> None:
@@ -1110,7 +1110,7 @@ class Uploads:
         if not self._pins:
             return
         address, runtime = block.array.ctypes.data, _runtime()
-        # first those that are gone: the new block may lie at the address of one of them
+        # without those that are gone: memory that could not be locked may lie at such an address now
         self._unpin = {key: unpin for key, unpin in self._unpin.items() if unpin.alive}
         if int(runtime.cudaHostRegister(address, block.nbytes, 0)) == 0:
             self._unpin[address] = finalize(block, _unregister, runtime, address)
