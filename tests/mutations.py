@@ -629,8 +629,8 @@ MUTATIONS = [
     Mutation(
         "a rollout values the next episode's first observation: a stale final observation",
         "collect/collector.py",
-        "_Given(inputs.obs_of(final, envs), after, known)",
-        "_Given(inputs.obs_of(obs, envs), after, known)",
+        "_PolicyInputs(inputs.obs_of(final, envs), after, known)",
+        "_PolicyInputs(inputs.obs_of(obs, envs), after, known)",
         "collect/test_finals.py",
     ),
     Mutation(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal, NamedTuple, Protocol, cast
@@ -14,25 +15,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import EnvError, FullError, LifecycleError, ParameterError
-from ..parameters import COUNT_RULE, Rule, require
+from ..batches import swap_layers
+from ..errors import EnvError, FieldError, FullError, LifecycleError, ParameterError
+from ..parameters import COUNT_RULE, Rule, require, seed_or_drawn
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import stored_fields
 from ..rollout.buffer import RolloutBuffer
 from ..steps.arrays import NUMPY_DTYPES, Bools, as_host, numpy_dtype, numpy_view
 from ..steps.checker import StepChecker
-from ..steps.schema import Path, Schema
+from ..steps.schema import Path, Schema, descend
 from ..steps.summary import Summary, html, text
-from .envs import VectorEnvs, is_factory, vectorized
+from .envs import VectorEnvs, is_factory, require_start, vectorized
 from .inputs import Inputs, Leaves, shaped_as
-from .policy import Policy, RandomPolicy, ask, fields_of, require_functions, value_of
 from .progress import progress_bar
 
 __all__ = ["CollectStats", "Collector"]
 
 
 class StepSink(Protocol):
-    """What takes steps as a replay does, such as a writer of :class:`relive.Lanes`."""
+    """A sink that takes steps as a replay does, such as a writer of :class:`relive.Lanes`."""
 
     schema: Schema
     """The fields of a step."""
@@ -41,7 +42,7 @@ class StepSink(Protocol):
     device: torch.device
     """Where the observations that the policy gets are."""
     own_next_obs: bool
-    """Whether every step needs its next observation."""
+    """True if every step needs its next observation."""
 
     def add(self, step: Mapping[str, Any], /) -> None:
         """Store one step of every env, as :meth:`relive.ReplayBuffer.add` takes it."""
@@ -63,6 +64,10 @@ SINK_RULE: Rule = (
     "expected a RolloutBuffer, a ReplayBuffer, a writer of Lanes such as lanes.writer(0), or None",
 )
 """The rule for what a collector fills."""
+
+
+Policy = Callable[..., Any]
+"""A policy or a value function."""
 
 
 class Collector:
@@ -119,11 +124,11 @@ class Collector:
         autoreset_mode: Any = None,
     ) -> None:
         require("Collector", SINK_RULE, buffer=buffer)
-        require_functions(policy, value_fn)
+        _require_functions(policy, value_fn)
         self._vector = VectorEnvs(envs, final_obs, autoreset_mode)
         self.envs = self._vector.envs
         self.policy, self.buffer, self.seed = policy, buffer, seed
-        self.value_fn = value_of(policy) if value_fn is None else value_fn
+        self.value_fn = _value_of(policy) if value_fn is None else value_fn
         n, device = self.envs.num_envs, torch.device("cpu") if buffer is None else buffer.device
         if buffer is not None and schema is not None:
             raise ParameterError("Collector: the schema is the buffer's; pass a buffer or a schema, not both")
@@ -137,14 +142,15 @@ class Collector:
         self.returns: deque[float] = deque(maxlen=100)
         self.lengths: deque[int] = deque(maxlen=100)
         self.total_steps = self.total_episodes = 0
-        self._obs: Leaves | None = None
-        self._was_reset = self._under_way = False
+        self._obs: Leaves | None = None  # None: the next call resets the envs
+        self._was_reset = False  # True from the first reset on, which takes the seed
+        self._under_way = False  # True while steps are played: still True at the next call, an exception ended them
         if isinstance(buffer, ReplayBuffer | RolloutBuffer):
             buffer.check_ends = False  # the collector stores episode ends correctly
 
     @property
     def _into(self) -> RolloutBuffer | StepSink:
-        """What takes the steps."""
+        """The sink of the steps."""
         return cast("StepSink", self._chunks) if self.buffer is None else self.buffer
 
     # -- the public face ----------------------------------------------------------------------------------------
@@ -195,13 +201,13 @@ class Collector:
         if num_steps is not None:
             require("collect", COUNT_RULE, num_steps=num_steps)
         self._recover()
-        count = _room(buffer, num_steps) if isinstance(buffer, RolloutBuffer) else num_steps or 1
+        count = _steps_to_play(buffer, num_steps) if isinstance(buffer, RolloutBuffer) else num_steps or 1
         self._begin()
         began, before = time.perf_counter(), self.total_steps
         self._play(count, progress)
         self._under_way = False
-        seconds, ended = time.perf_counter() - began, self._ended
-        return CollectStats(self.total_steps - before, seconds, [r for r, _ in ended], [n for _, n in ended])
+        seconds, episodes = time.perf_counter() - began, self._episodes
+        return CollectStats(self.total_steps - before, seconds, [r for r, _ in episodes], [n for _, n in episodes])
 
     def steps(self, num_steps: int = 1, *, progress: bool | None = None) -> dict[str, Any]:
         """Play some steps and return them, for :meth:`relive.ReplayBuffer.extend`, here or in another process.
@@ -283,7 +289,7 @@ class Collector:
             fresh, made = self._vector.remake(), True
         fresh, schema = vectorized(fresh() if is_factory(fresh) else fresh), buffer.schema
         if policy is None:
-            acting: Policy = RandomPolicy(fresh.single_action_space, schema, fresh.num_envs, buffer.device, seed)
+            acting: Policy = _RandomPolicy(fresh.single_action_space, schema, fresh.num_envs, buffer.device, seed)
         else:
             acting = policy
         try:
@@ -327,7 +333,7 @@ class Collector:
     @torch.no_grad()  # as a decorator: an exception on the line of a `with` could leave gradients off
     def _play(self, count: int, progress: bool | None) -> None:
         """Play ``count`` vector steps; the caller clears ``_under_way``. After an exception the next call resets."""
-        self._ended: list[tuple[float, int]] = []
+        self._episodes: list[tuple[float, int]] = []
         self._finals: list[_Final] = []
         into = self._into
         with progress_bar(count, progress) as tick:
@@ -345,13 +351,13 @@ class Collector:
     def _step(self, t: int, into: RolloutBuffer | StepSink) -> None:
         """Play step ``t`` of a collection, and store it: the policy acts, the envs answer, the episodes go on."""
         inputs, vector, before = self._inputs, self._vector, cast("Leaves", self._obs)
-        fields = fields_of(ask(self.policy, inputs.as_given(before), inputs.keywords(self._hidden, self._info)))
+        fields = _fields_of(_ask(self.policy, inputs.as_given(before), inputs.keywords(self._hidden, self._info)))
         action = inputs.env_action(fields, vector.takes_tensors)
         obs, reward, terminated, truncated, info = vector.step(action)
         done, cut, played = terminated | truncated, truncated & ~terminated, ~vector.ignored
 
         step = {name: fields[name] for name in inputs.names if name in fields}
-        step["obs"], step["reward"] = inputs.as_given(before), reward
+        step["obs"], step["reward"] = inputs.as_given(before), reward  # given again: a policy may change its TensorDict
         step["terminated"], step["truncated"] = terminated, truncated
         if self._info:
             step |= inputs.named(self._info)
@@ -373,7 +379,7 @@ class Collector:
             step["next_obs"], real = self._next_obs(into.own_next_obs, done, cut, real, obs, info)
         if not real.all():
             step["mask"] = real
-        into.add(step)
+        into.add(step)  # before anything goes on: a step that does not fit ends the collection here
 
         self._count_episodes(as_host(reward), played, done)
         self._go_on(obs, info, done)
@@ -404,7 +410,7 @@ class Collector:
             where = inputs.rows(envs)
             after = {path: x[where] for path, x in states.items()}
             known = inputs.final_info(details, envs, self._info, self._last)
-            self._finals.append(_Final(t, where, _Given(inputs.obs_of(final, envs), after, known)))
+            self._finals.append(_Final(t, where, _PolicyInputs(inputs.obs_of(final, envs), after, known)))
         return real & (~cut | present)
 
     def _next_obs(
@@ -432,7 +438,7 @@ class Collector:
             hidden, envs = inputs.rows(done & ~present), np.flatnonzero(done & present)
             where, rows = inputs.rows(envs), inputs.obs_of(final, envs) if len(envs) else {}
             for path, x in after.items():
-                # after a terminal nothing is bootstrapped, so a hidden observation does not matter
+                # a hidden row is a terminal or is masked, so it is never bootstrapped: any observation will do
                 after[path] = torch.where(shaped_as(hidden, x), before[path], x)
                 if rows:
                     after[path] = after[path].index_copy(0, where, rows[path])
@@ -443,10 +449,10 @@ class Collector:
         self._episode_return += reward * played
         self._episode_length += played
         for n in np.flatnonzero(done):
-            ended = float(self._episode_return[n]), int(self._episode_length[n])
-            self._ended.append(ended)
-            self.returns.append(ended[0])
-            self.lengths.append(ended[1])
+            episode = float(self._episode_return[n]), int(self._episode_length[n])
+            self._episodes.append(episode)
+            self.returns.append(episode[0])
+            self.lengths.append(episode[1])
             self.total_episodes += 1
             self._episode_return[n] = self._episode_length[n] = 0
 
@@ -474,12 +480,12 @@ class Collector:
         They are those of each env's current observation, and of the final ones of truncated episodes.
         """
         inputs, n, finals = self._inputs, buffer.num_envs, self._finals
-        now = _Given(cast("Leaves", self._obs), self._hidden, self._info)
+        now = _PolicyInputs(cast("Leaves", self._obs), self._hidden, self._info)
         if not self._has_value:
             buffer.set_last(obs=inputs.as_given(now.obs))
             return
-        obs, hidden, info = map(_joined, zip(now, *(final.given for final in finals), strict=True))
-        value = ask(self.value_fn, inputs.as_given(obs), inputs.keywords(hidden, info))
+        obs, hidden, info = map(_joined, zip(now, *(final.inputs for final in finals), strict=True))
+        value = _ask(self.value_fn, inputs.as_given(obs), inputs.keywords(hidden, info))
         buffer.set_last(obs=inputs.as_given(now.obs), value=value[:n])
         if finals:
             # counted from the newest step, since a rollout that wraps may have dropped old steps
@@ -504,7 +510,7 @@ class Collector:
         return {path: torch.where(shaped_as(rows, x), initial[path], x) for path, x in states.items()}
 
 
-class _Given(NamedTuple):
+class _PolicyInputs(NamedTuple):
     """The inputs of a policy: observations, hidden states and the fields passed as keywords, rows ``[B, ...]``."""
 
     obs: Leaves
@@ -519,7 +525,7 @@ class _Final(NamedTuple):
     """The place of the step in this collection."""
     envs: Tensor
     """The envs of those episodes, ``[K]``."""
-    given: _Given
+    inputs: _PolicyInputs
     """The inputs of a policy at their final observations, rows ``[K, ...]``."""
 
 
@@ -527,14 +533,14 @@ def _joined(parts: Sequence[Leaves]) -> Leaves:
     return {path: torch.cat([leaves[path] for leaves in parts]) for path in parts[0]}
 
 
-def _room(buffer: RolloutBuffer, wanted: int | None) -> int:
-    """How many vector steps to play; clears a full rollout.
+def _steps_to_play(buffer: RolloutBuffer, requested: int | None) -> int:
+    """The number of vector steps to play. A full rollout is cleared first.
 
     Raises:
-        FullError: more are wanted than the buffer can take.
+        FullError: the buffer has room for fewer steps than requested.
     """
     left = buffer.num_steps if buffer.is_full else buffer.num_steps - buffer.steps
-    count = left if wanted is None else wanted
+    count = left if requested is None else requested
     if count > left and not buffer.wrap:
         raise FullError(f"collect({count!r}): the buffer has room for {left} more steps; collect 1 to {left}")
     if buffer.is_full and not buffer.wrap:
@@ -544,7 +550,7 @@ def _room(buffer: RolloutBuffer, wanted: int | None) -> int:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CollectStats:
-    """What one call of :meth:`Collector.collect` did.
+    """The result of one call of :meth:`Collector.collect`.
 
     ``num_steps`` counts real transitions of all envs; ``seconds`` is wall time. ``episode_returns`` (undiscounted) and
     ``episode_lengths`` describe the episodes that ended, in that order.
@@ -577,8 +583,7 @@ class CollectStats:
 class _Chunks:
     """Takes vector steps one by one, and returns them as :meth:`relive.ReplayBuffer.extend` takes them.
 
-    Every step is checked as a replay would check it. Every row has a next observation, so a chunk fits every kind of
-    replay.
+    Every step is checked as a replay would check it.
 
     Args:
         schema: the fields of a step.
@@ -590,29 +595,29 @@ class _Chunks:
     """
 
     own_next_obs = True
-    """Whether every step needs its next observation, as for a replay."""
+    """True: every step of a chunk has its next observation, so that it fits every kind of replay."""
 
     def __init__(self, schema: Schema, num_envs: int, device: torch.device) -> None:
         require("Collector", (lambda schema: isinstance(schema, Schema), "expected a relive.Schema"), schema=schema)
         self._fields = stored_fields(schema, own_next_obs=True)
         self._num_envs = num_envs
         self._check = StepChecker(self._fields, num_envs, device, upload=False)
-        self._given = self._cut = False
+        self._was_returned = self._interrupted = False
         self.begin(0)
 
     def interrupt(self) -> None:
         """The next chunk does not follow the last one."""
-        self._cut = self._given
+        self._interrupted = self._was_returned
 
     def begin(self, num_steps: int) -> None:
         """Forget the steps of an unfinished chunk, and start one of ``num_steps``."""
-        self._count = int(self._cut)  # the rows so far; the one in front is left out, which interrupts all envs
-        front = self._count + num_steps, self._num_envs
+        self._count = int(self._interrupted)  # rows so far: a masked one in front interrupts all envs
+        rows = self._count + num_steps, self._num_envs
         self._rows: dict[Path, NDArray[Any]] = {
-            path: np.zeros((*front, *field.shape), numpy_dtype(field.dtype))
+            path: np.zeros((*rows, *field.shape), numpy_dtype(field.dtype))
             for path, field in self._fields.leaves.items()
         }
-        self._mask = np.zeros(front, np.bool_)
+        self._mask = np.zeros(rows, np.bool_)
 
     def add(self, step: dict[str, Any]) -> None:
         """Check and copy one vector step ``[N, ...]``, with ``next_obs``; ``mask`` is optional.
@@ -628,7 +633,7 @@ class _Chunks:
 
     def end(self) -> dict[str, Any]:
         """The chunk: the fields of the schema, nested as it is, ``next_obs`` and ``mask``."""
-        self._given, self._cut = True, False
+        self._was_returned, self._interrupted = True, False
         steps = {name: self._fields.rebuild(name, self._leaf) for name in self._fields.names}
         steps["mask"] = self._mask
         self.begin(0)  # the arrays belong to the caller now
@@ -638,3 +643,106 @@ class _Chunks:
         """One leaf as an array, or as a tensor if NumPy lacks its dtype."""
         rows, dtype = self._rows[path], self._fields.leaves[path].dtype
         return rows if dtype in NUMPY_DTYPES else torch.from_numpy(rows).view(dtype)
+
+
+POLICY_RULE: Rule = callable, "expected a function of observations, such as a torch.nn.Module"
+
+
+def _require_functions(policy: Any, value_fn: Any) -> None:
+    """Require a policy that can be called, and a value function that can, or None.
+
+    Raises:
+        ParameterError: names the one that cannot.
+    """
+    require("Collector", POLICY_RULE, policy=policy, value_fn=policy if value_fn is None else value_fn)
+
+
+def _ask(policy: Policy, obs: Any, inputs: dict[str, Any]) -> Any:
+    """The result of a policy or value function. If its signature does not fit, the error lists what it is passed.
+
+    An error of torch about dtypes gets a note if observations are float64, as networks are float32 unless told.
+    """
+    try:
+        return policy(obs, **inputs)
+    except RuntimeError as error:
+        if "ouble" in str(error) and _has_float64(obs):
+            error.add_note(
+                "The policy (or value_fn) got float64 observations, as the schema declares them. If the network is "
+                "float32, make the buffer with Schema.from_env(envs).as_float32()"
+            )
+        raise
+    except TypeError as error:
+        reason = _misfit(policy, inputs)
+        if reason is None:
+            raise
+        call = ", ".join(["obs", *(f"{name}=..." for name in inputs)])
+        raise FieldError(
+            f"the policy (or value_fn) is called as policy({call}), which fails: {reason}. 'hidden', 'is_start', "
+            "'last_action', 'last_reward' and the fields of from_info are passed if the schema has a field of that "
+            "name; add it to the schema, or to the policy's parameters"
+        ) from error
+
+
+def _misfit(policy: Policy, inputs: dict[str, Any]) -> str | None:
+    """The reason why a function cannot be called with these arguments, if its signature shows one."""
+    try:
+        signature = inspect.signature(getattr(policy, "forward", policy))  # a torch.nn.Module takes anything itself
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(None, **inputs)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def _has_float64(obs: Any) -> bool:
+    """True if a tensor, or a member of a TensorDict, is float64."""
+    leaves = [obs] if isinstance(obs, torch.Tensor) else obs.values(include_nested=True, leaves_only=True)
+    return any(leaf.dtype is torch.float64 for leaf in leaves)
+
+
+def _fields_of(answer: Any) -> dict[str, Any]:
+    """The fields of a policy's answer, which is a mapping or the bare actions."""
+    return dict(answer.items()) if hasattr(answer, "items") else {"action": answer}
+
+
+def _value_of(policy: Policy) -> Policy:
+    """A value function that calls ``policy`` and returns only the value."""
+
+    def value(obs: Any, **inputs: Any) -> Any:
+        fields = _fields_of(_ask(policy, obs, inputs))
+        if "value" not in fields:
+            raise FieldError("the schema has 'value', but the policy's answer does not; return it, or pass value_fn=")
+        return fields["value"]
+
+    return value
+
+
+class _RandomPolicy:
+    """Uniformly random actions among those that ``action_mask`` allows. All other fields of a policy are 0."""
+
+    def __init__(self, space: Any, schema: Schema, num_envs: int, device: torch.device, seed: int | None) -> None:
+        self._space, self._schema, self._num_envs, self._device = space, schema, num_envs, device
+        self._rng = np.random.default_rng(seed_or_drawn(require_start("warm", 1, seed)))
+        space.seed(int(self._rng.integers(2**31)))
+
+    def __call__(self, obs: Any, **inputs: Any) -> dict[str, Any]:
+        """Every field of the schema that comes neither from the env nor from ``inputs``."""
+        known = {"obs", "action", "reward", "terminated", "truncated", *inputs} - {"hidden"}
+        answer = {name: self._schema.rebuild(name, self._zeros) for name in self._schema.names if name not in known}
+        return answer | {"action": self._actions(inputs.get("action_mask"))}
+
+    def _zeros(self, path: Path) -> Tensor:
+        leaf = self._schema.leaves[path]
+        zeros = torch.zeros((self._num_envs, *leaf.shape), dtype=leaf.dtype, device=self._device)
+        return swap_layers(zeros) if path[0] == "hidden" else zeros
+
+    def _actions(self, mask: Any) -> Any:
+        if mask is None:
+            rows = [self._space.sample() for _ in range(self._num_envs)]
+            return self._schema.rebuild("action", lambda path: np.stack([descend(row, path[1:]) for row in rows]))
+        legal: Bools = as_host(mask).astype(np.bool_)
+        if legal.ndim != 2 or not hasattr(self._space, "start"):
+            raise EnvError("random actions under an action mask need one Discrete action; pass warm(..., policy=...)")
+        return np.where(legal, self._rng.random(legal.shape), -1.0).argmax(1) + int(self._space.start)

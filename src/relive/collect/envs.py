@@ -34,30 +34,6 @@ PLAYED_BY: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
 """Envs -> the token of the collector that reset them last."""
 
 
-SEED_RULE: Rule = (lambda seed: seed is None or is_count(seed), "expected a whole number of at least 0, or None")
-
-
-def require_start(call: str, num_envs: int, seed: Any, options: Any = None) -> Any:
-    """The seed of a reset as Gymnasium takes it: an int, or None, or a list of these, one for each env.
-
-    Raises:
-        ParameterError: the seed is something else, or the options are no dict.
-    """
-    require(call, (lambda options: options is None or isinstance(options, dict), "expected a dict"), options=options)
-    if isinstance(seed, list | tuple):
-        seeds = list(cast("Any", seed))
-        if len(seeds) != num_envs:
-            raise ParameterError(
-                f"{call}(seed={seed!r:.200}): expected {num_envs} seeds, one for each env, or one seed"
-            )
-    else:
-        seeds = [seed]
-    for one in seeds:
-        require(call, SEED_RULE, seed=one)
-    found = [None if one is None else int(one) for one in seeds]
-    return found if isinstance(seed, list | tuple) else found[0]
-
-
 class VectorEnvs:
     """The envs that a collector plays in. It hides the differences between Gymnasium's three autoreset modes.
 
@@ -83,7 +59,7 @@ class VectorEnvs:
         self.ignored: Bools = np.zeros(self.envs.num_envs, np.bool_)
         """The envs whose next action is ignored, because NEXT_STEP autoreset resets them."""
         self.takes_tensors = False
-        """Whether actions may be tensors, as observations are."""
+        """True if the envs return tensors, and so get their actions as tensors."""
 
     def checked_seed(self, seed: Any, options: Any) -> Any:
         """:func:`require_start` for these envs."""
@@ -122,7 +98,7 @@ class VectorEnvs:
         return obs, reward, as_host(terminated).astype(np.bool_), as_host(truncated).astype(np.bool_), info
 
     def start(self, done: Bools) -> Bools:
-        """Which envs begin an episode with the next observation, if those in ``done`` have just ended one."""
+        """The envs that begin an episode with the next observation, bool ``[N]``, after those in ``done`` ended one."""
         if self.mode != "NextStep":
             return done
         starts, self.ignored = self.ignored, done
@@ -161,7 +137,7 @@ class VectorEnvs:
         return given, cast("dict[str, Any]", final_info if isinstance(final_info, dict) else {}), present
 
     def _refuse_outside(self, action: Any, error: Exception) -> None:
-        """Say which action lies outside its space, after the envs failed on it with an error that says nothing.
+        """Name the action outside its space, after the envs failed on it with an error that does not.
 
         Boxes are left out: many policies leave them, and the envs clip. Other errors of the envs stay theirs.
 
@@ -171,8 +147,8 @@ class VectorEnvs:
         from gymnasium.spaces import Box  # gymnasium is imported where it is used
 
         space: Any = getattr(self.envs, "single_action_space", None)
-        told = isinstance(error, AssertionError | IndexError | KeyError) and hasattr(space, "contains")
-        for env in range(self.envs.num_envs if told and not isinstance(space, Box) else 0):
+        by_action = isinstance(error, AssertionError | IndexError | KeyError) and hasattr(space, "contains")
+        for env in range(self.envs.num_envs if by_action and not isinstance(space, Box) else 0):
             row = map_leaves(partial(_row_of, env), action)
             if not space.contains(row):
                 raise NotFiniteError(
@@ -195,12 +171,32 @@ class VectorEnvs:
         return fresh
 
 
-def _row_of(env: int, rows: Any) -> Array:
-    return np.asarray(as_host(rows)[env])
+SEED_RULE: Rule = (lambda seed: seed is None or is_count(seed), "expected a whole number of at least 0, or None")
+
+
+def require_start(call: str, num_envs: int, seed: Any, options: Any = None) -> Any:
+    """The seed of a reset as Gymnasium takes it: an int, or None, or a list of these, one for each env.
+
+    Raises:
+        ParameterError: the seed is something else, or the options are no dict.
+    """
+    require(call, (lambda options: options is None or isinstance(options, dict), "expected a dict"), options=options)
+    if isinstance(seed, list | tuple):
+        seeds = list(cast("Any", seed))
+        if len(seeds) != num_envs:
+            raise ParameterError(
+                f"{call}(seed={seed!r:.200}): expected {num_envs} seeds, one for each env, or one seed"
+            )
+    else:
+        seeds = [seed]
+    for one in seeds:
+        require(call, SEED_RULE, seed=one)
+    checked = [None if one is None else int(one) for one in seeds]
+    return checked if isinstance(seed, list | tuple) else checked[0]
 
 
 def is_factory(envs: Any) -> bool:
-    """Whether this is a function that makes envs, rather than envs."""
+    """True for a function that makes envs, False for envs."""
     return callable(envs) and not hasattr(envs, "step")
 
 
@@ -265,7 +261,7 @@ def autoreset_mode(envs: Any, given: Any) -> str:
 
 
 def _final_observations(info: Mapping[str, Any], num_envs: int) -> tuple[Any, Bools]:
-    """The final observations by env, and which envs have one; every Gymnasium version's name is tried."""
+    """The final observations by env, and the envs that have one. Each Gymnasium version has its own name for them."""
     for name in ("final_obs", "final_observation"):
         if name in info:
             return info[name], _present(info, name, num_envs)
@@ -273,14 +269,14 @@ def _final_observations(info: Mapping[str, Any], num_envs: int) -> tuple[Any, Bo
 
 
 def info_field(info: Mapping[str, Any], name: str, num_envs: int) -> tuple[Any, Bools]:
-    """One entry of a vector env's info, or None, and which envs report it."""
+    """One entry of a vector env's info, or None, and the envs that report it."""
     if name not in info:
         return None, np.zeros(num_envs, np.bool_)
     return info[name], _present(info, name, num_envs)
 
 
 def _present(info: Mapping[str, Any], name: str, num_envs: int) -> Bools:
-    """Which envs report an entry: Gymnasium's mask ``_name`` beside it, or else the entries that are not None."""
+    """The envs that report an entry, bool ``[N]``: Gymnasium's mask ``_name`` beside it, or else those not None."""
     if f"_{name}" in info:
         return as_host(info[f"_{name}"]).astype(np.bool_)
     given = info[name]
@@ -290,7 +286,7 @@ def _present(info: Mapping[str, Any], name: str, num_envs: int) -> Bools:
 
 
 def pick(given: Any, inner: Path, envs: NDArray[np.intp]) -> Tensor:
-    """Rows of one leaf, whether they come as an object array by env or as a batch."""
+    """Rows of one leaf, out of an object array by env or out of a batch."""
     if isinstance(given, list) or (isinstance(given, np.ndarray) and given.dtype == object):
         by_env = cast("Any", given)
         return torch.stack([copied(descend(by_env[n], inner)) for n in envs])
@@ -310,8 +306,12 @@ def unknown_info(name: str, like: Tensor, count: int) -> Tensor:
 
 
 def _first_leaf(tree: Any) -> Any:
-    """Some leaf of nested mappings and tuples."""
+    """The first leaf of nested mappings and tuples."""
     while isinstance(tree, Mapping | tuple):
         branches = cast("Any", tree.values() if isinstance(tree, Mapping) else tree)
         tree = next(iter(branches))
     return tree
+
+
+def _row_of(env: int, rows: Any) -> Array:
+    return np.asarray(as_host(rows)[env])

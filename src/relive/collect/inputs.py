@@ -12,8 +12,8 @@ from torch import Tensor
 from ..batches import as_tensordict, swap_layers
 from ..errors import DTypeError, EnvError, FieldError, SchemaError, ShapeError
 from ..parameters import Rule, is_names, require
-from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, Bools, as_host, check_castable
-from ..steps.checker import StepChecker, is_plain
+from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, Bools, as_host, check_castable, is_plain
+from ..steps.checker import StepChecker
 from ..steps.schema import Field, Path, Schema, descend, dotted
 from .envs import copied, info_field, pick, unknown_info
 
@@ -63,7 +63,7 @@ class Inputs:
         """The fields that the policy gets as keywords, without hidden states."""
         elsewhere = {"obs", "reward", "terminated", "truncated", "hidden", *self.keyword_names}
         self._from_policy = frozenset(schema.names) - elsewhere
-        """The fields that have no other source than the policy's answer; hidden states are looked at apart."""
+        """The fields that have no other source than the policy's answer; hidden states have an error of their own."""
         self._obs_dtypes = [(path, leaf.dtype) for path, leaf in schema.leaves.items() if path[0] == "obs"]
         action = schema["action"]
         flat = isinstance(action, Field)
@@ -133,7 +133,7 @@ class Inputs:
 
     def info(self, info: dict[str, Any], required: Bools) -> Leaves:
         """The fields ``[N, ...]`` that come with an observation. Those of ``required`` envs must be there."""
-        found: Leaves = {}
+        fields: Leaves = {}
         n = self.num_envs
         for name in self.from_info:
             given, present = info_field(info, name, n)
@@ -149,8 +149,8 @@ class Inputs:
             envs = np.flatnonzero(present)
             if len(envs):
                 rows[torch.as_tensor(envs, device=rows.device)] = pick(given, (), envs).to(rows)
-            found[name,] = rows
-        return found
+            fields[name,] = rows
+        return fields
 
     def final_info(self, details: dict[str, Any], envs: NDArray[np.intp], info: Leaves, last: Leaves) -> Leaves:
         """The fields that come with final observations: the info if the env reports it, the last action and reward.
@@ -162,16 +162,16 @@ class Inputs:
             last: the actions and rewards of the last step, ``[N, ...]``.
         """
         where = torch.as_tensor(envs, device=self.device)
-        found = self.starts(np.zeros(len(envs), np.bool_)) | {path: x[where] for path, x in last.items()}
+        fields = self.starts(np.zeros(len(envs), np.bool_)) | {path: x[where] for path, x in last.items()}
         for name in self.from_info:
             like = info[name,]
             given, present = info_field(details, name, self.num_envs)
-            known = present[envs].all()
-            found[name,] = pick(given, (), envs).to(like) if known else unknown_info(name, like, len(envs))
-        return found
+            reported = present[envs].all()
+            fields[name,] = pick(given, (), envs).to(like) if reported else unknown_info(name, like, len(envs))
+        return fields
 
     def starts(self, which: Any) -> Leaves:
-        """``is_start``, if the schema has it: which observations are the first of an episode."""
+        """``is_start``, if the schema has it: True in envs whose observation is the first of an episode."""
         return {("is_start",): self.rows(which)} if self.has_start else {}
 
     def no_last(self) -> Leaves:
@@ -184,12 +184,12 @@ class Inputs:
 
     def last(self, step: dict[str, Any], before: Leaves) -> Leaves:
         """``last_action`` and ``last_reward`` after a step; ``before`` are those before it."""
-        found: Leaves = {}
+        fields: Leaves = {}
         for path, like in before.items():
             name = path[0].removeprefix("last_")
             rows = copied(descend(step[name], path[1:]))
-            found[path] = self._leaf(path, rows.reshape(like.shape))
-        return found
+            fields[path] = self._leaf(path, rows.reshape(like.shape))
+        return fields
 
     # -- hidden states ------------------------------------------------------------------------------------------
 

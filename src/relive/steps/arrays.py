@@ -24,6 +24,7 @@ __all__ = [
     "check_castable",
     "fits",
     "in_memory",
+    "is_plain",
     "numpy_dtype",
     "numpy_view",
     "refuse_masked",
@@ -39,7 +40,7 @@ Ints = NDArray[np.int64]
 
 
 def as_host(value: Any, name: str = "values") -> np.ndarray[Any, Any]:
-    """Anything array-like, on any device, as a NumPy array; not copied unless it has to be.
+    """An array, tensor, list or number, on any device, as a NumPy array; copied only if it has to be.
 
     NumPy lacks bfloat16 and float8: such numbers come as float32, which holds all of them.
 
@@ -47,7 +48,7 @@ def as_host(value: Any, name: str = "values") -> np.ndarray[Any, Any]:
         ShapeError: a list with rows of different lengths. The message says ``name``.
         DTypeError: a tensor that is sparse, nested or quantized, or has no numbers in memory; or a masked array.
     """
-    if type(value) is np.ndarray:  # to ask whether it is a tensor takes longer
+    if type(value) is np.ndarray:  # most often; isinstance(value, Tensor) takes longer
         return value
     refuse_masked(value, name)
     try:
@@ -58,12 +59,12 @@ def as_host(value: Any, name: str = "values") -> np.ndarray[Any, Any]:
     except DTypeError:
         raise
     except ValueError as error:
-        raise ShapeError(f"{name}: expected an array or a tensor, got {_what(value, error)}") from error
+        raise ShapeError(f"{name}: expected an array or a tensor, got {_kind_of(value, error)}") from error
     except (TypeError, RuntimeError) as error:  # a NotImplementedError is a RuntimeError
-        return _held(value, name, error)
+        return _as_other_dtype(value, name, error)
 
 
-def _held(value: Any, name: str, error: Exception) -> Array:
+def _as_other_dtype(value: Any, name: str, error: Exception) -> Array:
     """A tensor of a dtype that NumPy lacks, or one whose conjugation or sign is still to be applied.
 
     Raises:
@@ -87,10 +88,10 @@ def in_memory(tensor: Tensor, name: str) -> Tensor:
     if tensor.is_neg() or tensor.is_conj():
         tensor = tensor.resolve_conj().resolve_neg()
     try:
-        found = not tensor.numel() or tensor.data_ptr() != 0
+        readable = not tensor.numel() or tensor.data_ptr() != 0
     except (RuntimeError, UserWarning):  # torch warns of the address of a fake tensor
-        found = False
-    if found:
+        readable = False
+    if readable:
         return tensor
     if not cast("Any", torch)._is_zerotensor(tensor):
         raise DTypeError(
@@ -98,6 +99,15 @@ def in_memory(tensor: Tensor, name: str) -> Tensor:
             "torch.func.vmap, torch.func.grad or torch.compile; make the call outside of them"
         )
     return tensor.clone()
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """True if a tensor's numbers lie at its address, one after another.
+
+    Some views are conjugated or negated lazily, and the zeros that forward-mode differentiation makes have no memory.
+    """
+    lazy = tensor.dtype.is_complex or tensor.is_neg() or (tensor.numel() and not tensor.data_ptr())
+    return tensor.is_contiguous() and not lazy
 
 
 def as_tensor(value: Any, name: str) -> torch.Tensor:
@@ -113,7 +123,7 @@ def as_tensor(value: Any, name: str) -> torch.Tensor:
             array = array.copy()  # torch warns when a tensor wraps a read-only array
         return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
     except (TypeError, ValueError) as error:
-        message = f"field '{name}': expected an array, a tensor or numbers, got {_what(value, error)}"
+        message = f"field '{name}': expected an array, a tensor or numbers, got {_kind_of(value, error)}"
         raise ShapeError(message) from error
 
 
@@ -135,8 +145,8 @@ def refuse_masked(value: Any, name: str) -> None:
     )
 
 
-def _what(value: Any, error: Exception) -> str:
-    """What a value is that did not become an array."""
+def _kind_of(value: Any, error: Exception) -> str:
+    """The words of an error for a value that did not become an array."""
     if "inhomogeneous" in str(error):
         return f"{type(value).__name__} with rows of different lengths; pad them to one shape"
     return f"{type(value).__name__} ({error})"

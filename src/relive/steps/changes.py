@@ -45,7 +45,7 @@ class Origin(NamedTuple):
         if old.dtype is self.field.dtype:
             return old
         new = old.to(self.field.dtype)
-        _require_kept(old[used], new[used], name)
+        _require_unchanged(old[used], new[used], name)
         return new
 
 
@@ -56,7 +56,7 @@ NAMES_RULE: Rule = (
 
 
 class SchemaChanges:
-    """How :meth:`relive.ReplayBuffer.load` turns the fields of a save into those of the new buffer.
+    """The changes that :meth:`relive.ReplayBuffer.load` makes to the fields of a save, to get those of the new buffer.
 
     Fields are first dropped, then renamed, then cast, then added. A name is that of a field, or of one inside it, with
     dots: ``"obs.camera"``. A name of several fields, such as ``"obs"``, stands for all fields inside it.
@@ -116,8 +116,8 @@ class SchemaChanges:
             holder, key = _holder(tree, name)
             holder[key] = _cast(holder[key], dtype, name)
         for name, value in self.add.items():
-            given = _constant(value, name)
-            _put(tree, name, Origin(Field(tuple(given.shape), given.dtype), (), given))
+            constant = _constant(value, name)
+            _put(tree, name, Origin(Field(tuple(constant.shape), constant.dtype), (), constant))
         leaves: dict[Path, Origin] = {}
         fields = {name: _fields(node, (name,), leaves) for name, node in tree.items()}
         return Schema(fields, max_episode_steps=schema.max_episode_steps), leaves
@@ -143,10 +143,11 @@ def _holder(tree: Any, name: str) -> tuple[Any, str]:
 
 
 def _names(node: Any, path: Path) -> list[Path]:
-    """The paths of all fields."""
+    """The paths of all fields; a tuple counts as one."""
     if not isinstance(node, dict):
         return [path]
-    return [found for key, member in cast("dict[str, Any]", node).items() for found in _names(member, (*path, key))]
+    members = cast("dict[str, Any]", node).items()
+    return [leaf for key, member in members for leaf in _names(member, (*path, key))]
 
 
 def _take(tree: Any, name: str) -> Any:
@@ -200,11 +201,11 @@ def _fields(node: Any, path: Path, leaves: dict[Path, Origin]) -> Any:
         leaves[path] = node
         return node.field
     members = cast("dict[str, Any]", node) if isinstance(node, dict) else {str(i): x for i, x in enumerate(node)}
-    found = {key: _fields(member, (*path, key), leaves) for key, member in members.items()}
-    return found if isinstance(node, dict) else tuple(found.values())
+    fields = {key: _fields(member, (*path, key), leaves) for key, member in members.items()}
+    return fields if isinstance(node, dict) else tuple(fields.values())
 
 
-def _require_kept(old: Tensor, new: Tensor, name: str) -> None:
+def _require_unchanged(old: Tensor, new: Tensor, name: str) -> None:
     """Require numbers that a cast rounded at most; to anything but floats, numbers that it did not change.
 
     Raises:

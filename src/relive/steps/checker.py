@@ -11,17 +11,28 @@ import torch
 from torch import Tensor
 
 from ..errors import DeviceError, DTypeError, FieldError, ShapeError
-from .arrays import NO_DTYPE, NUMPY_DTYPES, SQUARES, Array, as_tensor, check_castable, fits, in_memory, numpy_view
+from .arrays import (
+    NO_DTYPE,
+    NUMPY_DTYPES,
+    SQUARES,
+    Array,
+    as_tensor,
+    check_castable,
+    fits,
+    in_memory,
+    is_plain,
+    numpy_view,
+)
 from .schema import Path, Schema, descend, dotted, unknown_field
 
-__all__ = ["StepChecker", "is_plain", "refuse_unreadable"]
+__all__ = ["StepChecker", "refuse_unreadable"]
 
 
 class Copier(Protocol):
     """Accepts whole steps, as :class:`relive.memory.copier.StepCopier` does."""
 
     def accept(self, values: tuple[Any, ...], /) -> bool:
-        """Whether the leaves of a step can be stored as they are."""
+        """True if the leaves of a step can be stored as they came."""
         ...
 
     def learn(self, values: Sequence[Any], /) -> None:
@@ -213,17 +224,8 @@ class StepChecker:
         raise ShapeError(message)
 
 
-def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor's numbers lie at its address, one after another.
-
-    Some views are conjugated or negated lazily, and the zeros that forward-mode differentiation makes have no memory.
-    """
-    lazy = tensor.dtype.is_complex or tensor.is_neg() or (tensor.numel() and not tensor.data_ptr())
-    return tensor.is_contiguous() and not lazy
-
-
 def _numbers(tensor: Tensor, path: Path) -> Array:
-    """What a tensor holds, as NumPy.
+    """The numbers of a tensor as NumPy.
 
     Raises:
         DTypeError: its numbers cannot be read.
@@ -244,7 +246,7 @@ def refuse_unreadable(tree: Any, path: Path = ()) -> None:
             ("sparse", "to_dense()", tree.layout is not torch.strided),
             ("quantized", "dequantize()", tree.is_quantized),
         ]
-        for kind, call in [(kind, call) for kind, call, found in kinds if found][:1]:
+        for kind, call in [(kind, call) for kind, call, applies in kinds if applies][:1]:
             raise DTypeError(f"{name}: expected a dense tensor, got a {kind} one; pass its .{call}")
         if tree.is_cpu:
             in_memory(tree.detach(), name)
@@ -263,7 +265,7 @@ def _inner(value: Any, path: Path) -> Any:
 
 
 def _kind_of(value: Any) -> str:
-    """What was given for a nested field, and how to give it."""
+    """The words of an error for the value of a nested field: its kind, and how to pass it."""
     kind = type(value).__name__
     if hasattr(value, "keys"):
         return f"{kind} given, which has {', '.join(map(repr, value.keys()))}"

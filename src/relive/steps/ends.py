@@ -16,7 +16,7 @@ from .schema import Field, Path
 __all__ = ["MOST", "EndCheck", "ReuseCheck"]
 
 
-ENOUGH = 3
+EPISODES_TO_WARN = 3
 """The warning comes after this many episodes, if each began with the final observation of the one before."""
 
 
@@ -24,19 +24,19 @@ MOST = 16
 """The check stops after this many ends. If they have shown nothing, more would only cost time."""
 
 
-SURE = 3
+CALLS_TO_RAISE = 3
 """An error comes after this many calls in which obs and next_obs were the same memory and it had changed."""
 
 
-SEEN = 8
+STEPS_TO_WARN = 8
 """A warning comes after this many steps of each env whose next_obs equalled their obs, though the env moved on."""
 
 
-CALLS = 64
+CALLS_CHECKED = 64
 """The check of reused arrays stops after this many calls that add steps, and looks at this many rows of each."""
 
 
-LOOKED = 16
+ENVS_CHECKED = 16
 """It looks at this many envs."""
 
 
@@ -44,7 +44,7 @@ IGNORED = (
     "Under NEXT_STEP autoreset, Gymnasium's default, the env ignores the step after an end: leave it out with "
     "add(..., mask=~ended), ended being terminated | truncated of the step before."
 )
-"""What both warnings of :class:`EndCheck` say."""
+"""The part that both warnings of :class:`EndCheck` share."""
 
 
 class EndCheck:
@@ -64,13 +64,13 @@ class EndCheck:
     def __init__(self, leaves: Mapping[Path, Field]) -> None:
         self._flags, self._obs, self._own, self._dtypes = _places(leaves)
         self.ended_on: dict[int, bytes] = {}
-        """What an env's last episode ended on, where its next one has not begun."""
+        """Env -> the bytes of the final observation of its last episode, until its next one begins."""
         self.episodes = 0
-        """How many episodes had ended at the last look."""
+        """The number of episodes that had ended when steps were last checked."""
         self._looked = self._alike = 0
 
     def go_on(
-        self, episodes: int, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Array | None
+        self, episodes: int, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, mask: Array | None
     ) -> bool:
         """Check steps that were just stored, in the order of time. Returns whether to check the next ones, too.
 
@@ -82,16 +82,16 @@ class EndCheck:
             leaves: the checked leaves ``[K, ...]``.
             final: the leaves of the final observations; None if no episode ended, or if each step has a next
                 observation of its own.
-            kept: bool ``[K]``, False for steps that were left out.
+            mask: bool ``[K]``, False for steps that were left out.
         """
         self.episodes = episodes
         terminated, truncated = (as_host(leaves[i]) for i in self._flags)
-        ends = terminated | truncated if kept is None else (terminated | truncated) & kept
+        ends = terminated | truncated if mask is None else (terminated | truncated) & mask
         obs = [leaves[i] for i in self._obs]
         after = [leaves[i] for i in self._own] if final is None else final
 
         def next_step(env: int, since: int) -> int | None:
-            mine = np.flatnonzero(envs[since:] == env if kept is None else (envs[since:] == env) & kept[since:])
+            mine = np.flatnonzero(envs[since:] == env if mask is None else (envs[since:] == env) & mask[since:])
             return since + int(mine[0]) if len(mine) else None
 
         waiting = [(env, 0, ended_on) for env, ended_on in self.ended_on.items()]
@@ -109,30 +109,30 @@ class EndCheck:
             if _bytes(obs, row, self._dtypes) != ended_on:
                 return False
             self._alike += 1
-            if self._alike == ENOUGH:
+            if self._alike == EPISODES_TO_WARN:
                 return False
         return self._looked < MOST or bool(self.ended_on)
 
     def warn(self) -> None:
         """Warn if enough episodes of a replay began with the final observation before them."""
-        if self._alike < ENOUGH:
+        if self._alike < EPISODES_TO_WARN:
             return
         warnings.warn(
-            f"the first {ENOUGH} episodes all began on the very observation that the last one of their env had ended "
-            f"on. Two mistakes do that. {IGNORED} Under SAME_STEP autoreset, step() returns the next episode's first "
-            "observation: pass next_obs with info['final_obs'] where an episode ended. If these episodes do end where "
-            "they start, create the buffer with check_ends=False. See docs/episode-ends.md",
+            f"the first {EPISODES_TO_WARN} episodes all began on the very observation that the last one of their env "
+            f"had ended on. Two mistakes do that. {IGNORED} Under SAME_STEP autoreset, step() returns the next "
+            "episode's first observation: pass next_obs with info['final_obs'] where an episode ended. If these "
+            "episodes do end where they start, create the buffer with check_ends=False. See docs/episode-ends.md",
             EpisodeEndWarning,
             stacklevel=4,
         )
 
     def warn_of_values(self) -> None:
         """Warn if enough episodes of a rollout began with the value of the final observation before them."""
-        if self._alike < ENOUGH:
+        if self._alike < EPISODES_TO_WARN:
             return
         warnings.warn(
-            f"the first {ENOUGH} truncated episodes were all followed by a step whose value is the final_value that "
-            f"they ended on. {IGNORED} If these episodes do end where the next ones start, set "
+            f"the first {EPISODES_TO_WARN} truncated episodes were all followed by a step whose value is the "
+            f"final_value that they ended on. {IGNORED} If these episodes do end where the next ones start, set "
             "rollout.check_ends = False. See docs/episode-ends.md",
             EpisodeEndWarning,
             stacklevel=4,
@@ -161,12 +161,12 @@ class ReuseCheck:
         self._held: tuple[Any, Sequence[Any]] = None, ()
         """The observation of the call before, and its leaves. While they are held, no other array gets their memory."""
         self._shared = False
-        """Whether they were in the same memory as their next observations."""
+        """True if they were in the same memory as their next observations."""
         self._stood: dict[int, bytes] = {}
-        """Env -> what its newest step began on, where that went on in mid-episode and its ``next_obs`` was equal."""
-        self._left, self._sure, self._moved = CALLS, 0, 0.0
+        """Env -> the bytes of its newest ``obs``, if the step ended no episode and its ``next_obs`` was equal."""
+        self._left, self._sure, self._moved = CALLS_CHECKED, 0, 0.0
         self.found = False
-        """Whether to warn."""
+        """True if there is a warning to give."""
 
     def go_on(
         self,
@@ -174,7 +174,7 @@ class ReuseCheck:
         envs: Ints,
         leaves: Sequence[Any],
         final: Sequence[Any] | None,
-        kept: Array | None,
+        mask: Array | None,
         under_way: Array | None,
     ) -> bool:
         """Check steps that are about to be stored, in the order of time. Returns whether to check the next ones, too.
@@ -184,7 +184,7 @@ class ReuseCheck:
             envs: int64 ``[K]``, the env of each step.
             leaves: the checked leaves ``[K, ...]``.
             final: the leaves of ``next_obs``; None if the steps have none, or each stores its own.
-            kept: bool ``[K]``, False for steps that are left out.
+            mask: bool ``[K]``, False for steps that are left out.
             under_way: bool ``[N]``, which episodes are under way before these steps; None if steps have no order.
 
         Raises:
@@ -199,23 +199,23 @@ class ReuseCheck:
         shared = given is step["next_obs"] or all(map(_same_memory, obs, after))
         self._held, self._shared = (given, obs), shared
         terminated, truncated = (as_host(leaves[i]) for i in self._flags)
-        rows, moved = np.flatnonzero(envs < LOOKED), 0
-        for row in rows[:CALLS].tolist():
+        rows, moved = np.flatnonzero(envs < ENVS_CHECKED), 0
+        for row in rows[:CALLS_CHECKED].tolist():
             env, now = int(envs[row]), _bytes(obs, row, self._dtypes)
             before = self._stood.pop(env, None)
             if before is not None and (reused or self._all_read) and (under_way is None or under_way[env]):
                 moved += now != before
-            if (kept is not None and not kept[row]) or terminated[row] or truncated[row]:
+            if (mask is not None and not mask[row]) or terminated[row] or truncated[row]:
                 continue
             if _bytes(after, row, self._dtypes) != now:
                 return False
             self._stood[env] = now
-        if len(rows) > CALLS:  # the next call does not follow the rows that were looked at
+        if len(rows) > CALLS_CHECKED:  # the next call does not follow the rows that were looked at
             self._stood.clear()
         self._sure += reused and shared and before_shared and moved > 0
-        self._moved += moved / max(len(np.unique(envs[rows[:CALLS]])), 1)
+        self._moved += moved / max(len(np.unique(envs[rows[:CALLS_CHECKED]])), 1)
         # where each step stores a next observation of its own, a bandit may pass any, so there is only a warning
-        if self._sure >= SURE and not self._own:
+        if self._sure >= CALLS_TO_RAISE and not self._own:
             raise EnvError(
                 "obs and next_obs are the same memory, and what it holds changes from step to step: the env fills one "
                 "array again and again, so obs had become the next observation before it was added. Copy it before "
@@ -223,7 +223,7 @@ class ReuseCheck:
                 "before this one are stored wrongly: clear() them. If next_obs is a stand-in where no episode ends, "
                 "leave it out there, or create the buffer with check_ends=False. See docs/episode-ends.md"
             )
-        self.found = self._moved >= SEEN
+        self.found = self._moved >= STEPS_TO_WARN
         return not self.found
 
     def warn(self) -> None:
@@ -231,8 +231,8 @@ class ReuseCheck:
         if not self.found:
             return
         warnings.warn(
-            f"the next_obs of the first {CALLS - self._left} steps equals their obs, and yet they begin on several "
-            "observations. Most often the env fills one array again and again, so that obs has "
+            f"the next_obs of the first {CALLS_CHECKED - self._left} steps equals their obs, and yet they begin on "
+            "several observations. Most often the env fills one array again and again, so that obs has "
             "become the next observation before it is added: copy it before step(), obs = obs.copy(). Gymnasium's "
             "vector envs do so with copy=True, their default. Or obs was replaced before add(). The steps so far are "
             "stored wrongly: clear() them. If they are right, create the buffer with check_ends=False. See "
@@ -243,7 +243,7 @@ class ReuseCheck:
 
 
 def _places(leaves: Mapping[Path, Field]) -> tuple[list[int], list[int], list[int], list[np.dtype[Any]]]:
-    """Where flags of ends, observation and next observation are among the leaves of a step, and the dtypes stored."""
+    """The places of flags, observation and next observation among the leaves of a step, and the stored dtypes."""
     paths = list(leaves)
     flags = [paths.index((name,)) for name in ("terminated", "truncated")]
     obs, own = ([i for i, path in enumerate(paths) if path[0] == name] for name in ("obs", "next_obs"))
@@ -257,6 +257,6 @@ def _bytes(values: Sequence[Any], row: int, dtypes: Sequence[np.dtype[Any]]) -> 
 
 
 def _same_memory(a: Any, b: Any) -> bool:
-    """Whether two arrays or tensors of one shape begin at the same address, and are not empty."""
+    """True if two arrays or tensors of one shape begin at the same address, and are not empty."""
     first, second = (x.data_ptr() if isinstance(x, Tensor) else x.ctypes.data if x.size else 0 for x in (a, b))
     return first == second != 0
