@@ -27,7 +27,7 @@ from ..replay.buffer import ReplayBuffer
 from ..steps.arrays import Array, Ints, numpy_dtype
 from ..steps.schema import Path as Keys
 from ..steps.schema import Schema, descend
-from .log import Log, Played, count, directory, json_object, played, require_memory, tracked
+from .log import EpisodeArrays, Log, count, directory, episodes_of, json_object, require_memory, with_progress
 
 __all__ = ["episode_stats", "from_lerobot", "joined_stats", "to_lerobot"]
 
@@ -226,7 +226,7 @@ def _frames(folder: Path, info: Mapping[str, Any], features: Mapping[str, Featur
     require_memory(COPIES * sum(size.nbytes for size in (*frames, *finals)), folder)
     parts = [
         _opened(file, lambda parquet, file=file: _columns(parquet, features, file))
-        for file in tracked(files, "reading", "files")
+        for file in with_progress(files, "reading", "files")
     ]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in features}
     episode, frame = (columns[name].reshape(-1) for name in ("episode_index", "frame_index"))
@@ -557,7 +557,7 @@ def _write(folder: Path, replay: ReplayBuffer, features: dict[str, Feature], abo
     tables, totals = _Tables(folder), dict[str, Stats | None]()
     episodes = index = 0
     with tables:
-        for episode in tracked(played(replay), "writing", "episodes"):
+        for episode in with_progress(episodes_of(replay), "writing", "episodes"):
             frames = _columns_of(episode, features) | _counters(len(episode.reward), episodes, index, about["fps"])
             stats = {name: episode_stats(array) for name, array in frames.items()}
             place = tables.add(frames)
@@ -595,7 +595,7 @@ def _sync(path: Path) -> None:
         os.fsync(stream.fileno())
 
 
-def _columns_of(episode: Played, features: dict[str, Feature]) -> dict[str, Array]:
+def _columns_of(episode: EpisodeArrays, features: dict[str, Feature]) -> dict[str, Array]:
     """The columns of an episode ``[k, *shape]``, without the final observation."""
     size = len(episode.reward)
     known = {"action": episode.action, "reward": episode.reward, "terminated": episode.terminated,
@@ -615,7 +615,7 @@ def _counters(size: int, episode: int, first: int, fps: int) -> dict[str, Array]
     return {name: columns[name].astype(dtype).reshape(size, 1) for name, dtype in DEFAULTS.items()}
 
 
-def _final_of(episode: Played, features: dict[str, Feature]) -> dict[str, Array]:
+def _final_of(episode: EpisodeArrays, features: dict[str, Feature]) -> dict[str, Array]:
     """The final observation of an episode, as flat numbers."""
     observed = [feature for feature in features.values() if feature.path[0] == "obs"]
     return {

@@ -29,16 +29,16 @@ from ..steps.arrays import Array, numpy_view
 from ..steps.schema import Path, Schema, dotted, map_leaves, nest
 
 __all__ = [
+    "EpisodeArrays",
     "Log",
-    "Played",
     "count",
     "directory",
-    "joined",
+    "episodes_of",
     "json_object",
     "log_of",
-    "played",
+    "log_of_episodes",
     "require_memory",
-    "tracked",
+    "with_progress",
 ]
 
 
@@ -89,10 +89,10 @@ def log_of(source: Any) -> Log:
     fields |= {"reward": steps.reward, "terminated": steps.terminated, "obs": _tree(steps.obs)}
     if steps.action:
         fields["action"] = _tree(steps.action)
-    after = _after(steps)
+    after = _next_obs(steps)
     if after is not None:
         fields["next_obs"] = _tree(after)
-    fields["truncated"] = _cuts(steps, after)
+    fields["truncated"] = _truncated(steps, after)
     return Log(steps.source, fields, steps.lacks)
 
 
@@ -101,7 +101,7 @@ def _tree(leaves: Leaves) -> Any:
     return leaves[()] if () in leaves else nest(leaves)
 
 
-def _after(steps: Experience) -> Leaves | None:
+def _next_obs(steps: Experience) -> Leaves | None:
     """The observations after steps ``[S, ...]``, as :func:`log_of` says; None if they are not known."""
     if steps.next_obs is not None or steps.last_obs is None:
         return steps.next_obs
@@ -113,7 +113,7 @@ def _after(steps: Experience) -> Leaves | None:
     return found
 
 
-def _cuts(steps: Experience, after: Leaves | None) -> Array:
+def _truncated(steps: Experience, after: Leaves | None) -> Array:
     """Which steps were truncated, bool ``[S]``.
 
     A running episode counts as truncated, too, if the observation after it is not known, or is by chance that of the
@@ -131,7 +131,7 @@ def _cuts(steps: Experience, after: Leaves | None) -> Array:
 # -- episodes ----------------------------------------------------------------------------------------------------------
 
 
-class Played(NamedTuple):
+class EpisodeArrays(NamedTuple):
     """An episode of k steps, or the known part of one, with the observation after its last step."""
 
     obs: Any
@@ -148,14 +148,14 @@ class Played(NamedTuple):
     """Further fields ``[k, ...]``."""
 
 
-def joined(episodes: Iterable[Played], source: str, lacks: Iterable[str] = ()) -> Log:
+def log_of_episodes(episodes: Iterable[EpisodeArrays], source: str, lacks: Iterable[str] = ()) -> Log:
     """Episodes one after another.
 
     Raises:
         FieldError: there is no episode, or they have different fields.
     """
     parts: list[dict[str, Any]] = []
-    for episode in tracked(episodes, "reading", "episodes"):
+    for episode in with_progress(episodes, "reading", "episodes"):
         if not len(episode.reward):
             continue
         step = {"obs": map_leaves(_but_last, episode.obs), "action": episode.action,
@@ -182,7 +182,7 @@ def _concatenated(*arrays: Array) -> Array:
     return np.concatenate(arrays)
 
 
-def played(replay: ReplayBuffer) -> Iterator[Played]:
+def episodes_of(replay: ReplayBuffer) -> Iterator[EpisodeArrays]:
     """The episodes of a replay, env by env, as arrays.
 
     Raises:
@@ -193,7 +193,7 @@ def played(replay: ReplayBuffer) -> Iterator[Played]:
         yield _arrays_of(replay.schema, cast("Any", episode.steps), replay.own_next_obs)
 
 
-def _arrays_of(schema: Schema, steps: Any, own: bool) -> Played:
+def _arrays_of(schema: Schema, steps: Any, own: bool) -> EpisodeArrays:
     """The steps of an episode, a TensorDict ``[k]``, as arrays; ``own`` if each step has its own next observation."""
 
     def hosted(path: Path) -> Array:
@@ -210,13 +210,15 @@ def _arrays_of(schema: Schema, steps: Any, own: bool) -> Played:
 
     rest = {name: schema.rebuild(name, hosted) for name in schema.names if name != "obs"}
     reward, terminated, truncated = (rest.pop(name) for name in ("reward", "terminated", "truncated"))
-    return Played(schema.rebuild("obs", with_last), rest.pop("action", None), reward, terminated, truncated, rest)
+    return EpisodeArrays(
+        schema.rebuild("obs", with_last), rest.pop("action", None), reward, terminated, truncated, rest
+    )
 
 
 Item = TypeVar("Item")
 
 
-def tracked(items: Iterable[Item], doing: str, unit: str) -> Iterator[Item]:
+def with_progress(items: Iterable[Item], doing: str, unit: str) -> Iterator[Item]:
     """The items, with a bar on the terminal that shows how many have come if they take long."""
     with progress_bar(None, None, doing, unit) as tick:
         for item in items:

@@ -18,7 +18,7 @@ from ..parameters import Rule, require
 from ..replay.buffer import ReplayBuffer
 from ..steps.arrays import numpy_dtype
 from ..steps.schema import Field
-from .log import Log, Played, joined, played
+from .log import EpisodeArrays, Log, episodes_of, log_of_episodes
 
 __all__ = ["from_minari", "to_minari"]
 
@@ -88,13 +88,13 @@ def from_minari(dataset: Any) -> Log:
     known: Rule = lambda dataset: hasattr(dataset, "iterate_episodes"), "expected a MinariDataset or the id of one"
     require("from_minari", known, dataset=dataset)
 
-    def episodes() -> Iterator[Played]:
+    def episodes() -> Iterator[EpisodeArrays]:
         for episode in dataset.iterate_episodes():
             terminated, truncated = episode.terminations.astype(np.bool_), episode.truncations.astype(np.bool_)
-            yield Played(episode.observations, episode.actions, episode.rewards, terminated, truncated)
+            yield EpisodeArrays(episode.observations, episode.actions, episode.rewards, terminated, truncated)
 
     infos = ("the infos of its steps were not read",)
-    return joined(episodes(), f"the Minari data set {dataset.id}", infos)
+    return log_of_episodes(episodes(), f"the Minari data set {dataset.id}", infos)
 
 
 def to_minari(
@@ -125,7 +125,7 @@ def to_minari(
     require("to_minari", ID_RULE, dataset_id=dataset_id)
     require("to_minari", SPACES_RULE, spaces=spaces)
     buffer_class = import_module("minari.data_collector").EpisodeBuffer
-    buffers = [_buffer(buffer_class, number, episode) for number, episode in enumerate(played(replay))]
+    buffers = [_buffer(buffer_class, number, episode) for number, episode in enumerate(episodes_of(replay))]
     if not buffers:
         raise ParameterError("to_minari: the replay has no complete transition; collect some first")
     if env is None:
@@ -139,7 +139,7 @@ def to_minari(
         return minari.create_dataset_from_buffers(dataset_id, buffers, env=env, **about)
 
 
-def _buffer(make: Any, number: int, episode: Played) -> Any:
+def _buffer(make: Any, number: int, episode: EpisodeArrays) -> Any:
     """An episode as Minari takes it."""
     truncated = episode.truncated.copy()
     truncated[-1] |= not episode.terminated[-1]

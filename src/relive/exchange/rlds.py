@@ -14,7 +14,7 @@ from ..files.disk import usable
 from ..memory.estimate import require_whole
 from ..steps.arrays import Array
 from ..steps.schema import dotted, map_leaves
-from .log import Log, Played, joined
+from .log import EpisodeArrays, Log, log_of_episodes
 
 __all__ = ["from_rlds"]
 
@@ -61,7 +61,7 @@ def from_rlds(episodes: Any) -> Log:
         kind = type(episodes).__name__
         raise FieldError(f"from_rlds: expected an iterable of episodes, or a path, got a {kind}") from error
     known = Known(set(), [])
-    log = joined((_episode(number, one, known) for number, one in enumerate(items)), source)
+    log = log_of_episodes((_episode(number, one, known) for number, one in enumerate(items)), source)
     lacks = ["its discounts, and the metadata of its episodes, were not read"]
     lacks += [f"'{name}' holds no numbers and was not read" for name in sorted(known.texts)]
     if known.cut:
@@ -93,7 +93,7 @@ def _items(given: Any) -> Iterator[Any]:
     return iter(given if serve is None else serve())
 
 
-def _episode(number: int, episode: Any, known: Known) -> Played:
+def _episode(number: int, episode: Any, known: Known) -> EpisodeArrays:
     """One episode of k + 1 steps as k transitions.
 
     Raises:
@@ -119,7 +119,7 @@ def _episode(number: int, episode: Any, known: Known) -> Played:
         terminated[-1], truncated[-1] = terminal[-1], not terminal[-1]
     others = {name: _but_last(value) for name, value in kept.items() if name not in OWN and value is not None}
     action, reward = _but_last(kept["action"]), _but_last(kept["reward"])
-    return Played(kept["observation"], action, reward, terminated, truncated, others)
+    return EpisodeArrays(kept["observation"], action, reward, terminated, truncated, others)
 
 
 def _ends(steps: Mapping[str, Any], size: int, where: str) -> tuple[Array, Array]:

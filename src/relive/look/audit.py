@@ -21,7 +21,7 @@ from . import continuity, values
 from .experience import Experience, episodes_of, leaves_of, same_rows
 from .findings import Check, Finding, Lack, Looked, Report, Verdict, checked, found, surest_first
 from .readers import experience_of
-from .values import said
+from .values import answers_of
 
 __all__ = ["OF_BATCH", "OF_DRAWS", "audit", "batch_verdicts", "draw_verdicts"]
 
@@ -51,7 +51,7 @@ RULES: tuple[Rule, ...] = (
     (("reward-holds-a-value",), values.rewards_with_values),
     (("not-finite",), values.not_finite),
     (("constant-field",), values.constant_fields),
-    (("env-stands-still", "env-earns-the-same"), values.envs_apart),
+    (("env-stands-still", "env-earns-the-same"), values.odd_envs),
     (("bytes-as-floats",), values.bytes_as_floats),
     (("actions-as-floats",), values.actions_as_floats),
     (("flag-not-binary",), values.odd_flags),
@@ -378,7 +378,7 @@ def _computed(
     goals, at = leaves_of(batch["obs"])[DESIRED][relabelled], np.flatnonzero(relabelled)
     given = as_host(batch[name]).reshape(-1)[relabelled].astype(np.float64)
     wrong = ~np.isclose(
-        given, said(f"{name}_fn", function, np.arange(len(at)), {(): reached}, {(): goals}, arrays=True)
+        given, answers_of(f"{name}_fn", function, np.arange(len(at)), {(): reached}, {(): goals}, arrays=True)
     )
     if wrong.any():
         yield found(rule, "certain", f"'{name}' of relabelled rows is not that of their new goal",

@@ -36,7 +36,7 @@ __all__ = [
     "from_arrays",
     "in_words",
     "leaves_of",
-    "nothing",
+    "no_steps",
     "number",
     "plain",
     "read_npz",
@@ -485,7 +485,7 @@ def _with_finals(experience: Experience, finals: Leaves) -> Leaves:
     return joined
 
 
-def nothing(source: str) -> Experience:
+def no_steps(source: str) -> Experience:
     """No step."""
     flags = np.zeros(0, np.bool_)
     return Experience(source, {}, np.zeros(0), flags, flags, np.zeros(0, np.int64), flags)

@@ -28,7 +28,7 @@ from ..samplers.uniform import Uniform
 from ..steps.arrays import Array, Bools, Ints, as_host, numpy_view
 from ..steps.schema import dotted, map_leaves
 from ..views.transitions import Transition
-from .experience import Experience, Leaves, digests, from_arrays, leaves_of, nothing, read_npz
+from .experience import Experience, Leaves, digests, from_arrays, leaves_of, no_steps, read_npz
 from .monitor import Monitor, counts_in, is_state
 
 __all__ = [
@@ -134,21 +134,20 @@ def of_save(path: FilePath) -> Experience:
         if content.get("view") is None:
             view = Transition()
         replay = ReplayBuffer.load(path, sampler=sampler, view=view)
-        experience = (
-            of_replay(replay) if (state := state_in(replay.extra)) is None else of_monitor(counted(replay, state))
-        )
+        state = monitor_state_in(replay.extra)
+        experience = of_replay(replay) if state is None else of_monitor(restored_monitor(replay, state))
     return experience
 
 
-def state_in(extra: Any) -> Any:
+def monitor_state_in(extra: Any) -> Any:
     """The state of a monitor that was saved as ``extra``, or in it at any depth of dicts; None if there is none."""
     if is_state(extra):
         return extra
     members = cast("dict[Any, Any]", extra).values() if isinstance(extra, dict) else ()
-    return next((found for found in map(state_in, members) if found is not None), None)
+    return next((found for found in map(monitor_state_in, members) if found is not None), None)
 
 
-def counted(replay: ReplayBuffer, state: Any) -> Monitor:
+def restored_monitor(replay: ReplayBuffer, state: Any) -> Monitor:
     """A monitor of a replay that was loaded, with the counts that were saved with it.
 
     Raises:
@@ -191,11 +190,11 @@ def of_replay(replay: ReplayBuffer) -> Experience:
         path: leaf[after] for path, leaf in obs.items()
     }  # fmt: skip
     # two kept rows follow each other if no step of the same env that was not completed lies between
-    kept = np.flatnonzero(complete)
+    selected = np.flatnonzero(complete)
     done = leaves["terminated",] | leaves["truncated",]
-    follows = np.zeros(len(kept), np.bool_)
-    if replay.ordered and len(kept):
-        here, there = kept[:-1], kept[1:]
+    follows = np.zeros(len(selected), np.bool_)
+    if replay.ordered and len(selected):
+        here, there = selected[:-1], selected[1:]
         gap = there - here - 1
         follows[:-1] = (envs[here] == envs[there]) & ((gap == 0) | ((gap == 1) & (done[here] != 0) & (not own)))
         if own:  # an episode that was interrupted leaves no row of its own: the next one counts its steps anew
@@ -203,20 +202,20 @@ def of_replay(replay: ReplayBuffer) -> Experience:
     named = ("obs", "next_obs", "action", "reward", "terminated", "truncated")
     return Experience(
         f"relive {type(replay).__name__}",
-        {path: leaf[kept] for path, leaf in obs.items()},
-        leaves["reward",][kept],
-        leaves["terminated",][kept].astype(np.bool_),
-        leaves["truncated",][kept].astype(np.bool_),
-        envs[kept],
+        {path: leaf[selected] for path, leaf in obs.items()},
+        leaves["reward",][selected],
+        leaves["terminated",][selected].astype(np.bool_),
+        leaves["truncated",][selected].astype(np.bool_),
+        envs[selected],
         follows,
-        next_obs={path: leaf[kept] for path, leaf in finals.items()},
-        action={path[1:]: leaf[kept] for path, leaf in leaves.items() if path[0] == "action"},
-        others={path: leaf[kept] for path, leaf in leaves.items() if path[0] not in named},
+        next_obs={path: leaf[selected] for path, leaf in finals.items()},
+        action={path[1:]: leaf[selected] for path, leaf in leaves.items() if path[0] == "action"},
+        others={path: leaf[selected] for path, leaf in leaves.items() if path[0] not in named},
         priorities=None if weights is None else weights[0],
         live=None if weights is None else weights[1],
-        place=index[kept],
-        step=step[kept],
-        age=age[kept],
+        place=index[selected],
+        step=step[selected],
+        age=age[selected],
         ordered=replay.ordered,
         max_episode_steps=replay.schema.max_episode_steps,
     )
@@ -236,14 +235,14 @@ def of_rollout(rollout: RolloutBuffer) -> Experience:
     columns = {name: rollout[name] for name in rollout.keys() if name != "hidden"}
     real = leaves_of(columns.pop("mask"))[()].swapaxes(0, 1).reshape(-1)
     experience = from_arrays(columns, f"relive {type(rollout).__name__}", vector=True)
-    experience = experience if real.all() else _only(experience, real)
+    experience = experience if real.all() else _selected(experience, real)
     experience.max_episode_steps = rollout.schema.max_episode_steps
     return experience
 
 
-def _only(steps: Experience, kept: Bools) -> Experience:
+def _selected(steps: Experience, selected: Bools) -> Experience:
     """Some of the steps. One follows another if only steps that are left out lie between them."""
-    rows = np.flatnonzero(kept)
+    rows = np.flatnonzero(selected)
     follows = np.append(steps.env[rows[1:]] == steps.env[rows[:-1]], False)
     obs, action, others, after = (
         {path: leaf[rows] for path, leaf in leaves.items()}
@@ -300,17 +299,17 @@ def of_own_rows(fields: dict[str, Any]) -> Experience | None:
         if ahead.shape != index.shape or steps.shape != index.shape or (steps < 1).any():
             return None
         num_envs = int(np.max((ahead - index) // steps))
-        kept = np.ones(len(index), np.bool_)
+        selected = np.ones(len(index), np.bool_)
     elif "complete" in fields:
-        num_envs, kept = int(np.diff(index).min()), as_host(fields["complete"]).astype(np.bool_)
+        num_envs, selected = int(np.diff(index).min()), as_host(fields["complete"]).astype(np.bool_)
         following = {path: np.append(x[1:], x[-1:], 0) for path, x in leaves_of(fields["obs"]).items()}
         fields = {**fields, "next_obs": _joined_leaves(following)}
     else:
         return None
-    if num_envs < 1 or not kept.any():
+    if num_envs < 1 or not selected.any():
         return None
     order = np.lexsort((index // num_envs, index % num_envs))
-    order = order[kept[order]]
+    order = order[selected[order]]
     named = {name: _joined_leaves({path: x[order] for path, x in leaves_of(value).items()})
              for name, value in fields.items() if name not in OF_A_BATCH}  # fmt: skip
     experience = from_arrays(named, "rows of a relive ReplayBuffer", vector=False)
@@ -374,9 +373,9 @@ def flat_steps(
         env = np.arange(len(experience)) % max(stride // n, 1)
         order = np.argsort(env, kind="stable")
         return interleaved(fields, source, order, env[order], begins=experience.begins) if n > 1 else experience
-    joined = threads(experience.obs, experience.next_obs)
-    if joined is not None:
-        order, env = joined
+    ordered_rows = threads(experience.obs, experience.next_obs)
+    if ordered_rows is not None:
+        order, env = ordered_rows
         goes_on = np.zeros(len(experience), np.bool_)
         goes_on[order[:-1]] = env[1:] == env[:-1]
         if goes_on[broken].mean() > MATCHED:  # rows that lead to no other are no matter of order
@@ -428,15 +427,15 @@ def taking_turns(fields: dict[str, Any], source: str) -> Experience | None:
     env = env[order]
     reached = inner[inner < len(experience) - stride]
     if experience.reaches(stride)[reached].mean() < ALL_TURNS:  # in turns, but not always in the same
-        joined = threads(experience.obs, experience.next_obs)
-        if joined is None:
+        ordered_rows = threads(experience.obs, experience.next_obs)
+        if ordered_rows is None:
             experience.follows[:] = False
             experience.ordered = False
             experience.lacks += (
                 "rows take turns between envs, and neither they nor their observations say which is whose",
             )
             return experience
-        order, env = joined
+        order, env = ordered_rows
     sorted_ = interleaved(fields, source, order, env, begins=True)
     sorted_.lacks += (f"rows take turns between about {stride} envs, as their observations show; they were read so",)
     return sorted_
@@ -553,11 +552,11 @@ def stable_baselines3_replay(buffer: Any) -> Experience:
     slim = bool(getattr(buffer, "optimize_memory_usage", False))
     lost = int(slim and buffer.full)
 
-    def kept(column: Any) -> Any:
+    def without_lost(column: Any) -> Any:
         return column[lost:]
 
     def rows(values: Any) -> Any:
-        return map_leaves(kept, in_time(values, buffer.pos, buffer.full))
+        return map_leaves(without_lost, in_time(values, buffer.pos, buffer.full))
 
     truncated = rows(buffer.timeouts).astype(np.bool_)
     fields = {
@@ -618,7 +617,7 @@ def tianshou_replay(buffer: Any) -> Experience:
             if given in meta.get_keys() and not (name == "next_obs" and getattr(part, "_save_obs_next", True) is False):
                 columns.setdefault(name, []).append(_tianshou_leaf(meta[given], rows))
     source = f"tianshou {type(buffer).__name__}"
-    return _joined(columns, [len(rows) for rows in order], source) if parts else nothing(source)
+    return _joined(columns, [len(rows) for rows in order], source) if parts else no_steps(source)
 
 
 TIANSHOU = {"obs": "obs", "action": "act", "reward": "rew", "terminated": "terminated", "truncated": "truncated",
@@ -730,7 +729,7 @@ def agilerl_replay(buffer: Any) -> Experience:
     """Its replay buffers: a TensorDict of steps, in the names of its training functions; ``done`` is a terminal."""
     source = f"agilerl {type(buffer).__name__}"
     if buffer.storage is None:
-        return nothing(source)
+        return no_steps(source)
     rows = leaves_of(buffer.storage)
     full = len(buffer) == buffer.max_size
     ordered = {path: in_time(leaf, buffer._cursor, full)[: len(buffer)] for path, leaf in rows.items()}
@@ -781,7 +780,7 @@ def pytorchrl_replay(buffer: Any) -> Experience:
     source = f"pytorchrl {type(buffer).__name__}"
     data, full = buffer.data, buffer.size == buffer.max_size
     if not data:
-        return nothing(source)
+        return no_steps(source)
     names = {"Observation": "obs", "NextObservation": "next_obs", "Action": "action", "Reward": "reward",
              "NextDone": "done"}  # fmt: skip
     fields = {ours: in_time(data[theirs], buffer.step, full) for theirs, ours in names.items() if theirs in data}
@@ -866,7 +865,7 @@ def lerobot_replay(buffer: Any) -> Experience:
     """Its replay buffer; ``optimize_memory`` keeps no observation after a step."""
     source = f"lerobot {type(buffer).__name__}"
     if not buffer.size:
-        return nothing(source)
+        return no_steps(source)
     full = buffer.size == buffer.capacity
     names = {"states": "obs", "actions": "action", "rewards": "reward", "truncateds": "truncated"}
     fields = {ours: in_time(getattr(buffer, theirs), buffer.position, full) for theirs, ours in names.items()}
@@ -936,8 +935,9 @@ def cleanrl_arrays(fields: Mapping[str, Any]) -> Experience:
             f"{as_host(fields['rewards']).shape}; pass arrays as they are before they are flattened"
         )
     names = {"dones": "episode_start", "logprobs": "log_prob"}
-    kept = {names.get(name, name): value for name, value in fields.items() if name not in ("next_obs", "next_value")}
-    return from_arrays(kept, "CleanRL arrays", vector=True)
+    unread = "next_obs", "next_value"
+    columns = {names.get(name, name): value for name, value in fields.items() if name not in unread}
+    return from_arrays(columns, "CleanRL arrays", vector=True)
 
 
 # -- the table of readers ----------------------------------------------------------------------------------------------

@@ -27,14 +27,15 @@ __all__ = [
     "action_one_step_off",
     "actions_as_floats",
     "advantages",
+    "answers_of",
     "bytes_as_floats",
     "constant_fields",
-    "envs_apart",
     "expected_rewards",
     "goal_rewards",
     "goal_terminals",
     "log_probs",
     "not_finite",
+    "odd_envs",
     "odd_flags",
     "outside_space",
     "priorities",
@@ -42,7 +43,6 @@ __all__ = [
     "reward_one_step_off",
     "rewards_with_values",
     "running_sums",
-    "said",
     "value_one_step_off",
     "values_of_critic",
 ]
@@ -119,17 +119,17 @@ ENOUGH = 50
 """The fewest rows of an env that its figures are compared for."""
 
 
-def envs_apart(steps: Experience) -> Verdict:
+def odd_envs(steps: Experience) -> Verdict:
     """One env whose observations or rewards never change while those of the others do."""
     kinds, first, counts = np.unique(steps.env, return_index=True, return_counts=True)
     if len(kinds) < 2:
         return Lack("it has one env, or does not say which rows are of which", absent=True)
     if counts.min() < ENOUGH or not bool((np.diff(first) > 0).all()) or counts.sum() != len(steps):
         return Lack(f"an env has fewer than {ENOUGH} rows")
-    return Looked(len(steps), _apart(steps, kinds))
+    return Looked(len(steps), _odd_envs(steps, kinds))
 
 
-def _apart(steps: Experience, kinds: Array) -> Iterator[Finding]:
+def _odd_envs(steps: Experience, kinds: Array) -> Iterator[Finding]:
     rows = {int(kind): np.flatnonzero(steps.env == kind) for kind in kinds}
     frozen = {env: _longest_still(steps, of_env) for env, of_env in rows.items()}
     moves = np.sort([1 - share for share in frozen.values()])
@@ -520,10 +520,10 @@ def running_sums(steps: Experience) -> Verdict:
         return Looked(len(later))
     if np.ptp(gained) <= 1e-4 * np.abs(gained).max():
         same = np.abs(reward[starts] - gained[0]) <= 1e-4 * abs(gained[0])
-        told = bool(same.mean() > 0.9 and len(np.unique(reward[later])) >= STARTS)
-        told = told and not _follow(steps, later, reward[later])
+        is_sum = bool(same.mean() > 0.9 and len(np.unique(reward[later])) >= STARTS)
+        is_sum = is_sum and not _follow(steps, later, reward[later])
     elif np.median(np.abs(reward[starts])) > 3 * np.abs(gained).mean():
-        told = False  # first rewards are no gains
+        is_sum = False  # first rewards are no gains
     else:
         lack = _cannot(steps, later)
         if lack is not None:
@@ -536,10 +536,10 @@ def running_sums(steps: Experience) -> Verdict:
         of_gain, of_reward = (float(error) for error in apart.mean(0))
         expected = gained.mean() + alike(there, here) @ _learned(kernel, gained - gained.mean(), RIDGES[1])
         at_starts = np.median(np.abs(expected - reward[starts]))
-        told = bool(of_gain < 0.5 * max(gained.var(), gained.mean() ** 2) and of_gain < 0.1 * of_reward
+        is_sum = bool(of_gain < 0.5 * max(gained.var(), gained.mean() ** 2) and of_gain < 0.1 * of_reward
                     and at_starts < 3 * np.sqrt(of_gain) + 0.05 * np.abs(gained).mean()
                     and at_starts < 0.3 * np.abs(reward[later]).mean())  # fmt: skip
-    if not told:
+    if not is_sum:
         return Looked(len(later))
     return Looked(len(later), [
         found("reward-is-a-sum", "likely",
@@ -1002,10 +1002,10 @@ def rewards_with_values(steps: Experience) -> Verdict:
     usual = expected_rewards(steps, calm, ends)
     if usual is None:
         return Lack("rewards do not follow from observations and actions")
-    return Looked(len(ends), _held(steps, steps.reward[ends] - usual, value[ends], ends))
+    return Looked(len(ends), _values_in_rewards(steps, steps.reward[ends] - usual, value[ends], ends))
 
 
-def _held(steps: Experience, extra: Array, worth: Array, ends: Ints) -> Iterator[Finding]:
+def _values_in_rewards(steps: Experience, extra: Array, worth: Array, ends: Ints) -> Iterator[Finding]:
     """The finding that rewards at ends exceed others by about their value."""
     held = np.abs(extra) > 0.1 * np.abs(worth).max()  # terminals hold none
     if held.sum() < 2 * FEW_TARGETS or np.ptp(worth[held]) == 0:
@@ -1039,9 +1039,9 @@ def values_of_critic(steps: Experience, critic: Callable[..., Any] | None) -> Ve
         return Lack("pass critic, a function from observations to values, to compare values with", absent=value is None)
     if value is None:
         return Lack("critic was given, but the source has no 'value'")
-    rows = _some(np.arange(len(steps)))
-    told = said("critic", critic, rows, steps.obs)
-    return _compared(steps, "value", value, told, rows, "the critic's value of the observation",
+    rows = _sampled_rows(np.arange(len(steps)))
+    answers = answers_of("critic", critic, rows, steps.obs)
+    return _compared(steps, "value", value, answers, rows, "the critic's value of the observation",
                      "store V(obs) with the observation that it was computed from")  # fmt: skip
 
 
@@ -1053,31 +1053,33 @@ def log_probs(steps: Experience, policy: Callable[..., Any] | None) -> Verdict:
                     absent=stored is None)  # fmt: skip
     if stored is None or not steps.action:
         return Lack("policy was given, but the source has no 'log_prob' with its 'action'")
-    rows = _some(np.arange(len(steps)))
-    told = said("policy", policy, rows, steps.obs, steps.action)
-    return _compared(steps, "log_prob", stored, told, rows, "the policy's log-probability of the stored action",
+    rows = _sampled_rows(np.arange(len(steps)))
+    answers = answers_of("policy", policy, rows, steps.obs, steps.action)
+    return _compared(steps, "log_prob", stored, answers, rows, "the policy's log-probability of the stored action",
                      "store the action that was sampled, before clipping, with its log-probability")  # fmt: skip
 
 
-def _compared(steps: Experience, name: str, stored: Array, told: Array, rows: Ints, meant: str, mend: str) -> Verdict:
+def _compared(
+    steps: Experience, name: str, stored: Array, answers: Array, rows: Ints, meant: str, mend: str
+) -> Verdict:
     """Numbers ``[S]`` beside those that a function gave for some rows, ``[K]``."""
-    near = AGREES * (np.abs(told) + float(np.nanstd(told)) + 1e-6)
+    near = AGREES * (np.abs(answers) + float(np.nanstd(answers)) + 1e-6)
     with np.errstate(invalid="ignore"):
-        wrong = ~((np.abs(stored[rows] - told) <= near) | (stored[rows] == told))
+        wrong = ~((np.abs(stored[rows] - answers) <= near) | (stored[rows] == answers))
     if wrong.sum() <= len(rows) / 1000:  # rounding, and a number or two at the edge of what it can do
         return Looked(len(rows))
     for lag, word in ((1, "before"), (-1, "after")):  # rows of the sample that follow each other
         beside = np.flatnonzero((rows[1:] == rows[:-1] + 1) & steps.inner[rows[:-1]])
         mine, other = (beside, beside + 1) if lag == 1 else (beside + 1, beside)
         with np.errstate(invalid="ignore"):
-            fits = np.abs(stored[rows[mine]] - told[other]) <= near[other]
+            fits = np.abs(stored[rows[mine]] - answers[other]) <= near[other]
         if len(mine) >= 20 and wrong[mine].mean() > 0.5 and fits.mean() > MOST:
             return Looked(len(rows), [
                 found(f"{name.replace('_', '-')}-one-step-off", "certain",
                       f"'{name}' stands one row {word} its own: it is {meant} there", mend,
                       rows[wrong], len(rows), place=steps.place)])  # fmt: skip
-    finite = np.isfinite(stored[rows]) & np.isfinite(told)
-    pair = stored[rows][finite], told[finite]
+    finite = np.isfinite(stored[rows]) & np.isfinite(answers)
+    pair = stored[rows][finite], answers[finite]
     alike = len(pair[0]) > 2 and min(x.std() for x in pair) > 0 and np.corrcoef(*pair)[0, 1] > 0.95
     drifted = alike and wrong.mean() > MOST  # all are a little off, as after an update
     what = f"'{name}' is not {meant}" + ("; it is near, as if the function had been updated since" if drifted else "")
@@ -1099,8 +1101,8 @@ def goal_rewards(steps: Experience, reward_fn: Callable[..., Any] | None) -> Ver
     achieved, desired = goals
     if reward_fn is None:
         return _reached_goals(steps, achieved, desired)
-    rows = _some(np.arange(len(steps)))
-    right = said("reward_fn", reward_fn, rows, {(): achieved}, {(): desired}, arrays=True)
+    rows = _sampled_rows(np.arange(len(steps)))
+    right = answers_of("reward_fn", reward_fn, rows, {(): achieved}, {(): desired}, arrays=True)
     wrong = ~np.isclose(steps.reward[rows].astype(np.float64), right, rtol=1e-4, atol=1e-5)
     return Looked(len(rows), [_old_goal(steps, rows[wrong], len(rows), "certain")] if wrong.any() else [])
 
@@ -1115,8 +1117,8 @@ def goal_terminals(steps: Experience, terminated_fn: Callable[..., Any] | None) 
                     "'desired_goal', with next observations")  # fmt: skip
     if steps.window > 1:
         return Lack("rows are n-step transitions, whose flags are those of their last steps")
-    rows = _some(np.arange(len(steps)))
-    wrong = said("terminated_fn", terminated_fn, rows, *({(): x} for x in goals), arrays=True).astype(np.bool_)
+    rows = _sampled_rows(np.arange(len(steps)))
+    wrong = answers_of("terminated_fn", terminated_fn, rows, *({(): x} for x in goals), arrays=True).astype(np.bool_)
     wrong &= ~steps.terminated[rows]  # an episode may also end for another reason
     return Looked(len(rows), [
         found("terminal-of-the-old-goal", "certain", "steps that reach their goal are not flagged as terminated",
@@ -1159,7 +1161,7 @@ def _reached_goals(steps: Experience, achieved: Array, desired: Array) -> Verdic
     )
 
 
-def _some(rows: Ints) -> Ints:
+def _sampled_rows(rows: Ints) -> Ints:
     """At most :data:`MANY_ROWS` of rows, in runs that lie together."""
     if len(rows) <= MANY_ROWS:
         return rows
@@ -1168,7 +1170,7 @@ def _some(rows: Ints) -> Ints:
     return rows[np.unique(begins[:, None] + np.arange(500))]
 
 
-def said(name: str, function: Callable[..., Any], rows: Ints, *given: Leaves, arrays: bool = False) -> Array:
+def answers_of(name: str, function: Callable[..., Any], rows: Ints, *given: Leaves, arrays: bool = False) -> Array:
     """The answers of a user's function for rows, float64 ``[K]``.
 
     It gets tensors, or arrays if it cannot take these; with ``arrays`` the other way round.
@@ -1182,7 +1184,7 @@ def said(name: str, function: Callable[..., Any], rows: Ints, *given: Leaves, ar
         trees = [_tree({path: leaf[some] for path, leaf in leaves.items()}) for leaves in given]
         try:
             with torch.no_grad():
-                answer = _asked(function, trees, arrays)
+                answer = _call(function, trees, arrays)
             numbers = as_host(answer, name)
         except Exception as error:
             other = "" if error.__cause__ is None else f"; called in the other way, it raised {error.__cause__!r:.300}"
@@ -1195,7 +1197,7 @@ def said(name: str, function: Callable[..., Any], rows: Ints, *given: Leaves, ar
     return np.concatenate(answers)
 
 
-def _asked(function: Callable[..., Any], trees: list[Any], arrays: bool) -> Any:
+def _call(function: Callable[..., Any], trees: list[Any], arrays: bool) -> Any:
     first, second = (trees, map(_tensors, trees)) if arrays else (map(_tensors, trees), trees)
     try:
         return function(*first)
