@@ -302,6 +302,10 @@ class EpisodeRows(NamedTuple):
     first: int
     until: int
 
+    def places(self, ring: Ring) -> Ints:
+        """Where these rows lie, int64 ``[k]``: row k of env e is at ``e * R + k % R``."""
+        return self.env * ring.rows + np.arange(self.first, self.until, dtype=np.int64) % ring.rows
+
 
 def episodes_of(ring: Ring) -> list[EpisodeRows]:
     """The episodes of the live rows, env by env in the order of time.
@@ -315,6 +319,7 @@ def episodes_of(ring: Ring) -> list[EpisodeRows]:
     for env in range(ring.num_envs):
         places = ring.live_places(env)
         step, complete = ring.step[places], ring.stamp[places] >= 0
+        # a row that is not complete ends an episode, and so does one whose successor starts again at step 0
         goes_on = np.zeros(len(places), np.bool_)
         goes_on[1:] = complete[1:] & complete[:-1] & (step[1:] == step[:-1] + 1)
         oldest = int(ring.oldest[env])
@@ -326,10 +331,10 @@ def episodes_of(ring: Ring) -> list[EpisodeRows]:
 
 def episode_at(ring: Ring, rows: EpisodeRows) -> Episode | None:
     """The part of an episode that is still stored; None if no step is."""
-    first = max(rows.first, int(ring.oldest[rows.env]))
+    first = max(rows.first, int(ring.oldest[rows.env]))  # older rows were overwritten, or forgotten
     if first >= rows.until:
         return None
-    places: Ints = rows.env * ring.rows + np.arange(first, rows.until, dtype=np.int64) % ring.rows
+    places = rows._replace(first=first).places(ring)
     fields = _transitions(ring, places)
     ended = bool(fields["terminated",][-1] | fields["truncated",][-1])
     return Episode(rows.env, as_tensordict(fields, (len(places),)), int(ring.step[places[0]]) == 0, ended)
@@ -346,11 +351,9 @@ def columns_of(ring: Ring, next_obs: bool) -> dict[Path, Array]:
         places = anchors[np.argsort(ring.stamp[anchors], kind="stable")]
         order: dict[Path, Array] = {("env",): places // ring.rows}
     else:
-        runs = episodes_of(ring)
-        sizes = np.array([run.until - run.first for run in runs], np.int64)
-        parts = [run.env * ring.rows + np.arange(run.first, run.until, dtype=np.int64) % ring.rows for run in runs]
-        places = np.concatenate([np.zeros(0, np.int64), *parts])
-        episode = np.repeat(np.arange(len(runs)), sizes)
+        places_of = [rows.places(ring) for rows in episodes_of(ring)]
+        places = np.concatenate([np.zeros(0, np.int64), *places_of])
+        episode = np.repeat(np.arange(len(places_of)), np.array([len(each) for each in places_of], np.int64))
         order = {("env",): places // ring.rows, ("episode",): episode, ("step",): ring.step[places]}
     fields = {path: numpy_view(field.cpu()) for path, field in _transitions(ring, places).items()}
     order["index",] = fields.pop(("index",))

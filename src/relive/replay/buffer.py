@@ -71,7 +71,7 @@ from .durable import (
 from .loading import Source, changed_arguments, dealt, open_save, require_unordered, restore, saved_arguments
 from .reader import Prefetch, Reader, parts_of
 from .saving import KIND, Saver, describe, typed_tensors
-from .serving import Ahead, Drawn, Limit, Progress, Served
+from .serving import Ahead, Drawn, Limit, Progress, Request, Served
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -232,13 +232,13 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self.device, self._progress = torch_device("ReplayBuffer", device), Progress(seed_or_drawn(seed))
         stored = stored_fields(schema, self.own_next_obs)
         refuse_class("sampler", sampler)
-        self._given_sampler: Any = Uniform() if sampler is None else sampler  # a user's own may have the length 0
-        self._sampler = completed(self._given_sampler)
+        self._user_sampler: Any = Uniform() if sampler is None else sampler  # a user's own may have the length 0
+        self._sampler = completed(self._user_sampler)
         inner = self._sampler.inner if isinstance(self._sampler, Recent) else self._sampler
         self._prioritized = inner if isinstance(inner, Prioritized) else None
         leaves = stored.leaves if store is None or isinstance(store, Allocator) else in_ram(stored.leaves)
         plan = storage_plan(leaves, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
-        if not isinstance(store, Allocator):  # a Allocator takes its own space
+        if not isinstance(store, Allocator):  # an Allocator takes its own space
             plan.require_memory()
         self._plan, self.num_envs = plan, plan.num_envs
         rows = _store(stored.leaves, plan.rows, self.device, store)
@@ -303,7 +303,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     @property
     def sampler(self) -> S_co:
         """The sampler that draws the batches. You may change its parameters at any time."""
-        return cast("S_co", self._given_sampler)
+        return cast("S_co", self._user_sampler)
 
     @property
     def seed(self) -> int:
@@ -748,7 +748,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
                 raise LifecycleError("serve: this replay is served already; close() that first, or take its batches")
             batch_size, of = int(batch_size), 1 if count is None else count
             draw, undo = partial(self._draw_ahead, batch_size, of), self._end_serving
-            ahead = Ahead(self._progress, draw, undo, self.lock, batch_size, depth, count, limit)
+            ahead = Ahead(self._progress, draw, undo, self.lock, Request(batch_size, depth, count, limit))
             served = Served[Any](ahead, timeout)
             self._ahead = ahead  # last: if this call breaks off, the iterator is dropped, which ends the serving
         return served
@@ -903,7 +903,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     @one_at_a_time
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle: the content of a save, and parts that are not relive's own."""
-        return type(self)._unpickled, self._saver.pickled(self._given_sampler)
+        return type(self)._unpickled, self._saver.pickled(self._user_sampler)
 
     @classmethod
     def _unpickled(cls, arrays: Mapping[str, Any], *rest: Any) -> Self:

@@ -22,7 +22,7 @@ from ..samplers.contract import Sampler
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Ahead", "Drawn", "Limit", "Progress", "ProgressSlots", "Served", "stream_of"]
+__all__ = ["Ahead", "Drawn", "Limit", "Progress", "ProgressSlots", "Request", "Served", "stream_of"]
 
 B_co = TypeVar("B_co", covariant=True)
 
@@ -41,176 +41,6 @@ class Limit(Protocol):
     def uncount(self, *, inserts: int = 0, samples: int = 0) -> None:
         """Take back what was counted and did not happen."""
         ...
-
-
-class Ahead:
-    """The batches drawn ahead of a learner, and the thread that draws them.
-
-    A batch is due while fewer batches wait than :attr:`goal`. Due batches are drawn under the replay's lock, by the
-    first thread that takes the lock: the thread that serves, or another one whose call must come after them. So the
-    moment of a draw depends on the calls of the learner alone, never on when a thread happens to run.
-
-    Args:
-        progress: counts of what was drawn, and the batches that wait.
-        draw: draws the batch of this number in its round, and adds it to ``progress.ahead``.
-        undo: puts back batches that were drawn and not taken, and ends the serving.
-        lock: the lock of the replay.
-        batch_size: B.
-        depth: how many batches there are at most, the one in use included.
-        count: batches in all; None is without end.
-        limit: each batch waits until the limit allows it.
-    """
-
-    def __init__(
-        self,
-        progress: Progress,
-        draw: Callable[[int], None],
-        undo: Callable[[Ahead], None],
-        lock: Any,
-        batch_size: int,
-        depth: int,
-        count: int | None,
-        limit: Limit | None,
-    ) -> None:
-        self.ready, self._draw, self._undo, self.lock = progress.ahead, draw, undo, lock
-        self._keep = progress.keep
-        self.batch_size, self.depth, self.count, self._limit = batch_size, depth, count, limit
-        self.goal, self.taken = 0, 0
-        self.error: BaseException | None = None
-        """The error for which the next batch could not be drawn. The learner gets it after the batches before it."""
-        self.closed = False
-        self.arrived = Event()
-        self._wake, self._allowed = SimpleQueue[bool](), SimpleQueue[bool]()
-        self._thread: Thread | None = None
-        self.is_drawing = False
-        """True while a draw is under way. Then calls of the replay come from the draw, as from a reward function."""
-
-    @property
-    def due(self) -> bool:
-        """True if a batch must be drawn before anything else happens to the replay."""
-        return len(self.ready) < self.goal and self.error is None and not self.closed
-
-    def settle(self) -> None:
-        """Draw the due batches that the limit allows. The caller holds the replay's lock."""
-        try:
-            self.is_drawing = True
-            if self.closed:
-                self._undo(self)
-            while self.due and self._is_allowed():
-                self.draw()
-        finally:
-            self.is_drawing = False
-
-    def draw(self) -> None:
-        """Draw one batch, or note the error of the draw. The caller holds the replay's lock."""
-        try:
-            self._draw(self._next_update())
-        except Exception as error:
-            self.error = error
-            self._give_back(1)
-        self.arrived.set()
-
-    def take(self, timeout: float | None) -> Drawn:
-        """The next batch. The thread draws the batches that are due from now on.
-
-        Raises:
-            WaitTimeoutError: the limit did not allow the batch in time.
-            Exception: what the draw raised.
-        """
-        drawn = None
-        while drawn is None:
-            if not self.ready:
-                self._await(timeout)
-            if not self.ready and (self.error is not None or self.closed):
-                error, self.error, self.goal = self.error, None, 0  # the learner's next call tries again
-                raise error or LifecycleError("serve: it was closed while a batch was awaited; call serve again")
-            self.goal = self.depth - 1 if self.count is None else min(self.depth, self.count - self.taken) - 1
-            with suppress(IndexError):  # another thread was quicker
-                drawn = self.ready.popleft()
-        self._keep()
-        self.taken = drawn.update if self.count is not None else self.taken + 1
-        if self.goal > 0:
-            self._start()
-            self._wake.put(True)
-        return drawn
-
-    def note_taken(self, drawn: Drawn) -> None:
-        """Count a batch as taken, by a learner that has it from elsewhere. The caller holds the replay's lock."""
-        with suppress(ValueError):  # it was put back
-            self.ready.remove(drawn)
-        self._keep()
-
-    def close(self) -> None:
-        """Let the thread end. The next call that takes the replay's lock puts back the batches that were not taken."""
-        self.closed = True
-        self._wake.put(False)
-        self.arrived.set()
-
-    def give_back(self) -> None:
-        """Take back from the limit the batches that it has counted and that were not taken."""
-        self._give_back(len(self.ready) + self._allowed.qsize())
-
-    # -- inside -------------------------------------------------------------------------------------------------
-
-    def _next_update(self) -> int:
-        return self.ready[-1].update + 1 if self.ready else self.taken + 1
-
-    def _await(self, timeout: float | None) -> None:
-        """Draw the next batch here, or wait until the thread has drawn it. With a limit, also wait for the limit."""
-        end = None if timeout is None else time.monotonic() + timeout
-        while not self.ready and self.error is None and not self.closed:
-            self.arrived.clear()
-            with self.lock:
-                self.settle()
-                if not self.ready and self.error is None and self._is_allowed():
-                    self.draw()
-            if self.ready or self.error is not None:
-                return
-            left = SLICE if end is None else min(SLICE, end - time.monotonic())
-            if left <= 0:
-                raise WaitTimeoutError(
-                    f"serve: the limit allowed no batch of {self.batch_size} within {timeout} s; is anything added? "
-                    "See limit.stats()"
-                )
-            self.goal = max(self.goal, 1)
-            self._start()
-            self._wake.put(True)
-            self.arrived.wait(left)
-
-    def _is_allowed(self) -> bool:
-        """True if the limit allows the next batch now; the limit has then counted it."""
-        if self._limit is None:
-            return True
-        if not self._allowed.empty():
-            self._allowed.get()
-            return True
-        return self._limit.try_to_sample(self.batch_size)
-
-    def _give_back(self, batches: int) -> None:
-        if self._limit is not None and batches:
-            self._limit.uncount(samples=batches * self.batch_size)
-
-    def _start(self) -> None:
-        """Start the thread, once, and again in a child of a fork, which has none."""
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = Thread(target=self._work, name="relive-serve", daemon=True)
-            self._thread.start()
-
-    def _work(self) -> None:
-        """Draw the batches that are due, each time that the learner has taken one."""
-        while self._wake.get() and not self.closed:
-            while self.due and self._wait_for_limit():
-                with self.lock:
-                    self.settle()
-
-    def _wait_for_limit(self) -> bool:
-        """Wait until the limit allows a batch, without the replay's lock, so that others can add meanwhile."""
-        if self._limit is not None and self._allowed.empty():
-            while not self._limit.try_to_sample(self.batch_size, SLICE):
-                if not self.due:
-                    return False
-            self._allowed.put(True)
-        return True
 
 
 class Served(Iterator[B_co], Generic[B_co]):
@@ -271,6 +101,182 @@ class Served(Iterator[B_co], Generic[B_co]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class Request(NamedTuple):
+    """The batches that ``serve`` was asked for."""
+
+    batch_size: int
+    """B."""
+    depth: int
+    """The most batches at a time, the one in use included."""
+    batches: int | None
+    """How many in all; None is without end."""
+    limit: Limit | None
+    """Each batch waits until the limit allows it."""
+
+
+class Ahead:
+    """The batches drawn ahead of a learner, and the thread that draws them.
+
+    A batch is due while fewer batches wait than :attr:`goal`. Due batches are drawn under the replay's lock, by the
+    first thread that takes the lock: the thread that serves, or another one whose call must come after them. So the
+    moment of a draw depends on the calls of the learner alone, never on when a thread happens to run.
+
+    Args:
+        progress: counts of what was drawn, and the batches that wait.
+        draw: draws the batch of this number in its round, and adds it to ``progress.ahead``.
+        undo: puts back batches that were drawn and not taken, and ends the serving.
+        lock: the lock of the replay.
+        request: the batches that are wanted.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        draw: Callable[[int], None],
+        undo: Callable[[Ahead], None],
+        lock: Any,
+        request: Request,
+    ) -> None:
+        self.ready, self._draw, self._undo, self.lock = progress.ahead, draw, undo, lock
+        self._keep = progress.keep
+        self.batch_size, self.depth, self.count, self._limit = request
+        self.goal, self.taken = 0, 0
+        self.error: BaseException | None = None
+        """The error for which the next batch could not be drawn. The learner gets it after the batches before it."""
+        self.closed = False
+        self.arrived = Event()
+        self._wake, self._allowed = SimpleQueue[bool](), SimpleQueue[bool]()
+        self._thread: Thread | None = None
+        self.is_drawing = False
+        """True while a draw is under way. Then calls of the replay come from the draw, as from a reward function."""
+
+    @property
+    def due(self) -> bool:
+        """True if a batch must be drawn before anything else happens to the replay."""
+        return len(self.ready) < self.goal and self.error is None and not self.closed
+
+    def settle(self) -> None:
+        """Draw the due batches that the limit allows. The caller holds the replay's lock."""
+        try:
+            self.is_drawing = True
+            if self.closed:
+                self._undo(self)
+            while self.due and self._is_allowed():
+                self.draw()
+        finally:
+            self.is_drawing = False
+
+    def draw(self) -> None:
+        """Draw one batch, or note the error of the draw. The caller holds the replay's lock."""
+        try:
+            self._draw(self._next_update())
+        except Exception as error:
+            self.error = error
+            self._give_back(1)
+        self.arrived.set()
+
+    def take(self, timeout: float | None) -> Drawn:
+        """The next batch. The thread draws the batches that are due from now on.
+
+        Raises:
+            WaitTimeoutError: the limit did not allow the batch in time.
+            Exception: what the draw raised.
+        """
+        drawn = None
+        while drawn is None:
+            if not self.ready:
+                self._await(timeout)
+            if not self.ready and (self.error is not None or self.closed):
+                error, self.error, self.goal = self.error, None, 0  # the learner's next call tries again
+                raise error or LifecycleError("serve: it was closed while a batch was awaited; call serve again")
+            # the learner is done with the batch before, so one more may be drawn: the batch in use counts as one
+            self.goal = self.depth - 1 if self.count is None else min(self.depth, self.count - self.taken) - 1
+            with suppress(IndexError):  # without the lock: another thread may have been quicker
+                drawn = self.ready.popleft()
+        self._keep()
+        self.taken = drawn.update if self.count is not None else self.taken + 1
+        if self.goal > 0:
+            self._start()
+            self._wake.put(True)
+        return drawn
+
+    def note_taken(self, drawn: Drawn) -> None:
+        """Count a batch as taken, by a learner that has it from elsewhere. The caller holds the replay's lock."""
+        with suppress(ValueError):  # it was put back
+            self.ready.remove(drawn)
+        self._keep()
+
+    def close(self) -> None:
+        """Let the thread end. The next call that takes the replay's lock puts back the batches that were not taken."""
+        self.closed = True
+        self._wake.put(False)
+        self.arrived.set()
+
+    def give_back(self) -> None:
+        """Take back from the limit the batches that it has counted and that were not taken."""
+        self._give_back(len(self.ready) + self._allowed.qsize())
+
+    def _next_update(self) -> int:
+        return self.ready[-1].update + 1 if self.ready else self.taken + 1
+
+    def _await(self, timeout: float | None) -> None:
+        """Draw the next batch here, or wait until the thread has drawn it. With a limit, also wait for the limit."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self.ready and self.error is None and not self.closed:
+            self.arrived.clear()
+            with self.lock:
+                self.settle()
+                if not self.ready and self.error is None and self._is_allowed():
+                    self.draw()
+            if self.ready or self.error is not None:
+                return
+            left = SLICE if end is None else min(SLICE, end - time.monotonic())
+            if left <= 0:
+                raise WaitTimeoutError(
+                    f"serve: the limit allowed no batch of {self.batch_size} within {timeout} s; is anything added? "
+                    "See limit.stats()"
+                )
+            self.goal = max(self.goal, 1)
+            self._start()
+            self._wake.put(True)
+            self.arrived.wait(left)
+
+    def _is_allowed(self) -> bool:
+        """True if the limit allows the next batch now; the limit has then counted it."""
+        if self._limit is None:
+            return True
+        if not self._allowed.empty():
+            self._allowed.get()
+            return True
+        return self._limit.try_to_sample(self.batch_size)
+
+    def _give_back(self, batches: int) -> None:
+        if self._limit is not None and batches:
+            self._limit.uncount(samples=batches * self.batch_size)
+
+    def _start(self) -> None:
+        """Start the thread, once, and again in a child of a fork, which has none."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = Thread(target=self._work, name="relive-serve", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        """Draw the batches that are due, each time that the learner has taken one."""
+        while self._wake.get() and not self.closed:
+            while self.due and self._wait_for_limit():
+                with self.lock:
+                    self.settle()
+
+    def _wait_for_limit(self) -> bool:
+        """Wait until the limit allows a batch, without the replay's lock, so that others can add meanwhile."""
+        if self._limit is not None and self._allowed.empty():
+            while not self._limit.try_to_sample(self.batch_size, SLICE):
+                if not self.due:
+                    return False
+            self._allowed.put(True)
+        return True
 
 
 # -- counts of what was drawn ----------------------------------------------------------------------------------

@@ -112,8 +112,8 @@ class Prioritized(Sampler):
         eta: float = 0.9,
     ) -> None:
         self._ring: Ring | None = None
-        self._weighing = Weighing(0.0, 0.0, np.empty(0, np.float32), cast("SumTree", None))  # until attach
-        self._fresh: tuple[float, float, Weighing] | None = None
+        self._stored = StoredPriorities(0.0, 0.0, np.empty(0, np.float32), cast("SumTree", None))  # until attach
+        self._fresh: tuple[float, float, StoredPriorities] | None = None
         """The error of new transitions, its weight, and the priorities it fits; kept, as they rarely change."""
         self.alpha, self.eps, self.beta, self.eta = alpha, eps, beta, eta
         self.stratified, self.normalize, self.default_error = stratified, normalize, default_error
@@ -122,28 +122,28 @@ class Prioritized(Sampler):
     @property
     def alpha(self) -> float:
         """The exponent of the priorities. A change takes effect at once on all stored transitions."""
-        return self._weighing.alpha
+        return self._stored.alpha
 
     @alpha.setter
     def alpha(self, alpha: float) -> None:
-        self._reweigh(alpha, self._weighing.eps)
+        self._reweigh(alpha, self._stored.eps)
 
     @property
     def eps(self) -> float:
         """Added to every TD error. A change takes effect at once on all stored transitions."""
-        return self._weighing.eps
+        return self._stored.eps
 
     @eps.setter
     def eps(self, eps: float) -> None:
-        self._reweigh(self._weighing.alpha, eps)
+        self._reweigh(self._stored.alpha, eps)
 
     @property
     def _tree(self) -> SumTree:
-        return self._weighing.tree
+        return self._stored.tree
 
     @property
     def _errors(self) -> NDArray[np.float32]:
-        return self._weighing.errors
+        return self._stored.errors
 
     def _new_error(self) -> np.float32:
         return np.float32(self._largest if self.default_error is None else self.default_error)
@@ -170,7 +170,7 @@ class Prioritized(Sampler):
         elif require_own_ring(self._ring, ring, self):  # anchors that the last view could not draw are new
             new = (self._tree.get(places) == 0) | (ring.stamp[places] >= ring.unseen)
             errors[places[new]] = self._new_error()
-        self._adopt(self._weighed(places, errors, self.alpha, self.eps))
+        self._adopt(self._computed(places, errors, self.alpha, self.eps))
         self._ring = ring
 
     def _resume(self, ring: Ring, durable: DurablePriorities) -> None:
@@ -184,55 +184,55 @@ class Prioritized(Sampler):
         alpha, eps = durable.facts[[ALPHA, EPS]].tolist()
         if doubtful is not None and (alpha, eps) == (float(self.alpha), float(self.eps)):
             durable.mend(ring, doubtful)
-            self._weighing = Weighing(alpha, eps, durable.errors, durable.tree)
+            self._stored = StoredPriorities(alpha, eps, durable.errors, durable.tree)
         else:
             places = ring.anchors()
             _require_errors(durable.errors[places])
-            self._adopt(self._weighed(places, durable.errors, self.alpha, self.eps))
+            self._adopt(self._computed(places, durable.errors, self.alpha, self.eps))
         durable.end()  # last: after a kill before it, the next process finds the same notes and starts here again
         self._ring = ring
 
-    def _weighed(self, places: Ints, errors: NDArray[np.float32], alpha: float, eps: float) -> Weighing:
+    def _computed(self, places: Ints, errors: NDArray[np.float32], alpha: float, eps: float) -> StoredPriorities:
         """Priorities of the rows at ``places`` from their errors, and of no others."""
         tree = SumTree(len(errors))
         tree.set([0], _powers_of(self._new_error(), alpha, eps))  # the weight of the next new transition must fit, too
         tree.set([0], 0.0)  # it was only tried: row 0 has a weight only if it is among the places
         tree.set(places, _powers_of(errors[places], alpha, eps))
-        return Weighing(alpha, eps, errors, tree)
+        return StoredPriorities(alpha, eps, errors, tree)
 
-    def _adopt(self, weighing: Weighing) -> None:
+    def _adopt(self, stored: StoredPriorities) -> None:
         """Use these priorities; of a replay in files, copy them there. The caller sees to it that a kill is mended."""
         durable = self._durable
         if durable is not None:
-            if weighing.errors is not durable.errors:
-                durable.errors[:] = weighing.errors
-            durable.tree.become(weighing.tree)
-            durable.facts[[ALPHA, EPS, LARGEST, DRAWS]] = weighing.alpha, weighing.eps, self._largest, self._draws
-            weighing = weighing._replace(errors=durable.errors, tree=durable.tree)
-        self._weighing = weighing
+            if stored.errors is not durable.errors:
+                durable.errors[:] = stored.errors
+            durable.tree.become(stored.tree)
+            durable.facts[[ALPHA, EPS, LARGEST, DRAWS]] = stored.alpha, stored.eps, self._largest, self._draws
+            stored = stored._replace(errors=durable.errors, tree=durable.tree)
+        self._stored = stored
 
     def _reweigh(self, alpha: float, eps: float) -> None:
         """Recompute all weights, or change nothing if one would be too large."""
         if self._ring is None:
-            self._weighing = self._weighing._replace(alpha=alpha, eps=eps)
+            self._stored = self._stored._replace(alpha=alpha, eps=eps)
             return
         try:
-            weighing = self._weighed(self._ring.anchors(), self._errors, alpha, eps)
+            stored = self._computed(self._ring.anchors(), self._errors, alpha, eps)
         except NotFiniteError as error:
             raise NotFiniteError(
                 f"Prioritized(alpha={alpha!r}, eps={eps!r}): (|TD error| + eps)^alpha of a stored error would be "
                 "too large for a sum; choose a smaller alpha or eps"
             ) from error
         with _rebuilding(self._ring):
-            self._adopt(weighing)
+            self._adopt(stored)
 
     def changed(self, places: Ints, drawable: Any) -> None:
         """Give new transitions the default error, and rows that can no longer be drawn no weight."""
         error = self._largest if self.default_error is None else self.default_error
         bound, fresh = self._bound(), self._fresh
-        if fresh is None or fresh[0] != error or fresh[2] is not bound.weighing:
+        if fresh is None or fresh[0] != error or fresh[2] is not bound.stored:
             weight = float(self._weights(self._new_error())[0])
-            fresh = self._fresh = float(error), weight, bound.weighing
+            fresh = self._fresh = float(error), weight, bound.stored
         kernels.fast().note_drawable(bound.handle, places, drawable, fresh[0], fresh[1])
 
     def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
@@ -241,7 +241,7 @@ class Prioritized(Sampler):
             raise nothing_to_draw(self._ring)
         bound = self._bound()
         lowest = bound.tree.minimum_positive() if self.normalize == "buffer" else 0.0
-        return self._drawn(bound, count, key, lowest, bound.whole)
+        return self._draw_among(bound, count, key, lowest, bound.whole)
 
     def draw_recent(self, count: int, key: int, newest: int) -> tuple[Ints, Extras]:
         """Places of anchors ``[count]`` among the ``newest`` completed transitions, with the same fields."""
@@ -251,9 +251,9 @@ class Prioritized(Sampler):
         bound = self._bound()
         recent = recent_leaves(bound.tree, ring, newest)
         lowest = bound.tree.minimum_positive(recent.begins, recent.ends) if self.normalize == "buffer" else 0.0
-        return self._drawn(bound, count, key, lowest, recent.cover)
+        return self._draw_among(bound, count, key, lowest, recent.cover)
 
-    def _drawn(self, bound: Binding, count: int, key: int, lowest: float, among: Cover) -> tuple[Ints, Extras]:
+    def _draw_among(self, bound: Binding, count: int, key: int, lowest: float, among: Cover) -> tuple[Ints, Extras]:
         """Draw ``among`` some leaves. ``lowest`` is the priority with the largest weight; 0 is that of the batch."""
         places, probability, weight = np.empty(count, np.int64), np.empty(count), np.empty(count, np.float32)
         how = self.stratified, self.current_beta, lowest
@@ -400,9 +400,9 @@ class Prioritized(Sampler):
 
     def _bound(self) -> Binding:
         """The memory of the priorities; bound again if an array was replaced."""
-        bound, weighing = self._binding, self._weighing
-        if bound is None or bound.weighing is not weighing or bound.minima is not weighing.tree.minima:
-            bound = self._binding = Binding(weighing, cast("Ring", self._ring), self._largest, self._durable)
+        bound, stored = self._binding, self._stored
+        if bound is None or bound.stored is not stored or bound.minima is not stored.tree.minima:
+            bound = self._binding = Binding(stored, cast("Ring", self._ring), self._largest, self._durable)
         return bound
 
     @property
@@ -462,10 +462,10 @@ class Prioritized(Sampler):
         places, errors = ring.places(), zeroed(saved.nbytes).view(np.float32)
         errors[places] = live = saved[places]  # only live rows: a full copy would take memory for all rows
         _require_errors(live)
-        weighing = self._weighed(ring.anchors(), errors, self.alpha, self.eps)
+        stored = self._computed(ring.anchors(), errors, self.alpha, self.eps)
         with _rebuilding(ring):
             self._largest, self._draws = float(state["largest"]), int(state["draws"])
-            self._adopt(weighing)
+            self._adopt(stored)
 
     def _weights(self, errors: Any) -> Any:
         return _powers_of(errors, self.alpha, self.eps)
@@ -492,7 +492,7 @@ def _complete_places(ring: Ring | None, env: int) -> Ints:
     return places[ring.stamp[places] >= 0]
 
 
-class Weighing(NamedTuple):
+class StoredPriorities(NamedTuple):
     """The parts of the priorities that must agree, so that one assignment changes them all."""
 
     alpha: float
@@ -506,12 +506,12 @@ class Weighing(NamedTuple):
 class Binding:
     """The memory of the priorities, as compiled code takes it; for as long as it consists of the same arrays."""
 
-    def __init__(self, weighing: Weighing, ring: Ring, largest: float, durable: DurablePriorities | None) -> None:
-        tree = self.tree = weighing.tree
-        self.weighing, self.minima, self.whole = weighing, tree.minima, tree.whole
+    def __init__(self, stored: StoredPriorities, ring: Ring, largest: float, durable: DurablePriorities | None) -> None:
+        tree = self.tree = stored.tree
+        self.stored, self.minima, self.whole = stored, tree.minima, tree.whole
         self.facts, undo = (np.empty(FACTS), np.empty(0)) if durable is None else (durable.facts, durable.undo)
-        self.facts[[ALPHA, EPS, LARGEST]] = weighing.alpha, weighing.eps, largest
-        self.memory = Priorities(*tree.arrays, self.minima, weighing.errors, self.facts, ring.arrays, undo)
+        self.facts[[ALPHA, EPS, LARGEST]] = stored.alpha, stored.eps, largest
+        self.memory = Priorities(*tree.arrays, self.minima, stored.errors, self.facts, ring.arrays, undo)
         self._bound_to = self.memory._replace(ring=cast("Any", ring.handle))
         self.handle: Ints = kernels.fast().handle_of(self._bound_to)
         """Addresses only; the attributes above keep alive what they point to."""

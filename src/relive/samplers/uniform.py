@@ -246,7 +246,9 @@ class WindowWeights:
         ring, rule = self._ring, self._ring.rule
         number, env = np.divmod(ring.index_of(places), ring.num_envs)
         at = ring.step[places].astype(np.int64)
+        # rows from the end of this window back to the end of the whole window before it
         back = at - (_whole_before(at, rule) + rule.length - 1)
+        # an episode's first window has none before it, and the rows of the one before may be overwritten
         there = (at >= rule.length) & (number - back >= ring.oldest[env])
         return (env * ring.rows + (number - back) % ring.rows)[there]
 
@@ -259,6 +261,7 @@ class WindowWeights:
         number, env = np.divmod(ring.index_of(places), ring.num_envs)
         at = ring.step[places].astype(np.int64)
         begins = number - at
+        # the first row that can end a window: the episode's first, or the first whose history is still stored
         low = np.where(begins >= ring.oldest[env], begins, ring.oldest[env] + rule.history)
         low = np.maximum(low, oldest[env]) - begins
         # whole windows of the episode, the newest apart: from the one that ends at step ``low`` or next after it

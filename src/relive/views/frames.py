@@ -60,7 +60,7 @@ class FrameStack:
     def batch_of(self, ring: Ring) -> BatchLayout | None:
         """The layout of a fused batch, whose large fields are all stacked; None if only :meth:`read` can make it."""
         try:
-            reads_rest = ring.own_next or ring.store.gathered != self._stacked(ring)
+            reads_rest = ring.own_next or ring.store.gathered != self._stacked_of(ring)
         except SchemaError:  # read() raises it, once something was drawn
             return None
         return None if reads_rest else self.window.batch_of(ring)
@@ -74,13 +74,13 @@ class FrameStack:
             direct, draw, window.n, float(window.gamma), depth, repeat, id(rows), id(memory), id(dicts)
         )
 
-    def _stacked(self, ring: Ring) -> tuple[Path, ...]:
+    def _stacked_of(self, ring: Ring) -> tuple[Path, ...]:
         """The fields of the observation that are stacked.
 
         Raises:
             SchemaError: the observation has no member of that name.
         """
-        return _stacked(tuple(ring.leaves), None if self.keys is None else tuple(self.keys))
+        return _stacked_fields(tuple(ring.leaves), None if self.keys is None else tuple(self.keys))
 
     def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of the windows that start at ``places``, with stacked observations.
@@ -90,7 +90,7 @@ class FrameStack:
         """
         if ring.own_next:
             raise SchemaError("FrameStack needs steps in order that share observations; here each has its own")
-        stacked = list(self._stacked(ring))
+        stacked = list(self._stacked_of(ring))
         plan = self.window.plan(ring, places)
         count = len(plan.places)
         ends = np.empty(2 * count, np.int64)  # of the stacks before the steps, then of those after them
@@ -100,7 +100,7 @@ class FrameStack:
 
 
 @lru_cache(maxsize=64)
-def _stacked(leaves: tuple[Path, ...], keys: tuple[str, ...] | None) -> tuple[Path, ...]:
+def _stacked_fields(leaves: tuple[Path, ...], keys: tuple[str, ...] | None) -> tuple[Path, ...]:
     fields = [path for path in leaves if path[0] == "obs"]
     members = {path[1] for path in fields if len(path) > 1}
     unknown = [key for key in keys or () if key not in members]

@@ -221,12 +221,13 @@ class Hindsight:
         scratch, pairs = fit.scratch(len(places), n), np.empty((2, len(places) * n, fit.nbytes), np.uint8)
         if not ring.notes_ends:
             ring.ends()
+        # a stream of their own, so that the other random choices of a batch are those of every strategy
         others = ring.draw(len(places), stream(key, OTHERS)) if self.strategy == "random" else None
         chosen = kernel.plan_goals(
             ring.handle, batch, places, n, gamma, np.uint64(key), self.ratio, places if others is None else others,
             rows, last, scratch.handle, pairs,
         )  # fmt: skip
-        if chosen < 0:
+        if chosen < 0:  # -1 - k: entry k of the places cannot be read
             require_rows(places, -1 - chosen, store.num_rows)
         changed = self._relabel(ring, plan, fit, functions, scratch, pairs, chosen) if chosen else None
         fields = store.fields(plan)
