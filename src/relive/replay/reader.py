@@ -93,7 +93,8 @@ class Reader:
         in_ram = type(ring.store) is ReplayRows and ring.undo is None
         self._calls = tensor_calls() if in_ram and self._own_sampler else None
         """torch's functions for the fused call; None if no batch can be made by it."""
-        self._weighed = {path: field for path, field in WEIGHED.items() if path[0] in sampler.extras}
+        extras = sampler.extras if self._own_sampler else ()
+        self._weighed = {path: field for path, field in WEIGHED.items() if path[0] in extras}
         self._fused: _FusedCall | None = None
         """The tables of the last fused call."""
         self.read_through(view)
