@@ -86,7 +86,7 @@ PRECISE = (torch.float64, torch.float32, torch.float16)
 
 
 class World:
-    """A replay that is played, changed and drawn from at random, by one way or the other, and all that is seen of it.
+    """A replay that is played and drawn from at random, by fused calls or the long way, and all that is seen of it.
 
     Args:
         kind: of KINDS.
@@ -245,7 +245,7 @@ def assert_same(seen: list[Any], wanted: list[Any]) -> None:
 
 
 def both(kind: str, seed: int = 0, turns: int = 0, **options: Any) -> tuple[World, World]:
-    """A world by the direct way and one by the long way. ``options`` are called, or copied."""
+    """A world by the fused calls and one by the long way. ``options`` are called, or copied."""
     made = [{name: x() if callable(x) else x for name, x in options.items()} for _ in range(2)]
     return World(kind, seed, False, **made[0]).play(turns), World(kind, seed, True, **made[1]).play(turns)
 

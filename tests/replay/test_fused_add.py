@@ -74,10 +74,8 @@ def test_one_call_stores_the_bytes_that_the_long_way_stores(
     forms = [mapped(ways[t // 7 % 4], step) for t, step in enumerate(steps)]
     for step in forms:
         one.buffer.add(**step)
-    assert [direct is None for direct in inside.fused(inside.writer(one.buffer))] == [False, one.buffer.own_next_obs]
-    assert all(
-        direct is None or inside.step(direct).hold == short for direct in inside.fused(inside.writer(one.buffer))
-    )
+    assert [fused is None for fused in inside.fused(inside.writer(one.buffer))] == [False, one.buffer.own_next_obs]
+    assert all(fused is None or inside.step(fused).hold == short for fused in inside.fused(inside.writer(one.buffer)))
     the_long_way()
     other = replay(kind)
     for step in forms:
@@ -123,12 +121,12 @@ def test_the_rule_of_what_can_be_drawn_may_change_between_two_steps(the_long_way
 
 def test_there_is_room_for_all_events_of_a_new_rule() -> None:
     twin = Twin(1, 40, sampler=Prioritized()).play(*"......")
-    direct = inside.fused(inside.writer(twin.buffer))[False]
-    assert direct is not None
-    before = len(inside.adding(direct).where)
+    fused = inside.fused(inside.writer(twin.buffer))[False]
+    assert fused is not None
+    before = len(inside.adding(fused).where)
     twin.buffer.view = SequenceView(2, 5, "max", 1, 0.5)
     twin.play(*"......")
-    assert len(inside.adding(direct).where) == before + 2 * inside.ring(twin.buffer).rule.history
+    assert len(inside.adding(fused).where) == before + 2 * inside.ring(twin.buffer).rule.history
     twin.check()
 
 

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.skipif(tensor_calls() is None, reason="this torch has n
         quick=1,
     ),
 )
-def test_the_direct_way_makes_the_batches_of_the_long_way(sampler: str, kind: str, own: str, seed: int) -> None:
+def test_the_fused_call_makes_the_batches_of_the_long_way(sampler: str, kind: str, own: str, seed: int) -> None:
     options = {"ordered": own != "unordered", "own_next_obs": own == "own"}
     one, other = both(kind, seed, 12, sampler=EVERY_SAMPLER[sampler], **options)
     assert_same(one.seen, other.seen)
@@ -111,7 +111,7 @@ DIRECT: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("kind", DIRECT)
-def test_small_fields_in_ram_are_read_directly(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_fields_in_ram_are_read_in_the_fused_call(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = DIRECT[kind]()
     monkeypatch.setattr(Reader, "read", refuse)
     for sampled in (buffer.sample(7), *buffer.batches(3, 7), *buffer.serve(7, count=2)):
@@ -163,12 +163,12 @@ LONG: dict[str, Callable[[], Any]] = {
 
 
 @pytest.fixture
-def never_direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No batch is made directly."""
+def never_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No batch is made by the fused call."""
     monkeypatch.setattr(Members, "batch", refuse)
 
 
-@pytest.mark.usefixtures("never_direct")
+@pytest.mark.usefixtures("never_fused")
 @pytest.mark.parametrize("kind", LONG)
 def test_all_else_is_read_the_long_way(kind: str) -> None:
     buffer = LONG[kind]()
@@ -176,7 +176,7 @@ def test_all_else_is_read_the_long_way(kind: str) -> None:
     assert next(iter(buffer.batches(2, 7))).batch_size == (7,)
 
 
-@pytest.mark.usefixtures("never_direct")
+@pytest.mark.usefixtures("never_fused")
 def test_a_replay_in_files_or_of_another_store_is_read_the_long_way(tmp_path: Any) -> None:
     def rows(fields: Any, count: int) -> Any:
         arrays = {path: torch.zeros(count, *field.shape, dtype=field.dtype).numpy() for path, field in fields.items()}
@@ -191,7 +191,7 @@ def test_a_replay_in_files_or_of_another_store_is_read_the_long_way(tmp_path: An
             assert buffer.sample(3).batch_size == (3,)
 
 
-@pytest.mark.usefixtures("never_direct")
+@pytest.mark.usefixtures("never_fused")
 @pytest.mark.parametrize("goals", [None, "future"])
 def test_workers_of_a_data_loader_draw_the_long_way(goals: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Members, "batch", refuse, raising=True)

@@ -46,7 +46,7 @@ VIEWS: dict[str, Callable[[], Sequence]] = {
 
 
 @pytest.mark.parametrize(("kind", "sampler", "view", "seed"), covering(KINDS, SAMPLERS, VIEWS, range(3)))
-def test_the_direct_way_makes_the_sequences_of_the_long_way(kind: str, sampler: str, view: str, seed: int) -> None:
+def test_the_fused_call_makes_the_sequences_of_the_long_way(kind: str, sampler: str, view: str, seed: int) -> None:
     worlds = both(kind, seed, 12, sampler=SAMPLERS[sampler], view=VIEWS[view])
     assert_same(worlds[0].seen, worlds[1].seen)
 
@@ -80,7 +80,7 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.parametrize(("sampler", "kind", "view"), covering(SAMPLERS, KINDS[:5], VIEWS))
-def test_small_fields_and_states_in_ram_are_read_directly(
+def test_small_fields_and_states_in_ram_are_read_in_the_fused_call(
     sampler: str, kind: str, view: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = filled(kind, view=VIEWS[view](), sampler=SAMPLERS[sampler]())

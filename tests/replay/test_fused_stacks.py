@@ -55,7 +55,7 @@ def stacks(kind: str, view: str) -> Callable[[], FrameStack]:
 
 
 @pytest.mark.parametrize(("sampler", "kind", "view", "seed"), covering(EVERY_SAMPLER, KINDS, VIEWS, range(3), full=2))
-def test_the_direct_way_makes_the_stacks_of_the_long_way(sampler: str, kind: str, view: str, seed: int) -> None:
+def test_the_fused_call_makes_the_stacks_of_the_long_way(sampler: str, kind: str, view: str, seed: int) -> None:
     worlds = both(kind, seed, 0, sampler=EVERY_SAMPLER[sampler], view=stacks(kind, view))
     for world in worlds:
         for turn in range(often(6, 12)):
@@ -74,7 +74,7 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.parametrize(("sampler", "view", "kind"), covering(SAMPLERS, VIEWS, KINDS, full=2))
-def test_large_frames_in_ram_are_read_directly(
+def test_large_frames_in_ram_are_read_in_the_fused_call(
     sampler: str, view: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = filled(kind, view=stacks(kind, view)(), sampler=SAMPLERS[sampler]())

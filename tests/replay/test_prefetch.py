@@ -1,4 +1,4 @@
-"""The rows of coming batches are asked for early: the guesses, the questions, and that no batch depends on them."""
+"""The rows of the next batch are asked for early: predictions, questions, and that no batch depends on them."""
 
 from __future__ import annotations
 
@@ -192,15 +192,15 @@ def test_it_looks_ahead_only_while_rows_are_missing(tmp_path: Path, monkeypatch:
         for number in range(40):
             replay.add(step(number))
         allocator: Any = inside.ring(replay).store.allocator
-        coming = inside.prefetch(replay)
-        assert coming is not None
-        ask = coming.ahead.ask
+        prefetch = inside.prefetch(replay)
+        assert prefetch is not None
+        ask = prefetch.ahead.ask
         replay.sample(4)
         waits = 5
         usage = type("Usage", (), {"ru_majflt": property(lambda self: waits)})
         monkeypatch.setattr("resource.getrusage", lambda who: usage())
         asked = list[int]()
-        monkeypatch.setattr(coming.ahead, "ask", lambda *rows: asked.append(ask(*rows)))
+        monkeypatch.setattr(prefetch.ahead, "ask", lambda *rows: asked.append(ask(*rows)))
         replay.sample(4)
         assert not asked
         assert not allocator.random
@@ -224,10 +224,10 @@ def test_the_first_look_after_a_pause_does_not_ask_for_all_that_came_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ReplayBuffer.open(tmp_path / "r", SCHEMA, 4000, 2, check_ends=False, seed=0) as replay:
-        coming, most = inside.prefetch(replay), list[int]()
-        assert coming is not None
-        monkeypatch.setattr(coming, "_written", lambda: (np.empty(0, np.int64),) * 2)
-        monkeypatch.setattr(coming.ahead, "ask", lambda begins, ends: most.append(int((ends - begins).max())))
+        prefetch, most = inside.prefetch(replay), list[int]()
+        assert prefetch is not None
+        monkeypatch.setattr(prefetch, "_written", lambda: (np.empty(0, np.int64),) * 2)
+        monkeypatch.setattr(prefetch.ahead, "ask", lambda begins, ends: most.append(int((ends - begins).max())))
         for wanted in (False, True, True, False, True):
             monkeypatch.setattr(LookAhead, "is_wanted", lambda self, wanted=wanted: wanted)
             for number in range(300):

@@ -1,4 +1,4 @@
-"""What a replay takes and tells, to the byte."""
+"""The figures of a replay: how much memory it takes, and what its stats say."""
 
 from __future__ import annotations
 
