@@ -34,19 +34,14 @@ from ..rollout.buffer import RolloutBuffer as Rollout
 from ..steps.schema import Field, Schema
 from .base import Column, StepError, StepShapeError, array_of, placed, renew, sent, table_of
 
-__all__ = [
-    "BatchExperience",
-    "ReplayBuffer",
-    "RolloutBatch",
-    "RolloutBuffer",
-    "StepError",
-    "checked",
-    "generated",
-    "read_files",
-    "row",
-    "rows",
-    "write_files",
-]
+__all__ = ["BatchExperience", "ReplayBuffer", "RolloutBatch", "RolloutBuffer", "StepError", "checked", "read_files"]
+
+ENDING = ".safetensors"
+CHECKSUM = "relive.crc32"
+"""The entry in the safetensors header that holds the CRC-32 of the tensors."""
+SIZES = ("capacity", "state_dim", "action_dim", "hidden_dim", "position", "size")
+UNKNOWN = np.zeros(1, np.bool_)
+"""Velora does not distinguish terminals and truncations. relive's flags stay False; ``done`` is a further column."""
 
 
 @dataclass
@@ -68,239 +63,6 @@ class BatchExperience:
     next_states: Tensor
     dones: Tensor
     hiddens: Tensor
-
-
-@dataclass
-class RolloutBatch:
-    """Steps of a rollout ``[B, ...]``, all float32.
-
-    Attributes:
-        states: ``[B, state_dim]``.
-        actions: ``[B, action_dim]``.
-        rewards: ``[B, 1]``, as are ``dones``, ``log_probs``, ``values``, ``advantages`` and ``returns``.
-        dones: whether the step ended its episode.
-        hiddens: ``[B, hidden_dim]``, the network's recurrent state before the step.
-        log_probs: of the stored actions.
-        values: V(states).
-        advantages: by GAE over the whole rollout.
-        returns: advantages + values.
-    """
-
-    states: Tensor
-    actions: Tensor
-    rewards: Tensor
-    dones: Tensor
-    hiddens: Tensor
-    log_probs: Tensor
-    values: Tensor
-    advantages: Tensor
-    returns: Tensor
-
-
-def row(name: str, value: Any, size: int, device: torch.device | None) -> Any:
-    """One step's value as float32 ``[1, size]``. A single number is repeated.
-
-    Raises:
-        StepShapeError: it has another number of elements.
-    """
-    given = value
-    if value.__class__ is not Tensor or value.dtype is not torch.float32 or not value.is_cpu or device is not None:
-        given = placed(name, value, device)
-    shape = given.shape
-    if shape == (1, size):
-        return given
-    if shape == (size,):
-        return given[None]
-    count = prod(shape)
-    if count == size:
-        return given.reshape(1, size)
-    if count != 1:
-        raise StepShapeError(f"'{name}': expected {size} numbers, got {tuple(shape)}")
-    return torch.as_tensor(given).reshape(1, 1).expand(1, size)
-
-
-def rows(name: str, value: Any, count: int, size: int | None, device: torch.device | None) -> Any:
-    """Several steps' values as float32 ``[count, 1, size]``; numbers, of size None, as ``[count, 1]``.
-
-    Raises:
-        StepShapeError: another shape than ``[count, size]``; numbers, and values of size 1, may be ``[count]``.
-    """
-    given = placed(name, value, device)
-    shape, width = given.shape, 1 if size is None else size
-    if shape != (count, width) and (shape != (count,) or width != 1):
-        raise StepShapeError(f"'{name}': expected {(count, width)} (rows first), got {tuple(shape)}")
-    return given.reshape((count, 1) if size is None else (count, 1, size))
-
-
-ENDING = ".safetensors"
-CHECKSUM = "relive.crc32"
-"""The entry in the safetensors header that holds the CRC-32 of the tensors."""
-SIZES = ("capacity", "state_dim", "action_dim", "hidden_dim", "position", "size")
-
-
-def write_files(
-    path: str | os.PathLike[str], prefix: str, metadata: Mapping[str, Any], state: Mapping[str, Tensor]
-) -> None:
-    """Write both files under temporary names, then rename them. Tensors may have any strides and device.
-
-    Saves into one directory take turns. The checksum of the tensors is in the header, which Velora ignores.
-    """
-    folder = disk.usable(path)
-    tensors = dict(sorted(state.items()))  # the order of safetensors for tensors of one dtype
-    specs = format.plan(tensors, "")
-    header, size = format.header(specs, {CHECKSUM: "0" * 8}), sum(spec.nbytes for spec in specs.values())
-    data = _Hashed(itertools.chain.from_iterable(map(pieces, tensors.values())))
-
-    def checksum() -> tuple[int, bytes]:
-        return header.index(b"0" * 8), data.crc32.encode()
-
-    text = json.dumps(dict(metadata), indent=2).encode()
-    parts = itertools.chain([memoryview(header)], data)
-    names = f"{prefix}state{ENDING}", f"{prefix}metadata.json"
-    with save.locked_directory(folder):
-        beside = [folder / f".{name}.beside" for name in names]
-        try:
-            for file in beside:
-                file.unlink(missing_ok=True)  # left behind by a process that was killed
-            disk.write_file(beside[0], parts, len(header) + size, last=checksum)
-            disk.write_file(beside[1], [memoryview(text)], len(text))
-            for file, name in zip(beside, names, strict=True):
-                file.replace(folder / name)
-        finally:
-            for file in beside:
-                file.unlink(missing_ok=True)
-
-
-class _Hashed:
-    """Pieces of bytes that are hashed while they are read."""
-
-    def __init__(self, pieces: Iterable[memoryview]) -> None:
-        self._pieces, self._crc = pieces, 0
-
-    def __iter__(self) -> Iterator[memoryview]:
-        for piece in self._pieces:
-            self._crc = zlib.crc32(piece, self._crc)
-            yield piece
-
-    @property
-    def crc32(self) -> str:
-        """The checksum of the pieces read so far, in hexadecimal."""
-        return f"{self._crc:08x}"
-
-
-def checked(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata, checked.
-
-    Raises:
-        FileFormatError: an entry is missing, of the wrong type, or contradicts another.
-    """
-    for name in SIZES:
-        value = metadata.get(name)
-        if type(value) is not int or value < 0:
-            raise FileFormatError(f"metadata '{name}': expected a whole number of at least 0, got {shown(value)}")
-    capacity, size, position = (metadata[name] for name in ("capacity", "size", "position"))
-    if size > capacity or not (position == size if size < capacity else position < max(capacity, 1)):
-        raise FileFormatError(
-            f"metadata: size={size} and position={position} contradict capacity={capacity}; use another copy"
-        )
-    if not isinstance(metadata.get("device"), str | None):
-        raise FileFormatError(f"metadata 'device': expected a string or null, got {shown(metadata['device'])}")
-    return {name: metadata[name] for name in SIZES} | {"device": metadata.get("device")}
-
-
-def read_files(path: str | os.PathLike[str], metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, Tensor]:
-    """The first ``size`` rows of each tensor.
-
-    Raises:
-        NoSaveError: no such file.
-        FileFormatError: the file is damaged, or its tensors differ from the metadata.
-    """
-    file = _found(Path(path))
-    widths = {"states": "state_dim", "actions": "action_dim", "next_states": "state_dim", "hiddens": "hidden_dim"}
-    found: dict[str, Tensor] = {}
-    reader: Any = safetensors
-    try:
-        with reader.safe_open(file, framework="pt") as content:
-            known = set(content.keys())
-            for name in names:
-                if name not in known:
-                    raise FileFormatError(f"'{file}' has no tensor '{name}'; give the file of a Velora buffer")
-                part: Any = content.get_slice(name)
-                expected = [metadata["capacity"], metadata[widths[name]] if name in widths else 1]
-                if part.get_shape() != expected or part.get_dtype() != "F32":
-                    got = f"{part.get_dtype()} {part.get_shape()}"
-                    raise FileFormatError(f"'{file}', tensor '{name}': expected F32 {expected}, got {got}")
-                found[name] = part[: metadata["size"]].to(torch.float32)
-            _require_checksum(content, sorted(known), file)  # it is that of all tensors, whichever are asked for
-    except safetensors.SafetensorError as error:
-        raise FileFormatError(f"'{file}' is damaged, or is not a safetensors file: {error}") from error
-    return found
-
-
-def _require_checksum(content: Any, names: Iterable[str], file: Path) -> None:
-    """Refuse tensors that changed since they were saved. Files of Velora have no checksum and pass.
-
-    Raises:
-        FileFormatError: the checksum differs.
-    """
-    notes: dict[str, str] = content.metadata() or {}
-    if CHECKSUM not in notes:
-        return
-    data = _Hashed(piece for name in names for piece in pieces(content.get_tensor(name)))
-    for _ in data:
-        pass
-    if data.crc32 != notes[CHECKSUM]:
-        raise FileFormatError(
-            f"'{file}' is damaged: expected the checksum {notes[CHECKSUM]:.8}, got {data.crc32}; use another copy"
-        )
-
-
-def _found(path: Path) -> Path:
-    """The file at ``path``, or with the ending added, or with the last suffix replaced, as Velora does."""
-    for file in (path, path.with_name(path.name + ENDING), path.with_suffix(ENDING)):
-        if file.name.endswith(ENDING) and file.is_file():
-            return file
-    raise NoSaveError(f"no file '{path}', with or without '{ENDING}'; give the one that save() wrote")
-
-
-def generated(agent: Any, count: int, num_envs: int, envs: Any) -> Iterator[list[Tensor]]:
-    """``count`` transitions in blocks: states, actions, rewards, next states, terminals, and the actor's states.
-
-    The environments reset in a separate step (``NEXT_STEP``) and ignore its action. That step is left out, so the next
-    state of a step is always the one that it led to.
-    """
-    playing = _copies(agent.env, num_envs) if envs is None else envs
-    first, _ = playing.reset(seed=getattr(agent, "seed", None))
-    states, hidden = sent(array_of("states", first), agent.device), None
-    ended = torch.zeros(len(states), dtype=torch.bool, device=states.device)
-    try:
-        while count > 0:
-            actions, hidden = agent.predict(states, hidden, train_mode=True)
-            outcome = playing.step(actions.cpu().numpy())[:4]
-            following, rewards, terminated, truncated = (sent(array_of("outcome", x), agent.device) for x in outcome)
-            real = (~ended).nonzero().squeeze(1)[:count]
-            if len(real):
-                columns = states, actions, rewards, following, terminated, hidden
-                yield [column[real] for column in columns]
-            count -= len(real)
-            hidden = torch.where(ended.unsqueeze(1), 0.0, hidden)  # an episode begins with the initial recurrent state
-            states, ended = following, ((terminated + truncated) > 0) & ~ended
-    finally:
-        if envs is None:
-            playing.close()
-
-
-def _copies(env: Any, num_envs: int) -> Any:
-    """Parallel copies of an environment, with its arguments and wrappers."""
-    import gymnasium
-    from gymnasium.vector import AutoresetMode, SyncVectorEnv
-
-    make = partial(gymnasium.make, env.spec)
-    return SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
-
-
-UNKNOWN = np.zeros(1, np.bool_)
-"""Velora does not distinguish terminals and truncations. relive's flags stay False; ``done`` is a further column."""
 
 
 class ReplayBuffer:
@@ -537,6 +299,34 @@ class ReplayBuffer:
 
 FIELDS = table_of(ReplayBuffer)
 
+
+@dataclass
+class RolloutBatch:
+    """Steps of a rollout ``[B, ...]``, all float32.
+
+    Attributes:
+        states: ``[B, state_dim]``.
+        actions: ``[B, action_dim]``.
+        rewards: ``[B, 1]``, as are ``dones``, ``log_probs``, ``values``, ``advantages`` and ``returns``.
+        dones: whether the step ended its episode.
+        hiddens: ``[B, hidden_dim]``, the network's recurrent state before the step.
+        log_probs: of the stored actions.
+        values: V(states).
+        advantages: by GAE over the whole rollout.
+        returns: advantages + values.
+    """
+
+    states: Tensor
+    actions: Tensor
+    rewards: Tensor
+    dones: Tensor
+    hiddens: Tensor
+    log_probs: Tensor
+    values: Tensor
+    advantages: Tensor
+    returns: Tensor
+
+
 ROLLOUT_FIELDS = {
     "states": Column("obs"),
     "actions": Column("action"),
@@ -693,3 +483,199 @@ class RolloutBuffer:
 
     def _batch(self, batch: Any) -> RolloutBatch:
         return RolloutBatch(**{name: x.shown(batch[x.name]) for name, x in ROLLOUT_FIELDS.items()})
+
+
+def row(name: str, value: Any, size: int, device: torch.device | None) -> Any:
+    """One step's value as float32 ``[1, size]``. A single number is repeated.
+
+    Raises:
+        StepShapeError: it has another number of elements.
+    """
+    given = value
+    if value.__class__ is not Tensor or value.dtype is not torch.float32 or not value.is_cpu or device is not None:
+        given = placed(name, value, device)
+    shape = given.shape
+    if shape == (1, size):
+        return given
+    if shape == (size,):
+        return given[None]
+    count = prod(shape)
+    if count == size:
+        return given.reshape(1, size)
+    if count != 1:
+        raise StepShapeError(f"'{name}': expected {size} numbers, got {tuple(shape)}")
+    return torch.as_tensor(given).reshape(1, 1).expand(1, size)
+
+
+def rows(name: str, value: Any, count: int, size: int | None, device: torch.device | None) -> Any:
+    """Several steps' values as float32 ``[count, 1, size]``; numbers, of size None, as ``[count, 1]``.
+
+    Raises:
+        StepShapeError: another shape than ``[count, size]``; numbers, and values of size 1, may be ``[count]``.
+    """
+    given = placed(name, value, device)
+    shape, width = given.shape, 1 if size is None else size
+    if shape != (count, width) and (shape != (count,) or width != 1):
+        raise StepShapeError(f"'{name}': expected {(count, width)} (rows first), got {tuple(shape)}")
+    return given.reshape((count, 1) if size is None else (count, 1, size))
+
+
+def generated(agent: Any, count: int, num_envs: int, envs: Any) -> Iterator[list[Tensor]]:
+    """``count`` transitions in blocks: states, actions, rewards, next states, terminals, and the actor's states.
+
+    The environments reset in a separate step (``NEXT_STEP``) and ignore its action. That step is left out, so the next
+    state of a step is always the one that it led to.
+    """
+    playing = _copies(agent.env, num_envs) if envs is None else envs
+    first, _ = playing.reset(seed=getattr(agent, "seed", None))
+    states, hidden = sent(array_of("states", first), agent.device), None
+    ended = torch.zeros(len(states), dtype=torch.bool, device=states.device)
+    try:
+        while count > 0:
+            actions, hidden = agent.predict(states, hidden, train_mode=True)
+            outcome = playing.step(actions.cpu().numpy())[:4]
+            following, rewards, terminated, truncated = (sent(array_of("outcome", x), agent.device) for x in outcome)
+            real = (~ended).nonzero().squeeze(1)[:count]
+            if len(real):
+                columns = states, actions, rewards, following, terminated, hidden
+                yield [column[real] for column in columns]
+            count -= len(real)
+            hidden = torch.where(ended.unsqueeze(1), 0.0, hidden)  # an episode begins with the initial recurrent state
+            states, ended = following, ((terminated + truncated) > 0) & ~ended
+    finally:
+        if envs is None:
+            playing.close()
+
+
+def _copies(env: Any, num_envs: int) -> Any:
+    """Parallel copies of an environment, with its arguments and wrappers."""
+    import gymnasium
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+    make = partial(gymnasium.make, env.spec)
+    return SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+def checked(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata, checked.
+
+    Raises:
+        FileFormatError: an entry is missing, of the wrong type, or contradicts another.
+    """
+    for name in SIZES:
+        value = metadata.get(name)
+        if type(value) is not int or value < 0:
+            raise FileFormatError(f"metadata '{name}': expected a whole number of at least 0, got {shown(value)}")
+    capacity, size, position = (metadata[name] for name in ("capacity", "size", "position"))
+    if size > capacity or not (position == size if size < capacity else position < max(capacity, 1)):
+        raise FileFormatError(
+            f"metadata: size={size} and position={position} contradict capacity={capacity}; use another copy"
+        )
+    if not isinstance(metadata.get("device"), str | None):
+        raise FileFormatError(f"metadata 'device': expected a string or null, got {shown(metadata['device'])}")
+    return {name: metadata[name] for name in SIZES} | {"device": metadata.get("device")}
+
+
+def write_files(
+    path: str | os.PathLike[str], prefix: str, metadata: Mapping[str, Any], state: Mapping[str, Tensor]
+) -> None:
+    """Write both files under temporary names, then rename them. Tensors may have any strides and device.
+
+    Saves into one directory take turns. The checksum of the tensors is in the header, which Velora ignores.
+    """
+    folder = disk.usable(path)
+    tensors = dict(sorted(state.items()))  # the order of safetensors for tensors of one dtype
+    specs = format.plan(tensors, "")
+    header, size = format.header(specs, {CHECKSUM: "0" * 8}), sum(spec.nbytes for spec in specs.values())
+    data = _Hashed(itertools.chain.from_iterable(map(pieces, tensors.values())))
+
+    def checksum() -> tuple[int, bytes]:
+        return header.index(b"0" * 8), data.crc32.encode()
+
+    text = json.dumps(dict(metadata), indent=2).encode()
+    parts = itertools.chain([memoryview(header)], data)
+    names = f"{prefix}state{ENDING}", f"{prefix}metadata.json"
+    with save.locked_directory(folder):
+        beside = [folder / f".{name}.beside" for name in names]
+        try:
+            for file in beside:
+                file.unlink(missing_ok=True)  # left behind by a process that was killed
+            disk.write_file(beside[0], parts, len(header) + size, last=checksum)
+            disk.write_file(beside[1], [memoryview(text)], len(text))
+            for file, name in zip(beside, names, strict=True):
+                file.replace(folder / name)
+        finally:
+            for file in beside:
+                file.unlink(missing_ok=True)
+
+
+def read_files(path: str | os.PathLike[str], metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, Tensor]:
+    """The first ``size`` rows of each tensor.
+
+    Raises:
+        NoSaveError: no such file.
+        FileFormatError: the file is damaged, or its tensors differ from the metadata.
+    """
+    file = _found(Path(path))
+    widths = {"states": "state_dim", "actions": "action_dim", "next_states": "state_dim", "hiddens": "hidden_dim"}
+    found: dict[str, Tensor] = {}
+    reader: Any = safetensors
+    try:
+        with reader.safe_open(file, framework="pt") as content:
+            known = set(content.keys())
+            for name in names:
+                if name not in known:
+                    raise FileFormatError(f"'{file}' has no tensor '{name}'; give the file of a Velora buffer")
+                part: Any = content.get_slice(name)
+                expected = [metadata["capacity"], metadata[widths[name]] if name in widths else 1]
+                if part.get_shape() != expected or part.get_dtype() != "F32":
+                    got = f"{part.get_dtype()} {part.get_shape()}"
+                    raise FileFormatError(f"'{file}', tensor '{name}': expected F32 {expected}, got {got}")
+                found[name] = part[: metadata["size"]].to(torch.float32)
+            _require_checksum(content, sorted(known), file)  # it is that of all tensors, whichever are asked for
+    except safetensors.SafetensorError as error:
+        raise FileFormatError(f"'{file}' is damaged, or is not a safetensors file: {error}") from error
+    return found
+
+
+def _require_checksum(content: Any, names: Iterable[str], file: Path) -> None:
+    """Refuse tensors that changed since they were saved. Files of Velora have no checksum and pass.
+
+    Raises:
+        FileFormatError: the checksum differs.
+    """
+    notes: dict[str, str] = content.metadata() or {}
+    if CHECKSUM not in notes:
+        return
+    data = _Hashed(piece for name in names for piece in pieces(content.get_tensor(name)))
+    for _ in data:
+        pass
+    if data.crc32 != notes[CHECKSUM]:
+        raise FileFormatError(
+            f"'{file}' is damaged: expected the checksum {notes[CHECKSUM]:.8}, got {data.crc32}; use another copy"
+        )
+
+
+class _Hashed:
+    """Pieces of bytes that are hashed while they are read."""
+
+    def __init__(self, pieces: Iterable[memoryview]) -> None:
+        self._pieces, self._crc = pieces, 0
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for piece in self._pieces:
+            self._crc = zlib.crc32(piece, self._crc)
+            yield piece
+
+    @property
+    def crc32(self) -> str:
+        """The checksum of the pieces read so far, in hexadecimal."""
+        return f"{self._crc:08x}"
+
+
+def _found(path: Path) -> Path:
+    """The file at ``path``, or with the ending added, or with the last suffix replaced, as Velora does."""
+    for file in (path, path.with_name(path.name + ENDING), path.with_suffix(ENDING)):
+        if file.name.endswith(ENDING) and file.is_file():
+            return file
+    raise NoSaveError(f"no file '{path}', with or without '{ENDING}'; give the one that save() wrote")
