@@ -1,4 +1,8 @@
-"""Conversions that the drop-ins share: whatever a host passes as an array, and tensors to the host's device."""
+"""The base of the drop-ins: tables of a host's fields, conversions of what it passes, and ends that it does not record.
+
+A drop-in describes its host's fields as :class:`Column`. It converts a step with :func:`array_of` and its like, and
+gives it to the ``add`` of a relive buffer, which checks and copies it.
+"""
 
 from __future__ import annotations
 
@@ -40,51 +44,10 @@ __all__ = [
     "write_column",
 ]
 
-
 PLAIN = (float, int, bool)
-"""The types of plain numbers."""
-
-
-def array_of(name: str, value: Any, dtype: torch.dtype = torch.float32) -> Array:
-    """A tensor on any device, an array, a list or a number as an array of ``dtype``.
-
-    It is copied only if it has another dtype or is on another device.
-
-    Args:
-        name: the field, for the error.
-        value: see above.
-        dtype: one that NumPy has, too.
-
-    Raises:
-        ShapeError: it is none of these, or a list whose rows differ in length.
-    """
-    if type(value) is np.ndarray:  # the most frequent first: each question takes time
-        return value if value.dtype == NUMPY_DTYPES[dtype] else value.astype(NUMPY_DTYPES[dtype])
-    if type(value) is Tensor or isinstance(value, Tensor):
-        if value.dtype is not dtype or not value.is_cpu or value.requires_grad:
-            value = value.detach().to("cpu", dtype)
-        return value.numpy()
-    if type(value) in PLAIN:
-        return np.array(value, NUMPY_DTYPES[dtype])
-    return as_tensor(value, name).numpy().astype(NUMPY_DTYPES[dtype], copy=False)
-
-
-def sent(value: Any, device: torch.device) -> Tensor:
-    """A tensor or an array as a tensor on ``device``, copied only if it is elsewhere."""
-    if type(value) is Tensor and value.device == device:
-        return value
-    return torch.as_tensor(value).to(device)
-
-
-def placed(name: str, value: Any, device: torch.device | None, dtype: torch.dtype = torch.float32) -> Any:
-    """Whatever a host passes, with ``dtype``: an array in RAM, where ``device`` is None, or a tensor on it.
-
-    Raises:
-        ShapeError: see :func:`array_of`.
-    """
-    if device is None:
-        return array_of(name, value, dtype)
-    return torch.as_tensor(value, dtype=dtype, device=device).detach()
+"""The types of numbers that are not in an array."""
+SMALL = 4096
+"""Arrays of fewer bytes are compared by their bytes: the copies that this takes are cheap."""
 
 
 class StepError(SchemaError, RuntimeError):
@@ -129,7 +92,7 @@ class Column:
 
     def shown(self, column: Any) -> Any:
         """A column of the storage or of a batch, in the host's form."""
-        if self.dtype is not None:
+        if self.dtype is not None:  # the same bits: a copy could not be written through
             column = column.view(self.dtype)
         return column.unsqueeze(-1) if self.single else column
 
@@ -156,13 +119,13 @@ def write_column(name: str, column: Any, values: Any) -> None:
         for key, member in cast("Mapping[str, Any]", column).items():
             write_column(f"{name}[{key!r}]", member, values[key])
     else:
-        given: Tensor = torch.as_tensor(values)
-        if given.shape != column.shape:
+        source: Tensor = torch.as_tensor(values)
+        if source.shape != column.shape:  # copy_ would broadcast it
             raise StepShapeError(
-                f"{name}: expected {tuple(column.shape)}, got {tuple(given.shape)}; assign a whole column, or write to "
-                "a part of it in place"
+                f"{name}: expected {tuple(column.shape)}, got {tuple(source.shape)}; assign a whole column, or write "
+                "to a part of it in place"
             )
-        column.copy_(given.detach())
+        column.copy_(source.detach())
 
 
 def alias(path: str, doc: str) -> Any:
@@ -179,6 +142,48 @@ def alias(path: str, doc: str) -> Any:
         setattr(part_of(self), name, value)
 
     return property(read, write, doc=doc)
+
+
+def array_of(name: str, value: Any, dtype: torch.dtype = torch.float32) -> Array:
+    """A tensor on any device, an array, a list or a number as an array of ``dtype``.
+
+    It is copied only if it has another dtype or is on another device.
+
+    Args:
+        name: the field, for the error.
+        value: see above.
+        dtype: one that NumPy has, too.
+
+    Raises:
+        ShapeError: it is none of these, or a list whose rows differ in length.
+    """
+    if type(value) is np.ndarray:  # the most frequent first: each question takes time
+        return value if value.dtype == NUMPY_DTYPES[dtype] else value.astype(NUMPY_DTYPES[dtype])
+    if isinstance(value, Tensor):
+        if value.dtype is not dtype or not value.is_cpu or value.requires_grad:
+            value = value.detach().to("cpu", dtype)
+        return value.numpy()
+    if type(value) in PLAIN:
+        return np.array(value, NUMPY_DTYPES[dtype])
+    return as_tensor(value, name).numpy().astype(NUMPY_DTYPES[dtype], copy=False)
+
+
+def placed(name: str, value: Any, device: torch.device | None, dtype: torch.dtype = torch.float32) -> Any:
+    """Whatever a host passes, with ``dtype``: an array in RAM, where ``device`` is None, or a tensor on it.
+
+    Raises:
+        ShapeError: see :func:`array_of`.
+    """
+    if device is None:
+        return array_of(name, value, dtype)
+    return torch.as_tensor(value, dtype=dtype, device=device).detach()
+
+
+def sent(value: Any, device: torch.device) -> Tensor:
+    """A tensor or an array as a tensor on ``device``, copied only if it is elsewhere."""
+    if type(value) is Tensor and value.device == device:
+        return value
+    return torch.as_tensor(value).to(device)
 
 
 @overload
@@ -206,15 +211,8 @@ def mapped_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 
 def leaves_of(data: TensorDict) -> dict[Path, Any]:
     """Everything that a TensorDict holds at its leaves, by path."""
-    found: dict[Path, Any] = {}
     leaves: Any = data.items(include_nested=True, leaves_only=True)
-    for path, leaf in leaves:
-        found[path if path.__class__ is tuple else (path,)] = leaf
-    return found
-
-
-SMALL = 4096
-"""Arrays of fewer bytes are compared by their bytes: the copies that this takes are cheap."""
+    return {path if path.__class__ is tuple else (path,): leaf for path, leaf in leaves}
 
 
 class Continuity:
@@ -252,6 +250,15 @@ def breaks(obs: Any, next_obs: Any, done: NDArray[np.bool_]) -> NDArray[np.bool_
     return ~done[:-1] & ~equal_rows(shown, expected, 2)
 
 
+def equal_rows(one: Any, other: Any, front: int = 1) -> NDArray[np.bool_]:
+    """Which rows are equal in two arrays, or in all arrays of two dictionaries. The first ``front`` axes count rows."""
+    if isinstance(one, Mapping):
+        members = cast("Mapping[str, Any]", one)
+        return np.logical_and.reduce(np.stack([equal_rows(members[key], other[key], front) for key in members]))
+    same: NDArray[np.bool_] = np.asarray(one) == np.asarray(other)
+    return np.logical_and.reduce(same, tuple(range(front, same.ndim)))
+
+
 def _identical(one: Any, other: Any) -> bool:
     """Whether small arrays have the same bytes. Most often they do, and this is faster than :func:`equal_rows`."""
     if type(one) is np.ndarray:  # the check for a mapping takes longer than the comparison
@@ -260,15 +267,6 @@ def _identical(one: Any, other: Any) -> bool:
         members = cast("Mapping[str, Any]", one)
         return all(_identical(members[key], other[key]) for key in members)
     return False
-
-
-def equal_rows(one: Any, other: Any, front: int = 1) -> NDArray[np.bool_]:
-    """Which rows are equal in two arrays, or in all arrays of two dictionaries. The first ``front`` axes count rows."""
-    if isinstance(one, Mapping):
-        members = cast("Mapping[str, Any]", one)
-        return np.logical_and.reduce(np.stack([equal_rows(members[key], other[key], front) for key in members]))
-    same: NDArray[np.bool_] = np.asarray(one) == np.asarray(other)
-    return np.logical_and.reduce(same, tuple(range(front, same.ndim)))
 
 
 def renew(buffer: Any, seed: int | None) -> None:
