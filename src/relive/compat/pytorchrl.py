@@ -69,6 +69,7 @@ FIELDS = {
     ACTPROBS: Column("action_probs"),
 }
 """PyTorchRL's keys -> relive's fields. Numbers are ``[N, 1]``, or ``[N]``, as the first transition has them."""
+NAMES = {key: column.name for key, column in FIELDS.items()}
 Data = dict[str, Any]
 AFTER = (OBS2, RHS2, DONE2)
 """Keys read from a window's last step. All others are read from its first step."""
@@ -816,7 +817,7 @@ class Flat:
 
     @property
     def _names(self) -> dict[str, str]:
-        return {key: FIELDS[key].name for key in self.keys}
+        return {key: NAMES[key] for key in self.keys}
 
     @property
     def added(self) -> int:
@@ -843,10 +844,9 @@ class Flat:
         if self.view.n == 1:  # only the step itself is read; see read_windows
             self.replay.add(step)
         else:
-            obs, next_obs = (mapped(as_host, step[name]) for name in ("obs", "next_obs"))
-            self._continuity.follow(self.replay, obs)
+            self._continuity.follow(self.replay, mapped(array_like, step["obs"]))
             self.replay.add(step)
-            self._continuity.note(mapped(np.copy, next_obs), step["terminated"])
+            self._continuity.note(mapped(lambda x: array_like(x).copy(), step["next_obs"]), step["terminated"])
         self._memory.added += 1
 
     def extend(self, data: Mapping[str, Any]) -> None:
@@ -906,9 +906,7 @@ class Flat:
         if self.copies:
             envs = [self._alone(env) for env in range(self.num_envs)]
             envs = [env[len(env) - size :][start : start + count] for env in envs]
-            rows = {
-                key: mapped(_stacked, self.shapes[key], *[env[FIELDS[key].name] for env in envs]) for key in self.keys
-            }
+            rows = {key: mapped(_stacked, self.shapes[key], *[env[NAMES[key]] for env in envs]) for key in self.keys}
         else:
             first = start if by_position else start + max(self.added - size, 0)
             rows = {key: self._memory.read(key, first, count) for key in wanted if key in self.keys}
@@ -992,11 +990,7 @@ class Sequences:
         )  # fmt: skip
         self.view, self._single = view, NStep(1)
         self._seen = 0
-        fields = {
-            self._name(key): mapped(self._longer, flat[FIELDS[key].name])
-            for key in self.keys
-            if FIELDS[key].name in flat
-        }
+        fields = {self._name(key): mapped(self._longer, flat[NAMES[key]]) for key in self.keys if NAMES[key] in flat}
         flags: dict[str, Any] = {name: flat[name] for name in ("reward", "terminated", "truncated")}
         used: dict[str, Any] = {"n_step": Field((length,))} if view.n > 1 else {}
         self._schema, self._seed = Schema({**fields, **states, **flags, **used}), seed
@@ -1009,7 +1003,7 @@ class Sequences:
 
     @staticmethod
     def _name(key: str) -> str:
-        return OF_STEPS.get(key, FIELDS[key].name)
+        return OF_STEPS.get(key, NAMES[key])
 
     def _longer(self, field: Field) -> Field:
         return Field((self._length, *field.shape), field.dtype)
@@ -1047,7 +1041,7 @@ class Sequences:
                 rows = as_host(values)[-self._waits * envs :]
                 return rows.reshape(self._waits, envs, *rows.shape[1:])[first : first + length]
 
-            return mapped(cut, shapes, source[FIELDS[key].name])
+            return mapped(cut, shapes, source[NAMES[key]])
 
         fields = {
             self._name(key): mapped(lambda value: value.swapaxes(0, 1), part(key, self.shapes[key]))
@@ -1084,7 +1078,7 @@ class Sequences:
         def cut(value: Any) -> Any:
             return value.reshape(count // length, length, *value.shape[1:]).swapaxes(1, 2)
 
-        fields = {self._name(key): mapped(cut, steps[FIELDS[key].name]) for key in self.keys}
+        fields = {self._name(key): mapped(cut, steps[NAMES[key]]) for key in self.keys}
         states = {key: mapped(lambda v: as_host(v)[::length].astype(np.float32), data[key]) for key in self._states}
         self._append({**fields, **states}, (count // length, self.num_envs))
 
@@ -1225,27 +1219,34 @@ def step_of(sample: Mapping[str, Any], keys: tuple[str, ...], axes: int = 1) -> 
     """
     step: dict[str, Any] = {}
     for key in keys:
-        value, field = sample.get(key), FIELDS[key]
+        value = sample.get(key)
         if value is None:
             raise FieldError(f"{key!r} is missing; the first transition had {', '.join(keys)}")
-        if field.single:
-            value = _numbers(key, value, axes)
-        elif axes > 1:  # the walk over many steps is faster over arrays, a single step is copied as it is
-            value = mapped(as_host, value)
-        step[field.name] = value
-    step["truncated"] = np.zeros_like(step["terminated"])
+        # many steps are flattened faster as arrays; the buffer copies a single one as it is
+        step[NAMES[key]] = value if axes == 1 else mapped(array_like, value)
+    reward = _numbers(REW, sample[REW], axes)
+    step["reward"] = reward if reward.dtype == np.float32 else reward.astype(np.float32)
+    step["terminated"] = _numbers(DONE2, sample[DONE2], axes) != 0
+    step["truncated"] = np.zeros(step["terminated"].shape, np.bool_)
     return step
 
 
 def _numbers(key: str, value: Any, axes: int) -> Array:
-    """One number per env, ``[N, 1]`` or ``[N]``, as ``[N]``: float32 rewards, and flags."""
-    members = isinstance(value, Mapping)
-    array = np.empty(0) if members else as_host(value)
-    if members or array.shape[axes:] not in ((1,), ()):
-        given = f"a dictionary of {', '.join(cast('Data', value))}" if members else value.shape
-        raise ShapeError(f"{key!r}: expected one number per env, as [N, 1], got {given}")
-    array = array.reshape(array.shape[:axes])
-    return array.astype(np.float32, copy=False) if key == REW else array != 0
+    """One number per env, ``[N, 1]`` or ``[N]``, as ``[N]``."""
+    array = array_like(value)
+    shape = array.shape
+    if len(shape) < axes or shape[axes:] not in ((1,), ()):
+        found = f"a dictionary of {', '.join(cast('Data', value))}" if isinstance(value, Mapping) else shape
+        raise ShapeError(f"{key!r}: expected one number per env, as [N, 1], got {found}")
+    return array.reshape(shape[:axes])
+
+
+def array_like(value: Any) -> Array:
+    """A value as :func:`as_host` gives it. Tensors that NumPy can share, as most can, take half the time here."""
+    try:
+        return value.numpy()
+    except (AttributeError, RuntimeError, TypeError):
+        return as_host(value)
 
 
 def as_stored(steps: dict[str, Any], integers: Mapping[str, Any]) -> dict[str, Any]:
@@ -1271,7 +1272,7 @@ def stored_keys(sample: Mapping[str, Any], known: tuple[str, ...]) -> tuple[str,
 def schema_of(sample: Mapping[str, Any], keys: tuple[str, ...]) -> Schema:
     """The fields of these keys, with the dtypes of the first transition."""
     step = step_of(sample, keys)
-    fields = {name: mapped(_field, value) for name, value in step.items() if name != FIELDS[OBS2].name}
+    fields = {name: mapped(_field, value) for name, value in step.items() if name != NAMES[OBS2]}
     return Schema(fields)
 
 
@@ -1288,7 +1289,7 @@ def integers_of(schema: Schema) -> dict[str, Any]:
         fields: Any = schema[name]
         if name not in ("terminated", "truncated") and any(not dtype.is_floating_point for dtype in dtypes_of(fields)):
             found[name] = fields
-    return found | ({FIELDS[OBS2].name: found["obs"]} if "obs" in found else {})
+    return found | ({NAMES[OBS2]: found["obs"]} if "obs" in found else {})
 
 
 def dtypes_of(fields: Any) -> list[torch.dtype]:
