@@ -1,1 +1,336 @@
+"""The private parts that tests look into, each by one function: when a part moves, this module follows it."""
 
+from __future__ import annotations
+
+from typing import Any
+
+
+def accepted(owner: Any) -> Any:
+    return owner._accepted
+
+
+def add_checked(owner: Any) -> Any:
+    return owner._add_checked
+
+
+def adding(owner: Any) -> Any:
+    return owner._adding
+
+
+def address(owner: Any) -> Any:
+    return owner._address
+
+
+def aside(owner: Any) -> Any:
+    return owner._aside
+
+
+def ask(owner: Any) -> Any:
+    return owner._ask
+
+
+def bells(owner: Any) -> Any:
+    return owner._bells
+
+
+def binding(owner: Any) -> Any:
+    return owner._binding
+
+
+def bound(owner: Any) -> Any:
+    return owner._bound
+
+
+def calls(owner: Any) -> Any:
+    return owner._calls
+
+
+def close(owner: Any) -> Any:
+    return owner._close
+
+
+def columns(owner: Any) -> Any:
+    return owner._columns
+
+
+def copies(owner: Any) -> Any:
+    return owner._copies
+
+
+def counters(owner: Any) -> Any:
+    return owner._counters
+
+
+def descriptor(owner: Any) -> Any:
+    return owner._descriptor
+
+
+def durable(owner: Any) -> Any:
+    return owner._durable
+
+
+def end(owner: Any) -> Any:
+    return owner._end
+
+
+def ended_now(owner: Any) -> Any:
+    return owner._ended_now
+
+
+def errors(owner: Any) -> Any:
+    return owner._errors
+
+
+def facts(owner: Any) -> Any:
+    return owner._facts
+
+
+def filled(owner: Any) -> Any:
+    return owner._filled
+
+
+def fitted(owner: Any) -> Any:
+    return owner._fitted
+
+
+def flags(owner: Any) -> Any:
+    return owner._flags
+
+
+def form_of(owner: Any) -> Any:
+    return owner._form_of
+
+
+def free_in_groups(owner: Any) -> Any:
+    return owner._free_in_groups
+
+
+def fused(owner: Any) -> Any:
+    return owner._fused
+
+
+def futex(owner: Any) -> Any:
+    return owner._futex
+
+
+def group(owner: Any) -> Any:
+    return owner._group
+
+
+def has_last(owner: Any) -> Any:
+    return owner._has_last
+
+
+def held(owner: Any) -> Any:
+    return owner._held
+
+
+def hidden(owner: Any) -> Any:
+    return owner._hidden
+
+
+def holder(owner: Any) -> Any:
+    return owner._holder
+
+
+def home(owner: Any) -> Any:
+    return owner._user_store
+
+
+def inputs(owner: Any) -> Any:
+    return owner._inputs
+
+
+def lanes(owner: Any) -> Any:
+    return owner._lanes
+
+
+def largest(owner: Any) -> Any:
+    return owner._largest
+
+
+def leaves(owner: Any) -> Any:
+    return owner._leaves
+
+
+def ledger(owner: Any) -> Any:
+    return owner._ledger
+
+
+def line(owner: Any) -> Any:
+    return owner._line
+
+
+def locks(owner: Any) -> Any:
+    return owner._locks
+
+
+def minibatches(owner: Any) -> Any:
+    return owner._minibatches
+
+
+def minima(owner: Any) -> Any:
+    return owner._minima
+
+
+def nodes(owner: Any) -> Any:
+    return owner._nodes
+
+
+def obs(owner: Any) -> Any:
+    return owner._obs
+
+
+def offsets(owner: Any) -> Any:
+    return owner._offsets
+
+
+def packing(owner: Any) -> Any:
+    return owner._packing
+
+
+def parts(owner: Any) -> Any:
+    return owner._parts
+
+
+def permutations(owner: Any) -> Any:
+    return owner._permutations
+
+
+def pieces(owner: Any) -> Any:
+    return owner._pieces
+
+
+def plans(owner: Any) -> Any:
+    return owner._plans
+
+
+def prefetch(owner: Any) -> Any:
+    return owner._reader.prefetch
+
+
+def prioritized(owner: Any) -> Any:
+    return owner._prioritized
+
+
+def probe(owner: Any) -> Any:
+    return owner._probe
+
+
+def progress(owner: Any) -> Any:
+    return owner._progress
+
+
+def ranks(owner: Any) -> Any:
+    return owner._ranks
+
+
+def reader(owner: Any) -> Any:
+    return owner._reader
+
+
+def readers(owner: Any) -> Any:
+    return owner._readers
+
+
+def received(owner: Any) -> Any:
+    return owner._received
+
+
+def reuse(owner: Any) -> Any:
+    return owner._reuse
+
+
+def ring(owner: Any) -> Any:
+    return owner._ring
+
+
+def sampler(owner: Any) -> Any:
+    return owner._sampler
+
+
+def saver(owner: Any) -> Any:
+    return owner._saver
+
+
+def seed(owner: Any) -> Any:
+    return owner._seed
+
+
+def size(owner: Any) -> Any:
+    return owner._size
+
+
+def snapshot(owner: Any) -> Any:
+    return owner._snapshot
+
+
+def space(owner: Any) -> Any:
+    return owner._space
+
+
+def step(owner: Any) -> Any:
+    return owner._step
+
+
+def summed(owner: Any) -> Any:
+    return owner._summed
+
+
+def take_rows(owner: Any) -> Any:
+    return owner._take_rows
+
+
+def take_the_long_way(buffer: Any) -> None:
+    """Have batches drawn and read in several calls, and TD errors of tensors checked one by one."""
+    buffer._reader._calls = None
+    if buffer._prioritized is not None:
+        buffer._prioritized._describe = 0
+
+
+def targets(owner: Any) -> Any:
+    return owner._targets
+
+
+def tree(owner: Any) -> Any:
+    return owner._tree
+
+
+def under_way(owner: Any) -> Any:
+    return owner._under_way
+
+
+def update_every(owner: Any) -> Any:
+    return owner._update_every
+
+
+def waker(owner: Any) -> Any:
+    return owner._waker
+
+
+def wanted(owner: Any) -> Any:
+    return owner._wanted
+
+
+def windows(owner: Any) -> Any:
+    return owner._windows
+
+
+def woken(owner: Any) -> Any:
+    return owner._woken
+
+
+def words(owner: Any) -> Any:
+    return owner._words
+
+
+def write_task(owner: Any) -> Any:
+    return owner._write_task
+
+
+def writer(owner: Any) -> Any:
+    return owner._writer
+
+
+def written(owner: Any) -> Any:
+    return owner._written
