@@ -32,11 +32,8 @@ __all__ = [
     "SequenceMembers",
     "as_dataframe",
     "as_tensordict",
-    "blank_state",
-    "joined_states",
     "padding",
     "replace_parts",
-    "state_part",
     "stride_of",
     "swap_layers",
 ]

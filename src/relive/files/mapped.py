@@ -29,17 +29,7 @@ from . import disk, format
 from .disk import LOCK, Holder
 from .format import AXES, MANIFEST, damaged, encode
 
-__all__ = [
-    "HEAD",
-    "TAIL",
-    "Journal",
-    "MappedArray",
-    "MappedCopy",
-    "MappedDirectory",
-    "MappedSpec",
-    "Record",
-    "is_of_mapped",
-]
+__all__ = ["MappedCopy", "MappedDirectory", "is_of_mapped"]
 
 
 FORMAT, VERSION = "relive mapped arrays", 1

@@ -44,7 +44,6 @@ __all__ = [
     "SaveHandle",
     "Saves",
     "detached",
-    "from_json",
     "locked_directory",
     "read",
     "read_extra",

@@ -23,7 +23,7 @@ from .findings import Check, Finding, Lack, Looked, Report, Verdict, checked, fo
 from .readers import experience_of
 from .values import answers_of
 
-__all__ = ["OF_BATCH", "OF_DRAWS", "audit", "batch_verdicts", "draw_verdicts"]
+__all__ = ["audit"]
 
 
 Rule = tuple[tuple[str, ...], Callable[[Experience], Verdict]]

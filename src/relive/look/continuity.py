@@ -20,7 +20,6 @@ __all__ = [
     "continuity",
     "duplicate_rows",
     "ends_one_row_off",
-    "lagging",
     "next_episode_after_end",
     "offset_of_ends",
     "stacks",

@@ -27,7 +27,6 @@ from ..steps.arrays import Array, Bools, Ints, as_host
 from ..steps.schema import Path, dotted
 
 __all__ = [
-    "COLUMNS",
     "Experience",
     "Leaves",
     "digests",
@@ -41,7 +40,6 @@ __all__ = [
     "plain",
     "read_npz",
     "same_rows",
-    "words",
 ]
 
 

@@ -20,7 +20,7 @@ from ..ring.ring import Ring, Span
 from ..samplers.prioritized import doubles
 from ..steps.arrays import Array, Ints, as_host, whole_numbers
 
-__all__ = ["DrawCounts", "Monitor", "counts_in", "is_state"]
+__all__ = ["Monitor", "counts_in", "is_state"]
 
 
 LOOKED_AT = 256

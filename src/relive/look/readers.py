@@ -31,34 +31,7 @@ from ..views.transitions import Transition
 from .experience import Experience, Leaves, digests, from_arrays, leaves_of, no_steps, read_npz
 from .monitor import Monitor, counts_in, is_state
 
-__all__ = [
-    "agilerl_replay",
-    "agilerl_rollout",
-    "as_blocks",
-    "cleanrl_arrays",
-    "cpprb_replay",
-    "embodichain_rollout",
-    "experience_of",
-    "fast_td3_replay",
-    "flat_steps",
-    "in_time",
-    "is_cleanrl",
-    "lerobot_dataset",
-    "lerobot_replay",
-    "pytorchrl_replay",
-    "pytorchrl_rollout",
-    "read_host",
-    "readable_hosts",
-    "rsl_rl_rollout",
-    "stable_baselines3_replay",
-    "stable_baselines3_rollout",
-    "taking_turns",
-    "tensordict_steps",
-    "threads",
-    "tianshou_replay",
-    "torchrl_replay",
-    "velora_replay",
-]
+__all__ = ["experience_of", "stable_baselines3_replay", "tensordict_steps", "velora_replay"]
 
 
 def experience_of(source: Any) -> Experience:

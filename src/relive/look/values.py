@@ -30,7 +30,6 @@ __all__ = [
     "answers_of",
     "bytes_as_floats",
     "constant_fields",
-    "expected_rewards",
     "goal_rewards",
     "goal_terminals",
     "log_probs",

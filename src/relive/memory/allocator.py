@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..steps.arrays import Array
 
-__all__ = ["RAM", "SMALL", "Allocator", "Ram", "Recycled", "shared_lock", "small_pages", "zeroed"]
+__all__ = ["RAM", "SMALL", "Allocator", "Recycled", "shared_lock", "small_pages", "zeroed"]
 
 
 class Allocator(ABC):

@@ -38,7 +38,7 @@ from ..kernels.step_table import (
 from ..kernels.tensor_calls import dtype_code, tensor_calls
 from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, Array, Ints, numpy_view
 
-__all__ = ["LIMIT", "SHORT", "BoundedCache", "Plan", "StepCopier", "TensorCheck"]
+__all__ = ["SHORT", "BoundedCache", "Plan", "StepCopier"]
 
 
 FLOAT64 = np.dtype(np.float64)

@@ -25,7 +25,6 @@ __all__ = [
     "HOSTED",
     "MakeStore",
     "ReplayRows",
-    "UserRows",
     "UserStore",
     "first_beyond",
     "in_ram",

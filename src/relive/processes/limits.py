@@ -21,7 +21,7 @@ from ..kernels.reference.counters import INSERTS, OTHERS, SAMPLES, allows
 from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, is_number, require
 from .shared import Bell, SharedBlock
 
-__all__ = ["LIMIT_RULE", "NUMBER_RULE", "SHARES", "MinSize", "RateLimit", "SamplesPerInsert"]
+__all__ = ["LIMIT_RULE", "MinSize", "RateLimit", "SamplesPerInsert"]
 
 
 WAITS, WAITED = 4, 6
