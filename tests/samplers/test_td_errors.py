@@ -49,6 +49,27 @@ def test_priorities_that_do_not_fit_are_refused_and_leave_everything_as_it_was(
     assert twin.buffer.sampler.priorities().tolist() == chances
 
 
+class _SetsAlpha:
+    """Errors during whose conversion the exponent of priorities changes, as another thread may change it."""
+
+    def __init__(self, sampler: Any, errors: list[float]) -> None:
+        self.sampler, self.errors = sampler, errors
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        self.sampler.alpha = 0.9
+        return np.array(self.errors, dtype)
+
+
+def test_errors_go_to_the_tree_of_an_exponent_that_is_set_while_they_are_converted() -> None:
+    twin = three("box")
+    sampler = twin.buffer.sampler
+    assert sampler.alpha != 0.9
+    twin.buffer.update_priorities(np.arange(3), _SetsAlpha(sampler, [3.0, 4.0, 5.0]))
+    twin.buffer.check()
+    expected = (np.array([3.0, 4.0, 5.0]) + sampler.eps) ** 0.9
+    np.testing.assert_allclose(sampler.priorities_of(np.arange(3)), expected, rtol=1e-6)
+
+
 def test_a_whole_batch_in_place_of_its_index_is_refused() -> None:
     buffer = three("box").buffer
     batch = buffer.sample(3)

@@ -158,7 +158,7 @@ class LookAhead:
     """
 
     def __init__(self, allocator: MappedAllocator, arrays: Sequence[Array]) -> None:
-        self._keeper = allocator
+        self._allocator = allocator
         self._arrays = tuple(arrays)  # they keep the memory mapped
         # address and bytes of a row: the addresses hold while `_arrays` refers to the mappings
         self._parts = np.array([(x.ctypes.data, x.nbytes // len(x)) for x in arrays], np.int64)
@@ -180,8 +180,8 @@ class LookAhead:
         if thread == self._last_draw[0] and waits > before:
             self._left = PATIENCE
         wanted = self._left > 0
-        if wanted != self._keeper.random:
-            self._keeper.expect_random(wanted)
+        if wanted != self._allocator.random:
+            self._allocator.expect_random(wanted)
         return wanted
 
     def ask(self, begins: Ints, ends: Ints) -> int:

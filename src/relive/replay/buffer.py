@@ -190,7 +190,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             checked if ``ordered`` is False.
         store: keep all fields but rewards and flags in a store of your own, such as files. It is a function or class
             that is called with the fields (path -> :class:`relive.Field`) and the number of rows. It returns an object
-            with the two methods of :class:`relive.memory.ram.Home`.
+            with the two methods of :class:`relive.memory.ram.UserStore`.
         device: where rows and batches live. If it is not the CPU, rewards, flags and bookkeeping stay in RAM (32 bytes
             a row), and so does the sampler. Batches have the same values on every device.
         debug: refuse steps in which a reward, an action or an observation is NaN or infinite.
@@ -990,7 +990,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         seed: int | None,
         flush: FlushPolicy,
     ) -> Self:
-        """A new replay in the memory of a allocator. ``wanted`` has arguments by name, None for the default."""
+        """A new replay in the memory of an allocator. ``wanted`` has arguments by name, None for the default."""
         missing = [name for name in ("schema", "capacity") if wanted[name] is None]
         if missing:
             raise FieldError(
@@ -1012,7 +1012,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         seed: int | None,
         flush: FlushPolicy,
     ) -> Self:
-        """The replay that is in the memory of a allocator, whose arguments have to be the ``wanted`` ones."""
+        """The replay that is in the memory of an allocator, whose arguments have to be the ``wanted`` ones."""
         directory, content = allocator.directory, cast("dict[str, Any]", allocator.directory.content)
         with contradictions(directory.path, ParameterError, SchemaError):
             _require_same(directory.path, manifest_arguments(content, sampler, view), wanted)
@@ -1032,12 +1032,11 @@ class ReplayBuffer(Generic[S_co, V_co]):
         return buffer
 
     def _begin(self, allocator: MappedAllocator, flush: FlushPolicy, mark: Mark | None) -> None:
-        """Start to use the memory of a allocator. ``mark`` is the last flush of the process before."""
+        """Start to use the memory of an allocator. ``mark`` is the last flush of the process before."""
         durable = self._durable = Durable(allocator, self._ring, self._progress, flush, mark)
         read_sampler(allocator.directory, self._ring, self._sampler)
-        me: ReferenceType[Any] = ref(
-            self
-        )  # what the parts call refers weakly to this replay, which is then freed as soon as it is dropped
+        # what the parts call refers weakly to this replay, which is then freed as soon as it is dropped
+        me: ReferenceType[Any] = ref(self)
         self._writer.added = None if flush is None else partial(_flush_if_due, me)
         self._reader.replaced = lambda: (buffer := me()) is not None and buffer._keep_settings()
         cast("Any", self._progress.slots).on_seed = lambda: (buffer := me()) is not None and buffer._commit()

@@ -44,7 +44,7 @@ def require_rows(batch_size: int) -> None:
     """Require a possible size of a batch.
 
     Raises:
-        ParameterError: it is not a whole number from 1 to ``MOST``.
+        ParameterError: it is not a whole number from 1 to ``MOST_ROWS``.
     """
     if batch_size.__class__ is int and 1 <= batch_size <= MOST_ROWS:  # the usual case; the full test takes 1 us
         return

@@ -419,7 +419,7 @@ class Prefetch:
     def _look(self, reader: Reader) -> None:
         """Ask for the rows of the next batch, and for those that will be overwritten next."""
         ring, progress, (batch_size, update, of) = self._ring, reader.progress, self._last
-        key = stream(progress.seed, progress.draws - progress.first)  # no worker of a DataLoader has rows in files
+        key = stream(stream_of(progress.seed), progress.draws - progress.first)
         try:
             places = likely_places(reader.sampler, ring, batch_size, key, update % of + 1, of)
         except ReliveError:  # if it is a real error, the next draw raises it

@@ -311,21 +311,21 @@ class Prioritized(Sampler):
             mask: True for the errors of sequences that count; None for errors ``[B]``.
             time_first: True if time is the first axis of errors of sequences; None if batches are of transitions.
         """
-        bound, kernel, late = self._bound(), kernels.fast(), UNUSUAL
+        kernel, late = kernels.fast(), UNUSUAL
         if self._describe and type(index) is Tensor and type(td_error) is Tensor:
-            tensors = bound.handle, self._describe, id(index), id(td_error)
+            tensors = self._bound().handle, self._describe, id(index), id(td_error)
             if mask is None:
                 late = kernel.rate_tensors(*tensors)
             elif type(mask) is Tensor and time_first is not None:
                 late = kernel.rate_sequences(*tensors, id(mask), bool(time_first), float(self.eta))
         if late == UNUSUAL:
-            late = self._rate_checked(bound, index, td_error, mask, time_first)
-        largest = bound.facts.item(LARGEST)
+            late = self._rate_checked(index, td_error, mask, time_first)
+        largest = self._bound().facts.item(LARGEST)
         if largest != self._largest:  # every assignment is checked, which takes longer than this
             self._largest = largest
         return late
 
-    def _rate_checked(self, bound: Binding, index: Any, td_error: Any, mask: Any, time_first: bool | None) -> int:
+    def _rate_checked(self, index: Any, td_error: Any, mask: Any, time_first: bool | None) -> int:
         """Set the errors after checks that raise an error for what is wrong."""
         if hasattr(index, "keys"):
             raise ParameterError(f"index: expected integers [B], got a {type(index).__name__}; pass batch['index']")
@@ -335,7 +335,8 @@ class Prioritized(Sampler):
         sizes = magnitudes(errors)
         if errors.ndim == 2:
             sizes = self._reduced(errors, real)
-        late = kernels.fast().rate(bound.handle, len(where), _address(where), 1, _address(sizes), 1, False)
+        # the tree of now: while arguments were converted, another thread may have set alpha, which makes a new tree
+        late = kernels.fast().rate(self._bound().handle, len(where), _address(where), 1, _address(sizes), 1, False)
         if late != UNUSUAL:
             return late
         places = self._places_of(where)
