@@ -406,3 +406,51 @@ def test_a_wrong_hidden_state_is_an_error_that_says_what_was_expected(
     with pytest.raises(error, match=match):
         Collector(envs, lambda obs, hidden: policy(obs) | {"hidden": wrong}, buffer).collect()
     assert buffer.steps == 0
+
+
+# Envs that show what they are given
+
+
+class Showing(gym.vector.VectorEnv[Any, Any, Any]):
+    """Two envs that never end, keep the actions that they are given, and report an end in their infos."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 - as Gymnasium has it
+    num_envs = 2
+    single_observation_space = gym.spaces.Box(-1, 1, (3,))
+    single_action_space = gym.spaces.Box(-1, 1, (2,))
+    actions: Any = None
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros((2, 3), np.float32), {"truncated": np.ones(2, np.bool_)}
+
+    def step(self, actions: Any) -> Any:
+        self.actions = actions
+        no_end = np.zeros(2, np.bool_)
+        return np.zeros((2, 3), np.float32), np.zeros(2), no_end, no_end, {"truncated": np.ones(2, np.bool_)}
+
+
+def showing_schema(dtype: torch.dtype) -> Schema:
+    flag = Field((), torch.bool)
+    return Schema(
+        {"obs": Field((3,)), "action": Field((2,), dtype), "reward": Field(()), "terminated": flag, "truncated": flag}
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_actions_of_a_dtype_that_numpy_lacks_are_given_to_the_envs_as_float32(dtype: torch.dtype) -> None:
+    envs = Showing()
+    action = torch.tensor([[0.5, 1.0], [0.25, -1.0]]).to(dtype)
+    replay = relive.ReplayBuffer(showing_schema(dtype), 10, 2)
+    Collector(envs, lambda obs: action, replay).collect(2)
+    assert envs.actions.dtype == np.float32
+    assert envs.actions.tolist() == [[0.5, 1.0], [0.25, -1.0]]
+
+
+def test_flags_are_those_of_the_envs_even_if_an_info_has_their_name() -> None:
+    collector = Collector(
+        Showing(),
+        lambda obs, **keywords: torch.ones(2, 2),
+        schema=showing_schema(torch.float32),
+        from_info=("truncated",),
+    )
+    assert not collector.steps(2)["truncated"].any()

@@ -358,9 +358,9 @@ class Collector:
 
         step = {name: fields[name] for name in inputs.names if name in fields}
         step["obs"], step["reward"] = inputs.as_given(before), reward  # given again: a policy may change its TensorDict
-        step["terminated"], step["truncated"] = terminated, truncated
         if self._info:
             step |= inputs.named(self._info)
+        step["terminated"], step["truncated"] = terminated, truncated  # those of the envs, also if an info has the name
         for name, x in step.items():
             if isinstance(x, Tensor) and x.device != inputs.device:
                 step[name] = x.to(inputs.device)

@@ -67,8 +67,8 @@ class Inputs:
         self._obs_dtypes = [(path, leaf.dtype) for path, leaf in schema.leaves.items() if path[0] == "obs"]
         action = schema["action"]
         flat = isinstance(action, Field)
-        self._action_shape = (num_envs, *action.shape) if flat else None  # None: no action is stored as it came
-        self._action_dtype = action.dtype if flat else None
+        self._action_shape = (num_envs, *action.shape) if flat else None  # None: every action is converted for the envs
+        self._action_dtype = action.dtype if flat and action.dtype in NUMPY_DTYPES else None
         self._action_array = NUMPY_DTYPES.get(action.dtype, NO_DTYPE) if flat else NO_DTYPE
 
     def _require_declared(self) -> None:
