@@ -349,23 +349,13 @@ def reward_one_step_off(steps: Experience) -> Verdict:
         return Lack("rewards are not finite, or too large to compute with")
     if np.ptp(reward[rows]) == 0:
         return Lack("rewards are the same in all steps within episodes")
-    whole = _whole_row(steps, rows)
-    if _fits_its_own(_fitting_rows(whole[:FIRST], reward, rows[:FIRST])):
-        return Looked(len(rows))
-    errors = _fitting_rows(whole, reward, rows)
-    left = {lag: float(error.mean()) for lag, error in errors.items()}
-    if min(left.values()) > SOMETHING:
-        return Lack("rewards do not follow from observations and actions, of this row or of a neighbour")
-    best = _better_lag(errors)
-    if not best:
-        return Looked(len(rows))
-    word = "after" if best > 0 else "before"
-    return Looked(len(rows), [
-        found("reward-one-step-off", "likely",
-              f"the reward of a step is stored in the row {word} it: there it follows from observation and "
-              f"action but for {left[best]:.1%} of its variance, in its own row but for {left[0]:.1%}",
-              "store the reward that step() returned in the row of the observation and action given to it",
-              np.arange(len(steps)), len(steps), place=steps.place)])  # fmt: skip
+    return _one_step_off(
+        "reward-one-step-off", steps, rows, _whole_row(steps, rows), reward,
+        "rewards do not follow from observations and actions, of this row or of a neighbour",
+        "the reward of a step is stored in the row {word} it: there it follows from observation and action but for "
+        "{there:.1%} of its variance, in its own row but for {own:.1%}",
+        "store the reward that step() returned in the row of the observation and action given to it",
+    )  # fmt: skip
 
 
 def value_one_step_off(steps: Experience) -> Verdict:
@@ -380,23 +370,42 @@ def value_one_step_off(steps: Experience) -> Verdict:
     numbers = value.reshape(-1).astype(np.float64)
     if not np.isfinite(numbers).all() or np.ptp(numbers[rows]) == 0:
         return Lack("values are not finite, or the same in all steps")
-    before = np.asarray(steps.numbers[rows], np.float64)
-    if _fits_its_own(_fitting_rows(before[:FIRST], numbers, rows[:FIRST])):
+    return _one_step_off(
+        "value-one-step-off", steps, rows, np.asarray(steps.numbers[rows], np.float64), numbers,
+        "values do not follow from observations, of this row or of a neighbour",
+        "the value of an observation is stored in the row {word} it: from the observation there it follows but for "
+        "{there:.1%} of its variance, from its own row's but for {own:.1%}",
+        "store V(obs) in the row of that observation",
+    )  # fmt: skip
+
+
+def _one_step_off(
+    rule: str, steps: Experience, rows: Ints, inputs: Any, target: Any, unrelated: str, text: str, advice: str
+) -> Verdict:
+    """A field that follows from the row before or after, and not from its own row.
+
+    Args:
+        rule: the name of the finding.
+        steps: all steps.
+        rows: the rows that are fitted.
+        inputs: float64 ``[R, K]``: the numbers of these rows from which the field may follow.
+        target: float64 ``[S]``: the field, in all rows.
+        unrelated: the answer if it follows from none of them.
+        text: of the finding; ``word``, ``there`` and ``own`` are filled in.
+        advice: how to mend it.
+    """
+    if _fits_its_own(_fitting_rows(inputs[:FIRST], target, rows[:FIRST])):  # a part of the rows is quick to fit
         return Looked(len(rows))
-    errors = _fitting_rows(before, numbers, rows)
+    errors = _fitting_rows(inputs, target, rows)
     left = {lag: float(error.mean()) for lag, error in errors.items()}
     if min(left.values()) > SOMETHING:
-        return Lack("values do not follow from observations, of this row or of a neighbour")
+        return Lack(unrelated)
     best = _better_lag(errors)
     if not best:
         return Looked(len(rows))
-    word = "after" if best > 0 else "before"
-    return Looked(len(rows), [
-        found("value-one-step-off", "likely",
-              f"the value of an observation is stored in the row {word} it: from the observation there it follows but "
-              f"for {left[best]:.1%} of its variance, from its own row's but for {left[0]:.1%}",
-              "store V(obs) in the row of that observation",
-              np.arange(len(steps)), len(steps), place=steps.place)])  # fmt: skip
+    text = text.format(word="after" if best > 0 else "before", there=left[best], own=left[0])
+    finding = found(rule, "likely", text, advice, np.arange(len(steps)), len(steps), place=steps.place)
+    return Looked(len(rows), [finding])
 
 
 SHOWN = 0.7
