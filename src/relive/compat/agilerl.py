@@ -27,12 +27,15 @@ from ..steps.arrays import numpy_dtype, torch_dtype
 from ..steps.schema import Field, Path, Schema
 from .base import (
     Column,
+    DropIn,
     StepError,
     StepFieldError,
     StepShapeError,
     array_of,
+    contents_of,
     drawn_by_numpy,
     leaves_of,
+    oldest_first,
     renew,
     write_column,
 )
@@ -67,6 +70,15 @@ STATES = "initial_hidden_states"
 SEQUENCES = 1
 """The number of the random stream that shuffles sequences."""
 
+OPTIONAL = ("action_masks", "episode_starts")
+"""The bool columns that exist from the first step that has them."""
+
+SETTINGS = (
+    "num_envs", "device", "gae_lambda", "gamma", "recurrent", "hidden_state_architecture", "use_gae",
+    "wrap_at_capacity", "max_seq_len", "bptt_sequence_type",
+)  # fmt: skip
+"""The arguments of AgileRL's constructor that have a default; a buffer has them as attributes."""
+
 DERIVED = ("buffer", "pos", "full", "_data", "_own", "_blank")
 """Attributes that follow from the others; they are not pickled."""
 
@@ -85,7 +97,7 @@ class BPTTSequenceType(Enum):
     FIFTY_PERCENT_OVERLAPPING = FIFTY_PERCENT_OVERLAP  # the name in AgileRL's documents
 
 
-class RolloutBuffer:
+class RolloutBuffer(DropIn):
     """The steps ``[capacity, num_envs]`` of one policy, under AgileRL's names.
 
     ``buffer`` is a TensorDict ``[capacity, num_envs]`` of views into the storage, on the CPU: observations and
@@ -132,6 +144,7 @@ class RolloutBuffer:
     num_sequences: int | None
     max_sequence_length: int | None
     """Steps of the longest sequence."""
+    _core = "_rollout"
 
     def __init__(
         self,
@@ -254,21 +267,57 @@ class RolloutBuffer:
         state = {name: value for name, value in self.__getstate__().items() if name not in DERIVED}
         return _unmade, (type(self),), state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a state. If it has a ``buffer``, its columns are copied into the storage.
-
-        Raises:
-            StepError: the ``buffer`` is no TensorDict, or one of its columns has another shape.
-        """
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Restore a state of this class. If it has a ``buffer``, its columns are copied into the storage."""
         self.__dict__.update({name: value for name, value in state.items() if name not in DERIVED})
         self._show()
         if "buffer" not in state:
             return
-        if not isinstance(state["buffer"], type(self._data)):
-            raise StepError(f"buffer: expected a TensorDict, got {type(state['buffer']).__name__}")
-        columns = leaves_of(state["buffer"])
-        for path in self._own.keys() & columns.keys():
-            write_column(_written(path), self._own[path], columns[path])
+        self._fill(state["buffer"])
+
+    @classmethod
+    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        required = original.capacity, original.observation_space, original.action_space
+        return required, {name: getattr(original, name) for name in SETTINGS}
+
+    def _take_over(self, original: Any) -> None:
+        """Put the steps into the rows that they have in the original."""
+        for name, column in contents_of(original.buffer, OPTIONAL).items():
+            self._allocate(name, Field(tuple(column.shape[2:]), torch.bool))
+        self._fill(original.buffer)
+        pos, full = int(original.pos), bool(original.full)
+        rows = oldest_first(self.capacity, pos, full)
+        if not len(rows):
+            return
+        self._rollout.reserve(len(rows))
+        self._rollout.commit()
+        self._added = len(rows)
+        if full and pos % self.capacity:  # the rows before `pos` are added once more, so that they are the newest
+            self._rollout.reserve(pos)
+            self._rollout.commit()
+            self._added += pos
+        if self.autoreset_mode is not None:
+            self._leave_out_resets(torch.from_numpy(rows))
+
+    def _leave_out_resets(self, rows: Tensor) -> None:
+        """Leave out the step after each done, as :meth:`add` does. The oldest of these rows counts as a real step."""
+        mask = self._rollout.block["mask"]
+        for row, done in zip(rows, self._data["dones"][rows].numpy(), strict=True):
+            real = ~self._ended
+            mask[row] = torch.from_numpy(real)
+            self._ended = done & real
+
+    def _fill(self, columns: Any) -> None:
+        """Copy the columns of a TensorDict ``[capacity, num_envs]`` into the storage.
+
+        Raises:
+            StepError: it is no TensorDict, or one of its columns has another shape.
+        """
+        if not isinstance(columns, type(self._data)):
+            raise StepError(f"buffer: expected a TensorDict, got {type(columns).__name__}")
+        leaves = leaves_of(columns)
+        for path in self._own.keys() & leaves.keys():
+            write_column(_written(path), self._own[path], leaves[path])
 
     # -- writing ------------------------------------------------------------------------------------------------
 

@@ -1,13 +1,15 @@
 """The base of the drop-ins: tables of a host's fields, conversions of what it passes, and ends that it does not record.
 
 A drop-in describes its host's fields as :class:`Column`. It converts a step with :func:`array_of` and its like, and
-gives it to the ``add`` of a relive buffer, which checks and copies it.
+gives it to the ``add`` of a relive buffer, which checks and copies it. What an original of the host holds comes over by
+:class:`DropIn`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
@@ -26,17 +28,20 @@ if TYPE_CHECKING:
 __all__ = [
     "Column",
     "Continuity",
+    "DropIn",
     "StepError",
     "StepFieldError",
     "StepShapeError",
     "alias",
     "array_of",
     "breaks",
+    "contents_of",
     "drawn_by_numpy",
     "equal_rows",
     "leaves_of",
     "mapped",
     "mapped_leaves",
+    "oldest_first",
     "placed",
     "renew",
     "sent",
@@ -100,6 +105,74 @@ class Column:
 def table_of(owner: type) -> dict[str, Column]:
     """The fields of a host, by its names: the columns in the body of a buffer's class."""
     return {name: column for name, column in vars(owner).items() if isinstance(column, Column)}
+
+
+class DropIn:
+    """A class that takes the place of a host's class, and takes over what an original of that class holds.
+
+    A subclass says how an original was made, by :meth:`_arguments_of`, and copies its contents, by :meth:`_take_over`.
+    """
+
+    _core: str
+    """The attribute that holds relive's buffer. The state of an original does not have it."""
+
+    @classmethod
+    def from_original(cls, original: Any, **options: Any) -> Any:
+        """Convert a buffer of the host and all that it holds. A buffer of this class is returned unchanged.
+
+        Args:
+            original: of the host's class, or any object with its attributes.
+            options: arguments of the constructor that replace those of the original, such as ``seed``.
+        """
+        if isinstance(original, cls):
+            return original
+        made = cls.__new__(cls)
+        made._replace(original, **options)
+        return made
+
+    def _replace(self, original: Any, **options: Any) -> None:
+        """Become what an original is."""
+        required, known = self._arguments_of(original)
+        self.__class__.__init__(self, *required, **known | options)
+        self._take_over(original)
+
+    @classmethod
+    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the constructor that an original was made with: by position, and by name."""
+        raise NotImplementedError
+
+    def _take_over(self, original: Any) -> None:
+        """Copy the contents of an original into this buffer, which is empty."""
+        raise NotImplementedError
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickled state, of this class or of the host's."""
+        if self._core in state:
+            self._restore(state)
+        else:
+            self._replace(SimpleNamespace(**state))
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Restore a state of this class."""
+        self.__dict__.update(state)
+
+
+def contents_of(columns: Any, names: Iterable[str], rows: Any = slice(None)) -> dict[str, Any]:
+    """Rows of the columns of an original, by the host's names. Columns that are missing or None are left out.
+
+    Args:
+        columns: the object that has them as attributes, or a mapping or a TensorDict of them.
+        names: the host's names, such as a table of :class:`Column`.
+        rows: an index of the first axis, such as :func:`oldest_first`.
+    """
+    read = columns.get if hasattr(columns, "keys") else lambda name, missing: getattr(columns, name, missing)
+    found = {name: read(name, None) for name in names}
+    return {name: mapped_leaves(lambda leaf: leaf[rows], x) for name, x in found.items() if x is not None}
+
+
+def oldest_first(capacity: int, position: int, full: bool) -> NDArray[np.int64]:
+    """The rows of a host's ring in the order of time; ``position`` is the row that is written next."""
+    return (np.arange(capacity) + position) % capacity if full else np.arange(position)
 
 
 def write_column(name: str, column: Any, values: Any) -> None:

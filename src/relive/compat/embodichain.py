@@ -20,7 +20,7 @@ from ..returns import gae, group_advantage
 from ..rollout.buffer import RolloutBuffer as Rollout
 from ..rollout.minibatches import rows_of
 from ..steps.schema import Field, Schema, dotted
-from .base import leaves_of
+from .base import DropIn, leaves_of
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -36,7 +36,7 @@ WIDE = 16
 FLAGS = ("done", "terminated", "truncated")
 
 
-class RolloutBuffer:
+class RolloutBuffer(DropIn):
     """One rollout ``[N, T + 1]``, written in place in the TensorDict that :meth:`start_rollout` returns.
 
     Its fields are ``obs``, ``action``, ``sample_log_prob``, ``value``, ``reward``, ``done``, ``terminated`` and
@@ -52,6 +52,8 @@ class RolloutBuffer:
         device: of the rollout.
     """
 
+    _core = "_buffer"
+
     def __init__(self, num_envs: int, rollout_len: int, obs_dim: Any, action_dim: Any, device: Any = "cpu") -> None:
         self.num_envs, self.rollout_len, self.obs_dim, self.action_dim = num_envs, rollout_len, obs_dim, action_dim
         self.device = device
@@ -65,12 +67,26 @@ class RolloutBuffer:
     def _views(self) -> TensorDict:
         return self._buffer.env_major.exclude("mask").to(torch.device(self.device))
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def _restore(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        given, self._rollout = self._rollout, self._views()  # copies, no longer views
-        known = self._rollout.keys()
-        self._rollout.update_(given.select(*known))
-        self._rollout.update(given.exclude(*known))
+        copies, self._rollout = self._rollout, self._views()  # a pickle turns views into copies
+        self._fill(copies)
+
+    @classmethod
+    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        sizes = original.num_envs, original.rollout_len, original.obs_dim, original.action_dim
+        return sizes, {"device": original.device}
+
+    def _take_over(self, original: Any) -> None:
+        self._fill(original._rollout)
+        if original._is_full:
+            self._commit()
+
+    def _fill(self, rollout: TensorDict) -> None:
+        """Copy a rollout's fields into the shared one, and attach those that it does not have."""
+        known = [name for name in self._rollout.keys() if name in rollout.keys()]
+        self._rollout.update_(rollout.select(*known))
+        self._rollout.update(rollout.exclude(*known))
 
     @property
     def buffer(self) -> TensorDict:

@@ -16,6 +16,7 @@ from functools import partial
 from importlib import import_module
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -32,7 +33,7 @@ from ..replay.buffer import ReplayBuffer as Replay
 from ..returns import GAE
 from ..rollout.buffer import RolloutBuffer as Rollout
 from ..steps.schema import Field, Schema
-from .base import Column, StepError, StepShapeError, array_of, placed, renew, sent, table_of
+from .base import Column, DropIn, StepError, StepShapeError, array_of, contents_of, placed, renew, sent, table_of
 
 __all__ = ["BatchExperience", "ReplayBuffer", "RolloutBatch", "RolloutBuffer", "StepError", "checked", "read_files"]
 
@@ -65,7 +66,7 @@ class BatchExperience:
     hiddens: Tensor
 
 
-class ReplayBuffer:
+class ReplayBuffer(DropIn):
     """The newest ``capacity`` transitions, in no particular order, under Velora's names.
 
     ``states``, ``actions``, ``rewards``, ``next_states``, ``dones`` and ``hiddens`` are views into the storage,
@@ -88,6 +89,7 @@ class ReplayBuffer:
 
     states, actions, rewards = Column("obs"), Column("action"), Column("reward", single=True)
     next_states, dones, hiddens = Column("next_obs"), Column("done", single=True), Column("memory")
+    _core = "_replay"
 
     def __init__(
         self,
@@ -280,17 +282,22 @@ class ReplayBuffer:
             FileFormatError: the file is damaged, is not Velora's, or contradicts the metadata.
         """
         known = checked(metadata)
-        where = device or known["device"] or "cpu"
-        sizes = known["capacity"], known["state_dim"], known["action_dim"], known["hidden_dim"]
-        state = read_files(state_path, known, FIELDS)
-        buffer = cls(*sizes, device=torch.device(where), seed=seed)
-        parts = [state[name] for name in FIELDS]
-        if known["size"]:
-            buffer.add_multi(*parts)
-            if known["size"] == known["capacity"] and known["position"]:
-                # added once more, so that the next transition goes to `position`
-                buffer.add_multi(*(part[: known["position"]] for part in parts))
-        return buffer
+        where = torch.device(device or known["device"] or "cpu")
+        original = SimpleNamespace(**known, **read_files(state_path, known, FIELDS))
+        return cls.from_original(original, device=where, seed=seed)
+
+    @classmethod
+    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        sizes = original.capacity, original.state_dim, original.action_dim, original.hidden_dim
+        return sizes, {"device": original.device}
+
+    def _take_over(self, original: Any) -> None:
+        if not original.size:
+            return
+        self.add_multi(*contents_of(original, FIELDS, slice(original.size)).values())
+        if original.size == self.capacity and original.position:
+            # added once more, so that the next transition goes to `position`
+            self.add_multi(*contents_of(original, FIELDS, slice(original.position)).values())
 
     def __repr__(self) -> str:
         sizes = f"{self.capacity}, {self.state_dim}, {self.action_dim}, {self.hidden_dim}"

@@ -16,13 +16,6 @@ Base: Any = host.PPO
 DistillationBase: Any = host.Distillation
 
 
-def _ours(storage: Any, example: Any) -> RolloutStorage:
-    if isinstance(storage, RolloutStorage):
-        return storage
-    shape = storage.num_envs, storage.num_transitions_per_env
-    return RolloutStorage(storage.training_type, *shape, example, storage.actions_shape, storage.device)
-
-
 class PPO(Base):
     """rsl_rl's PPO, which bootstraps a time-out from V(final observation) if the env provides that observation.
 
@@ -33,7 +26,7 @@ class PPO(Base):
 
     def __init__(self, actor: Any, critic: Any, storage: Any, *args: Any, **options: Any) -> None:
         super().__init__(actor, critic, storage, *args, **options)
-        self.storage = _ours(storage, storage.observations[0])
+        self.storage = RolloutStorage.from_original(storage)
         self.transition = RolloutStorage.Transition()
 
     def process_env_step(self, obs: Any, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
@@ -65,5 +58,5 @@ class Distillation(DistillationBase):
 
     def __init__(self, student: Any, teacher: Any, storage: Any, *args: Any, **options: Any) -> None:
         super().__init__(student, teacher, storage, *args, **options)
-        self.storage = _ours(storage, storage.observations[0])
+        self.storage = RolloutStorage.from_original(storage)
         self.transition = RolloutStorage.Transition()

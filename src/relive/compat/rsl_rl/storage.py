@@ -19,7 +19,7 @@ from ...rollout.buffer import RolloutBuffer
 from ...rollout.sequences import ENV, LENGTH, START, Flags, plan_windows
 from ...steps.arrays import as_host
 from ...steps.schema import Field, Schema
-from ..base import Column, mapped_leaves, renew, table_of, write_column
+from ..base import Column, DropIn, contents_of, mapped_leaves, renew, table_of, write_column
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -94,7 +94,7 @@ def _saved_states(name: str, doc: str) -> Any:
     return property(read, write, doc=doc)
 
 
-class RolloutStorage:
+class RolloutStorage(DropIn):
     """The transitions of a rollout ``[T, N]``, added step by step, then read as minibatches.
 
     All its tensors are views of the rollout. They can be written in place; assigning to an attribute copies into it.
@@ -117,6 +117,7 @@ class RolloutStorage:
 
     Transition = Transition
     Batch = Batch
+    _core = "_buffer"
 
     actions, privileged_actions = Column("action"), Column("privileged_action")
     rewards, values = Column("reward", single=True), Column("value", single=True)
@@ -154,6 +155,21 @@ class RolloutStorage:
         self._params: int | None = None
         self._states: dict[str, int] = {}
         self._blank: dict[str, tuple[Tensor, ...]] = {}
+
+    @classmethod
+    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        sizes = original.num_envs, original.num_transitions_per_env, original.observations[0]
+        return (original.training_type, *sizes, original.actions_shape), {"device": original.device}
+
+    def _take_over(self, original: Any) -> None:
+        shared = ("observations", *(name for name in FIELDS if hasattr(original, name)))
+        rows = slice(original.step)
+        for name, values in contents_of(original, shared, rows).items():
+            write_column(name, getattr(self, name)[rows], values)
+        for name in ("distribution_params", "saved_hidden_state_a", "saved_hidden_state_c"):
+            if getattr(original, name, None) is not None:
+                setattr(self, name, getattr(original, name))
+        self.step = original.step
 
     # -- writing ------------------------------------------------------------------------------------------------
 
