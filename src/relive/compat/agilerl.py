@@ -144,7 +144,7 @@ class RolloutBuffer(DropIn):
     num_sequences: int | None
     max_sequence_length: int | None
     """Steps of the longest sequence."""
-    _core = "_rollout"
+    _own_attribute = "_rollout"
 
     def __init__(
         self,

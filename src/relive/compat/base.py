@@ -113,8 +113,8 @@ class DropIn:
     A subclass says how an original was made, by :meth:`_arguments_of`, and copies its contents, by :meth:`_take_over`.
     """
 
-    _core: str
-    """The attribute that holds relive's buffer. The state of an original does not have it."""
+    _own_attribute: str
+    """An attribute that every state of this class has, and that no state of an original has."""
 
     @classmethod
     def from_original(cls, original: Any, **options: Any) -> Any:
@@ -147,7 +147,7 @@ class DropIn:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled state, of this class or of the host's."""
-        if self._core in state:
+        if self._own_attribute in state:
             self._restore(state)
         else:
             self._replace(SimpleNamespace(**state))
@@ -165,8 +165,8 @@ def contents_of(columns: Any, names: Iterable[str], rows: Any = slice(None)) -> 
         names: the host's names, such as a table of :class:`Column`.
         rows: an index of the first axis, such as :func:`oldest_first`.
     """
-    read = columns.get if hasattr(columns, "keys") else lambda name, missing: getattr(columns, name, missing)
-    found = {name: read(name, None) for name in names}
+    nested = hasattr(columns, "keys")
+    found: dict[str, Any] = {name: columns.get(name) if nested else getattr(columns, name, None) for name in names}
     return {name: mapped_leaves(lambda leaf: leaf[rows], x) for name, x in found.items() if x is not None}
 
 

@@ -52,7 +52,7 @@ class RolloutBuffer(DropIn):
         device: of the rollout.
     """
 
-    _core = "_buffer"
+    _own_attribute = "_buffer"
 
     def __init__(self, num_envs: int, rollout_len: int, obs_dim: Any, action_dim: Any, device: Any = "cpu") -> None:
         self.num_envs, self.rollout_len, self.obs_dim, self.action_dim = num_envs, rollout_len, obs_dim, action_dim

@@ -25,7 +25,7 @@ from ..steps.arrays import Array, as_host, numpy_dtype, torch_dtype
 from ..steps.schema import Field, Schema
 from ..views.hindsight import Hindsight
 from ..views.transitions import NStep
-from .base import Column, Continuity, alias, breaks, mapped, mapped_leaves
+from .base import Column, Continuity, DropIn, alias, breaks, contents_of, mapped, mapped_leaves, oldest_first
 
 __all__ = [
     "ACT",
@@ -70,6 +70,8 @@ FIELDS = {
 }
 """PyTorchRL's keys -> relive's fields. Numbers are ``[N, 1]``, or ``[N]``, as the first transition has them."""
 NAMES = {key: column.name for key, column in FIELDS.items()}
+RENAMED = {"default_error": "error", "eta": "initial_eta"}
+"""Arguments of PyTorchRL's constructors -> the attributes of a buffer that hold them, where the names differ."""
 Data = dict[str, Any]
 AFTER = (OBS2, RHS2, DONE2)
 """Keys read from a window's last step. All others are read from its first step."""
@@ -81,7 +83,7 @@ LEAST = 1e-6
 HerFunction = Callable[..., tuple[Any, Any, Any, Any, Any]]
 
 
-class ReplayBuffer:
+class ReplayBuffer(DropIn):
     """``pytorchrl.agent.storages.ReplayBuffer``: steps of all envs, drawn uniformly, read as dictionaries of tensors.
 
     As PyTorchRL's collector passes them, ``Done`` is the flag of the step before, so it marks an episode's first step,
@@ -103,6 +105,9 @@ class ReplayBuffer:
     """
 
     storage_tensors = OffPolicyDataKeys
+    _own_attribute = "_rows"
+    _settings: tuple[str, ...] = ()
+    """The arguments of PyTorchRL's constructor after ``envs``; a buffer has them as attributes."""
     _copies = False
     """Whether relabelled copies of steps are stored, too."""
 
@@ -147,10 +152,48 @@ class ReplayBuffer:
     def __getstate__(self) -> Data:
         return {**self.__dict__, "_handed": None}  # a copy of this buffer did not return those steps
 
-    def __setstate__(self, state: Data) -> None:
+    def _restore(self, state: Data) -> None:
         self.__dict__.update(state)
         if self._rows is not None:
             self._take_parts(self._rows)
+
+    @classmethod
+    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], Data]:
+        size = original.max_size
+        if original.recurrent_actor:
+            size //= 2  # the constructor doubles it
+        parts = original.device, original.actor, original.algo, getattr(original, "envs", None)
+        names = {setting: RENAMED.get(setting, setting) for setting in cls._settings}
+        return (size, *parts), {new: getattr(original, old) for new, old in names.items() if hasattr(original, old)}
+
+    def _take_over(self, original: Any) -> None:
+        """Insert the steps, oldest first.
+
+        Raises:
+            LifecycleError: they are sums of several rewards.
+        """
+        n_step = getattr(original, "n_step", 1)
+        if n_step > 1:
+            raise LifecycleError(
+                f"from_original: the rows of the original are sums of n_step={n_step} rewards, and its steps are lost; "
+                "collect again, or convert a buffer with n_step=1"
+            )
+        rows = self._rows_of(original)
+        if len(rows):
+            known = original.data.keys() & FIELDS.keys()
+            states = () if self.recurrent_actor else known & set(STATES)  # a single row, as PyTorchRL stores them
+            steps = contents_of(original.data, known.difference(states), rows)
+            self.insert_data_slice(steps | contents_of(original.data, states))
+
+    def _rows_of(self, original: Any) -> Array:
+        """The rows of an original in the order of time; with a recurrent actor, those of its whole sequences."""
+        length = self.sequence_length if self.recurrent_actor else 1
+        sequences: Array = np.arange(int(original.size) // length)  # after a reset, `step` is 0 and they go on from there
+        if original.size == original.max_size:
+            sequences = oldest_first(len(sequences), original.step // length, True)
+            if original.step % length:
+                sequences = sequences[1:]  # new steps have replaced a part of the oldest sequence
+        return (sequences[:, None] * length + np.arange(length)).reshape(-1)
 
     def _take_parts(self, rows: Flat | Sequences) -> None:
         """Use the sampler and the view of these rows."""
@@ -388,6 +431,8 @@ class NStepReplayBuffer(ReplayBuffer):
         LifecycleError: ``n_step`` is set to another number where sequences are stored.
     """
 
+    _settings = ("n_step",)
+
     def __init__(
         self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, n_step: int = 1, *, seed: int | None = None
     ) -> None:
@@ -431,6 +476,8 @@ class PERBuffer(NStepReplayBuffer):
         beta: the exponent of importance weights.
         default_error: the TD error that new transitions start with.
     """
+
+    _settings = (*NStepReplayBuffer._settings, "epsilon", "alpha", "beta", "default_error")
 
     def __init__(
         self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, n_step: int = 1, epsilon: float = 0.0,
@@ -510,6 +557,18 @@ class PERBuffer(NStepReplayBuffer):
                 self._stored.replay.update_priorities(index, found)
         return info
 
+    def _take_over(self, original: Any) -> None:
+        """As in :class:`ReplayBuffer`, with the priorities."""
+        super()._take_over(original)
+        priorities = original.data.get("priority")
+        if priorities is None or self.alpha == 0.0 or self._copies:
+            return
+        length = self.sequence_length if self.recurrent_actor else 1  # the steps of a sequence have one priority
+        stored = priorities[self._rows_of(original)[::length]].reshape(-1)
+        errors = np.maximum(stored ** (1 / self.alpha) - (self.epsilon or LEAST), 0.0)
+        # the buffer was empty: the index of item k of env n is k * N + n
+        self._stored.replay.update_priorities(np.arange(len(errors)), errors)
+
     def _joint(self, errors: Any) -> Any:
         """One error per sequence ``[S]`` that yields the joint priority of its steps' errors ``[S, K]``."""
         priority = self.get_sequence_priority(self.get_priority(np.abs(errors.T.astype(np.float64))))
@@ -528,6 +587,8 @@ class EREBuffer(PERBuffer):
         eta: η, how sharply the window shrinks; 1 draws from all transitions.
         cmin: the least number of transitions in the window.
     """
+
+    _settings = (*PERBuffer._settings, "eta", "cmin")
 
     def __init__(
         self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, n_step: int = 1, epsilon: float = 0.0,
@@ -624,6 +685,7 @@ class HERBuffer(EREBuffer):
         LifecycleError: the actor is recurrent.
     """
 
+    _settings = (*EREBuffer._settings, "her_function")
     _copies = True
 
     def __init__(

@@ -28,7 +28,20 @@ from ..steps.schema import Field, Schema
 from ..views.contract import View
 from ..views.hindsight import Hindsight
 from ..views.transitions import NStep
-from .base import Column, Continuity, alias, drawn_by_numpy, equal_rows, mapped, sent
+from .base import (
+    Column,
+    Continuity,
+    DropIn,
+    alias,
+    contents_of,
+    drawn_by_numpy,
+    equal_rows,
+    mapped,
+    oldest_first,
+    sent,
+    table_of,
+    write_column,
+)
 
 __all__ = [
     "ConvertsReplays",
@@ -78,7 +91,7 @@ def set_full(buffer: Any, full: bool) -> None:
         buffer._declare(buffer.buffer_size if full else -1)
 
 
-class ReplayBuffer(buffers.ReplayBuffer):
+class ReplayBuffer(DropIn, buffers.ReplayBuffer):
     """``stable_baselines3.common.buffers.ReplayBuffer`` with its arguments, and ``seed``.
 
     ``observations``, ``next_observations``, ``actions``, ``rewards``, ``dones`` and ``timeouts`` are the storage,
@@ -108,6 +121,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
     observations, next_observations = Column("obs"), Column("next_obs")
     actions, rewards = Column("action"), Column("reward")
     dones, timeouts = Column("done"), Column("timeout")
+    _own_attribute = "_replay"
 
     _replaced: tuple[str, ...] = ("_get_samples",)
     """Methods of the host that are not called here. A subclass that overrides one expects the host's arrays."""
@@ -261,32 +275,17 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._continuity.forget()
 
     @classmethod
-    def from_original(cls, original: Any, *, seed: int | None = None, **options: Any) -> Any:
-        """Convert one of the host's buffers. A buffer of this class is returned unchanged.
-
-        Steps after which an env was reset without an end become truncated, so no window continues there.
-
-        Args:
-            original: such as the host's ``load_replay_buffer`` puts into a model.
-            seed: see the class.
-            options: arguments of the constructor that replace those of the original.
-        """
-        if isinstance(original, cls):
-            return original
+    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         sizes = original.buffer_size * original.n_envs, original.observation_space, original.action_space
-        known = cls._options_of(original) | {"device": original.device, "n_envs": original.n_envs}
-        made = cls(*sizes, seed=seed, **(known | options))
+        names = "device", "n_envs", "optimize_memory_usage", "handle_timeout_termination"
+        return sizes, {name: getattr(original, name) for name in names}
+
+    def _take_over(self, original: Any) -> None:
+        """Add the steps, oldest first. Those after which an env was reset without an end become truncated."""
         for rows, steps in steps_of(original):
             done, timeout = steps.pop("done"), steps.pop("timeout")
-            more = made._further_of(original, rows)
-            made._extend(steps | more | {"terminated": made._terminated(done, timeout), "truncated": timeout})
-        return made
-
-    @classmethod
-    def _options_of(cls, original: Any) -> dict[str, Any]:
-        """The constructor's arguments of an original."""
-        names = "optimize_memory_usage", "handle_timeout_termination"
-        return {name: getattr(original, name) for name in names}
+            more = self._further_of(original, rows)
+            self._extend(steps | more | {"terminated": self._terminated(done, timeout), "truncated": timeout})
 
     def _further_of(self, original: Any, rows: Array) -> dict[str, Any]:
         """Further fields for these rows of an original."""
@@ -425,6 +424,9 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return mapped(lambda x: numpy_view(x)[steps], joined(self.observation_space, rows[name], name))
 
 
+FIELDS = table_of(ReplayBuffer)
+
+
 class DictReplayBuffer(ReplayBuffer, buffers.DictReplayBuffer):
     """``stable_baselines3.common.buffers.DictReplayBuffer``: a :class:`ReplayBuffer` for a Dict space."""
 
@@ -447,9 +449,11 @@ class NStepReplayBuffer(ReplayBuffer, buffers.NStepReplayBuffer):
         super().__init__(*args, n_steps=n_steps, gamma=gamma, **kwargs)
 
     @classmethod
-    def _options_of(cls, original: Any) -> dict[str, Any]:
-        known = {name: getattr(original, name) for name in ("n_steps", "gamma") if hasattr(original, name)}
-        return super()._options_of(original) | known
+    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        sizes, known = super()._arguments_of(original)
+        return sizes, known | {
+            name: getattr(original, name) for name in ("n_steps", "gamma") if hasattr(original, name)
+        }
 
     n_steps = alias("_view.n", "Rewards per window, at most; may be changed at any time.")
     gamma = alias("_view.gamma", "Discount per step; may be changed at any time.")
@@ -601,9 +605,11 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
         )  # fmt: skip
 
     @classmethod
-    def _options_of(cls, original: Any) -> dict[str, Any]:
-        names = "env", "n_sampled_goal", "goal_selection_strategy", "copy_info_dict"
-        return super()._options_of(original) | {name: getattr(original, name) for name in names}
+    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        sizes, known = super()._arguments_of(original)
+        known |= {name: getattr(original, name) for name in ("n_sampled_goal", "goal_selection_strategy")}
+        known["copy_info_dict"] = original.copy_info_dict
+        return sizes, known | {"env": getattr(original, "env", None)}  # a pickled state has no env
 
     def _further_of(self, original: Any, rows: Array) -> dict[str, Any]:
         if self.infos is None:
@@ -646,7 +652,7 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
             text += ": rows are stored in another order than the host's; `dones` says where episodes end"
         raise AttributeError(text)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def _restore(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._goals = self._view.reward_fn.__self__
 
@@ -705,7 +711,7 @@ class _Goals:
         return self.__dict__ | {"env": None}
 
 
-class RolloutBuffer(buffers.RolloutBuffer):
+class RolloutBuffer(DropIn, buffers.RolloutBuffer):
     """``stable_baselines3.common.buffers.RolloutBuffer`` with its arguments, and ``seed``.
 
     ``episode_start`` is the done flag of the previous step, as the host's collector passes it. ``observations``,
@@ -731,6 +737,7 @@ class RolloutBuffer(buffers.RolloutBuffer):
     observations, actions, rewards = Column("obs"), Column("action"), Column("reward")
     episode_starts, values, log_probs = Column("episode_start"), Column("value"), Column("log_prob")
     advantages, returns = Column("advantage"), Column("return")
+    _own_attribute = "_rollout"
 
     def __init__(
         self,
@@ -773,6 +780,23 @@ class RolloutBuffer(buffers.RolloutBuffer):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_arrays": {}}  # views, which a pickle would turn into copies
 
+    @classmethod
+    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        sizes = original.buffer_size, original.observation_space, original.action_space
+        return sizes, {name: getattr(original, name) for name in ("device", "gae_lambda", "gamma", "n_envs")}
+
+    def _take_over(self, original: Any) -> None:
+        """Copy the columns. The host's ``get`` flattens those that it serves, env by env."""
+        whole = ("rewards", "episode_starts") if original.generator_ready else ROLLOUT_FIELDS
+
+        def arranged(column: Array, shown: Array) -> Array:
+            return column.reshape(self.n_envs, self.buffer_size, *shown.shape[2:]).swapaxes(0, 1)
+
+        for name, values in contents_of(original, ROLLOUT_FIELDS).items():
+            shown = getattr(self, name)
+            write_column(name, shown, values if name in whole else mapped(arranged, values, shown))
+        self._declare(self.buffer_size if original.full else int(original.pos))
+
     def _pos(self) -> int:
         """How many steps were added. Set it after writing further rows in place."""
         rollout: CoreRollout | None = getattr(self, "_rollout", None)  # the host counts before there is one
@@ -795,8 +819,9 @@ class RolloutBuffer(buffers.RolloutBuffer):
                 f"pos and full count the steps that were added, {self.pos} so far: they can only say that further rows "
                 "were written to the columns; otherwise use add() or reset()"
             )
-        self._rollout.reserve(count - self.pos)
-        self._rollout.commit()
+        if count > self.pos:
+            self._rollout.reserve(count - self.pos)
+            self._rollout.commit()
 
     def add(self, obs: Any, action: Any, reward: Any, episode_start: Any, value: Any, log_prob: Any) -> None:
         """Append one step of every env: arrays, and tensors ``value`` ``[N]`` or ``[N, 1]`` and ``log_prob`` ``[N]``.
@@ -881,6 +906,9 @@ class RolloutBuffer(buffers.RolloutBuffer):
         return self._arrays[name]
 
 
+ROLLOUT_FIELDS = table_of(RolloutBuffer)
+
+
 class DictRolloutBuffer(RolloutBuffer, buffers.DictRolloutBuffer):
     """``stable_baselines3.common.buffers.DictRolloutBuffer``: a :class:`RolloutBuffer` for a Dict space."""
 
@@ -912,23 +940,20 @@ def steps_of(original: Any) -> Iterator[tuple[Array, dict[str, Any]]]:
     A step counts as truncated if its env was reset after it without an end: its next observation then differs from the
     observation of the following step.
     """
-    size, pos, once = int(original.buffer_size), int(original.pos), bool(original.optimize_memory_usage)
-    rows = np.arange(pos)
-    if original.full:  # with `once`, the newest next observation overwrote the oldest step
-        rows = np.arange(pos + once, pos + size) % size
-
-    def taken(name: str, at: Array) -> Any:
-        return mapped(lambda column: column[at], getattr(original, name))
-
+    size, once = int(original.buffer_size), bool(original.optimize_memory_usage)
+    rows = oldest_first(size, int(original.pos), bool(original.full))
+    if original.full and once:
+        rows = rows[1:]  # the newest next observation overwrote the oldest step's observation
     for low in range(0, len(rows), PIECE):
         at = rows[low : low + PIECE]
         after = rows[np.minimum(np.arange(low, low + len(at)) + 1, len(rows) - 1)]
-        next_obs = taken("observations", (at + 1) % size) if once else taken("next_observations", at)
-        done, timeout = taken("dones", at) != 0, taken("timeouts", at) != 0
-        reset = ~equal_rows(next_obs, taken("observations", after), 2)
+        steps = {FIELDS[name].name: column for name, column in contents_of(original, FIELDS, at).items()}
+        if once:
+            steps["next_obs"] = contents_of(original, ["observations"], (at + 1) % size)["observations"]
+        done, timeout = steps["done"] != 0, steps["timeout"] != 0
+        reset = ~equal_rows(steps["next_obs"], contents_of(original, ["observations"], after)["observations"], 2)
         reset[after == at] = False  # nothing follows the newest step
-        steps = {"obs": taken("observations", at), "action": taken("actions", at), "reward": taken("rewards", at)}
-        yield at, steps | {"next_obs": next_obs, "done": done, "timeout": timeout | (reset & ~done)}
+        yield at, steps | {"done": done, "timeout": timeout | (reset & ~done)}
 
 
 def overridden(buffer: object, names: Sequence[str]) -> list[str]:

@@ -89,7 +89,7 @@ class ReplayBuffer(DropIn):
 
     states, actions, rewards = Column("obs"), Column("action"), Column("reward", single=True)
     next_states, dones, hiddens = Column("next_obs"), Column("done", single=True), Column("memory")
-    _core = "_replay"
+    _own_attribute = "_replay"
 
     def __init__(
         self,

@@ -117,7 +117,7 @@ class RolloutStorage(DropIn):
 
     Transition = Transition
     Batch = Batch
-    _core = "_buffer"
+    _own_attribute = "_buffer"
 
     actions, privileged_actions = Column("action"), Column("privileged_action")
     rewards, values = Column("reward", single=True), Column("value", single=True)
