@@ -451,6 +451,53 @@ def test_a_replay_of_the_host_becomes_ours_with_all_that_it_holds(ours: Any, spa
     fed(made, play(3, 2, space=space))
 
 
+def test_a_pickled_state_of_the_hosts_replay_is_restored_as_ours(ours: Any) -> None:
+    steps = play(20, 2)
+    state = copy.deepcopy(vars(original(steps, 12)))
+    made = ours.ReplayBuffer.__new__(ours.ReplayBuffer)
+    made.__setstate__(state)
+    assert (made.pos, made.full, made.size()) == (0, True, 12)
+    assert_rows(by_first(made.sample(1500)), windows(steps[-12:], 1, 1.0))
+
+
+@pytest.mark.parametrize("count", [0, 2, 5])
+@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize("name", ["RolloutBuffer", "DictRolloutBuffer"])
+def test_a_rollout_of_the_host_becomes_ours_before_and_after_it_was_read(
+    ours: Any, name: str, read: bool, count: int
+) -> None:
+    """The host flattens the columns that it serves, env by env, at the first ``get``."""
+    rng, space = np.random.default_rng(0), DICT if name.startswith("Dict") else BOX
+    seen = rng.standard_normal((5, 2, 2)).astype(np.float32)
+    obs: Any = {"seen": seen, "id": rng.integers(9, size=(5, 2, 1))} if space is DICT else seen
+    names = ["rewards", "episode_starts", "values", "log_probs", "advantages", "returns"]
+    columns = {name: rng.standard_normal((5, 2)).astype(np.float32) for name in names}
+    columns |= {"observations": obs, "actions": rng.standard_normal((5, 2, 1)).astype(np.float32)}
+
+    def flat(column: Any) -> Any:
+        if isinstance(column, dict):
+            return {key: flat(member) for key, member in column.items()}
+        return column.swapaxes(0, 1).reshape(10, *(column.shape[2:] or (1,)))
+
+    stored = {key: flat(x) if read and key not in ("rewards", "episode_starts") else x for key, x in columns.items()}
+    found = SimpleNamespace(
+        buffer_size=5, n_envs=2, observation_space=space, action_space=MOVE, device="cpu", gae_lambda=0.9, gamma=0.97,
+        generator_ready=read, pos=count, full=count == 5, **stored,
+    )  # fmt: skip
+    kind = getattr(ours, name)
+    made = kind.from_original(found, seed=0, gamma=0.5)
+    assert kind.from_original(made) is made
+    assert (made.pos, made.full, made.gae_lambda, made.gamma) == (count, count == 5, 0.9, 0.5)
+    for key, column in columns.items():
+        shown = getattr(made, key)
+        for member in column if isinstance(column, dict) else [...]:
+            np.testing.assert_array_equal(shown[member], column[member])
+    if count == 5:
+        (batch,) = made.get()
+        assert sorted(batch.returns.tolist()) == sorted(columns["returns"].flatten().tolist())
+        made.reset()
+
+
 def test_windows_of_a_converted_replay_stop_where_an_env_was_reset_without_an_end(ours: Any) -> None:
     first, second = play(3, ends=0), [(obs + 500, after + 500, *rest) for obs, after, *rest in play(3, ends=0)]
     found = original(first + second, 10, n_steps=3, gamma=1.0)

@@ -70,6 +70,18 @@ def test_every_row_and_cursor_is_equal_after_any_steps(capacity: int, device: An
         assert_same(one, other)
 
 
+@pytest.mark.parametrize("count", [0, 4, 10, 17])
+def test_a_buffer_of_velora_becomes_ours_with_its_rows_in_their_places(count: int) -> None:
+    one, _ = pair(10)
+    if count:
+        one.add_multi(*rows(count, 0)) if count <= 10 else [one.add_multi(*rows(9, seed)) for seed in (0, 1)]
+    made = ReplayBuffer.from_original(one, seed=0)
+    assert_same(one, made)
+    for buffer in (one, made):
+        buffer.add_multi(*rows(3, 5))
+    assert_same(one, made)
+
+
 def test_batches_are_of_the_same_form_and_of_the_same_rows() -> None:
     one, other = pair(10, 7)
     stored = set(one.rewards[:7, 0].tolist())

@@ -341,3 +341,29 @@ def test_the_signatures_are_agilerls_with_more_at_the_end_by_keyword_alone() -> 
         for key, parameter in one.items():
             default = getattr(parameter.default, "value", parameter.default)
             assert getattr(other[key].default, "value", other[key].default) == default, (name, key)
+
+
+@pytest.mark.parametrize(("count", "wrap"), [(0, False), (7, False), (12, False), (12, True), (19, True), (24, True)])
+@pytest.mark.parametrize("kind", ["box", "dict"])
+def test_a_buffer_of_agilerl_becomes_ours_with_its_steps_and_its_pickled_state_too(
+    kind: str, count: int, wrap: bool
+) -> None:
+    options: dict[str, Any] = {"recurrent": True, "hidden_state_architecture": STATES, "wrap_at_capacity": wrap}
+    one, truth = pair(kind, **options)
+    rng = np.random.default_rng(0)
+    for _ in range(count):
+        made = step(rng, kind, states=True, masks=kind == "dict")
+        one.add(**made)
+        truth.add(**made)
+    state = pickle.loads(pickle.dumps(one)).__getstate__()
+    unpickled = RolloutBuffer.__new__(RolloutBuffer)
+    unpickled.__setstate__(state)
+    for other in (RolloutBuffer.from_original(one), unpickled):
+        assert (other.pos, other.full, other.size()) == (one.pos, one.full, one.size())
+        columns = other.buffer.items(True, True)
+        assert all(torch.equal(column, one.buffer[path]) for path, column in columns)
+        if count:
+            for buffer in (other, truth):
+                buffer.compute_returns_and_advantages(np.ones(ENVS), np.zeros(ENVS, np.bool_))
+            for path, column in truth.get_tensor_batch().items(True, True):
+                assert torch.equal(other.get_tensor_batch()[path], column), path

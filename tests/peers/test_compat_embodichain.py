@@ -221,3 +221,19 @@ def test_embodichains_algorithms_learn_on_our_rollouts_as_well_as_on_their_own(
     print(f"{name}: {first:.3f} at first, {its:.3f} its own, {buffer_alone:.3f} our buffer, {everything:.3f} all ours")
     assert its > first / 2
     assert min(buffer_alone, everything) > its - 0.1
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_buffer_of_embodichain_becomes_ours_with_its_rollout(full: bool) -> None:
+    its = theirs.RolloutBuffer(N, T, OBS, ACTIONS, CPU)
+    rollout = collect(its)
+    rollout["advantage"] = torch.rand(N, T + 1)
+    if not full:
+        its.get()
+    made = ours.RolloutBuffer.from_original(its)
+    assert made.is_full() is full
+    assert_same(made.buffer, rollout)
+    if full:
+        assert_same(made.get(), its.get())
+    collect(made, 1)  # the next rollout has no advantages
+    assert "advantage" not in made.buffer.keys()

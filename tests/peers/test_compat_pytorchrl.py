@@ -297,3 +297,41 @@ def test_hindsight_for_recurrent_actors_is_refused_and_does_not_run_in_the_host(
     over = {**steps[-1], DONE: torch.ones(1, 1)}
     with pytest.raises(TypeError, match="DataTransition"):  # the first episode's end
         its.insert_transition(over)
+
+
+@pytest.mark.parametrize("count", [5, 12, 31])
+@pytest.mark.parametrize("name", ["replay", "nstep", "per"])
+def test_a_buffer_of_pytorchrl_becomes_ours_with_its_steps(name: str, count: int) -> None:
+    options: dict[str, Any] = {"alpha": 0.6, "epsilon": 0.01} if name == "per" else {}
+    truth, its = pair(name, 12, **options)
+    for buffer in (truth, its):
+        fed(buffer, play(count, 2))
+    made = getattr(ours, NAMES[name]).from_original(its, seed=0)
+    assert (made.size, made.max_size) == (its.size, its.max_size)
+    assert_same(dict(made.get_all_buffer_data()), dict(truth.get_all_buffer_data()))
+    for buffer in (made, truth):
+        fed(buffer, play(3, 2, seed=1))
+    assert_same(dict(made.get_all_buffer_data()), dict(truth.get_all_buffer_data()))
+    if name == "per":
+        assert (made.alpha, made.epsilon, made.error) == (its.alpha, its.epsilon, its.error)
+
+
+def test_priorities_of_pytorchrl_become_ours() -> None:
+    _, its = pair("per", 12, alpha=0.5)
+    fed(its, play(10, 2))
+    its.data["priority"] = np.full((12, 2, 1), 1e-6)  # which the host allocates in its first update
+    its.data["priority"][4, 1] = 100.0
+    (batch,) = ours.PERBuffer.from_original(its, seed=0).generate_batches(1, 500)
+    assert (batch[OBS] == torch.from_numpy(its.data[OBS][4, 1])).all(1).float().mean() > 0.95
+
+
+@pytest.mark.parametrize(("count", "first", "last"), [(9, 0, 12), (11, 4, 16)])
+def test_whole_sequences_of_pytorchrl_become_ours(count: int, first: int, last: int) -> None:
+    """With a memory of four sequences. After 11 steps, the newest one has replaced a part of the oldest."""
+    mine, its = pair("replay", 8, recurrent=True, overlap=0.5)
+    for buffer in (mine, its):
+        fed(buffer, play(count, 2))
+    made = ours.ReplayBuffer.from_original(its, seed=0)
+    assert made.max_size == its.max_size
+    found, wanted = made.get_all_buffer_data(), mine.get_all_buffer_data()
+    assert_same({key: found[key] for key in STEP}, {key: wanted[key][first:last] for key in STEP})

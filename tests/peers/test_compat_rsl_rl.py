@@ -392,3 +392,20 @@ def test_ppo_of_relive_values_a_time_out_by_what_the_episode_ended_on() -> None:
         assert torch.equal(storage.rewards, torch.stack(rewards)) is kept
         after = finals[4] if kept else storage.values[4]
         torch.testing.assert_close(storage.returns[4], rewards[4] + 0.5 * after)
+
+
+@pytest.mark.parametrize("kind", ["rl", "distillation"])
+def test_a_storage_of_rsl_rl_becomes_ours_with_its_transitions(kind: str) -> None:
+    _, theirs = both(kind)
+    made = ours.RolloutStorage.from_original(theirs, seed=0)
+    assert (made.step, made.training_type) == (T, kind)
+    for name in RL if kind == "rl" else (*FIELDS[:4], "privileged_actions"):
+        found, wanted = getattr(made, name), getattr(theirs, name)
+        if isinstance(wanted, tuple | list):
+            assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)), name
+        elif wanted is not None:
+            assert bool((found == wanted).all()), name
+    if kind == "rl":
+        (mine,), (its,) = (list(storage.recurrent_mini_batch_generator(1, 1)) for storage in (made, theirs))
+        assert mine.masks.sum() == its.masks.sum()
+        assert sorted(mine.returns.flatten().tolist()) == sorted(its.returns.flatten().tolist())

@@ -487,6 +487,26 @@ def test_a_replay_of_the_host_is_converted_with_every_row_that_it_samples(option
         made.add(*steps[0])
 
 
+@pytest.mark.parametrize("space", [BOX, OBSERVATIONS["dict"]], ids=["box", "dict"])
+@pytest.mark.parametrize("read", [False, True])
+def test_a_rollout_of_the_host_is_converted_with_its_advantages(space: Any, read: bool) -> None:
+    name, rng = "RolloutBuffer" if space is BOX else "DictRolloutBuffer", np.random.default_rng(0)
+    host = getattr(theirs, name)(11, space, ACTIONS["box"], "cpu", 0.9, 0.97, n_envs=3)
+    for obs, _, action, reward, done, _ in play(space, ACTIONS["box"], 11, 3):
+        values, log_probs = (torch.from_numpy(rng.standard_normal(3).astype(np.float32)) for _ in range(2))
+        host.add(obs, action, reward, done, values, log_probs)
+    host.compute_returns_and_advantage(torch.ones(3), np.zeros(3))
+    if read:
+        next(host.get(4))
+    made = getattr(ours, name).from_original(host, seed=0)
+    assert (made.pos, made.full, made.gamma, made.gae_lambda) == (11, True, 0.97, 0.9)
+    found, wanted = (torch.stack([*next(buffer.get(None))[2:]], 1).tolist() for buffer in (made, host))
+    assert sorted(found) == sorted(wanted)
+    made.compute_returns_and_advantage(torch.ones(3), np.zeros(3))
+    again = torch.stack([*next(made.get(None))[2:]], 1)
+    np.testing.assert_allclose(sorted(again.tolist()), sorted(wanted), atol=1e-5)
+
+
 def test_a_pickle_of_the_host_loaded_into_a_model_becomes_ours_and_the_model_learns_on(tmp_path: Any) -> None:
     class DQN(ours.ConvertsReplays, sb3.DQN):
         pass
