@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import signal
 import time
 from pathlib import Path
@@ -211,6 +212,64 @@ def test_a_save_whose_shard_dies_fails_and_the_one_before_counts(tmp_path: Path)
     replay.save(extra={"turn": 2})
     assert load_extra(tmp_path / "replay")["turn"] == 2
     replay.close()
+
+
+def test_a_commit_of_a_shards_own_leaves_the_save_under_way_as_it_is(tmp_path: Path):
+    replay, link = local(path=tmp_path / "replay")
+    replay.extend(steps(30))
+    (shard, _) = link.shards
+    assert shard is not None
+    shard.commit(1, True)
+    shard.commit(None)
+    end = time.monotonic() + SECONDS
+    while not shard.committed(1) and time.monotonic() < end:
+        time.sleep(0.001)
+    assert shard.committed(1)
+    with pytest.raises(LifecycleError, match="was restarted while it wrote checkpoint 2"):
+        shard.committed(2)
+    replay.close()
+
+
+def test_a_full_disk_tears_no_line_of_a_ledger_and_the_steps_are_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    replay, link = durable(tmp_path, shards=1)
+    writer = replay.writer(timeout=SECONDS)
+    writer.extend(steps(5, length=100))
+    writer.flush()
+    write, full = os.write, [True]
+
+    def short(descriptor: int, data: bytes) -> int:
+        return write(descriptor, data[: len(data) // 2] if full and full.pop() else data)
+
+    monkeypatch.setattr(os, "write", short)
+    writer.extend(steps(5, start=5, length=100))
+    with pytest.raises(OSError, match="No space left"):
+        writer.flush()
+    writer.extend(steps(5, start=10, length=100))
+    writer.flush()
+    del writer
+    gc.collect()  # the error has the old ring, and with it the files
+    link.kill(0)
+    link.restart(0)
+    stats = replay.stats()
+    assert (stats["lost_steps"], stats["restarts"]) == (0, 1)
+    assert link.shards[0] is not None
+    assert inside.ledger(link.shards[0]).stored == 60
+    assert len(replay) == 4 * 14
+    replay.close()
+
+
+def test_a_whole_ledger_is_replaced_by_a_whole_one_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    log, ledger = LedgerLog(tmp_path / "log"), Ledger()
+    ledger.stored = 7
+    log.rewrite(ledger)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:9]))
+    with pytest.raises(OSError, match="No space left"):
+        log.rewrite(Ledger())
+    monkeypatch.undo()
+    assert LedgerLog(tmp_path / "log").restored(0).stored == 7
 
 
 def test_a_durable_replay_needs_a_directory():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -20,7 +21,7 @@ from relive.cluster import replay as learner
 from relive.cluster import writer as writers
 from relive.cluster.replay import Replay, ShardLimit
 from relive.cluster.shard import ShardTotals
-from relive.errors import ParameterError, WaitTimeoutError
+from relive.errors import LifecycleError, ParameterError, WaitTimeoutError
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +67,29 @@ def test_workers_wait_for_the_learner_and_the_learner_for_them():
     with pytest.raises(WaitTimeoutError):
         writer.flush()  # what waited goes on, each step once
     assert stored(link) > before
+    replay.close()
+
+
+def test_a_writer_that_was_replaced_while_it_waited_hears_of_the_newer_one_and_its_wait_ends():
+    limit = SamplesPerInsert(2, min_size=40, error_buffer=64)
+    replay, _ = local(limit=limit, limit_timeout=0.2, shards=1)
+    old = replay.writer(timeout=0.1)
+    for start in (0, 15):
+        with contextlib.suppress(WaitTimeoutError):
+            old.extend(steps(15, start=start))
+            old.flush()
+    new = replay.writer()
+    with pytest.raises(WaitTimeoutError):
+        old.flush()  # the limit is all that holds it back
+    new.interrupt()  # takes the envs
+    with pytest.raises(LifecycleError, match="newer writer"):
+        old.flush()
+    with pytest.raises(LifecycleError, match="make a new one"):
+        old.extend(steps(5, start=30))
+    waited = replay.stats()["insert_waited"]
+    assert waited > 0.0
+    time.sleep(0.01)
+    assert replay.stats()["insert_waited"] == waited
     replay.close()
 
 

@@ -21,7 +21,15 @@ from relive import NStep, Prioritized, ReplayBuffer, Sequence, Uniform
 from relive.cluster.messages import joined_batch, packed_batch
 from relive.cluster.replay import Replay, load_extra
 from relive.cluster.shard import Ledger, Origin
-from relive.errors import EmptyError, FieldError, LifecycleError, NotFiniteError, ParameterError, ShapeError
+from relive.errors import (
+    EmptyError,
+    FieldError,
+    FileFormatError,
+    LifecycleError,
+    NotFiniteError,
+    ParameterError,
+    ShapeError,
+)
 from sampling import check_fit_of_one_percent
 
 
@@ -333,6 +341,25 @@ def test_rows_of_a_shard_that_fails_within_a_batch_are_drawn_from_the_others():
     assert replay.stats()["redrawn"] >= 1
 
 
+def test_an_error_with_which_a_shard_comes_back_is_raised_once():
+    replay, link = local()
+    replay.extend(steps(10))
+    link.kill(1)
+    assert len(replay) == complete(10) // 2
+    link.restart(1)
+    call, errors = link.call, [FileFormatError("the save of this shard is damaged")]
+
+    def failing(shard: int, method: str, *given: Any) -> Any:
+        return ("error", errors.pop()) if shard == 1 and errors else call(shard, method, *given)
+
+    link.call = failing
+    inside.probe(inside.group(replay))(1)
+    with pytest.raises(FileFormatError, match="is damaged"):
+        len(replay)
+    assert len(replay) == complete(10) // 2
+    assert replay.stats()["shards_up"] == 2
+
+
 def test_no_shard_answers():
     replay, link = local()
     replay.extend(steps(4))
@@ -486,6 +513,19 @@ def test_a_replay_is_loaded_on_another_number_of_shards(tmp_path: Path, shards: 
     again.save()
     third, _ = loaded(tmp_path / "r")
     assert priorities_of(third) == priorities_of(again)
+
+
+def test_shards_get_absolute_paths_since_they_have_working_directories_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    replay, _ = local(path="r")
+    replay.extend(steps(10))
+    replay.save()
+    _, link = loaded(Path("r"), shards=1)
+    (plan,) = link.plans
+    assert [source.path for source in plan.sources] == [str(tmp_path / "r" / f"shard-{k}" / "1") for k in (0, 1)]
+    assert plan.home == str(tmp_path / "r")
 
 
 def test_a_checkpoint_counts_once_all_shards_have_written_it(tmp_path: Path):

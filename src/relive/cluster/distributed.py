@@ -643,9 +643,10 @@ class RankLimit:
 
     def wait(self) -> None:
         """Sleep until this rank has got steps, or it is time to ask the others again."""
-        if self._waits is None:
-            self._waits = _Waits(time.monotonic(), self.limit.counted()[1])
-        self.limit.wait_for_steps(self._waits.ready, GLANCE)
+        waits = self._waits  # read once: another thread may end the wait meanwhile
+        if waits is None:
+            waits = self._waits = _Waits(time.monotonic(), self.limit.counted()[1])
+        self.limit.wait_for_steps(waits.ready, GLANCE)
 
     def _end_wait(self) -> None:
         if self._waits is not None:

@@ -691,10 +691,13 @@ class Checkpoint(NamedTuple):
 
     def saved_shards(self, path: str | os.PathLike[str]) -> tuple[SavedShard, ...]:
         """The shards of this checkpoint, which is in directory ``path``."""
-        partition = Partition(self.num_envs, self.shards)
+        partition, home = (
+            Partition(self.num_envs, self.shards),
+            os.path.abspath(path),
+        )  # shards have directories of work
         starts, rows = partition.starts.tolist(), partition.rows(self.capacity).tolist()
         return tuple(
-            SavedShard(str(commit_path(path, k, self.cut)), starts[k], starts[k + 1] - starts[k], rows[k])
+            SavedShard(str(commit_path(home, k, self.cut)), starts[k], starts[k + 1] - starts[k], rows[k])
             for k in range(self.shards)
         )
 
@@ -907,9 +910,17 @@ class Group:
         self._probes[shard] = self.link.call(shard, "totals", self.largest), time.monotonic()
 
     def _revive(self) -> None:
-        """Note the shards that were down and have answered since."""
+        """Note the shards that were down and have answered since.
+
+        Raises:
+            ReliveError: what a shard raised when it began again. It is raised once.
+        """
         for shard, (probe, since) in list(self._probes.items()):
-            answers, failed = self.link.answers({shard: probe}, 0.0)
+            try:
+                answers, failed = self.link.answers({shard: probe}, 0.0)
+            except BaseException:
+                self._probe(shard)  # another question, since this one would raise the same error for ever
+                raise
             if shard in answers:
                 del self._probes[shard]  # it is up; its allowance comes with the next question
                 self.note(shard, answers[shard])

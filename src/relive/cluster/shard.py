@@ -5,6 +5,7 @@ The file reads from the outside in: the shard, the messages it takes, what it is
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -79,7 +80,7 @@ class Shard:
         """The time since which each writer waits for the limit, by the writer's token, in monotonic seconds."""
         self._waits, self._waited = 0, 0.0
         self._saving: tuple[int | None, SaveHandle | None] = None, None
-        """The checkpoint of the last commit, and its save."""
+        """The last checkpoint that this life has begun, and its save."""
 
     @cached_property
     def _content(self) -> tuple[ReplayBuffer, Ledger, int]:
@@ -156,6 +157,8 @@ class Shard:
     def claim(self, envs: tuple[int, ...], token: str) -> Rank:
         """Give these envs to a new writer, and interrupt their running episodes."""
         rank = self._ledger.claim(envs, token)
+        for waiting in [other for other in self._refused if not self._ledger.has_envs(other)]:
+            self._end_wait(waiting)  # a writer that was replaced waits for nothing any more
         self._version += 1
         self.replay.interrupt(envs)
         return rank
@@ -183,14 +186,23 @@ class Shard:
         return admission.received
 
     def has_room(self, origin: Origin) -> bool:
-        """True if the limit allows the steps of a chunk now. The time until it does counts as ``insert_waited``."""
+        """True if the limit allows the steps of a chunk now. The time until it does counts as ``insert_waited``.
+
+        Raises:
+            LifecycleError: a newer writer has one of the envs, so there will never be room for this one.
+        """
         token = origin.rank.token
+        self._ledger.takes_over(origin)
         if self._most is not None and self._ledger.stored + origin.steps * len(origin.envs) > self._most:
             self._refused.setdefault(token, time.monotonic())
             return False
-        if token in self._refused:
-            self._waits, self._waited = self._waits + 1, self._waited + time.monotonic() - self._refused.pop(token)
+        self._end_wait(token)
         return True
+
+    def _end_wait(self, token: str) -> None:
+        since = self._refused.pop(token, None)
+        if since is not None:
+            self._waits, self._waited = self._waits + 1, self._waited + time.monotonic() - since
 
     def interrupt(self, envs: tuple[int, ...]) -> None:
         """Interrupt the running episodes of these envs: the next steps do not follow the last ones."""
@@ -208,7 +220,9 @@ class Shard:
         """
         self._commits += 1
         number = self._content[2] + self._commits
-        self._saving = cut, self._save(number, cut, background)
+        save = self._save(number, cut, background)
+        if cut is not None:  # a commit of the shard's own leaves the checkpoint that is under way as it is
+            self._saving = cut, save
         return number
 
     def committed(self, cut: int) -> bool:
@@ -340,8 +354,9 @@ class Shard:
             s for s in plan.sources if s.first_env < until and plan.first_env < s.first_env + s.num_envs
         ]
         # the shards are as many as before, so indices of the save keep their meaning
-        if len(plan.sources) == plan.shards and len(sources) == 1 and sources[0][1:] == plan[2:5]:
-            return self._loaded(sources[0].path)
+        mine = SavedShard(sources[0].path, plan.first_env, plan.num_envs, plan.rows) if len(sources) == 1 else None
+        if mine is not None and len(plan.sources) == plan.shards and mine == sources[0]:
+            return self._loaded(mine.path)
         replay = ReplayBuffer(
             capacity=plan.rows, num_envs=plan.num_envs, seed=plan.seed, check_ends=False, **deepcopy(plan.options)
         )
@@ -533,7 +548,7 @@ class Ledger:
         Raises:
             LifecycleError: a newer writer has one of its envs.
         """
-        new = self._takes_over(origin)
+        new = self.takes_over(origin)
         received = self._received.get(origin.rank.token, 0)
         gap = max(origin.sure - received, 0)  # steps that the shard confirmed once, and has forgotten since
         if new:
@@ -582,7 +597,11 @@ class Ledger:
         ledger.stored, ledger.lost, ledger.repeated = state["counts"]
         return ledger
 
-    def _takes_over(self, origin: Origin) -> bool:
+    def has_envs(self, token: str) -> bool:
+        """True if the writer with this token has an env."""
+        return any(owner.token == token for owner in self._owners.values())
+
+    def takes_over(self, origin: Origin) -> bool:
         """True if the writer of this chunk gets its envs only now, because the shard has forgotten its claim.
 
         Raises:
@@ -778,7 +797,7 @@ class LedgerLog:
         """
         line = {"rank": list(origin.rank), "envs": list(origin.envs), "start": origin.start, "steps": origin.steps}
         # one write, so that a kill or a power cut tears at most the last line, and the checksum shows it
-        os.write(self._descriptor, _encoded(line | {"counts": counts, "before": heads}))
+        _write_whole(self._descriptor, _encoded(line | {"counts": counts, "before": heads}))
         self.lines += 1
 
     def sync(self) -> None:
@@ -794,7 +813,7 @@ class LedgerLog:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
         descriptor = os.open(draft, flags, 0o600)
         try:
-            os.write(descriptor, _encoded({"ledger": ledger.state()}))
+            _write_whole(descriptor, _encoded({"ledger": ledger.state()}))
             os.fsync(descriptor)  # before the rename: after it, this file counts
             os.replace(draft, self._path(number))
         except BaseException:
@@ -821,6 +840,18 @@ class LedgerLog:
 def _encoded(line: Any) -> bytes:
     text = json.dumps(line, separators=(",", ":")).encode()
     return b"%08x %s\n" % (crc32(text), text)
+
+
+def _write_whole(descriptor: int, line: bytes) -> None:
+    """Append a line to a file, all of it or nothing.
+
+    Raises:
+        OSError: the disk is full, or fails.
+    """
+    count = os.write(descriptor, line)
+    if count < len(line):  # a part of a line would hide all the lines after it
+        os.ftruncate(descriptor, os.fstat(descriptor).st_size - count)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _lines(path: Path) -> Iterator[Any]:

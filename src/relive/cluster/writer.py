@@ -70,6 +70,7 @@ class Writer:
                 writer, too. The next call sends them, so do not pass them again.
             LifecycleError: a shard has not answered within the timeout, and the steps wait in the writer; or a newer
                 writer has the envs, and nothing is sent.
+            OSError: the disk of a shard is full, or fails. The steps wait in the writer.
         """
         checked = self._packer.checked(steps)
         most, late = self._most or max(checked.steps, 1), None
@@ -149,7 +150,7 @@ class ShardSender:
         if self._claimed is None:
             self.claim()
 
-    def send(self, block: Any, count: int, late: ReliveError | None = None) -> ReliveError | None:
+    def send(self, block: Any, count: int, late: Exception | None = None) -> Exception | None:
         """Send the next chunk once few enough are on their way. If that takes too long, the chunk waits here.
 
         Args:
@@ -163,7 +164,7 @@ class ShardSender:
         try:
             if late is None:
                 self.settle(self._in_flight - 1)
-        except (WaitTimeoutError, LifecycleError) as error:
+        except (WaitTimeoutError, LifecycleError, OSError) as error:
             if self._broken is not None:
                 raise
             late = error
@@ -182,21 +183,15 @@ class ShardSender:
         while len(self._waiting) > most:
             chunk, call = self._waiting[0]
             until = chunk.origin.start + chunk.origin.steps
-            timeout = max(end - time.monotonic(), 0.0)
-            try:
-                answers, _ = ({}, ()) if call is None else self._link.answers({0: call}, timeout)
-            except ReliveError as error:
-                self._broken = error
-                self._waiting.clear()
-                raise
-            if answers and answers[0] >= until:
+            received = None if call is None else self._answer(call, end)
+            if received is not None and received >= until:
                 # before the pop: if Ctrl-C comes between the two, the chunk is sent once more and left out
                 self._claimed = self._known()[0], until
                 self._waiting.popleft()
                 end, pause = time.monotonic() + self._timeout, PAUSE
                 continue
             # not stored: for lack of room, or because this chunk or one before it was lost
-            if not (answers and self._wait_for_room(chunk.origin, end)):
+            if received is None or not self._wait_for_room(chunk.origin, end):
                 pause = self._pause(end, pause)
             self._send_again()
 
@@ -208,10 +203,9 @@ class ShardSender:
         """
         waited = False
         while True:
-            call = self._link.call(self._shard, "has_room", origin)
-            answers, _ = self._link.answers({0: call}, max(end - time.monotonic(), 0.0))
-            if not answers or answers[0]:
-                return waited and bool(answers)
+            has_room = self._answer(self._link.call(self._shard, "has_room", origin), end)
+            if has_room is None or has_room:
+                return waited and bool(has_room)
             waited = True
             if time.monotonic() + PAUSE > end:
                 raise WaitTimeoutError(
@@ -219,6 +213,23 @@ class ShardSender:
                     "does the learner sample? The steps wait here, and extend() or flush() sends them again"
                 )
             time.sleep(PAUSE)
+
+    def _answer(self, call: Any, end: float) -> Any:
+        """The shard's answer to a call; None if there is none in time.
+
+        Raises:
+            ReliveError: the shard refused it, so this writer has failed.
+            OSError: the disk of the shard is full, or fails. The chunks wait here, to be sent again.
+        """
+        try:
+            return self._link.answers({0: call}, max(end - time.monotonic(), 0.0))[0].get(0)
+        except ReliveError as error:
+            self._broken = error
+            self._waiting.clear()
+            raise
+        except OSError:  # a later attempt makes new calls: these would raise the same error for ever
+            self._waiting = deque((chunk, None) for chunk, _ in self._waiting)
+            raise
 
     def _known(self) -> tuple[Rank, int]:
         if self._claimed is None:
