@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,13 @@ from tensordict import TensorDict
 Arrays = dict[str, Any]
 
 
-def walk(
-    episodes: int = 60, seed: int = 0, limit: int = 40, stop: float = 0.03, dims: int = 3, goal: bool = False
-) -> list[Arrays]:
+def walk(episodes: int = 60, seed: int = 0, limit: int = 40, stop: float = 0.03, dims: int = 3) -> list[Arrays]:
     """Episodes of a drifting point that starts near 0: some terminate by themselves, others at a time limit."""
+    return [{name: x.copy() for name, x in episode.items()} for episode in _walk(episodes, seed, limit, stop, dims)]
+
+
+@cache
+def _walk(episodes: int, seed: int, limit: int, stop: float, dims: int) -> list[Arrays]:
     rng, found = np.random.default_rng(seed), []
     for _ in range(episodes):
         obs = [rng.normal(0, 0.1, dims)]

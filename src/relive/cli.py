@@ -91,22 +91,22 @@ def inspect(
 ) -> None:
     """Show what is stored. Exit status: 0, or 2 if PATH cannot be read or has no such steps."""
     try:
-        found = inspected(path)
-        chosen = _chosen(found, episode, steps)
+        inspection = inspected(path)
+        chosen = _chosen(inspection, episode, steps)
         if plot is not None:
-            found.plot(plot)
+            inspection.plot(plot)
         if html is not None:
-            html.write_text(page(found, audited(found.experience)), encoding="utf-8")
+            html.write_text(page(inspection, audited(inspection.experience)), encoding="utf-8")
         if rerun is not None:
-            for name in export(found, rerun, audited(found.experience)):
+            for name in export(inspection, rerun, audited(inspection.experience)):
                 tell(f"relive inspect: field '{name}' has no picture in Rerun and was left out", err=True)
     except (ReliveError, OSError, ValueError, ModuleNotFoundError) as error:
         refuse("inspect", error)
     if as_json:
         rows = {name: plain(column.tolist()) for name, column in chosen.items()}
-        tell_json(json.dumps(found.to_dict() | ({"chosen": rows} if rows else {}), allow_nan=False))
+        tell_json(json.dumps(inspection.to_dict() | ({"chosen": rows} if rows else {}), allow_nan=False))
     else:
-        show_inspection(found, chosen, Console())
+        show_inspection(inspection, chosen, Console())
 
 
 COLORS = {"certain": "bold red", "likely": "red", "possible": "yellow"}
@@ -135,7 +135,7 @@ def tell_json(text: str) -> None:
     typer.echo(text.replace("\x7f", r"\u007f"))
 
 
-def _chosen(found: Inspection, episode: int | None, steps: str | None) -> dict[str, Any]:
+def _chosen(inspection: Inspection, episode: int | None, steps: str | None) -> dict[str, Any]:
     """The steps that the options name; none without them.
 
     Raises:
@@ -144,25 +144,25 @@ def _chosen(found: Inspection, episode: int | None, steps: str | None) -> dict[s
     if episode is not None and steps is not None:
         raise ParameterError("expected --episode or --steps, got both; leave one out")
     if episode is not None:
-        return found.episode(episode)
+        return inspection.episode(episode)
     if steps is None:
         return {}
     first, colon, last = steps.partition(":")
     if not (colon and first.isdecimal() and last.isdecimal()):
         raise ParameterError(f"--steps: expected A:B, such as 100:120, got {steps!r}")
-    return found.steps(int(first), int(last))
+    return inspection.steps(int(first), int(last))
 
 
-def show_inspection(found: Inspection, chosen: dict[str, Any], console: Console) -> None:
+def show_inspection(inspection: Inspection, chosen: dict[str, Any], console: Console) -> None:
     """Print an inspection as tables."""
-    console.print(clean(found.source), style="bold")
+    console.print(clean(inspection.source), style="bold")
     facts = Table.grid(padding=(0, 2))  # a long line goes on below its beginning
-    for name, fact in found.facts().items():
+    for name, fact in inspection.facts().items():
         facts.add_row(f"  {name}", clean(fact))
-    for lack in found.lacks:
+    for lack in inspection.lacks:
         facts.add_row("  not known", clean(lack), style="dim")
     console.print(facts, highlight=False)
-    console.print(_fields(found))
+    console.print(_fields(inspection))
     if chosen:
         rows = Table(*(Column(clean(name), overflow="fold") for name in chosen), box=SIMPLE_HEAD, pad_edge=False)
         for row in zip(*chosen.values(), strict=True):
@@ -170,12 +170,12 @@ def show_inspection(found: Inspection, chosen: dict[str, Any], console: Console)
         console.print(rows)
 
 
-def _fields(found: Inspection) -> Table:
+def _fields(inspection: Inspection) -> Table:
     """The fields as a table. Numbers that are not finite get a column only if there are any."""
-    unclean = any(field.not_finite for field in found.fields)
+    unclean = any(field.not_finite for field in inspection.fields)
     names = ("field", "dtype", "shape", "bytes", "min", "mean", "max", *(["not finite"] if unclean else []))
     table = Table(*(Column(name, overflow="fold") for name in names), box=SIMPLE_HEAD, pad_edge=False)
-    for field in found.fields:
+    for field in inspection.fields:
         numbers = (number(value) for value in (field.min, field.mean, field.max))
         shape = "×".join(map(str, field.shape)) or "-"
         missing = [f"{field.not_finite:,}"] if unclean else []

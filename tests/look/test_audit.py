@@ -29,7 +29,7 @@ def sure(report: Any) -> set[str]:
     return {finding.rule for finding in report.findings if finding.sure != "possible"}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", first_of(1, range(4)))
 @pytest.mark.parametrize("keep", [lambda x: x, planted.without_next_obs])
 def test_nothing_is_found_where_nothing_is_wrong(keep: Callable[[Arrays], Arrays], seed: int) -> None:
     report = relive.audit(keep(planted.stored(planted.walk(seed=seed))))

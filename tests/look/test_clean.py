@@ -113,10 +113,10 @@ class Huge(Odd):
 class Bytes(Odd):
     """Images of bytes."""
 
-    observation_space = gym.spaces.Box(0, 255, (3, 8, 8), np.uint8)
+    observation_space = gym.spaces.Box(0, 255, (3, 4, 4), np.uint8)
 
     def seen(self) -> Any:
-        return self.np_random.integers(0, 256, (3, 8, 8), np.uint8)
+        return self.np_random.integers(0, 256, (3, 4, 4), np.uint8)
 
 
 ENVS: list[Any] = [Odd, Deterministic, Whole, OneStep, Bandit, Sparse, Horizon, Huge, Bytes, "FrozenLake-v1",

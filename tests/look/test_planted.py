@@ -32,9 +32,9 @@ def sure(report: Any) -> set[str]:
 
 
 def spread(names: Iterable[str], every: int) -> list[Any]:
-    """One name in so many in CI, and every third of these quickly; the others in slow tests."""
+    """One name in so many in CI, and every sixth of these quickly; the others in slow tests."""
     return [
-        pytest.param(name, marks=() if i % (3 * every) == 0 else CI if i % every == 0 else pytest.mark.slow)
+        pytest.param(name, marks=() if i % (6 * every) == 0 else CI if i % every == 0 else pytest.mark.slow)
         for i, name in enumerate(names)
     ]
 

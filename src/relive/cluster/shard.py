@@ -354,9 +354,9 @@ class Shard:
             s for s in plan.sources if s.first_env < until and plan.first_env < s.first_env + s.num_envs
         ]
         # the shards are as many as before, so indices of the save keep their meaning
-        mine = SavedShard(sources[0].path, plan.first_env, plan.num_envs, plan.rows) if len(sources) == 1 else None
-        if mine is not None and len(plan.sources) == plan.shards and mine == sources[0]:
-            return self._loaded(mine.path)
+        one = sources[0] if len(sources) == 1 and len(plan.sources) == plan.shards else None
+        if one is not None and (one.first_env, one.num_envs, one.rows) == (plan.first_env, plan.num_envs, plan.rows):
+            return self._loaded(one.path)
         replay = ReplayBuffer(
             capacity=plan.rows, num_envs=plan.num_envs, seed=plan.seed, check_ends=False, **deepcopy(plan.options)
         )

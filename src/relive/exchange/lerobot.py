@@ -101,9 +101,9 @@ class Table(NamedTuple):
     @property
     def last(self) -> Array:
         """True where a frame is its episode's last, bool ``[S]``."""
-        found = np.zeros(self.bounds[-1], np.bool_)
-        found[self.bounds[1:] - 1] = True
-        return found
+        is_last = np.zeros(self.bounds[-1], np.bool_)
+        is_last[self.bounds[1:] - 1] = True
+        return is_last
 
 
 def from_lerobot(path: str | os.PathLike[str]) -> Log:
@@ -153,32 +153,32 @@ def _features(info: Mapping[str, Any], where: Path) -> tuple[dict[str, Feature],
         FileFormatError: an entry is something else than a feature.
         FieldError: no observation is stored as numbers.
     """
-    given: Any = info.get("features")
-    if not isinstance(given, dict):
-        raise FileFormatError(f"'{where}', 'features': expected an object, got {shown(given)}; use another copy")
-    found: dict[str, Feature] = {}
+    described: Any = info.get("features")
+    if not isinstance(described, dict):
+        raise FileFormatError(f"'{where}', 'features': expected an object, got {shown(described)}; use another copy")
+    features: dict[str, Feature] = {}
     lacks: list[str] = []
-    entries = cast("dict[str, Any]", given)
+    entries = cast("dict[str, Any]", described)
     for name, note in entries.items():
         known = cast("dict[str, Any]", note) if isinstance(note, dict) else {}
         dtype, shape = known.get("dtype"), _sizes(known.get("shape"))
         if dtype in NUMBERS and shape is not None:
-            found[name] = _feature(name, dtype, shape, known, where)
+            features[name] = _feature(name, dtype, shape, known, where)
         elif dtype in ("video", "image", "string", "language"):
-            kept = "stays in its files" if dtype == "video" else "was not read"
-            lacks.append(f"'{name}' has the dtype {dtype} and {kept}")
+            fate = "stays in its files" if dtype == "video" else "was not read"
+            lacks.append(f"'{name}' has the dtype {dtype} and {fate}")
         else:
             raise FileFormatError(f"'{where}', feature '{name:.80}': expected a dtype and a shape, got {shown(note)}")
     for name, dtype in DEFAULTS.items():
-        found.setdefault(name, Feature(name, np.dtype(dtype), (1,), (name,), ()))
-    if not any(feature.path[0] == "obs" for feature in found.values()):
+        features.setdefault(name, Feature(name, np.dtype(dtype), (1,), (name,), ()))
+    if not any(feature.path[0] == "obs" for feature in features.values()):
         raise FieldError(f"'{where}' has no observations that are numbers; it has {', '.join(entries) or 'nothing'}")
-    return found, lacks
+    return features, lacks
 
 
-def _sizes(given: Any) -> tuple[int, ...] | None:
+def _sizes(shape: Any) -> tuple[int, ...] | None:
     """A shape of 1 to 5 axes; None if it is something else."""
-    sizes = tuple(cast("list[Any]", given)) if isinstance(given, list) else ()
+    sizes = tuple(cast("list[Any]", shape)) if isinstance(shape, list) else ()
     return sizes if 0 < len(sizes) <= 5 and all(type(n) is int and 0 < n < 2**40 for n in sizes) else None
 
 
@@ -220,9 +220,9 @@ def _frames(folder: Path, info: Mapping[str, Any], features: Mapping[str, Featur
         for file in _files(folder, EPISODES)
     ]
     for name, sizes, stated in (("total_frames", frames, total), ("total_episodes", finals, episodes)):
-        found = sum(size.rows for size in sizes)
-        if found != stated or not stated:
-            raise FileFormatError(f"'{where}': expected {name} of {found}, as the files have, got {stated}")
+        rows = sum(size.rows for size in sizes)
+        if rows != stated or not stated:
+            raise FileFormatError(f"'{where}': expected {name} of {rows}, as the files have, got {stated}")
     require_memory(COPIES * sum(size.nbytes for size in (*frames, *finals)), folder)
     parts = [
         _opened(file, lambda parquet, file=file: _columns(parquet, features, file))
@@ -245,13 +245,13 @@ def _files(folder: Path, kind: str) -> list[Path]:
         NoSaveError: there is no such file.
         FileFormatError: one of them is not a regular file.
     """
-    found = sorted((folder / kind).glob("*/*.parquet"), key=_in_order)
-    if not found:
+    paths = sorted((folder / kind).glob("*/*.parquet"), key=_in_order)
+    if not paths:
         raise NoSaveError(f"'{folder / kind}': expected Parquet files in folders, got none; give a complete copy")
-    for file in found:
+    for file in paths:
         if not file.is_file():
             raise FileFormatError(f"'{file}': expected a regular file, got something else; use another copy")
-    return found
+    return paths
 
 
 def _in_order(file: Path) -> tuple[int, str, int, str]:
@@ -349,8 +349,8 @@ def _ends(table: Table, lacks: list[str]) -> tuple[Array, Array]:
     Raises:
         FileFormatError: the flags contradict each other.
     """
-    given = {name: table.columns[name].reshape(-1) != 0 for name in FLAGS[1:] if name in table.columns}
-    done, terminated, truncated = (given.get(name) for name in FLAGS[1:])
+    flags = {name: table.columns[name].reshape(-1) != 0 for name in FLAGS[1:] if name in table.columns}
+    done, terminated, truncated = (flags.get(name) for name in FLAGS[1:])
     if done is None and terminated is None:
         lacks.append("it does not say how episodes ended; each counts as cut off after its last frame")
     elif terminated is None and truncated is None:
@@ -405,8 +405,8 @@ def _rows(parquet: Any, observed: Mapping[str, Feature]) -> dict[str, Any]:
     """The columns of a table of episodes: two of whole numbers, and final observations as they lie there."""
     wanted = _wanted(parquet, observed)
     table = parquet.read(columns=list(wanted))
-    found: dict[str, Any] = {name: table[name] for name in wanted if not table[name].null_count}
-    return found | {name: dense(table[name], wanted[name], EPISODES).reshape(-1) for name in NUMBERS_OF_EPISODES}
+    columns: dict[str, Any] = {name: table[name] for name in wanted if not table[name].null_count}
+    return columns | {name: dense(table[name], wanted[name], EPISODES).reshape(-1) for name in NUMBERS_OF_EPISODES}
 
 
 def _tree(leaves: Mapping[tuple[str | int, ...], Array]) -> Any:
@@ -422,12 +422,12 @@ def _tree(leaves: Mapping[tuple[str | int, ...], Array]) -> Any:
     groups: dict[str | int, dict[tuple[str | int, ...], Array]] = {}
     for path, leaf in leaves.items():
         groups.setdefault(path[0], {})[path[1:]] = leaf
-    found = {key: _tree(inner) for key, inner in groups.items()}
-    if any(type(key) is int for key in found):
-        if set(found) != set(range(len(found))):
-            raise FileFormatError(f"features with the places {shown(list(found))} in a tuple; expected 0, 1, ...")
-        return tuple(found[at] for at in range(len(found)))
-    return {str(key): part for key, part in found.items()}
+    members = {key: _tree(inner) for key, inner in groups.items()}
+    if any(type(key) is int for key in members):
+        if set(members) != set(range(len(members))):
+            raise FileFormatError(f"features with the places {shown(list(members))} in a tuple; expected 0, 1, ...")
+        return tuple(members[at] for at in range(len(members)))
+    return {str(key): part for key, part in members.items()}
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

@@ -107,10 +107,10 @@ def _next_obs(steps: Experience) -> Leaves | None:
         return steps.next_obs
     row, last = np.arange(len(steps)), ~steps.follows
     following = row + (steps.follows & ~steps.ended)
-    found = {path: leaf[following] for path, leaf in steps.obs.items()}
-    for path, leaf in found.items():
+    after = {path: leaf[following] for path, leaf in steps.obs.items()}
+    for path, leaf in after.items():
         leaf[last] = steps.last_obs[path][steps.env[last]]
-    return found
+    return after
 
 
 def _truncated(steps: Experience, after: Leaves | None) -> Array:
@@ -236,12 +236,12 @@ def directory(path: str | os.PathLike[str], what: str) -> FilePath:
         NoSaveError: nothing is there.
         FileFormatError: a file is there.
     """
-    found = usable(path)
-    if not found.exists():
-        raise NoSaveError(f"'{found}': expected {what}, got nothing; give the path of one")
-    if not found.is_dir():
-        raise FileFormatError(f"'{found}': expected {what}, got a file; give the path of the directory")
-    return found
+    folder = usable(path)
+    if not folder.exists():
+        raise NoSaveError(f"'{folder}': expected {what}, got nothing; give the path of one")
+    if not folder.is_dir():
+        raise FileFormatError(f"'{folder}': expected {what}, got a file; give the path of the directory")
+    return folder
 
 
 def json_object(path: FilePath, what: str) -> dict[str, Any]:
@@ -261,12 +261,12 @@ def json_object(path: FilePath, what: str) -> dict[str, Any]:
     if over:
         raise FileFormatError(f"'{path}': expected {what} of {over[0]}, got {over[1]}; use another copy")
     try:
-        found: Any = json.loads(raw)
+        content: Any = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"'{path}': expected {what}, got no JSON ({error}); use another copy") from error
-    if not isinstance(found, dict):
-        raise FileFormatError(f"'{path}': expected {what}, a JSON object, got a {type(found).__name__}")
-    return cast("dict[str, Any]", found)
+    if not isinstance(content, dict):
+        raise FileFormatError(f"'{path}': expected {what}, a JSON object, got a {type(content).__name__}")
+    return cast("dict[str, Any]", content)
 
 
 def count(content: Mapping[str, Any], name: str, path: FilePath, *, most: int = 2**48) -> int:

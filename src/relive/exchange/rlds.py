@@ -87,10 +87,10 @@ def _prepared(path: str) -> Iterator[Any]:
         yield from _items(split)
 
 
-def _items(given: Any) -> Iterator[Any]:
+def _items(source: Any) -> Iterator[Any]:
     """The members of an iterable, as NumPy arrays if it can serve them so."""
-    serve = getattr(given, "as_numpy_iterator", None)
-    return iter(given if serve is None else serve())
+    serve = getattr(source, "as_numpy_iterator", None)
+    return iter(source if serve is None else serve())
 
 
 def _episode(number: int, episode: Any, known: Known) -> EpisodeArrays:
@@ -108,18 +108,18 @@ def _episode(number: int, episode: Any, known: Known) -> EpisodeArrays:
     if missing:
         raise FieldError(f"{where} lacks {', '.join(missing)}; its steps have {', '.join(steps) or 'nothing'}")
     size = np.asarray(steps["is_last"]).size
-    kept = {name: _numbers(value, name, size, where, known) for name, value in steps.items() if name != "discount"}
-    if any(kept[name] is None for name in ("observation", "action", "reward")):
+    columns = {name: _numbers(value, name, size, where, known) for name, value in steps.items() if name != "discount"}
+    if any(columns[name] is None for name in ("observation", "action", "reward")):
         raise FieldError(f"{where}: expected numbers in observation, action and reward, got none")
-    last, terminal = _ends(kept, size, where)
+    last, terminal = _ends(columns, size, where)
     if not last[-1:].all():
         known.cut.append(number)
     terminated, truncated = (np.zeros(max(size - 1, 0), np.bool_) for _ in range(2))
     if size > 1:
         terminated[-1], truncated[-1] = terminal[-1], not terminal[-1]
-    others = {name: _but_last(value) for name, value in kept.items() if name not in OWN and value is not None}
-    action, reward = _but_last(kept["action"]), _but_last(kept["reward"])
-    return EpisodeArrays(kept["observation"], action, reward, terminated, truncated, others)
+    others = {name: _but_last(value) for name, value in columns.items() if name not in OWN and value is not None}
+    action, reward = _but_last(columns["action"]), _but_last(columns["reward"])
+    return EpisodeArrays(columns["observation"], action, reward, terminated, truncated, others)
 
 
 def _ends(steps: Mapping[str, Any], size: int, where: str) -> tuple[Array, Array]:

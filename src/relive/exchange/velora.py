@@ -44,8 +44,8 @@ def from_velora(path: str | os.PathLike[str], prefix: str = "buffer_") -> Log:
     state = velora.read_files(folder / f"{prefix}{STATE}", metadata, COLUMNS)
     if not metadata["size"]:
         raise FileFormatError(f"'{beside}': the buffer holds no step; collect some before you save it")
-    found = velora_replay(SimpleNamespace(**metadata, **state))
-    found.source = f"'{folder}', velora ReplayBuffer"
+    steps = velora_replay(SimpleNamespace(**metadata, **state))
+    steps.source = f"'{folder}', velora ReplayBuffer"
     if metadata["hidden_dim"]:
-        found.lacks += ("its hidden states were not read",)
-    return log_of(found)
+        steps.lacks += ("its hidden states were not read",)
+    return log_of(steps)

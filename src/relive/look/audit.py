@@ -211,14 +211,14 @@ def batch_verdicts(
         return [Lack("no 'index' of the batch is that of a stored row")] * len(OF_BATCH)
     window = _windows(steps, np.maximum(rows, 0), n)
     relabelled = _relabelled(steps, batch, rows) & known
-    kept, count = known & ~relabelled, int(relabelled.sum())
+    as_stored, count = known & ~relabelled, int(relabelled.sum())
     if reward_fn is not None and count:
         # where rewards of new goals are known, those of the other rows are too
         sums: Verdict = Lack("reward_fn was given, so relabelled rows of the batch were looked at, and no others")
-    elif not kept.any():
+    elif not as_stored.any():
         sums = Lack("all rows of the batch have another goal than was stored")
     else:
-        sums = Looked(int(kept.sum()), _sums(steps, batch, window, kept, gamma))
+        sums = Looked(int(as_stored.sum()), _sums(steps, batch, window, as_stored, gamma))
     verdicts = [sums]
     if not count:
         verdicts.append(Lack("no row of the batch has another goal than was stored", absent=True))
@@ -289,10 +289,10 @@ def _sums(
     powers = np.power(gamma, np.arange(within.shape[1], dtype=np.float64))
     worth = np.where(inside, powers, 0.0)
     right: Array = (steps.reward[within].astype(np.float64) * worth).sum(1)
-    given = as_host(batch["reward"]).reshape(-1).astype(np.float64)
+    drawn = as_host(batch["reward"]).reshape(-1).astype(np.float64)
     # the newest stored step may be followed by a step that the batch has and the audit does not have
     known, rows = rows, rows & (steps.ended[last] | (inside.sum(1) == within.shape[1]))
-    off = rows & ~np.isclose(given, right, rtol=1e-4, atol=1e-5)
+    off = rows & ~np.isclose(drawn, right, rtol=1e-4, atol=1e-5)
     if off.any():
         over = off & steps.ended[within[:, :-1]].any(1) if within.shape[1] > 1 else np.zeros_like(off)
         rule = "n-step-over-an-end" if over.sum() > off.sum() / 2 else "n-step-sum"
@@ -376,9 +376,9 @@ def _computed(
     """Rewards or terminals of relabelled rows, of one step each, that are not those of their new goal."""
     reached = leaves_of(batch["next_obs"])[ACHIEVED][relabelled]
     goals, at = leaves_of(batch["obs"])[DESIRED][relabelled], np.flatnonzero(relabelled)
-    given = as_host(batch[name]).reshape(-1)[relabelled].astype(np.float64)
+    drawn = as_host(batch[name]).reshape(-1)[relabelled].astype(np.float64)
     wrong = ~np.isclose(
-        given, answers_of(f"{name}_fn", function, np.arange(len(at)), {(): reached}, {(): goals}, arrays=True)
+        drawn, answers_of(f"{name}_fn", function, np.arange(len(at)), {(): reached}, {(): goals}, arrays=True)
     )
     if wrong.any():
         yield found(rule, "certain", f"'{name}' of relabelled rows is not that of their new goal",

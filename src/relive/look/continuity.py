@@ -144,19 +144,19 @@ def _scale(steps: Experience, rows: Ints) -> float | None:
     rows = rows[:: max(len(rows) // 5000, 1)]
     if len(rows) < 50 or not steps.numbers.shape[1] or steps.numbers.dtype.kind != "f":
         return None
-    given, true, before = (np.asarray(x, np.float64) for x in (
+    after, following, before = (np.asarray(x, np.float64) for x in (
         steps.next_numbers[rows], steps.numbers[rows + 1], steps.numbers[rows]))  # fmt: skip
-    varies = (true.std(0) > 0) & (given.std(0) > 0)
-    if not varies.any() or not (np.isfinite(given).all() and np.isfinite(true).all()):
+    varies = (following.std(0) > 0) & (after.std(0) > 0)
+    if not varies.any() or not (np.isfinite(after).all() and np.isfinite(following).all()):
         return None
-    given, true, before = given[:, varies], true[:, varies], before[:, varies]
-    centred = given - given.mean(0)
-    slope = (centred * (true - true.mean(0))).sum(0) / (centred**2).sum(0)
-    offset = true.mean(0) - slope * given.mean(0)
-    left = ((true - offset - slope * given) ** 2).mean(0)
-    if (left > 0.05 * ((true - before) ** 2).mean(0)).any():
+    after, following, before = after[:, varies], following[:, varies], before[:, varies]
+    centred = after - after.mean(0)
+    slope = (centred * (following - following.mean(0))).sum(0) / (centred**2).sum(0)
+    offset = following.mean(0) - slope * after.mean(0)
+    left = ((following - offset - slope * after) ** 2).mean(0)
+    if (left > 0.05 * ((following - before) ** 2).mean(0)).any():
         return None
-    return float(np.maximum(np.abs(slope - 1), np.abs(offset) / true.std(0)).max())
+    return float(np.maximum(np.abs(slope - 1), np.abs(offset) / following.std(0)).max())
 
 
 def _lead_elsewhere(steps: Experience) -> Bools:
@@ -390,8 +390,8 @@ def _at_a_limit(
 def _stands_out(lengths: np.ndarray, limit: int, count: int) -> bool:
     """True if far more episodes end at the limit than just before it, among episodes of many lengths."""
     shorter = lengths[lengths < limit]
-    near = int((shorter >= limit - NEAR).sum())
-    return limit > NEAR and len(np.unique(shorter)) >= VARIED and count > 10 * near / NEAR + 2
+    just_shorter = int((shorter >= limit - NEAR).sum())
+    return limit > NEAR and len(np.unique(shorter)) >= VARIED and count > 10 * just_shorter / NEAR + 2
 
 
 def _always_the_same(steps: Experience, rows: Bools) -> bool:
@@ -463,9 +463,9 @@ def _stack_of(steps: Experience, leaf: Array) -> tuple[int, int, bool] | None:
 def _parts(axis: int, size: int, newest_last: bool) -> tuple[Any, Any]:
     """Functions of stacks ``[K, ...]``: all frames but the newest, and all frames but the oldest."""
 
-    def part(taken: slice) -> Any:
+    def part(frames: slice) -> Any:
         def of(stacked: Array) -> Array:
-            return np.ascontiguousarray(stacked[(slice(None),) * axis + (taken,)])
+            return np.ascontiguousarray(stacked[(slice(None),) * axis + (frames,)])
 
         return of
 

@@ -123,15 +123,15 @@ class Experience:
         """
         if self.next_obs is None:
             return self.follows.copy()
-        found = self.follows.copy()
+        chained = self.follows.copy()
         for path, leaf in self.played.items():
-            found[:-1] &= same_rows(self.next_obs[path][:-1], leaf[1:])
-        rest = np.flatnonzero(self.follows & ~found)
+            chained[:-1] &= same_rows(self.next_obs[path][:-1], leaf[1:])
+        rest = np.flatnonzero(self.follows & ~chained)
         close = np.ones(len(rest), np.bool_)
         for path, leaf in self.played.items():
             close &= _same_but_rounded(self.next_obs[path][rest], leaf[np.minimum(rest + 1, len(self) - 1)], leaf[rest])
-        found[rest[close]] = True
-        return found
+        chained[rest[close]] = True
+        return chained
 
     @cached_property
     def played(self) -> Leaves:
@@ -165,10 +165,10 @@ class Experience:
 
     def reaches(self, n: int) -> Bools:
         """True where row i leads to the observation of row i + n, in the same env, bool ``[S - n]``."""
-        found = self.env[:-n] == self.env[n:]
+        reached = self.env[:-n] == self.env[n:]
         for path, leaf in self.played.items():
-            found &= same_rows((self.next_obs or {})[path][:-n], leaf[n:])
-        return found
+            reached &= same_rows((self.next_obs or {})[path][:-n], leaf[n:])
+        return reached
 
     @cached_property
     def disorder(self) -> str | None:
@@ -188,10 +188,10 @@ class Experience:
         """True where a step left the observation as it was, bool ``[S]``; always False if that is not known."""
         if self.next_obs is None:
             return np.zeros(len(self), np.bool_)
-        found = np.ones(len(self), np.bool_)
+        still = np.ones(len(self), np.bool_)
         for path, leaf in self.obs.items():
-            found &= same_rows(self.next_obs[path], leaf)
-        return found
+            still &= same_rows(self.next_obs[path], leaf)
+        return still
 
     @cached_property
     def numbers(self) -> Array:
@@ -225,9 +225,9 @@ class Experience:
     @cached_property
     def starts(self) -> Bools:
         """True where a row is known to be its episode's first, bool ``[S]``."""
-        found = np.zeros(len(self), np.bool_)
-        found[1:] = self.ended[:-1] & self.follows[:-1]
-        return found
+        first = np.zeros(len(self), np.bool_)
+        first[1:] = self.ended[:-1] & self.follows[:-1]
+        return first
 
 
 LONGEST = 20
@@ -255,13 +255,13 @@ HALF = 2.0**-10
 """The rounding of float16, as a share of a number."""
 
 
-def _same_but_rounded(given: Array, expected: Array, before: Array) -> Bools:
+def _same_but_rounded(stored: Array, expected: Array, before: Array) -> Bools:
     """True where rows are equal, or differ by far less than a step from ``before`` to ``expected``, bool ``[K]``."""
-    if given.shape != expected.shape or not given.size:
-        return np.full(len(given), given.shape == expected.shape)
-    if given.dtype.kind != "f" or expected.dtype.kind != "f":
-        return (given == expected).reshape(len(given), -1).all(1)
-    one, other, old = (np.asarray(x, np.float64).reshape(len(x), -1) for x in (given, expected, before))
+    if stored.shape != expected.shape or not stored.size:
+        return np.full(len(stored), stored.shape == expected.shape)
+    if stored.dtype.kind != "f" or expected.dtype.kind != "f":
+        return (stored == expected).reshape(len(stored), -1).all(1)
+    one, other, old = (np.asarray(x, np.float64).reshape(len(x), -1) for x in (stored, expected, before))
     with np.errstate(invalid="ignore", over="ignore"):
         usual = np.abs(other - old).mean(0)
         usual = np.where(np.isfinite(usual), usual, 0.0)
@@ -407,14 +407,14 @@ def _assembled(fields: dict[str, Leaves], source: str, steps: int, envs: int) ->
         part = fields.get(name)
         if part is None:
             return None
-        given = next(iter(part.values()), np.zeros(0)).reshape(-1)
-        if given.shape != odd.shape:
-            raise ShapeError(f"the source's field '{name}': expected one flag for each step, got {given.shape}")
-        if given.dtype.kind not in "biuf":
-            raise DTypeError(f"the source's field '{name}': expected flags, bools or 0 and 1, got {given.dtype}")
-        if given.dtype != np.bool_:
-            odd[(given != 0) & (given != 1)] = True
-        return given.astype(np.bool_)
+        flags = next(iter(part.values()), np.zeros(0)).reshape(-1)
+        if flags.shape != odd.shape:
+            raise ShapeError(f"the source's field '{name}': expected one flag for each step, got {flags.shape}")
+        if flags.dtype.kind not in "biuf":
+            raise DTypeError(f"the source's field '{name}': expected flags, bools or 0 and 1, got {flags.dtype}")
+        if flags.dtype != np.bool_:
+            odd[(flags != 0) & (flags != 1)] = True
+        return flags.astype(np.bool_)
 
     terminated, truncated, done = flag("terminated"), flag("truncated"), flag("done")
     if terminated is None:
@@ -595,8 +595,8 @@ def _arrays_of(archive: zipfile.ZipFile, path: FilePath) -> dict[str, Array]:
         raise ValueError(f"{len(members)} arrays")
     size = sum(member.file_size for member in members)
     require_free(size, torch.device("cpu"), f"reading '{path}'", "read it on a larger machine, or a part of it")
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for member in members:
         with archive.open(member) as stream:
-            found[member.filename.removesuffix(".npy")] = np.lib.format.read_array(stream, allow_pickle=False)
-    return found
+            arrays[member.filename.removesuffix(".npy")] = np.lib.format.read_array(stream, allow_pickle=False)
+    return arrays

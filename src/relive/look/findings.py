@@ -208,5 +208,5 @@ def surest_first(findings: list[Finding]) -> tuple[Finding, ...]:
     for finding in findings:
         key, sure = (finding.rule, finding.field), order.index(finding.sure)
         surest[key] = min(surest.get(key, sure), sure)
-    kept = [finding for finding in findings if order.index(finding.sure) == surest[finding.rule, finding.field]]
-    return tuple(sorted(kept, key=lambda finding: (order.index(finding.sure), -finding.rows)))
+    of_surest = [finding for finding in findings if order.index(finding.sure) == surest[finding.rule, finding.field]]
+    return tuple(sorted(of_surest, key=lambda finding: (order.index(finding.sure), -finding.rows)))

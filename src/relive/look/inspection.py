@@ -223,17 +223,17 @@ class Inspection:
         columns = self.episodes
         ended = int((columns["terminated"] | columns["truncated"]).sum())
         counts = f"{len(columns['start']):,}, {ended:,} ended, {int(columns['complete'].sum()):,} stored as a whole"
-        found = {
+        facts = {
             "steps": f"{self.num_steps:,} of {envs(self.num_envs)}, {readable(self.nbytes)}",
             "episodes": counts if self.experience.ordered else "none: the transitions have no order",
         }
         if self.truncated_share is not None:
-            found["truncated"] = f"{self.truncated_share:.1%} of the episodes that ended"
+            facts["truncated"] = f"{self.truncated_share:.1%} of the episodes that ended"
         named = {"returns": self.returns, "lengths": self.lengths, "ages": self.ages, "priorities": self.priorities}
-        found |= {name: in_words(numbers) for name, numbers in named.items() if numbers is not None}
+        facts |= {name: in_words(numbers) for name, numbers in named.items() if numbers is not None}
         if self.draws is not None:
-            found["draws"] = f"{in_words(self.draws)}; {self.never_sampled:.1%} were never drawn"
-        return found
+            facts["draws"] = f"{in_words(self.draws)}; {self.never_sampled:.1%} were never drawn"
+        return facts
 
     def __str__(self) -> str:
         lines = [self.source, *(f"  {name:<10}  {fact}" for name, fact in self.facts().items())]
@@ -256,10 +256,10 @@ class Inspection:
 
 def leaves_of_steps(steps: Experience) -> dict[Path, Array]:
     """All leaves of the steps ``[S, ...]`` that the source stores once per step."""
-    found: dict[Path, Array] = {("obs", *path): leaf for path, leaf in steps.obs.items()}
-    found |= {("action", *path): leaf for path, leaf in steps.action.items()}
-    found |= {("reward",): steps.reward, ("terminated",): steps.terminated}
-    return found | ({} if steps.truncated is None else {("truncated",): steps.truncated}) | steps.others
+    leaves: dict[Path, Array] = {("obs", *path): leaf for path, leaf in steps.obs.items()}
+    leaves |= {("action", *path): leaf for path, leaf in steps.action.items()}
+    leaves |= {("reward",): steps.reward, ("terminated",): steps.terminated}
+    return leaves | ({} if steps.truncated is None else {("truncated",): steps.truncated}) | steps.others
 
 
 def facts_of(path: Path, leaf: Array) -> FieldFacts:
@@ -287,21 +287,21 @@ ROWS = 1000
 """The most episodes that a page lists."""
 
 
-def page(found: Any, report: Report) -> str:
+def page(inspection: Any, report: Report) -> str:
     """An inspection and an audit of the same source as a whole page, with the picture if matplotlib is installed."""
-    columns = ([_cell(value) for value in column[:ROWS].tolist()] for column in found.episodes.values())
+    columns = ([_cell(value) for value in column[:ROWS].tolist()] for column in inspection.episodes.values())
     rows = list(zip(*columns, strict=True))
-    return _rendered(found, whole=True, report=report, rows=rows, count=len(found.episodes["start"]))
+    return _rendered(inspection, whole=True, report=report, rows=rows, count=len(inspection.episodes["start"]))
 
 
-def part(found: Any) -> str:
+def part(inspection: Any) -> str:
     """An inspection for a notebook."""
-    return _rendered(found, whole=False)
+    return _rendered(inspection, whole=False)
 
 
-def _rendered(found: Any, **values: Any) -> str:
+def _rendered(inspection: Any, **values: Any) -> str:
     return _template().render(
-        found=found, picture=_picture(found), readable=readable, number=number, policy=policy, **values
+        inspection=inspection, picture=_picture(inspection), readable=readable, number=number, policy=policy, **values
     )
 
 
@@ -338,10 +338,10 @@ def _shown(value: Any) -> Any:
     return printable(value) if type(value) is str else value
 
 
-def _picture(found: Any) -> str:
+def _picture(inspection: Any) -> str:
     """The picture as SVG; empty without matplotlib."""
     try:
-        figure = figure_of(found)
+        figure = figure_of(inspection)
     except ModuleNotFoundError:
         return ""
     memory = io.StringIO()
@@ -355,7 +355,7 @@ def _picture(found: Any) -> str:
 DARK, BLUE, RED, GREY = "#1f4e79", "#5b9bd5", "#c0504d", "#7f7f7f"
 
 
-def figure_of(found: Any) -> Any:
+def figure_of(inspection: Any) -> Any:
     """Returns, lengths, rewards, and ages, priorities or draws of an inspection as a Matplotlib figure.
 
     Raises:
@@ -365,13 +365,13 @@ def figure_of(found: Any) -> Any:
         from matplotlib.figure import Figure  # takes a second to import
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("plot needs matplotlib: pip install 'relive[plot]'", name=error.name) from error
-    panels = [_returns, _lengths, _rewards, *_of_sampling(found.experience)]
+    panels = [_returns, _lengths, _rewards, *_of_sampling(inspection.experience)]
     columns = len(panels) // 2
     figure: Any = Figure(figsize=(4 * columns, 5.4), dpi=200, layout="constrained")
     for axes, draw in zip(figure.subplots(2, columns).flat, panels, strict=True):
-        draw(axes, found)
+        draw(axes, inspection)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"{found.num_steps:,} steps", x=0.01, ha="left", fontsize=11)
+    figure.suptitle(f"{inspection.num_steps:,} steps", x=0.01, ha="left", fontsize=11)
     return figure
 
 
@@ -383,16 +383,16 @@ def _of_sampling(steps: Any) -> list[Any]:
     return [_priorities if weighed else _ages if steps.age is not None else _spread]
 
 
-def _returns(axes: Any, found: Any) -> None:
+def _returns(axes: Any, inspection: Any) -> None:
     """The return of each whole episode, in the order of storage."""
-    numbers = found.episodes["return"][found.episodes["complete"]]
+    numbers = inspection.episodes["return"][inspection.episodes["complete"]]
     axes.scatter(np.arange(len(numbers)), numbers, s=8, color=DARK, alpha=0.5, linewidths=0)
     axes.set(xlabel="whole episode, env by env", ylabel="return")
 
 
-def _lengths(axes: Any, found: Any) -> None:
+def _lengths(axes: Any, inspection: Any) -> None:
     """The lengths of whole episodes, in one colour for each kind of end."""
-    table = found.episodes
+    table = inspection.episodes
     terminated, whole = table["terminated"], table["complete"]
     kinds = {"terminated": whole & terminated, "truncated": whole & ~terminated}
     groups = {name: table["length"][kept] for name, kept in kinds.items() if kept.any()}
@@ -402,43 +402,45 @@ def _lengths(axes: Any, found: Any) -> None:
     axes.set(xlabel="length of a whole episode, steps", ylabel="episodes")
 
 
-def _rewards(axes: Any, found: Any) -> None:
-    _histogram(axes, found.experience.reward, "reward of a step", "steps")
+def _rewards(axes: Any, inspection: Any) -> None:
+    _histogram(axes, inspection.experience.reward, "reward of a step", "steps")
 
 
-def _ages(axes: Any, found: Any) -> None:
-    _histogram(axes, found.experience.age, "age: transitions completed later", "steps")
+def _ages(axes: Any, inspection: Any) -> None:
+    _histogram(axes, inspection.experience.age, "age: transitions completed later", "steps")
 
 
-def _spread(axes: Any, found: Any) -> None:
+def _spread(axes: Any, inspection: Any) -> None:
     """If nothing is known about sampling: the returns once more, as a distribution."""
-    _histogram(axes, found.episodes["return"][found.episodes["complete"]], "return of a whole episode", "episodes")
+    _histogram(
+        axes, inspection.episodes["return"][inspection.episodes["complete"]], "return of a whole episode", "episodes"
+    )
 
 
-def _draws(axes: Any, found: Any) -> None:
+def _draws(axes: Any, inspection: Any) -> None:
     """How many steps were drawn 0, 1, 2, ... times, in bins of whole numbers."""
-    draws = found.experience.draws[found.experience.draws >= 0]
+    draws = inspection.experience.draws[inspection.experience.draws >= 0]
     width = int(draws.max(initial=0)) // 40 + 1
     axes.hist(draws, bins=np.arange(0, draws.max(initial=0) + width + 1, width) - 0.5, color=BLUE)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel="times drawn", ylabel="steps")
 
 
-def _draws_by_age(axes: Any, found: Any) -> None:
+def _draws_by_age(axes: Any, inspection: Any) -> None:
     """How often steps of an age were drawn: the mean of each of up to 40 groups of equally many steps."""
-    known = np.flatnonzero(found.experience.draws >= 0)
-    rows = known[np.argsort(found.experience.age[known], kind="stable")]
+    known = np.flatnonzero(inspection.experience.draws >= 0)
+    rows = known[np.argsort(inspection.experience.age[known], kind="stable")]
     groups = np.array_split(rows, min(40, max(len(rows), 1)))
     ages, draws = ([values[group].mean() if len(group) else np.nan for group in groups]
-                   for values in (found.experience.age, found.experience.draws))  # fmt: skip
+                   for values in (inspection.experience.age, inspection.experience.draws))  # fmt: skip
     axes.plot(ages, draws, color=DARK, marker="o", markersize=3)
     axes.set(xlabel="age: transitions completed later", ylabel="times drawn, mean")
     axes.set_ylim(bottom=0)
 
 
-def _priorities(axes: Any, found: Any) -> None:
+def _priorities(axes: Any, inspection: Any) -> None:
     """The probability of each transition, the largest first: a flat line is uniform sampling."""
-    numbers = found.experience.priorities
+    numbers = inspection.experience.priorities
     share = np.sort(numbers)[::-1] / max(numbers.sum(), 1e-300)
     axes.loglog(np.arange(1, len(share) + 1), np.maximum(share, 1e-300), color=DARK, label="prioritized")
     axes.axhline(1 / len(share), color=GREY, linestyle=":", label="uniform")
@@ -464,7 +466,7 @@ LEVELS = {"certain": "ERROR", "likely": "WARN", "possible": "INFO"}
 """How sure a finding is -> the level of its line in the log."""
 
 
-def export(found: Inspection, path: str | os.PathLike[str], report: Report | None = None) -> tuple[str, ...]:
+def export(inspection: Inspection, path: str | os.PathLike[str], report: Report | None = None) -> tuple[str, ...]:
     """Write every step to a Rerun recording: ``rerun FILE`` opens it.
 
     Each env has its own entities: ``env_0/obs``, ``env_0/action``, ``env_0/reward`` and so on. Fields of up to 64
@@ -491,20 +493,20 @@ def export(found: Inspection, path: str | os.PathLike[str], report: Report | Non
         rerun: Any = import_module("rerun")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("rerun needs rerun-sdk: pip install 'relive[rerun]'", name=error.name) from error
-    recording = rerun.RecordingStream("relive", recording_id=found.source)
+    recording = rerun.RecordingStream("relive", recording_id=inspection.source)
     try:
         recording.save(path)
     except RuntimeError as error:
         raise OSError(f"rerun: cannot write '{os.fspath(path)}' ({error})") from error
-    times, leaves, left_out = timelines(found), leaves_of_steps(found.experience), list[str]()
+    times, leaves, left_out = timelines(inspection), leaves_of_steps(inspection.experience), list[str]()
     with progress_bar(len(leaves), None, "recording", "fields") as tick:
         for leaf_path, leaf in leaves.items():
             place = "/".join(rerun.escape_entity_path_part(printable(part)) for part in leaf_path)
-            if not _send(rerun, recording, place, leaf, found.experience.env, times):
+            if not _send(rerun, recording, place, leaf, inspection.experience.env, times):
                 left_out.append("/".join(leaf_path))
             tick()
     for finding in report.findings if report is not None else ():
-        _log_finding(rerun, recording, finding, _at(rerun, times, _rows_of(found, finding.examples)))
+        _log_finding(rerun, recording, finding, _at(rerun, times, _rows_of(inspection, finding.examples)))
     recording.disconnect()
     return tuple(left_out)
 
@@ -527,9 +529,9 @@ def _send(rerun: Any, recording: Any, place: str, leaf: Array, env: Array, times
     return True
 
 
-def timelines(found: Inspection) -> dict[str, Array]:
+def timelines(inspection: Inspection) -> dict[str, Array]:
     """Timeline -> the time of each step, int64 ``[S]``."""
-    steps, table, count = found.experience, found.episodes, np.arange(found.num_steps)
+    steps, table, count = inspection.experience, inspection.episodes, np.arange(inspection.num_steps)
     times = {"write_order": count if steps.age is None else steps.age.max(initial=0) - steps.age}
     if len(table["start"]):
         episode = np.repeat(np.arange(len(table["start"])), table["length"])
@@ -542,9 +544,9 @@ def _at(rerun: Any, times: dict[str, Array], rows: Array) -> list[Any]:
     return [rerun.TimeColumn(name, sequence=column[rows]) for name, column in times.items()]
 
 
-def _rows_of(found: Inspection, places: tuple[int, ...]) -> Array:
+def _rows_of(inspection: Inspection, places: tuple[int, ...]) -> Array:
     """The positions of rows that a report names as the source does."""
-    place = found.experience.place
+    place = inspection.experience.place
     return np.array(places, np.int64) if place is None else np.flatnonzero(np.isin(place, places))
 
 

@@ -144,8 +144,8 @@ class Monitor:
         require("scalars", TEXT_RULE, prefix=prefix)
         with self.replay.lock:
             figures = self.replay.stats()
-            found = figures | self._recent(figures) | self._stored(figures)
-        return {prefix + name: float(value) for name, value in found.items()}
+            values = figures | self._recent(figures) | self._stored(figures)
+        return {prefix + name: float(value) for name, value in values.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """The counts, for the ``extra`` of a save: ``replay.save(path, extra={"monitor": monitor.state_dict()})``.
@@ -204,36 +204,36 @@ class Monitor:
         """Figures about the time since the last call."""
         sampled, completed = figures["sampled"] - self._since[0], figures["completed"] - self._since[1]
         self._since = figures["sampled"], figures["completed"]
-        found: dict[str, float] = {"batches_looked_at": len(self._staleness)}
+        recent: dict[str, float] = {"batches_looked_at": len(self._staleness)}
         if completed > 0:
-            found["replay_ratio_recent"] = sampled / completed
-        staleness, weights = (np.concatenate([*kept, np.empty(0)]) for kept in (self._staleness, self._weights))
+            recent["replay_ratio_recent"] = sampled / completed
+        staleness, weights = (np.concatenate([*pieces, np.empty(0)]) for pieces in (self._staleness, self._weights))
         self._staleness.clear()
         self._weights.clear()
         if len(staleness):
             low, high = np.quantile(staleness, (0.5, 0.9))
-            found |= {"staleness_mean": staleness.mean(), "staleness_p50": low, "staleness_p90": high,
+            recent |= {"staleness_mean": staleness.mean(), "staleness_p50": low, "staleness_p90": high,
                       "staleness_max": staleness.max()}  # fmt: skip
         if len(weights):
-            found |= {name: measure(weights) for name, measure in OF_WEIGHTS.items()}
-        return found
+            recent |= {name: measure(weights) for name, measure in OF_WEIGHTS.items()}
+        return recent
 
     def _stored(self, figures: dict[str, float]) -> dict[str, float]:
         """Figures about all stored transitions."""
-        ring, count, found = self._ring, figures["size"], dict[str, float]()
+        ring, count, stored = self._ring, figures["size"], dict[str, float]()
         if not count:
-            return found
+            return stored
         ages = ring.completed - 1 - ring.stamp[ring.anchors()]
-        found["age_p50"], found["age_p90"] = np.quantile(ages, (0.5, 0.9))
+        stored["age_p50"], stored["age_p90"] = np.quantile(ages, (0.5, 0.9))
         if "effective_size" in figures:
             inside: Any = self.replay
             entropy = entropy_of(inside._prioritized.priorities())
-            found |= {"priority_entropy": entropy, "effective_share": figures["effective_size"] / len(ages)}
-            found["priority_evenness"] = entropy / np.log(len(ages)) if len(ages) > 1 else 1.0
+            stored |= {"priority_entropy": entropy, "effective_share": figures["effective_size"] / len(ages)}
+            stored["priority_evenness"] = entropy / np.log(len(ages)) if len(ages) > 1 else 1.0
         if self._counts is not None:
             draws = self._counts.of_stored()
-            found |= {"never_sampled": np.mean(draws == 0), "draws_mean": draws.mean(), "draws_max": draws.max()}
-        return found
+            stored |= {"never_sampled": np.mean(draws == 0), "draws_mean": draws.mean(), "draws_max": draws.max()}
+        return stored
 
 
 OF_WEIGHTS: dict[str, Callable[[Any], float]] = {
@@ -338,9 +338,9 @@ class DrawCounts:
             ParameterError: an index was never issued. All other rows are counted.
         """
         ring, heads = self.ring, self.ring.heads.copy()
-        taken = len(self._waiting)  # the training thread may add batches meanwhile; these go on waiting
-        index = np.concatenate([*self._waiting[:taken], np.empty(0, np.int64)])
-        del self._waiting[:taken]
+        waiting = len(self._waiting)  # the training thread may add batches meanwhile; these go on waiting
+        index = np.concatenate([*self._waiting[:waiting], np.empty(0, np.int64)])
+        del self._waiting[:waiting]
         self._rows = 0
         self.by_place[Span(np.maximum(self._heads, ring.oldest), heads).places(ring.rows)] = 0
         self._heads = heads

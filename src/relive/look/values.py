@@ -493,7 +493,7 @@ def _alike_actions(steps: Experience, acts: Array, rows: Ints, lag: int) -> Arra
     if lag > 0:
         raw = np.asarray(steps.next_numbers[rows], np.float64)
         after = alike(*2 * (Scale.of(raw)(raw),))
-        own = kinds - _predicted(after, kinds, RIDGES[1])
+        own = kinds - _predicted(after, kinds, (RIDGES[1],))[0]
         kinds = own[:, own.var(0) > OF_ITS_OWN * kinds.var(0)]  # the rest is an error of the prediction
     return kinds @ kinds.T / max(plain.shape[1], 1)
 
@@ -536,12 +536,16 @@ def running_sums(steps: Experience) -> Verdict:
         lack = _cannot(steps, later)
         if lack is not None:
             return lack
-        raw = _whole_row(steps, np.concatenate([later, starts]))
+        raw, targets = _whole_row(steps, np.concatenate([later, starts])), np.stack([gained, reward[later]], 1)
+        if len(later) > FIRST:  # a part of the rows is quick to fit
+            few = Scale.of(raw[:FIRST])(raw[:FIRST])
+            of_gain, of_reward = _squared_errors(alike(few, few), targets[:FIRST])
+            if of_gain > of_reward:
+                return Looked(len(later))  # of a sum, it is the gains that follow from the step
         plain = Scale.of(raw)(raw)
         here, there = plain[: len(later)], plain[len(later) :]
         kernel = alike(here, here)
-        apart = _errors(kernel, np.stack([gained, reward[later]], 1)) * np.array([gained.var(), spread])
-        of_gain, of_reward = (float(error) for error in apart.mean(0))
+        of_gain, of_reward = _squared_errors(kernel, targets)
         expected = gained.mean() + alike(there, here) @ _learned(kernel, gained - gained.mean(), RIDGES[1])
         at_starts = np.median(np.abs(expected - reward[starts]))
         is_sum = bool(of_gain < 0.5 * max(gained.var(), gained.mean() ** 2) and of_gain < 0.1 * of_reward
@@ -555,6 +559,11 @@ def running_sums(steps: Experience) -> Verdict:
               "first steps have just that",
               "store the reward of each step, and not the return so far",
               np.arange(len(steps)), len(steps), place=steps.place)])  # fmt: skip
+
+
+def _squared_errors(kernel: Array, targets: Array) -> list[float]:
+    """The mean squared error of predicting each column of targets ``[K, M]`` from what other rows taught."""
+    return (_errors(kernel, targets).mean(0) * targets.var(0)).tolist()
 
 
 def _follow(steps: Experience, rows: Ints, column: Array) -> bool:
@@ -599,18 +608,18 @@ def resets(steps: Experience) -> Verdict:
     far = _far_off(Scale.of(raw)(raw), moved[:, varies])
     # what lies beside a flagged end is the business of other rules
     flagged = np.flatnonzero(steps.ended)
-    near = np.isin(rows, np.concatenate([flagged - 1, flagged, flagged + 1]))
-    broken = rows[far & ~near]
+    beside_an_end = np.isin(rows, np.concatenate([flagged - 1, flagged, flagged + 1]))
+    broken = rows[far & ~beside_an_end]
     few = len(broken) < FEW or len(broken) > MOST_RESETS * len(rows)
     if few or not (_land_together(steps, broken, varies) or _at_one_length(broken)):
         return Looked(len(rows))
     if offset_of_ends(steps) or stored_ignored_steps(steps) is not None:
         return Lack("ends are flagged one row off, or ignored steps are stored")
     jumps = np.isin(rows, broken)
-    kept = np.concatenate([np.flatnonzero(jumps), np.flatnonzero(~jumps)[: SAMPLE // 2]])
-    plain = Scale.of(raw[kept])(raw[kept])
+    sample = np.concatenate([np.flatnonzero(jumps), np.flatnonzero(~jumps)[: SAMPLE // 2]])
+    plain = Scale.of(raw[sample])(raw[sample])
     # a state may rightly lead to a jump: a clock, or a task that goes on elsewhere once its goal is reached
-    follows = _errors(alike(plain, plain), jumps[kept, None].astype(np.float64)).mean() < FORESEEN
+    follows = _errors(alike(plain, plain), jumps[sample, None].astype(np.float64)).mean() < FORESEEN
     return Looked(len(rows), [
         found("reset-not-flagged", "possible" if follows else "likely",
               "observations jump where nothing leads them, each time to the same region or after the same number of "
@@ -626,11 +635,12 @@ def _far_off(plain: Array, moved: Array) -> Bools:
     calm = np.flatnonzero((np.abs(moved) > 5 * np.median(np.abs(moved), 0) + 1e-9).mean(1) < 0.5)
     if len(calm) < LEAST // 2:
         return np.zeros(len(moved), np.bool_)
-    kept = np.random.default_rng(0).permutation(calm)[:SAMPLE]
-    mean = moved[kept].mean(0)
-    weights = _learned(alike(plain[kept], plain[kept]), moved[kept] - mean, RIDGES[1])
+    sample = np.random.default_rng(0).permutation(calm)[:SAMPLE]
+    mean = moved[sample].mean(0)
+    taught = plain[sample]
+    weights = _learned(alike(taught, taught), moved[sample] - mean, RIDGES[1])
     missed = np.concatenate([
-        np.abs(alike(plain[i : i + SAMPLE], plain[kept]) @ weights + mean - moved[i : i + SAMPLE])
+        np.abs(alike(plain[i : i + SAMPLE], taught) @ weights + mean - moved[i : i + SAMPLE])
         for i in range(0, len(plain), SAMPLE)
     ])  # fmt: skip
     usual = np.quantile(missed[calm], 0.95, axis=0) + 0.05 * np.abs(moved[calm]).mean(0)
@@ -667,13 +677,14 @@ def expected_rewards(steps: Experience, calm: Ints, rows: Ints) -> Array | None:
     raw = _whole_row(steps, known)
     if not np.isfinite(raw).all() or np.abs(raw).max() > HUGE or np.abs(reward).max() > HUGE:
         return None
-    scale, mean = Scale.of(raw), reward[known].mean()
-    plain = scale(raw)
-    kernel = alike(plain, plain)
-    if _errors(kernel, reward[known, None]).mean() > 0.05:
-        return None
-    weights = _learned(kernel, reward[known] - mean, RIDGES[0])
-    return mean + alike(scale(_whole_row(steps, rows)), plain) @ weights
+    for size in sorted({min(FIRST, len(known)), len(known)}):  # a part of the rows often suffices
+        scale, target = Scale.of(raw[:size]), reward[known[:size]]
+        plain = scale(raw[:size])
+        kernel = alike(plain, plain)
+        if _errors(kernel, target[:, None]).mean() <= 0.05:
+            weights = _learned(kernel, target - target.mean(), RIDGES[0])
+            return target.mean() + alike(scale(_whole_row(steps, rows)), plain) @ weights
+    return None
 
 
 def _within(steps: Experience) -> Ints:
@@ -793,9 +804,26 @@ def alike(rows: Array, others: Array) -> Array:
     1 + xy + the mean of k + the mean of kk' over pairs of numbers, where k is a Gaussian of one number. So functions of
     single numbers and of pairs are learned quickly, whatever their form, even beside many numbers that do not matter.
     """
-    size = max(rows.shape[1], 1)
-    ones, squares, one = (np.zeros((len(rows), len(others)), np.float32) for _ in range(3))
-    for x, y in zip((rows / WIDTH).T.astype(np.float32), (others / WIDTH).T.astype(np.float32), strict=True):
+    size, is_same = max(rows.shape[1], 1), rows is others
+    left, right = ((x / WIDTH).T.astype(np.float32) for x in (rows, others))
+    likeness = np.empty((len(rows), len(others)))
+    for i in range(0, len(rows), TILE):
+        for j in range(i if is_same else 0, len(others), TILE):  # of rows with themselves, one half is enough
+            tile = _alike_by_numbers(left[:, i : i + TILE], right[:, j : j + TILE], size)
+            likeness[i : i + TILE, j : j + TILE] = tile
+            if is_same:
+                likeness[j : j + TILE, i : i + TILE] = tile.T
+    return 1 + rows @ others.T / size + likeness
+
+
+TILE = 128
+"""Rows and others that are compared at a time: few enough for the caches of a core."""
+
+
+def _alike_by_numbers(left: Array, right: Array, size: int) -> Array:
+    """The means of k and of kk' for columns ``[D, K]`` and others ``[D, L]``, float32 ``[K, L]``; ``size`` is D."""
+    ones, squares, one = (np.zeros((left.shape[1], right.shape[1]), np.float32) for _ in range(3))
+    for x, y in zip(left, right, strict=True):
         np.subtract(x[:, None], y[None], out=one)
         one *= one
         one *= -0.5
@@ -803,35 +831,39 @@ def alike(rows: Array, others: Array) -> Array:
         ones += one
         one *= one
         squares += one
-    pairs = (ones**2 - squares) / max(size * (size - 1), 1)
-    return 1 + rows @ others.T / size + (ones / size + pairs).astype(np.float64)
+    return ones / size + (ones**2 - squares) / max(size * (size - 1), 1)
 
 
 def _learned(kernel: Array, targets: Array, penalty: float) -> Array:
     """The weights ``[K, ...]`` of rows by their kernel ``[K, K]``. ``alike(others, rows) @ weights`` predicts."""
     ridged = kernel.copy()
     ridged[np.diag_indices_from(ridged)] += penalty
-    return np.linalg.solve(ridged, targets)
+    linalg: Any = torch.linalg  # which leaves its types open
+    factor, failed = linalg.cholesky_ex(torch.from_numpy(ridged))
+    if failed:  # rounding left it a little below 0 somewhere
+        return np.linalg.solve(ridged, targets)
+    columns = torch.from_numpy(targets.reshape(len(targets), -1))
+    return torch.cholesky_solve(columns, factor).numpy().reshape(targets.shape)
 
 
-def _predicted(kernel: Array, targets: Array, penalty: float) -> Array:
-    """Targets ``[K, M]`` as the rows of other folds predict them."""
+def _predicted(kernel: Array, targets: Array, penalties: tuple[float, ...]) -> Array:
+    """Targets ``[K, M]`` as the rows of other folds predict them, with each of the penalties, ``[P, K, M]``."""
     fold, mean = np.arange(len(targets)) % FOLDS, targets.mean(0)
-    predicted = np.empty(targets.shape)
+    predicted = np.empty((len(penalties), *targets.shape))
     for k in range(FOLDS):
         test, known = np.flatnonzero(fold == k), np.flatnonzero(fold != k)
-        weights = _learned(kernel[np.ix_(known, known)], targets[known] - mean, penalty)
-        predicted[test] = mean + kernel[np.ix_(test, known)] @ weights
+        taught, across = kernel[np.ix_(known, known)], kernel[np.ix_(test, known)]
+        for p, penalty in enumerate(penalties):
+            predicted[p, test] = mean + across @ _learned(taught, targets[known] - mean, penalty)
     return predicted
 
 
 def _errors(kernel: Array, targets: Array) -> Array:
     """The squared errors ``[K, M]`` of predicting targets ``[K, M]`` from what other rows taught, over the variance."""
     best = np.full(targets.shape, np.inf)
-    for penalty in RIDGES:
-        errors = (_predicted(kernel, targets, penalty) - targets) ** 2
+    for predicted in _predicted(kernel, targets, RIDGES):
         # one wild prediction says nothing of a fit: no error counts for more than a hundred spreads
-        errors = np.minimum(errors / np.maximum(targets.var(0), 1e-30), 100.0)
+        errors = np.minimum((predicted - targets) ** 2 / np.maximum(targets.var(0), 1e-30), 100.0)
         better = errors.mean(0) < best.mean(0)
         best[:, better] = errors[:, better]
     return best
@@ -980,11 +1012,11 @@ def _recursion(steps: Experience) -> Recursion | Lack:
     if inside.sum() < 20 or np.ptp(known[inside, 0]) == 0:
         return Lack("fewer than 20 steps lie within episodes, or all values are the same")
     weights = np.linalg.lstsq(known[inside], rest[inside])[0]
-    near = EXACT * float(rest[inside].std()) + 1e-6 * float(np.abs(total).max())
+    rounding = EXACT * float(rest[inside].std()) + 1e-6 * float(np.abs(total).max())
     onward = known @ weights
-    if (np.abs(rest - onward)[inside] < near).mean() < MOST or not 0.3 < weights[0] < 1.001:
+    if (np.abs(rest - onward)[inside] < rounding).mean() < MOST or not 0.3 < weights[0] < 1.001:
         return Lack("advantages are not those of generalized advantage estimation, or were normalised")
-    return Recursion(rest, onward, weights[0] * known[:, 0], weights[0] * value, near, float(weights[0]))
+    return Recursion(rest, onward, weights[0] * known[:, 0], weights[0] * value, rounding, float(weights[0]))
 
 
 def _numbers(steps: Experience, name: str) -> Array | None:
@@ -1071,16 +1103,16 @@ def _compared(
     steps: Experience, name: str, stored: Array, answers: Array, rows: Ints, meant: str, mend: str
 ) -> Verdict:
     """Numbers ``[S]`` beside those that a function gave for some rows, ``[K]``."""
-    near = AGREES * (np.abs(answers) + float(np.nanstd(answers)) + 1e-6)
+    tolerance = AGREES * (np.abs(answers) + float(np.nanstd(answers)) + 1e-6)
     with np.errstate(invalid="ignore"):
-        wrong = ~((np.abs(stored[rows] - answers) <= near) | (stored[rows] == answers))
+        wrong = ~((np.abs(stored[rows] - answers) <= tolerance) | (stored[rows] == answers))
     if wrong.sum() <= len(rows) / 1000:  # rounding, and a number or two at the edge of what it can do
         return Looked(len(rows))
     for lag, word in ((1, "before"), (-1, "after")):  # rows of the sample that follow each other
         beside = np.flatnonzero((rows[1:] == rows[:-1] + 1) & steps.inner[rows[:-1]])
         mine, other = (beside, beside + 1) if lag == 1 else (beside + 1, beside)
         with np.errstate(invalid="ignore"):
-            fits = np.abs(stored[rows[mine]] - answers[other]) <= near[other]
+            fits = np.abs(stored[rows[mine]] - answers[other]) <= tolerance[other]
         if len(mine) >= 20 and wrong[mine].mean() > 0.5 and fits.mean() > MOST:
             return Looked(len(rows), [
                 found(f"{name.replace('_', '-')}-one-step-off", "certain",
@@ -1178,7 +1210,7 @@ def _sampled_rows(rows: Ints) -> Ints:
     return rows[np.unique(begins[:, None] + np.arange(500))]
 
 
-def answers_of(name: str, function: Callable[..., Any], rows: Ints, *given: Leaves, arrays: bool = False) -> Array:
+def answers_of(name: str, function: Callable[..., Any], rows: Ints, *inputs: Leaves, arrays: bool = False) -> Array:
     """The answers of a user's function for rows, float64 ``[K]``.
 
     It gets tensors, or arrays if it cannot take these; with ``arrays`` the other way round.
@@ -1189,7 +1221,7 @@ def answers_of(name: str, function: Callable[..., Any], rows: Ints, *given: Leav
     answers: list[Array] = []
     for i in range(0, len(rows), PIECE):
         some = rows[i : i + PIECE]
-        trees = [_tree({path: leaf[some] for path, leaf in leaves.items()}) for leaves in given]
+        trees = [_tree({path: leaf[some] for path, leaf in leaves.items()}) for leaves in inputs]
         try:
             with torch.no_grad():
                 answer = _call(function, trees, arrays)
