@@ -720,7 +720,7 @@ def _cannot(steps: Experience, rows: Ints) -> Lack | None:
         return Lack("observations are images, of which nothing is learned")
     if not (np.isfinite(steps.numbers[rows]).all() and np.isfinite(steps.next_numbers[rows]).all()):
         return Lack("observations hold numbers that are not finite")
-    if np.abs(steps.numbers[rows]).max() > HUGE:
+    if float(np.abs(steps.numbers[rows]).max()) > HUGE:  # of Python: float16 cannot hold HUGE itself
         return Lack("observations are too large to compute with")
     return None
 
