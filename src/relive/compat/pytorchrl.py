@@ -188,7 +188,7 @@ class ReplayBuffer(DropIn):
     def _rows_of(self, original: Any) -> Array:
         """The rows of an original in the order of time; with a recurrent actor, those of its whole sequences."""
         length = self.sequence_length if self.recurrent_actor else 1
-        sequences: Array = np.arange(int(original.size) // length)  # after a reset, `step` is 0 and they go on from there
+        sequences: Array = np.arange(int(original.size) // length)  # after a reset, `step` is 0 and they go on there
         if original.size == original.max_size:
             sequences = oldest_first(len(sequences), original.step // length, True)
             if original.step % length:
