@@ -1,5 +1,5 @@
-# Everything here works from a fresh checkout: Python 3.11 or newer, make, a C compiler and what pip downloads are
-# all it needs. Each target first sets up what it uses, and is quick when that has not changed.
+# Everything here works from a fresh checkout: Python 3.10 or newer, make and what pip downloads are all it needs. Each
+# target first sets up what it uses, and is quick when that has not changed.
 
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
@@ -18,10 +18,18 @@ BENCH_PY := $(BENCH_VENV)/bin/python
 HOSTS := agilerl stable_baselines3 velora
 
 # The first Python that is new enough; `make setup PYTHON=...` names one by hand.
-PYTHON = $(firstword $(foreach name,python3.11 python3 python3.12 python3.13 python3.14 python,$(shell \
-	$(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
+PYTHON = $(firstword $(foreach name,python3.11 python3 python3.12 python3.13 python3.14 python3.10 python,$(shell \
+	$(name) -c 'import sys; sys.version_info >= (3, 10) and print("$(name)")' 2>/dev/null)))
 
-.PHONY: help setup demo test test-slow test-all attacks mutations walks test-peers test-hosts lint format bench clean outdated
+# The core is compiled by CXX or what is on PATH. Where there is nothing, RELIVE_ZIG=1 has pip bring a compiler, which
+# `make RELIVE_ZIG=1 ...` also does by hand.
+ifeq ($(origin RELIVE_ZIG)$(origin CXX),undefineddefault)
+RELIVE_ZIG := $(if $(strip $(shell for name in c++ g++ clang++; do command -v $$name; done; true)),,1)
+endif
+export RELIVE_ZIG
+
+.PHONY: help setup demo test test-slow test-all sanitize zig wheel attacks mutations stub walks test-peers test-hosts lint \
+	format bench clean outdated
 
 help: ## show this list
 	@echo "relive: the data layer of a reinforcement learning loop in PyTorch"
@@ -35,8 +43,7 @@ demo: setup ## train PPO on CartPole-v1, under a minute; draws runs/ppo-CartPole
 	@$(PY) examples/ppo.py --env CartPole-v1 --plot runs/ppo-CartPole-v1.png
 
 PROFILE := quick
-test: setup ## style, types and every quick test; PROFILE=ci, as in .ci/run: more cases and random examples
-	@$(PY) -m relive.compile > /dev/null & $(MAKE) lint; status=$$?; wait; exit $$status
+test: lint ## style, types and every quick test; PROFILE=ci, as in .ci/run: more cases and random examples
 	@$(PY) -m pytest -n 2 --dist worksteal -m "not slow" --hypothesis-profile $(PROFILE)
 
 test-slow: setup ## the tests that `make test` leaves out
@@ -45,11 +52,33 @@ test-slow: setup ## the tests that `make test` leaves out
 test-all: lint ## the same with the slow tests and many more random examples
 	@$(PY) -m pytest -n 2 --dist worksteal --hypothesis-profile thorough
 
+# a sanitizer takes memory and time itself
+sanitize: setup ## the tests of the core, rings and replays while g++'s sanitizers watch the core
+	@command -v g++ > /dev/null || { echo "the sanitizers are those of g++, which is not on PATH" >&2; exit 1; }
+	$(call apart,sanitize,-D RELIVE_SANITIZE=ON -D CMAKE_CXX_COMPILER=g++)
+	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 PYTHONMALLOC=malloc PYTHONPATH=build/sanitize/src \
+		$(PY) -m pytest -n 2 --dist worksteal -p no:cacheprovider -m "not slow and not ci" \
+		-k "not more_memory and not other_threads_run" tests/core tests/ring tests/replay
+
+zig: setup ## the tests of the core, compiled by Zig's C++ compiler
+	@$(PY) -m pip install $(call required,build.requires)
+	$(call apart,zig,-D RELIVE_ZIG=ON)
+	@PYTHONPATH=build/zig/src $(PY) -m pytest -n 2 -p no:cacheprovider -m "not slow" tests/core
+
+wheel: setup ## dist/relive-*.whl, installed and tried in an environment of its own
+	@rm -f dist/relive-*.whl
+	@$(PY) -m pip wheel --no-build-isolation --no-deps --wheel-dir dist .
+	@$(PY) tests/smoke.py dist/relive-*.whl $(TORCH)
+
 attacks: $(VENV)/installed ## forged saves, kills, interrupts, forks: all of them; rewrites the table in docs/security.md
 	@$(PY) tests/attacks/report.py
 
 mutations: setup ## change the source line by line, and see that a quick test fails each time
 	@$(PY) tests/mutations.py
+
+stub: setup ## the types of the compiled core: rewrites src/relive/core/_core.pyi
+	@$(PY) tests/stub.py
 
 walks: setup ## the files of src that ten public calls enter; rewrites the table in CONTRIBUTING.md
 	@$(PY) tests/walks.py
@@ -82,7 +111,7 @@ clean: ## remove the environments, the caches and runs/
 usable = [ "$$(cat $(1)/folder 2>/dev/null)" = "$(CURDIR)" ] && $(1)/bin/python -c '' 2>/dev/null
 
 define prepare
-	@test -n "$(PYTHON)" || { echo "relive needs Python 3.11 or newer: add PYTHON=<path to one>" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "relive needs Python 3.10 or newer: add PYTHON=<path to one>" >&2; exit 1; }
 	@{ $(usable); } || { echo "creating $(1)" && rm -rf $(1) && $(PYTHON) -m venv $(1) && echo "$(CURDIR)" > $(1)/folder; }
 	@echo "installing $(TORCH) into $(1), the largest download"
 	@$(1)/bin/python -m pip install "$(TORCH)"
@@ -90,15 +119,46 @@ endef
 
 outdated = $(shell { $(usable); } || echo outdated)
 
-$(VENV)/installed: pyproject.toml $(call outdated,$(VENV))
+# $(call required,KEY): what pyproject.toml lists there
+required = $(shell sed -n 's/^$(1) = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ',')
+
+CORE := CMakeLists.txt $(wildcard src/core/*)
+
+# $(call editable,WHAT): the package in place, with its core in src/relive/core. The tools that build it stay in the
+# environment, and what they built in build/editable, so that a change compiles only what it concerns.
+editable = @$(PY) -m pip install --no-build-isolation --config-settings build-dir=build/editable --editable
+
+define whole
 	$(call prepare,$(VENV))
-	@$(PY) -m pip install --editable ".[dev]"
+	@$(PY) -m pip install $(call required,requires) "cmake>=3.20" "ninja>=1.11" $(if $(RELIVE_ZIG),$(call required,build.requires))
+	@echo "compiling the core, and installing what the package and its tests need"
+	$(editable) ".[dev]"
+endef
+
+define core
+	@echo "compiling the core"
+	$(editable) . --no-deps
+endef
+
+$(VENV)/installed: pyproject.toml $(CORE) $(call outdated,$(VENV))
+	$(if $(filter-out $(CORE),$?),$(whole),$(core))
 	@touch $@
+
+# $(call apart,NAME,OPTIONS): a copy of the package in build/NAME/src whose core is built with other options of CMake
+define apart
+	@mkdir -p build/$(1)
+	@$(VENV)/bin/cmake -S . -B build/$(1) -G Ninja -D CMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" \
+		-D Python_EXECUTABLE="$(CURDIR)/$(PY)" -D nanobind_DIR="$$($(PY) -m nanobind --cmake_dir)" $(2) \
+		> build/$(1)/log || { cat build/$(1)/log; exit 1; }
+	@$(VENV)/bin/cmake --build build/$(1) > build/$(1)/log || { cat build/$(1)/log; exit 1; }
+	@rm -rf build/$(1)/src && cp -r src build/$(1)/src && rm -f build/$(1)/src/relive/core/_core*.so
+	@$(VENV)/bin/cmake --install build/$(1) --prefix build/$(1)/src > build/$(1)/log
+endef
 
 PEERS := benchmarks/requirements.txt
 LOOSE_PEERS := benchmarks/requirements-nodeps.txt
 
-$(BENCH_VENV)/installed: pyproject.toml $(PEERS) $(LOOSE_PEERS) $(call outdated,$(BENCH_VENV))
+$(BENCH_VENV)/installed: pyproject.toml $(CORE) $(PEERS) $(LOOSE_PEERS) $(call outdated,$(BENCH_VENV))
 	$(call prepare,$(BENCH_VENV))
 	@$(BENCH_PY) -m pip install --requirement $(PEERS)
 	@$(BENCH_PY) -m pip install --no-warn-conflicts --editable ".[test]"
@@ -106,7 +166,7 @@ $(BENCH_VENV)/installed: pyproject.toml $(PEERS) $(LOOSE_PEERS) $(call outdated,
 	@touch $@
 
 define host_environment
-.venv-$(1)/installed: pyproject.toml tests/hosts/requirements-$(1).txt $$(call outdated,.venv-$(1))
+.venv-$(1)/installed: pyproject.toml $(CORE) tests/hosts/requirements-$(1).txt $$(call outdated,.venv-$(1))
 	$$(call prepare,.venv-$(1))
 	@.venv-$(1)/bin/python -m pip install --requirement tests/hosts/requirements-$(1).txt
 	@.venv-$(1)/bin/python -m pip install --no-warn-conflicts --editable .

@@ -79,7 +79,7 @@ class Frames:
         return sample, lambda: self.wrong(*read(sample()))
 
 
-NO_DATA = ("builtins", "types", "inspect", "numba", "llvmlite")
+NO_DATA = ("builtins", "types", "inspect")
 """Packages whose objects hold no experience."""
 
 

@@ -25,7 +25,6 @@ import torch
 
 import relive
 from relive.cluster import Replay
-from relive.compile import compile_kernels
 
 PAGE = Path(__file__).parent.parent / "docs" / "cluster.md"
 SHARDS = (1, 2, 4)
@@ -93,7 +92,7 @@ def measure(shards: int, seconds: float) -> dict[str, float]:
     writers = [replay.writer(range(k * NUM_ENVS, (k + 1) * NUM_ENVS)) for k in range(WORKERS)]
     workers = [Worker.remote(writer) for writer in writers]
     send: Any = [worker.send for worker in workers]
-    ray.get([each.remote(1.0, None) for each in send])  # compiles, and fills
+    ray.get([each.remote(1.0, None) for each in send])  # imports, and fills
     learn(replay, 1.0, None)
     written = sum(ray.get([each.remote(seconds, None) for each in send]))
     drawn, took = learn(replay, seconds, None)
@@ -137,7 +136,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="the tables have their medians (default 2)")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    compile_kernels()  # else the first shards would compile while they are measured
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
         ray.init(num_cpus=2, include_dashboard=False, object_store_memory=400 * 2**20, _temp_dir=folder)
         results: dict[int, list[dict[str, float]]] = {shards: [] for shards in SHARDS}

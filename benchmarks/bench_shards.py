@@ -187,7 +187,7 @@ def with_wait(known: dict[str, float], runs: list[dict[str, float]], cores: int)
 def measure(effort: int) -> dict[str, Any]:
     load = os.getloadavg()[0]
     torch.set_num_threads(1)
-    replay_of(0).sample(8)  # loads the kernels, which the ranks then have from the fork
+    replay_of(0).sample(8)  # imports TensorDict, which the ranks then have from the fork
     known, cores = {**alone(effort), **hops(effort)}, os.cpu_count() or 1
     runs = list[dict[str, float]]()
     for ranks in RANKS:

@@ -13,7 +13,7 @@ def count(run: Callable[[], None]) -> dict[str, int]:
     """How many functions written in Python one `run` calls, and how many built-in ones.
 
     The frames of the benchmarks themselves do not count, and neither do the built-in functions that they call. Compiled
-    functions of Cython and numba are no built-in functions: Python does not see what they call.
+    functions of Cython, nanobind and numba are no built-in functions: Python does not see what they call.
     """
     calls, builtins = 0, 0
 

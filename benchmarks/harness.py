@@ -32,7 +32,7 @@ import calls
 import neighbours
 
 RESULTS = Path(__file__).parent / "results"
-REPORTED = ("torch", "numpy", "numba", "tensordict", "gymnasium")
+REPORTED = ("torch", "numpy", "tensordict", "gymnasium")
 WARM_SECONDS = 0.2
 MIN_ROUNDS = 7
 
@@ -177,7 +177,7 @@ def time_calls(run: Callable[[], None], calls: int) -> float:
 
 
 def warm(run: Callable[[], None], effort: Effort) -> int:
-    """Runs until nothing compiles or allocates for the first time; returns the calls that fill one sample."""
+    """Runs until nothing is compiled, imported or made for the first time; returns the calls that fill one sample."""
     run()
     once = time_calls(run, 1)
     calls = max(1, min(1000, math.ceil(WARM_SECONDS / max(once, 1e-7))))

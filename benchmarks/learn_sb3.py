@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=TASKS, default=list(TASKS), metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     arguments = parser.parse_args()
-    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"))
+    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     harness: Any = importlib.import_module("harness")
     harness.one_thread()
     report: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {"runs": []}

@@ -70,7 +70,7 @@ def work(path: Path, capacity: int, steps: int, memory: int, seed: int, tell: Co
     torch.set_num_threads(1)
     rng = np.random.default_rng(seed)
     replay = relive.ReplayBuffer.open(path, SCHEMA, capacity, NUM_ENVS, sampler=relive.Prioritized(), seed=seed)
-    replay.add(step(0, rng))  # whatever compiles or starts threads does so before the limit
+    replay.add(step(0, rng))  # whatever is imported or starts threads comes before the limit
     replay.add(step(1, rng))
     replay.update_priorities(replay.sample(BATCH_SIZE)["index"], torch.ones(BATCH_SIZE))
     limit_memory(memory)

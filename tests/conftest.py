@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# Before torch and numba are imported: the workers of pytest-xdist fill the cores already, and the processes
-# that tests start inherit this. Plots are drawn, never shown. torch is not imported here, because the process that
+# Before torch is imported: the workers of pytest-xdist fill the cores already, and the processes that tests start
+# inherit this. Plots are drawn, never shown. torch is not imported here, because the process that
 # waits for the workers does not need it.
-os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", NUMBA_NUM_THREADS="1", MPLBACKEND="Agg")
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", MPLBACKEND="Agg")
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,7 +24,7 @@ from attacks import tally
 gc.disable()  # until all is imported and collected: nothing of that is garbage
 
 # `quick` and `ci` draw the same examples in every run, so that a red run is red again; `thorough` looks for new ones.
-# No deadline in any: the first call of a numba kernel compiles it.
+# No deadline in any: the first batch of a process imports TensorDict, and a busy machine is slow now and then.
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("quick", derandomize=True, max_examples=15, deadline=None, suppress_health_check=QUIET)
 settings.register_profile("ci", derandomize=True, max_examples=40, deadline=None, suppress_health_check=QUIET)
@@ -52,10 +52,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep what is loaded by now out of garbage collections, which would look at all of it, and make them rarer.
 
-    A worker of pytest-xdist loads the kernels first: its tests need them, and they are 400,000 objects.
+    A worker of pytest-xdist first imports what the first batch of a process would: its tests need all of that.
     """
     if hasattr(session.config, "workerinput"):
-        importlib.import_module("forked").load_kernels()
+        importlib.import_module("forked").load()
     gc.enable()
     gc.collect()
     gc.freeze()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -29,10 +34,13 @@ from relive import (
     Sequence,
     SequenceBatch,
     Uniform,
+    core,
 )
 from relive.errors import ReliveError
+from relive.memory.device import DeviceRows
+from relive.steps.arrays import numpy_dtype
 from replays import FLAGS
-from twins import SAMPLERS, contents
+from twins import SAMPLERS
 
 GOAL = {"observation": (3,), "achieved_goal": (4,), "desired_goal": (4,)}
 KINDS: dict[str, dict[str, Any]] = {
@@ -85,27 +93,99 @@ GOALS: dict[str, Callable[[], Hindsight]] = {
 PRECISE = (torch.float64, torch.float32, torch.float16)
 
 
+Make = Callable[..., ReplayBuffer]
+
+
+def in_ram(schema: Schema, **options: Any) -> ReplayBuffer:
+    return ReplayBuffer(schema, 40, 2, **options)
+
+
+def with_draws_checked(schema: Schema, **options: Any) -> ReplayBuffer:
+    return inside.check_draws(in_ram(schema, **options))
+
+
+def with_rows_of_its_own(schema: Schema, **options: Any) -> ReplayBuffer:
+    def rows(fields: Any, count: int) -> Any:
+        arrays = {path: np.zeros((count, *field.shape), numpy_dtype(field.dtype)) for path, field in fields.items()}
+        return SimpleNamespace(
+            read=lambda path, at: arrays[path][at], write=lambda path, at, x: arrays[path].__setitem__(at, x)
+        )
+
+    return in_ram(schema, store=rows, **options)
+
+
+@contextmanager
+def on_a_device() -> Iterator[Make]:
+    with pytest.MonkeyPatch.context() as patch:
+        device = torch.device("cpu")  # stands for any
+        patch.setattr("relive.replay.buffer.ReplayRows", lambda leaves, rows: DeviceRows(leaves, rows, device))
+        yield in_ram
+
+
+@contextmanager
+def without_the_exchange() -> Iterator[Make]:
+    before = core.use_exchange(False)
+    try:
+        yield in_ram
+    finally:
+        core.use_exchange(before)
+
+
+@contextmanager
+def in_files() -> Iterator[Make]:
+    with tempfile.TemporaryDirectory() as folder:
+        made = list[ReplayBuffer]()
+
+        def make(schema: Schema, **options: Any) -> ReplayBuffer:
+            made.append(ReplayBuffer.open(f"{folder}/{len(made)}", schema, 40, 2, **options))
+            return made[-1]
+
+        yield make
+        for replay in made:
+            replay.close()
+
+
+WAYS: dict[str, Callable[[], AbstractContextManager[Make]]] = {
+    "in one call": lambda: nullcontext(in_ram),
+    "places first": lambda: nullcontext(with_draws_checked),
+    "without the exchange": without_the_exchange,
+    "on a device": on_a_device,
+    "the user's rows": lambda: nullcontext(with_rows_of_its_own),
+    "in files": in_files,
+}
+"""Ways to the same batches. The first draws, reads and makes tensors in one compiled call, where fields are small.
+
+Draws of the second are made, and checked as those of a user's sampler, before the view reads.
+"""
+OTHER_WAYS = [way for way in WAYS if way != "in one call"]
+SEEDED_WAYS = [(way, k % 3) for k, way in enumerate(OTHER_WAYS)]
+"""Each with a seed of its own."""
+UNCOPIED = "the user's rows", "in files"
+"""Replays that cannot be copied or pickled."""
+
+
 class World:
-    """A replay that is played and drawn from at random, by fused calls or the long way, and all that is seen of it.
+    """A replay that is played and drawn from at random, and all that is seen of it.
 
     Args:
         kind: of KINDS.
         seed: of all that happens.
-        long: take the long way.
+        make: makes the replay.
+        copied: whether it may be copied.
         options: of the replay.
     """
 
-    def __init__(self, kind: str, seed: int, long: bool, **options: Any) -> None:
+    def __init__(self, kind: str, seed: int, make: Make = in_ram, copied: bool = True, **options: Any) -> None:
         self.schema = Schema({**KINDS[kind], "reward": (), **FLAGS})
-        self.rng, self.long, self.seen = np.random.default_rng(seed), long, list[Any]()
+        self.rng, self.copied, self.seen = np.random.default_rng(seed), copied, list[Any]()
         self.options = {"seed": seed, "check_ends": False, **options}
-        self.take(ReplayBuffer(self.schema, 40, 2, **self.options))
+        self.buffer: Any = make(self.schema, **self.options)
 
     def take(self, buffer: ReplayBuffer) -> None:
         """Go on with this replay."""
-        self.buffer: Any = buffer
-        if self.long:
-            inside.take_the_long_way(buffer)
+        if inside.draws_are_checked(self.buffer):
+            inside.check_draws(buffer)
+        self.buffer = buffer
 
     def noise(self, path: tuple[str, ...], field: Field) -> Tensor:
         if path == ("reward",) or path[-1].endswith("_goal") or path[0] == "info":
@@ -207,35 +287,46 @@ CHANGES: dict[str, Callable[[World], Any]] = {
     "sampler": World.set_sampler,
     "returns": lambda world: isinstance(world.buffer.sampler, Recent) and world.buffer.sampler.observe(
         world.rng.normal()),
-    "copy": lambda world: world.take(copy.deepcopy(world.buffer)),
-    "pickle": lambda world: world.take(pickle.loads(pickle.dumps(world.buffer))),
+    "copy": lambda world: world.copied and world.take(copy.deepcopy(world.buffer)),
+    "pickle": lambda world: world.copied and world.take(pickle.loads(pickle.dumps(world.buffer))),
     "more": World.draw_more,
     "read": lambda world: world.seen.append(facts(world.buffer.data())),
 }  # fmt: skip
 
 
 def facts(batch: Any) -> Any:
-    """All that can be seen of a batch, in order."""
+    """All that can be seen of a batch but the order of its fields, which depends on the memory of rows."""
     if isinstance(batch, Tensor):
         assert not batch.requires_grad
         return type(batch), batch.dtype, batch.shape, batch.device, batch.is_inference(), bits(batch)
     if isinstance(batch, SequenceBatch):
         leaves, known, hidden = batch.parts
-        about = type(batch), batch.shape, batch.time_first
-        return *about, [(path, facts(x)) for path, x in leaves.items()], facts(dict(known)), facts(hidden)
+        return type(batch), batch.shape, batch.time_first, facts(dict(leaves)), facts(dict(known)), facts(hidden)
     if isinstance(batch, dict | tuple):
-        return [(name, facts(x)) for name, x in (batch.items() if isinstance(batch, dict) else enumerate(batch))]
+        members = sorted(batch.items()) if isinstance(batch, dict) else enumerate(batch)
+        return [(name, facts(x)) for name, x in members]
     if batch is None:
         return None
     sizes = [type(size) for size in batch.batch_size]
     about = type(batch), batch.batch_size, sizes, batch.device, batch.is_locked, batch.names
-    return *about, [(name, facts(batch.get(name))) for name in batch.keys()]
+    return *about, [(name, facts(batch.get(name))) for name in sorted(batch.keys())]
 
 
 def state(buffer: Any) -> Any:
-    """All that a draw may change."""
-    come, drawn = inside.progress(buffer), pickle.dumps(buffer.sampler.draw_state())
-    return contents(buffer), buffer.stats(), drawn, come.seed, come.first, come.draws, come.sampled
+    """All that a draw may change, and all rows, whatever memory they are in."""
+    ring, come = inside.ring(buffer), inside.progress(buffer)
+    places = ring.places()
+    complete = places[ring.stamp[places] >= 0]  # other rows may be final observations alone
+    rows = ring.take(complete) | ring.take(places, [path for path in ring.leaves if path[0] == "obs"])
+    sampler = {name: np.asarray(value) for name, value in buffer.sampler.state_dict().items()}
+    for name in sampler.keys() & {"errors", "inner.errors"}:  # those of rows that cannot be drawn mean nothing
+        sampler[name] = sampler[name][ring.anchors()]
+    return (
+        facts(rows), ring.state.tobytes(), ring.counters.tobytes(), ring.rule, buffer.stats(),
+        [(name, value.dtype, value.tobytes()) for name, value in sampler.items()],
+        pickle.dumps(buffer.sampler.draw_state()),
+        come.seed, come.first, come.draws, come.sampled, come.late,
+    )  # fmt: skip
 
 
 def assert_same(seen: list[Any], wanted: list[Any]) -> None:
@@ -244,14 +335,24 @@ def assert_same(seen: list[Any], wanted: list[Any]) -> None:
         assert one == other
 
 
-def both(kind: str, seed: int = 0, turns: int = 0, **options: Any) -> tuple[World, World]:
-    """A world by the fused calls and one by the long way. ``options`` are called, or copied."""
-    made = [{name: x() if callable(x) else x for name, x in options.items()} for _ in range(2)]
-    return World(kind, seed, False, **made[0]).play(turns), World(kind, seed, True, **made[1]).play(turns)
+def seen_of(way: str, play: Callable[[World], Any], kind: str, seed: int = 0, **options: Any) -> list[Any]:
+    """What is seen of a world that is played in one of WAYS. ``options`` are called, if they can be."""
+    made = {name: x() if callable(x) else x for name, x in options.items()}
+    with WAYS[way]() as make:
+        world = World(kind, seed, make, way not in UNCOPIED, **made)
+        play(world)
+        return world.seen
+
+
+def assert_same_in(ways: Iterable[str], play: Callable[[World], Any], kind: str, seed: int = 0, **options: Any) -> None:
+    """A play is seen to be the same in these ways as in the first one."""
+    wanted = seen_of("in one call", play, kind, seed, **options)
+    for way in ways:
+        assert_same(seen_of(way, play, kind, seed, **options), wanted)
 
 
 def filled(kind: str = "flat", **options: Any) -> Any:
-    world = World(kind, 0, False, **options)
+    world = World(kind, 0, **options)
     for _ in range(30):
         world.add()
     world.buffer.sample(2)  # the first batch of relabelled rows asks for the ends of episodes
@@ -266,6 +367,9 @@ def others_run_during(work: Callable[[int], Any]) -> bool:
     begin, ran, kept = threading.Event(), threading.Event(), list[Any]()
     thread = threading.Thread(target=lambda: (begin.wait(), ran.set()))
     thread.start()
+    time.sleep(0.1)  # until it waits
+    gc.collect()
+    gc.disable()
     switch, deadline = sys.getswitchinterval(), time.monotonic() + 20
     sys.setswitchinterval(1000)  # so that a thread runs only where another one lets it
     try:
@@ -275,4 +379,5 @@ def others_run_during(work: Callable[[int], Any]) -> bool:
         return ran.is_set()
     finally:
         sys.setswitchinterval(switch)
+        gc.enable()
         thread.join()

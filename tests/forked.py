@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -15,8 +16,6 @@ from contextlib import suppress
 from functools import cache
 from typing import IO, Any
 
-from relive.compile import compile_kernels
-
 SECONDS = 60.0
 """How long forked work may take: far more than it does."""
 
@@ -27,7 +26,7 @@ def in_fork(work: Callable[..., Any], *args: Any, seconds: float = SECONDS, name
     If it raises, dies or is not done in time, the test fails with what it wrote. A fork has loaded what this process
     has; a new interpreter would need two seconds of the processor to import as much.
     """
-    load_kernels()
+    load()
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as result:
         process = multiprocessing.get_context("fork").Process(target=_do, args=(output, result, work, args))
         process.start()
@@ -48,9 +47,10 @@ def in_fork(work: Callable[..., Any], *args: Any, seconds: float = SECONDS, name
 
 
 @cache
-def load_kernels() -> None:
-    """Load the kernels here, once, and not in each fork: that takes a second or two of the processor."""
-    compile_kernels()
+def load() -> None:
+    """Import here, once, what the first batch of a process imports, and not in each fork: that takes a second or so."""
+    for module in ("relive", "gymnasium", "tensordict"):
+        importlib.import_module(module)
     gc.collect()
     gc.freeze()  # no later garbage collection looks at them
 

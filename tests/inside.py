@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 
-def accepted(owner: Any) -> Any:
-    return owner._accepted
-
-
 def add_checked(owner: Any) -> Any:
     return owner._add_checked
+
+
+def adders(owner: Any) -> Any:
+    return owner._adders
 
 
 def adding(owner: Any) -> Any:
@@ -45,6 +45,12 @@ def calls(owner: Any) -> Any:
     return owner._calls
 
 
+def check_draws(buffer: Any) -> Any:
+    """Have draws made and checked before the view reads them, as those of a user's sampler."""
+    buffer._reader._own_sampler = False
+    return buffer
+
+
 def close(owner: Any) -> Any:
     return owner._close
 
@@ -57,12 +63,20 @@ def copies(owner: Any) -> Any:
     return owner._copies
 
 
+def core(owner: Any) -> Any:
+    return owner._core
+
+
 def counters(owner: Any) -> Any:
     return owner._counters
 
 
 def descriptor(owner: Any) -> Any:
     return owner._descriptor
+
+
+def draws_are_checked(buffer: Any) -> bool:
+    return not buffer._reader._own_sampler
 
 
 def durable(owner: Any) -> Any:
@@ -89,24 +103,12 @@ def filled(owner: Any) -> Any:
     return owner._filled
 
 
-def fitted(owner: Any) -> Any:
-    return owner._fitted
-
-
 def flags(owner: Any) -> Any:
     return owner._flags
 
 
-def form_of(owner: Any) -> Any:
-    return owner._form_of
-
-
 def free_in_groups(owner: Any) -> Any:
     return owner._free_in_groups
-
-
-def fused(owner: Any) -> Any:
-    return owner._fused
 
 
 def futex(owner: Any) -> Any:
@@ -135,6 +137,11 @@ def holder(owner: Any) -> Any:
 
 def home(owner: Any) -> Any:
     return owner._user_store
+
+
+def in_torch(owner: Any, name: str) -> Any:
+    """What computes an estimator in torch operations."""
+    return getattr(owner, f"_{name}")
 
 
 def inputs(owner: Any) -> Any:
@@ -185,10 +192,6 @@ def offsets(owner: Any) -> Any:
     return owner._offsets
 
 
-def packing(owner: Any) -> Any:
-    return owner._packing
-
-
 def parts(owner: Any) -> Any:
     return owner._parts
 
@@ -199,10 +202,6 @@ def permutations(owner: Any) -> Any:
 
 def pieces(owner: Any) -> Any:
     return owner._pieces
-
-
-def plans(owner: Any) -> Any:
-    return owner._plans
 
 
 def prefetch(owner: Any) -> Any:
@@ -269,27 +268,12 @@ def space(owner: Any) -> Any:
     return owner._space
 
 
-def step(owner: Any) -> Any:
-    return owner._step
-
-
 def summed(owner: Any) -> Any:
     return owner._summed
 
 
 def take_rows(owner: Any) -> Any:
     return owner._take_rows
-
-
-def take_the_long_way(buffer: Any) -> None:
-    """Have batches drawn and read in several calls, and TD errors of tensors checked one by one."""
-    buffer._reader._calls = None
-    if buffer._prioritized is not None:
-        buffer._prioritized._describe = 0
-
-
-def targets(owner: Any) -> Any:
-    return owner._targets
 
 
 def tree(owner: Any) -> Any:

@@ -25,15 +25,14 @@ import relive.replay.buffer
 import twins
 from relive import FrameStack, NStep, ReplayBuffer, Transition
 from relive import Sequence as SequenceView
+from relive.core.words import NEXT
 from relive.errors import InvariantError
-from relive.kernels.tables import NEXT
 from relive.memory.device import DeviceRows
 from relive.ring import Ring
 from twins import KINDS as LETTERS
 from twins import SAMPLERS, Twin
 
 PACKAGE = str(Path(relive.__file__).parent)
-KERNELS = str(Path(PACKAGE) / "kernels")
 
 
 class Watcher:
@@ -312,8 +311,8 @@ def broken_off(call: Callable[[], Any], at: int, by: Callable[[], None] = interr
     def trace(frame: FrameType, event: str, arg: Any) -> Any:
         nonlocal left
         code = frame.f_code
-        inside = code.co_filename.startswith(PACKAGE) and not code.co_filename.startswith(KERNELS)
-        if code.co_name == "<genexpr>" or not (inside or code.co_qualname.startswith("Watcher.")):
+        inside = code.co_filename.startswith(PACKAGE) or isinstance(frame.f_locals.get("self"), Watcher)
+        if code.co_name == "<genexpr>" or not inside:
             return None  # what is raised while a generator is thrown away goes nowhere
         if left == 0:
             by()

@@ -1,8 +1,8 @@
 """Mutations: one wrong line at a time in a copy of the source, each of which a quick test has to notice.
 
 ``make mutations`` runs them all, ``python tests/mutations.py crosses`` those whose name contains "crosses". A mutation
-whose line is no longer in the source is an error, so the list cannot go stale unseen. A compiled kernel that is changed
-compiles again, half a minute or so.
+whose line is no longer in the source is an error, so the list cannot go stale unseen. For a line of C++, what it
+concerns of the core is compiled again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", NUMBA_NUM_THREADS="1")
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 SECONDS = 900
 """After so long, the tests are taken to hang: that is noticed as well."""
 
@@ -33,12 +34,22 @@ class Mutation(NamedTuple):
     name: str
     """What goes wrong then, in a few words."""
     file: str
-    """Where, below ``src/relive``."""
+    """Where, below ``src/relive``; C++ below ``src/core``."""
     old: str
     """Text that occurs once in the file."""
     new: str
     tests: str
     """Folders and files below ``tests`` that have to notice, the likeliest first."""
+
+    @property
+    def compiled(self) -> bool:
+        """Whether it is C++, so that the core has to be built."""
+        return self.file.endswith((".cpp", ".hpp"))
+
+    @property
+    def path(self) -> str:
+        """Where, below ``src``."""
+        return f"{'core' if self.compiled else 'relive'}/{self.file}"
 
 
 MUTATIONS = [
@@ -330,15 +341,15 @@ MUTATIONS = [
     Mutation(
         "the window of the newest has one transition too many",
         "ring/ring.py",
-        "kernels.fast().draw(self.handle, np.uint64(key), newest, places)",
-        "kernels.fast().draw(self.handle, np.uint64(key), newest + bool(newest), places)",
+        "core.draw(self.core, key, newest, places)",
+        "core.draw(self.core, key, newest + bool(newest), places)",
         "samplers/test_recent.py",
     ),
     Mutation(
         "the window of the newest, as places, has one transition too few",
         "ring/ring.py",
-        "kernels.fast().window(self.handle, newest, first, until)",
-        "kernels.fast().window(self.handle, max(newest - 1, 0), first, until)",
+        "core.window(self.core, newest, first, until)",
+        "core.window(self.core, max(newest - 1, 0), first, until)",
         "samplers/test_recent.py samplers/test_prioritized.py",
     ),
     Mutation(
@@ -456,13 +467,6 @@ MUTATIONS = [
         "samplers/test_prioritized.py",
     ),
     Mutation(
-        "the error of a sequence weighs its mean by eta and its largest by the rest",
-        "kernels/cpu/priorities.py",
-        "eta * largest + (1 - eta) * (total / max(count, 1))",
-        "(1 - eta) * largest + eta * (total / max(count, 1))",
-        "samplers/test_sequence_priorities.py",
-    ),
-    Mutation(
         "a transition that came while a call was broken off keeps an old priority",
         "samplers/prioritized.py",
         "new = (self._tree.get(places) == 0) | (ring.stamp[places] >= ring.unseen)",
@@ -493,7 +497,7 @@ MUTATIONS = [
     Mutation(
         "a short window weighs as much as a whole one",
         "samplers/uniform.py",
-        "return at + 1.0 - kernels.reference.window_start(at, rule.length, rule.stride)",
+        "return at + 1.0 - _window_start(at, rule)",
         "return at * 0.0 + rule.length",
         "samplers/test_sequence_weights.py",
     ),
@@ -579,8 +583,8 @@ MUTATIONS = [
     Mutation(
         "the in-place estimator is used after the ring of rows has come round",
         "rollout/buffer.py",
-        "self._gae_columns is not None and not columns.start:",
-        "self._gae_columns is not None:",
+        "self._gae_in_place is not None and not columns.start:",
+        "self._gae_in_place is not None:",
         "rollout/test_finishing.py rollout/test_columns.py",
     ),
     Mutation(
@@ -670,30 +674,9 @@ MUTATIONS = [
         "views/test_hindsight.py",
     ),
     Mutation(
-        "hindsight takes rewards that are not finite",
-        "kernels/cpu/windows.py",
-        "if not np.isfinite(rewards[entry]):",
-        "if np.isinf(rewards[entry]):",
-        "views/test_goals.py kernels/test_windows.py views/test_hindsight.py",
-    ),
-    Mutation(
-        "a tensor with gaps is copied as if it had none",
-        "kernels/cpu/rows.py",
-        "return count == 0 or (gaps == 0 and data != 0)",
-        "return count == 0 or data != 0",
-        "memory/test_copier.py",
-    ),
-    Mutation(
-        "a tensor that is negated lazily is copied as it lies in memory",
-        "kernels/cpu/rows.py",
-        " or is_true(table[NEGATED, i], item):",
-        ":",
-        "memory/test_copier.py",
-    ),
-    Mutation(
         "a step added in one call is not told to the sampler if it changes one row",
         "replay/writer.py",
-        "        if events:\n",
+        "        if events > 0:\n",
         "        if events > 1:\n",
         "replay/test_fused_add.py",
     ),
@@ -714,86 +697,44 @@ MUTATIONS = [
     Mutation(
         "one call overwrites rows that a save still reads",
         "replay/writer.py",
-        " or ring.before_overwriting is not None:",
-        ":",
+        "        if ring.before_overwriting is not None:\n            return False\n",
+        "",
         "replay/test_background.py",
     ),
     Mutation(
         "a user's view is read as the class that it inherits from",
         "replay/reader.py",
-        "kind in FUSED_VIEWS and",
-        "issubclass(kind, tuple(FUSED_VIEWS)) and",
-        "replay/test_fused_sample.py",
+        "type(view) is NStep and type(drawn) is Draw",
+        "isinstance(view, NStep) and type(drawn) is Draw",
+        "replay/test_batches.py",
     ),
     Mutation(
-        "a draw from an empty replay moves a scheduled beta on",
+        "a draw where all priorities are 0 moves a scheduled beta on",
+        "samplers/prioritized.py",
+        '        if not total > 0:\n            raise EmptyError("the priorities',
+        '        if not total > 0:\n            self.count_draw()\n            raise EmptyError("the priorities',
+        "samplers/test_prioritized.py replay/test_batches.py",
+    ),
+    Mutation(
+        "probabilities are overwritten by weights",
+        "batches.cpp",
+        "Column<float> weights{block->rows() + weight_at_, width, count};",
+        "Column<float> weights{block->rows() + probability_at_, width, count};",
+        "replay/test_batches.py",
+    ),
+    Mutation(
+        "after a change of a view, batches are drawn by the rule of before",
         "replay/reader.py",
-        "            sampler.undo_draws(before)\n",
-        "            pass\n",
-        "replay/test_fused_sample.py",
-    ),
-    Mutation(
-        "weights and probabilities change places",
-        "replay/reader.py",
-        "for path in paths) for paths in (whole.fields, large))",
-        "for path in paths) for paths in ([*layout.fields, *self._weighed], large))",
-        "replay/test_fused_sample.py",
-    ),
-    Mutation(
-        "after a change of the depth, stacks are drawn by the rule of before",
-        "replay/reader.py",
-        " or rule != rule_of(view):  # the long way",
-        ":  # the long way",
-        "replay/test_fused_stacks.py",
-    ),
-    Mutation(
-        "after a change of the overlap, sequences are drawn by the rule of before",
-        "views/sequences.py",
-        "        if ring.rule != self.rule:\n            return None",
-        "        if ring.rule is None:\n            return None",
-        "replay/test_fused_sequences.py",
-    ),
-    Mutation(
-        "windows with weights are drawn as if they had none",
-        "kernels/cpu/sample.py",
-        "if vector_of(direct, NODES, np.float64).size:",
-        "if vector_of(direct, NODES, np.float64).size < 0:",
-        "replay/test_fused_sequences.py",
-    ),
-    Mutation(
-        "the layers of a state lie as they are stored",
-        "kernels/cpu/sample.py",
-        "target + (layer * first.size + b) * width",
-        "target + (b * layers + layer) * width",
-        "replay/test_fused_sequences.py",
+        "        self.keep_rule()\n        progress, worker",
+        "        progress, worker",
+        "replay/test_stacks.py replay/test_sequence_batches.py",
     ),
     Mutation(
         "a function of goals that draws a batch overwrites the steps of the outer one",
         "views/hindsight.py",
         "scratch, self.spare = self.spare, None",
         "scratch = self.spare",
-        "replay/test_fused_goals.py",
-    ),
-    Mutation(
-        "goals of other episodes are drawn as the rows of the batch are",
-        "kernels/cpu/sample.py",
-        "draw(ring, key(stream, OTHERS), 0, others)",
-        "draw(ring, stream, 0, others)",
-        "kernels/test_sample.py",
-    ),
-    Mutation(
-        "errors that lie apart are read as if they were neighbours",
-        "kernels/cpu/priorities.py",
-        "indices, stride[0], sizes, step[0], dtype == FLOAT64)",
-        "indices, stride[0], sizes, 1, dtype == FLOAT64)",
-        "samplers/test_priorities.py",
-    ),
-    Mutation(
-        "a large final observation is stored in place of the last one but one",
-        "kernels/cpu/ring.py",
-        "given.finals if large[k, 3] else given.places",
-        "given.places",
-        "replay/test_fused_add.py",
+        "replay/test_goal_functions.py",
     ),
     Mutation(
         "a step that is not stored yet overwrites the bootstrap row",
@@ -805,37 +746,23 @@ MUTATIONS = [
     Mutation(
         "a step without a mask keeps that of an older step in its row",
         "rollout/buffer.py",
-        "len(values) == check.size and not self._bookkeeping_used",
-        "len(values) == check.size",
+        "(not self._bookkeeping_used and copier.take(row, values))",
+        "copier.take(row, values)",
         "rollout/test_writing.py",
     ),
     Mutation(
         "minibatches of a rollout that begins behind its first place have the rows before it",
-        "rollout/minibatches.py",
-        "        if columns.start:",
-        "        if columns.start < 0:",
-        "rollout/test_compiled_rows.py",
-    ),
-    Mutation(
-        "a column that moved is packed from where it was",
-        "rollout/minibatches.py",
-        "packing.layout is not columns.layout or packing.wanted",
-        "packing.wanted",
-        "rollout/test_compiled_rows.py",
+        "rollout/columns.py",
+        "array = self._memory[path][self.start : self.start + self.count]",
+        "array = self._memory[path][: self.count]",
+        "rollout/test_packed_rows.py",
     ),
     Mutation(
         "arguments with gaps between their numbers count as plain ones",
-        "returns.py",
-        "or not x.is_contiguous() or x.is_neg()",
-        "or x.is_neg()",
-        "returns/test_plain_arguments.py",
-    ),
-    Mutation(
-        "frames that do not follow one another are copied as if they did",
-        "kernels/cpu/windows.py",
-        "together = together and places[k] == first + k",
-        "together = together and places[k] >= first",
-        "ring/test_ring.py views/test_frames.py",
+        "returns.cpp",
+        "found.shape[1] == envs && found.contiguous() &&",
+        "found.shape[1] == envs &&",
+        "returns/test_plain_arguments.py core/test_returns.py",
     ),
     Mutation(
         "hindsight keeps the functions that it had before they were changed",
@@ -922,104 +849,651 @@ MUTATIONS = [
         "interrupted=False,",
         "rollout rollout/test_buffer.py",
     ),
-    # -- kernels, compiled ones last: each compiles anew
+    # -- the core: draws
     Mutation(
-        "a window of n steps crosses an episode's end",
-        "kernels/cpu/windows.py",
-        "if terminal | cut or k == steps or ring.stamp[place] < 0:",
-        "if k == steps:",
-        "views/test_transitions.py ring",
+        "a random number has a bit less",
+        "random.hpp",
+        "(mix(stream + GOLDEN * nth) >> 11)) * 0x1p-53",
+        "(mix(stream + GOLDEN * nth) >> 12)) * 0x1p-52",
+        "core/test_draws.py",
     ),
     Mutation(
-        "what an episode ended on is the observation before: a stale final observation",
-        "kernels/cpu/ring.py",
-        "scatter_rows(given.final, given.finals, memory, ring.obs_bytes)",
-        "scatter_rows(given.staged, given.finals, memory, ring.obs_bytes)",
-        "views/test_transitions.py ring",
+        "a mass may be rounded up to the total",
+        "draws.cpp",
+        "out[i] = std::min(below, u * total);",
+        "out[i] = std::min(total, u * total);",
+        "core/test_draws.py",
     ),
     Mutation(
-        "the window of the newest is off by one where some of them have gone",
-        "kernels/cpu/priorities.py",
-        "if _since(middle, history, ring, first) >= newest:",
-        "if _since(middle, history, ring, first) > newest:",
-        "samplers/test_recent.py ring",
+        "a permutation leaves no number at its place",
+        "draws.cpp",
+        "u * static_cast<double>(left))]);",
+        "u * static_cast<double>(left - 1))]);",
+        "core/test_draws.py",
     ),
     Mutation(
-        "a target bootstraps after a terminal",
-        "kernels/reference/windows.py",
-        "return 0.0 if terminal else discount",
-        "return discount",
-        "views/test_transitions.py ring",
-    ),
-    Mutation(
-        "the first reward of a window is discounted",
-        "kernels/reference/windows.py",
-        "value + discount * float(reward), discount * gamma",
-        "value + discount * gamma * float(reward), discount * gamma",
-        "views/test_transitions.py ring",
-    ),
-    Mutation(
-        "frames of an earlier episode are in a stack",
-        "kernels/cpu/windows.py",
-        "reach = min(back, step[place])  # no further",
-        "reach = back  # no further",
-        "views/test_transitions.py",
-    ),
-    Mutation(
-        "GAE carries on over a truncation",
-        "kernels/cpu/returns.py",
-        "advantage = delta + _passed_on(terminated | truncated, decay, carry)",
-        "advantage = delta + _passed_on(terminated, decay, carry)",
-        "returns/test_functions_at_ends.py",
-    ),
-    Mutation(
-        "a truncated step is valued by the next episode",
-        "kernels/cpu/returns.py",
-        "following = choose(truncated, load(p.final_value + 4 * i, inside), following)",
-        "following = choose(terminated, load(p.final_value + 4 * i, inside), following)",
-        "returns/test_functions_at_ends.py",
-    ),
-    Mutation(
-        "a goal of the future is the one reached before the row's own step",
-        "kernels/cpu/windows.py",
-        "return number + 1, end",
-        "return number, end",
-        "views/test_hindsight.py",
-    ),
-    Mutation(
-        "a row makes way, and one that needs it as history stays drawable",
-        "kernels/cpu/ring.py",
-        "while other <= min(old + history, number - 1):",
-        "while other < min(old + history, number - 1):",
-        "ring/test_ring.py",
-    ),
-    Mutation(
-        "a mass on the edge of two leaves goes to the left one",
-        "kernels/cpu/priorities.py",
-        "passed = edge <= mass",
-        "passed = edge < mass",
-        "samplers/test_sumtree.py",
-    ),
-    Mutation(
-        "a sequence's rewards reach one step less far",
-        "kernels/cpu/windows.py",
-        "k = min(steps, known - t)",
-        "k = min(steps, known - t - 1)",
-        "views/test_sequences.py",
+        "a draw that missed takes the number of the draw after it",
+        "draws.cpp",
+        "spot = line.at(stream, 1 + i + count * attempt);",
+        "spot = line.at(stream, 1 + i + attempt);",
+        "core/test_draws.py",
     ),
     Mutation(
         "of anchors that are counted out, the last is never drawn",
-        "kernels/cpu/priorities.py",
-        "* 2.0**-53 * np.float64(found))",
-        "* 2.0**-53 * np.float64(found - 1))",
-        "ring/test_ring.py",
+        "draws.cpp",
+        "static_cast<std::int64_t>(uniform(mix(stream) + i, 0) * static_cast<double>(found));",
+        "static_cast<std::int64_t>(uniform(mix(stream) + i, 0) * static_cast<double>(found - 1));",
+        "core/test_draws.py",
+    ),
+    Mutation(
+        "the window of the newest is off by one where some of them have gone",
+        "draws.cpp",
+        "(rows_since(ring, middle, history, first) >= newest ? low : high) = middle;",
+        "(rows_since(ring, middle, history, first) > newest ? low : high) = middle;",
+        "core/test_draws.py",
+    ),
+    Mutation(
+        "the number of an overwritten row finds the row that lies there now",
+        "draws.cpp",
+        "places[i] = number >= ring.oldest(e) && ring.can_draw(place, number, e) ? place : -1;",
+        "places[i] = ring.can_draw(place, number, e) ? place : -1;",
+        "core/test_draws.py",
+    ),
+    Mutation(
+        "an index is found before it is issued",
+        "draws.cpp",
+        "if (given < 0 || number >= ring.envs[e].head) {",
+        "if (given < 0 || number > ring.envs[e].head) {",
+        "core/test_draws.py",
+    ),
+    Mutation(
+        "a row whose history has gone can be drawn",
+        "ring.hpp",
+        "std::min<std::int64_t>(step[place], history) < oldest(e)) return false;",
+        "std::min<std::int64_t>(step[place], history) < oldest(e) - 1) return false;",
+        "core/test_draws.py",
+    ),
+    Mutation(
+        "a tail that an interruption left is no window",
+        "ring.hpp",
+        "if (number + 2 == head) return following == 0;  // the row after is the newest",
+        "if (number + 2 == head) return false;",
+        "core/test_draws.py",
+    ),
+    # -- the core: sum trees and priorities
+    Mutation(
+        "a mass on the edge of two leaves goes to the left one",
+        "tree.cpp",
+        "child += edges[k + 1] <= masses[i];",
+        "child += edges[k + 1] < masses[i];",
+        "core/test_tree.py",
+    ),
+    Mutation(
+        "a mass on the edge of two parts of a cover goes to the left one",
+        "tree.cpp",
+        "std::upper_bound(among.until.begin()",
+        "std::lower_bound(among.until.begin()",
+        "core/test_tree.py",
+    ),
+    Mutation(
+        "a mass that rounding left beyond all falls on a leaf without weight",
+        "tree.cpp",
+        "child = children[k] > 0.0 ? k : child;",
+        "child = k;",
+        "core/test_tree.py",
+    ),
+    Mutation(
+        "the smallest weight is that of a leaf without any",
+        "tree.cpp",
+        "return nodes[node] > 0.0 ? nodes[node] : INFINITE;",
+        "return nodes[node] >= 0.0 ? nodes[node] : INFINITE;",
+        "core/test_tree.py",
+    ),
+    Mutation(
+        "sums of a tree are added from right to left",
+        "tree.cpp",
+        "for (std::int64_t k = 0; k < Tree::WIDTH; ++k) sum += children[k];",
+        "for (std::int64_t k = Tree::WIDTH; k-- > 0;) sum += children[k];",
+        "core/test_tree.py",
+    ),
+    Mutation(
+        "a tree holds a weight of -0.0",
+        "tree.cpp",
+        "auto weight = values[i * each] + 0.0;  // -0.0 becomes 0.0",
+        "auto weight = values[i * each];",
+        "core/test_tree.py",
+    ),
+    Mutation(
+        "eps is added to the power, not to the error",
+        "priorities.hpp",
+        "return std::pow(static_cast<double>(error) + facts_->eps, facts_->alpha);",
+        "return std::pow(static_cast<double>(error), facts_->alpha) + facts_->eps;",
+        "core/test_priorities.py",
+    ),
+    Mutation(
+        "weights compare with a priority, not with its probability",
+        "priorities.cpp",
+        "if (lowest > 0.0) least = lowest / total;",
+        "if (lowest > 0.0) least = lowest;",
+        "core/test_priorities.py",
+    ),
+    Mutation(
+        "the largest error is the last one",
+        "priorities.cpp",
+        "largest = std::max<double>(largest, size);",
+        "largest = size;",
+        "core/test_priorities.py",
+    ),
+    Mutation(
+        "an error of a row that was overwritten goes to the row that lies there now",
+        "priorities.cpp",
+        "if (number < ring->oldest(e)) continue;",
+        "if (number < 0) continue;",
+        "core/test_priorities.py",
+    ),
+    Mutation(
+        "a note of rated rows has their new errors",
+        "priorities.cpp",
+        "pair[1] = errors_[rated[i].place];",
+        "pair[1] = rated[i].size;",
+        "core/test_priorities.py",
+    ),
+    Mutation(
+        "the error of a sequence weighs its mean by eta and its largest by the rest",
+        "priorities.cpp",
+        "return eta * largest + (1 - eta) * (total",
+        "return (1 - eta) * largest + eta * (total",
+        "core/test_priorities.py",
+    ),
+    Mutation(
+        "the mean of a sequence's errors counts steps that do not count",
+        "priorities.cpp",
+        "(total / static_cast<double>(count ? count : 1));",
+        "(total / static_cast<double>(counts.size()));",
+        "core/test_priorities.py",
+    ),
+    Mutation(
+        "errors that lie apart are read as if they were neighbours",
+        "priorities.cpp",
+        "Errors all{given.data, given.stride(item), given.dtype.bits == 64};",
+        "Errors all{given.data, given.dtype.bits / 8, given.dtype.bits == 64};",
+        "core/test_priorities.py",
+    ),
+    Mutation(
+        "an error beyond float32 is infinite",
+        "priorities.cpp",
+        "return size <= LARGEST_ERROR ? static_cast<float>(size)",
+        "return size < INFINITY ? static_cast<float>(size)",
+        "core/test_priorities.py",
+    ),
+    # -- the core: adding rows
+    Mutation(
+        "what an episode ended on is the observation before: a stale final observation",
+        "adding.cpp",
+        "scatter(given.final, given.width, given.finals,",
+        "scatter(given.staged, given.width, given.finals,",
+        "core/test_adding.py",
+    ),
+    Mutation(
+        "a row makes way, and one that needs it as history stays drawable",
+        "adding.cpp",
+        "auto last = std::min(old + history_, number - 1);",
+        "auto last = std::min(old + history_ - 1, number - 1);",
+        "core/test_adding.py",
+    ),
+    Mutation(
+        "the last row before a clear never makes way",
+        "adding.cpp",
+        "if (auto old = number - rows_; old >= tail)",
+        "if (auto old = number - rows_; old > tail)",
+        "core/test_adding.py",
+    ),
+    Mutation(
+        "an episode that is as long as can be counted is not cut",
+        "adding.cpp",
+        "bool cut = index + 1 >= LONGEST && kind == GOES_ON;",
+        "bool cut = index + 1 > LONGEST && kind == GOES_ON;",
+        "core/test_adding.py",
+    ),
+    Mutation(
+        "a final observation counts as older than the step before it",
+        "adding.cpp",
+        "stamp[final] = -2 - completed_;",
+        "stamp[final] = -1 - completed_;",
+        "core/test_adding.py",
+    ),
+    Mutation(
+        "the first row that is not in reserve is overwritten",
+        "adding.cpp",
+        "heads[e] - ring.rows > ring.reserve[e]) return true;",
+        "heads[e] - ring.rows > ring.reserve[e] + 1) return true;",
+        "core/test_adding.py",
+    ),
+    Mutation(
+        "a negative order overwrites a row's step in a note",
+        "adding.cpp",
+        "static_cast<std::uint32_t>(ring.order[place]));",
+        "static_cast<std::uint64_t>(ring.order[place]));",
+        "core/test_adding.py",
+    ),
+    Mutation(
+        "a note forgets the row that the first new one completes",
+        "adding.cpp",
+        "if (number > 0) row_at = note_row(ring, row_at, ring.place_of(number - 1, e));",
+        "if (number > ring.rows) row_at = note_row(ring, row_at, ring.place_of(number - 1, e));",
+        "core/test_adding.py",
+    ),
+    Mutation(
+        "the first row without a final observation is named by the one after it",
+        "adding.cpp",
+        "if (mode == NO_FINALS && ended >= 0) return -1 - ended;",
+        "if (mode == NO_FINALS && ended >= 0) return -2 - ended;",
+        "core/test_adding.py",
+    ),
+    Mutation(
+        "infinite rewards are not counted",
+        "adding.cpp",
+        "not_finite += !std::isfinite(given.reward[i]);",
+        "not_finite += std::isnan(given.reward[i]);",
+        "core/test_adding.py",
+    ),
+    Mutation(
+        "a large final observation is stored in place of the last one but one",
+        "steps.cpp",
+        "(one.is_final ? staged_.finals : staged_.places).data + low;",
+        "staged_.places.data + low;",
+        "core/test_steps.py",
+    ),
+    Mutation(
+        "a float64 that is too large for a float32 is stored as infinite",
+        "steps.cpp",
+        "(static_cast<double>(FLT_MAX))",
+        "(DBL_MAX)",
+        "core/test_steps.py",
+    ),
+    Mutation(
+        "of many rows in float64, those behind the first block come from too early on",
+        "steps.cpp",
+        "auto given = step[i].narrowed ? 2 * one.size : one.size;",
+        "auto given = one.size;",
+        "core/test_steps.py",
+    ),
+    Mutation(
+        "a step's truncations are those of the step before",
+        "steps.cpp",
+        " || has(staged_.terminated.first) || has(staged_.truncated.first);",
+        " || has(staged_.terminated.first);",
+        "core/test_steps.py",
+    ),
+    # -- the core: n-step windows and frames
+    Mutation(
+        "a window of n steps crosses an episode's end",
+        "windows.cpp",
+        "if ((terminal | cut) || k == steps || stamp[place] < 0) break;",
+        "if (k == steps) break;",
+        "core/test_windows.py",
     ),
     Mutation(
         "windows of rows with next observations of their own go over an interruption",
-        "kernels/cpu/windows.py",
-        "if own and (number + k > newest or ring.step[place] == 0):",
-        "if own and number + k > newest:",
-        "views/test_transitions.py",
+        "windows.cpp",
+        "if (own && (number + k > newest || step[place] == 0)) break;",
+        "if (own && number + k > newest) break;",
+        "core/test_windows.py",
+    ),
+    Mutation(
+        "the next index of a row with a next observation of its own is one too large",
+        "windows.cpp",
+        "auto following = (number + k - own) * num_envs + e;",
+        "auto following = (number + k) * num_envs + e;",
+        "core/test_windows.py",
+    ),
+    Mutation(
+        "a target bootstraps after a terminal",
+        "windows.hpp",
+        "return terminal ? 0.0 : discount;",
+        "return discount;",
+        "core/test_windows.py",
+    ),
+    Mutation(
+        "the first reward of a window is discounted",
+        "windows.hpp",
+        "value += discount * static_cast<double>(reward);\n    discount *= gamma;",
+        "discount *= gamma;\n    value += discount * static_cast<double>(reward);",
+        "core/test_windows.py",
+    ),
+    Mutation(
+        "frames of an earlier episode are in a stack",
+        "windows.cpp",
+        "auto reach = std::min(back, index);",
+        "auto reach = back;",
+        "core/test_windows.py",
+    ),
+    Mutation(
+        "frames that do not follow one another are copied as if they did",
+        "windows.cpp",
+        "together &= places[k] == places[0] + k;",
+        "together &= places[k] >= places[0];",
+        "core/test_windows.py",
+    ),
+    Mutation(
+        "a run of frames may end behind the last row",
+        "windows.cpp",
+        "places[0] <= rows - depth;",
+        "places[0] <= rows - depth + 1;",
+        "core/test_windows.py",
+    ),
+    # -- the core: sequences
+    Mutation(
+        "a sequence's rewards reach one step less far",
+        "sequences.cpp",
+        "auto k = t < mark.own ? std::min(n, mark.known - t) : 0;",
+        "auto k = t < mark.own ? std::min(n, mark.known - t - 1) : 0;",
+        "core/test_sequences.py",
+    ),
+    Mutation(
+        "the last step of burn-in counts",
+        "sequences.cpp",
+        "burn_in[b] <= t && t < mark.own);",
+        "burn_in[b] <= t + 1 && t < mark.own);",
+        "core/test_sequences.py",
+    ),
+    Mutation(
+        "an episode that was truncated has no last observation in its sequence",
+        "sequences.cpp",
+        "t == mark.known && (mark.terminated | mark.truncated);",
+        "t == mark.known && mark.terminated;",
+        "core/test_sequences.py",
+    ),
+    Mutation(
+        "a sequence is said to start with its burn-in",
+        "sequences.cpp",
+        "facts[START][b] = number - index + start;",
+        "facts[START][b] = number - index + first;",
+        "core/test_sequences.py",
+    ),
+    Mutation(
+        "steps that do not count still bootstrap",
+        "sequences.cpp",
+        "bootstrap(discount, k == 0 || terminal)",
+        "bootstrap(discount, terminal)",
+        "core/test_sequences.py",
+    ),
+    Mutation(
+        "a sequence whose burn-in begins its episode does not say so",
+        "sequences.cpp",
+        "ring.step[first] == 0, ring.terminated[last]",
+        "ring.step[first] == 0 && own == known, ring.terminated[last]",
+        "core/test_sequences.py",
+    ),
+    Mutation(
+        "the layers of a state lie as they are stored",
+        "replay/reader.py",
+        "states[path] = swap_layers(batch.pop(path)).contiguous()",
+        "states[path] = batch.pop(path)",
+        "replay/test_sequence_batches.py views/test_sequences.py",
+    ),
+    # -- the core: goals
+    Mutation(
+        "a goal of the future is the one reached before the row's own step",
+        "goals.cpp",
+        "return {number + 1, end};",
+        "return {number, end};",
+        "core/test_goals.py",
+    ),
+    Mutation(
+        "a goal of the past may be the one that the row's own step reached",
+        "goals.cpp",
+        "return {first + 1, number};",
+        "return {first + 1, number + 1};",
+        "core/test_goals.py",
+    ),
+    Mutation(
+        "a goal is chosen by the number that decided that there is one",
+        "goals.cpp",
+        "auto u = uniform(key, GOALS + 2 * i + 1);",
+        "auto u = uniform(key, GOALS + 2 * i);",
+        "core/test_goals.py",
+    ),
+    Mutation(
+        "an episode that was interrupted is never over",
+        "goals.cpp",
+        "(layout.finished && end == env.head - 1 && env.next > 0)",
+        "(layout.finished && end == env.head - 1)",
+        "core/test_goals.py",
+    ),
+    Mutation(
+        "numbers of 33 bits have goals of other episodes",
+        "goals.cpp",
+        "auto end = number + static_cast<std::uint32_t>(noted - number);",
+        "auto end = noted;",
+        "core/test_goals.py",
+    ),
+    Mutation(
+        "with another goal, a window goes on over a truncation",
+        "goals.cpp",
+        "terminal = steps.terminated[entry], cut = steps.truncated[entry];\n            if (terminal | cut) break;",
+        "terminal = steps.terminated[entry], cut = steps.truncated[entry];\n            if (terminal) break;",
+        "core/test_goals.py",
+    ),
+    Mutation(
+        "hindsight takes rewards that are not finite",
+        "goals.cpp",
+        "if (!std::isfinite(rewards[entry])) return entry;",
+        "if (std::isinf(rewards[entry])) return entry;",
+        "core/test_goals.py views/test_goals.py",
+    ),
+    # -- the core: returns and rollouts
+    Mutation(
+        "GAE carries on over a truncation",
+        "returns_passes.hpp",
+        "auto goes_on = unset(terminated | truncated), valued = goes_on;",
+        "auto goes_on = unset(terminated), valued = unset(terminated | truncated);",
+        "core/test_returns.py",
+    ),
+    Mutation(
+        "a truncated step is valued by the next episode",
+        "returns_passes.hpp",
+        "following = unset(truncated) ? following",
+        "following = unset(terminated) ? following",
+        "core/test_returns.py",
+    ),
+    Mutation(
+        "GAE passes on what a step that is not real was told",
+        "returns_passes.hpp",
+        "delta = where(real, delta), goes_on &= real;",
+        "delta = where(real, delta);",
+        "core/test_returns.py",
+    ),
+    Mutation(
+        "GAE adds a step's numbers in another order",
+        "returns_passes.hpp",
+        "(load(grid.reward + i, reads) - value) + where(ends.valued, gamma * ends.following);",
+        "(load(grid.reward + i, reads) + where(ends.valued, gamma * ends.following)) - value;",
+        "core/test_returns.py",
+    ),
+    Mutation(
+        "V-trace clips traces as it clips rewards",
+        "returns_passes.hpp",
+        "auto c = lam * (ratio > most_c ? most_c : ratio)",
+        "auto c = lam * (ratio > most_rho ? most_rho : ratio)",
+        "core/test_returns.py",
+    ),
+    Mutation(
+        "V-trace's advantage bootstraps from the value, not from the target",
+        "returns_passes.hpp",
+        "auto advantage = rho * (gain + where(ends.valued, gamma * targets.following));",
+        "auto advantage = rho * (gain + where(ends.valued, gamma * ends.following));",
+        "core/test_returns.py",
+    ),
+    Mutation(
+        "a return of a step that is not real passes on",
+        "returns_passes.hpp",
+        "            goes_on &= real;\n        }\n        return {term + where(goes_on, gamma * next.ret)};",
+        "        }\n        return {term + where(goes_on, gamma * next.ret)};",
+        "core/test_returns.py",
+    ),
+    Mutation(
+        "a step that is left out needs a final value",
+        "returns_passes.hpp",
+        "if (grid.truncated[i] && !grid.terminated[i] && (!grid.mask || grid.mask[i]) &&",
+        "if (grid.truncated[i] && !grid.terminated[i] &&",
+        "core/test_returns.py",
+    ),
+    Mutation(
+        "a step that is left out ends the episode before it",
+        "rollouts.cpp",
+        "ended[env] = is_done[env] | (ended[env] & (1 - is_real[env]));",
+        "ended[env] = is_done[env] | (1 - is_real[env]);",
+        "core/test_rollouts.py",
+    ),
+    Mutation(
+        "the last window of a run is left out if it is short",
+        "rollouts.cpp",
+        "return beyond > 0 ? (beyond + stride - 1) / stride * stride : 0;",
+        "return beyond > 0 ? beyond / stride * stride : 0;",
+        "core/test_rollouts.py",
+    ),
+    Mutation(
+        "a window of a rollout goes on over an episode's end",
+        "rollouts.cpp",
+        "while (end + 1 < done.rows && !done[end][env] && real[end + 1][env]) ++end;",
+        "while (end + 1 < done.rows && real[end + 1][env]) ++end;",
+        "core/test_rollouts.py",
+    ),
+    Mutation(
+        "padding whose bytes differ is filled with its first byte",
+        "rollouts.cpp",
+        "std::memcmp(pad.data, pad.data + 1, width - 1) == 0;",
+        "std::memcmp(pad.data, pad.data + 1, width / 2) == 0;",
+        "core/test_rollouts.py",
+    ),
+    # -- the core: counters and pages
+    Mutation(
+        "a step that ended without a next observation is committed to a lane",
+        "counters.cpp",
+        "if (kept && !(marks & FOLLOWED) && ends(row, n))",
+        "if (kept && !(marks & CUT) && ends(row, n))",
+        "core/test_counters.py",
+    ),
+    Mutation(
+        "a row that is left out interrupts an episode that has ended",
+        "counters.cpp",
+        "is_kept(before_marks, before, n) && !ends(before, n)) marks |= LANE_ALONE;",
+        "is_kept(before_marks, before, n)) marks |= LANE_ALONE;",
+        "core/test_counters.py",
+    ),
+    Mutation(
+        "a bell rings one step too late",
+        "counters.cpp",
+        "return held >= wanted && rung(Bell(bell_[0]));",
+        "return held > wanted && rung(Bell(bell_[0]));",
+        "core/test_counters.py",
+    ),
+    Mutation(
+        "samples pass because of inserts that are not in yet",
+        "counters.cpp",
+        "auto ready = across - seen(counts[PENDING]);",
+        "auto ready = across;",
+        "core/test_counters.py",
+    ),
+    Mutation(
+        "the last insert before the first sample waits for samples",
+        "counters.cpp",
+        "allowed = total <= rule.min_size ||",
+        "allowed = total < rule.min_size ||",
+        "core/test_counters.py",
+    ),
+    Mutation(
+        "the page that a row begins on is not asked for",
+        "pages.cpp",
+        "for (auto low = first - first % page; low < last;",
+        "for (auto low = first + (page - first % page) % page; low < last;",
+        "replay/test_prefetch.py",
+    ),
+    Mutation(
+        "of a large row, pages behind the first ones are not asked for",
+        "pages.cpp",
+        "low < last; low += PAGES * page)",
+        "low < last; low += 2 * PAGES * page)",
+        "replay/test_prefetch.py",
+    ),
+    # -- the core: tensors and batches
+    Mutation(
+        "a tensor with gaps is copied as if it had none",
+        "tensors.cpp",
+        "whole &= shape[axis] == 1 || stride(axis) == step;",
+        "whole &= shape[axis] >= 1 || stride(axis) == step;",
+        "core/test_tensors.py core/test_steps.py",
+    ),
+    Mutation(
+        "a tensor that is negated lazily is copied as it lies in memory",
+        "tensors.cpp",
+        "return is_true(tensor, torch.is_neg) || (dtype.code",
+        "return (dtype.code",
+        "core/test_tensors.py memory/test_copier.py",
+    ),
+    Mutation(
+        "the row behind the last is gathered",
+        "windows.cpp",
+        "if (place >= source.rows) return i;",
+        "if (place > source.rows) return i;",
+        "core/test_windows.py",
+    ),
+    Mutation(
+        "row -1 is taken, as one of zeros",
+        "tensors.cpp",
+        "if (index[i] < 0) return i;  // that",
+        "if (index[i] < -1) return i;  // that",
+        "core/test_tensors.py",
+    ),
+    Mutation(
+        "bytes are copied up to the last whole 16 of them",
+        "copies.hpp",
+        "        move_piece(to + bytes - PIECE, from + bytes - PIECE);\n",
+        "",
+        "core/test_windows.py",
+    ),
+    Mutation(
+        "rows of several envs are packed time first",
+        "tensors.cpp",
+        "found[i].data + (t * envs + low) * size,",
+        "found[i].data + (low * steps + t) * size,",
+        "core/test_tensors.py",
+    ),
+    Mutation(
+        "of the blocks of a pool, the largest makes way",
+        "pool.cpp",
+        "other->capacity_ < block->capacity_",
+        "other->capacity_ > block->capacity_",
+        "core/test_tensors.py",
+    ),
+    Mutation(
+        "of the blocks of a pool, the largest is taken",
+        "pool.cpp",
+        "block->capacity_ < best->capacity_);",
+        "block->capacity_ > best->capacity_);",
+        "core/test_tensors.py",
+    ),
+    Mutation(
+        "a draw from the newest is from all",
+        "batches.cpp",
+        "draw.newest = newest;",
+        "draw.newest = 0 * newest;",
+        "core/test_batches.py samplers/test_recent.py",
+    ),
+    Mutation(
+        "a cover is forgotten by the draw that it came with",
+        "batches.cpp",
+        "draw.from_some = true, draw.tops",
+        "draw.from_some = false, draw.tops",
+        "core/test_batches.py samplers/test_recent.py",
+    ),
+    Mutation(
+        "leaves that are drawn by their weight come one from each part of the total",
+        "batches.cpp",
+        "masses(stream, false, total, wanted);",
+        "masses(stream, true, total, wanted);",
+        "core/test_batches.py",
     ),
     # -- lanes: steps of other processes
     Mutation(
@@ -1039,8 +1513,8 @@ MUTATIONS = [
     Mutation(
         "lanes: a writer takes the row of a step that was not drained",
         "processes/lanes.py",
-        "self._limit = self._lane.drained + self._steps",
-        "self._limit = self._lane.drained + self._steps + 1",
+        "        if number >= self._limit:\n            self._limit = self._lane.drained + self._steps\n",
+        "        if number >= self._limit:\n            self._limit = self._lane.drained + self._steps + 1\n",
         "processes/test_lanes.py",
     ),
     Mutation(
@@ -1326,35 +1800,67 @@ MUTATIONS = [
         "cluster",
     ),
 ]
-"""The first are in plain Python, so that what is compiled serves them all."""
+"""In the order of the rooms they are in, more or less."""
 
 
 def stale() -> list[str]:
     """The mutations whose text does not occur exactly once, or whose tests are gone."""
     found = list[str]()
     for mutation in MUTATIONS:
-        count = (ROOT / "src" / "relive" / mutation.file).read_text(encoding="utf-8").count(mutation.old)
+        file = ROOT / "src" / mutation.path
+        count = file.read_text(encoding="utf-8").count(mutation.old) if file.exists() else 0
         missing = [name for name in mutation.tests.split() if not (ROOT / "tests" / name).exists()]
         if count != 1 or missing:
-            found.append(f"{mutation.name}: {mutation.file} has its line {count} times; missing: {missing}")
+            found.append(f"{mutation.name}: {mutation.path} has its line {count} times; missing: {missing}")
     return found
 
 
 def verdict(mutation: Mutation, source: Path, stamp: int) -> str:
     """Run the tests of a mutation on a changed copy, which is mended afterwards: the test that noticed, or "lives"."""
-    file = source / "relive" / mutation.file
+    file = source / mutation.path
+    core = {path: path.read_bytes() for path in source.glob("relive/core/_core*.so") if mutation.compiled}
     text, times = file.read_text(encoding="utf-8"), file.stat()
     file.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
-    os.utime(file, (stamp, stamp))  # another second for each, since Python compiles again by whole seconds
+    if not mutation.compiled:
+        os.utime(file, (stamp, stamp))  # another second for each, since Python compiles again by whole seconds
     try:
+        if mutation.compiled:
+            build(source.parent)
         noticed = first_failure([f"tests/{name}" for name in mutation.tests.split()], source)
     finally:
+        for path, good in core.items():
+            path.unlink(missing_ok=True)
+            path.write_bytes(good)
         file.write_text(text, encoding="utf-8")
-        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+        if not mutation.compiled:  # C++ is compiled anew where its time is later than the last build's
+            os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     if noticed is None:
         return "lives"
     anyway = "::" in noticed and first_failure([noticed], source) is not None
     return noticed.removeprefix("tests/") + " (which fails without it, too)" * anyway
+
+
+def build(checkout: Path) -> None:
+    """Build the core of a copy of the checkout, and put it there: the first time all of it, then what has changed."""
+    folder, tools = checkout / "build", Path(sys.executable).parent
+    if not folder.exists():
+        nanobind = done_by(sys.executable, "-m", "nanobind", "--cmake_dir").strip()
+        known = {"CMAKE_MAKE_PROGRAM": tools / "ninja", "Python_EXECUTABLE": sys.executable, "nanobind_DIR": nanobind}
+        known |= {"CMAKE_CXX_FLAGS_RELEASE": "-O1 -DNDEBUG", "RELIVE_ZIG": os.environ.get("RELIVE_ZIG") or "OFF"}
+        options = [f"-D{name}={value}" for name, value in known.items()]
+        done_by(tools / "cmake", "-S", checkout, "-B", folder, "-G", "Ninja", *options)
+    done_by(tools / "cmake", "--build", folder)
+    for path in checkout.glob("src/relive/core/_core*.so"):
+        path.unlink()  # another process may have it mapped
+    done_by(tools / "cmake", "--install", folder, "--prefix", checkout / "src")
+
+
+def done_by(*command: str | Path) -> str:
+    """What a program writes; an error if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
 
 
 def first_failure(tests: list[str], source: Path) -> str | None:
@@ -1394,18 +1900,19 @@ def main(wanted: list[str]) -> int:
     print("\n".join(problems), end="\n" * bool(problems))
     chosen = [m for m in MUTATIONS if not wanted or any(word in m.name for word in wanted)]
     lives = 0
-    for heavy in ("torch", "numba", "gymnasium", "tensordict", "hypothesis"):  # once, for all processes that follow
+    for heavy in ("torch", "gymnasium", "tensordict", "hypothesis"):  # once, for all processes that follow
         importlib.import_module(heavy)
     print("| mutation | in | noticed by | after |\n|---|---|---|---:|", flush=True)
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         source = Path(folder, "src")
-        shutil.copytree(ROOT / "src", source)  # with what was compiled of it
+        shutil.copytree(ROOT / "src", source)  # with the core that was built
+        shutil.copy(ROOT / "CMakeLists.txt", folder)
         for i, mutation in enumerate(chosen):
             before = time.perf_counter()
             found = verdict(mutation, source, int(time.time()) + i)
             lives += found == "lives" or found.endswith("too)")
             seconds = time.perf_counter() - before
-            print(f"| {mutation.name} | {mutation.file} | {found} | {seconds:.0f} s |", flush=True)
+            print(f"| {mutation.name} | {mutation.path} | {found} | {seconds:.0f} s |", flush=True)
     return lives + len(problems)
 
 

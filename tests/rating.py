@@ -1,4 +1,4 @@
-"""Priorities that both twins of a kernel change, and tensors that they may be changed by."""
+"""Priorities that the compiled core and their definition change alike, and tensors that they may be changed by."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import numpy as np
 import torch
 
 import inside
-from relive import Prioritized
-from relive.kernels import cpu, reference
+from definitions import priorities as plain
+from relive import Prioritized, core
+from relive.core.words import LARGEST
 from twins import Twin
 
 PRIVATE: Any = torch
 
 
 class Pair:
-    """Priorities of a ring that was played at random, twice: for the plain twin, and bound for the fast one."""
+    """Priorities of a ring that was played at random, twice: for the definition, and for compiled code."""
 
     def __init__(self, seed: int, alpha: float = 0.6, minima: bool = False) -> None:
         rng = self.rng = np.random.default_rng(seed)
@@ -27,43 +28,52 @@ class Pair:
             self.twin.add("".join(rng.choice(list("...TUB"), self.num_envs)))
         self.ring: Any = inside.ring(self.twin.buffer)
         for place in self.ring.anchors().tolist():
-            sampler.update(np.array([place]), rng.gamma(1.0, 3.0, 1).astype(np.float32))
+            sampler.rate(self.ring.index_of(np.array([place])), rng.gamma(1.0, 3.0, 1).astype(np.float32), None, None)
         if minima and self.ring.drawable:
             inside.tree(sampler).minimum_positive()
-        memory = inside.bound(sampler)().memory  # the kernels do not write to the ring
         room = int(rng.integers(0, 3))  # for no notes of what changes, for few, or for all
         undo = np.zeros((0, 2 + 2 * int(rng.integers(0, 9)), 200)[room])
-        self.plain: Any = self._copied(memory, undo)
-        self.memory: Any = self._copied(memory, undo)
-        self.handle = cpu.handle_of(self.memory._replace(ring=self.ring.handle))
+        self.plain, self.memory = (self._copied(sampler, undo) for _ in range(2))
+        tree = core.Tree(self.memory.nodes, len(self.memory.errors), self.memory.minima)
+        self.core = core.Priorities(tree, self.memory.errors, self.memory.facts, self.ring.core, self.memory.undo)
 
-    @staticmethod
-    def _copied(memory: Any, undo: Any) -> Any:
-        arrays = {name: array.copy() for name, array in memory._asdict().items() if name not in ("ring", "undo")}
-        return reference.Priorities(**arrays, ring=memory.ring, undo=undo.copy())
+    def _copied(self, sampler: Any, undo: Any) -> plain.Memory:
+        tree, facts = inside.tree(sampler), inside.bound(sampler)().facts
+        arrays = [tree.arrays[0].copy(), tree.arrays[1].tolist(), tree.minima.copy(), inside.errors(sampler).copy()]
+        return plain.Memory(*arrays, facts.copy(), self.ring.arrays, undo.copy())
 
     def agree(self) -> None:
         """Both have the same bits, and nothing is left to be taken back."""
-        for name, one in self.plain._asdict().items():
-            if name != "ring":
-                assert one.tobytes() == getattr(self.memory, name).tobytes(), name
+        for name in ("nodes", "minima", "errors", "facts", "undo"):
+            assert getattr(self.plain, name).tobytes() == getattr(self.memory, name).tobytes(), name
         assert not self.plain.undo[:1].any()
+
+    def state(self) -> list[bytes]:
+        """All that the definition keeps."""
+        return [getattr(self.plain, name).tobytes() for name in ("nodes", "minima", "errors", "facts")]
 
     def index(self) -> Any:
         """Public indices of rows that can be drawn."""
         return self.ring.index_of(self.ring.anchors())
 
     def rate(self, index: Any, errors: Any) -> int:
-        """Rate in both; strided tensors of either dtype for the fast one."""
-        stride, wide = int(self.rng.integers(1, 4)), errors.dtype == np.float64
-        spread = [torch.zeros(len(x) * stride, dtype=torch.from_numpy(x).dtype)[::stride] for x in (index, errors)]
+        """Rate in both; compiled code gets strided arrays or tensors."""
+        steps = self.rng.integers(1, 4, 2).tolist()
+        spread = [np.zeros(len(x) * k, x.dtype)[::k] for x, k in zip((index, errors), steps, strict=True)]
         for target, source in zip(spread, (index, errors), strict=True):
-            target[:] = torch.from_numpy(source)
-        places = (number for x in spread for number in (x.data_ptr(), x.stride(0)))
-        found = cpu.rate(self.handle, len(index), *places, wide)
-        assert found == reference.rate(self.plain, index, errors)
+            target[:] = source
+        read = [torch.from_numpy(x) if self.rng.integers(2) else x for x in spread]
+        found = self.core.rate(*read)
+        assert found == plain.rate(self.plain, index.tolist(), list(errors))
         self.agree()
         return found
+
+
+def long_way(self: Any, *given: Any) -> int:
+    """``Prioritized.rate`` that has nothing read by compiled code before it was checked."""
+    late = self._rate_checked(*given)
+    self._largest = self._bound().facts.item(LARGEST)
+    return late
 
 
 def lazily_negated(x: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import inside
 import oracle
 from relive import returns
-from relive.kernels import reference
+from relive.core import returns as recursions
 
 Block = dict[str, Any]
 Numbers = dict[str, Any]
@@ -104,19 +105,16 @@ def truth(name: str, block: Block, **numbers: float) -> tuple[np.ndarray, ...]:
     return _ask(oracle, name, block, lambda grid: grid, numbers)
 
 
-def kernel(
-    module: Any, name: str, block: Block, dtype: torch.dtype = torch.float32, **numbers: float
-) -> tuple[Tensor, ...]:
-    """What one implementation says, asked without the function in front of it."""
-    names = ("reward", "value", "terminated", "truncated", "final_value", "mask")
-    grid = reference.Grid(*(tensor(block[key], dtype) for key in names))
+def in_torch(name: str, block: Block, dtype: torch.dtype = torch.float32, **numbers: float) -> tuple[Tensor, ...]:
+    """What torch operations say, as on devices other than the CPU."""
+    grid = recursions.Grid(*(tensor(block[key], dtype) for key in recursions.Grid._fields))
     gamma, lam = numbers["gamma"], numbers["lam"]
     if name == "monte_carlo":
-        return (module.discounted_return(grid, gamma),)
+        return (inside.in_torch(recursions, "discounted_return")(grid, gamma),)
     if name == "vtrace":
-        log_rho = tensor(block["log_rho"], dtype)
-        return module.vtrace(log_rho, grid, gamma, lam, numbers["rho_clip"], numbers["c_clip"])
-    out = module.gae(grid, gamma, lam)
+        ratio = tensor(block["log_rho"], dtype).exp()
+        return inside.in_torch(recursions, "vtrace")(ratio, grid, gamma, lam, numbers["rho_clip"], numbers["c_clip"])
+    out = inside.in_torch(recursions, "gae")(grid, gamma, lam)
     return out if name == "gae" else out[1:]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import runpy
@@ -124,9 +123,7 @@ def assert_runs(code: str, document: Path, tmp_path: Path) -> None:
         return
     script = tmp_path / f"{document.stem}.md.py"
     script.write_text(code, encoding="utf-8")
-    # A forked process has all of this loaded; a new one would take longer to start than to run.
-    for module in ("torch", "tensordict", "gymnasium", "relive.kernels.cpu"):
-        importlib.import_module(module)
+    # A forked process has all packages loaded; a new one would take longer to start than to run.
     in_fork(run_page, script, seconds=PAGE_SECONDS, name=short(document))
 
 

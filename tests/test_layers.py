@@ -15,14 +15,14 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / PACKAGE
 FLOORS: list[set[str]] = [
     {"printable"},
     {"errors"},
-    {"parameters", "names"},
-    {"steps", "kernels", "files"},
+    {"parameters", "names", "core"},
+    {"steps", "files"},
     {"memory", "returns", "batches"},
     {"ring", "rollout"},
     {"samplers", "views"},
     {"replay"},
     {"collect", "compat", "processes"},
-    {"cluster", "compile"},
+    {"cluster"},
     {"look"},
     {"exchange"},
     {"cli"},
@@ -30,12 +30,14 @@ FLOORS: list[set[str]] = [
 ]
 """The rooms, from the ground up: a module or a folder imports what lies below it, and nothing beside or above it.
 
-The flat face is above them all. The command that compiles every kernel plays through buffers of every kind.
-CONTRIBUTING says what each room is for.
+The flat face is above them all. CONTRIBUTING says what each room is for.
 """
 
-PLACES = {"numba": "kernels.cpu", "triton": "kernels.gpu", "ray": "cluster.ray"}
+PLACES = {"ray": "cluster.ray"}
 """Heavy packages, and the one module or package that may import each."""
+
+COMPILED = {"core._core"}
+"""Modules that are not Python. They import nothing."""
 
 HOSTS = ("agilerl", "embodichain", "pytorchrl", "rsl_rl", "stable_baselines3", "velora")
 """Libraries that have a drop-in module: only the one of its name in `compat` may import each, or need not."""
@@ -54,7 +56,7 @@ def read_sources() -> Sources:
 
 
 def module_name(path: str) -> str:
-    """The module's name inside the package: "" is the flat face, "kernels" the face of that package."""
+    """The module's name inside the package: "" is the flat face, "core" the face of that package."""
     return path.removesuffix(".py").removesuffix("__init__").rstrip("/").replace("/", ".")
 
 
@@ -108,7 +110,7 @@ def imports_of(path: str, source: str) -> list[tuple[int, str]]:
 
 def violations(sources: Sources) -> list[str]:
     """Every way in which these modules break the floors, one sentence each; empty when all is well."""
-    modules = {module_name(path) for path in sources}
+    modules = {module_name(path) for path in sources} | COMPILED
     graph: dict[str, set[str]] = {module: set() for module in modules}
     wrong = [f"{module}: has no floor" for module in sorted(modules) if module and floor_of(module) is None]
     for path, source in sources.items():
@@ -130,7 +132,7 @@ def violations(sources: Sources) -> list[str]:
 def borrowed_names(sources: Sources) -> list[str]:
     """Every import of a name from a module that neither defines nor lists it, or that does not list it for other rooms.
 
-    Faces of folders pass names on. What kernels' callers know of their tables is not listed.
+    Faces of folders pass names on.
     """
     modules = {module_name(path): path for path in sources}
     wrong: list[str] = []
@@ -144,7 +146,7 @@ def borrowed_names(sources: Sources) -> list[str]:
             defined, listed = names_of(sources[modules[target]])
             if name not in defined | listed:
                 wrong.append(f"{path}:{line}: {target} does not define {name}")
-            elif name not in listed and part_of(target) not in (part_of(module_name(path)), "kernels"):
+            elif name not in listed and part_of(target) != part_of(module_name(path)):
                 wrong.append(f"{path}:{line}: {target} does not list {name} in __all__")
     return wrong
 
@@ -239,14 +241,25 @@ def test_a_heavy_package_is_imported_exactly_where_it_belongs(package: str):
     assert bool(importers) == exists, f"{place} is where {package} is imported"
 
 
+@pytest.mark.parametrize("compiled", COMPILED)
+def test_a_compiled_module_is_known_to_its_room_alone(compiled: str):
+    rooms = {
+        part_of(module_name(path))
+        for path, source in read_sources().items()
+        if any(is_inside(name, f"{PACKAGE}.{compiled}") for _, name in imports_of(path, source))
+    }
+    assert rooms == {part_of(compiled)}
+
+
 GOOD = {
     "__init__.py": "from .steps.schema import Schema\nfrom . import errors\nimport_module(TABLE[name])",
     "errors.py": "",
     "steps/schema.py": "from ..errors import ReliveError",
-    "kernels/__init__.py": "from . import reference\ndef f():\n    from . import cpu",
-    "kernels/reference.py": "import torch",
-    "kernels/cpu.py": "import numba\nfrom .reference import gae",
-    "returns/__init__.py": "from .. import kernels\nfrom relive.steps.schema import Schema\nimport relive.errors",
+    "files/format.py": "",
+    "core/__init__.py": "from ._core import Ring\nfrom . import words\ndef f():\n    from . import grids",
+    "core/words.py": "import numpy",
+    "core/grids.py": "import torch\nfrom .words import HEAD",
+    "returns/__init__.py": "from .. import core\nfrom relive.steps.schema import Schema\nimport relive.errors",
     "compat/__init__.py": "from ..returns import gae",
 }
 
@@ -268,19 +281,14 @@ def test_the_checker_passes_a_sound_tree():
         ("steps/schema.py", "importlib.import_module('..returns', p)", ":1: floor 3 imports returns, floor 4"),
         ("steps/schema.py", "import_module(f'..{name}', p)", ":1: imports <a name computed when it runs>"),
         ("steps/schema.py", "__import__(name)", ":1: imports <a name computed when it runs>"),
-        ("steps/schema.py", "from ..kernels import gae", ":1: floor 3 imports kernels, floor 3"),
+        ("steps/schema.py", "from ..files import format", ":1: floor 3 imports files, floor 3"),
         ("errors.py", "import relive", ":1: imports the flat face"),
         ("errors.py", "from . import Schema", ":1: imports the flat face"),
-        ("kernels/cpu.py", "from relive import gae", ":1: imports the flat face"),
-        ("kernels/cpu.py", "from ..returns import gae", ":1: floor 3 imports returns, floor 4"),
-        (
-            "kernels/reference.py",
-            "from .cpu import gae",
-            "cycle: kernels.cpu -> kernels.reference ->",
-        ),
-        ("kernels/reference.py", "from . import gae", "cycle: kernels -> kernels.reference -> kernels"),
-        ("returns/__init__.py", "def f():\n    import numba.core", ":2: imports numba, which only kernels.cpu may"),
-        ("kernels/cpu.py", "import triton", ":1: imports triton, which only kernels.gpu may"),
+        ("core/grids.py", "from relive import gae", ":1: imports the flat face"),
+        ("core/grids.py", "from ..returns import gae", ":1: floor 2 imports returns, floor 4"),
+        ("core/words.py", "from .grids import gae", "cycle: core.grids -> core.words ->"),
+        ("core/words.py", "from . import Ring", "cycle: core -> core.words -> core"),
+        ("returns/__init__.py", "def f():\n    import ray.util", ":2: imports ray, which only cluster.ray may"),
         ("returns/__init__.py", "from ray import get", ":1: imports ray, which only cluster.ray may"),
         ("replay.py", "def f():\n    import velora", ":2: imports velora, which only compat.velora may"),
         ("compat/agilerl.py", "from velora import x", ":1: imports velora, which only compat.velora may"),

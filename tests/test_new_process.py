@@ -20,7 +20,7 @@ import numpy as np, torch
 before = set(sys.modules)
 import relive
 print(json.dumps(sorted(set(sys.modules) - before)))
-print(json.dumps([relive.compat.embodichain.__name__, relive.compile.__name__, relive.cluster.plan.__name__]))
+print(json.dumps([relive.compat.embodichain.__name__, relive.cluster.plan.__name__]))
 
 from relive import ReplayBuffer, Schema, files
 
@@ -46,7 +46,7 @@ replay.save(sys.argv[1], background=True)
 HEAVY = {"gymnasium", "matplotlib", "numba", "pandas", "ray", "rich", "scipy", "tensordict", "triton"}
 """Packages that cost time to import and that `import relive` therefore leaves alone."""
 
-MOST_NEW_MODULES = 12
+MOST_NEW_MODULES = 12 if sys.version_info >= (3, 11) else 16
 """How many modules of others, all of them small, `import relive` may add to `import torch`."""
 
 
@@ -61,17 +61,17 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     return folder, done.stdout.splitlines()
 
 
-def test_importing_relive_is_cheap_and_compiles_nothing(ended: tuple[Path, list[str]]) -> None:
+def test_importing_relive_is_cheap(ended: tuple[Path, list[str]]) -> None:
     added: list[str] = json.loads(ended[1][0])
     assert "relive" in added
     others = [module for module in added if module.partition(".")[0] != "relive"]
     assert HEAVY & {module.partition(".")[0] for module in others} == set()
     assert len(others) <= MOST_NEW_MODULES, others
-    assert not {"relive.cluster", "relive.compat", "relive.compile", "relive.exchange"} & {*added}
+    assert not {"relive.cluster", "relive.compat", "relive.exchange"} & {*added}
 
 
 def test_modules_are_there_by_their_path_without_an_import_of_their_own(ended: tuple[Path, list[str]]) -> None:
-    assert json.loads(ended[1][1]) == ["relive.compat.embodichain", "relive.compile", "relive.cluster.plan"]
+    assert json.loads(ended[1][1]) == ["relive.compat.embodichain", "relive.cluster.plan"]
 
 
 def test_a_program_that_ends_finishes_its_save_and_can_make_another_though_it_starts_no_threads(

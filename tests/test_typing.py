@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, assert_type
+from typing import Any
 
 import numpy as np
 from tensordict import TensorDict
 from torch import Tensor
+from typing_extensions import assert_type
 
 from relive import (
     FrameStack,

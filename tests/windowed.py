@@ -264,7 +264,7 @@ def leaves_of(seq: SequenceBatch) -> dict[Path, Tensor]:
             assert seq.data[name] is value or torch.equal(bits(seq.data[name]), bits(value))
             continue
         for key, x in value.items(include_nested=True, leaves_only=True):
-            found[name, *((key,) if isinstance(key, str) else key)] = x
+            found[(name, *((key,) if isinstance(key, str) else key))] = x
     return found
 
 

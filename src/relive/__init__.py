@@ -36,10 +36,9 @@ from .views.transitions import NStep, Transition
 if TYPE_CHECKING:
     from . import cluster as cluster
     from . import compat as compat
-    from . import compile as compile
     from . import exchange as exchange
 else:  # a type checker would take every name for one that is there
-    __getattr__, __dir__ = lazy_modules(__name__, ("cluster", "compat", "compile", "exchange"), MODULE_HINTS)
+    __getattr__, __dir__ = lazy_modules(__name__, ("cluster", "compat", "exchange"), MODULE_HINTS)
 
 __all__ = [
     "GAE",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib import import_module
@@ -29,7 +29,6 @@ __all__ = [
     "Members",
     "Overlap",
     "SequenceBatch",
-    "SequenceMembers",
     "as_dataframe",
     "as_tensordict",
     "padding",
@@ -90,34 +89,33 @@ class Members:
     """The dicts of a nested TensorDict, which compiled code fills: the first has the fields, the others its branches.
 
     Args:
-        paths: the fields in their order, each a name, or a branch and a name.
+        paths: the fields in their order.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
         places = [*paths]
-        self._branches = tuple(dict.fromkeys(path[0] for path in places if len(path) > 1))
-        self._fields: dict[str, Any] = dict.fromkeys(path[0] for path in places)
-        inner = [[path[1] for path in places if len(path) > 1 and path[0] == name] for name in self._branches]
-        self._members: list[dict[str, Any]] = [dict.fromkeys(names) for names in inner]
-        self.into = {path: self._branches.index(path[0]) + 1 if len(path) > 1 else 0 for path in places}
+        # a branch comes after the one that it is in, and its name stands among that one's in the order of first fields
+        branches = (path[:i] for path in places for i in range(1, len(path)))
+        self._branches: list[Path] = list(dict.fromkeys([(), *branches]))
+        names: dict[Path, dict[str, Any]] = {branch: {} for branch in self._branches}
+        for path in places:
+            for i, name in enumerate(path):
+                names[path[:i]][name] = None
+        self._names = [names[branch] for branch in self._branches]
+        self.into = {path: self._branches.index(path[:-1]) for path in places}
         """The number of the dict that has each field; its name there is the last of its path."""
-
-    @staticmethod
-    def suit(paths: Iterable[Path]) -> bool:
-        """True if no field is nested more than once."""
-        return all(len(path) <= 2 for path in paths)
 
     def empty(self) -> tuple[dict[str, Any], ...]:
         """New dicts. They have their names already, so that these stay in order."""
-        return self._fields.copy(), *map(dict, self._members)
+        return tuple(map(dict, self._names))
 
     def batch(self, dicts: tuple[dict[str, Any], ...], count: int) -> TensorDict:
         """The TensorDict of these dicts, which are full."""
         size, (make, options) = torch.Size((count,)), _tensordict()
-        fields = dicts[0]
-        for name, members in zip(self._branches, dicts[1:], strict=True):
-            fields[name] = make(members, size, None, **options)
-        return make(fields, size, None, **options)
+        for k in range(len(dicts) - 1, 0, -1):
+            path = self._branches[k]
+            dicts[self._branches.index(path[:-1])][path[-1]] = make(dicts[k], size, None, **options)
+        return make(dicts[0], size, None, **options)
 
 
 Overlap = Literal["none", "half", "max"] | int
@@ -405,41 +403,6 @@ def _shape_of(values: Any) -> tuple[int, ...]:
     return tuple(values.shape)
 
 
-class SequenceMembers:
-    """The dicts of a :class:`SequenceBatch`, which compiled code fills: columns by path, facts by name, states by path.
-
-    Args:
-        leaves: the columns in their order.
-        facts: the facts.
-        states: the recurrent states.
-        hidden: makes ``seq["hidden"]``, given a function that looks a state up.
-        time_first: of the batch.
-    """
-
-    def __init__(
-        self,
-        leaves: Iterable[Path],
-        facts: Iterable[str],
-        states: Iterable[Path],
-        hidden: Callable[[Callable[[Path], Tensor]], Any],
-        time_first: bool,
-    ) -> None:
-        self._leaves: dict[Path, Any] = dict.fromkeys(leaves)
-        self._facts: dict[str, Any] = dict.fromkeys(facts)
-        self._states: dict[Path, Any] = dict.fromkeys(states)
-        self._hidden, self._time_first = hidden, time_first
-
-    def empty(self) -> tuple[dict[Any, Any], ...]:
-        """New dicts. They have their names already, so that these stay in order."""
-        return self._leaves.copy(), self._facts.copy(), self._states.copy()
-
-    def batch(self, dicts: tuple[dict[Any, Any], ...], count: int) -> SequenceBatch:
-        """The batch of these dicts, which are full."""
-        leaves, facts, states = dicts
-        hidden = self._hidden(states.__getitem__) if states else None
-        return SequenceBatch(leaves, facts, hidden, time_first=self._time_first)
-
-
 def replace_parts(batch: SequenceBatch, parts: Any) -> None:
     """Have a batch of sequences look everything up in another mapping, such as one that refuses."""
     batch.__dict__.pop("data", None)
@@ -504,7 +467,7 @@ def as_dataframe(columns: Mapping[Path, Array]) -> Any:
         if not shape:
             table[name] = column
         elif np.prod(shape) <= WIDE:
-            table |= {".".join([name, *map(str, at)]): column[:, *at] for at in np.ndindex(shape)}
+            table |= {".".join([name, *map(str, at)]): column[(slice(None), *at)] for at in np.ndindex(shape)}
         else:
             table[name] = list(column)
     return pandas.DataFrame(table)

@@ -153,7 +153,7 @@ def is_whole(value: Any) -> bool:
 
 
 def is_steps(value: Any, least: int = 1) -> bool:
-    """True for a number of steps that a view may ask for: below 2³⁰, so that kernels can add two of them."""
+    """True for a number of steps that a view may ask for: below 2³⁰, so that compiled code can add two of them."""
     return is_count(value, least) and value < 2**30
 
 

@@ -9,7 +9,7 @@ import re
 import reprlib
 from typing import Any
 
-__all__ = ["HIDDEN", "brief", "printable", "shown"]
+__all__ = ["HIDDEN", "add_note", "brief", "printable", "shown"]
 
 
 HIDDEN = re.compile(
@@ -29,6 +29,14 @@ def printable(text: str, keep: str = "") -> str:
     Letters of all scripts stay as they are. Those in ``keep`` stay, too.
     """
     return HIDDEN.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """``error.add_note(note)``. Python 3.10 keeps the note as well, but does not show it."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:
+        error.__notes__ = [*getattr(error, "__notes__", ()), note]
 
 
 def brief(text: str, most: int) -> str:

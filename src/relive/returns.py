@@ -9,7 +9,9 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from . import kernels
+from .core import is_grid
+from .core import returns as recursions
+from .core.returns import Grid
 from .errors import DeviceError, DTypeError, ParameterError, ShapeError
 from .parameters import (
     CLIP_RULE,
@@ -86,7 +88,7 @@ def gae(
     require("gae", LAM_RULE, lam=lam)
     _require_dense("value", value)
     grid = _grid(reward, value, terminated, truncated, final_value, mask)
-    return kernels.gae(grid, gamma, lam)
+    return recursions.gae(grid, gamma, lam)
 
 
 def lambda_returns(
@@ -130,7 +132,7 @@ def monte_carlo(
     """
     require("monte_carlo", GAMMA_RULE, gamma=gamma)
     grid = _grid(reward, value, terminated, truncated, None if value is None else final_value, mask)
-    return kernels.discounted_return(grid, gamma)
+    return recursions.discounted_return(grid, gamma)
 
 
 def vtrace(
@@ -167,7 +169,7 @@ def vtrace(
     _require_dense("value", value)
     grid = _grid(reward, value, terminated, truncated, final_value, mask)
     ratio = _fit("log_rho", log_rho, grid.reward)
-    return kernels.vtrace(ratio, grid, gamma, lam, rho_clip, c_clip)
+    return recursions.vtrace(ratio, grid, gamma, lam, rho_clip, c_clip)
 
 
 def group_advantage(
@@ -471,7 +473,7 @@ def _grid(
     truncated: Tensor,
     final_value: Tensor | None,
     mask: Tensor | None,
-) -> kernels.Grid:
+) -> Grid:
     """The arguments as contiguous tensors of one shape, float dtype and device.
 
     Raises:
@@ -481,12 +483,12 @@ def _grid(
     shape = reward.shape
     if len(shape) != 2 or not shape[0] or not shape[1]:
         raise ShapeError(f"field 'reward': expected a grid [T, N] of at least one step, got {tuple(shape)}")
-    grid = kernels.Grid(reward, value, terminated, truncated, final_value, mask)
-    if _are_plain(grid, shape):
+    grid = Grid(reward, value, terminated, truncated, final_value, mask)
+    if is_grid(*grid):  # then each member is as `_fit` would return it
         return grid
     double = reward.dtype is torch.float64 or getattr(value, "dtype", None) is torch.float64
     numbers = _fit("reward", reward, reward, torch.float64 if double else torch.float32)
-    return kernels.Grid(
+    return Grid(
         numbers,
         None if value is None else _fit("value", value, numbers, rows=shape[0] + 1),
         _fit("terminated", terminated, numbers, torch.bool),
@@ -494,32 +496,6 @@ def _grid(
         None if final_value is None else _fit("final_value", final_value, numbers),
         None if mask is None else _fit("mask", mask, numbers, torch.bool),
     )
-
-
-_PLAIN = (
-    (torch.float32, False), (torch.float32, True), (torch.bool, False), (torch.bool, False), (torch.float32, True),
-    (torch.bool, True),
-)  # fmt: skip
-"""The usual dtype of each member of a grid, and True if it may be missing."""
-
-
-def _are_plain(grid: kernels.Grid, shape: torch.Size) -> bool:
-    """True if :func:`_fit` would return each member of a grid ``[T, N]`` unchanged; this takes fewer calls."""
-    steps, envs = shape
-    sizes = shape, (steps + 1, envs), shape, shape, shape, shape
-    try:
-        for x, (dtype, optional), size in zip(grid, _PLAIN, sizes, strict=True):
-            if x is None:
-                if optional:
-                    continue
-                return False
-            if x.__class__ is not Tensor or x.dtype is not dtype or x.shape != size or x.layout is not torch.strided:
-                return False
-            if not x.is_cpu or x.requires_grad or not x.is_contiguous() or x.is_neg() or not x.data_ptr():
-                return False
-    except RuntimeError:  # a tensor without a shape or an address
-        return False
-    return True
 
 
 def _require_dense(name: str, x: Any) -> None:

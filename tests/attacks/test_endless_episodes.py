@@ -15,7 +15,7 @@ from covering import covering
 from interrupting import Watcher
 from relive import FrameStack, Hindsight, NStep, Prioritized, Recent, ReplayBuffer, Transition, Uniform
 from relive import Sequence as SequenceView
-from relive.kernels.tables import LONGEST, NEXT
+from relive.core.words import LONGEST, NEXT
 from twins import Twin
 
 ROWS = 9

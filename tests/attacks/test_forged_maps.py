@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from warnings import catch_warnings
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 import pytest
@@ -234,7 +234,8 @@ def test_forged_numbers_of_a_process_that_died_are_refused(
 
 def use(path: Path) -> None:
     """Call everything that reads or writes rows; errors of relive are right answers."""
-    with suppress(ReliveError), catch_warnings(action="ignore"):
+    with suppress(ReliveError), catch_warnings():
+        simplefilter("ignore")
         relive.audit(path)
         relive.inspect(path)
     with suppress(ReliveError):

@@ -16,7 +16,7 @@ from hypothesis import settings
 from attacks.tally import record
 from children import kill, started
 from effort import in_ci
-from laned import TAGGED, Inspector, tagged_step, write_for_ever
+from laned import TAGGED, Inspector, write_for_ever
 from relive import Lanes, Prioritized, ReplayBuffer
 from relive.processes.shared import SharedBlock
 
@@ -43,7 +43,6 @@ class Trial:
         self.acknowledged = SharedBlock.create(8 * WRITERS * LIVES)
         self.inspector, self.kills = Inspector(self.replay, self.lanes), 0
         self.lives = [0] * WRITERS
-        _warm_up()
         self.processes = [self._start(lane) for lane in range(WRITERS)]
 
     def _start(self, lane: int) -> Any:
@@ -83,15 +82,6 @@ class Trial:
                 if not known <= come <= known + 1:
                     wrong.append(f"lane {lane}, life {life}: {known} steps were acknowledged, {come} came")
         return wrong
-
-
-def _warm_up() -> None:
-    """Load what is compiled before the first fork, so that not every child has to."""
-    lanes, replay = Lanes(TAGGED, 1), ReplayBuffer(TAGGED, 20)
-    with lanes.writer(0) as writer:
-        for number in range(8):
-            writer.add(tagged_step(0, 0, number))
-    lanes.drain(replay)
 
 
 @pytest.mark.parametrize(

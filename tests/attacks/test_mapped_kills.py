@@ -22,7 +22,7 @@ from effort import often
 from forked import in_fork
 from held import HeldTwin, copied, during, torn
 from interrupting import KINDS
-from relive.kernels.reference.priorities import RATED
+from relive.core.words import RATED
 from relive.samplers.prioritized import DurablePriorities, Prioritized
 
 BROKEN_OFF = "a change of a replay in files that is broken off between any of its stores"

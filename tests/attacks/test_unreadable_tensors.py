@@ -49,7 +49,8 @@ def freed(call: Call, x: Tensor) -> None:
 
 
 def quantized(call: Call, x: Tensor) -> None:
-    with warnings.catch_warnings(action="ignore"):  # torch says once that it will not have them forever
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says once that it will not have them forever
         given = torch.quantize_per_tensor(x, 1.0, 0, torch.quint8)
     call(given)
 

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fit import spread
-from relive import kernels
+from relive import core
 from relive.cluster.plan import Plan, global_weights, shard_counts, shard_key, shard_masses
 from relive.errors import EmptyError, NotFiniteError, ParameterError, ShapeError
-from relive.kernels.reference.priorities import key
 from relive.samplers.sumtree import SumTree
 
 MASSES = st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1e6)), min_size=1, max_size=6).filter(any)
@@ -61,8 +60,7 @@ def test_the_shards_draw_the_rows_that_one_tree_of_all_draws(stratified: bool):
     masses = [tree.total for tree in shards]
     for t in range(50):
         wanted = np.empty(64)
-        stream = np.uint64(key(11, t))
-        kernels.fast().masses(stream, stratified, whole.total, math.nextafter(whole.total, 0), wanted)
+        core.masses(core.key(11, t), stratified, whole.total, wanted)
         mine = [shard_masses(masses, k, 64, 11, t, stratified=stratified) for k in range(4)]
         found = [100 * k + tree.find(mine[k]) for k, tree in enumerate(shards) if len(mine[k])]
         assert sorted(np.concatenate(found)) == sorted(whole.find(wanted))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +78,7 @@ def test_a_package_that_is_missing_for_a_format_of_files_is_named(
 
 
 def test_the_extra_brings_what_both_formats_of_files_need() -> None:
+    tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed = " ".join(project["optional-dependencies"]["minari"])
     assert "arrow" in needed

@@ -13,7 +13,7 @@ import pytest
 
 import inside
 from children import METHODS, SECONDS, answer, done, ring_often, started
-from relive import kernels
+from relive import core
 from relive.processes import shared as waiting
 from relive.processes.shared import Bell, SharedBlock
 
@@ -109,10 +109,10 @@ def test_no_ring_is_lost_in_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "GLANCE", SECONDS)  # a ring that is lost is not made up for by a second look
     block, times = SharedBlock.create(64), 20_000
     counters, bell = block.array.view(np.int64), Bell(block.array[:4].view(np.int32))
-    published, seen = kernels.fast().published, 0
+    seen = 0
     process = started("fork", ring_often, block, times)
     while seen < times:
         before = seen
-        assert bell.wait(lambda before=before: published(counters, 1) > before, SECONDS)
-        seen = published(counters, 1)
+        assert bell.wait(lambda before=before: core.published(counters, 1) > before, SECONDS)
+        seen = core.published(counters, 1)
     done(process)

@@ -16,9 +16,8 @@ import inside
 from children import METHODS, SECONDS, done, kill, started
 from limiting import insert_some, sample_all, wait_for_ever
 from relive import MinSize, SamplesPerInsert
+from relive.core.words import SAMPLES
 from relive.errors import ParameterError, WaitTimeoutError
-from relive.kernels import cpu, reference
-from relive.kernels.reference.counters import INSERTS, OTHERS, PENDING, SAMPLES
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 
@@ -85,34 +84,6 @@ def test_asking_counts_nothing_and_answers_what_trying_then_does() -> None:
     limit.wait_to_insert(64)
     assert not limit.may_insert()
     assert limit.stats()["sample_waits"] == 0
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_twins_admit_the_same(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    counts, notes = np.zeros((2, 4), np.int64), np.zeros((2, 1), np.int64)
-    counts[:, OTHERS] = rng.integers(3)
-    rule = (
-        float(rng.choice([0.3, 1, 7.7])),
-        int(rng.integers(1, 9)),
-        float(-rng.integers(0, 9)),
-        float(rng.integers(60)),
-    )
-    for _ in range(300):
-        side, count = int(rng.integers(2)), int(rng.integers(1, 5))
-        assert cpu.admit(counts[0], side, count, *rule) == reference.admit(counts[1], side, count, *rule)
-        assert counts[0].tolist() == counts[1].tolist()
-        both = zip((cpu, reference), counts, notes, strict=True)
-        assert len({module.admit_noted(mine, note, count, *rule) for module, mine, note in both}) == 1
-        assert notes[0] == notes[1] == counts[0, PENDING]
-        end = rng.choice(["confirm", "take_back", "go on"])
-        for module, mine, note in zip((cpu, reference), counts, notes, strict=True):
-            getattr(module, end, lambda *_: None)(mine, note)
-        assert counts[0].tolist() == counts[1].tolist()
-    for module, mine in zip((cpu, reference), counts, strict=True):
-        module.add_count(mine, SAMPLES, -3)
-    assert counts[0].tolist() == counts[1].tolist()
-    assert (INSERTS, SAMPLES) == (0, 1)
 
 
 def test_a_minimal_size_holds_samples_back_and_nothing_else() -> None:

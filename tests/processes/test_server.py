@@ -20,7 +20,6 @@ import pytest
 import torch
 
 import inside
-import relive.kernels
 import twins
 from children import SECONDS, done, kill, started
 from covering import covering
@@ -50,9 +49,8 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory th
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _kernels_are_loaded() -> None:
-    """Children that are forked have them, too."""
-    relive.kernels.fast()
+def _a_batch_was_made() -> None:
+    """Children that are forked have all that the first batch of a process imports."""
     replay_of(4).sample(1)
 
 

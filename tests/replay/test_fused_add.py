@@ -14,11 +14,7 @@ import twins
 from relive import Field, Prioritized, ReplayBuffer, Schema, Transition
 from relive import Sequence as SequenceView
 from relive.errors import ReliveError
-from relive.kernels import cpu, reference
-from relive.kernels.step_table import ASKED, KIND
-from relive.kernels.tables import UNFIT, DirectStep, RingArrays, StagedRows
-from relive.memory.copier import StepCopier
-from relive.replay.writer import FusedAdd
+from relive.replay.writer import StepAdder
 from relive.ring import Ring
 from replays import FLAGS, random_plays
 from twins import SAMPLERS, UNEVEN, Twin, contents, mapped, uneven
@@ -58,15 +54,11 @@ def given(twin: Twin, kinds: str) -> dict[str, Any]:
 @pytest.fixture
 def the_long_way(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Make replays that are made from now on check and store each part of a step by itself."""
-    return lambda: monkeypatch.setattr(FusedAdd, "suits", staticmethod(lambda ring, staging: False))
+    return lambda: monkeypatch.setattr(StepAdder, "suits", staticmethod(lambda ring: False))
 
 
-@pytest.mark.parametrize("short", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_call_stores_the_bytes_that_the_long_way_stores(
-    kind: str, short: bool, the_long_way: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("relive.replay.writer.SHORT", 2**16 if short else 0)  # long steps are copied without the GIL
+def test_one_call_stores_the_bytes_that_the_long_way_stores(kind: str, the_long_way: Callable[[], None]) -> None:
     one = replay(kind)
     plays = random_plays(len(kind), 2, 40)
     steps = [given(one, kinds) for kinds in plays]
@@ -74,13 +66,12 @@ def test_one_call_stores_the_bytes_that_the_long_way_stores(
     forms = [mapped(ways[t // 7 % 4], step) for t, step in enumerate(steps)]
     for step in forms:
         one.buffer.add(**step)
-    assert [fused is None for fused in inside.fused(inside.writer(one.buffer))] == [False, one.buffer.own_next_obs]
-    assert all(fused is None or inside.step(fused).hold == short for fused in inside.fused(inside.writer(one.buffer)))
+    assert [adder is None for adder in inside.adders(inside.writer(one.buffer))] == [one.buffer.own_next_obs, False]
     the_long_way()
     other = replay(kind)
     for step in forms:
         other.buffer.add(**step)
-    assert inside.fused(inside.writer(other.buffer)) == [None, None]
+    assert inside.adders(inside.writer(other.buffer)) == [None, None]
     assert contents(one.buffer) == contents(other.buffer)
     assert one.buffer.stats() == other.buffer.stats()
     one.buffer.check()
@@ -121,12 +112,12 @@ def test_the_rule_of_what_can_be_drawn_may_change_between_two_steps(the_long_way
 
 def test_there_is_room_for_all_events_of_a_new_rule() -> None:
     twin = Twin(1, 40, sampler=Prioritized()).play(*"......")
-    fused = inside.fused(inside.writer(twin.buffer))[False]
-    assert fused is not None
-    before = len(inside.adding(fused).where)
+    adder = inside.adders(inside.writer(twin.buffer))[False]
+    assert adder is not None
+    before = len(inside.adding(adder).where)
     twin.buffer.view = SequenceView(2, 5, "max", 1, 0.5)
     twin.play(*"......")
-    assert len(inside.adding(fused).where) == before + 2 * inside.ring(twin.buffer).rule.history
+    assert len(inside.adding(adder).where) == before + 2 * inside.ring(twin.buffer).rule.history
     twin.check()
 
 
@@ -182,91 +173,3 @@ def test_debug_mode_looks_at_every_number() -> None:
     twin.buffer.debug = False
     twin.buffer.add(**step | {"reward": np.array([0.0, np.nan], np.float32)})
     assert inside.ring(twin.buffer).not_finite == 1
-
-
-# The kernel and the plain one
-
-COUNT, ROWS, WIDTH, BYTES = 3, 4, 32, 5
-
-
-class World:
-    """A ring, and a step of a packed field ``[W]`` and a large one ``[BYTES]``, for the step and its last observation.
-
-    A packed row begins with its reward and flags; the others are bytes of the observation.
-    """
-
-    def __init__(self, mode: int, twin: Any, hold: int = 1) -> None:
-        places, self.twin, none = COUNT * ROWS, twin, np.zeros(0, np.int64)
-        self.memory, self.block = np.zeros((places, WIDTH), np.uint8), np.zeros((places, BYTES), np.uint8)
-        self.state, counters = np.zeros((COUNT, 4), np.int64), np.zeros(9, np.int64)
-        counters[4:6] = 1
-        self.ring = RingArrays(
-            ROWS, WIDTH, WIDTH, self.state, counters, self.memory, np.zeros(places, np.int32),
-            np.zeros(places, np.int64), np.zeros(places, np.int32), np.zeros(places, np.float32),
-            np.zeros(places, np.uint8), np.zeros(places, np.uint8), none.astype(np.int32), none,
-        )  # fmt: skip
-        staged, final = (np.zeros((COUNT, WIDTH), np.uint8) for _ in range(2))
-        flags = staged[:, :4].view(np.float32)[:, 0], staged[:, 4], staged[:, 5]
-        room = (np.zeros(COUNT, np.int64) for _ in range(3))
-        self.given = StagedRows(np.arange(COUNT), staged, final, *flags, *room, np.zeros(40, np.int64),
-                                np.zeros(40, np.uint8))  # fmt: skip
-        copier = StepCopier([torch.uint8] * 4, [staged[None], None, final[None], None], COUNT,
-                            [(WIDTH,), (BYTES,), (WIDTH,), (BYTES,)])  # fmt: skip
-        copier.learn(step(0))
-        assert copier.plan is not None
-        at = self.block.ctypes.data
-        self.direct = DirectStep(copier.plan.table, self.ring, self.given,
-                                 np.array([[1, at, BYTES, 0], [3, at, BYTES, 1]], np.int64), mode, hold)  # fmt: skip
-
-    def add(self, values: tuple[Any, ...]) -> int:
-        """Add a step by this world's twin."""
-        if self.twin is reference:
-            return reference.add_step(id(values), self.direct)
-        ring, given = cpu.handle_of(self.ring), cpu.handle_of(self.given)
-        return cpu.add_step(id(values), cpu.handle_of(self.direct._replace(ring=ring, given=given)))
-
-    def bytes(self) -> list[bytes]:
-        """All that is stored or noted."""
-        return [np.asarray(x).tobytes() for x in (*self.ring, self.block, *self.given[6:])]
-
-
-def step(seed: int, end: float = 0.3) -> tuple[Any, ...]:
-    """A step of a World."""
-    rng = np.random.default_rng(seed)
-    packed, large, final, last = (rng.integers(0, 256, (COUNT, size), np.uint8) for size in (WIDTH, BYTES) * 2)
-    packed[:, :4] = rng.normal(size=(COUNT, 1)).astype(np.float32).view(np.uint8)
-    packed[:, 4:6] = rng.random((COUNT, 2)) < end
-    return packed, large, final, last
-
-
-@pytest.mark.parametrize("hold", [0, 1])
-@pytest.mark.parametrize("mode", range(4))
-def test_both_twins_add_the_same_steps(mode: int, hold: int) -> None:
-    worlds = [World(mode, twin, hold) for twin in (cpu, reference)]
-    for seed in range(40):
-        values = step(seed, 0.3 if mode else 0.05)
-        heads, found = worlds[0].state[:, 0].copy(), [world.add(values) for world in worlds]
-        assert found[0] == found[1]
-        assert worlds[0].bytes() == worlds[1].bytes()
-        if found[0] >= 0:
-            places = np.arange(COUNT) * ROWS + heads % ROWS
-            assert (worlds[0].block[places] == values[1]).all()
-            ended = values[0][:, 4:6].any(1) & (mode == 1)
-            after = np.arange(COUNT) * ROWS + (heads + 1) % ROWS
-            assert (worlds[0].block[after[ended]] == values[3][ended]).all()
-
-
-@pytest.mark.parametrize("change", ["another dtype", "another length", "no address"])
-def test_both_twins_change_nothing_if_a_step_does_not_fit(change: str) -> None:
-    for world in (World(1, twin) for twin in (cpu, reference)):
-        values = step(1)
-        if change == "another dtype":
-            values = (*values[:3], values[3].astype(np.int8))
-        elif change == "another length":
-            values = values[:3]
-        assert world.add(step(0)) >= 0
-        if change == "no address":
-            world.direct.table[KIND, 3] = ASKED  # a tensor whose address, among POINTERS, is 0
-        before = world.bytes()
-        assert world.add(values) == UNFIT
-        assert world.bytes() == before

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import mmap
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,9 +19,20 @@ import torch
 import inside
 import relive
 from covering import covering
-from relive import Field, FrameStack, NStep, Prioritized, Recent, ReplayBuffer, Schema, Uniform, WithoutReplacement
-from relive.kernels import cpu, reference
-from relive.kernels.reference.priorities import key as stream
+from definitions import pages as definition
+from relive import (
+    Field,
+    FrameStack,
+    NStep,
+    Prioritized,
+    Recent,
+    ReplayBuffer,
+    Schema,
+    Uniform,
+    WithoutReplacement,
+    core,
+)
+from relive.core import key as stream
 from relive.memory.mapped import PATIENCE, LookAhead, can_look_ahead
 from relive.replay.reader import likely_places
 
@@ -143,29 +154,52 @@ def mapped(tmp_path: Path) -> Iterator[tuple[Any, Callable[[], object]]]:
         yield np.frombuffer(memory, np.uint8), put_out
 
 
-def test_the_twins_ask_for_the_same_pages(mapped: Any) -> None:
+def test_pages_are_asked_for_as_defined(mapped: Any) -> None:
     array, put_out = mapped
-    here = ctypes.CDLL(None)
-    calls = np.array([ctypes.cast(f, ctypes.c_void_p).value for f in (here.mincore, here.madvise)], np.int64)
-    parts = np.array([[array.ctypes.data, 100], [array.ctypes.data + 7 * mmap.PAGESIZE, 4096]], np.int64)
+    first, second = array[: len(array) // 100 * 100].reshape(-1, 100), array[7 * mmap.PAGESIZE :].reshape(-1, 4096)
     begins, ends = np.array([0, 80, 4000, 5], np.int64), np.array([1, 85, 11_000, 5], np.int64)
     small, none = (begins[:2], ends[:2]), np.empty(0, np.int64)
-    for _ in range(10):  # the system may bring pages by itself, between putting them out and asking
+    for _ in range(40):  # the system may bring pages by itself, between putting them out and asking
         found = list[list[int]]()
-        for ask_for in (cpu.ask_for, reference.ask_for):
+        for pages in (core.Pages, definition.Pages):
+            one, both = pages([first]), pages([first, second])
             assert array.sum()  # reads all of it, and so waits until it is there: only then can it be put out
             put_out()
-            first = ask_for(calls, parts[:1], mmap.PAGESIZE, begins, ends)
+            missing = one.ask_for(begins, ends)
             assert array.sum()
-            found.append([first, ask_for(calls, parts[:1], mmap.PAGESIZE, begins, ends)])
+            found.append([missing, one.ask_for(begins, ends)])
             put_out()
-            found[-1] += [ask_for(calls, parts, mmap.PAGESIZE, *each) for each in (small, (none, none))]
+            found[-1] += [both.ask_for(*each) for each in (small, (none, none))]
         if found[0] == found[1] and found[0][0] in (0, 175) and found[0][2] in (0, 9):
             break
     assert found[0] == found[1]
     assert found[0][1:2] + found[0][3:] == [0, 0]
     if found[0][0]:  # some file systems keep what they are told to put out
         assert found[0] == [1 + 2 + 172, 0, 1 + 2 + 1 + 5, 0]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fresh memory is looked at as Linux does it")
+def test_of_very_many_pages_none_is_left_out() -> None:
+    count = 600
+    memory = mmap.mmap(-1, count * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(15)  # MADV_NOHUGEPAGE: only the pages that are written to are there
+    array, there = np.frombuffer(memory, np.uint8), np.array([0, 3, 255, 256, 300, 511, 512, 599])
+    array[there * mmap.PAGESIZE + 5] = 1
+    begins, ends = np.array([1, 3 * mmap.PAGESIZE + 1]), np.array([len(array), 514 * mmap.PAGESIZE])
+    missing = [pages([array]).ask_for(begins, ends) for pages in (core.Pages, definition.Pages)]
+    assert missing[0] == missing[1]
+    assert missing[0] in (0, count - 8 + 511 - 6)  # some systems say that all memory is there
+
+
+def test_only_rows_that_exist_are_asked_for() -> None:
+    rows = np.zeros((5, 3), np.uint8)
+    pages = core.Pages([rows, np.zeros((4, 2, 3), np.float32)])
+    assert pages.row_bytes == 3 + 24
+    for begins, ends in (([-1], [2]), ([0], [5]), ([0, 1], [2])):
+        with pytest.raises((IndexError, ValueError), match="rows"):
+            pages.ask_for(np.array(begins, np.int64), np.array(ends, np.int64))
+    with pytest.raises(TypeError, match="one piece"):
+        core.Pages([rows[:, ::2]])
 
 
 @pytest.mark.usefixtures("eager")

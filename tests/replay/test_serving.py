@@ -140,7 +140,7 @@ def test_a_defect_of_a_view_reaches_the_learner_with_its_traceback():
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("mine")
 
-    inside.reader(replay).read = broken
+    inside.ring(replay).windows = broken
     next(stream)
     time.sleep(0.05)
     with pytest.raises(ZeroDivisionError, match="mine") as caught:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from effort import first_of
 from relive import errors, returns
-from relive.kernels import cpu, reference
 from returned import (
     COEFFICIENTS,
     DTYPES,
@@ -27,7 +26,7 @@ from returned import (
     block_of,
     drawn,
     envs_of,
-    kernel,
+    in_torch,
     library,
     patterns,
     tensor,
@@ -36,14 +35,13 @@ from returned import (
 
 
 def agree_everywhere(name: str, block: Block, numbers: Numbers) -> None:
-    """Hold the function, in both precisions, and both implementations of it against the oracle."""
+    """Hold the function, in both precisions, and what other devices run against the oracle."""
     expected = truth(name, block, **numbers)
     for dtype in DTYPES:
         got = library(name, block, dtype, **numbers)
         assert all(out.dtype == dtype for out in got)
         agree(got, expected, block, numbers)
-        agree(kernel(reference, name, block, dtype, **numbers), expected, block, numbers)
-    agree(kernel(cpu, name, block, **numbers), expected, block, numbers)
+        agree(in_torch(name, block, dtype, **numbers), expected, block, numbers)
 
 
 # Every pattern, small

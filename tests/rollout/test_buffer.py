@@ -17,8 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import oracle
 import relive
-from relive import GAE, Field, RolloutBuffer, errors
-from relive.kernels import reference
+from relive import GAE, Field, RolloutBuffer, core, errors
 from rollouts import (
     NAN,
     SCHEMA,
@@ -301,7 +300,7 @@ class RolloutBesideAList(RuleBasedStateMachine):
         per_epoch = math.ceil(len(rows) / size)
         assert len(batches) == per_epoch * epochs
         for k in range(epochs):
-            order = reference.permutation(len(rows), self.seed, self.draws)
+            order = core.permutation(len(rows), self.seed, self.draws)
             assert ids(batches[k * per_epoch : (k + 1) * per_epoch]) == [rows[i] for i in order]
             self.draws += 1
 

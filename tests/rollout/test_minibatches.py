@@ -16,8 +16,7 @@ import inside
 import oracle
 import relive
 from fields import DTYPES, LEAVES, bits, noise
-from relive import GAE, Field, RolloutBuffer, errors
-from relive.kernels import reference
+from relive import GAE, Field, RolloutBuffer, core, errors
 from relive.memory.layout import LARGE_FIELD
 from relive.rollout import buffer
 from relive.rollout.minibatches import rows_of
@@ -83,7 +82,7 @@ def test_a_sample_is_drawn_without_replacement_by_the_next_permutation() -> None
     rollout = filled([step(t) for t in range(5)], seed=8)
     flat = all_ids(5)
     for counter, size in enumerate([1, 4, 10, 3]):
-        order = reference.permutation(10, 8, counter)[:size]
+        order = core.permutation(10, 8, counter)[:size]
         assert ids(rollout.sample(size)) == [flat[i] for i in order]
 
 
@@ -280,16 +279,16 @@ def test_permutation_number_k_depends_on_the_seed_and_k_alone() -> None:
     rollout.clear()
     for t in range(6):
         rollout.add(step(t))
-    assert ids(list(rollout.minibatches(5))) == [flat[i] for i in reference.permutation(12, 11, 4)]
+    assert ids(list(rollout.minibatches(5))) == [flat[i] for i in core.permutation(12, 11, 4)]
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 2**70], ids=repr)
 def test_a_seed_may_be_any_integer(seed: int) -> None:
     rollout = filled([step(t) for t in range(6)], seed=seed)
     flat = ids([rollout.flat()])
-    assert ids(list(rollout.minibatches(5))) == [flat[i] for i in reference.permutation(12, seed, 0)]
+    assert ids(list(rollout.minibatches(5))) == [flat[i] for i in core.permutation(12, seed, 0)]
     rollout.seed = 11  # from here on as a new one with that seed
-    assert ids(list(rollout.minibatches(5))) == [flat[i] for i in reference.permutation(12, 11, 0)]
+    assert ids(list(rollout.minibatches(5))) == [flat[i] for i in core.permutation(12, 11, 0)]
 
 
 @pytest.mark.parametrize("seed", [True, 1.5, "7"], ids=repr)

@@ -39,8 +39,6 @@ class Inherits(Sampler):
 class Whole(Newest):
     """A plain object with every member."""
 
-    watches, extras, per_row = True, ("one",), ("seen",)
-
     def __init__(self) -> None:
         self.seen, self.sound = np.zeros(20), True
 

@@ -24,13 +24,13 @@ from relive import (
     Schema,
     Sequence,
     Transition,
+    core,
 )
 from relive.errors import (
     EmptyError,
     NotFiniteError,
     ParameterError,
 )
-from relive.kernels import cpu, reference
 from sampling import EPS, INF, NAN, check_fit_of_one_percent, check_weights
 from twins import Twin, contents, same_batches
 
@@ -76,7 +76,7 @@ def test_stratified_draws_of_many_batches_come_as_often_as_their_probabilities_s
     twin = rated([0.5, 1.0, 2.0, 3.5, 0.7, 1.0, 0.9], alpha=1.0)
     known = oracle.Priorities()
     known.errors = dict(enumerate([0.5, 1.0, 2.0, 3.5, 0.7, 1.0, 0.9]))
-    drawn = np.concatenate([many(twin, 1, key=key) for key in reference.permutation(60_000, 1, 1).tolist()])
+    drawn = np.concatenate([many(twin, 1, key=key) for key in core.permutation(60_000, 1, 1).tolist()])
     check_fit_of_one_percent(drawn, known.probabilities(1.0, EPS))
 
 
@@ -98,7 +98,7 @@ def test_the_place_within_each_part_is_uniform() -> None:
     size = 50
     fractions = np.empty((20_000, size))
     for key, row in enumerate(fractions):
-        cpu.masses(np.uint64(key), True, 1.0, np.nextafter(1.0, 0.0), row)
+        core.masses(key, True, 1.0, row)
     within = fractions * size - np.arange(size)
     assert within.min() >= 0
     assert within.max() < 1
@@ -106,7 +106,7 @@ def test_the_place_within_each_part_is_uniform() -> None:
     check_fit_of_one_percent(cells.ravel(), equal(list(range(40))))
     assert abs(np.corrcoef(within[:, 0], within[:, 1])[0, 1]) < 0.03
     independent = np.empty(100_000)
-    cpu.masses(np.uint64(7), False, 1.0, np.nextafter(1.0, 0.0), independent)
+    core.masses(7, False, 1.0, independent)
     assert independent.min() >= 0
     assert independent.max() < 1
     check_fit_of_one_percent((independent * 40).astype(int), equal(list(range(40))))
@@ -252,7 +252,7 @@ def test_transitions_that_a_wider_view_hid_come_back_as_new_ones() -> None:
             twin.buffer.update_priorities(index, errors)
             known.update(index.tolist(), errors.tolist())
         if t % 7 == 6:
-            twin.buffer.view = FrameStack(4) if twin.buffer.view.history == 0 else Transition()
+            twin.buffer.view = Transition() if isinstance(twin.buffer.view, FrameStack) else FrameStack(4)
             see()
 
 

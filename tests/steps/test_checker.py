@@ -297,11 +297,10 @@ def test_a_step_may_come_as_a_tensordict_and_tuples_as_lists() -> None:
 )
 def test_what_is_given_for_a_nested_field_and_has_no_members_is_said(obs: Any, said: str) -> None:
     rollout = RolloutBuffer(SCHEMA, 2, N)
-    with (
-        warnings.catch_warnings(action="error"),
-        pytest.raises(errors.FieldError, match=f"field 'obs.cam': missing from the {said}"),
-    ):
-        rollout.add(step(obs=obs))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(errors.FieldError, match=f"field 'obs.cam': missing from the {said}"):
+            rollout.add(step(obs=obs))
     assert rollout.steps == 0
 
 

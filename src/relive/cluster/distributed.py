@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import kernels
+from .. import core
 from ..batches import Overlap, SequenceBatch, padding
 from ..errors import EmptyError, FieldError, LifecycleError, ParameterError
 from ..parameters import COUNT_RULE, TIMEOUT_RULE, is_count, require
@@ -363,7 +363,7 @@ class _RankMinibatches:
     def _order(self, number: int, k: int) -> Tensor:
         """The rows of the own block ``k`` in the order of permutation ``number``."""
         rows, block = self.rows[k], self._own.start + k
-        order = kernels.permutation(len(rows), shard_key(self._permutations.seed, number, block), 0)
+        order = core.permutation(len(rows), shard_key(self._permutations.seed, number, block), 0)
         return rows[order.to(rows.device)]
 
     def _scales(self, bounds: Ints, first: int, mean: float) -> tuple[Doubles, Doubles]:

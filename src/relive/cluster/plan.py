@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .. import kernels
+from .. import core
 from ..batches import SequenceBatch, padding
 from ..errors import EmptyError, NotFiniteError, ParameterError, ShapeError
-from ..kernels.reference.priorities import key
 from ..parameters import COUNT_RULE, Rule, is_count, is_number, require
 from ..samplers.prioritized import Prioritized
 from ..samplers.uniform import Uniform
@@ -90,7 +89,7 @@ def plan(masses: ArrayLike, batch_size: int, seed: int, t: int, *, stratified: b
         raise ShapeError(f"masses: expected one number per shard, [K], got shape {vector.shape}")
     ends, wanted = _ends(vector), np.empty(batch_size)
     total = float(ends[-1])
-    kernels.fast().masses(np.uint64(key(seed, t)), stratified, total, math.nextafter(total, 0.0), wanted)
+    core.masses(core.key(seed, t), stratified, total, wanted)
     return Plan(vector, ends, wanted)
 
 
@@ -136,7 +135,7 @@ def shard_key(seed: int, t: int, shard: int) -> int:
 
     The draws of a shard are then independent of the counts and of the other shards.
     """
-    return key(key(seed, t), shard)
+    return core.key(core.key(seed, t), shard)
 
 
 def global_weights(priorities: ArrayLike, least: float, beta: float) -> Floats:
@@ -157,7 +156,7 @@ def global_weights(priorities: ArrayLike, least: float, beta: float) -> Floats:
         raise ParameterError(f"least={least!r}: expected a number above 0, the smallest priority of all shards")
     if not is_number(beta, 0):
         raise ParameterError(f"beta={beta!r}: expected a number of at least 0")
-    with np.errstate(all="ignore"):  # as relive.kernels.reference.priorities.draw_weighted
+    with np.errstate(all="ignore"):  # as Priorities::draw of compiled code
         return ((np.asarray(priorities, np.float64) / least) ** -beta).astype(np.float32)
 
 

@@ -19,19 +19,19 @@ import torch
 from torch import Tensor
 
 from .. import files
+from ..core import key
 from ..errors import FileFormatError, LifecycleError, ParameterError
 from ..files import detached
 from ..files.disk import entry, integers, usable
 from ..files.save import to_json
-from ..kernels.reference.priorities import key
 from ..parameters import COUNT_RULE, FLAG_RULE, SECONDS_RULE, TIMEOUT_RULE, require, seed_or_drawn
-from ..printable import shown
+from ..printable import add_note, shown
 from ..processes.limits import LIMIT_RULE, RateLimit
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import require_rows
 from ..replay.loading import load_extra as extra_of
 from ..replay.saving import describe, rebuild
-from ..samplers.prioritized import Prioritized, doubles, errors_by_item, magnitudes
+from ..samplers.prioritized import Prioritized, doubles, errors_by_item, require_float32
 from ..samplers.uniform import Uniform
 from ..steps.arrays import Doubles, Ints, as_host, whole_numbers
 from ..steps.schema import Schema
@@ -422,7 +422,8 @@ class Replay:
             raise LifecycleError(f"{self._state.sampler!r} has no priorities; use sampler=Prioritized()")
         indices, errors, view = whole_numbers(index, "index"), doubles(td_error), self._state.view
         real = None if mask is None else as_host(mask, "mask")
-        magnitudes(errors_by_item(time_first_of(view), indices, errors, real)[0])  # raises before any shard is changed
+        by_item, _ = errors_by_item(time_first_of(view), indices, errors, real)
+        require_float32(by_item)  # raises before any shard is changed
         axis = 1 if errors.ndim == 2 and time_first_of(view) else 0
         group = self._group
         for life, (shard, at, inside) in self._partition.of_index(indices):
@@ -783,7 +784,7 @@ class ClusterSave:
         """Raise the error of a save that failed, unless :meth:`wait` has raised it."""
         if self._error is not None and not self._error_was_raised:
             self._error_was_raised = True
-            self._error.add_note("this is the error of the save before, in the background; now nothing was saved")
+            add_note(self._error, "this is the error of the save before, in the background; now nothing was saved")
             raise self._error
 
     def _ask(self, shard: int) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..batches import swap_layers
 from ..errors import EnvError, FieldError, FullError, LifecycleError, ParameterError
 from ..parameters import COUNT_RULE, Rule, require, seed_or_drawn
+from ..printable import add_note
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import stored_fields
 from ..rollout.buffer import RolloutBuffer
@@ -666,9 +667,10 @@ def _ask(policy: Policy, obs: Any, inputs: dict[str, Any]) -> Any:
         return policy(obs, **inputs)
     except RuntimeError as error:
         if "ouble" in str(error) and _has_float64(obs):
-            error.add_note(
+            add_note(
+                error,
                 "The policy (or value_fn) got float64 observations, as the schema declares them. If the network is "
-                "float32, make the buffer with Schema.from_env(envs).as_float32()"
+                "float32, make the buffer with Schema.from_env(envs).as_float32()",
             )
         raise
     except TypeError as error:

@@ -18,10 +18,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from .. import kernels, returns
+from .. import core, returns
 from ..batches import as_tensordict, stride_of
+from ..core import key as stream
 from ..errors import FieldError, ParameterError, ShapeError
-from ..kernels.reference.priorities import key as stream
 from ..rollout.buffer import RolloutBuffer as Rollout
 from ..steps.arrays import numpy_dtype, torch_dtype
 from ..steps.schema import Field, Path, Schema
@@ -229,7 +229,7 @@ class RolloutBuffer(DropIn):
             inner = FIELDS[name].name
             if inner in known:
                 for i, path in enumerate(nested.get(name, [()])):
-                    found[name, *path] = (inner, str(i)) if path else (inner,)
+                    found[(name, *path)] = (inner, str(i)) if path else (inner,)
         return found
 
     @property
@@ -563,7 +563,7 @@ class RolloutBuffer(DropIn):
             warnings.warn(text, stacklevel=2)
         renew(self._rollout, self._seed)
         number = 0 if self._seed is None else self._shuffles
-        order: Any = kernels.permutation(total, stream(self._rollout.seed, SEQUENCES), number).to(index.device)
+        order: Any = core.permutation(total, stream(self._rollout.seed, SEQUENCES), number).to(index.device)
         self._shuffles += 1
         states = cast("dict[str, Tensor]", padded.get_non_tensor(STATES))
         leaves = {path: leaf.view(total, longest, *leaf.shape[1:]) for path, leaf in _tensors(padded).items()}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor
 
-from .. import kernels
+from .. import core
 from ..batches import as_tensordict
 from ..errors import EmptyError, FieldError, FullError, ParameterError, ShapeError, UnfinishedError
 from ..parameters import is_count, seed_or_drawn
@@ -204,7 +204,7 @@ def _flat(steps: Tensor) -> Tensor:
         return steps.clone(memory_format=torch.contiguous_format).flatten(0, 1)
     source = by_time.reshape(count * envs, -1).view(torch.uint8)
     first, lengths = torch.arange(envs), torch.full((envs,), count)
-    found = kernels.gather_windows(source, first, envs, lengths, source[0], count)
+    found = core.gather_windows(source, first, envs, lengths, source[0], count)
     return found.view(steps.dtype).view(envs * count, *steps.shape[2:])
 
 
@@ -234,7 +234,7 @@ def iterate_minibatches(
     wanted = rollout if fields is None else rollout.select(*fields)
     leaves = leaves_of(wanted)
     rows = rows_of({path: x.unsqueeze(0) for path, x in leaves.items()}, pack=False)
-    order = kernels.permutation(total, seed_or_drawn(seed), 0)
+    order = core.permutation(total, seed_or_drawn(seed), 0)
     for low in range(0, total, batch_size):
         index = order[low : low + batch_size]
         batch = as_tensordict(rows.gather(index.to(next(iter(leaves.values())).device)), (len(index),))

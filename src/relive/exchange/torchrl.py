@@ -116,7 +116,7 @@ def _entries(folder: Path, keys: Keys) -> tuple[dict[Keys, Stored], list[str]]:
             stored |= inner
             left_out += others
         elif isinstance(known.get("dtype"), str) and known["dtype"] in DTYPES and known.get("is_nested") is False:
-            stored[*keys, name] = Stored(folder / f"{name}.memmap", DTYPES[known["dtype"]], _shape(known, about))
+            stored[(*keys, name)] = Stored(folder / f"{name}.memmap", DTYPES[known["dtype"]], _shape(known, about))
         else:
             left_out.append(dotted((*keys, name)))
     return stored, left_out

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ..errors import FileFormatError, LifecycleError
 from ..parameters import TIMEOUT_RULE, require
-from ..printable import shown
+from ..printable import add_note, shown
 from . import disk, format
 from .disk import is_at, make_directory, read_manifest
 from .format import MANIFEST, OWN_NAME, Array, Contents, Streamed, damaged, filled, parse, parse_kind, pieces, plan
@@ -128,8 +128,8 @@ def update(
         except BaseException as error:
             outcome = _roll_back(path, descriptor, generation, manifest, created)
             if advice := _disk_full_advice(path, error, size):
-                error.add_note(advice)
-            error.add_note(f"the save into '{path}' failed; {outcome}")
+                add_note(error, advice)
+            add_note(error, f"the save into '{path}' failed; {outcome}")
             raise
     return Contents(files, specs)
 
@@ -469,7 +469,7 @@ class Saves:
         except Exception as error:
             if not fresh:
                 return
-            error.add_note("this is the error of the save before, in the background; now nothing was saved")
+            add_note(error, "this is the error of the save before, in the background; now nothing was saved")
             raise
         finally:
             if last.done:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..core import Pool
 from ..steps.arrays import Array
 
 __all__ = ["RAM", "SMALL", "Allocator", "Recycled", "shared_lock", "small_pages", "zeroed"]
@@ -105,49 +105,17 @@ def small_pages() -> Generator[None]:
 
 # -- memory for batches ---------------------------------------------------------------------------------------
 
-KEPT = 16
-"""Blocks kept for later batches. More exist only while batches use them."""
-
-
 SMALL = 2**19
-"""Below this many bytes, malloc reuses memory by itself and is faster than a search for a block here."""
+"""Below this many bytes, malloc reuses memory by itself and is faster than a search for a block."""
 
 
-class Recycled:
-    """Blocks of RAM for batches. A block is reused once nothing refers to it any more.
+class Recycled(Pool):
+    """Blocks of RAM for batches: ``take(nbytes)`` gives one that nothing refers to any more.
 
     Fresh memory of some megabytes costs more than filling it, as the system finds and clears each page on first touch.
-    Arrays and tensors over a block keep it in use, as does what autograd saved.
+    Arrays and tensors over a block keep it in use, as does what autograd saved. 16 blocks are kept for later batches;
+    more exist only while batches use them.
     """
-
-    def __init__(self) -> None:
-        self._blocks: list[NDArray[np.uint8]] = []
-        self._lock = shared_lock()
-
-    def take(self, nbytes: int) -> NDArray[np.uint8]:
-        """``nbytes`` uninitialised bytes."""
-        with self._lock:
-            return self._take(nbytes)
-
-    def _take(self, nbytes: int) -> NDArray[np.uint8]:
-        blocks, smallest, fits = self._blocks, -1, -1
-        for i in range(len(blocks)):
-            # every array and tensor over a block refers to it: with none left, only the list does
-            if sys.getrefcount(blocks[i]) != UNUSED:
-                continue
-            size = blocks[i].size
-            if smallest < 0 or size < blocks[smallest].size:
-                smallest = i
-            if size >= nbytes and (fits < 0 or size < blocks[fits].size):
-                fits = i
-        if fits >= 0:
-            return blocks[fits][:nbytes]
-        if len(blocks) >= KEPT and smallest >= 0:  # all free blocks are too small
-            del blocks[smallest]
-        size = nbytes + nbytes // 8  # batches differ a little in size
-        block = zeroed(max(size, HUGE) if 2 * size >= HUGE else size)  # most of a huge page: then all of it
-        self._blocks.append(block)
-        return block[:nbytes]
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> Tensor:
         """An uninitialised tensor in such memory."""
@@ -155,18 +123,6 @@ class Recycled:
         if nbytes < SMALL:
             return torch.empty(shape, dtype=dtype)
         return torch.from_numpy(self.take(nbytes)).view(dtype).view(shape)
-
-    def __reduce__(self) -> Any:
-        return Recycled, ()
-
-
-def _unused() -> int:
-    """The result of ``sys.getrefcount``, called as above, for an array that only a list refers to."""
-    blocks = [np.empty(1, np.uint8)]
-    return next(sys.getrefcount(blocks[i]) for i in range(1))
-
-
-UNUSED = _unused()
 
 
 # -- locks and forks ------------------------------------------------------------------------------------------
@@ -198,7 +154,6 @@ def shared_lock() -> Any:
 def _hold() -> None:
     """Take all locks. Release all before waiting for a busy one, so that its owner can take others."""
     locks = [lock for lock in (reference() for reference in list(_locks.values())) if lock is not None]
-    locks += _compiler_lock()
     held = _held.locks
     busy = locks[:1]
     while busy:
@@ -212,13 +167,6 @@ def _hold() -> None:
                 _release()
                 break
             held.append(lock)
-
-
-def _compiler_lock() -> list[Any]:
-    """The lock of numba's compiler, once numba is there. A thread that compiles may hold locks of ours as well."""
-    module = sys.modules.get("numba.core.compiler_lock")
-    lock = getattr(getattr(module, "global_compiler_lock", None), "_lock", None)
-    return [] if lock is None else [lock]
 
 
 def _release() -> None:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .. import kernels
-from ..kernels.reference.rows import FIELD_DIMS
-from ..kernels.tensor_calls import made_code, tensor_calls
-from ..steps.arrays import Array, Ints, numpy_dtype
+from .. import core
+from ..steps.arrays import Array, numpy_dtype
 from ..steps.schema import Field, Path
 
 __all__ = [
     "BOOKKEEPING",
     "LARGE_FIELD",
+    "WEIGHED",
     "BatchLayout",
     "RowLayout",
     "field_groups",
     "row_layout",
-    "table_of",
     "typed",
 ]
 
@@ -44,6 +42,10 @@ RESULTS: dict[Path, Field] = {
 """The fields of an n-step transition in a batch, besides those of a step."""
 
 
+WEIGHED: dict[Path, Field] = {("weight",): Field((), torch.float32), ("probability",): Field((), torch.float64)}
+"""The fields that draws by priority add to a batch."""
+
+
 NOTHING: dict[Path, Field] = {}
 
 
@@ -51,11 +53,12 @@ WRITTEN = ("index", "next_index", "discount", "steps", "reward", "terminated", "
 """The fields of a batch's row that the n-step kernel writes, in its order."""
 
 
+COPIED = ("step_bytes", "next_at", "next_bytes", "own_at", "own_bytes")
+"""What it copies of rows, in bytes."""
+
+
 LARGE_FIELD = 1024
 """A field of more bytes than this is a block of its own, as packing it gains nothing."""
-
-
-_from_numpy: Any = cast("Any", torch).from_numpy  # its stubs do not say which arrays it takes
 
 
 class RowLayout:
@@ -84,8 +87,7 @@ class RowLayout:
         self.nbytes = end
         self._paths = tuple(self.fields)
         self._names = tuple(map(str, range(len(self._paths))))
-        self.table = table_of(self.fields, self.offsets, end)
-        """The fields as :func:`relive.kernels.reference.rows.split_rows` takes them; None if torch cannot."""
+        self._whole = self.described(self.fields)
         self._dtype = np.dtype(
             {
                 "names": list(self._names),
@@ -94,6 +96,11 @@ class RowLayout:
                 "itemsize": max(end, 1),
             }
         )
+
+    def described(self, paths: Iterable[Path], name: Callable[[Path], Hashable] = lambda path: path) -> core.Fields:
+        """Fields of these rows, in this order, as compiled code takes them; ``name`` gives the key of each tensor."""
+        found = [(path, self.fields[path]) for path in paths]
+        return core.Fields([(name(path), x.dtype, x.shape, self.offsets[path]) for path, x in found], self.nbytes)
 
     def arrays(self, rows: Array) -> dict[Path, Array]:
         """The fields of ``rows`` (uint8, ``[..., nbytes]``) as arrays ``[..., *shape]`` over the same memory."""
@@ -110,17 +117,17 @@ class RowLayout:
         """The fields of ``rows`` as tensors over the same memory, of dtypes that NumPy may lack."""
         if not self.fields:
             return {}
-        found: dict[Path, Tensor] = {}
-        calls = tensor_calls()
-        if calls is not None and self.table is not None:
-            whole, into = _from_numpy(rows), (found,)
-            if kernels.fast().split_rows(
-                calls.describe, calls.lend, calls.adopt, id(whole), id(self._paths), self.table, id(into)
-            ):
-                return found
-        for path, array in self.arrays(rows).items():
-            found[path] = typed(array, self.fields[path].dtype)
-        return found
+        return self._whole.tensors(rows)
+
+    def pack(self, columns: Mapping[Path, Any], rows: Array, steps: int = 1) -> None:
+        """Copy columns in RAM, ``[T * N, ...]`` each and in one piece, side by side into rows.
+
+        Args:
+            columns: path -> array or tensor; row ``t * N + n`` is step ``t`` of env ``n``.
+            rows: uint8 ``[N * T, nbytes]``, written: row ``n * T + t`` becomes step ``t`` of env ``n``.
+            steps: T. With 1, every row keeps its place.
+        """
+        self._whole.pack([columns[path] for path in self._paths], rows, steps)
 
     def views(self, rows: Tensor) -> dict[Path, Tensor]:
         """The fields of ``rows`` (uint8, ``[..., nbytes]``) as tensors ``[..., *shape]`` over the same memory."""
@@ -135,27 +142,6 @@ class RowLayout:
         # offsets are multiples of the item, and `start` of 16: so the bytes before a field are whole items
         values: Any = rows.view(field.dtype).narrow(-1, (self.offsets[path] - start) // item, count)
         return values.unflatten(-1, field.shape) if field.shape else values.squeeze(-1)
-
-
-def table_of(fields: Mapping[Path, Field], offsets: Mapping[Path, int], width: int) -> Ints | None:
-    """A line for each field of rows of so many bytes; None if there is a dtype that compiled code cannot make."""
-    table = np.zeros(
-        (len(fields), FIELD_DIMS + max((len(field.shape) for field in fields.values()), default=0)), np.int64
-    )
-    for line, (path, field) in zip(table, fields.items(), strict=True):
-        code = made_code(field.dtype)
-        if not code:
-            return None
-        line[: FIELD_DIMS + len(field.shape)] = (
-            offsets[path],
-            width,
-            field.dtype.itemsize,
-            code,
-            0,
-            len(field.shape),
-            *field.shape,
-        )
-    return table
 
 
 def typed(array: Array, dtype: torch.dtype) -> Tensor:
@@ -202,5 +188,7 @@ class BatchLayout(RowLayout):
         # -1: the next observation lies in the row itself, from byte `begin` up to `end`, not in the row after it
         starts, (begin, end) = self.starts, source.starts[2:4]
         copied = starts[3 if given else 2], starts[2], -1 if own else starts[1], begin, end - begin
-        self.handle = np.array([*(self.offsets[name,] for name in WRITTEN), *copied], np.int64)
-        """The layout as kernels take it; :mod:`relive.kernels.reference.windows` says how."""
+        self.core = core.WindowLayout(
+            **{name: self.offsets[name,] for name in WRITTEN}, **dict(zip(COPIED, copied, strict=True))
+        )
+        """Where compiled code writes what it knows of a window, and what it copies."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -10,9 +9,7 @@ from threading import get_ident
 from typing import Any, cast
 from weakref import WeakSet, finalize
 
-import numpy as np
-
-from .. import kernels
+from .. import core
 from ..files.format import MANIFEST, damaged
 from ..files.mapped import MappedCopy, MappedDirectory
 from ..steps.arrays import Array, Ints
@@ -159,14 +156,9 @@ class LookAhead:
 
     def __init__(self, allocator: MappedAllocator, arrays: Sequence[Array]) -> None:
         self._allocator = allocator
-        self._arrays = tuple(arrays)  # they keep the memory mapped
-        # address and bytes of a row: the addresses hold while `_arrays` refers to the mappings
-        self._parts = np.array([(x.ctypes.data, x.nbytes // len(x)) for x in arrays], np.int64)
-        self.row_bytes = int(self._parts[:, 1].sum())
+        self._pages = core.Pages(arrays)  # keeps the memory mapped
+        self.row_bytes = self._pages.row_bytes
         """The bytes of a row in all arrays."""
-        here = ctypes.CDLL(None)
-        functions = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (here.mincore, here.madvise)]
-        self._calls = np.array(functions, np.int64)
         self._last_draw = 0, 0
         """The thread that drew the last batch, and how often it had waited for the disk by then."""
         self._left = 0
@@ -189,6 +181,6 @@ class LookAhead:
 
         It does not wait for the disk, unless more pages are missing than the disk takes requests.
         """
-        missing = kernels.fast().ask_for(self._calls, self._parts, mmap.PAGESIZE, begins, ends)
+        missing = self._pages.ask_for(begins, ends)
         self._left = PATIENCE if missing else max(self._left - 1, 0)
         return missing

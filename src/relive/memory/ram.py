@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from math import prod
 from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .. import kernels
+from .. import core
 from ..errors import DTypeError, ParameterError, ShapeError
-from ..kernels.reference.rows import FIELD_ROW_BYTES
 from ..steps.arrays import Array, Ints, numpy_dtype, numpy_view
 from ..steps.schema import Field, Path, dotted
-from .allocator import RAM, SMALL, Allocator, Recycled
+from .allocator import RAM, Allocator, Recycled
 from .copier import BoundedCache, StepCopier
-from .layout import BatchLayout, field_groups, row_layout, table_of, typed
+from .layout import BatchLayout, field_groups, row_layout, typed
 from .store import Remainder, Staging, Store, Where, as_places, require_rows
 
 __all__ = [
@@ -31,7 +28,6 @@ __all__ = [
     "require_dump",
     "staged_leaves",
     "user_rows",
-    "with_next",
 ]
 
 
@@ -76,13 +72,13 @@ class ReplayRows(Store):
         """Of each large field: its rows as bytes, their dtype, and how many bytes a row has."""
         self._large_at = {role: _positions(staged_leaves(leaves, role), large) for role in ("step", "final")}
         """Role -> its large fields, and where each is among the values of that role."""
-        self._large_bytes = sum(leaves[path].nbytes for path in self.large)
         self.arrays = self.layout.arrays(self.target)
         self._batches = Recycled()
         self._staged = BoundedCache[tuple[str, int], Staging]()
         self.groups = groups = field_groups(leaves, large)
         given = own_next or any(path[0] == "next_obs" for path in leaves)
         self.batch = BatchLayout(groups, self.layout, given)
+        self.packed = not large
 
     def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Remainder]:
         """Copy checked rows into staged memory; large fields stay as they are until :meth:`write`."""
@@ -112,21 +108,17 @@ class ReplayRows(Store):
     def _staging(self, role: str, count: int) -> Staging:
         """New memory for so many rows of a role and, if it has both, of final observations; and what copies there."""
         some = {name: np.zeros((count, self.layout.nbytes), np.uint8) for name in STAGED[role]}
-        fields, targets, large = list[Field](), list[Array | None](), list[tuple[int, ...]]()
+        leaves, targets, large = dict[Path, Field](), list[Array | None](), list[tuple[int, Array, bool]]()
         for name, rows in some.items():
-            arrays = self.layout.arrays(rows)
+            arrays, is_final = self.layout.arrays(rows), name == "final"
             for path in staged_leaves(self.leaves, name):
                 if path in self.blocks:
-                    _, block, _, nbytes = self._sources[path]
-                    # as DirectStep.large has it; the address holds, since a block never moves
-                    large.append((len(fields), block.ctypes.data, nbytes, name == "final"))
-                fields.append(self.leaves[path])
+                    large.append((len(leaves), self._sources[path][1], is_final))
+                # beside a step, final observations have another name
+                leaves[("next_obs", *path[1:]) if is_final and role == "both" else path] = self.leaves[path]
                 targets.append(arrays[path][None] if path in arrays else None)  # one row of ``count`` items
-        dtypes, shapes = [field.dtype for field in fields], [field.shape for field in fields]
-        copier = StepCopier(dtypes, targets, count, shapes, scratch=True)
         first, *_, last = *some.values(), *some.values()  # the same memory if the role has no final observations
-        nbytes = sum(field.nbytes for field in fields) * count
-        return Staging(first, last, copier, np.array(large, np.int64).reshape(-1, 4), nbytes)
+        return Staging(first, last, StepCopier(leaves, targets, count), large)
 
     def write(self, remainder: Remainder, places: Ints) -> None:
         """Copy large fields into their blocks."""
@@ -134,7 +126,7 @@ class ReplayRows(Store):
             array, block = numpy_view(value.detach()) if type(value) is Tensor else value, self.blocks[path]
             # as bytes: a row moves whole, whatever its dtype
             rows = np.ascontiguousarray(array, block.dtype).reshape(len(places), -1).view(np.uint8)
-            kernels.fast().scatter_rows(rows, places, self._sources[path][1], rows.shape[1])
+            core.scatter_rows(rows, places, self._sources[path][1], rows.shape[1])
 
     def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
         """Copy fields out of the packed rows, or out of their blocks."""
@@ -150,7 +142,7 @@ class ReplayRows(Store):
             return typed(picked, field.dtype)
         source, target, rows = self._batch_of(path, where)
         flat = where.reshape(-1)
-        require_rows(flat, kernels.fast().gather_rows(source, flat, rows, 0, field.nbytes), self.num_rows)
+        require_rows(flat, core.gather_rows(source, flat, rows, 0, field.nbytes), self.num_rows)
         return typed(target, field.dtype)
 
     def gather_stacks(self, path: Path, frames: Where) -> tuple[Tensor, Tensor]:
@@ -162,65 +154,16 @@ class ReplayRows(Store):
             both = self._gather(path, frames)
             return both[:count], both[count:]
         source, target, rows = self._batch_of(path, frames)
-        bad = kernels.fast().gather_pairs(source, frames, rows)
+        bad = core.gather_pairs(source, frames, rows)
         if bad >= 0:  # the index of a stack: its largest place is the bad one
             require_rows(frames.max(1, initial=0), bad, self.num_rows)
         dtype = self.leaves[path].dtype
         return typed(target[:count], dtype), typed(target[count:], dtype)
 
-    def stack_memory(self, frames: int) -> Tensor:
-        """Memory of a batch for so many frames of each large field, uint8 ``[N]``."""
-        return self.memory((frames * self._large_bytes,))
-
-    def memory(self, shape: tuple[int, ...]) -> Tensor:
-        """Memory of a batch, uint8."""
-        return _from_numpy(self._memory(prod(shape)).reshape(shape))
-
-    def _memory(self, nbytes: int) -> Array:
-        # the system finds and clears every page of fresh memory at its first touch, which takes longer than the copy
-        return np.empty(nbytes, np.uint8) if nbytes < SMALL else self._batches.take(nbytes)
-
-    def stack_table(self) -> tuple[list[Path], Ints] | None:
-        """The large fields, each with that of the next observation, and the same as kernels take them.
-
-        They are in the order of :meth:`stack_memory`. None if there is a dtype that compiled code cannot make.
-        """
-        fields = self._aligned(self.large)
-        table = self._table(fields, [self.num_rows] * len(fields))
-        # each line twice: the stack before the step and the one after it come from one block
-        return None if table is None else (with_next(fields), np.repeat(table, 2, 0))
-
-    def state_table(self, paths: Iterable[Path]) -> tuple[list[Path], Ints] | None:
-        """Recurrent states in the order of their memory in a batch, and the same as kernels take them, or None."""
-        fields = self._aligned(paths)
-        if not all(field.nbytes for field in fields.values()):
-            return None
-        layers = [field.shape[0] if len(field.shape) > 1 else 0 for field in fields.values()]
-        # of several layers, each is copied by itself: one layer's shape, and how many there are
-        one = {
-            path: replace(x, shape=x.shape[1:]) if n else x for (path, x), n in zip(fields.items(), layers, strict=True)
-        }
-        table = self._table(one, layers)
-        return None if table is None else ([*fields], table)
-
-    def _aligned(self, paths: Iterable[Path]) -> dict[Path, Field]:
-        """Large fields in an order in which all numbers are aligned, if they lie one after another."""
-        return {path: self.leaves[path] for path in sorted(paths, key=lambda path: -self.leaves[path].dtype.itemsize)}
-
-    def _table(self, fields: Mapping[Path, Field], counts: list[int]) -> Ints | None:
-        """A line for each field: the address of its block, a count, and the field."""
-        lines = table_of(fields, dict.fromkeys(fields, 0), 0)
-        if lines is None:
-            return None
-        # a block has one field, so the next row begins right after it
-        lines[:, FIELD_ROW_BYTES] = [field.nbytes for field in fields.values()]
-        blocks = [(self.blocks[path].ctypes.data, count) for path, count in zip(fields, counts, strict=True)]
-        return np.concatenate([np.array(blocks, np.int64).reshape(-1, 2), lines], 1)
-
     def _batch_of(self, path: Path, where: Ints) -> tuple[Array, Array, Array]:
         """The rows of a block as bytes, an empty field of a batch, and its rows as bytes."""
         field, source, dtype, width = self._sources[path]
-        memory = self._memory(where.size * width)  # in use for as long as a tensor of the batch refers to it
+        memory = self._batches.take(where.size * width)  # in use for as long as a tensor of the batch refers to it
         target = memory.view(dtype).reshape(*where.shape, *field.shape)
         return source, target, memory.reshape(where.size, width)
 
@@ -228,7 +171,7 @@ class ReplayRows(Store):
         """Copy whole packed rows, and large fields out of their blocks."""
         places = as_places(places)
         rows, flat = np.empty((places.size, self.layout.nbytes), np.uint8), places.reshape(-1)
-        bad = kernels.fast().gather_rows(self.target, flat, rows, 0, self.layout.nbytes)
+        bad = core.gather_rows(self.target, flat, rows, 0, self.layout.nbytes)
         require_rows(flat, bad, self.num_rows)
         packed = self.layout.arrays(rows.reshape(*places.shape, self.layout.nbytes))
         return {
@@ -258,11 +201,6 @@ class ReplayRows(Store):
             self.target[there] = rows[here]
             for path, block in self.blocks.items():
                 block[there] = numpy_view(large[path][here])
-
-
-def with_next(paths: Iterable[Path]) -> list[Path]:
-    """Fields of the observation, each with that of the next observation after it."""
-    return [each for path in paths for each in (path, ("next_obs", *path[1:]))]
 
 
 def _bytes_of(block: Array) -> Array:

@@ -70,6 +70,9 @@ class Store(ABC):
     batch: BatchLayout
     """The layout of a row of a batch of n-step transitions, as far as it is planned in RAM."""
 
+    packed = False
+    """True if all fields of a batch are in RAM, in the packed rows of :attr:`target`."""
+
     allocator: Allocator = RAM
     """The allocator that gives the replay the memory of its ring and of its sampler."""
 
@@ -136,12 +139,12 @@ class Store(ABC):
         frames = self.places(*frames) if frames else ()
         for path in self.leaves if stacked else self.gathered:
             if path in stacked:
-                found[path], found["next_obs", *path[1:]] = self.gather_stacks(path, *frames)
+                found[path], found[("next_obs", *path[1:])] = self.gather_stacks(path, *frames)
                 continue
             if path in fields:
                 found[path] = fields[path]
             if path in after:
-                found["next_obs", *path[1:]] = after[path]
+                found[("next_obs", *path[1:])] = after[path]
 
     def places(self, *arrays: Ints) -> tuple[Where, ...]:
         """Places ``[...]`` in the form that :meth:`gather` takes."""
@@ -247,11 +250,10 @@ class Staging(NamedTuple):
     final: Array
     """uint8 ``[K, W]``: those of the final observations; ``rows`` if the role has none."""
     copier: StepCopier
-    """Accepts steps and copies them there."""
-    large: Ints
-    """The fields that are not packed, as :class:`relive.kernels.tables.DirectStep` has them."""
-    nbytes: int
-    """Bytes of a step, large fields included."""
+    """Checks steps and copies them there, into its row 0."""
+    large: list[tuple[int, Array, bool]]
+    """The fields that are not packed: which leaf of a step each is, the rows of its block as bytes, uint8 ``[R, B]``,
+    and True if it belongs to the final observation."""
 
 
 def as_places(places: Any) -> Ints:

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple, Never
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .. import kernels
+from .. import core
+from ..core.words import COMMITTED, CUT, DRAINED, FOLLOWED, LANE_ALONE, LANE_COUNTERS, MASKED, WANTED, LaneArrays
 from ..errors import (
     FieldError,
     InvariantError,
@@ -27,7 +28,6 @@ from ..errors import (
     SchemaError,
     WaitTimeoutError,
 )
-from ..kernels.tables import COMMITTED, CUT, DRAINED, FOLLOWED, LANE_ALONE, LANE_COUNTERS, MASKED, WANTED, LaneArrays
 from ..memory.allocator import shared_lock
 from ..memory.copier import StepCopier
 from ..memory.layout import typed
@@ -432,12 +432,11 @@ class LaneWriter:
 
     def _pair(self, fields: Schema) -> tuple[StepChecker, StepCopier]:
         """The checker of steps with these fields, and the copier of their leaves into a row of the lane."""
-        leaves = list(fields.leaves.values())
-        targets = list(self._lane.columns.values())[: len(leaves)]  # those of next_obs come last
-        copier = StepCopier([leaf.dtype for leaf in leaves], targets, self.num_envs, [leaf.shape for leaf in leaves])
+        targets = list(self._lane.columns.values())[: len(fields.leaves)]  # those of next_obs come last
+        copier = StepCopier(fields.leaves, targets, self.num_envs)
         return StepChecker(fields, self.num_envs, self.device, upload=False), copier
 
-    def add(self, step: Mapping[str, Any] | None = None, /, *more: Never, **fields: Any) -> None:
+    def add(self, step: Mapping[str, Any] | None = None, /, *more: NoReturn, **fields: Any) -> None:
         """Append one step of every env. The call waits while the lane is full.
 
         Args:
@@ -511,19 +510,22 @@ class LaneWriter:
         mask = values.pop("mask") if "mask" in values else None
         follows = self.own_next_obs or "next_obs" in values
         checker, copier = self._with_next if follows else self._without_next
-        try:
-            leaves = checker(values, copier)
-        except (RuntimeError, TypeError):
-            refuse_unreadable(values)
-            raise
         stored = None if mask is None else row_mask(mask, self.num_envs)
-        if self.debug:
-            self._refuse_not_finite(leaves, stored)
         number = self._lane.committed
+        row = number % self._steps  # free once the owner has drained step number - steps, which had this row
         if number >= self._limit:
-            self._wait_for_room(number)
-        row = number % self._steps  # free: the owner has drained step number - steps, which had this row
-        copier.write(row, leaves)
+            self._limit = self._lane.drained + self._steps
+        if number >= self._limit or self.debug or not copier.take(row, values):
+            try:
+                leaves = checker(values, copier)
+            except (RuntimeError, TypeError):
+                refuse_unreadable(values)
+                raise
+            if self.debug:
+                self._refuse_not_finite(leaves, stored)
+            if number >= self._limit:
+                self._wait_for_room(number)
+            copier.write(row, leaves)
         if stored is not None:
             self._lane.mask[row] = stored
         # last: the kernel raises the counter after all writes above, and the owner reads only rows below the counter
@@ -662,10 +664,8 @@ class Lane:
         self.drained_bell = Bell(bell)
         terminated, truncated = (self.columns[name,].view(np.uint8) for name in ("terminated", "truncated"))
         arrays = LaneArrays(self._counters, filled, self._flags, terminated, truncated, self.mask)
-        fast = kernels.fast()
-        self.commit: Callable[[int, int], int] = partial(fast.commit_step, fast.handle_of(arrays))
-        """``commit_step`` of the kernels for this lane: takes the number of a step and its flags."""
-        self._published, self._publish = fast.published, fast.publish
+        self.commit: Callable[[int, int], int] = core.Lane(arrays).commit
+        """``commit`` of :class:`relive.core.Lane`: takes the number of a step and its flags."""
 
     def require_sound(self) -> None:
         """Test the counters before rows are looked up with them.
@@ -683,16 +683,16 @@ class Lane:
     @property
     def committed(self) -> int:
         """How many steps were ever committed."""
-        return self._published(self._counters, COMMITTED)
+        return core.published(self._counters, COMMITTED)
 
     @property
     def drained(self) -> int:
         """How many steps the owner has taken."""
-        return self._published(self._counters, DRAINED)
+        return core.published(self._counters, DRAINED)
 
     def give_back(self, number: int) -> None:
         """Free the rows of all steps before ``number``, which are in the replay, and wake the writer if it waits."""
-        if self._publish(self._counters, DRAINED, number, self.drained_bell.word, 0):
+        if core.publish(self._counters, DRAINED, number, self.drained_bell.word, 0):
             self.drained_bell.wake()
 
     def piece(self, start: int, end: int) -> tuple[int, int]:

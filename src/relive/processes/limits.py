@@ -1,7 +1,7 @@
 """Limits of the replay ratio, SamplesPerInsert and MinSize, as in Reverb (Cassirer et al. 2021).
 
-A limit is a few counts in shared memory. Atomic kernels change them, so no process holds a lock that its death could
-leave locked.
+A limit is a few counts in shared memory. Atomic instructions change them, so no process holds a lock that its death
+could leave locked.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import kernels
+from .. import core
+from ..core.words import INSERTS, OTHERS, SAMPLES
 from ..errors import ParameterError, WaitTimeoutError
-from ..kernels.reference.counters import INSERTS, OTHERS, SAMPLES, allows
 from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, is_number, require
 from .shared import Bell, SharedBlock
+
+if TYPE_CHECKING:
+    from typing import Self
 
 __all__ = ["LIMIT_RULE", "MinSize", "RateLimit", "SamplesPerInsert"]
 
@@ -41,6 +44,22 @@ MOST = 2**53
 
 NUMBER_RULE: Rule = (lambda count: is_count(count, 1) and count < MOST, "expected a whole number of at least 1")
 NONE_RULE: Rule = (lambda count: is_count(count) and count < MOST, "expected a whole number of at least 0")
+
+
+def allows(side: int, count: int, inserts: int, samples: int, rule: tuple[float, int, float, float]) -> bool:
+    """True if ``count`` more inserts or samples may pass: the rule of ``core.admit``, for numbers of any size.
+
+    Args:
+        side: ``INSERTS`` or ``SAMPLES``.
+        count: how many, all or none.
+        inserts: so far.
+        samples: so far.
+        rule: samples per insert, inserts before the first sample, and the least and the largest difference.
+    """
+    ratio, min_size, low, high = rule
+    if side == SAMPLES:
+        return inserts >= min_size and inserts * ratio - (samples + count) >= low
+    return inserts + count <= min_size or (inserts + count) * ratio - samples <= high
 
 
 class RateLimit(ABC):
@@ -133,8 +152,8 @@ class RateLimit(ABC):
                 f"{type(self).__name__}.uncount(inserts={inserts}, samples={samples}): only {counted[INSERTS]} and "
                 f"{counted[SAMPLES]} were counted"
             )
-        kernels.fast().add_count(self._counts, INSERTS, -inserts)
-        kernels.fast().add_count(self._counts, SAMPLES, -samples)
+        core.add_count(self._counts, INSERTS, -inserts)
+        core.add_count(self._counts, SAMPLES, -samples)
         self._ring_bells()  # both: what a side takes back is room for that side
 
     def note_sample_wait(self, seconds: float) -> None:
@@ -160,16 +179,16 @@ class RateLimit(ABC):
         Both numbers change in one instant. The inserts let no sample pass before :meth:`confirm`. If the owner is
         broken off before the steps are in the replay, it calls :meth:`take_back`.
         """
-        return kernels.fast().admit_noted(self._counts, note, count, *self._rule)
+        return core.admit_noted(self._counts, note, count, *self._rule)
 
     def confirm(self, note: NDArray[np.int64]) -> None:
         """Confirm that the inserts in ``note`` are in the replay, so they may let samples pass. Sets ``note`` to 0."""
-        kernels.fast().confirm(self._counts, note)
+        core.confirm(self._counts, note)
         self._bells[SAMPLES].ring()  # after the count, so that who wakes up sees it
 
     def take_back(self, note: NDArray[np.int64]) -> None:
         """Uncount the inserts in ``note``, which do not go into the replay. Sets ``note`` to 0."""
-        kernels.fast().take_back(self._counts, note)
+        core.take_back(self._counts, note)
         self._ring_bells()
 
     def wait_for_room(self, count: int, timeout: float | None = None) -> bool:
@@ -230,8 +249,8 @@ class RateLimit(ABC):
 
     def count(self, *, inserts: int = 0, samples: int = 0) -> None:
         """Count what was inserted or drawn, whether the limit allows it or not."""
-        kernels.fast().add_count(self._counts, INSERTS, inserts)
-        kernels.fast().add_count(self._counts, SAMPLES, samples)
+        core.add_count(self._counts, INSERTS, inserts)
+        core.add_count(self._counts, SAMPLES, samples)
         self._ring_bells()
 
     def wait_for_steps(self, ready: int, timeout: float) -> None:
@@ -298,8 +317,8 @@ class RateLimit(ABC):
         return self._allows(side, count)
 
     def _allows(self, side: int, count: int) -> bool:
-        """The answer that :meth:`_admit` would give now, by the definition of its kernel. Nothing is counted."""
-        # the four are not of one instant: only the kernel, which counts in the same instant, may let anybody pass
+        """The answer that :meth:`_admit` would give now, by its rule. Nothing is counted."""
+        # the four are not of one instant: only ``core.admit``, which counts in the same instant, may let anybody pass
         inserts, samples, pending, others = self._counts[: OTHERS + 1].tolist()
         return allows(side, count, inserts + others if side == INSERTS else inserts - pending, samples, self._rule)
 
@@ -313,7 +332,7 @@ class RateLimit(ABC):
         return True
 
     def _admit(self, side: int, count: int) -> bool:
-        return kernels.fast().admit(self._counts, side, count, *self._rule)
+        return core.admit(self._counts, side, count, *self._rule)
 
     def _wait(self, side: int, count: int, timeout: float | None) -> bool:
         start = time.monotonic_ns()
@@ -323,8 +342,8 @@ class RateLimit(ABC):
             self._note_wait(side, time.monotonic_ns() - start)
 
     def _note_wait(self, side: int, nanoseconds: int) -> None:
-        kernels.fast().add_count(self._counts, WAITS + side, 1)
-        kernels.fast().add_count(self._counts, WAITED + side, nanoseconds)
+        core.add_count(self._counts, WAITS + side, 1)
+        core.add_count(self._counts, WAITED + side, nanoseconds)
 
     def _ring_bells(self) -> None:
         for bell in self._bells:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple, Never, cast
+from typing import Any, NamedTuple, NoReturn, cast
 from weakref import WeakSet, finalize
 
 import numpy as np
@@ -764,7 +764,7 @@ class Learner(Iterator[Any]):
         arguments = np.array(as_host(index)), np.array(as_host(td_error)), real
         self._send_unanswered(("rate", Parcel("update_priorities: an argument", arguments)))
 
-    def add(self, step: Mapping[str, Any] | None = None, /, *more: Never, envs: Any = None, **fields: Any) -> None:
+    def add(self, step: Mapping[str, Any] | None = None, /, *more: NoReturn, envs: Any = None, **fields: Any) -> None:
         """As :meth:`relive.ReplayBuffer.add`, but a later call raises the errors of this one. Lanes are quicker."""
         if more or not (step is None or hasattr(step, "keys")):
             raise FieldError(not_named(step))
@@ -818,7 +818,7 @@ class Learner(Iterator[Any]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __reduce__(self) -> Never:
+    def __reduce__(self) -> NoReturn:
         raise LifecycleError(
             "a learner cannot be sent to another process; send the server, and call learner(rank) there"
         )
@@ -987,7 +987,7 @@ class Slot:
 class _Expired(dict[Any, Any]):
     """The fields of a batch that was given back: its slot may hold another batch by now."""
 
-    def _refuse(self, *_: Any) -> Never:
+    def _refuse(self, *_: Any) -> NoReturn:
         raise LifecycleError(
             "this batch was given back: a batch of a server is valid until its learner asks for the next one; keep "
             "batch.clone() to use it longer"

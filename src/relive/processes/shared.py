@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .. import kernels
+from .. import core
 from ..errors import LifecycleError, ParameterError
 from ..memory.estimate import require_free
 from ..parameters import COUNT_RULE, require
@@ -204,7 +204,7 @@ class Bell:
     """Wakes those who wait, in whichever process, for a condition over shared memory.
 
     Any number of processes and threads may wait, and any number may ring. A process that changes what others wait for
-    rings afterwards: with :meth:`ring`, or with the kernel ``publish`` and then :meth:`wake`.
+    rings afterwards: with :meth:`ring`, or with ``core.publish`` and then :meth:`wake`.
 
     Args:
         word: int32 ``[1]`` in shared memory, zeroed when it was made.
@@ -213,11 +213,10 @@ class Bell:
     def __init__(self, word: NDArray[np.int32]) -> None:
         self.word = word
         self._address = word.ctypes.data
-        self._mark = kernels.fast().mark_bell
 
     def ring(self) -> None:
         """Wake all who wait. It costs a system call only if somebody waits."""
-        if kernels.fast().ring_bell(self.word, 0):
+        if core.ring_bell(self.word, 0):
             self.wake()
 
     def wake(self) -> None:
@@ -239,7 +238,7 @@ class Bell:
         end = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             # mark, then look: a change before the mark is seen by ready(), one after it changes the word
-            value = self._mark(self.word, 0)
+            value = core.mark_bell(self.word, 0)
             if ready():
                 return True
             left = end - time.monotonic()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .. import kernels
+from .. import core
 from ..errors import LifecycleError, ParameterError, SchemaError
 from ..memory.layout import RowLayout
 from ..parameters import TIMEOUT_RULE, require
@@ -74,7 +74,7 @@ class Weights:
     @property
     def version(self) -> int:
         """How often weights were published; 0 before the first time."""
-        return int(kernels.fast().published(self._versions, 0))
+        return core.published(self._versions, 0)
 
     def publish(self, network: nn.Module | Mapping[str, Tensor]) -> None:
         """Make these weights the newest.
@@ -93,8 +93,8 @@ class Weights:
         row = self._layout.tensors(self._copies[number % COPIES])
         for name, tensor in state.items():
             row[name,].copy_(tensor)
-        # last: the kernel shows the number after all writes above, and before those of the next version
-        if kernels.fast().publish(self._versions, 0, number, self._bell.word, 0):
+        # last: this shows the number after all writes above, and before those of the next version
+        if core.publish(self._versions, 0, number, self._bell.word, 0):
             self._bell.wake()
 
     def fetch(self, network: nn.Module | Mapping[str, Tensor]) -> bool:

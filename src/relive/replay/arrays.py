@@ -146,7 +146,7 @@ class _Log:
             leaf = as_host(descend(self.fields[path[0]], path[1:]), f"from_arrays: field '{dotted(path)}'")
         except (KeyError, IndexError, TypeError) as error:
             raise FieldError(f"from_arrays: the arrays lack '{dotted(path)}', which the schema has") from error
-        field = self.schema.leaves["obs" if path[0] == "next_obs" else path[0], *path[1:]]
+        field = self.schema.leaves[("obs" if path[0] == "next_obs" else path[0], *path[1:])]
         if leaf.shape != (self.size, *field.shape):
             raise ShapeError(
                 f"from_arrays: field '{dotted(path)}': expected {(self.size, *field.shape)}, as reward has {self.size} "

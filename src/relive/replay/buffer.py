@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, Protocol, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import ReferenceType, ref
 
 import numpy as np
@@ -75,6 +75,8 @@ from .serving import Ahead, Drawn, Limit, Progress, Request, Served
 from .writer import Writer
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from tensordict import TensorDict
     from typing_extensions import TypeVar as TypeVarWithDefault
 
@@ -144,7 +146,7 @@ def one_at_a_time(method: Callable[Concatenate[Replay, P], R]) -> Callable[Conca
     """Make other threads wait while the method runs. Before it, repair what an earlier call left half done, and draw
     the served batches that are due.
 
-    Kernels run without Python's own lock, so another thread could otherwise write a row while this one reads it.
+    Long work runs without Python's own lock, so another thread could otherwise write a row while this one reads it.
     """
 
     @wraps(method)
@@ -356,7 +358,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
     # -- adding ---------------------------------------------------------------------------------------------------
 
-    def add(self, step: Mapping[str, Any] | None = None, /, *more: Never, envs: Any = None, **fields: Any) -> None:
+    def add(self, step: Mapping[str, Any] | None = None, /, *more: NoReturn, envs: Any = None, **fields: Any) -> None:
         """Append one step of every env, or of some; NumPy or torch, given as a mapping, as keywords, or both.
 
         Args:
@@ -375,7 +377,9 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """
         if more or not (step is None or hasattr(step, "keys")):
             raise FieldError(not_named(step))
-        writer, values = self._writer, fields if step is None else {**step, **fields}
+        writer, values = self._writer, fields
+        if step is not None:
+            values = step if step.__class__ is dict and not fields else {**step, **fields}
         chosen = writer.all_envs if envs is None else writer.chosen(envs)
         with self.lock:  # as one_at_a_time, which takes longer
             if self._ring.pending is not None or self._ahead is not None:
@@ -823,7 +827,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         seed: int | None = None,
         changes: SchemaChanges | None = None,
         store: MakeStore | None = None,
-        **more: Never,
+        **more: NoReturn,
     ) -> ReplayBuffer[GivenSampler, GivenView]:
         """The buffer that was saved. It draws the batches that the saved one would have drawn next.
 

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..core.words import COLUMNS, HEAD, NEXT
 from ..errors import EpisodeEndWarning, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
-from ..kernels.tables import COLUMNS, HEAD, NEXT
 from ..parameters import is_count
 from ..ring.ring import Ring
 from ..steps.arrays import Array, Ints, as_host, numpy_dtype, numpy_view

@@ -25,11 +25,7 @@ import numpy as np
 import torch
 
 from .. import files
-from ..errors import FileFormatError, InvariantError, LifecycleError, NoSaveError, ParameterError
-from ..files.disk import contradictions, entry, fitting, whole
-from ..files.format import MANIFEST, damaged
-from ..files.mapped import MappedCopy, MappedDirectory
-from ..kernels.tables import (
+from ..core.words import (
     COLUMNS,
     COUNTERS,
     HEAD,
@@ -40,6 +36,10 @@ from ..kernels.tables import (
     env_entries,
     first_row,
 )
+from ..errors import FileFormatError, InvariantError, LifecycleError, NoSaveError, ParameterError
+from ..files.disk import contradictions, entry, fitting, whole
+from ..files.format import MANIFEST, damaged
+from ..files.mapped import MappedCopy, MappedDirectory
 from ..memory.estimate import require_free
 from ..memory.mapped import DRAINED, SETTINGS, CopiedAllocator, FileAllocator, MappedAllocator
 from ..parameters import is_count

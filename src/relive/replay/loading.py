@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import files
+from ..core.words import COLUMNS, COMPLETED, COUNT, HEAD, LARGEST_ERROR, NEXT, RULE, TAIL
 from ..errors import FileFormatError, ParameterError
 from ..files.disk import MOST, entry, fitting, integers, whole
 from ..files.save import EXTRA, read_extra
-from ..kernels.reference.priorities import LARGEST_ERROR
-from ..kernels.tables import COLUMNS, COMPLETED, COUNT, HEAD, NEXT, RULE, TAIL
 from ..memory.allocator import zeroed
 from ..memory.estimate import free_memory, storage_plan
 from ..memory.layout import BOOKKEEPING, row_layout
@@ -30,7 +29,7 @@ from ..memory.ram import in_ram
 from ..parameters import is_count, is_number
 from ..printable import shown
 from ..ring.ring import LARGEST, Ring, Rule, Span, Weigh
-from ..samplers.contract import Sampler
+from ..samplers.contract import OwnSampler
 from ..steps.changes import Origin, SchemaChanges
 from ..steps.schema import Field, Path, Schema, dotted
 from .checks import stored_fields
@@ -135,7 +134,7 @@ def load_extra(path: str | os.PathLike[str]) -> Any:
 
 def restore(
     ring: Ring,
-    sampler: Sampler,
+    sampler: OwnSampler,
     progress: Progress,
     source: Source,
     origins: Mapping[Path, Origin] | None = None,
@@ -200,7 +199,7 @@ def _under_way(ring: Ring, live: Span) -> Any:
     return (number == ring.heads[env] - 1) & (ring.state[env, NEXT] > 0)
 
 
-def _restore_sampler(ring: Ring, sampler: Sampler, source: Source, saved: Span, new_rule: Rule) -> None:
+def _restore_sampler(ring: Ring, sampler: OwnSampler, source: Source, saved: Span, new_rule: Rule) -> None:
     """Give the sampler the ring and, if it is of the saved kind, its state."""
     content, live = source.content, ring.span
     by_row: set[str] = set(entry(content, "sampler_rows", list))
@@ -443,7 +442,7 @@ def _origin(origins: Mapping[Path, Origin], path: Path) -> Origin:
     """The origin of a stored leaf; a next observation comes from where the observation does."""
     if path[0] != "next_obs":
         return origins[path]
-    origin = origins["obs", *path[1:]]
+    origin = origins[("obs", *path[1:])]
     return origin if origin.value is not None else origin._replace(source=("next_obs", *origin.source[1:]))
 
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from ..batches import SequenceBatch
+from ..batches import SequenceBatch, as_tensordict
 from ..errors import DeviceError, FieldError, ParameterError, SchemaError, ShapeError
 from ..parameters import COUNT_RULE, Rule, is_number, require
 from ..printable import shown
-from ..samplers.prioritized import doubles, magnitudes
+from ..samplers.prioritized import doubles, require_float32
 from ..steps.arrays import as_host, whole_numbers
+from ..steps.schema import Path
 from ..steps.summary import Summary, html, text
 from ..views.contract import time_first_of
 from .buffer import ReplayBuffer
@@ -106,7 +107,7 @@ class Mixture:
         if real is not None and (real.shape != errors.shape or real.dtype != np.bool_):
             raise ShapeError(f"mask: expected bool {errors.shape}, got {real.dtype} {real.shape}")
         counted = errors if real is None else np.where(real, errors, 0.0)
-        magnitudes(np.moveaxis(counted, axis, 0))  # raises before any buffer is changed
+        require_float32(np.moveaxis(counted, axis, 0))  # raises before any buffer is changed
         for i, buffer in enumerate(self.buffers.values()):
             rows = np.flatnonzero(source == i)
             if len(rows) and buffer.has_priorities:
@@ -209,6 +210,9 @@ def _joined(parts: list[Any], without: list[tuple[str, ...]], sources: list[int]
         counts = torch.tensor([part.num_sequences for part in parts])
         source = torch.tensor(sources).repeat_interleave(counts).to(device)
         return SequenceBatch.joined(parts, shared, {"source": source})
-    for part, source in zip(parts, sources, strict=True):
-        part["source"] = torch.full(part.batch_size, source, device=device)
-    return torch.cat([part.select(*shared, "source") for part in parts])
+    # field by field: torch.cat of TensorDicts takes several times as long
+    members = [dict(part.items()) for part in parts]
+    joined: dict[Path, Any] = {(name,): torch.cat([of[name] for of in members]) for name in shared}
+    counts = [part.batch_size[0] for part in parts]
+    joined["source",] = torch.from_numpy(np.repeat(sources, counts)).to(device)
+    return as_tensordict(joined, (sum(counts),))

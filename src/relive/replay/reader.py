@@ -4,70 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from .. import kernels
-from ..batches import Members, SequenceBatch, SequenceMembers, as_tensordict, swap_layers
+from .. import core
+from ..batches import SequenceBatch, as_tensordict, swap_layers
+from ..core import Draw
+from ..core import key as stream
 from ..errors import LifecycleError, ParameterError, ReliveError, SchemaError, ShapeError
-from ..kernels.reference.priorities import key as stream
-from ..kernels.reference.rows import FIELD_DICT
-from ..kernels.reference.sample import FIELD
-from ..kernels.tables import DirectBatch
-from ..kernels.tensor_calls import tensor_calls
-from ..memory.layout import BatchLayout, RowLayout
 from ..memory.mapped import LookAhead, MappedAllocator, can_look_ahead
-from ..memory.ram import ReplayRows, with_next
+from ..memory.ram import ReplayRows
 from ..parameters import is_count, is_own, refuse_class
-from ..ring.ring import Change, Ring, Rule
-from ..ring.sequences import FACT_FIELDS, FACTS, Sequences
-from ..samplers.contract import Sampler
-from ..samplers.prioritized import Binding, Prioritized
+from ..ring.ring import Change, Ring
+from ..ring.sequences import FACTS
+from ..samplers.contract import OwnSampler
+from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
-from ..samplers.sumtree import SumTree
 from ..samplers.uniform import Uniform, WithoutReplacement
-from ..steps.arrays import Array, Ints, as_host
-from ..steps.schema import Field, Path, Schema
+from ..steps.arrays import Ints, as_host
+from ..steps.schema import Path, Schema
 from ..views.contract import View, require_readable, rule_of, time_first_of
 from ..views.frames import FrameStack
-from ..views.hindsight import Hindsight
 from ..views.returns_to_go import ReturnsToGo
-from ..views.sequences import Sequence
 from ..views.transitions import NStep
 from .serving import Progress, stream_of
-
-if TYPE_CHECKING:
-    from tensordict import TensorDict
 
 __all__ = ["Prefetch", "Reader", "parts_of"]
 
 
-LONG = 2**18
-"""A batch of more bytes is drawn and read in several calls, which let other threads of Python run.
-
-Only what each item has once counts: stacks, the rows of sequences and their states are copied without the GIL anyway.
-"""
-
 OWN_SAMPLERS = frozenset((Uniform, WithoutReplacement, Prioritized, Recent))
 """Samplers whose draws need no check. A class that inherits from one of them is a user's own."""
-
-READ_LARGE_FIELDS = frozenset((FrameStack, Sequence))
-"""Views that read large fields, or recurrent states, in the fused call."""
-FUSED_VIEWS = READ_LARGE_FIELDS | {NStep, Hindsight}
-"""Each is a :class:`relive.views.contract.FusedView`."""
-
-WEIGHT: Path = ("weight",)
-PROBABILITY: Path = ("probability",)
-WEIGHED: dict[Path, Field] = {WEIGHT: Field((), torch.float32), PROBABILITY: Field((), torch.float64)}
-"""The fields that draws by priority add to a batch."""
-
-_from_numpy: Any = cast("Any", torch).from_numpy  # code that is not in the caches makes memory sooner so
 
 
 class Reader:
@@ -83,20 +53,13 @@ class Reader:
         progress: the seed, and the number of the next batch.
     """
 
-    def __init__(self, ring: Ring, sampler: Sampler, schema: Schema, view: View, progress: Progress) -> None:
+    def __init__(self, ring: Ring, sampler: OwnSampler, schema: Schema, view: View, progress: Progress) -> None:
         self.ring, self.sampler, self.schema, self.view, self.progress = ring, sampler, schema, view, progress
         self.replaced: Callable[[], object] = bool
         """Called when the view was replaced. A replay in files keeps it."""
         self.prefetch: Prefetch | None = None
         """Asks for the rows of the next batch of a replay in files; None for any other replay."""
         self._own_sampler = all(type(part) in OWN_SAMPLERS for part in parts_of(sampler))
-        in_ram = type(ring.store) is ReplayRows and ring.undo is None
-        self._calls = tensor_calls() if in_ram and self._own_sampler else None
-        """torch's functions for the fused call; None if no batch can be made by it."""
-        extras = sampler.extras if self._own_sampler else ()
-        self._weighed = {path: field for path, field in WEIGHED.items() if path[0] in extras}
-        self._fused: _FusedCall | None = None
-        """The tables of the last fused call."""
         self.read_through(view)
 
     def read_through(self, view: View) -> None:
@@ -129,8 +92,8 @@ class Reader:
 
     def keep_rule(self) -> None:
         """Apply the view's rule of what can be drawn to the ring, if it has changed."""
-        ring, rule = self.ring, rule_of(self.view)
-        before = ring.rule
+        ring, view = self.ring, self.view
+        before, rule = ring.rule, getattr(view, "rule", None) or rule_of(view)
         if rule == before:
             return
         ring.pending = Change(rule=before)
@@ -146,69 +109,25 @@ class Reader:
     def sample(self, count: int, update: int, of: int) -> Any:
         """The next batch ``[count]``, number ``update`` of the ``of`` batches of its round.
 
-        A batch of relive's own samplers and views, with its rows in RAM and of at most ``LONG`` bytes, is drawn and
-        read by one compiled call. All others take the long way: the sampler draws places, and the view reads them. It
-        makes the same batch with more Python calls, and in a large one it lets other threads run.
-
         Raises:
             ReliveError: nothing can be drawn; or the view cannot read it, and then the batch counts as drawn.
         """
-        view, worker, store = self.view, get_worker_info(), self.ring.store
-        kind = type(view)
-        reads_all = kind in FUSED_VIEWS and (not store.gathered or kind in READ_LARGE_FIELDS)
-        if reads_all and self._calls is not None and worker is None:
-            batch = self._sample_fused(view, count, update, of)
-            if batch is not None:
-                return batch
         self.keep_rule()
-        progress = self.progress
+        progress, worker, view = self.progress, get_worker_info(), self.view
         key = stream(progress.seed if worker is None else stream_of(progress.seed), progress.draws - progress.first)
-        drawn = self.sampler.draw(count, key, update, of)
-        places, extras = drawn if self._own_sampler else self._checked_draw(drawn, count)
+        drawn: Any = self.sampler.draw(count, key, update, of)
         progress.draws += 1  # before the read: a batch that the view fails to read is used up
         progress.sampled += count
         if progress.slots is not None:
             progress.keep()
-        batch = self.read(places, extras, key)
+        if self._own_sampler and type(view) is NStep and type(drawn) is Draw:  # made by the call that reads it
+            batch = as_tensordict(view.read(self.ring, drawn, key), (count,))
+        else:
+            places, extras = drawn if self._own_sampler else self._checked_draw(drawn, count)
+            batch = self.read(places, extras, key)
         if self.prefetch is not None:
             self.prefetch.after_batch(self, count, update, of)
         return batch
-
-    def _sample_fused(self, view: View, count: int, update: int, of: int) -> TensorDict | SequenceBatch | None:
-        """The next batch, drawn and read in one compiled call, or in two with functions of goals in between.
-
-        Returns:
-            None if that takes more than compiled code can do, or if there is nothing to draw. Then nothing has changed.
-
-        Raises:
-            ReliveError: as the view says. The batch counts as drawn then.
-        """
-        ring, sampler, progress = self.ring, self.sampler, self.progress
-        reader: Any = view  # a FusedView
-        layout, terms = reader.batch_of(ring), sampler.terms(update, of)
-        if layout is None or terms is None:
-            return None
-        weights, how = terms
-        known, fused = (layout, weights, progress.seed, ring.rule, reader.history), self._fused
-        if fused is None or fused.known != known:
-            fused = self._fused = self._fused_call(view, *known)
-        parts = fused.parts
-        if parts is None or count * parts.rows.nbytes > LONG:
-            return None
-        rows, dicts = _from_numpy(np.empty((count, parts.rows.nbytes), np.uint8)), parts.members.empty()
-        number, before = progress.draws - progress.first, None
-        progress.draws += 1  # before the draw, as functions of goals may look, or draw another batch
-        progress.sampled += count
-        if self._weighed:
-            before = sampler.draw_state()
-            sampler.count_draw()
-        if reader.sample(fused.handle, ring, (number, *how), count, rows, dicts):
-            return parts.members.batch(dicts, count)
-        progress.draws -= 1  # nothing to draw: the long way raises the error, and counts nothing
-        progress.sampled -= count
-        if self._weighed:
-            sampler.undo_draws(before)
-        return None
 
     def _checked_draw(self, drawn: Any, count: int) -> tuple[Ints, dict[str, Any]]:
         """The places and fields that a user's sampler drew, once checked.
@@ -217,6 +136,7 @@ class Reader:
             ParameterError, SchemaError: the draw has another form, or a place cannot be drawn.
         """
         who = f"{self.sampler!r}.draw({count})"
+        drawn = tuple(cast("Any", drawn)) if isinstance(drawn, Draw) else drawn
         parts: list[Any] = [*cast("tuple[Any, ...]", drawn)] if isinstance(drawn, tuple) else []
         if len(parts) != 2 or not isinstance(parts[1], Mapping):
             raise ShapeError(f"{who}: expected a tuple of places [{count}] and a dict of further fields, got {drawn!r}")
@@ -259,95 +179,6 @@ class Reader:
                 states[path] = swap_layers(batch.pop(path)).contiguous()
         hidden = self.schema.rebuild("hidden", states.__getitem__) if states else None
         return SequenceBatch(batch, facts, hidden, time_first=time_first)
-
-    def _fused_call(
-        self, view: View, layout: BatchLayout | Sequences, weights: Binding | SumTree | None, seed: int, rule: Rule,
-        history: int,
-    ) -> _FusedCall:  # fmt: skip
-        """The tables for batches of this layout, drawn by these weights."""
-        known, calls, none = (layout, weights, seed, rule, history), cast("Any", self._calls), np.zeros(0, np.int64)
-        parts = self._sequence_parts(layout) if isinstance(layout, Sequences) else self._transition_parts(layout)
-        if parts is None or rule != rule_of(view):  # the long way has the ring follow the view first
-            return _FusedCall(known, None)
-        tree = weights.tree if isinstance(weights, Binding) else weights
-        tops, until = (none, np.zeros(0)) if tree is None else tree.whole
-        nodes, offsets = weights.arrays if isinstance(weights, SumTree) else (np.zeros(0), np.zeros(0, np.uint64))
-        at = parts.rows.offsets
-        batch = DirectBatch(
-            calls.describe, calls.lend, calls.adopt, self.ring.handle, np.array([seed % 2**64], np.uint64),
-            weights.handle if isinstance(weights, Binding) else none, tops, until, at.get(WEIGHT, 0),
-            at.get(PROBABILITY, 0), layout.handle, parts.table, id(parts.names), parts.large, id(parts.large_names),
-            nodes, offsets, parts.steps, id(parts.step_names), parts.blank,
-        )  # fmt: skip
-        return _FusedCall(known, parts, batch, kernels.fast().handle_of(batch))
-
-    def _transition_parts(self, layout: BatchLayout) -> _FusedParts | None:
-        """The parts of a batch of transitions. If there are large fields, all of them are read as stacks."""
-        store: Any = self.ring.store
-        whole, stacked, stacks = (
-            RowLayout(*layout.groups, self._weighed),
-            with_next(store.gathered),
-            store.stack_table(),
-        )
-        if whole.table is None or stacks is None or not Members.suit((*whole.fields, *stacked)):
-            return None
-        members, (large, frames) = Members([*layout.fields, *stacked, *self._weighed]), stacks
-        whole.table[:, FIELD_DICT], frames[:, FIELD + FIELD_DICT] = (
-            [members.into[path] for path in paths] for paths in (whole.fields, large)
-        )
-        names, large_names = (tuple(path[-1] for path in paths) for paths in (whole.fields, large))
-        return _FusedParts(members, whole, whole.table, names, frames, large_names)
-
-    def _sequence_parts(self, sequences: Sequences) -> _FusedParts | None:
-        """The parts of a batch of sequences: columns in the first dict, then facts, then recurrent states."""
-        store: Any = self.ring.store
-        whole, steps, states = RowLayout(FACT_FIELDS, self._weighed), sequences.layout, sequences.states
-        states_table, hidden = store.state_table(states), partial(self.schema.rebuild, "hidden")
-        if whole.table is None or steps.table is None or states_table is None:
-            return None
-        paths, lines = states_table
-        whole.table[:, FIELD_DICT], lines[:, FIELD + FIELD_DICT] = 1, 2
-        names, known = tuple(path[-1] for path in whole.fields), [*FACTS, *(path[-1] for path in self._weighed)]
-        leaves = [path for path in sequences.order if path not in FACT_FIELDS and path not in states]
-        members = SequenceMembers(leaves, known, states, hidden, sequences.cut.time_first)
-        rows = whole, whole.table, names
-        return _FusedParts(members, *rows, lines, tuple(paths), steps.table, tuple(steps.fields), sequences.blank)
-
-
-class _FusedParts(NamedTuple):
-    """The parts of a batch of one layout."""
-
-    members: Members | SequenceMembers
-    """The dicts of a batch."""
-    rows: RowLayout
-    """The fields of the row of each of its items."""
-    table: Ints
-    """These fields, as :func:`relive.kernels.reference.rows.split_rows` takes them."""
-    names: tuple[str, ...]
-    """Their names."""
-    large: Ints
-    """Large fields: the stacks or the recurrent states, as :mod:`relive.kernels.reference.sample` says."""
-    large_names: tuple[Any, ...]
-    """Their names."""
-    steps: Ints = np.zeros((0, 0), np.int64)
-    """The fields of each row of a sequence, as :attr:`table`."""
-    step_names: tuple[Path, ...] = ()
-    """Their names."""
-    blank: Array = np.zeros(0, np.uint8)
-    """The row of padding of a sequence."""
-
-
-class _FusedCall(NamedTuple):
-    """The tables of a fused call, as long as nothing of ``known`` changes."""
-
-    known: tuple[BatchLayout | Sequences, Binding | SumTree | None, int, Rule, int]
-    """The layout that the view reads, the weights of the draw, the seed, the ring's rule, and the view's history."""
-    parts: _FusedParts | None
-    """The parts of a batch; None if such batches take the long way."""
-    batch: DirectBatch | None = None
-    """The table that :attr:`handle` points to, which this keeps alive."""
-    handle: Any = None
-    """The addresses of :attr:`batch`, for compiled kernels."""
 
 
 def parts_of(part: Any) -> list[Any]:
@@ -419,7 +250,7 @@ class Prefetch:
     def _look(self, reader: Reader) -> None:
         """Ask for the rows of the next batch, and for those that will be overwritten next."""
         ring, progress, (batch_size, update, of) = self._ring, reader.progress, self._last
-        key = stream(stream_of(progress.seed), progress.draws - progress.first)
+        key = core.key(stream_of(progress.seed), progress.draws - progress.first)
         try:
             places = likely_places(reader.sampler, ring, batch_size, key, update % of + 1, of)
         except ReliveError:  # if it is a real error, the next draw raises it
@@ -497,9 +328,9 @@ def _draws_rows(sampler: Any, ring: Ring) -> bool:
 
 
 def _first_tries(ring: Ring, count: int, key: int, newest: int) -> Ints | None:
-    """The first attempt of each draw of :func:`relive.kernels.reference.priorities.draw`."""
+    """The first attempt of each draw of :func:`relive.core.draw`."""
     first, until = np.empty(ring.num_envs, np.int64), np.empty(ring.num_envs, np.int64)
-    total = kernels.fast().window(ring.handle, newest, first, until)
+    total = core.window(ring.core, newest, first, until)
     if total <= 0:
         return None
     # positions among the rows of all envs, one env after another; until[e] is where the rows of env e end
@@ -512,5 +343,5 @@ def _first_tries(ring: Ring, count: int, key: int, newest: int) -> Ints | None:
 def _masses(count: int, key: int, stratified: bool, total: float) -> Any:
     """The numbers of a draw in [0, total), float64 ``[count]``."""
     out = np.empty(count)
-    kernels.fast().masses(np.uint64(key), stratified, total, math.nextafter(total, 0.0), out)
+    core.masses(key, stratified, total, out)
     return out

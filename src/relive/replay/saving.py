@@ -23,15 +23,15 @@ import torch
 from torch import Tensor
 
 from .. import files
+from ..core.words import RULE
 from ..errors import FileFormatError, LifecycleError
 from ..files import disk
 from ..files.save import to_json
-from ..kernels.tables import RULE
 from ..memory.layout import row_layout, typed
 from ..memory.store import Store
 from ..printable import shown
 from ..ring.ring import Ring, Span
-from ..samplers.contract import Sampler
+from ..samplers.contract import OwnSampler
 from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform, WithoutReplacement
@@ -171,7 +171,7 @@ class Saver:
             self._snapshot = None
 
 
-def ring_state(ring: Ring, sampler: Sampler, facts: Mapping[str, Any]) -> State:
+def ring_state(ring: Ring, sampler: OwnSampler, facts: Mapping[str, Any]) -> State:
     """The cursors and the sampler's state, with ``facts``: arrays by name, and what is JSON.
 
     Arrays of the sampler with an entry for each row are saved for the live rows alone.

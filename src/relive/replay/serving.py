@@ -15,9 +15,9 @@ from weakref import finalize
 
 from torch.utils.data import get_worker_info
 
+from ..core import key as stream
 from ..errors import InvariantError, LifecycleError, WaitTimeoutError
-from ..kernels.reference.priorities import key as stream
-from ..samplers.contract import Sampler
+from ..samplers.contract import OwnSampler
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -375,7 +375,7 @@ class Progress:
             self.slots.write(self.draws_taken, self.rows_taken, self.late)
 
     @contextmanager
-    def undone(self, sampler: Sampler) -> Generator[None]:
+    def undone(self, sampler: OwnSampler) -> Generator[None]:
         """Within this context, the sampler is as if it had drawn nothing ahead."""
         if not self._is_undoable:
             yield
@@ -387,7 +387,7 @@ class Progress:
         finally:
             sampler.undo_draws(now)
 
-    def undo(self, sampler: Sampler) -> None:
+    def undo(self, sampler: OwnSampler) -> None:
         """Undo the draws ahead, so that the next batches are those that nobody took.
 
         If other batches were drawn in between, this is not possible, and the numbers of all of them are used up.

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import kernels
+from .. import core
+from ..core.words import ALONE, COMPLETED, EPISODES, FINALS, LINKED, NO_FINALS
 from ..errors import ParameterError, ShapeError
-from ..kernels.tables import ALONE, COMPLETED, EPISODES, FINALS, LINKED, NO_FINALS, DirectStep
-from ..memory.copier import SHORT, BoundedCache, Plan, StepCopier
+from ..memory.copier import BoundedCache, StepCopier
 from ..memory.store import Staging, Store
 from ..parameters import FLAG_RULE, require
 from ..ring.ring import PIECE, Ring, Rule, missing_final, piece_of
-from ..samplers.contract import Sampler
+from ..samplers.contract import OwnSampler
 from ..steps.arrays import Array, Ints, as_host, whole_numbers
 from ..steps.checker import StepChecker, refuse_unreadable
 from ..steps.ends import EndCheck, ReuseCheck
@@ -45,7 +45,7 @@ class Writer:
     def __init__(
         self,
         ring: Ring,
-        sampler: Sampler,
+        sampler: OwnSampler,
         schema: Schema,
         stored: Schema,
         device: torch.device,
@@ -70,8 +70,8 @@ class Writer:
         """The number of leaves of a step. Those of the final observations may follow them."""
         self._flags_at = [paths.index((name,)) for name in ("terminated", "truncated")]
         self._intakes = BoundedCache[tuple[int, bool], _Intake]()
-        self._fused: list[FusedAdd | None] = [None, None]
-        """Adds steps of all envs without final observations, and with them; None until there are some, or always."""
+        self._adders: list[StepAdder | None] = [None, None]
+        """Adds steps of all envs without ``next_obs``, and with it; None until there are some, or always."""
         self._repeated = BoundedCache[int, Ints]()
 
     @property
@@ -104,26 +104,29 @@ class Writer:
 
     # -- steps --------------------------------------------------------------------------------------------------
 
-    def add(self, values: dict[str, Any], envs: Ints, successive: bool = False) -> None:
+    def add(self, values: Mapping[str, Any], envs: Ints, successive: bool = False) -> None:
         """Check and store a step of each of ``envs``. ``successive`` steps are in time order and may repeat envs."""
-        has_finals = "next_obs" in values and not self.own_next_obs
-        fused = self._fused[has_finals] if envs is self.all_envs and not self._by_parts else None
+        adder = self._adders["next_obs" in values]
         leaves = kept = None
-        if fused is not None:
-            leaves = fused.add(values)
-        if leaves is None:
-            leaves, kept = self._add(values, envs, has_finals, successive)
+        if adder is None or envs is not self.all_envs or self._by_parts or not adder.add(values):
+            leaves, kept = self._add(values, envs, successive)
         if self.added is not None:
             self.added(len(envs))
-        if self.resets is not None:
-            self._check_resets(self.resets, envs, leaves, leaves[self._leaves :] if has_finals else None, kept)
-        ends = self.ends
+        ends, resets = self.ends, self.resets
+        if ends is None and resets is None:
+            return
+        if leaves is None:  # the step was added as it was given
+            assert adder is not None
+            leaves = adder.pick(values)
+        final = leaves[self._leaves :] or None  # of a step with final observations
+        if resets is not None:
+            self._check_resets(resets, envs, leaves, final, kept)
         if ends is None:
             return
         ended = self.ring.counters.item(EPISODES)
         if ended == ends.episodes and not ends.ended_on:
             return
-        if not ends.go_on(ended, envs, leaves, leaves[self._leaves :] if has_finals else None, kept):
+        if not ends.go_on(ended, envs, leaves, final, kept):
             self.ends = None
             ends.warn()
 
@@ -135,12 +138,11 @@ class Writer:
             self.resets = None
             check.warn()
 
-    def _add(
-        self, values: dict[str, Any], envs: Ints, has_finals: bool, successive: bool
-    ) -> tuple[Sequence[Any], Array | None]:
+    def _add(self, values: Mapping[str, Any], envs: Ints, successive: bool) -> tuple[Sequence[Any], Array | None]:
         """Check each part of a step and store it; returns the leaves, and which rows are kept if some are left out."""
-        count = len(envs)
-        mask = values.pop("mask") if "mask" in values else None
+        count, has_finals, mask = len(envs), "next_obs" in values and not self.own_next_obs, None
+        if "mask" in values:
+            mask, values = values["mask"], {name: value for name, value in values.items() if name != "mask"}
         intake = self._intakes.get((count, has_finals))
         intake = self._intake(count, has_finals) if intake is None else intake
         try:
@@ -347,8 +349,9 @@ class Writer:
         check, store = StepChecker(both, count, self.device, upload=False), self.ring.store
         # what copies whole steps takes memory for them; long runs of steps, which are stored in pieces, go without
         staging = store.staging("both" if has_finals else "step", count) if 0 < count <= PIECE else None
-        if staging is not None and count == len(self.all_envs) and FusedAdd.suits(self.ring, staging):
-            self._fused[has_finals] = FusedAdd(self.ring, self.sampler, check, staging, self.all_envs, has_finals)
+        if staging is not None and count == len(self.all_envs) and StepAdder.suits(self.ring):
+            adder = StepAdder(self.ring, self.sampler, check, staging, self.all_envs, has_finals)
+            self._adders[has_finals or self.own_next_obs] = adder
         intake = _Intake(check, None if staging is None else staging.copier)
         return self._intakes.keep((count, has_finals), intake)
 
@@ -358,11 +361,11 @@ class Writer:
         return self._repeated.keep(count, np.tile(self.all_envs, count)) if known is None else known
 
 
-class FusedAdd:
+class StepAdder:
     """Adds steps of the same envs that can be copied as they are: one compiled call checks, stages and adds them.
 
-    Only steps like the one that the copier has learned from are added. It is for rings in RAM: rows in files may have
-    to come from the disk first, and the call keeps all other threads of Python waiting if the step is short.
+    It is for rings in RAM: rows in files may have to come from the disk first, and the call keeps all other threads of
+    Python waiting if the step is short.
 
     Args:
         ring: gets the rows.
@@ -373,63 +376,50 @@ class FusedAdd:
         has_finals: True if they come with final observations.
     """
 
+    __slots__ = ("_add", "_adding", "_envs", "_mode", "_ring", "_rule", "_sampler", "_staging", "_watches", "pick")
+
     def __init__(
-        self, ring: Ring, sampler: Sampler, check: StepChecker, staging: Staging, envs: Ints, has_finals: bool
+        self, ring: Ring, sampler: OwnSampler, check: StepChecker, staging: Staging, envs: Ints, has_finals: bool
     ) -> None:
         self._ring, self._sampler, self._staging, self._envs = ring, sampler, staging, envs
-        self._copier, self._pick, self._size = staging.copier, check.pick, check.size
+        self.pick = check.pick
+        """Gives the leaves of a step of the right fields."""
         self._mode = (
             LINKED if ring.ordered_own_next else ALONE if ring.own_next else FINALS if has_finals else NO_FINALS
         )
-        self._plan: Plan | None = None
         self._rule: Rule | None = None
-        self._watches = False
-        self._add = kernels.fast().add_step
+        self._watches: bool | None = None
 
     @staticmethod
-    def suits(ring: Ring, staging: Staging | None) -> bool:
-        """True if steps with this staging can be added in one call."""
-        return staging is not None and ring.undo is None
+    def suits(ring: Ring) -> bool:
+        """True if steps can be added to this ring in one call."""
+        return ring.undo is None
 
-    def add(self, step: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        """Add a step and return its leaves; or change nothing and return None, if one call cannot add it.
-
-        A step with an error is one of these.
-        """
-        plan, ring, sampler = self._copier.plan, self._ring, self._sampler
-        if plan is None or len(step) != self._size or ring.before_overwriting is not None:
-            return None
-        watches = sampler.watches
-        if plan is not self._plan or watches is not self._watches or (watches and ring.rule is not self._rule):
-            self._prepare(plan, watches)
+    def add(self, step: Mapping[str, Any]) -> bool:
+        """Add a step; or change nothing and return False, if one call cannot add it. A step with an error is one."""
+        ring, watches = self._ring, self._sampler.watches
+        if watches is not self._watches or (watches and ring.rule is not self._rule):
+            self._prepare(watches)
+        if ring.before_overwriting is not None:
+            return False
+        if not watches:  # the compiled call is all there is, and nothing breaks it off
+            return self._add(step) >= 0
         adding = self._adding
-        try:
-            leaves = self._pick(step)
-            if plan.tensor_check is not None and not plan.tensor_check.fit(leaves):
-                return None
-            if watches:
-                adding.since = ring.counters.item(COMPLETED)
-            ring.pending = adding  # before the kernel: after an interrupt, the next call repairs these rows
-            events = self._add(id(leaves), self._handle)
-        except Exception:  # the caller finds out what is wrong
-            ring.pending = None
-            return None
-        if events < 0:
-            ring.pending = None
-            return None
-        if events:
-            sampler.changed(adding.where[:events], adding.opens[:events])
+        adding.since = ring.counters.item(COMPLETED)
+        ring.pending = adding  # before the call: after an interrupt, the next call repairs these rows
+        events = self._add(step)
+        if events > 0:
+            self._sampler.changed(adding.where[:events], adding.opens[:events])
         ring.pending = None  # last: until the sampler knows of all events, it has to attach again
-        return leaves
+        return events >= 0
 
-    def _prepare(self, plan: Plan, watches: bool) -> None:
-        """Make the tables for steps of this plan, as the sampler watches now and the ring's rule is."""
-        ring, (rows, final, _, large, nbytes) = self._ring, self._staging
-        self._plan = None  # first: after an interrupt on the way, the next call prepares again
-        self._adding = ring.new_adding(self._envs, rows, final, watches)
-        self._step = DirectStep(plan.table, ring.handle, self._adding.handle, large, self._mode, int(nbytes <= SHORT))
-        self._handle = kernels.fast().handle_of(self._step)
-        self._rule, self._watches, self._plan = ring.rule, watches, plan
+    def _prepare(self, watches: bool) -> None:
+        """Make room for the events of the ring's rule, as the sampler watches now."""
+        ring, (rows, final, copier, large) = self._ring, self._staging
+        self._watches = None  # first: after an interrupt on the way, the next call prepares again
+        self._adding = adding = ring.new_adding(self._envs, rows, final, watches)
+        self._add: Callable[[Any], int] = core.StepAdder(ring.core, adding.core, copier.fields, large, self._mode).add
+        self._rule, self._watches = ring.rule, watches
 
 
 class _Intake(NamedTuple):

@@ -6,16 +6,16 @@ that it notes before it makes them, and the undo note of a ring in files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from torch import Tensor
 
-from .. import kernels
-from ..errors import FieldError, InvariantError, LifecycleError, ParameterError, ReliveError, SchemaError
-from ..kernels.tables import (
+from .. import core
+from ..core import Draw, Windows
+from ..core.words import (
     ALONE,
     COLUMNS,
     COMPLETED,
@@ -53,7 +53,9 @@ from ..kernels.tables import (
     undo_size,
     unpacked,
 )
+from ..errors import FieldError, InvariantError, LifecycleError, ParameterError, ReliveError, SchemaError
 from ..memory.copier import BoundedCache
+from ..memory.layout import WEIGHED, RowLayout
 from ..memory.store import Plan, Remainder, Store, require_rows, vector
 from ..parameters import is_count, is_flag
 from ..steps.arrays import Ints
@@ -142,7 +144,7 @@ class Ring:
         """The fields of a step, and where they are in a row of memory and in one of a batch, as far as kernels go."""
         allocator = store.allocator
         self.state: Ints = allocator.take("state", (num_envs, COLUMNS), np.int64)
-        """``[N, 4]``: HEAD, TAIL, NEXT and COUNT of each env, as :mod:`relive.kernels.tables` says."""
+        """``[N, 4]``: HEAD, TAIL, NEXT and COUNT of each env, as :mod:`relive.core.words` says."""
         self.counters: Ints = allocator.take("counters", (COUNTERS,), np.int64)
         """``[9]``: the counts of the whole ring, and its rule."""
         self.step, self.stamp, self.order = store.meta("_step"), store.meta("_stamp"), store.meta("_order")
@@ -154,9 +156,9 @@ class Ring:
         self.undo: Undo | None = None
         """Notes how to take back what is being changed, where the memory outlives the process; else None."""
         self.arrays = self._ring_arrays()
-        """All that kernels read and write; kept here, since :attr:`handle` has only their addresses."""
-        self.handle: Ints = kernels.fast().handle_of(self.arrays)
-        """The addresses of :attr:`arrays`, as compiled kernels take them."""
+        """All that kernels read and write; also by name, for Python."""
+        self.core = core.Ring(self.arrays)
+        """The same as compiled code takes them."""
         self.notes_ends = False
         """True once :meth:`ends` was called."""
         self._rule = Rule()
@@ -174,6 +176,8 @@ class Ring:
         self.before_overwriting: Callable[[Ints], object] | None = None
         """Called with the envs that are about to get rows, while a save reads the rows that these may overwrite."""
         self._no_events: Events = np.zeros(0, np.int64), np.zeros(0, np.uint8)
+        self._windows: list[Any] = [None, None]
+        """What reads n-step windows: without and with weights."""
         self._addings = BoundedCache[tuple[int, bool, bool], Adding]()
 
     def _ring_arrays(self) -> RingArrays:
@@ -279,15 +283,15 @@ class Ring:
         """The places of all rows that can be drawn, env by env in the order of time."""
         self.store.allocator.expect_scan()
         places = np.empty(self.rows_live, np.int64)
-        count = kernels.fast().anchors(self.handle, places)
+        count = core.anchors(self.core, places)
         return places[:count]
 
     def find(self, index: Ints) -> tuple[Ints, int]:
         """Places of public indices, -1 for those that can no longer be drawn; and the first never issued, or -1."""
         index = vector(index)
         places = np.empty(len(index), np.int64)
-        bad = kernels.fast().live(self.handle, index, places)
-        return places, int(bad)
+        bad = core.live(self.core, index, places)
+        return places, bad
 
     def index_of(self, places: Ints) -> Any:
         """The public index ``number * N + env`` of live places ``[B]``.
@@ -297,7 +301,7 @@ class Ring:
         """
         places = vector(places)
         index = np.empty(len(places), np.int64)
-        require_rows(places, kernels.fast().ids_of(self.handle, places, index), self.store.num_rows)
+        require_rows(places, core.ids_of(self.core, places, index), self.store.num_rows)
         return index
 
     def require_anchors(self, places: Any) -> Ints:
@@ -319,7 +323,7 @@ class Ring:
         return chosen
 
     def ends(self) -> tuple[Any, Ints]:
-        """The last row of each episode, as far as it is noted, for :func:`relive.kernels.reference.plan_goals`.
+        """The last row of each episode, as far as it is noted, for :func:`relive.core.plan_goals`.
 
         The first array, int32 ``[N * rows]``, holds at ``e * rows + k % rows`` the number of the last row of episode k
         of env e, modulo 2**32. The second, ``[N]``, is the number up to which each env's rows were noted. The kernel
@@ -328,7 +332,7 @@ class Ring:
         if not self.notes_ends:
             ends, noted = np.zeros(self.num_envs * self.rows, np.int32), np.zeros(self.num_envs, np.int64)
             self.arrays = self.arrays._replace(ends=ends, seen=noted)
-            self.handle[:] = kernels.fast().handle_of(self.arrays)  # in place: parts keep the array of the handle
+            self.core.rebind(self.arrays)
             self.notes_ends = True  # last: an exception before this line has the next call begin again
         return self.arrays.ends, self.arrays.seen
 
@@ -343,13 +347,13 @@ class Ring:
             newest: draw from this many of the newest, in the order of completion; 0 means from all.
         """
         places = np.empty(count, np.int64)
-        some = kernels.fast().draw(self.handle, np.uint64(key), newest, places)
+        some = core.draw(self.core, key, newest, places)
         return places if some else None
 
     def window_places(self, newest: int) -> tuple[Ints, Ints]:
         """The places of the ``newest`` of :attr:`transitions`: from the first up to the second, ``[2 N]`` each."""
         first, until = np.empty(self.num_envs, np.int64), np.empty(self.num_envs, np.int64)
-        kernels.fast().window(self.handle, newest, first, until)
+        core.window(self.core, newest, first, until)
         base = np.arange(self.num_envs) * self.rows
         begin, length = first % self.rows, self.heads - first
         # the rows of an env are at most two runs of places: up to the env's last place, and `seam` from its first on
@@ -371,10 +375,47 @@ class Ring:
             ParameterError, ShapeError, DTypeError: they are not places of rows.
         """
         plan = self.store.plan(vector(places))
-        bad = kernels.fast().windows(self.handle, plan.batch.handle, plan.places, n, gamma, plan.rows, plan.last)
+        bad = core.read_windows(self.core, plan.batch.core, plan.places, n, gamma, plan.rows, plan.last)
         if bad >= 0:
             require_rows(plan.places, bad, self.store.num_rows)
         return plan
+
+    def windows(self, places: Any, n: int, gamma: float) -> dict[Path, Tensor]:
+        """The fields ``[B, ...]`` of the n-step transitions that start at ``places``, or at the anchors of a draw.
+
+        A draw by priority gives its ``weight`` and ``probability`` as well. Where all fields of a row are packed in
+        RAM, one compiled call draws, reads and makes the tensors.
+
+        Raises:
+            ParameterError, ShapeError, DTypeError: they are not places of rows.
+        """
+        drawn = places.__class__ is Draw
+        if self.store.packed:
+            windows = self._windows[drawn and places.weighed] or self._new_windows(drawn and places.weighed)
+            found = windows.sample(places if drawn else vector(places), n, gamma)
+            if found.__class__ is int:
+                require_rows(places, found, self.store.num_rows)
+            return found
+        extras: dict[str, Any] = {}
+        if drawn:
+            places, extras = places
+        return self.read(self.plan(places, n, gamma)) | self.extras(extras)
+
+    def _new_windows(self, weighed: bool) -> Windows:
+        """What reads windows into the rows of a batch, with or without weights."""
+        weights = WEIGHED if weighed else {}
+        rows = RowLayout(*self.batch.groups, weights) if weighed else self.batch
+        at = {f"{path[0]}_at": rows.offsets[path] for path in weights}
+        fields = rows.described([*self.batch.fields, *weights])
+        made = Windows(self.core, self.batch.core, fields, **at, in_files=self.undo is not None)
+        self._windows[weighed] = made
+        return made
+
+    def extras(self, extras: Mapping[str, Any]) -> dict[Path, Tensor]:
+        """The further fields of a draw, arrays ``[B]`` by name, as fields of a batch."""
+        if not extras:
+            return {}
+        return {(name,): x for name, x in zip(extras, self.tensors(*extras.values()), strict=True)}
 
     def read(self, plan: Plan) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of planned transitions."""
@@ -402,7 +443,7 @@ class Ring:
         """
         places = vector(places)
         frames = np.empty((len(places), depth), np.int64)
-        bad = kernels.fast().stack_places(self.handle, places, depth, repeat, frames)
+        bad = core.stack_places(self.core, places, depth, repeat, frames)
         if bad >= 0:
             require_rows(places, bad, self.store.num_rows)
         return frames
@@ -443,7 +484,7 @@ class Ring:
         else:
             (staged, remainder), (ends, ends_remainder) = store.stage_both(count, steps, final)
         adding = self._addings.get((count, final is None, events))
-        # the handle has the addresses of the staged rows, so other memory needs another handle
+        # it has the addresses of the staged rows, so other memory needs another one
         if adding is None or adding.staged is not staged or adding.final is not ends:
             adding = self.new_adding(envs, staged, ends, events)
             self._addings.keep((count, final is None, events), adding)
@@ -462,12 +503,12 @@ class Ring:
             if ends_remainder:
                 store.write(ends_remainder, adding.finals)
         self.pending = adding  # before the kernel: an exception right after it finds what has to be mended
-        result = kernels.fast().add_rows(self.handle, adding.handle, mode)
+        result = core.add_rows(self.core, adding.core, mode)
         if result == USED_UP and undo is not None and undo.renew is not None:
             self.pending = before  # nothing was changed, and nothing is if the disk fails
             renewed = undo.renew(count)
             self.pending = adding
-            result = kernels.fast().add_rows(self.handle, adding.handle, mode) if renewed else result
+            result = core.add_rows(self.core, adding.core, mode) if renewed else result
         if result < 0:
             self.pending = before  # nothing was changed
             raise _refused(envs, result)
@@ -934,7 +975,7 @@ class Ended(NamedTuple):
 
 
 class Adding:
-    """The arrays that a kernel reads and notes when rows are added, and the ``handle`` of all that.
+    """The arrays that compiled code reads and notes when rows are added; ``core`` has them all.
 
     With ``cut``, ``envs``, ``tails``, ``since`` and the three that are fixed it also serves as a :class:`Change`, which
     so costs nothing to make.
@@ -947,7 +988,7 @@ class Adding:
         size: how many events there may be.
     """
 
-    __slots__ = ("_ring", "arrays", "cut", "envs", "final", "finals", "handle", "opens", "places", "since", "staged",
+    __slots__ = ("_ring", "arrays", "core", "cut", "envs", "final", "finals", "opens", "places", "since", "staged",
                  "tails", "where")  # fmt: skip
     rule, clears, rewinds = None, False, False
     envs: Ints
@@ -956,7 +997,7 @@ class Adding:
 
     def __init__(self, ring: Ring, envs: Ints, staged: Any, final: Any, size: int) -> None:
         self.envs, self.staged, self.final = envs, staged, final
-        count, self.cut, self.since, self._ring = len(envs), envs, 0, ring.handle
+        count, self.cut, self.since, self._ring = len(envs), envs, 0, ring.core
         self.places, self.finals, self.tails, self.where = (np.zeros(n, np.int64) for n in (count, count, count, size))
         self.opens, fields = np.zeros(size, np.uint8), ring.store.layout.arrays(staged)
         terminated, truncated = (fields[name,].view(np.uint8) for name in ("terminated", "truncated"))
@@ -964,14 +1005,13 @@ class Adding:
             envs, staged, final, fields["reward",], terminated, truncated,
             self.places, self.finals, self.tails, self.where, self.opens,
         )  # fmt: skip
-        self.handle: Ints = kernels.fast().handle_of(self.arrays)
+        self.core = core.StagedRows(self.arrays)
 
     def take(self, envs: Ints) -> None:
         """Add to these envs from now on, as many as before."""
         self.tails.fill(0)  # they belong to other envs, and `mend` would give up rows of these
-        # while envs and address disagree, `mend` finds no envs, and the array behind the address stays alive
-        self.envs = NO_ENVS
-        self.handle[0] = envs.__array_interface__["data"][0]
+        self.envs = NO_ENVS  # while the two disagree, `mend` finds no envs
+        self.core.take_envs(envs)
         self.envs = envs
 
     def plan(self, mode: int, undo: Any = None) -> None:
@@ -980,9 +1020,9 @@ class Adding:
         Raises:
             FieldError, ParameterError: the rows are refused.
         """
-        result = kernels.fast().plan_rows(self._ring, self.handle, mode)
+        result = core.plan_rows(self._ring, self.core, mode)
         if result == USED_UP and undo.renew is not None and undo.renew(len(self.envs)):
-            result = kernels.fast().plan_rows(self._ring, self.handle, mode)
+            result = core.plan_rows(self._ring, self.core, mode)
         if result < 0:
             raise _refused(self.envs, result)
 
@@ -1019,7 +1059,7 @@ def undo_words(num_envs: int, rows: int) -> int:
 
 
 class Undo:
-    """The note of a change (:mod:`relive.kernels.tables`): begun, ended, and after a kill taken back by the ring.
+    """The note of a change (:mod:`relive.core.words`): begun, ended, and after a kill taken back by the ring.
 
     The kind is written last and cleared first, so a note with a kind is whole.
 

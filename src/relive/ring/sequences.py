@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import kernels
+from .. import core
 from ..batches import padding
+from ..core.windows import FIRST
 from ..errors import SchemaError
-from ..kernels.reference.windows import FIRST
 from ..memory.layout import RowLayout, field_groups
 from ..memory.store import Store, require_rows, vector
 from ..steps.arrays import Ints
@@ -79,9 +79,12 @@ class Sequences:
             raise SchemaError(f"field {min(clash)!r}: Sequence gives batches a field of that name; give yours another")
         obs, others, _ = store.groups
         self.layout = layout = RowLayout(obs, others, RESULTS)
-        written, starts = [layout.offsets[name,] for name in WRITTEN], layout.starts
-        self.handle = np.array([*written, starts[2], starts[1], cut.burn_in, cut.n, cut.time_first], np.int64)
-        """The layout and the cut as kernels take them; :mod:`relive.kernels.reference.windows` says how."""
+        starts = layout.starts
+        at = {name: layout.offsets[name,] for name in WRITTEN}
+        self.core = core.SequenceLayout(
+            **at, step_bytes=starts[2], obs_bytes=starts[1], burn_in=cut.burn_in, n=cut.n, time_first=cut.time_first
+        )
+        """The layout and the cut, as compiled code takes them."""
         # the bytes of a row of padding: -1 for the place of the next row, what `padding` says for masks, else zeros
         blank = np.zeros((1, layout.nbytes), np.uint8)
         for path, array in layout.arrays(blank).items():
@@ -98,8 +101,6 @@ class Sequences:
         small = field_groups(leaves, store.large)[:2]
         order = *RowLayout(*small, RESULTS).fields, *FACT_FIELDS, *store.large, *self.derived
         self.order = list(dict.fromkeys(order))
-        self.state_bytes = sum(leaves[path].nbytes for path in self.states)
-        """The bytes of the recurrent states of a sequence."""
 
     def shape(self, count: int) -> tuple[int, int, int]:
         """The shape of the packed rows of so many sequences."""
@@ -120,7 +121,7 @@ class Sequences:
         # the place of each row, -1 for padding, and -2 - place for the observation that an episode ended on
         table = np.empty(shape if self.tabled else 0, np.int64)
         flat, listed = rows.reshape(-1, width), table.reshape(-1)
-        bad = kernels.fast().read_sequences(ring.handle, self.handle, gamma, places, flat, self.blank, facts, listed)
+        bad = core.read_sequences(ring.core, self.core, gamma, places, flat, self.blank, facts, listed)
         if bad >= 0:  # before the facts are read: the kernel stops at the bad one
             require_rows(places, bad, store.num_rows)
         fields: dict[Path, Tensor]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, Never, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .. import kernels
+from .. import core
 from ..batches import WHOLE, EnvBatch, Overlap, SequenceBatch, as_tensordict, stride_of
+from ..core.returns import refuse_missing
 from ..errors import (
     DTypeError,
     FieldError,
@@ -27,7 +29,6 @@ from ..errors import (
 from ..files import SaveHandle, Saves
 from ..files.disk import contradictions
 from ..memory.allocator import Recycled
-from ..memory.copier import StepCopier
 from ..memory.estimate import readable
 from ..memory.layout import LARGE_FIELD
 from ..names import add_hints
@@ -50,6 +51,9 @@ __all__ = ["RolloutBuffer"]
 
 
 RETURN: Path = ("return",)
+
+GAE_COLUMNS = ("reward", "value", "terminated", "truncated", "final_value", "mask", "advantage", "return")
+"""The columns that ``core.fill_gae`` reads and writes, in the order of its arguments."""
 
 WATCHED = {"reward": "env", "value": "policy"}
 """The fields that have to be finite in debug mode, and the part of a user's code that computes them."""
@@ -142,17 +146,17 @@ class RolloutBuffer:
 
         self.check_ends = True
         self._gae_layout: object = None
-        """The layout of the columns that ``_gae_columns`` belongs to."""
-        self._gae_columns: Any = None
-        """Where the columns of GAE lie, as its kernel takes them; None if it cannot work in place."""
+        """The layout of the columns that ``_gae_in_place`` belongs to."""
+        self._gae_in_place: Callable[[int, float, float], int] | None = None
+        """``core.fill_gae`` of the memory of GAE_COLUMNS; None if GAE cannot be computed in place."""
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: everything but addresses and the views that :meth:`reserve` returned."""
-        return {**self.__dict__, "_reserved_views": [], "_gae_layout": None, "_gae_columns": None}
+        return {**self.__dict__, "_reserved_views": [], "_gae_layout": None, "_gae_in_place": None}
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def add(self, step: Mapping[str, Any] | None = None, /, *more: Never, **fields: Any) -> None:
+    def add(self, step: Mapping[str, Any] | None = None, /, *more: NoReturn, **fields: Any) -> None:
         """Append one vector step; NumPy or torch, given as a mapping, as keywords, or both.
 
         Args:
@@ -172,29 +176,21 @@ class RolloutBuffer:
         columns, copier = self._columns, self._columns.copier
         # The next row is free, unless it has an old step or the bootstrap values.
         if columns.count < columns.num_steps and not self._has_last and copier is not None and not columns.states:
-            row, check = columns.next_row, columns.check
-            plain = len(values) == check.size and not self._bookkeeping_used
-            if copier.take(row, values, check.pick) if plain else self._take_complete(row, values, copier):
+            row = columns.next_row
+            if (not self._bookkeeping_used and copier.take(row, values)) or self._take_complete(row, values):
                 if self._debug:
                     self._refuse_nonfinite(values)
                 self._advance(1)
                 return
         self._add_checked(values)
 
-    def _take_complete(self, row: int, values: dict[str, Any], copier: StepCopier) -> bool:
+    def _take_complete(self, row: int, values: dict[str, Any]) -> bool:
         """Copy a step to a free row with its mask and final values, if all of it can be copied as it is."""
-        check, defaults = self._columns.complete or self._columns.check_complete()
-        step = {**defaults, **values}
-        if len(step) != check.size:
+        if not self._bookkeeping_used and not any(name in values for name in BOOKKEEPING):
             return False
+        copier, defaults = self._columns.complete or self._columns.copy_complete()
         self._bookkeeping_used = True  # before the write, in case it is interrupted
-        if copier.take(row, step, check.pick):
-            return True
-        try:
-            copier.learn(check.pick(step))
-        except Exception:  # ``_add_checked`` names the field that does not fit
-            return False
-        return copier.take(row, step, check.pick)
+        return copier.take(row, {**defaults, **values})
 
     def _add_checked(self, values: dict[str, Any]) -> None:
         """Check each part of a step, then write it; ``values`` is used up."""
@@ -494,40 +490,35 @@ class RolloutBuffer:
             self.set_last(value=last_value)
         first_time = not (self._end_check is None or partial or columns.is_finished)  # each rollout is checked once
         if columns.layout is not self._gae_layout:
-            self._locate_gae_columns()
-        if in_place is not None and self._gae_columns is not None and not columns.start:
+            self._bind_gae()
+        if in_place is not None and self._gae_in_place is not None and not columns.start:
             if not self._has_last:
                 self._require_all_ended()
-            self._fill_gae(in_place)
+            self._fill_gae(self._gae_in_place, in_place)
         else:
             self._attach_estimate(estimator)
         if first_time:
             self._check_final_values()
         return self
 
-    def _locate_gae_columns(self) -> None:
-        """Note where the columns of GAE lie, if its kernel can read and write them in place."""
-        columns, self._gae_columns = self._columns, None
-        used = {"reward", "value", "final_value", *ENDS, "advantage", "return"}
-        dtypes = {name: torch.bool if name in ENDS else torch.float32 for name in used}
-        if all(columns.is_plain((name,), dtype) for name, dtype in dtypes.items()):
-            paths = ((("return" if name == "ret" else name),) for name in kernels.fast().PLACES[2:])
-            addresses = [columns.address(path) if path[0] in used else 0 for path in paths]
-            self._gae_columns = np.array([columns.num_envs, 0, *addresses], np.int64)
+    def _bind_gae(self) -> None:
+        """Bind GAE to its columns, if it can read and write them in place."""
+        columns, self._gae_in_place = self._columns, None
+        dtypes = {(name,): torch.bool if name in ENDS else torch.float32 for name in GAE_COLUMNS}
+        if all(columns.is_plain(path, dtype) for path, dtype in dtypes.items()):
+            self._gae_in_place = partial(core.fill_gae, *map(columns.memory_of, dtypes))
         self._gae_layout = columns.layout  # last: after an interrupt the next call starts again
 
-    def _fill_gae(self, estimator: GAE) -> None:
-        """Let the kernel write advantages and returns into their columns; after an error there are none.
+    def _fill_gae(self, fill: Callable[[int, float, float], int], estimator: GAE) -> None:
+        """Write advantages and returns into their columns, in compiled code; after an error there are none.
 
-        An interrupt comes before or after the kernel, so the two columns are both old or both new.
+        An interrupt comes before or after it, so the two columns are both old or both new.
         """
-        columns, fast = self._columns, kernels.fast()
-        self._gae_columns[1] = columns.count * columns.num_envs
-        wrong = fast.fill_gae(self._gae_columns, float(estimator.gamma), float(estimator.lam))
-        if wrong == fast.SPOILT:
+        columns = self._columns
+        wrong = fill(columns.count, estimator.gamma, estimator.lam)
+        if wrong == core.SPOILT:
             self._refuse_spoilt(columns.ordered(ADVANTAGE), estimator)
-        if wrong >= 0:
-            kernels.refuse_missing(wrong, columns.num_envs)
+        refuse_missing(wrong, columns.num_envs)
         columns.keep((ADVANTAGE, RETURN))
 
     def _attach_estimate(self, estimator: Estimator) -> None:

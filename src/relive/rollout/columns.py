@@ -137,9 +137,6 @@ class Columns:
         """The leaves of a step that have a column."""
         self.check = StepChecker(schema, self.num_envs, self.device)
         """Checks a whole step."""
-        self.complete: tuple[StepChecker, dict[str, Array]] | None = None
-        """Checks a step that brings the bookkeeping too; and the bookkeeping of a step that brings none, ``[N, ...]``.
-        None until :meth:`check_complete` makes it."""
         self._checkers: dict[str, StepChecker] | None = None
         leaves = {path: schema.leaves[path] for path in self.paths} | self.bookkeeping | self.further
         memory = {
@@ -157,11 +154,17 @@ class Columns:
         """A new object whenever a column gets new memory: addresses are valid while it is the same object."""
         paths = [path for path in self._memory if path in self.own]
         self._own_memory: list[Any] = [self._memory[path] for path in paths]
-        self.copier: StepCopier | None = None
+        self.copier = self._copier(self.paths) if self._on_host else None
         """Writes steps on the CPU; None on a device."""
-        if self._on_host:
-            dtypes, shapes = [self._dtypes[path] for path in paths], [array.shape[2:] for array in self._own_memory]
-            self.copier = StepCopier(dtypes, self._own_memory, self.num_envs, shapes)
+        self.complete: tuple[StepCopier, dict[str, Array]] | None = None
+        """Writes a step that brings the bookkeeping too; and the bookkeeping of a step that brings none, ``[N, ...]``.
+        None until :meth:`copy_complete` makes it."""
+
+    def _copier(self, paths: Iterable[Path]) -> StepCopier:
+        """What writes steps of these columns."""
+        memory = {path: self._memory[path] for path in paths}
+        leaves = {path: Field(array.shape[2:], self._dtypes[path]) for path, array in memory.items()}
+        return StepCopier(leaves, list(memory.values()), self.num_envs)
 
     def _is_sparse(self, path: Path) -> bool:
         """True for recurrent states that are stored only every k steps."""
@@ -203,7 +206,8 @@ class Columns:
 
     def __getstate__(self) -> dict[str, Any]:
         """Arrays, which pickle copies; tensors would be moved, or on a device handed over, by multiprocessing."""
-        state = {name: value for name, value in self.__dict__.items() if name not in ("_own_memory", "copier")}
+        kept = self.__dict__.items()
+        state = {name: value for name, value in kept if name not in ("_own_memory", "copier", "complete")}
         if not self._on_host:
             for name in "_memory", "states":
                 state[name] = {path: numpy_view(column.cpu()) for path, column in state[name].items()}
@@ -228,9 +232,9 @@ class Columns:
         """The path of a column, the shape of one env's step in it, and its dtype."""
         return path, tuple(self._memory[path].shape[2:]), self._dtypes[path]
 
-    def address(self, path: Path) -> int:
-        """The address of a column in RAM; it is valid while ``layout`` is the same object."""
-        return self._memory[path].ctypes.data
+    def memory_of(self, path: Path) -> Array:
+        """The memory ``[T + 1, N, ...]`` of a column in RAM; it is the column's while ``layout`` is the same object."""
+        return self._memory[path]
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -286,6 +290,14 @@ class Columns:
         parts = slice(self.start, self.num_steps), slice(end - self.num_steps)
         return torch.cat([self.view(path, rows) for rows in parts])
 
+    def rows(self, path: Path) -> Array:
+        """The written rows of a column in RAM as ``[T * N, ...]``, bit for bit and in one piece: a view or a copy."""
+        if self.in_one_piece:
+            array = self._memory[path][self.start : self.start + self.count]
+        else:
+            array = numpy_view(self.ordered(path))
+        return array.reshape(self.count * self.num_envs, *array.shape[2:])
+
     def with_last(self, path: Path) -> Tensor:
         """The written rows and the bootstrap row, ``[T + 1, N, ...]``."""
         if not self.start:
@@ -320,15 +332,13 @@ class Columns:
 
     # -- checks of values ---------------------------------------------------------------------------------------------
 
-    def check_complete(self) -> tuple[StepChecker, dict[str, Array]]:
+    def copy_complete(self) -> tuple[StepCopier, dict[str, Array]]:
         """Make :attr:`complete`."""
-        added = {name: field for (name,), field in self.bookkeeping.items()}
         defaults = {
             name: np.full((self.num_envs, *field.shape), BOOKKEEPING[name], numpy_dtype(field.dtype))
-            for name, field in added.items()
+            for (name,), field in self.bookkeeping.items()
         }
-        fields: dict[str, Any] = {**added}
-        self.complete = complete = StepChecker(self.schema.extend(**fields), self.num_envs, self.device), defaults
+        self.complete = complete = self._copier((*self.paths, *self.bookkeeping)), defaults
         return complete
 
     def checked(self, name: str, value: Any) -> dict[Path, Any]:

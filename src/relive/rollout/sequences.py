@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .. import kernels
+from .. import core
 from ..batches import WHOLE, EnvBatch, SequenceBatch, as_tensordict, padding, swap_layers
 from ..errors import FieldError, ParameterError
 from ..memory.allocator import Recycled
@@ -20,7 +20,7 @@ from ..returns import scaled
 from ..steps.arrays import Ints, as_host
 from ..steps.schema import Field, Path
 from .columns import Columns
-from .minibatches import pack_columns, parts, parts_by_steps
+from .minibatches import parts, parts_by_steps
 
 __all__ = [
     "ENDS",
@@ -57,7 +57,7 @@ class Flags:
         self.done, self.real = (np.ascontiguousarray(x).view(np.uint8) for x in (done, real))
         self.starts, self.ended = np.empty_like(self.done), ended.astype(np.uint8)
         """1 at the first step of an episode, ``[T, N]``; and 1 where the newest episode has ended, ``[N]``."""
-        kernels.fast().episode_starts(self.done, self.real, self.ended, self.starts)
+        core.episode_starts(self.done, self.real, self.ended, self.starts)
 
     @classmethod
     def of(cls, columns: Sequence[Tensor], ended: NDArray[Any]) -> Flags:
@@ -72,14 +72,9 @@ class Flags:
 def plan_windows(flags: Flags, length: int | None, stride: int, *, drop_tail: bool, complete: bool) -> Ints:
     """The windows of ``length`` steps, or of whole episodes if it is None, as a table ``[K, 5]``."""
     size, stride = WHOLE if length is None else min(length, WHOLE), min(stride, WHOLE)
-    arguments = flags.done, flags.real, flags.starts, size, stride, not drop_tail or length is None, complete
-    # A guess of how many there are. The kernel counts them all, so a second call has room for them.
-    room = np.empty((flags.done.size // min(stride, size) + flags.done.size // 8 + 8, 5), np.int64)
-    count = kernels.fast().plan_windows(*arguments, room)
-    if count > len(room):
-        room = np.empty((count, 5), np.int64)
-        kernels.fast().plan_windows(*arguments, room)
-    return room[:count]
+    return core.plan_windows(
+        flags.done, flags.real, flags.starts, size, stride, not drop_tail or length is None, complete
+    )
 
 
 Split = Callable[[Ints], list[tuple[int, int]]]
@@ -149,8 +144,8 @@ class WindowReader:
         layout, count = self._layout, self.num_steps * self._envs
         rows = self._empty((count, layout.nbytes), torch.uint8)
         if rows.is_cpu:
-            flat = {path: self._columns[path].flatten(0, 1) for path in layout.fields}
-            pack_columns(layout, flat, rows.numpy(), self.num_steps)
+            flat = {path: self._columns[path].flatten(0, 1).contiguous() for path in layout.fields}
+            layout.pack(flat, rows.numpy(), self.num_steps)
         else:
             for path, view in layout.views(rows.view(self._envs, self.num_steps, layout.nbytes)).items():
                 view.copy_(self._columns[path].transpose(0, 1))
@@ -188,7 +183,7 @@ class WindowReader:
         """
         table = self._table(windows)
         lengths = table[0]
-        # Kernels on the CPU take arrays, and each row of this table is one.
+        # Compiled code takes arrays, and each row of this table is one.
         facts = table if self._on_host else torch.from_numpy(table).to(self._device)
         for low, high in bounds:
             most = rows or int(lengths[low:high].max())
@@ -209,7 +204,7 @@ class WindowReader:
         """The windows of some columns of :meth:`_table` as a batch."""
         lengths, burn_in, env, start, is_start, packed, row, state, stored = table
         leaves = self._gather(packed, row, lengths, rows, time_first)
-        flags = kernels.mark_windows(lengths, burn_in, is_start, rows)
+        flags = core.mark_windows(lengths, burn_in, is_start, rows)
         for name, flag in zip(("is_start", "mask"), flags, strict=True):
             leaves[name,] = flag.T if time_first else flag
         if normalize_advantage:
@@ -293,15 +288,15 @@ class WindowSource:
 
     def __init__(self, rows: Tensor, pad: Tensor, step: int, empty: Empty) -> None:
         self._rows, self._pad, self._step, self._empty = rows, pad, step, empty
-        self._arrays = (rows.numpy().reshape(-1), pad.numpy()) if rows.is_cpu else None
+        self._arrays = (rows.numpy(), pad.numpy()) if rows.is_cpu else None
 
     def windows(self, first: Any, lengths: Any, count: int) -> Tensor:
         """Windows of ``lengths`` rows from ``first`` on, uint8 ``[B, count, W]``; both are arrays for rows in RAM."""
         if self._arrays is None:
-            return kernels.reference.gather_windows(self._rows, first, self._step, lengths, self._pad, count)
+            return core.gather_windows(self._rows, first, self._step, lengths, self._pad, count)
         out = self._empty((len(first), count, self._rows.shape[1]), torch.uint8)
         source, pad = self._arrays
-        kernels.fast().copy_windows(source, first, self._step, lengths, pad, out.numpy())
+        core.copy_windows(source, first, self._step, lengths, pad, out.numpy())
         return out
 
 
@@ -339,7 +334,7 @@ class States:
             state = empty((len(index), *column.shape[1:]), column.dtype)
             if column.is_cpu:
                 bits = state.view(len(index), -1).view(torch.uint8).numpy()
-                bad = kernels.fast().take_rows(self._bits[path].numpy(), index, bits)
+                bad = core.take_rows(self._bits[path].numpy(), index, bits)
                 assert bad < 0, "a window begins outside the rollout"
             else:
                 torch.index_select(column, 0, index, out=state)

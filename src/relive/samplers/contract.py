@@ -7,23 +7,22 @@ from typing import Any, Protocol, cast
 
 from numpy.typing import NDArray
 
+from ..core import Draw
 from ..errors import LifecycleError, ParameterError
 from ..ring.ring import Ring
 from ..steps.arrays import Ints
 
-__all__ = ["AnySampler", "Extras", "Sampler", "Terms", "completed", "refuse_weights", "require_own_ring"]
+__all__ = ["AnySampler", "Drawn", "Extras", "OwnSampler", "Sampler", "completed", "refuse_weights", "require_own_ring"]
 
 
 Extras = dict[str, NDArray[Any]]
 """Further fields of a batch, ``[B]``: weight, probability."""
 
 
-Terms = tuple[Any, tuple[int, bool, float, float]]
-"""A draw for compiled code, which then reads the batch in the same call.
+Drawn = Draw | tuple[Ints, Extras]
+"""What a sampler draws: places and further fields, or a draw of compiled code that is not made yet.
 
-- The :class:`relive.samplers.prioritized.Binding` of the priorities by which it draws, or the
-  :class:`relive.samplers.sumtree.SumTree` of the weights of windows; None if all are drawn alike.
-- What follows the number of the draw in :data:`relive.kernels.reference.sample.Draw`.
+Both unpack to places and further fields.
 """
 
 
@@ -34,7 +33,7 @@ class AnySampler(Protocol):
         """See :meth:`Sampler.attach`."""
         ...
 
-    def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
+    def draw(self, count: int, key: int, update: int, of: int) -> Drawn:
         """See :meth:`Sampler.draw`."""
         ...
 
@@ -45,15 +44,6 @@ class Sampler(ABC):
     A sampler need not inherit from this class. A plain object with the two methods has the same defaults.
     """
 
-    watches: bool = False
-    """True if :meth:`changed` must be called."""
-
-    extras: tuple[str, ...] = ()
-    """The names of the further fields that every :meth:`draw` returns."""
-
-    per_row: tuple[str, ...] = ()
-    """The arrays of :meth:`state_dict` with an entry for each row; only entries of live rows are saved."""
-
     @abstractmethod
     def attach(self, ring: Ring) -> None:
         """Prepare to draw from ``ring``; called before all else, and again when the ring's rule has changed.
@@ -63,7 +53,7 @@ class Sampler(ABC):
         """
 
     @abstractmethod
-    def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
+    def draw(self, count: int, key: int, update: int, of: int) -> Drawn:
         """Places of anchors, int64 ``[count]``, and further fields of the batch ``[count]`` by name.
 
         Args:
@@ -76,18 +66,31 @@ class Sampler(ABC):
             EmptyError: there is nothing to draw.
         """
 
-    def terms(self, update: int, of: int) -> Terms | None:
-        """The draw that :meth:`draw` would make now, for compiled code; None if only that method can make it."""
-        return None
-
-    def count_draw(self) -> None:  # noqa: B027 - a default, not an omission
-        """Count a draw by :meth:`terms` that has priorities."""
-
-    def changed(self, places: Ints, drawable: Any) -> None:  # noqa: B027
+    def changed(self, places: Ints, drawable: Any) -> None:  # noqa: B027 - a default, not an omission
         """Note that the rows at ``places``, int64 ``[K]``, can be drawn from now on (1) or no more (0), in order.
 
-        ``drawable`` is uint8 ``[K]``. Only called if :attr:`watches` is True.
+        ``drawable`` is uint8 ``[K]``. Only samplers that write this method are told.
         """
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the state that another sampler needs to continue exactly like this one."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Continue exactly like the sampler that gave this state."""
+
+
+class OwnSampler(Sampler):
+    """A sampler of relive: what a replay asks of these besides, with what holds of most of them."""
+
+    watches: bool = False
+    """True if :meth:`changed` must be called."""
+
+    extras: tuple[str, ...] = ()
+    """The names of the further fields that every :meth:`draw` returns."""
+
+    per_row: tuple[str, ...] = ()
+    """The arrays of :meth:`state_dict` with an entry for each row; only entries of live rows are saved."""
 
     def nbytes(self, rows: int) -> int:
         """Bytes that the sampler keeps for a full ring of ``rows`` rows over all envs."""
@@ -97,17 +100,10 @@ class Sampler(ABC):
         """The state that draws change, for :meth:`undo_draws`; None if a draw changes nothing."""
         return None
 
-    def undo_draws(self, draw_state: Any) -> None:  # noqa: B027
+    def undo_draws(self, draw_state: Any) -> None:
         """Undo the draws since :meth:`draw_state` gave this. What was added or rated since then stays."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """A copy of the state that another sampler needs to continue exactly like this one."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Continue exactly like the sampler that gave this state."""
-
-    def check(self) -> None:  # noqa: B027
+    def check(self) -> None:
         """Check what the sampler knows of the ring; :meth:`relive.ReplayBuffer.check` calls it.
 
         Raises:
@@ -115,37 +111,42 @@ class Sampler(ABC):
         """
 
 
-class _Defaults(Sampler):
-    """Has the defaults alone."""
+class _Adapted(OwnSampler):
+    """A user's sampler in the place of one of relive's. What it lacks has the defaults.
 
-    def attach(self, ring: Ring) -> None: ...
-
-    def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
-        raise NotImplementedError
-
-
-class _Completed:
-    """A plain object as a sampler: the members that it lacks are the defaults of :class:`Sampler`."""
-
-    _defaults = _Defaults()
+    The names of its further fields are known from its first draw on.
+    """
 
     def __init__(self, sampler: AnySampler) -> None:
         self._sampler = sampler
+        self.watches = getattr(type(sampler), "changed", Sampler.changed) is not Sampler.changed
+        for name in ("changed", "state_dict", "load_state_dict", "check", "nbytes"):
+            given = getattr(sampler, name, None)
+            if given is not None:
+                setattr(self, name, given)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sampler if hasattr(self._sampler, name) else self._defaults, name)
+    def attach(self, ring: Ring) -> None:
+        self._sampler.attach(ring)
+
+    def draw(self, count: int, key: int, update: int, of: int) -> Drawn:
+        drawn = self._sampler.draw(count, key, update, of)
+        if isinstance(drawn, Draw):
+            self.extras = ("weight", "probability") if drawn.weighed else ()
+        elif isinstance(cast("Any", drawn), tuple) and len(drawn) == 2 and hasattr(drawn[1], "keys"):
+            self.extras = tuple(drawn[1])
+        return drawn
 
     def __repr__(self) -> str:
         return repr(self._sampler)
 
 
-def completed(sampler: AnySampler) -> Sampler:
-    """The sampler itself if it inherits from :class:`Sampler`; else one that adds the defaults to it.
+def completed(sampler: AnySampler) -> OwnSampler:
+    """The sampler itself if it is one of relive's, or inherits from one; else one in its place, with all members.
 
     Raises:
         ParameterError: it lacks one of the two methods.
     """
-    if isinstance(sampler, Sampler):
+    if isinstance(sampler, OwnSampler):
         return sampler
     missing = [name for name in ("attach", "draw") if not callable(getattr(sampler, name, None))]
     if missing:
@@ -153,7 +154,7 @@ def completed(sampler: AnySampler) -> Sampler:
             f"sampler={sampler!r}: expected a sampler such as Prioritized(), or an object with the methods "
             f"attach(ring) and draw(count, key, update, of); it lacks {' and '.join(missing)}"
         )
-    return cast("Sampler", _Completed(sampler))
+    return _Adapted(sampler)
 
 
 def require_own_ring(mine: Ring | None, ring: Ring, sampler: object) -> Ring:

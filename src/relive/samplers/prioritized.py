@@ -9,13 +9,13 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from .. import kernels
-from ..errors import DTypeError, EmptyError, InvariantError, NotFiniteError, ParameterError, ShapeError
-from ..kernels.reference.priorities import (
+from .. import core
+from ..core import Draw
+from ..core.words import (
     ALL_RATED,
     ALPHA,
+    DRAWABLE,
     DRAWS,
     EPS,
     FACTS,
@@ -25,19 +25,17 @@ from ..kernels.reference.priorities import (
     RATED_LARGEST,
     RATED_START,
     UNUSUAL,
-    Priorities,
 )
-from ..kernels.tables import DRAWABLE
-from ..kernels.tensor_calls import tensor_calls
+from ..errors import DTypeError, EmptyError, InvariantError, NotFiniteError, ParameterError, ShapeError
 from ..memory.allocator import zeroed
 from ..parameters import checked, is_count, is_flag, is_number
 from ..ring.ring import Change, Ended, Ring
 from ..steps.arrays import Doubles, Ints, as_host, whole_numbers
-from .contract import Extras, Sampler, Terms, refuse_weights, require_own_ring
-from .sumtree import Cover, SumTree
+from .contract import Drawn, OwnSampler, refuse_weights, require_own_ring
+from .sumtree import SumTree
 from .uniform import nothing_to_draw, recent_leaves, require_weights
 
-__all__ = ["Binding", "Prioritized", "doubles", "errors_by_item", "magnitudes"]
+__all__ = ["Binding", "Prioritized", "doubles", "errors_by_item", "require_float32"]
 
 
 def _is_beta(beta: Any) -> bool:
@@ -70,7 +68,7 @@ def _is_beta(beta: Any) -> bool:
     ),
     eta=(lambda eta: is_number(eta, 0, 1), "eta is a number from 0 to 1"),
 )
-class Prioritized(Sampler):
+class Prioritized(OwnSampler):
     """Prioritized experience replay (Schaul et al. 2015): P(i) = pᵢ / Σp with p = (|TD error| + eps)^alpha.
 
     A batch gets ``probability`` (float64, exact) and ``weight`` (float32) = (N · P)^-beta, divided by the largest
@@ -97,8 +95,6 @@ class Prioritized(Sampler):
     _binding: Binding | None = None
     _durable: DurablePriorities | None = None
     """The priorities of a replay in files; None elsewhere."""
-    _describe: int = 0
-    """The address of torch's function that describes a tensor to compiled code; 0 if this torch has none."""
 
     def __init__(
         self,
@@ -155,14 +151,11 @@ class Prioritized(Sampler):
     def attach(self, ring: Ring) -> None:
         """Give a priority to every transition that can be drawn, and to no other row."""
         refuse_weights(ring, self)
-        if self._ring is None:
-            calls = tensor_calls()
-            self._describe = 0 if calls is None else calls.describe
-            if ring.store.allocator.durable:
-                durable = self._durable = DurablePriorities(ring)
-                if durable.resumed:
-                    self._resume(ring, durable)
-                    return
+        if self._ring is None and ring.store.allocator.durable:
+            durable = self._durable = DurablePriorities(ring)
+            if durable.resumed:
+                self._resume(ring, durable)
+                return
         places, errors, durable = ring.anchors(), self._errors, self._durable
         if self._ring is None:  # new memory takes room only where it is written
             errors = zeroed(4 * ring.num_envs * ring.rows).view(np.float32) if durable is None else durable.errors
@@ -233,17 +226,17 @@ class Prioritized(Sampler):
         if fresh is None or fresh[0] != error or fresh[2] is not bound.stored:
             weight = float(self._weights(self._new_error())[0])
             fresh = self._fresh = float(error), weight, bound.stored
-        kernels.fast().note_drawable(bound.handle, places, drawable, fresh[0], fresh[1])
+        bound.core.note_drawable(places, drawable, fresh[0], fresh[1])
 
-    def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
+    def draw(self, count: int, key: int, update: int, of: int) -> Drawn:
         """Places of anchors ``[count]``, with ``probability`` and ``weight``."""
         if self._ring is None or not self._ring.counters.item(DRAWABLE):
             raise nothing_to_draw(self._ring)
         bound = self._bound()
         lowest = bound.tree.minimum_positive() if self.normalize == "buffer" else 0.0
-        return self._draw_among(bound, count, key, lowest, bound.whole)
+        return self._draw_among(bound, count, key, lowest, bound.tree.total)
 
-    def draw_recent(self, count: int, key: int, newest: int) -> tuple[Ints, Extras]:
+    def draw_recent(self, count: int, key: int, newest: int) -> Drawn:
         """Places of anchors ``[count]`` among the ``newest`` completed transitions, with the same fields."""
         ring = self._ring
         if ring is None or not ring.drawable:
@@ -251,27 +244,21 @@ class Prioritized(Sampler):
         bound = self._bound()
         recent = recent_leaves(bound.tree, ring, newest)
         lowest = bound.tree.minimum_positive(recent.begins, recent.ends) if self.normalize == "buffer" else 0.0
-        return self._draw_among(bound, count, key, lowest, recent.cover)
+        return self._draw_among(bound, count, key, lowest, recent.cover.total, *recent.cover)
 
-    def _draw_among(self, bound: Binding, count: int, key: int, lowest: float, among: Cover) -> tuple[Ints, Extras]:
-        """Draw ``among`` some leaves. ``lowest`` is the priority with the largest weight; 0 is that of the batch."""
-        places, probability, weight = np.empty(count, np.int64), np.empty(count), np.empty(count, np.float32)
-        how = self.stratified, self.current_beta, lowest
-        drawn = kernels.fast().draw_weighted(bound.handle, np.uint64(key), *how, *among, places, probability, weight)
-        if not drawn:
+    def _draw_among(self, bound: Binding, count: int, key: int, lowest: float, total: float, *cover: Any) -> Draw:
+        """Draw among all leaves, or those of a cover, whose sum is ``total``.
+
+        ``lowest`` is the priority with the largest weight; 0 is that of the batch.
+        """
+        if not total > 0:
             raise EmptyError("the priorities of all transitions are 0; choose a larger eps, or a smaller alpha")
+        drawn = core.draw_by_priority(bound.core, count, key, self.stratified, self.current_beta, lowest, *cover)
         self.count_draw()
-        return places, {"weight": weight, "probability": probability}
-
-    def terms(self, update: int, of: int) -> Terms | None:
-        """See :class:`Sampler`."""
-        bound, lowest = self._bound(), 0.0
-        if self.normalize == "buffer" and bound.tree.total > 0:
-            lowest = bound.tree.minimum_positive()
-        return bound, (0, self.stratified, self.beta_at(self._draws), lowest)
+        return drawn
 
     def count_draw(self) -> None:
-        """Count a draw by :meth:`terms` or :meth:`draw_at`, which moves a scheduled beta on."""
+        """Count a draw, which moves a scheduled beta on."""
         object.__setattr__(self, "_draws", self._draws + 1)  # other assignments are checked, which takes longer
         if self._durable is not None:
             self._durable.facts[DRAWS] = self._draws
@@ -301,9 +288,8 @@ class Prioritized(Sampler):
     def rate(self, index: Any, td_error: Any, mask: Any, time_first: bool | None) -> int:
         """Set the TD errors of the transitions ``index``; returns how many of them were overwritten meanwhile.
 
-        Plain tensors in RAM are checked and read by one compiled call. That call takes no more than ``MANY`` errors,
-        and gives up where anything is wrong. Then, and for all else, :meth:`_rate_checked` takes longer, lets other
-        threads run, and says what is wrong.
+        Plain tensors and arrays in RAM are checked and read by one compiled call, which gives up where anything is
+        wrong. Then, and for all else, :meth:`_rate_checked` takes longer, and says what is wrong.
 
         Args:
             index: int64 ``[B]``.
@@ -311,13 +297,10 @@ class Prioritized(Sampler):
             mask: True for the errors of sequences that count; None for errors ``[B]``.
             time_first: True if time is the first axis of errors of sequences; None if batches are of transitions.
         """
-        kernel, late = kernels.fast(), UNUSUAL
-        if self._describe and type(index) is Tensor and type(td_error) is Tensor:
-            tensors = self._bound().handle, self._describe, id(index), id(td_error)
-            if mask is None:
-                late = kernel.rate_tensors(*tensors)
-            elif type(mask) is Tensor and time_first is not None:
-                late = kernel.rate_sequences(*tensors, id(mask), bool(time_first), float(self.eta))
+        if mask is not None and time_first is None:
+            late = UNUSUAL
+        else:
+            late = self._bound().core.rate(index, td_error, mask, bool(time_first), self.eta)
         if late == UNUSUAL:
             late = self._rate_checked(index, td_error, mask, time_first)
         largest = self._bound().facts.item(LARGEST)
@@ -332,23 +315,16 @@ class Prioritized(Sampler):
         where = whole_numbers(index, "index")
         real = None if mask is None else as_host(mask, "mask")
         errors, real = errors_by_item(time_first, where, doubles(td_error), real)
-        sizes = magnitudes(errors)
-        if errors.ndim == 2:
-            sizes = self._reduced(errors, real)
+        require_float32(errors)
         # the tree of now: while arguments were converted, another thread may have set alpha, which makes a new tree
-        late = kernels.fast().rate(self._bound().handle, len(where), _address(where), 1, _address(sizes), 1, False)
-        if late != UNUSUAL:
-            return late
-        places = self._places_of(where)
-        alive = places >= 0  # -1 is a transition that was overwritten
-        self.update(places[alive], sizes[alive])
-        return len(places) - int(np.count_nonzero(alive))
-
-    def _reduced(self, errors: Doubles, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """The |TD error| ``[B]`` of sequences ``[B, L]``: eta · max + (1 - eta) · mean over the real steps."""
-        out, steps = np.empty(len(errors), np.float32), (np.ascontiguousarray(errors), np.ascontiguousarray(mask))
-        kernels.fast().reduce_errors(*steps, float(self.eta), out)
-        return out
+        late = self._bound().core.rate(where, errors, real, False, self.eta)
+        if late == UNUSUAL:
+            self._places_of(where)  # raises an error for an index that was never issued
+            raise NotFiniteError(
+                f"td_error: (|TD error| + eps)^alpha of the error {np.abs(errors).max():.3g} would be too large for a "
+                f"sum with alpha={self.alpha!r}; check the loss, or choose a smaller alpha"
+            )
+        return late
 
     def _places_of(self, index: Ints) -> Ints:
         """The places of these indices, -1 for those that can no longer be drawn.
@@ -360,20 +336,6 @@ class Prioritized(Sampler):
         if unknown >= 0:
             raise ParameterError(f"index: entry {unknown}, {index[unknown]}, was never issued; pass batch['index']")
         return places
-
-    def update(self, places: Ints, errors: Any) -> None:
-        """Set the |TD errors| (float32) of the transitions at ``places``.
-
-        Raises:
-            NotFiniteError: a priority would be too large. Nothing has changed.
-        """
-        bound = self._bound()
-        if kernels.fast().set_errors(bound.handle, places, errors) >= 0:
-            raise NotFiniteError(
-                f"td_error: (|TD error| + eps)^alpha of the error {errors.max():.3g} would be too large for a sum with "
-                f"alpha={self.alpha!r}; check the loss, or choose a smaller alpha"
-            )
-        self._largest = bound.facts.item(LARGEST)
 
     def priorities_of(self, index: Ints) -> Doubles:
         """The priority p of the transitions ``index`` ``[B]``; 0 for those that can no longer be drawn.
@@ -396,13 +358,14 @@ class Prioritized(Sampler):
         count = min(len(here), len(there))
         here, there = here[len(here) - count :], there[len(there) - count :]
         both = (self._tree.get(here) > 0) & (other._tree.get(there) > 0)
-        self.update(here[both], other._errors[there[both]])
+        index = cast("Ring", self._ring).index_of(here[both])
+        self.rate(index, other._errors[there[both]], None, None)
         self.largest_error = other.largest_error
 
     def _bound(self) -> Binding:
         """The memory of the priorities; bound again if an array was replaced."""
         bound, stored = self._binding, self._stored
-        if bound is None or bound.stored is not stored or bound.minima is not stored.tree.minima:
+        if bound is None or bound.stored is not stored:
             bound = self._binding = Binding(stored, cast("Ring", self._ring), self._largest, self._durable)
         return bound
 
@@ -482,7 +445,7 @@ def _powers_of(errors: Any, alpha: float, eps: float) -> Doubles:
     """(error + eps)^alpha ``[B]`` of float32 errors ``[B]``, or of one; the tree refuses infinite ones."""
     sizes = np.atleast_1d(np.asarray(errors, np.float32))
     out = np.empty(len(sizes))
-    kernels.fast().powers(sizes, float(alpha), float(eps), out)
+    core.powers(sizes, alpha, eps, out)
     return out
 
 
@@ -509,13 +472,10 @@ class Binding:
 
     def __init__(self, stored: StoredPriorities, ring: Ring, largest: float, durable: DurablePriorities | None) -> None:
         tree = self.tree = stored.tree
-        self.stored, self.minima, self.whole = stored, tree.minima, tree.whole
+        self.stored, self.whole = stored, tree.whole
         self.facts, undo = (np.empty(FACTS), np.empty(0)) if durable is None else (durable.facts, durable.undo)
         self.facts[[ALPHA, EPS, LARGEST]] = stored.alpha, stored.eps, largest
-        self.memory = Priorities(*tree.arrays, self.minima, stored.errors, self.facts, ring.arrays, undo)
-        self._bound_to = self.memory._replace(ring=cast("Any", ring.handle))
-        self.handle: Ints = kernels.fast().handle_of(self._bound_to)
-        """Addresses only; the attributes above keep alive what they point to."""
+        self.core = core.Priorities(tree.core, stored.errors, self.facts, ring.core, undo)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle and deepcopy: None. A copy of a sampler has arrays at other addresses."""
@@ -688,20 +648,13 @@ def doubles(numbers: Any, name: str = "td_error") -> Any:
     return np.asarray(array, np.float64) if array.size else np.zeros(array.shape)
 
 
-def magnitudes(errors: Any) -> Any:
-    """The sizes of TD errors, item by item: float64 ``[B]`` or ``[B, L]`` -> float32 ``[B]`` or ``[B * L]``.
+def require_float32(errors: Any) -> None:
+    """Require TD errors that float32 can hold, item by item: float64 ``[B]`` or ``[B, L]``.
 
     Raises:
-        NotFiniteError: one is NaN, infinite, or too large for float32. Names the first item with such an error.
+        NotFiniteError: one is NaN, infinite, or too large. Names the first item with such an error.
     """
-    sizes = np.empty(errors.size, np.float32)
-    bad = kernels.fast().magnitudes(errors.reshape(-1), LARGEST_ERROR, sizes)
-    if bad >= 0:
-        entry = bad // errors[0].size
+    bad = np.flatnonzero(~(np.abs(errors) <= LARGEST_ERROR))
+    if len(bad):
+        entry = int(bad[0]) // errors[0].size
         raise NotFiniteError(f"td_error: entry {entry} is {errors[entry]}, not a finite float32; fix the loss")
-    return sizes
-
-
-def _address(array: Any) -> int:
-    """The address of a NumPy array in one piece."""
-    return array.__array_interface__["data"][0]

@@ -12,8 +12,7 @@ import numpy as np
 from ..errors import NotFiniteError, ParameterError
 from ..parameters import Rule, checked, is_count, is_flag, is_number
 from ..ring.ring import Ring
-from ..steps.arrays import Ints
-from .contract import Extras, Sampler, Terms, require_own_ring
+from .contract import Drawn, OwnSampler, require_own_ring
 from .prioritized import Prioritized
 from .uniform import Uniform
 
@@ -34,7 +33,7 @@ def _of_inner(name: str) -> Any:
     c_min=(lambda c_min: is_count(c_min, 1), "c_min is a whole number of at least 1"),
     adapt=(is_flag, "adapt is True or False"),
 )
-class Recent(Sampler):
+class Recent(OwnSampler):
     """Emphasising recent experience (Wang and Ross 2019): update k of K draws from the newest cₖ transitions.
 
     cₖ = max(N · eta^(1000 k / K), c_min). The N transitions that can be drawn are ordered by completion over all envs.
@@ -59,7 +58,6 @@ class Recent(Sampler):
     extras: Any = _of_inner("extras")
     nbytes: Any = _of_inner("nbytes")
     changed: Any = _of_inner("changed")
-    count_draw: Any = _of_inner("count_draw")
     draw_state: Any = _of_inner("draw_state")
     undo_draws: Any = _of_inner("undo_draws")
     check: Any = _of_inner("check")
@@ -97,20 +95,12 @@ class Recent(Sampler):
         stored = self._ring.transitions if self._ring is not None else 0
         return int(max(stored * self.eta ** (1000 * update / of), self.c_min))
 
-    def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
+    def draw(self, count: int, key: int, update: int, of: int) -> Drawn:
         """Places of anchors ``[count]`` among the newest cₖ, and the inner sampler's fields."""
         newest, ring = self.window(update, of), self._ring
         if ring is None or newest >= ring.transitions:
             return self.inner.draw(count, key, update, of)
         return self.inner.draw_recent(count, key, newest)
-
-    def terms(self, update: int, of: int) -> Terms | None:
-        """See :class:`Sampler`."""
-        newest, ring, inner = self.window(update, of), self._ring, self._inner.terms(update, of)
-        if ring is None or newest >= ring.transitions or inner is None:
-            return inner
-        weights, how = inner
-        return (None, (newest, *how[1:])) if weights is None else None
 
     def observe(self, episode_return: float) -> None:
         """Report the return of an ended episode. With ``adapt``, eta follows the trend of the last 20 returns.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from operator import attrgetter
+from sys import float_info
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .. import kernels
+from .. import core
+from ..core.words import FANOUT
 from ..errors import DTypeError, EmptyError, InvariantError, NotFiniteError, ParameterError, ShapeError
-from ..kernels.reference.priorities import FANOUT
 from ..memory.allocator import zeroed
 from ..steps.arrays import Doubles, Ints
 
@@ -43,7 +44,7 @@ class SumTree:
 
     Leaf i owns the masses from the sum of the weights before it up to that sum plus its own, to within rounding. The
     sums depend only on the weights, not on the order of writes, so nothing drifts. Only one thread may write.
-    :mod:`relive.kernels.reference.priorities` describes the layout and the order of summation.
+    ``src/core/tree.hpp`` describes the layout and the order of summation.
 
     Args:
         size: number of leaves, at least 1.
@@ -55,21 +56,23 @@ class SumTree:
         if size < 1:
             raise ParameterError(f"a sum tree needs at least 1 leaf, got size {size}")
         self._size = int(size)
-        self._offsets: NDArray[np.uint64] = kernels.fast().tree_offsets(self._size)
+        self._offsets: NDArray[np.uint64] = np.array(core.tree_offsets(self._size), np.uint64)
         self._root = self._offsets[-1:].astype(np.int64)
         self._nodes = _aligned(int(self._offsets[-1]) + 1) if nodes is None else nodes
         self._minima: Doubles = np.empty(0)  # kept from the first call of minimum_positive on
+        self.core = core.Tree(self._nodes, self._size, self._minima)
+        """The tree, as compiled code takes it."""
 
     @staticmethod
     def count_nodes(size: int) -> int:
         """The number of nodes of a tree of ``size`` leaves."""
-        return int(kernels.reference.tree_offsets(size)[-1]) + 1
+        return core.tree_offsets(size)[-1] + 1
 
     @staticmethod
     def nbytes(size: int, minima: bool = False) -> int:
         """Bytes of a tree of ``size`` leaves, with or without minima."""
-        offsets = kernels.reference.tree_offsets(size)
-        nodes, leaves = int(offsets[-1]) + 1, int(offsets[1])
+        offsets = core.tree_offsets(size)
+        nodes, leaves = offsets[-1] + 1, offsets[1]
         return (nodes + ALIGNMENT + (nodes - leaves if minima else 0)) * 8
 
     def __repr__(self) -> str:
@@ -104,7 +107,7 @@ class SumTree:
         """
         index = _integers(positions)
         out = np.empty(index.size)
-        bad = kernels.fast().tree_get(self._nodes, self._size, index, out)
+        bad = self.core.get(index, out)
         if bad >= 0:
             raise self._no_position(index, bad)
         return out
@@ -123,11 +126,11 @@ class SumTree:
         weights = np.ascontiguousarray(values, np.float64)  # one entry if values is a number
         if weights.shape != index.shape and not isinstance(values, float) and np.ndim(values):
             raise ShapeError(f"values: expected shape {index.shape}, one per position, got {weights.shape}")
-        bad = kernels.fast().tree_set(self._nodes, self._offsets, self._minima, self._size, index, weights)
+        bad = self.core.set(index, weights)
         if bad >= 0:
             if not 0 <= index[bad] < self._size:
                 raise self._no_position(index, bad)
-            given, most = weights[bad % weights.size], kernels.reference.heaviest(self._size)
+            given, most = weights[bad % weights.size], float_info.max / (2.0 * self._size)
             raise NotFiniteError(f"values: entry {bad}, for position {index[bad]}, is {given}; pass 0 to {most:.1e}")
 
     def cover(self, begins: Ints, ends: Ints) -> Cover:
@@ -137,7 +140,7 @@ class SumTree:
         """
         most = 2 * (FANOUT - 1) * len(self._offsets) * len(begins)
         places, until = np.empty(most, np.int64), np.empty(most)
-        count = kernels.fast().tree_cover(self._nodes, self._offsets, begins, ends, places, until)
+        count = self.core.cover(begins, ends, places, until)
         return Cover(places[:count], until[:count])
 
     def find(self, masses: ArrayLike, among: Cover | None = None) -> Ints:
@@ -152,7 +155,7 @@ class SumTree:
         wanted = _flat(np.ascontiguousarray(masses, np.float64), "masses")
         out = np.empty(wanted.size, np.int64)
         places, until = (self._root, self._nodes[-1:]) if among is None else among
-        bad = kernels.fast().tree_find(self._nodes, self._offsets, places, until, wanted, out)
+        bad = self.core.find(places, until, wanted, out)
         if bad >= 0:
             self._refuse_empty()
             given, total = wanted[bad], Cover(places, until).total
@@ -169,11 +172,11 @@ class SumTree:
         """
         self._refuse_empty()
         if not self._minima.size:
-            self._minima = np.full(self._nodes.size - int(self._offsets[1]), np.inf)
-            kernels.fast().tree_build(self._nodes, self._offsets, self._minima)
+            self._keep_minima(np.full(self._nodes.size - int(self._offsets[1]), np.inf))
+            self.core.build()
         if begins is None or ends is None:
             return self._minima.item(-1)
-        lowest = kernels.fast().tree_lowest(self._nodes, self._offsets, self._minima, begins, ends)
+        lowest = self.core.lowest(begins, ends)
         if lowest == np.inf:
             raise EmptyError("all weights of these leaves are 0; ask for leaves that have a weight")
         return lowest
@@ -181,7 +184,7 @@ class SumTree:
     def become(self, other: SumTree) -> None:
         """Have the weights of another tree of the same size."""
         self._nodes[:] = other._nodes
-        self._minima = np.empty(0)
+        self._keep_minima(np.empty(0))
 
     def put(self, positions: Ints, weights: Doubles) -> None:
         """Give leaves ``[B]`` their weights, and compute all sums above them again.
@@ -197,7 +200,7 @@ class SumTree:
             for k in range(FANOUT):  # from left to right, as everywhere
                 total += children[:, k]
             self._nodes[above + places] = total
-        self._minima = np.empty(0)
+        self._keep_minima(np.empty(0))
 
     def check(self) -> None:
         """Check the invariants.
@@ -208,9 +211,12 @@ class SumTree:
         leaves, nodes, minima = self._nodes[: self._size], self._nodes.copy(), np.full_like(self._minima, np.inf)
         _require("a weight is finite and not negative", np.isfinite(leaves) & (leaves >= 0), leaves)
         nodes[self._size : int(self._offsets[1])] = 0.0
-        kernels.fast().tree_build(nodes, self._offsets, minima)
+        core.Tree(nodes, self._size, minima).build()
         _require("a node is the sum of its children, from left to right", nodes == self._nodes, self._nodes)
         _require("a minimum is the smallest positive one below it", minima == self._minima, self._minima)
+
+    def _keep_minima(self, minima: Doubles) -> None:
+        self._minima = self.core.minima = minima
 
     def _no_position(self, index: Ints, bad: int) -> ParameterError:
         last = self._size - 1

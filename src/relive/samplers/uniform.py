@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from .. import kernels
+from .. import core
+from ..core.words import DRAWABLE
 from ..errors import EmptyError, InvariantError, ParameterError
-from ..kernels.reference.priorities import mix
-from ..kernels.tables import DRAWABLE
 from ..ring.ring import Ring, Rule
 from ..steps.arrays import Doubles, Ints
-from .contract import Extras, Sampler, Terms, refuse_weights, require_own_ring
+from .contract import Drawn, Extras, OwnSampler, refuse_weights, require_own_ring
 from .sumtree import Cover, SumTree
 
 __all__ = ["Uniform", "WithoutReplacement", "nothing_to_draw", "recent_leaves", "require_weights"]
 
 
-PLAIN = 0, False, 0.0, 0.0
-"""No priorities, and all that is there."""
-ALIKE: Terms = None, PLAIN
-"""All transitions alike."""
-
-
-class Uniform(Sampler):
+class Uniform(OwnSampler):
     """Draws every transition with the same probability, with replacement.
 
     Windows of :class:`relive.Sequence` are drawn as its ``weigh`` says.
@@ -50,25 +42,17 @@ class Uniform(Sampler):
         if self._windows is not None:
             self._windows.changed(places, drawable)
 
-    def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
+    def draw(self, count: int, key: int, update: int, of: int) -> Drawn:
         """Places of anchors ``[count]``."""
         return self.draw_recent(count, key, 0)
 
-    def terms(self, update: int, of: int) -> Terms | None:
-        """See :class:`Sampler`."""
-        if self._windows is None:
-            return ALIKE
-        tree = self._windows.tree
-        return None if tree is None else (tree, PLAIN)
-
-    def draw_recent(self, count: int, key: int, newest: int) -> tuple[Ints, Extras]:
+    def draw_recent(self, count: int, key: int, newest: int) -> Drawn:
         """Places of anchors ``[count]`` among the ``newest`` completed transitions (0: among all)."""
         if self._windows is not None:
-            return self._windows.draw(count, key, newest), {}
-        places = self._ring.draw(count, key, newest) if self._ring is not None else None
-        if places is None:
+            return self._windows.draw(count, key, newest)
+        if self._ring is None or not self._ring.counters.item(DRAWABLE):
             raise nothing_to_draw(self._ring)
-        return places, {}
+        return core.draw_by_chance(self._ring.core, count, key, newest)
 
     @property
     def mass(self) -> float:
@@ -90,7 +74,7 @@ class Uniform(Sampler):
         return "Uniform()"
 
 
-class WithoutReplacement(Sampler):
+class WithoutReplacement(OwnSampler):
     """Epochs: every transition is drawn once, in random order, before any comes again.
 
     An epoch consists of the transitions that could be drawn when it began. Those that have left the buffer since are
@@ -130,7 +114,7 @@ class WithoutReplacement(Sampler):
         while missing:
             if not len(rest):
                 index = ring.index_of(ring.anchors())
-                rest, epoch = index[kernels.permutation(len(index), key, epoch).numpy()], epoch + 1
+                rest, epoch = index[core.permutation(len(index), key, epoch).numpy()], epoch + 1
             places, _ = ring.find(rest[:span])
             alive = np.flatnonzero(places >= 0)[:missing]
             drawn.append(places[alive])
@@ -194,11 +178,6 @@ class WindowWeights:
         """The sum of all weights."""
         return self._tree.total
 
-    @property
-    def tree(self) -> SumTree | None:
-        """The weights by which windows are drawn; None if that takes a second draw."""
-        return None if self._ring.rule.weigh == "episodes" else self._tree
-
     def changed(self, places: Ints, drawable: Any) -> None:
         """Note that the windows that end at ``places`` can be drawn from now on (1) or no more (0), in order."""
         self._tree.set(places, drawable * self._weights(places))
@@ -207,7 +186,7 @@ class WindowWeights:
             earlier = self._earlier(drawable_now)
             self._tree.set(earlier, 0.0)
 
-    def draw(self, count: int, key: int, newest: int = 0) -> Ints:
+    def draw(self, count: int, key: int, newest: int = 0) -> Drawn:
         """The last rows ``[count]`` of windows drawn with replacement; with ``newest``, they end among so many.
 
         Raises:
@@ -218,13 +197,12 @@ class WindowWeights:
             raise nothing_to_draw(ring)
         if newest:
             recent = recent_leaves(self._tree, ring, newest)
-            places = self._tree.find(_uniform(count, key, recent.cover.total), recent.cover)
-        else:
-            places = self._tree.find(_uniform(count, key, self._tree.total))
-        if ring.rule.weigh == "episodes":
-            oldest = ring.oldest if recent is None else ring.heads - recent.rows_of_envs()
-            return self._of_episodes(places, oldest, _uniform(count, mix(key), 1.0))
-        return places
+        drawn = core.draw_by_weight(self._tree.core, count, key, *(() if recent is None else recent.cover))
+        if ring.rule.weigh != "episodes":
+            return drawn
+        places, extras = cast("tuple[Ints, Extras]", drawn)
+        oldest = ring.oldest if recent is None else ring.heads - recent.rows_of_envs()
+        return self._of_episodes(places, oldest, _uniform(count, core.mix(key), 1.0)), extras
 
     def check(self) -> None:
         """Check that every window that can be drawn has the right weight, and no other has one.
@@ -239,7 +217,7 @@ class WindowWeights:
         if self._ring.rule.weigh != "steps":
             return np.ones(len(places))
         rule, at = self._ring.rule, self._ring.step[places].astype(np.int64)
-        return at + 1.0 - kernels.reference.window_start(at, rule.length, rule.stride)
+        return at + 1.0 - _window_start(at, rule)
 
     def _earlier(self, places: Ints) -> Ints:
         """The last rows of the windows before these in the same episodes, if they are still stored."""
@@ -265,7 +243,7 @@ class WindowWeights:
         low = np.where(begins >= ring.oldest[env], begins, ring.oldest[env] + rule.history)
         low = np.maximum(low, oldest[env]) - begins
         # whole windows of the episode, the newest apart: from the one that ends at step ``low`` or next after it
-        first, last = kernels.reference.window_start(low, rule.length, rule.stride), _whole_before(at, rule)
+        first, last = _window_start(low, rule), _whole_before(at, rule)
         others = np.where(at >= rule.length, np.maximum((last - first) // rule.stride + 1, 0), 0)
         chosen = (random * (1 + others)).astype(np.int64)  # 0 is the newest, 1 the one before it, and so on
         start = last - (chosen - 1) * rule.stride
@@ -273,9 +251,15 @@ class WindowWeights:
         return env * ring.rows + (number - back) % ring.rows
 
 
+def _window_start(at: Ints, rule: Rule) -> Ints:
+    """The first steps of the windows whose last are the steps ``at`` of their episodes, which may end there."""
+    beyond = at + 1 - rule.length
+    return (beyond + rule.stride - 1) // rule.stride * rule.stride * (beyond > 0)
+
+
 def _whole_before(at: Ints, rule: Rule) -> Ints:
     """The first step of the last whole window before the one that ends at step ``at``; only where at >= length."""
-    return kernels.reference.window_start(at - rule.stride, rule.length, rule.stride)
+    return _window_start(at - rule.stride, rule)
 
 
 def recent_leaves(tree: SumTree, ring: Ring, newest: int) -> RecentLeaves:
@@ -349,5 +333,5 @@ def require_weights(tree: SumTree, places: Ints, wanted: Doubles) -> None:
 
 def _uniform(count: int, key: int, total: float) -> Doubles:
     out = np.empty(count, np.float64)
-    kernels.fast().masses(np.uint64(key), False, total, math.nextafter(total, 0.0), out)
+    core.masses(key, False, total, out)
     return out

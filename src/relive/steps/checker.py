@@ -29,14 +29,10 @@ __all__ = ["StepChecker", "refuse_unreadable"]
 
 
 class Copier(Protocol):
-    """Accepts whole steps, as :class:`relive.memory.copier.StepCopier` does."""
+    """Checks whole steps, as :class:`relive.memory.copier.StepCopier` does."""
 
-    def accept(self, values: tuple[Any, ...], /) -> bool:
+    def fits(self, values: tuple[Any, ...], /) -> bool:
         """True if the leaves of a step can be stored as they came."""
-        ...
-
-    def learn(self, values: Sequence[Any], /) -> None:
-        """Prepare for steps like this one, which fits."""
         ...
 
 
@@ -94,7 +90,7 @@ class StepChecker:
     def __call__(self, step: Mapping[str, Any], copier: Copier | None = None) -> Sequence[Any]:
         """The leaves of ``step`` in schema order, each ``[N, ...]``.
 
-        A ``copier`` may accept them all at once; it learns from each step that it does not.
+        A ``copier`` may find at once that all of them fit.
         """
         if copier is None:
             return self._each(self._named(step))
@@ -104,11 +100,7 @@ class StepChecker:
             values = None
         if values is None:
             values = self._named(step)
-        if copier.accept(values):
-            return values
-        checked = self._each(values)
-        copier.learn(values)
-        return checked
+        return values if copier.fits(values) else self._each(values)
 
     def _named(self, step: Mapping[str, Any]) -> tuple[Any, ...]:
         """The leaves of a step that has exactly the fields of the schema, as they were given."""

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
-from ..kernels.reference.sample import Draw
-from ..memory.layout import BatchLayout
 from ..ring.ring import Ring, Rule
-from ..ring.sequences import Sequences
 from ..steps.arrays import Ints
 from ..steps.schema import Path
 
-__all__ = ["FusedView", "SequenceReader", "View", "require_readable", "rule_of", "time_first_of"]
+__all__ = ["SequenceReader", "View", "require_readable", "rule_of", "time_first_of"]
 
 
 class View(Protocol):
@@ -52,35 +49,6 @@ class SequenceReader(View, Protocol):
     @property
     def time_first(self) -> bool:
         """True if time is the first axis of a batch, not the second."""
-        ...
-
-
-class FusedView(View, Protocol):
-    """A view of relive's own whose batches compiled code can draw as well as read."""
-
-    @property
-    def history(self) -> int:
-        """The number of rows before an anchor that the view reads."""
-        ...
-
-    def batch_of(self, ring: Ring) -> BatchLayout | Sequences | None:
-        """The layout of the batches that :meth:`sample` makes; None if only :meth:`read` can make them."""
-        ...
-
-    def sample(self, direct: Ints, ring: Ring, draw: Draw, count: int, rows: Tensor, dicts: Any) -> bool:
-        """Draw a batch and make its tensors, by the kernels of :mod:`relive.kernels.reference.sample`.
-
-        Args:
-            direct: the handle of a :class:`relive.kernels.tables.DirectBatch` with the layout of :meth:`batch_of`.
-            ring: the ring.
-            draw: what is drawn.
-            count: B.
-            rows: uint8 ``[B, W]``, the memory of the batch.
-            dicts: the dicts that get its tensors.
-
-        Returns:
-            False if there is nothing to draw, or ``rows`` are not in RAM; then nothing has changed.
-        """
         ...
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from torch import Tensor
 
-from .. import kernels
 from ..errors import SchemaError
-from ..kernels.reference.sample import Draw
-from ..memory.layout import BatchLayout
 from ..parameters import checked, is_names, is_steps
 from ..ring.ring import Ring
 from ..steps.arrays import Ints
@@ -56,23 +53,6 @@ class FrameStack:
     def history(self) -> int:
         """The number of frames before the anchor's."""
         return self.depth - 1
-
-    def batch_of(self, ring: Ring) -> BatchLayout | None:
-        """The layout of a fused batch, whose large fields are all stacked; None if only :meth:`read` can make it."""
-        try:
-            reads_rest = ring.own_next or ring.store.gathered != self._stacked_of(ring)
-        except SchemaError:  # read() raises it, once something was drawn
-            return None
-        return None if reads_rest else self.window.batch_of(ring)
-
-    def sample(self, direct: Ints, ring: Ring, draw: Draw, count: int, rows: Tensor, dicts: Any) -> bool:
-        """Draw and read a batch in one compiled call (:class:`relive.views.contract.FusedView`)."""
-        store: Any = ring.store  # in RAM: no other has such batches
-        window, depth, repeat = self.window, self.depth, self.pad == "repeat"
-        memory = store.stack_memory(2 * count * depth)
-        return kernels.fast().sample_stacks(
-            direct, draw, window.n, float(window.gamma), depth, repeat, id(rows), id(memory), id(dicts)
-        )
 
     def _stacked_of(self, ring: Ring) -> tuple[Path, ...]:
         """The fields of the observation that are stacked.

@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import kernels
-from ..errors import DTypeError, FieldError, NotFiniteError, ParameterError, ReliveError, SchemaError, ShapeError
-from ..kernels.reference.priorities import key as stream
-from ..kernels.reference.sample import Draw
-from ..kernels.reference.windows import EPISODE, FINAL, FUTURE, OTHERS, PAST, RANDOM, RelabelledSteps
+from .. import core
+from ..core import key as stream
+from ..core.windows import EPISODE, FINAL, FUTURE, OTHERS, PAST, RANDOM
+from ..errors import DTypeError, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
 from ..memory.layout import BatchLayout
 from ..memory.store import Plan, require_rows, vector
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_number, is_steps
@@ -211,21 +210,21 @@ class Hindsight:
             ShapeError, DTypeError, NotFiniteError, FieldError: a function returned a wrong result.
         """
         fit, functions = self._fit(ring)
-        store, kernel, n, gamma = ring.store, kernels.fast(), self.n, self.gamma
+        store, n, gamma = ring.store, self.n, self.gamma
         plan = store.plan(vector(places), fit.batch)
-        rows, last, places, batch = plan.rows, plan.last, plan.places, fit.batch.handle
+        rows, last, places, batch = plan.rows, plan.last, plan.places, fit.batch.core
         if key is None or self.ratio == 0:
-            require_rows(places, kernel.windows(ring.handle, batch, places, n, gamma, rows, last), store.num_rows)
+            require_rows(places, core.read_windows(ring.core, batch, places, n, gamma, rows, last), store.num_rows)
             plan.column("relabelled")[...] = False
             return store.fields(plan)
-        scratch, pairs = fit.scratch(len(places), n), np.empty((2, len(places) * n, fit.nbytes), np.uint8)
+        scratch, pairs = fit.scratch(len(places), n), np.empty(2 * len(places) * n * fit.nbytes, np.uint8)
         if not ring.notes_ends:
             ring.ends()
         # a stream of their own, so that the other random choices of a batch are those of every strategy
         others = ring.draw(len(places), stream(key, OTHERS)) if self.strategy == "random" else None
-        chosen = kernel.plan_goals(
-            ring.handle, batch, places, n, gamma, np.uint64(key), self.ratio, places if others is None else others,
-            rows, last, scratch.handle, pairs,
+        chosen = core.plan_goals(
+            ring.core, fit.core, places, n, gamma, key, self.ratio, places if others is None else others, rows, last,
+            scratch.steps, pairs,
         )  # fmt: skip
         if chosen < 0:  # -1 - k: entry k of the places cannot be read
             require_rows(places, -1 - chosen, store.num_rows)
@@ -256,8 +255,8 @@ class Hindsight:
             rewards, judged, changed = self._judged(ring, fit, functions, scratch, goals, total), True, Arrays()
             if not fit.packed:
                 changed = {(name, self.desired): goals[1] for name in ("obs", "next_obs")}
-        bad = kernels.fast().relabel_windows(
-            ring.handle, fit.batch.handle, self.gamma, chosen, judged, plan.rows, plan.last, scratch.handle, rewards
+        bad = core.relabel_windows(
+            ring.core, fit.core, self.gamma, judged, plan.rows, plan.last, scratch.steps, rewards
         )
         if bad >= 0:
             _refuse_reward(functions[0] if functions else "Hindsight(relabel=...)", rewards[:total], bad)
@@ -279,38 +278,6 @@ class Hindsight:
             else:
                 scratch.results[function.path[0]][:total] = result
         return rewards
-
-    def batch_of(self, ring: Ring) -> BatchLayout | None:
-        """The layout of a fused batch; None if only :meth:`read` can make it."""
-        try:
-            fit, _ = self._fit(ring)
-        except ReliveError:  # read() raises it, once something was drawn
-            return None
-        if self.relabel is not None or not fit.packed or not ring.notes_ends:
-            return None
-        return fit.batch
-
-    def sample(self, direct: Ints, ring: Ring, draw: Draw, count: int, rows: Tensor, dicts: Any) -> bool:
-        """Draw and read a batch (:class:`relive.views.contract.FusedView`): a kernel, the functions of goals, a kernel.
-
-        Raises:
-            ShapeError, DTypeError, NotFiniteError: a function returned a wrong result.
-        """
-        _, _, fit, functions = self._fitted
-        n, gamma, kernel = self.n, float(self.gamma), kernels.fast()
-        scratch, pairs = fit.scratch(count, n), np.empty((2, count * n, fit.nbytes), np.uint8)
-        chosen = kernel.sample_goals(direct, draw, n, gamma, float(self.ratio), id(rows), scratch.handle, pairs)
-        if chosen < 0:
-            return False
-        rewards = scratch.steps.rewards
-        if chosen:
-            total = scratch.steps.begin.item(chosen)
-            rewards = self._judged(ring, fit, functions, scratch, fit.as_goals(pairs, total), total)
-        bad = kernel.finish_goals(direct, gamma, chosen, chosen > 0, id(rows), scratch.handle, rewards, id(dicts))
-        if bad >= 0:
-            _refuse_reward(functions[0], rewards[: scratch.steps.begin.item(chosen)], bad)
-        fit.spare = scratch
-        return True
 
     def _fit(self, ring: Ring) -> tuple[GoalBytes, list[GoalFunction]]:
         """The offsets of the ring's goals, once checked, and the functions of goals; kept until a parameter changes."""
@@ -449,13 +416,11 @@ def _takes_info(function: Callable[..., Any], stored: bool) -> bool:
 class GoalBytes:
     """The offsets of the goals in a ring's rows and in a batch's, their shape and dtype, and the layout of that batch.
 
-    The handle of ``batch`` ends with the entries that :mod:`relive.kernels.reference.windows` lists.
-
     Args:
         ring: the ring.
         achieved: the field with the achieved goal.
         desired: the field with the desired goal.
-        strategy: the number of the strategy, one of :mod:`relive.kernels.reference.windows`.
+        strategy: the number of the strategy, one of :mod:`relive.core.windows`.
         finished: True if only episodes that are over count.
     """
 
@@ -468,8 +433,11 @@ class GoalBytes:
         field = ring.leaves[achieved] if self.packed else Field((0,), torch.uint8)
         self.shape, self.dtype, self.nbytes = field.shape, numpy_dtype(field.dtype), field.nbytes
         places = (stored[achieved], field.nbytes, written[desired], written[following]) if self.packed else (0,) * 4
-        own = *places, written["relabelled",], strategy, finished
-        self.batch.handle = np.array([*self.batch.handle, *own], np.int64)
+        goal_at, goal_bytes, into_obs, into_next = places
+        self.core = core.GoalLayout(
+            self.batch.core, goal_at=goal_at, goal_bytes=goal_bytes, into_obs=into_obs, into_next=into_next,
+            mark=written["relabelled",], strategy=strategy, finished=finished,
+        )  # fmt: skip
         self.spare: Scratch | None = None
         """Memory that a batch is done with."""
 
@@ -477,20 +445,15 @@ class GoalBytes:
         """Memory for the steps of a batch. A batch that a function of goals draws gets other memory."""
         scratch, self.spare = self.spare, None
         if scratch is None or scratch.size != (count, n):
-            size = count * n
-            which, begin, now, after, used, places, last = (
-                np.empty(length, np.int64) for length in (count, count + 1, size, size, count, count, count)
-            )
-            rewards, flags = np.empty(size, np.float32), np.empty((2, size), np.uint8)
-            spans = np.empty((3, count), np.int64)
-            steps = RelabelledSteps(which, begin, now, after, spans, rewards, flags, used, places, last)
-            results: dict[str, Any] = {"reward": rewards, "terminated": flags[0], "truncated": flags[1]}
-            scratch = Scratch((count, n), steps, kernels.fast().handle_of(steps), results)
+            steps = core.RelabelledSteps(count, n)
+            rewards, (terminated, truncated) = steps.rewards, steps.flags
+            results: dict[str, Any] = {"reward": rewards, "terminated": terminated, "truncated": truncated}
+            scratch = Scratch((count, n), steps, results)
         return scratch
 
     def as_goals(self, pairs: Any, total: int) -> list[Array]:
-        """The first ``total`` achieved goals and new goals of ``pairs`` ``[2, M, nbytes]``, as arrays of goals."""
-        shape, after = (total, *self.shape), pairs.shape[1] * self.nbytes
+        """The first ``total`` achieved goals and new goals of ``pairs`` ``[2 * M * nbytes]``, as arrays of goals."""
+        shape, after = (total, *self.shape), pairs.nbytes // 2
         return [np.ndarray(shape, self.dtype, pairs), np.ndarray(shape, self.dtype, pairs, after)]
 
 
@@ -499,9 +462,7 @@ class Scratch(NamedTuple):
 
     size: tuple[int, int]
     """B and n."""
-    steps: RelabelledSteps
-    handle: Ints
-    """The addresses of ``steps``, for compiled kernels."""
+    steps: core.RelabelledSteps
     results: dict[str, Array]
     """The rewards and flags of ``steps`` by the names of their fields."""
 
@@ -533,7 +494,7 @@ def _info_of(ring: Ring, name: str, places: Ints) -> Any:
 
 
 def _write_changed(
-    ring: Ring, fields: dict[Path, Tensor], changed: Arrays, steps: RelabelledSteps, chosen: int
+    ring: Ring, fields: dict[Path, Tensor], changed: Arrays, steps: core.RelabelledSteps, chosen: int
 ) -> None:
     """Write changed fields into the batch: those of each window's first step, and the observation after its last."""
     begin, used = steps.begin[:chosen], steps.used[:chosen]
@@ -625,7 +586,7 @@ def _goal_steps(strategy: str, count: int, k: int, key: int) -> tuple[Ints, Ints
         the first step has no copies.
     """
     at, draws = np.repeat(np.arange(count), k), np.empty(count * k)
-    kernels.fast().uniforms(np.uint64(key), draws)
+    core.masses(key, False, 1.0, draws)
     low, high = {"future": (at, count), "final": (count - 1, count), "episode": (0, count), "past": (0, at)}[strategy]
     aim = np.asarray(low + (draws * (high - low)).astype(np.int64))
     some = np.broadcast_to(high - low > 0, at.shape)

@@ -10,10 +10,8 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from .. import kernels
 from ..batches import Overlap, stride_of
-from ..errors import ParameterError, SchemaError
-from ..kernels.reference.sample import Draw
+from ..errors import ParameterError
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_names, is_steps
 from ..ring.ring import Ring, Rule, Weigh
 from ..ring.sequences import Cut, Sequences
@@ -145,25 +143,6 @@ class Sequence:
         if ring.rule != self.rule:
             raise ParameterError(f"a view that reads through {self!r} must also have its `rule` and `time_first`")
         return self._sequences(ring).read(ring, places, self.gamma)
-
-    def batch_of(self, ring: Ring) -> Sequences | None:
-        """The layout of a fused batch; None if only :meth:`read` can make it."""
-        if ring.rule != self.rule:
-            return None
-        try:
-            sequences = self._sequences(ring)
-        except SchemaError:  # read() raises it, once something was drawn
-            return None
-        return None if sequences.tabled else sequences
-
-    def sample(self, direct: Ints, ring: Ring, draw: Draw, count: int, rows: Tensor, dicts: Any) -> bool:
-        """Draw and read a batch in one compiled call (:class:`relive.views.contract.FusedView`)."""
-        store: Any = ring.store  # in RAM: no other has such batches
-        sequences = self._readers[ring]
-        steps, states = store.memory(sequences.shape(count)), store.memory((count * sequences.state_bytes,))
-        return kernels.fast().sample_sequences(
-            direct, draw, float(self.gamma), id(rows), id(steps), id(states), id(dicts)
-        )
 
     def _sequences(self, ring: Ring) -> Sequences:
         """The reader of the ring's windows; kept until a parameter changes.

@@ -9,13 +9,12 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from torch import Tensor
 
-from .. import kernels
+from ..core import Draw
 from ..errors import DTypeError, SchemaError, ShapeError
-from ..kernels.reference.sample import Draw
-from ..memory.layout import BatchLayout
 from ..memory.store import Plan
 from ..parameters import GAMMA_RULE, checked, is_steps
-from ..ring.ring import Ring
+from ..printable import add_note
+from ..ring.ring import Ring, Rule
 from ..steps.arrays import Ints, as_host
 from ..steps.schema import Path
 
@@ -59,20 +58,16 @@ class NStep:
     each_reward: Callable[[Any], Any] | None = field(default=None, repr=False, compare=False)
     history: ClassVar[int] = 0
     """No row before the anchor is read."""
+    rule: ClassVar[Rule] = Rule()
+    """Every complete transition is an anchor."""
 
-    def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
-        """The fields ``[B, ...]`` of the windows that start at ``places``."""
-        return ring.read(self.plan(ring, places))
-
-    def batch_of(self, ring: Ring) -> BatchLayout | None:
-        """The layout of a fused batch; None if only :meth:`read` can make it."""
-        if type(self) is not NStep or self.each_reward is not None:  # a user's own kind reads in its own way
-            return None
-        return None if self.n > 1 and ring.own_next and not ring.ordered_own_next else ring.store.batch
-
-    def sample(self, direct: Ints, ring: Ring, draw: Draw, count: int, rows: Tensor, dicts: Any) -> bool:
-        """Draw and read a batch in one compiled call (:class:`relive.views.contract.FusedView`)."""
-        return kernels.fast().sample_windows(direct, draw, self.n, float(self.gamma), id(rows), id(dicts))
+    def read(self, ring: Ring, places: Ints | Draw, key: int | None = None) -> dict[Path, Tensor]:
+        """The fields ``[B, ...]`` of the windows that start at ``places``, or at those of a draw, with its weights."""
+        if self.each_reward is None:
+            self._require_order(ring)
+            return ring.windows(places, self.n, self.gamma)
+        chosen, extras = cast("tuple[Ints, dict[str, Any]]", places if isinstance(places, Draw) else (places, {}))
+        return ring.read(self.plan(ring, chosen)) | ring.extras(extras)
 
     def plan(self, ring: Ring, places: Ints) -> Plan:
         """The windows that start at ``places``, before they are read.
@@ -80,12 +75,15 @@ class NStep:
         Raises:
             SchemaError: n is above 1 and steps are stored without order.
         """
-        if self.n > 1 and ring.own_next and not ring.ordered_own_next:
-            raise SchemaError(f"NStep(n={self.n}): {WINDOW_RULE}")
+        self._require_order(ring)
         plan = ring.plan(places, self.n, self.gamma)
         if self.each_reward is not None:
             self._sum_again(ring, plan)
         return plan
+
+    def _require_order(self, ring: Ring) -> None:
+        if self.n > 1 and ring.own_next and not ring.ordered_own_next:
+            raise SchemaError(f"NStep(n={self.n}): {WINDOW_RULE}")
 
     def _sum_again(self, ring: Ring, plan: Plan) -> None:
         """Put the discounted sum of each window's rewards after ``each_reward`` in place of the plain one."""
@@ -95,7 +93,8 @@ class NStep:
         try:
             rewards = as_host(cast("Any", self.each_reward)(ring.arrays.reward[window]), "each_reward")
         except Exception as error:
-            error.add_note(f"in each_reward of {self!r}, which was called with float32 rewards [B, n] = {window.shape}")
+            given = f"float32 rewards [B, n] = {window.shape}"
+            add_note(error, f"in each_reward of {self!r}, which was called with {given}")
             raise
         if rewards.shape != window.shape:
             raise ShapeError(f"each_reward: expected rewards {window.shape}, as it was given, got {rewards.shape}")

@@ -1,0 +1,366 @@
+#include "adding.hpp"
+
+#include <atomic>
+#include <cmath>
+#include <string>
+
+#include "bindings.hpp"
+#include "gil.hpp"
+
+namespace relive {
+
+namespace {
+
+// The words of a note of how to undo a change; files hold them in this order.
+constexpr std::int64_t UNDO_KIND = 0;                           // written last, and cleared first
+constexpr std::int64_t UNDO_ENVS = 1;                           // how many envs have an entry
+constexpr std::int64_t UNDO_ROWS = 2;                           // how many rows have one
+constexpr std::int64_t UNDO_COUNTERS = 3;                       // the counters from before the change
+constexpr std::int64_t UNDO_START = UNDO_COUNTERS + COUNTERS;   // entries of envs; those of rows after room for N
+constexpr std::int64_t UNDO_ENV = 6;                            // the env, its four words before, its head after
+constexpr std::int64_t UNDO_AFTER = 5;
+constexpr std::int64_t UNDO_ROW = 3;                            // a row's place, its stamp, its step and order
+constexpr std::int64_t UNDO_NONE = 0;
+constexpr std::int64_t UNDO_ADDING = 1;
+
+// The stores before it come first in the program. A kill is seen only after all of a thread's stores, in their order,
+// so it is the compiler alone that must not move any.
+inline void in_order() { std::atomic_signal_fence(std::memory_order_seq_cst); }
+
+// The kind of each row, and the first row that ended its episode, or -1.
+std::int64_t note_kinds(StagedRows &given, int mode) {
+    std::int64_t first = -1;
+    for (std::int64_t i = given.size(); i-- > 0;) {
+        int done = given.terminated[i] | given.truncated[i];
+        given.kinds[i] = static_cast<std::uint8_t>(mode == ALONE ? ALONE : mode == LINKED ? done + LINKED : done);
+        if (done) first = i;
+    }
+    return first;
+}
+
+// A row's bookkeeping in three words; returns the word after them.
+std::int64_t note_row(const Ring &ring, std::int64_t at, Place place) {
+    auto &undo = ring.undo;
+    undo[at] = place, undo[at + 1] = ring.stamp[place];
+    // the step in the upper 32 bits, the order in the lower ones, whatever their signs
+    undo[at + 2] = static_cast<std::int64_t>(static_cast<std::uint64_t>(ring.step[place]) << 32 |
+                                             static_cast<std::uint32_t>(ring.order[place]));
+    return at + UNDO_ROW;
+}
+
+// Note what will change when rows of these kinds are added; a note that is there is kept, of the same rows. True if
+// rows would be overwritten that are not in reserve, or there is no room for the entries: then nothing is noted.
+//
+// A kill at any instant leaves a note that counts, of everything that may have changed, or none and nothing changed.
+bool note_undo(const Ring &ring, StagedRows &given) {
+    auto &undo = ring.undo;
+    auto envs = ring.num_envs(), count = given.size();
+    if (undo[UNDO_KIND] != UNDO_NONE) return false;
+    auto row_start = UNDO_START + UNDO_ENV * envs;
+    // a row and its final observation take two entries; the row before the first one of each env takes one more
+    if (undo.size() < row_start + UNDO_ROW * (2 * count + std::min(envs, count))) return true;
+    auto &heads = given.heads;
+    for (std::int64_t e = 0; e < envs; ++e) heads[e] = ring.envs[e].head;
+    auto at = UNDO_START, row_at = row_start;
+    for (std::int64_t i = 0; i < count; ++i) {
+        auto e = given.envs[i];
+        auto number = heads[e];
+        const Env &env = ring.envs[e];
+        if (number == env.head) {  // its first row in the call, as each raises the head
+            undo[at] = e, undo[at + 1] = env.head, undo[at + 2] = env.tail;
+            undo[at + 3] = env.next, undo[at + 4] = env.count;
+            at += UNDO_ENV;
+            // the row before: this call completes it, so its stamp and order change
+            if (number > 0) row_at = note_row(ring, row_at, ring.place_of(number - 1, e));
+        }
+        row_at = note_row(ring, row_at, ring.place_of(number, e));
+        bool ended = given.kinds[i] == ENDED;
+        if (ended) row_at = note_row(ring, row_at, ring.place_of(number + 1, e));
+        heads[e] = number + 1 + ended;
+    }
+    for (auto entry = UNDO_START; entry < at; entry += UNDO_ENV) {
+        auto e = undo[entry];
+        // rows below head - rows are overwritten; a power cut may bring back only those that are not in reserve
+        if (e >= ring.reserve.size() || heads[e] - ring.rows > ring.reserve[e]) return true;
+        undo[entry + UNDO_AFTER] = heads[e];
+    }
+    auto *counters = reinterpret_cast<const std::int64_t *>(ring.counters);
+    std::copy(counters, counters + COUNTERS, &undo[UNDO_COUNTERS]);
+    undo[UNDO_ENVS] = (at - UNDO_START) / UNDO_ENV, undo[UNDO_ROWS] = (row_at - row_start) / UNDO_ROW;
+    in_order();  // first the entries are whole, then the kind says that they count
+    undo[UNDO_KIND] = UNDO_ADDING;
+    in_order();  // and the kind is written before anything else changes
+    return false;
+}
+
+// The bookkeeping of rows that are added. What is counted stays in this object until the end: reading it back at once
+// would wait for the rows written before, one by one.
+class Adding {
+  public:
+    Adding(const Ring &ring, StagedRows &given)
+        : ring_(ring), given_(given), rows_(ring.rows), inverse_(ring.inverse), step_(ring.step), stamp_(ring.stamp),
+          order_(ring.order), completed_(ring.counters->completed), drawable_(ring.counters->drawable),
+          episodes_(ring.counters->episodes), history_(ring.counters->history), tails_(ring.counters->tails > 0),
+          listed_(given.where.size() > 0) {}
+
+    // Issue an id for a new row of each env in turn, and one for the final observation where the episode ended. A row
+    // completes the transition before it, if that belongs to the same episode; the final observation of an ENDED row
+    // completes that row; ALONE, LINKED and LAST ones complete themselves. Returns the number of events.
+    std::int64_t add() {
+        for (std::int64_t i = 0; i < given_.size(); ++i) add_row(i);
+        auto &counters = *ring_.counters;
+        counters.completed = completed_, counters.drawable = drawable_, counters.episodes = episodes_;
+        return events_;
+    }
+
+  private:
+    void add_row(std::int64_t i) {
+        auto &stamp = stamp_;
+        auto &step = step_, &order = order_;
+        auto e = given_.envs[i];
+        int kind = given_.kinds[i];
+        Env env = ring_.envs[e];
+        auto begin = e * rows_;
+        auto number = env.head, count = env.count;
+        auto index = env.next < LONGEST ? env.next : 0;  // so index + 1 still fits the int32 of `step`
+        bool cut = index + 1 >= LONGEST && kind == GOES_ON;
+        auto place = begin + remainder_of(number, rows_, inverse_);
+        write(place, number, env.tail, begin, index);
+        // the number of the oldest row which is live once `number` is written
+        auto oldest = std::max(env.tail, number + 1 - rows_);
+        // negative until it is complete: -1 - s for s completed before it, so the order of time stays
+        step[place] = static_cast<std::int32_t>(index), stamp[place] = -1 - completed_;
+        if (index > 0 && kind < ALONE) {  // the row before is of the same episode, and is complete now
+            auto before = (place > begin ? place : begin + rows_) - 1;
+            stamp[before] = completed_++, order[before] = lower(count++);
+            bool opens = number - 1 - std::min(index - 1, history_) >= oldest;
+            open(before, opens && ((cut && tails_) || ring_.ends_full(index - 1)));
+        }
+        order[place] = lower(count);
+        ++number, index = cut ? 0 : index + 1;
+        given_.finals[i] = -1;
+        auto own = number - 1;
+        if (kind == ENDED) {
+            auto final = place + 1 < begin + rows_ ? place + 1 : begin;
+            write(final, number, env.tail, begin, index);
+            oldest = std::max(env.tail, number + 1 - rows_);
+            // the transition at `place` counts as complete before it: one more than `completed` and `count`. A boundary
+            // row has the length of its episode as `step`, and never a stamp of its own
+            step[final] = static_cast<std::int32_t>(index), stamp[final] = -2 - completed_;
+            order[final] = lower(count + 1);
+            ++number, given_.finals[i] = final, ++episodes_;
+        }
+        if (kind != GOES_ON) {
+            stamp[place] = completed_++, ++count;
+            open(place, own - std::min(index - 1, history_) >= oldest && (tails_ || ring_.ends_full(index - 1)));
+            index = kind == LINKED && index < LONGEST ? index : 0;
+            episodes_ += kind == LAST;
+        }
+        given_.places[i] = place;
+        Env &stored = ring_.envs[e];
+        stored.head = number, stored.next = index, stored.count = count;
+    }
+
+    // Row `number` comes to `place`: the row that lies there makes way, if it is live.
+    void write(Place place, Number number, Number tail, Place begin, std::int64_t following) {
+        if (auto old = number - rows_; old >= tail) close(place, old, number, begin, following);
+    }
+
+    // Row `old` makes way for `number`. The rows that can no longer be drawn are itself and those it was history of:
+    // the row `history` after it; or, if it is the first of its episode, all of its episode up to that one.
+    // `following` is the index of row `number` in its episode.
+    void close(Place place, Number old, Number number, Place begin, std::int64_t following) {
+        if (history_ == 0) return close_one(place, old, number, begin, following);  // nothing waits for its index then
+        auto last = std::min(old + history_, number - 1);
+        for (auto other = step_[place] == 0 ? old : old + history_; other <= last; ++other) {
+            auto at = place + (other - old);  // other - old < rows, so one turn brings it back
+            at = at < begin + rows_ ? at : at - rows_;
+            if (other - std::min<std::int64_t>(step_[at], history_) != old) break;
+            close_one(at, other, number, begin, following);
+        }
+    }
+
+    void close_one(Place place, Number number, Number head, Place begin, std::int64_t following) {
+        if (stamp_[place] >= 0 && ring_.ends_window(place, number, begin, head, following)) --drawable_, list(place, 0);
+    }
+
+    // A transition is complete, and can be drawn now or not.
+    void open(Place place, bool opens) {
+        if (opens) ++drawable_, list(place, 1);
+    }
+
+    void list(Place place, std::uint8_t opens) {
+        if (listed_) given_.where[events_] = place, given_.opens[events_++] = opens;
+    }
+
+    static std::int32_t lower(std::int64_t count) { return static_cast<std::int32_t>(count); }  // the lower 32 bits
+
+    const Ring &ring_;
+    StagedRows &given_;
+    // of the ring, which any store might change as far as the compiler knows
+    Place rows_;
+    double inverse_;
+    Column<std::int32_t> step_;
+    Column<std::int64_t> stamp_;
+    Column<std::int32_t> order_;
+    std::int64_t completed_, drawable_, episodes_, history_, events_ = 0;
+    bool tails_, listed_;
+};
+
+}  // namespace
+
+void prepare(const Ring &ring, StagedRows &given) {
+    auto count = given.size(), envs = ring.num_envs();
+    if (given.width != ring.width || count != given.envs.size())
+        throw nb::value_error("staged rows: these are not rows of this ring");
+    for (auto e : given.envs)
+        if (e < 0 || e >= envs) throw nb::index_error("staged rows: there is no such env");
+    // every row that is written closes its own history at most, and all together no more than there is
+    if (auto room = given.where.size(); room) {
+        auto most = ring.places() + 4 * count;
+        if (room < most && room < count * (2 * ring.counters->history + 4))
+            throw nb::value_error("staged rows: there is no room for all events");
+    }
+    given.kinds.resize(count);
+    if (ring.undo.size()) given.heads.resize(envs);
+}
+
+std::int64_t append_rows(Ring &ring, StagedRows &given, int mode) noexcept {
+    auto count = given.size();
+    auto ended = note_kinds(given, mode);
+    if (mode == NO_FINALS && ended >= 0) return -1 - ended;
+    if (count > 1)  // so that those rows come while the first are written
+        for (std::int64_t i = 0; i < count; ++i) {
+            auto e = given.envs[i];
+            // a guess, for where row i goes if all envs come in turn, as they do most often
+            auto turn = count > ring.num_envs() ? i / ring.num_envs() : 0;
+            fetch(ring.row(ring.place_of(ring.envs[e].head + turn, e)), static_cast<std::size_t>(ring.width));
+        }
+    if (ring.undo.size() && note_undo(ring, given)) return USED_UP;
+    auto events = Adding(ring, given).add();
+    std::int64_t not_finite = 0;
+    // counted, not refused: a reward that is not finite is a fact of the environment
+    for (std::int64_t i = 0; i < count; ++i) not_finite += !std::isfinite(given.reward[i]);
+    ring.counters->not_finite += not_finite;
+    return events;
+}
+
+namespace {
+
+// Append rows and store them. Bookkeeping first, then bytes: no exception can come between.
+std::int64_t add_rows(Ring &ring, StagedRows &given, int mode) noexcept {
+    auto events = append_rows(ring, given, mode);
+    if (events < 0) return events;
+    scatter(given.staged, given.width, given.places, ring.memory, ring.width, ring.step_bytes);
+    if (mode == FINALS) scatter(given.final, given.width, given.finals, ring.memory, ring.width, ring.obs_bytes);
+    return events;
+}
+
+// Plan where `add_rows` will store rows and their final observations: `places`, `finals`, `tails`. Of the ring, only
+// `undo` is changed, where there is one. What it returns is negative if `add_rows` will refuse the rows, and the same.
+std::int64_t plan_rows(const Ring &ring, StagedRows &given, int mode) {
+    auto count = given.size();
+    auto ended = note_kinds(given, mode);
+    given.heads.resize(ring.num_envs());
+    auto &heads = given.heads;
+    for (std::int64_t e = 0; e < ring.num_envs(); ++e) heads[e] = ring.envs[e].head;
+    bool refused = mode == NO_FINALS && ended >= 0;
+    for (std::int64_t i = 0; i < (refused ? ended : count); ++i) {
+        auto e = given.envs[i];
+        given.places[i] = ring.place_of(heads[e]++, e);
+        given.finals[i] = given.kinds[i] == ENDED ? ring.place_of(heads[e]++, e) : -1;
+    }
+    if (refused) return -1 - ended;
+    // rows of lower numbers make way, whichever of the call's rows takes their place
+    for (std::int64_t i = 0; i < count; ++i) given.tails[i] = heads[given.envs[i]] - ring.rows;
+    return ring.undo.size() && note_undo(ring, given) ? USED_UP : 0;
+}
+
+template <typename T> T argument(nb::handle arrays, const char *name) {
+    T out;
+    if (!nb::try_cast(arrays.attr(name), out))
+        throw nb::type_error((std::string("staged rows: `") + name + "` has another dtype or other axes").c_str());
+    return out;
+}
+
+void take_envs(StagedRows &given, nb::object envs) {
+    Vector<const std::int64_t> taken;
+    if (!nb::try_cast(envs, taken)) throw nb::type_error("staged rows: envs are int64 [K]");
+    if (taken.size() != given.size()) throw nb::value_error("staged rows: as many envs as before");
+    std::swap(given.kept_envs, envs);
+    given.envs = taken;
+}
+
+// All arrays of `relive.core.words.StagedRows`; every length is held to the others here: nothing checks them later.
+StagedRows staged_rows_of(nb::object arrays) {
+    StagedRows given;
+    auto staged = argument<Matrix<const std::uint8_t>>(arrays, "staged");
+    auto final = argument<Matrix<const std::uint8_t>>(arrays, "final");
+    given.reward = argument<Column<const float>>(arrays, "reward");
+    given.terminated = argument<Column<const std::uint8_t>>(arrays, "terminated");
+    given.truncated = argument<Column<const std::uint8_t>>(arrays, "truncated");
+    given.places = argument<Vector<std::int64_t>>(arrays, "places");
+    given.finals = argument<Vector<std::int64_t>>(arrays, "finals");
+    given.tails = argument<Vector<std::int64_t>>(arrays, "tails");
+    given.where = argument<Vector<std::int64_t>>(arrays, "where");
+    given.opens = argument<Vector<std::uint8_t>>(arrays, "opens");
+    auto count = given.places.size();
+    auto whole = [&](const Matrix<const std::uint8_t> &rows) {
+        return rows.rows == count && rows.columns == staged.columns && (count < 2 || rows.stride == rows.columns);
+    };
+    bool right = whole(staged) && whole(final) && given.reward.size() == count && given.terminated.size() == count &&
+                 given.truncated.size() == count && given.finals.size() == count && given.tails.size() == count &&
+                 given.opens.size() == given.where.size();
+    if (!right) throw nb::value_error("staged rows: the arrays do not fit each other");
+    given.staged = staged.first, given.final = final.first, given.width = staged.columns;
+    take_envs(given, arrays.attr("envs"));
+    given.kept = arrays;
+    return given;
+}
+
+void require_mode(int mode) {
+    if (mode < NO_FINALS || mode > LINKED) throw nb::value_error("there is no such way of adding rows");
+}
+
+void scatter_rows(Matrix<const std::uint8_t> source, Vector<std::int64_t> places, Matrix<std::uint8_t> target,
+                  std::int64_t bytes) {
+    if (source.rows < places.size() || bytes < 0 || source.columns < bytes || target.columns < bytes)
+        throw nb::value_error("scatter_rows: there are fewer rows or bytes than places ask for");
+    for (auto place : places)
+        if (place >= target.rows) throw nb::index_error("scatter_rows: a place is beyond the last row");
+    LongWork hold(places.size() * bytes > LONG_WORK);
+    scatter(source.first, source.stride, places, target.first, target.stride, static_cast<std::size_t>(bytes));
+}
+
+}  // namespace
+
+void bind_adding(nb::module_ &module) {
+    nb::class_<StagedRows>(module, "StagedRows",
+                           "The arrays of rows on their way into a ring (`relive.core.words.StagedRows`).")
+        .def("__init__", [](StagedRows *self, nb::object arrays) { new (self) StagedRows(staged_rows_of(arrays)); },
+             nb::arg("arrays"))
+        .def("take_envs", take_envs, nb::arg("envs"), "Add to these envs from now on, int64 `[K]`, as many as before.");
+    module.def("plan_rows", [](const Ring &ring, StagedRows &staged, int mode) {
+        require_mode(mode), prepare(ring, staged);
+        return plan_rows(ring, staged, mode);
+    }, nb::arg("ring"), nb::arg("staged"), nb::arg("mode"),
+       "Plan where `add_rows` will store rows and final observations: `places`, `finals` and `tails` of `staged`.\n\n"
+       "Of the ring, only `undo` is changed, where there is one. Up to the number `tails[i]` rows of env i will\n"
+       "have made way for all of them. Negative if `add_rows` will refuse the rows, and then the same.");
+    module.def("add_rows", [](Ring &ring, StagedRows &staged, int mode) {
+        require_mode(mode), prepare(ring, staged);
+        LongWork hold(staged.size() * ring.width > LONG_WORK || ring.undo.size());
+        return add_rows(ring, staged, mode);
+    }, nb::arg("ring"), nb::arg("staged"), nb::arg("mode"),
+       "Append one staged row per env in turn, and store it; other threads run while many are stored.\n\n"
+       "`mode` is NO_FINALS, FINALS, ALONE or LINKED. The ring's `step_bytes` of each row are stored, and its\n"
+       "`obs_bytes` of a final observation where an episode ended.\n\n"
+       "Returns the number of events; or, if an episode ended and its final observation is not given, -1 - i for the\n"
+       "first such row i; or USED_UP, if rows would be overwritten that are not in reserve. In both cases nothing is\n"
+       "changed.");
+    module.def("scatter_rows", scatter_rows, nb::arg("source"), nb::arg("places"), nb::arg("target"), nb::arg("nbytes"),
+               "Copy the first `nbytes` bytes of successive rows of `source` to rows of `target`; a negative place to\n"
+               "none.");
+}
+
+}  // namespace relive

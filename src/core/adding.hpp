@@ -1,0 +1,64 @@
+// Adding rows: where they go, what they complete, which rows can be drawn afterwards, and how to take that back.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "copies.hpp"
+#include "ring.hpp"
+
+namespace relive {
+
+// Ways of adding rows, and kinds of rows. GOES_ON and ENDED are also what `terminated | truncated` of a row gives.
+inline constexpr int NO_FINALS = 0;  // a way: no final observations are given, so no row may end its episode
+inline constexpr int FINALS = 1;     // a way: final observations are given, and stored where an episode ended
+inline constexpr int ALONE = 2;      // a way and a kind: a next observation of its own, an episode of one step
+inline constexpr int LINKED = 3;     // a way and a kind: a next observation of its own, and the env's next row goes on
+inline constexpr int GOES_ON = 0;    // a kind: the next row holds its next observation
+inline constexpr int ENDED = 1;      // a kind: its final observation takes the row after it
+inline constexpr int LAST = 4;       // a kind: as LINKED, but it ended its episode
+
+// Steps after which an episode is cut, as if it had been interrupted: a row's index within it is an int32.
+inline constexpr std::int64_t LONGEST = (std::int64_t{1} << 31) - 1;
+
+// Answers of adding rows; nothing is changed then. -1 - i: row i ended an episode and has no final observation.
+inline constexpr std::int64_t USED_UP = -(std::int64_t{1} << 62);  // rows that are not in reserve would be overwritten
+inline constexpr std::int64_t UNFIT = USED_UP - 1;                 // a step cannot be copied as it is
+
+// K rows on their way into a ring, and what is noted while they are added. The arrays are NumPy's and do not move.
+struct StagedRows {
+    Vector<const std::int64_t> envs;
+    const std::byte *staged = nullptr, *final = nullptr;  // rows of `width` bytes, packed as in the ring
+    std::int64_t width = 0;
+    Column<const float> reward;
+    Column<const std::uint8_t> terminated, truncated;
+    Vector<std::int64_t> places;  // where the rows go
+    Vector<std::int64_t> finals;  // where the final observations go, or -1
+    Vector<std::int64_t> tails;   // the number up to which rows of the env make way
+    Vector<std::int64_t> where;   // the places of events, rows that can be drawn now or no longer; empty: not listed
+    Vector<std::uint8_t> opens;   // 1 if such a row can be drawn from now on, 0 if no longer
+    nb::object kept, kept_envs;   // the arrays
+    // memory of a call, taken before it changes anything
+    std::vector<std::uint8_t> kinds;  // [K]
+    std::vector<Number> heads;        // [N]
+
+    std::int64_t size() const { return places.size(); }
+};
+
+// Refuse rows that do not fit a ring, and take the memory that adding them needs. Throws; nothing is changed.
+void prepare(const Ring &ring, StagedRows &given);
+
+// Issue ids for one row of each env in turn, and note what it completes: all of adding rows but their bytes, which go
+// to `places` and `finals` next. Of the staged rows, rewards and flags are read. `prepare` was called; nothing throws.
+// Returns the number of events, or a negative answer: nothing is changed then.
+std::int64_t append_rows(Ring &ring, StagedRows &given, int mode) noexcept;
+
+// The first `bytes` bytes of successive rows of `source`, `pitch` bytes apart, to rows of `target`; a negative place
+// to none.
+inline void scatter(const std::byte *source, std::int64_t pitch, const Vector<std::int64_t> &places, std::byte *target,
+                    std::int64_t width, std::size_t bytes) {
+    for (std::int64_t i = 0; i < places.size(); ++i)
+        if (places[i] >= 0) copy_bytes(target + places[i] * width, source + i * pitch, bytes);
+}
+
+}  // namespace relive

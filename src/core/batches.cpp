@@ -1,0 +1,235 @@
+// Batches: a draw that is made only when it is read, and n-step windows drawn, read and handed out in one call.
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "arrays.hpp"
+#include "bindings.hpp"
+#include "draws.hpp"
+#include "gil.hpp"
+#include "priorities.hpp"
+#include "ring.hpp"
+#include "tensors.hpp"
+#include "tree.hpp"
+#include "windows.hpp"
+
+namespace relive {
+
+namespace {
+
+// What a sampler draws: `count` anchors of a stream of random numbers. Equal draws of a ring that has not changed give
+// equal anchors, so it does not matter when, or how often, it is made.
+struct Draw {
+    enum class By { Chance, Weight, Priority };
+
+    By by = By::Chance;
+    std::int64_t count = 0;
+    std::uint64_t stream = 0;
+    // by chance
+    const Ring *ring = nullptr;
+    std::int64_t newest = 0;  // from so many of the newest; 0: from all
+    // by weight or priority
+    const Tree *tree = nullptr;
+    bool from_some = false;  // from the leaves of a cover alone
+    std::vector<std::int64_t> tops;
+    std::vector<double> until;
+    // by priority
+    const Priorities *priorities = nullptr;
+    bool stratified = false;
+    double beta = 0.0, lowest = 0.0;
+    nb::object kept;  // what the pointers point into
+
+    bool weighed() const { return by == By::Priority; }
+    Cover among() const { return from_some ? Cover{tops, until} : tree->whole(); }
+
+    // The places of the anchors; by priority, their chances and weights as well. False if there is nothing to draw.
+    bool into(std::span<Place> places, Column<double> probability, Column<float> weight) const {
+        switch (by) {
+        case By::Chance: return draw_uniform(*ring, stream, newest, places);
+        case By::Weight: return leaves_into(places);
+        case By::Priority:
+            return priorities->draw(stream, stratified, beta, lowest, among(), places, probability, weight);
+        }
+        return false;
+    }
+
+  private:
+    bool leaves_into(std::span<Place> places) const {
+        auto total = among().total();
+        if (!(total > 0.0)) return false;
+        auto memory = scratch<double>(places.size());
+        std::span<double> wanted{memory.get(), places.size()};
+        masses(stream, false, total, wanted);
+        return tree->find(among(), wanted, places) < 0;
+    }
+};
+
+// The object that Python holds; never null, as a pointer to None would be.
+template <typename T> const T *held(nb::handle object, const char *what) {
+    const T *found = nullptr;
+    if (!nb::try_cast(object, found) || !found) throw nb::type_error(what);
+    return found;
+}
+
+Draw draw_of(Draw::By by, std::int64_t count, Word key, nb::object kept) {
+    if (count < 0) throw nb::value_error("a draw has no negative number of anchors");
+    Draw draw;
+    draw.by = by, draw.count = count, draw.stream = key.value, draw.kept = std::move(kept);
+    return draw;
+}
+
+// Draw from the leaves of a cover alone, unless it is None. It is copied: arrays of Python may change until the draw.
+void take_cover(Draw &draw, nb::handle places, nb::handle until) {
+    if (places.is_none() && until.is_none()) return;
+    Vector<const std::int64_t> nodes;
+    Vector<const double> sums;
+    if (!nb::try_cast(places, nodes) || !nb::try_cast(until, sums))
+        throw nb::type_error("a cover: expected nodes, int64 [K], and the running sum of their weights, float64 [K]");
+    require(nodes.size() == sums.size(), "a cover: expected a sum for each node");
+    draw.from_some = true, draw.tops = {nodes.begin(), nodes.end()}, draw.until = {sums.begin(), sums.end()};
+}
+
+[[noreturn]] void nothing_to_draw() { throw nb::value_error("there is nothing to draw"); }
+
+// The draw, made: its places, int64 [B], and the further fields of a batch by name.
+nb::tuple made(const Draw &draw) {
+    auto array = [&](int type) {
+        npy_intp size = draw.count;
+        auto out = PyArray_SimpleNew(1, &size, type);
+        if (!out) nb::raise_python_error();
+        return nb::steal<nb::object>(out);
+    };
+    auto data = [](const nb::object &array) { return PyArray_DATA(reinterpret_cast<PyArrayObject *>(array.ptr())); };
+    auto places = array(NPY_INT64);
+    std::span<Place> into{static_cast<Place *>(data(places)), static_cast<std::size_t>(draw.count)};
+    nb::dict extras;
+    Column<double> chances;
+    Column<float> weights;
+    if (draw.weighed()) {
+        auto weight = array(NPY_FLOAT32), probability = array(NPY_FLOAT64);
+        weights = {static_cast<std::byte *>(data(weight)), sizeof(float), draw.count};
+        chances = {static_cast<std::byte *>(data(probability)), sizeof(double), draw.count};
+        extras["weight"] = weight, extras["probability"] = probability;
+    }
+    if (!draw.into(into, chances, weights)) nothing_to_draw();
+    return nb::make_tuple(places, extras);
+}
+
+// n-step windows of one ring as batches of one form: the packed rows of `fields`, drawn, read and handed out.
+class Windows {
+  public:
+    Windows(nb::object ring, const WindowLayout &layout, nb::object fields, std::int64_t probability_at,
+            std::int64_t weight_at, bool in_files)
+        : ring_(held<Ring>(ring, "expected the compiled ring")), layout_(layout),
+          fields_(held<Fields>(fields, "expected the fields of packed rows")),
+          probability_at_(probability_at), weight_at_(weight_at), in_files_(in_files), kept_{ring, fields} {
+        auto width = static_cast<std::int64_t>(fields_->width);
+        auto within = [&](std::int64_t at, int size) { return 0 <= at && at <= width - size && at % size == 0; };
+        bool weighed = probability_at >= 0;
+        if (!layout.fits(width, ring_->width) || weighed != (weight_at >= 0) || width % 16 ||
+            (weighed && !(within(probability_at, 8) && within(weight_at, 4))))
+            throw nb::value_error("the layout of a batch does not fit its rows, or those of the ring");
+    }
+
+    // The tensors [B, ...] of a draw, or of places (int64 [B]); or the position of the first place that is no row's.
+    nb::object sample(nb::handle what, std::int64_t steps, double gamma) {
+        const Draw *draw = nullptr;
+        Places given;
+        if (!(nb::try_cast(what, draw) && draw) && !nb::try_cast(what, given))
+            throw nb::type_error("expected a draw, or places, int64 [B]");
+        auto count = draw ? draw->count : given.size();
+        if (draw && draw->weighed() && probability_at_ < 0)
+            throw nb::value_error("these batches have no room for the weights of a draw by priority");
+        if (steps < 1) throw nb::value_error("a window has at least 1 step");
+        auto width = static_cast<std::int64_t>(fields_->width);
+        if (!layout_.fits(width, ring_->width)) throw nb::value_error("the ring was bound to rows of another width");
+        if (count > std::numeric_limits<std::int64_t>::max() / (2 * width)) throw std::bad_alloc();
+        auto block = pool_.take(static_cast<std::size_t>(count * width));
+        auto memory = scratch<Place>(static_cast<std::size_t>(2 * count));
+        std::span<Place> places{memory.get(), static_cast<std::size_t>(count)};
+        // a copy: while other threads run, they may change the array between the test of a place and its use
+        if (!draw) std::copy(given.begin(), given.end(), places.begin());
+        Rows out{block->rows(), width, count, width};
+        bool some = true;
+        std::int64_t bad = -1;
+        {
+            LongWork hold(count * width > LONG_WORK || in_files_);
+            if (draw) {
+                Column<double> chances{block->rows() + probability_at_, width, count};
+                Column<float> weights{block->rows() + weight_at_, width, count};
+                some = draw->into(places, chances, weights);
+            }
+            Places anchors{places.data(), count};
+            if (some) bad = read_windows(*ring_, layout_, anchors, steps, gamma, out, {places.data() + count, count});
+        }
+        if (!some) nothing_to_draw();
+        if (bad >= 0 && draw) throw nb::value_error("the draw is of another ring, which has more rows");
+        if (bad >= 0) return nb::int_(bad);
+        nb::dict found;
+        fields_->put(*block, block->rows(), count, found);
+        return found;
+    }
+
+  private:
+    const Ring *ring_;
+    WindowLayout layout_;
+    const Fields *fields_;
+    std::int64_t probability_at_, weight_at_;  // bytes of a row; -1: these batches have neither
+    bool in_files_;                            // rows may have to be read from a disk first
+    Pool pool_;
+    std::array<nb::object, 2> kept_;
+};
+
+}  // namespace
+
+void bind_batches(nb::module_ &module) {
+    nb::class_<Draw>(module, "Draw",
+                     "What a sampler draws, not made yet: a view reads it, or `places, extras = draw` makes it.")
+        .def_ro("count", &Draw::count, "B.")
+        .def_prop_ro("weighed", &Draw::weighed, "True if the batch gets `probability` and `weight`.")
+        .def("__len__", [](const Draw &) { return 2; })
+        .def("__iter__", [](const Draw &self) { return nb::iter(made(self)); })
+        .def("__getitem__", [](const Draw &self, nb::handle i) { return nb::object(nb::object(made(self))[i]); });
+    module.def(
+        "draw_by_chance",
+        [](nb::object ring, std::int64_t count, Word key, std::int64_t newest) {
+            auto draw = draw_of(Draw::By::Chance, count, key, ring);
+            draw.ring = held<Ring>(ring, "expected the compiled ring"), draw.newest = newest;
+            return draw;
+        },
+        nb::arg("ring"), nb::arg("count"), nb::arg("key"), nb::arg("newest") = 0,
+        "Anchors of a ring, each equally often and with replacement, from the `newest` ones (0: from all).");
+    module.def(
+        "draw_by_weight",
+        [](nb::object tree, std::int64_t count, Word key, nb::handle places, nb::handle until) {
+            auto draw = draw_of(Draw::By::Weight, count, key, tree);
+            draw.tree = held<Tree>(tree, "expected the compiled tree");
+            take_cover(draw, places, until);
+            return draw;
+        },
+        nb::arg("tree"), nb::arg("count"), nb::arg("key"), nb::arg("places") = nb::none(),
+        nb::arg("until") = nb::none(), "Leaves of a sum tree by their weight: all, or those of a cover.");
+    module.def(
+        "draw_by_priority",
+        [](nb::object priorities, std::int64_t count, Word key, bool stratified, double beta, double lowest,
+           nb::handle places, nb::handle until) {
+            auto draw = draw_of(Draw::By::Priority, count, key, priorities);
+            draw.priorities = held<Priorities>(priorities, "expected the compiled priorities");
+            draw.tree = draw.priorities->tree, draw.stratified = stratified, draw.beta = beta, draw.lowest = lowest;
+            take_cover(draw, places, until);
+            return draw;
+        },
+        nb::arg("priorities"), nb::arg("count"), nb::arg("key"), nb::arg("stratified"), nb::arg("beta"),
+        nb::arg("lowest"), nb::arg("places") = nb::none(), nb::arg("until") = nb::none(),
+        "Rows by their priority, with probabilities and weights: all, or those of a cover.");
+    nb::class_<Windows>(module, "Windows", "Reads n-step windows of a ring as batches of one form.")
+        .def(nb::init<nb::object, const WindowLayout &, nb::object, std::int64_t, std::int64_t, bool>(),
+             nb::arg("ring"), nb::arg("layout"), nb::arg("fields"), nb::arg("probability_at") = -1,
+             nb::arg("weight_at") = -1, nb::arg("in_files") = false)
+        .def("sample", &Windows::sample, nb::arg("draw"), nb::arg("steps"), nb::arg("gamma"),
+             "The tensors by path of a draw or of places; or the position of the first place that is no row's.");
+}
+
+}  // namespace relive

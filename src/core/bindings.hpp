@@ -1,0 +1,23 @@
+// What each source file puts into the module.
+#pragma once
+#include <nanobind/nanobind.h>
+
+namespace relive {
+
+void bind_ring(nanobind::module_ &module);
+void bind_steps(nanobind::module_ &module);
+void bind_adding(nanobind::module_ &module);
+void bind_draws(nanobind::module_ &module);
+void bind_tree(nanobind::module_ &module);
+void bind_priorities(nanobind::module_ &module);
+void bind_windows(nanobind::module_ &module);
+void bind_sequences(nanobind::module_ &module);
+void bind_goals(nanobind::module_ &module);
+void bind_tensors(nanobind::module_ &module);
+void bind_batches(nanobind::module_ &module);
+void bind_returns(nanobind::module_ &module);
+void bind_rollouts(nanobind::module_ &module);
+void bind_counters(nanobind::module_ &module);
+void bind_pages(nanobind::module_ &module);
+
+}  // namespace relive

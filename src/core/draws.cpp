@@ -1,0 +1,238 @@
+#include "draws.hpp"
+
+#include <cmath>
+
+#include "bindings.hpp"
+#include "gil.hpp"
+
+namespace relive {
+
+void masses(std::uint64_t stream, bool stratified, double total, std::span<double> out) {
+    auto below = std::nextafter(total, 0.0);
+    auto count = std::ssize(out);
+    for (std::int64_t i = 0; i < count; ++i) {
+        auto u = uniform(stream, static_cast<std::uint64_t>(i + 1));
+        if (stratified) u = (static_cast<double>(i) + u) / static_cast<double>(count);
+        out[i] = std::min(below, u * total);  // rounding may reach the total
+    }
+}
+
+namespace {
+
+// So many draws may miss before the rows that can be drawn are counted out one by one.
+constexpr std::uint64_t PATIENCE = 100;
+
+// Of the rows stamped since `threshold`: the first of each env that has its history, and how many can be drawn.
+std::int64_t rows_since(const Ring &ring, std::int64_t threshold, std::int64_t history, std::span<Number> first) {
+    std::int64_t count = 0;
+    for (std::int64_t e = 0; e < ring.num_envs(); ++e) {
+        auto least = ring.oldest(e), head = ring.envs[e].head, low = least;
+        for (auto high = head; low < high;) {  // stamps grow with the number: halve
+            auto middle = (low + high) / 2;
+            auto stamp = ring.stamp[ring.place_of(middle, e)];
+            // a row that is not complete has the number of those completed before it, as -1 - stamp
+            if ((stamp >= 0 ? stamp : -1 - stamp) >= threshold) high = middle;
+            else low = middle + 1;
+        }
+        while (low < head && low - std::min<std::int64_t>(ring.step[ring.place_of(low, e)], history) < least) ++low;
+        first[e] = low;
+        // at most `rows` lie between, so the difference of two counts fits 32 bits
+        if (low < head) count += static_cast<std::uint32_t>(ring.envs[e].count - ring.order[ring.place_of(low, e)]);
+    }
+    return count;
+}
+
+// Where draws point: the rows of all envs in one line, from `first` of each on.
+struct Line {
+    std::span<const Number> first;
+    std::span<const std::int64_t> until;
+    std::int64_t total;  // above 0, and the last entry of `until`
+
+    struct Spot {
+        std::int64_t env;
+        Number number;
+    };
+    // By random number `nth` of a stream. It is below 1, so the spot in line is below the total.
+    Spot at(std::uint64_t stream, std::uint64_t nth) const {
+        auto u = uniform(stream, nth);
+        auto spot = static_cast<std::int64_t>(u * static_cast<double>(total));
+        // a guess: most often all envs have as many rows, and it is right
+        auto e = static_cast<std::int64_t>(u * static_cast<double>(first.size()));
+        while (spot >= until[e]) ++e;
+        while (e > 0 && spot < until[e - 1]) --e;
+        return {e, first[e] + spot - (e > 0 ? until[e - 1] : 0)};
+    }
+};
+
+// Where rows that can be drawn are rare: count them, and walk to one drawn by its number. -1 if there is none.
+Place count_out(const Ring &ring, std::uint64_t stream, std::uint64_t i, std::span<const Number> first) {
+    std::int64_t found = 0, wanted = -1;
+    for (int round = 0; round < 2; ++round, found = 0) {
+        for (std::int64_t e = 0; e < ring.num_envs(); ++e)
+            for (auto number = first[e]; number < ring.envs[e].head; ++number)
+                if (auto place = ring.place_of(number, e); ring.can_draw(place, number, e) && found++ == wanted)
+                    return place;
+        if (found == 0) return -1;
+        // another stream than that of the attempts, so that the row is not one that has missed
+        wanted = static_cast<std::int64_t>(uniform(mix(stream) + i, 0) * static_cast<double>(found));
+    }
+    return -1;
+}
+
+// The rows from the `newest` transitions on (0: from all): the first number in each env. `until` is the running sum
+// over the envs of the number of rows from there to the head; the whole sum is returned. Both have an entry for each
+// env.
+//
+// Of transitions those count that can be drawn; where windows are longer, every complete one. Newest is in the order of
+// completion, over all envs. Some of these rows cannot be drawn: boundary rows, the newest.
+std::int64_t window_of(const Ring &ring, std::int64_t newest, std::span<Number> first, std::span<std::int64_t> until) {
+    auto single = ring.counters->length == 1;
+    auto history = single ? ring.counters->history : 0;
+    if (newest <= 0 || (single && newest >= ring.counters->drawable)) {
+        rows_since(ring, 0, history, first);
+    } else if (single || newest < rows_since(ring, 0, history, first)) {
+        // most often none of the newest has gone, and they have the last stamps; else they begin earlier
+        std::int64_t low = 0, high = ring.counters->completed - newest;
+        if (rows_since(ring, high, history, first) != newest) {
+            while (high - low > 1) {
+                auto middle = (low + high) / 2;
+                (rows_since(ring, middle, history, first) >= newest ? low : high) = middle;
+            }
+            rows_since(ring, low, history, first);
+        }
+    }
+    std::int64_t total = 0;
+    for (std::int64_t e = 0; e < ring.num_envs(); ++e) until[e] = total += ring.envs[e].head - first[e];
+    return total;
+}
+
+}  // namespace
+
+bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t newest, std::span<Place> out) {
+    auto envs = static_cast<std::size_t>(ring.num_envs()), count = out.size();
+    auto memory = scratch<std::int64_t>(2 * envs + count);
+    std::span first(memory.get(), envs), until(memory.get() + envs, envs), numbers(memory.get() + 2 * envs, count);
+    Line line{first, until, window_of(ring, newest, first, until)};
+    if (line.total <= 0) return false;
+    for (std::size_t i = 0; i < count; ++i) {
+        auto [e, number] = line.at(stream, 1 + i);
+        numbers[i] = number, out[i] = ring.place_of(number, e);
+        fetch(ring.row(out[i]), static_cast<std::size_t>(2 * ring.width));
+    }
+    // By now all of those rows are on their way, rather than one after another.
+    auto every = ring.counters->history == 0 && ring.counters->length == 1;  // complete row can be drawn
+    for (std::size_t i = 0; i < count; ++i) {
+        if (every && ring.stamp[out[i]] >= 0) continue;
+        Line::Spot spot{out[i] / ring.rows, numbers[i]};
+        for (std::uint64_t attempt = 1; !ring.can_draw(out[i], spot.number, spot.env); ++attempt) {
+            if (attempt == PATIENCE) {
+                if ((out[i] = count_out(ring, stream, i, first)) < 0) return false;
+                break;
+            }
+            spot = line.at(stream, 1 + i + count * attempt);
+            out[i] = ring.place_of(spot.number, spot.env);
+        }
+    }
+    return true;
+}
+
+namespace {
+
+std::int64_t bound_window(const Ring &ring, std::int64_t newest, Vector<Number> first, Vector<std::int64_t> until) {
+    require(first.size() == ring.num_envs() && until.size() == ring.num_envs(),
+            "window: expected an entry for each env");
+    LongWork hold(ring.num_envs() > MANY_ITEMS);
+    return window_of(ring, newest, first, until);
+}
+
+bool bound_draw(const Ring &ring, Word stream, std::int64_t newest, Vector<Place> places) {
+    LongWork hold(places.size() > MANY_ITEMS);
+    return draw_uniform(ring, stream.value, newest, places);
+}
+
+// 0..n-1 in an order that (seed, counter) determines (Fisher-Yates).
+void permute(Word seed, Word counter, Vector<std::int64_t> order) {
+    LongWork hold(order.size() > MANY_ITEMS);
+    for (std::int64_t i = 0; i < order.size(); ++i) order[i] = i;
+    auto stream = key(seed.value, counter.value);
+    auto count = order.size();
+    for (auto left = count; left > 1; --left) {  // places to be swapped, the last one first
+        auto u = uniform(stream, static_cast<std::uint64_t>(count - left + 1));
+        std::swap(order[left - 1], order[static_cast<std::int64_t>(u * static_cast<double>(left))]);  // u is below 1
+    }
+}
+
+// The public index, number * N + env, of the rows at live places. The first that is no place of a row, or -1.
+std::int64_t ids_of(const Ring &ring, Vector<const Place> places, Vector<std::int64_t> index) {
+    require(places.size() == index.size(), "ids_of: expected as many indices as places");
+    LongWork hold(places.size() > MANY_ITEMS);
+    for (std::int64_t i = 0; i < places.size(); ++i) {
+        auto place = places[i];  // once: another thread may write another one after the check
+        if (place < 0 || place >= ring.places()) return i;
+        auto owner = ring.owner_of(place);
+        // the public index: it stays the same however often the ring wraps
+        index[i] = owner.number * ring.num_envs() + owner.env;
+    }
+    return -1;
+}
+
+// Places of public indices, -1 for those that can no longer be drawn. The first that was never issued, or -1; from that
+// one on all places are -1.
+std::int64_t find_live(const Ring &ring, Vector<const std::int64_t> index, Vector<Place> places) {
+    require(places.size() == index.size(), "live: expected as many places as indices");
+    LongWork hold(places.size() > MANY_ITEMS);
+    auto envs = static_cast<std::uint64_t>(ring.num_envs());
+    for (std::int64_t i = 0; i < index.size(); ++i) {
+        auto given = index[i];
+        auto number = static_cast<std::int64_t>(static_cast<std::uint64_t>(given) / envs);
+        auto e = static_cast<std::int64_t>(static_cast<std::uint64_t>(given) % envs);
+        if (given < 0 || number >= ring.envs[e].head) {
+            std::fill(places.begin() + i, places.end(), -1);
+            return i;
+        }
+        auto place = ring.place_of(number, e);
+        places[i] = number >= ring.oldest(e) && ring.can_draw(place, number, e) ? place : -1;
+    }
+    return -1;
+}
+
+// The places of all rows that can be drawn, env by env in the order of time; how many there are.
+std::int64_t anchors(const Ring &ring, Vector<Place> out) {
+    std::int64_t live = 0, found = 0;
+    for (std::int64_t e = 0; e < ring.num_envs(); ++e) live += ring.envs[e].head - ring.oldest(e);
+    require(live <= out.size(), "anchors: expected room for the places of all live rows");
+    LongWork hold(live > MANY_ITEMS);
+    for (std::int64_t e = 0; e < ring.num_envs(); ++e)
+        for (auto number = ring.oldest(e); number < ring.envs[e].head; ++number)
+            if (auto place = ring.place_of(number, e); ring.can_draw(place, number, e)) out[found++] = place;
+    return found;
+}
+
+}  // namespace
+
+void bind_draws(nb::module_ &module) {
+    using namespace nb::literals;
+    module.def("mix", [](Word z) { return mix(z.value); }, "z"_a,
+               "The finalizer of splitmix64 (Steele, Lea and Flood 2014). Ints count modulo 2**64 here and below.");
+    module.def("key", [](Word seed, Word counter) { return key(seed.value, counter.value); }, "seed"_a, "counter"_a,
+               "The stream of random numbers that belongs to draw number ``counter`` of a seed.");
+    module.def("masses", [](Word stream, bool stratified, double total, Vector<double> out) {
+        LongWork hold(out.size() > MANY_ITEMS);
+        masses(stream.value, stratified, total, out);
+    }, "stream"_a, "stratified"_a, "total"_a, "out"_a,
+    "Numbers 1, 2, ... of a stream as masses in [0, total); if ``stratified``, one from each of B equal parts.");
+    module.def("permute", permute, "seed"_a, "counter"_a, "order"_a,
+               "Fisher-Yates over 0..n-1, a function of (seed, counter) alone.");
+    module.def("window", bound_window, "ring"_a, "newest"_a, "first"_a, "until"_a,
+               "The first number in each env of the ``newest`` transitions, and running sums; how many rows.");
+    module.def("draw", bound_draw, "ring"_a, "stream"_a, "newest"_a, "places"_a,
+               "Places of anchors, drawn uniformly from the ``newest`` (0: from all); False if there are none.");
+    module.def("ids_of", ids_of, "ring"_a, "places"_a, "index"_a,
+               "The public index of the rows at live places; the first that is no place of a row, or -1.");
+    module.def("live", find_live, "ring"_a, "index"_a, "places"_a,
+               "Places of indices, -1 for those that can no longer be drawn; the first that was never issued, or -1.");
+    module.def("anchors", anchors, "ring"_a, "out"_a,
+               "The places of all rows that can be drawn, env by env in the order of time; how many there are.");
+}
+
+}  // namespace relive

@@ -1,0 +1,23 @@
+// Draws: random numbers of a stream, and rows of a ring that are drawn equally often.
+#pragma once
+#include <memory>
+#include <span>
+
+#include "random.hpp"
+#include "ring.hpp"
+
+namespace relive {
+
+// Memory for one call, not yet written.
+template <typename T> std::unique_ptr<T[]> scratch(std::size_t count) {
+    return std::make_unique_for_overwrite<T[]>(count);
+}
+
+// Numbers 1, 2, ... of a stream as masses in [0, total), one from each of B equal parts if `stratified`.
+void masses(std::uint64_t stream, bool stratified, double total, std::span<double> out);
+
+// Places of rows that can be drawn, with replacement, from the `newest` completed ones (0: from all). False if there
+// are none; then `out` has no meaning. Draw i, attempt a, is number 1 + i + a * B of the stream.
+bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t newest, std::span<Place> out);
+
+}  // namespace relive

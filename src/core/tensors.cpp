@@ -1,0 +1,423 @@
+#include "tensors.hpp"
+
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+#include <nanobind/stl/vector.h>
+
+#include "bindings.hpp"
+#include "copies.hpp"
+#include "gil.hpp"
+#include "windows.hpp"
+
+namespace relive {
+
+namespace {
+
+// -- what torch offers ------------------------------------------------------------------------------------------------
+
+// From dlpack.h, version 1. A struct's layout is the same in all of its minor versions.
+
+struct DLTensor {
+    void *data;
+    std::int32_t device_type, device_id;
+    std::int32_t ndim;
+    DType dtype;
+    std::int64_t *shape, *strides;  // in numbers
+    std::uint64_t byte_offset;
+};
+
+struct ManagedTensor {
+    std::uint32_t major, minor;
+    void *context;
+    void (*deleter)(ManagedTensor *);
+    std::uint64_t flags;
+    DLTensor tensor;
+};
+
+struct ExchangeApi {
+    std::uint32_t major, minor;
+    void *previous;
+    void *allocate;
+    int (*lend)(void *tensor, ManagedTensor **out);
+    int (*adopt)(ManagedTensor *tensor, void **out);
+    int (*describe)(void *tensor, DLTensor *out);
+    void *stream;
+};
+
+constexpr std::int32_t CPU = 1;
+constexpr std::uint32_t MAJOR = 1;
+constexpr std::size_t MOST_AXES = 32;  // of a field; torch has 64 in all
+constexpr DType BYTE{UINT, 8, 1};
+constexpr std::int64_t BLOCK = 64;  // envs, or steps, that are packed together, while they stay in a near cache
+constexpr std::int64_t NARROW = 8;  // envs that are packed together with several steps of each
+
+struct Named { const char *name; DType dtype; };
+constexpr Named NAMED[] = {
+    {"float32", {FLOAT, 32, 1}}, {"float64", {FLOAT, 64, 1}}, {"int64", {INT, 64, 1}}, {"int32", {INT, 32, 1}},
+    {"bool", {BOOL, 8, 1}}, {"uint8", BYTE}, {"int8", {INT, 8, 1}}, {"int16", {INT, 16, 1}}, {"uint16", {UINT, 16, 1}},
+    {"uint32", {UINT, 32, 1}}, {"uint64", {UINT, 64, 1}}, {"float16", {FLOAT, 16, 1}}, {"bfloat16", {BFLOAT, 16, 1}},
+    {"complex64", {COMPLEX, 64, 1}}, {"complex128", {COMPLEX, 128, 1}},
+};
+
+// What is known of torch. Found once and never changed but for `exchange`; its references are never given back.
+struct Torch {
+    nb::handle tensor, dispatch_modes;
+    nb::handle is_neg, is_conj, dtype;  // names of methods
+    const ExchangeApi *api = nullptr;
+    std::vector<std::pair<nb::handle, DType>> dtypes;
+    mutable std::atomic<bool> exchange{false};
+
+    DType of(nb::handle torch_dtype) const {
+        for (auto &[known, dtype] : dtypes) if (known.is(torch_dtype)) return dtype;
+        return {};
+    }
+    bool exchanges() const { return exchange.load(std::memory_order_relaxed); }
+};
+
+// A tensor that is to be made of memory: what torch is lent.
+struct Loan {
+    ManagedTensor managed;
+    Memory *memory;
+    std::int64_t *sizes() { return reinterpret_cast<std::int64_t *>(this + 1); }
+
+    static Loan *make(Memory &memory, std::byte *data, DType dtype, std::size_t axes) {
+        auto *loan = static_cast<Loan *>(std::malloc(sizeof(Loan) + 2 * axes * sizeof(std::int64_t)));
+        if (!loan) throw std::bad_alloc();
+        loan->memory = &memory;
+        auto *sizes = loan->sizes();
+        loan->managed = {MAJOR, 0, loan, give_back, 0,
+                         {data, CPU, 0, static_cast<std::int32_t>(axes), dtype, sizes, sizes + axes, 0}};
+        memory.keep();
+        return loan;
+    }
+    static void give_back(ManagedTensor *managed) {
+        auto *loan = static_cast<Loan *>(managed->context);
+        auto *memory = loan->memory;
+        std::free(loan);
+        memory->drop();
+    }
+    // The tensor; torch gives the loan back when nothing refers to its storage.
+    nb::object adopted(const ExchangeApi &api) {
+        void *made = nullptr;
+        if (api.adopt(&managed, &made)) {
+            give_back(&managed);
+            nb::raise_python_error();
+        }
+        return nb::steal(static_cast<PyObject *>(made));
+    }
+};
+
+std::unique_ptr<Torch> found_torch() {
+    nb::object module = nb::module_::import_("torch");
+    auto torch = std::make_unique<Torch>();
+    torch->tensor = module.attr("Tensor").inc_ref();
+    torch->is_neg = nb::str("is_neg").release(), torch->is_conj = nb::str("is_conj").release();
+    torch->dtype = nb::str("dtype").release();
+    for (auto &[name, dtype] : NAMED)
+        if (nb::object found = nb::getattr(module, name, nb::none()); !found.is_none())
+            torch->dtypes.emplace_back(found.release(), dtype);
+    constexpr const char *NAME = "dlpack_exchange_api";
+    nb::object table = nb::getattr(torch->tensor, "__dlpack_c_exchange_api__", nb::none());
+    // without it, nothing would tell that tensors are being traced, and then none may be made behind torch's back
+    nb::object modes = nb::getattr(module.attr("_C"), "_len_torch_dispatch_stack", nb::none());
+    if (!modes.is_none() && PyCapsule_IsValid(table.ptr(), NAME)) {
+        auto *api = static_cast<const ExchangeApi *>(PyCapsule_GetPointer(table.ptr(), NAME));
+        if (api->major == MAJOR && api->adopt && api->describe) torch->api = api;
+    }
+    torch->dispatch_modes = modes.release(), torch->exchange = torch->api != nullptr;
+    return torch;
+}
+
+// torch's facts. It is imported at the first use. Threads may find them at the same time, and one of them is first: a
+// lock would be held while Python runs.
+const Torch &torch_facts() {
+    static std::atomic<const Torch *> known{nullptr};
+    if (auto *torch = known.load(std::memory_order_acquire)) return *torch;
+    auto torch = found_torch();
+    const Torch *first = nullptr;
+    if (known.compare_exchange_strong(first, torch.get(), std::memory_order_acq_rel)) return *torch.release();
+    return *first;  // the other's references stay: they are of things that live as long as torch
+}
+
+// -- reading ----------------------------------------------------------------------------------------------------------
+
+nb::object plain(const char *function) { return nb::module_::import_("relive.core.plain").attr(function); }
+
+bool is_true(PyObject *thing, nb::handle method) {
+    nb::object answer = nb::steal(PyObject_VectorcallMethod(method.ptr(), &thing, 1, nullptr));
+    if (!answer.is_valid()) nb::raise_python_error();
+    return answer.is(Py_True);
+}
+
+// True if a tensor's numbers are not what lies in memory. Only floats can be negated, and complex ones conjugated.
+bool is_lazy(const Torch &torch, PyObject *tensor, DType dtype) {
+    if (dtype.code == INT || dtype.code == UINT || dtype.code == BOOL) return false;
+    return is_true(tensor, torch.is_neg) || (dtype.code == COMPLEX && is_true(tensor, torch.is_conj));
+}
+
+DType dtype_of(PyArrayObject *array) {
+    constexpr std::string_view kinds = "iuf??cb";  // by their codes
+    auto code = kinds.find(PyArray_DESCR(array)->kind);
+    auto bytes = PyArray_ITEMSIZE(array);
+    if (code == kinds.npos || bytes > (code == COMPLEX ? 16 : 8)) return {};
+    return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * bytes), 1};
+}
+
+}  // namespace
+
+DType dtype_of(PyObject *torch_dtype) { return torch_facts().of(torch_dtype); }
+
+bool Description::contiguous() const {
+    auto step = static_cast<std::ptrdiff_t>(dtype.bytes());
+    bool whole = true;
+    for (auto axis = ndim; axis-- > 0; step *= shape[axis]) whole &= shape[axis] == 1 || stride(axis) == step;
+    return whole || empty();
+}
+
+void Description::look(PyObject *object) {
+    auto *found = reinterpret_cast<PyArrayObject *>(object);
+    data = reinterpret_cast<std::byte *>(PyArray_DATA(found)), ndim = PyArray_NDIM(found);
+    shape = reinterpret_cast<const std::int64_t *>(PyArray_DIMS(found));
+    strides_ = reinterpret_cast<const std::int64_t *>(PyArray_STRIDES(found));
+    unit_ = 1, writeable = PyArray_ISWRITEABLE(found);
+}
+
+bool describe(PyObject *thing, Description &out) try {
+    if (PyArray_CheckExact(thing)) {
+        auto *array = reinterpret_cast<PyArrayObject *>(thing);
+        out.look(thing);
+        out.dtype = dtype_of(array), out.array = true;
+        return out.dtype.known() && PyArray_ISNOTSWAPPED(array) && PyArray_ISALIGNED(array);
+    }
+    auto &torch = torch_facts();
+    if (!torch.tensor.is(reinterpret_cast<PyObject *>(Py_TYPE(thing)))) return false;
+    out.array = false;
+    if (torch.exchanges()) {
+        DLTensor found;
+        if (torch.api->describe(thing, &found)) nb::raise_python_error();
+        if (found.device_type != CPU || found.byte_offset != 0 || found.dtype.lanes != 1) return false;
+        if (is_lazy(torch, thing, found.dtype)) return false;
+        // integers of 1 to 7 bits have the same name
+        if (found.dtype.bits == 8 && torch.of(nb::handle(thing).attr(torch.dtype)) != found.dtype) return false;
+        out.data = static_cast<std::byte *>(found.data), out.dtype = found.dtype, out.ndim = found.ndim;
+        out.shape = found.shape, out.strides_ = found.strides, out.writeable = true;
+        out.unit_ = static_cast<std::ptrdiff_t>(out.dtype.bytes());
+    } else {
+        out.dtype = torch.of(nb::handle(thing).attr(torch.dtype));
+        if (!out.dtype.known()) return false;
+        out.lent_ = plain("array_of")(nb::handle(thing));  // raises an error for what is lazy
+        if (out.lent_.is_none()) return false;
+        out.look(out.lent_.ptr());
+    }
+    auto aligned = std::clamp<std::size_t>(out.dtype.bytes(), 1, 8);
+    return reinterpret_cast<std::uintptr_t>(out.data) % aligned == 0 && (out.data || out.empty());
+} catch (nb::python_error &error) {
+    if (!error.matches(PyExc_Exception)) throw;
+    return false;
+}
+
+// -- making -----------------------------------------------------------------------------------------------------------
+
+struct Field {
+    nb::object name;
+    DType dtype;
+    std::vector<std::int64_t> shape;  // of one item
+    std::size_t at, item, bytes;      // its first byte in a row, the bytes of a number, and how many it has
+};
+
+namespace {
+
+// An array, kept by tensors over it.
+class HeldArray final : public Memory {
+  public:
+    explicit HeldArray(PyObject *array) : array_(Py_NewRef(array)) {}
+
+  private:
+    void gone() override {
+        if (Py_IsInitialized()) {  // else the array has gone with all of Python's memory
+            nb::gil_scoped_acquire held;
+            Py_DECREF(array_);
+        }
+        delete this;
+    }
+    PyObject *array_;
+};
+
+// An array of bytes over memory that it keeps; its strides may be null.
+nb::object array_over(Memory &memory, std::byte *first, std::span<std::int64_t> sizes, std::int64_t *strides) {
+    nb::object array = nb::steal(PyArray_New(
+        &PyArray_Type, static_cast<int>(sizes.size()), reinterpret_cast<npy_intp *>(sizes.data()), NPY_UINT8,
+        reinterpret_cast<npy_intp *>(strides), first, 0, NPY_ARRAY_WRITEABLE | NPY_ARRAY_ALIGNED, nullptr));
+    if (!array.is_valid()) nb::raise_python_error();
+    memory.keep();
+    Kept<Memory> kept(&memory);
+    nb::capsule owner(&memory, [](void *held) noexcept { static_cast<Memory *>(held)->drop(); });
+    kept.release();
+    if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject *>(array.ptr()), owner.release().ptr()) < 0)
+        nb::raise_python_error();
+    return array;
+}
+
+}  // namespace
+
+Fields::Fields(nb::handle facts, std::size_t width_) : width(width_), given(nb::tuple(facts)) {
+    for (nb::handle one : given) {
+        nb::tuple fact(one);
+        require(fact.size() == 4, "a field is (name, dtype, shape, first byte)");
+        auto item = nb::cast<std::size_t>(fact[1].attr("itemsize"));
+        Field field{fact[0], dtype_of(nb::handle(fact[1]).ptr()), nb::cast<std::vector<std::int64_t>>(fact[2]),
+                    nb::cast<std::size_t>(fact[3]), item, item};
+        bool right = item > 0 && field.shape.size() <= MOST_AXES;
+        for (auto size : field.shape)
+            right &= size >= 0 && !__builtin_mul_overflow(field.bytes, static_cast<std::size_t>(size), &field.bytes);
+        right = right && field.at <= width && field.bytes <= width - field.at && field.at % item == 0;
+        require(right, "a field lies beyond its row, or across words");
+        widest_ = std::max(widest_, static_cast<std::int64_t>(item));
+        exchanged_ &= field.dtype.known();
+        fields_.push_back(std::move(field));
+    }
+}
+
+Fields::~Fields() = default;
+
+void Fields::put(Memory &memory, const PackedRows &rows, nb::dict into) const {
+    auto &torch = torch_facts();
+    auto lead = rows.sizes.size();
+    // no tensor is made behind the back of a mode that sees each operation, such as one that traces
+    if (!exchanged_ || !torch.exchanges() || nb::cast<int>(torch.dispatch_modes()) != 0) {
+        std::vector<std::int64_t> sizes(rows.sizes.begin(), rows.sizes.end());
+        std::vector<std::int64_t> strides(rows.strides.begin(), rows.strides.end());
+        sizes.push_back(static_cast<std::int64_t>(width)), strides.push_back(1);
+        plain("put_fields")(array_over(memory, rows.first, sizes, strides.data()), given, into);
+        return;
+    }
+    for (auto &field : fields_) {
+        auto axes = lead + field.shape.size();
+        auto item = static_cast<std::int64_t>(field.dtype.bytes());
+        auto *loan = Loan::make(memory, rows.first + field.at, field.dtype, axes);
+        auto *sizes = loan->sizes(), *strides = sizes + axes;
+        for (std::size_t axis = 0; axis < lead; ++axis)
+            sizes[axis] = rows.sizes[axis], strides[axis] = rows.strides[axis] / item;
+        std::int64_t step = 1;
+        for (auto axis = axes; axis-- > lead; step *= std::max<std::int64_t>(sizes[axis], 1))
+            sizes[axis] = field.shape[axis - lead], strides[axis] = step;
+        into[field.name] = loan->adopted(*torch.api);
+    }
+}
+
+nb::dict Fields::tensors(nb::handle rows) const {
+    Description found;
+    auto right = PyArray_CheckExact(rows.ptr()) && describe(rows.ptr(), found) && found.dtype == BYTE && found.ndim > 0;
+    auto lead = right ? static_cast<std::size_t>(found.ndim - 1) : 0;
+    right = right && static_cast<std::size_t>(found.shape[lead]) == width;
+    bool none = !right || found.empty();  // then strides say nothing, as that of an axis of one item
+    right = right && (none || width == 1 || found.stride(found.ndim - 1) == 1);
+    std::vector<std::int64_t> strides(lead);
+    auto step = static_cast<std::int64_t>(width);
+    for (auto axis = lead; axis-- > 0; step *= std::max<std::int64_t>(found.shape[axis], 1)) {
+        strides[axis] = found.shape[axis] > 1 && !none ? found.stride(static_cast<std::int32_t>(axis)) : step;
+        right = right && strides[axis] >= 0 && strides[axis] % widest_ == 0;
+    }
+    require(right, "rows: expected uint8 [..., W] without gaps");
+    Kept<Memory> memory(new HeldArray(rows.ptr()));
+    nb::dict into;
+    put(*memory, PackedRows{found.data, {found.shape, lead}, strides}, into);
+    return into;
+}
+
+void Fields::pack(nb::handle columns, Matrix<std::uint8_t> rows, std::int64_t steps) const {
+    require(steps > 0 && rows.rows % steps == 0 && static_cast<std::size_t>(rows.columns) == width,
+            "rows: expected [N * T, width]");
+    nb::tuple given_columns(columns);  // keeps them
+    require(given_columns.size() == fields_.size(), "columns: expected one for each field");
+    std::vector<Description> found(fields_.size());
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        std::vector<std::int64_t> wanted{rows.rows};
+        wanted.insert(wanted.end(), fields_[i].shape.begin(), fields_[i].shape.end());
+        require(describe(given_columns[i].ptr(), found[i]) && found[i].dtype.bytes() == fields_[i].item &&
+                    found[i].has_shape(wanted) && found[i].contiguous(),
+                "columns: expected [N * T, *shape] without gaps in RAM for each field");
+    }
+    auto envs = rows.rows / steps, wide = steps == 1 ? BLOCK : NARROW;
+    LongWork hold(rows.rows * rows.columns > LONG_WORK);
+    for (std::int64_t first = 0; first < steps; first += BLOCK)
+        for (std::int64_t low = 0; low < envs; low += wide)
+            for (std::size_t i = 0; i < found.size(); ++i) {
+                auto size = static_cast<std::int64_t>(fields_[i].bytes);
+                for (auto t = first; size && t < std::min(first + BLOCK, steps); ++t)
+                    spread(rows.first + (low * steps + t) * rows.stride + fields_[i].at, steps * rows.stride,
+                           found[i].data + (t * envs + low) * size, std::min(low + wide, envs) - low, size);
+            }
+}
+
+// -- the module -------------------------------------------------------------------------------------------------------
+
+namespace {
+
+std::int64_t take_rows(Bytes source, Places index, Rows out) {
+    require(out.rows == index.size() && out.columns == source.columns, "out: expected a row for each place of index");
+    LongWork hold(out.rows * out.columns > LONG_WORK);
+    for (std::int64_t i = 0; i < index.size(); ++i)
+        if (index[i] < 0) return i;  // that would give zeros
+    return gather_rows(source, index, out, 0, out.columns);
+}
+
+std::int64_t take_fields(Bytes source, Places index, nb::tuple parts, nb::tuple dicts, Pool &pool) {
+    require(parts.size() == dicts.size(), "take_fields: expected a dict for each part");
+    std::size_t bytes;
+    require(!__builtin_mul_overflow(index.size(), source.columns, &bytes), "take_fields: too many rows");
+    auto block = pool.take(bytes);
+    auto bad = take_rows(source, index, {block->rows(), source.columns, index.size(), source.columns});
+    for (std::size_t i = 0; bad < 0 && i < parts.size(); ++i) {
+        auto &fields = nb::cast<const Fields &>(parts[i]);
+        require(static_cast<std::int64_t>(fields.width) == source.columns, "take_fields: rows of another width");
+        fields.put(*block, block->rows(), index.size(), nb::cast<nb::dict>(dicts[i]));
+    }
+    return bad;
+}
+
+}  // namespace
+
+void bind_tensors(nb::module_ &module) {
+    using namespace nb::literals;
+    nb::class_<Pool>(module, "Pool", "Keeps memory of batches that nothing refers to any more, for later ones.")
+        .def(nb::init<>())
+        .def("take", [](Pool &self, std::size_t nbytes) {
+            auto block = self.take(nbytes);
+            auto count = static_cast<std::int64_t>(nbytes);
+            return array_over(*block, block->rows(), {&count, 1}, nullptr);
+        }, "nbytes"_a, "Uninitialised memory, uint8 ``[nbytes]``.")
+        .def_prop_ro("kept", &Pool::kept, "How many bytes each block has that is kept for a later batch.")
+        .def("__reduce__", [](nb::handle self) { return nb::make_tuple(self.type(), nb::make_tuple()); });
+    nb::class_<Fields>(module, "Fields", "The fields of packed rows: tuples (name, dtype, shape, first byte).")
+        .def(nb::init<nb::handle, std::size_t>(), "fields"_a, "width"_a)
+        .def("__reduce__", [](nb::handle self) {
+            auto &fields = nb::cast<const Fields &>(self);
+            return nb::make_tuple(self.type(), nb::make_tuple(fields.given, fields.width));
+        })
+        .def("tensors", nb::overload_cast<nb::handle>(&Fields::tensors, nb::const_), "rows"_a,
+             "Name -> tensor ``[..., *shape]`` over an array of rows, uint8 ``[..., width]``.")
+        .def("pack", &Fields::pack, "columns"_a, "rows"_a, "steps"_a = 1,
+             "Pack a column ``[T * N, *shape]`` for each field env by env into ``rows``, uint8 ``[N * T, width]``.");
+    module.def("take_rows", &take_rows, "source"_a, "index"_a, "out"_a,
+               "Copy rows of ``source``, uint8 ``[R, W]``; -1, or the first entry of ``index`` that is none.");
+    module.def("take_fields", &take_fields, "source"_a, "index"_a, "parts"_a, "dicts"_a, "pool"_a,
+               "``take_rows`` into memory of the pool, with tensors over the fields of each part in its dict.");
+    module.def("use_exchange", [](bool wanted) {
+        auto &torch = torch_facts();
+        return torch.exchange.exchange(wanted && torch.api);
+    }, "wanted"_a, "Use torch's exchange from now on, if it has one, or do not; returns what was before.");
+    module.def("described", [](nb::handle thing) -> nb::object {
+        Description found;
+        if (!describe(thing.ptr(), found)) return nb::none();
+        nb::list shape, strides;
+        for (std::int32_t axis = 0; axis < found.ndim; ++axis)
+            shape.append(found.shape[axis]), strides.append(found.stride(axis));
+        return nb::make_tuple(reinterpret_cast<std::uintptr_t>(found.data), int(found.dtype.code),
+                              int(found.dtype.bits), nb::tuple(shape), nb::tuple(strides));
+    }, "thing"_a.none(), "Address, dtype's code and bits, shape and strides in bytes, or None if it cannot be read.");
+}
+
+}  // namespace relive

@@ -1,0 +1,101 @@
+// Tensors of torch and arrays of NumPy, read and made without a line of Python and without linking to torch.
+//
+// Arrays are read by NumPy's C API, tensors by the DLPack exchange API, a table of C functions that newer versions of
+// torch offer. With older ones, `relive.core.plain` makes arrays of tensors, and tensors of arrays.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "arrays.hpp"
+#include "pool.hpp"
+
+namespace relive {
+
+// A dtype, as DLPack names it.
+struct DType {
+    std::uint8_t code = 0, bits = 0;
+    std::uint16_t lanes = 0;  // 0: of no dtype
+    bool operator==(const DType &) const = default;
+    std::size_t bytes() const { return bits / 8; }
+    bool known() const { return lanes != 0; }
+};
+
+enum DTypeCode : std::uint8_t { INT = 0, UINT = 1, FLOAT = 2, BFLOAT = 4, COMPLEX = 5, BOOL = 6 };
+
+// The dtype of a torch.dtype; one of no dtype if DLPack has no name for it.
+DType dtype_of(PyObject *torch_dtype);
+
+// Where the numbers of an array or of a tensor in RAM lie. It points into the object: it is good as long as that lives
+// and nobody else is let change it.
+class Description {
+  public:
+    std::byte *data = nullptr;  // null only if there are no numbers
+    DType dtype;
+    std::int32_t ndim = 0;
+    const std::int64_t *shape = nullptr;
+    bool array = false;  // it is one of NumPy
+    bool writeable = true;
+
+    std::ptrdiff_t stride(std::int32_t axis) const { return strides_[axis] * unit_; }  // in bytes
+    // True if the numbers lie one behind the other. Axes of one item may have any stride.
+    bool contiguous() const;
+    bool has_shape(std::span<const std::int64_t> wanted) const { return std::ranges::equal(sizes(), wanted); }
+    bool empty() const { return std::ranges::count(sizes(), 0) > 0; }
+
+  private:
+    friend bool describe(PyObject *thing, Description &out);
+    void look(PyObject *array);
+    std::span<const std::int64_t> sizes() const { return {shape, static_cast<std::size_t>(ndim)}; }
+    const std::int64_t *strides_ = nullptr;
+    std::ptrdiff_t unit_ = 1;
+    nb::object lent_;  // the array that Python made of a tensor
+};
+
+// True if `thing` is exactly an array of NumPy or a tensor of torch (no subclass, such as a Parameter) in RAM whose
+// numbers can be read where they lie: in the machine's byte order, aligned, neither negated nor conjugated lazily.
+// A tensor that needs a gradient is read like others. The GIL is held. With the exchange, nothing of Python runs but
+// what a TorchFunctionMode does when it is asked for `is_neg`. What is raised but no Exception, as by Ctrl-C, is
+// thrown.
+bool describe(PyObject *thing, Description &out);
+
+// How rows lie in memory: `sizes` of the axes before a row's bytes, and how many bytes are from one to the next.
+struct PackedRows {
+    std::byte *first = nullptr;
+    std::span<const std::int64_t> sizes;
+    std::span<const std::int64_t> strides;
+};
+
+struct Field;
+
+// The fields of packed rows.
+class Fields {
+  public:
+    // Of tuples (name, torch.dtype, shape, first byte) and the bytes of a row.
+    Fields(nb::handle facts, std::size_t width);
+    ~Fields();
+    // Put a tensor `[*sizes, *shape]` for each field of rows in `memory` into a dict. The tensors keep the memory.
+    void put(Memory &memory, const PackedRows &rows, nb::dict into) const;
+    // The same for `count` rows that follow one another from `first` on.
+    void put(Memory &memory, std::byte *first, std::int64_t count, nb::dict into) const {
+        auto stride = static_cast<std::int64_t>(width);
+        put(memory, PackedRows{first, {&count, 1}, {&stride, 1}}, into);
+    }
+    // Name -> tensor over an array of rows, uint8 `[..., width]`.
+    nb::dict tensors(nb::handle rows) const;
+    // Pack a column `[T * N, *shape]` for each field into `rows`: row t * N + n of a column goes to row n * T + t,
+    // where T is `steps`.
+    void pack(nb::handle columns, Matrix<std::uint8_t> rows, std::int64_t steps) const;
+
+    std::size_t width;  // bytes of a row
+    nb::tuple given;    // the tuples
+
+  private:
+    std::vector<Field> fields_;
+    std::int64_t widest_ = 1;  // bytes of a number, of any field
+    bool exchanged_ = true;    // DLPack has names for all dtypes
+};
+
+}  // namespace relive

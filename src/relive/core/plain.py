@@ -1,0 +1,45 @@
+"""What compiled code does by torch's DLPack exchange, in plain torch: for a torch without one, and while it traces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["array_of", "put_fields"]
+
+_NUMPY = {
+    getattr(torch, name): np.dtype(name)
+    for name in (
+        "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32",
+        "float64", "complex64", "complex128",
+    )
+}  # fmt: skip
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""What holds a number of so many bytes that NumPy lacks."""
+
+
+def array_of(tensor: Tensor) -> NDArray[Any] | None:
+    """The memory of a tensor in RAM as an array, of integers where NumPy lacks the dtype; None if there is none."""
+    if not tensor.is_cpu or (tensor.numel() and not tensor.data_ptr()):
+        return None
+    dtype, tensor = tensor.dtype, tensor.detach()
+    return (tensor if dtype in _NUMPY else tensor.view(_BITS[dtype.itemsize])).numpy()
+
+
+def put_fields(
+    rows: NDArray[Any], fields: Iterable[tuple[Hashable, torch.dtype, tuple[int, ...], int]], into: dict[Any, Tensor]
+) -> None:
+    """Put a tensor over each field (name, dtype, shape, first byte) of rows, uint8 ``[..., W]``, into a dict."""
+    lead = rows.shape[:-1]
+    for name, dtype, shape, at in fields:
+        part = rows[..., at : at + math.prod(shape) * dtype.itemsize]
+        held = _NUMPY.get(dtype) or _NUMPY[_BITS[dtype.itemsize]]
+        tensor = torch.from_numpy(part.view(held).reshape((*lead, *shape)))
+        into[name] = tensor if tensor.dtype is dtype else tensor.view(dtype)

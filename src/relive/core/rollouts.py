@@ -1,0 +1,71 @@
+"""Windows of a rollout, on any device: compiled code on the CPU, torch elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._core import copy_windows
+from ._core import mark_windows as marks_of
+
+__all__ = ["gather_on_device", "gather_windows", "mark_on_device", "mark_windows"]
+
+
+def gather_windows(source: Tensor, first: Tensor, step: int, lengths: Tensor, pad: Tensor, length: int) -> Tensor:
+    """Copy windows out of rows, and fill each up with padding.
+
+    Args:
+        source: uint8 ``[R, W]``; on the CPU, each row in one piece.
+        first: int64 ``[B]``, the first row of each window; its next rows are ``first + step``, ``first + 2 step``, ...
+        step: the distance in rows from one step of a window to the next.
+        lengths: int64 ``[B]``, how many rows each window has.
+        pad: uint8 ``[W]``, the row that fills a window up.
+        length: rows of every window with its padding.
+
+    Returns:
+        uint8 ``[B, length, W]``.
+    """
+    if source.is_cpu:
+        # NumPy asks for huge pages and torch does not; mapping pages of 4 kB would take as long as the copy
+        out = np.empty((len(first), length, source.shape[1]), np.uint8)
+        copy_windows(source.numpy(), first.numpy(), step, lengths.numpy(), pad.numpy(), out)
+        return torch.from_numpy(out)
+    return gather_on_device(source, first, step, lengths, pad, length)
+
+
+def gather_on_device(source: Tensor, first: Tensor, step: int, lengths: Tensor, pad: Tensor, length: int) -> Tensor:
+    """:func:`gather_windows` in torch."""
+    time = torch.arange(length, device=source.device)
+    inside = time < lengths[:, None]
+    index = torch.where(inside, first[:, None] + time * step, 0)
+    rows = source.index_select(0, index.view(-1)).view(*index.shape, -1)
+    return torch.where(inside[..., None], rows, pad)
+
+
+def mark_windows(lengths: Any, burn_in: Any, is_start: Any, length: int) -> tuple[Tensor, Tensor]:
+    """Mark the rows of windows that begin an episode (only first rows can), and those that are steps to learn from.
+
+    Args:
+        lengths: int64 ``[B]``, how many rows each window has; the rest is padding. An array, or a tensor of any device,
+            as the next two are.
+        burn_in: int64 ``[B]``, how many of those are unrolled only for the state.
+        is_start: int64 ``[B]``, 1 where the first row begins an episode.
+        length: rows of the batch.
+
+    Returns:
+        Both, bool ``[B, length]``.
+    """
+    if isinstance(lengths, Tensor) and not lengths.is_cpu:
+        return mark_on_device(lengths, burn_in, is_start, length)
+    marks = marks_of(np.asarray(lengths), np.asarray(burn_in), np.asarray(is_start), length)
+    starts, mask = torch.from_numpy(marks).unbind()
+    return starts, mask
+
+
+def mark_on_device(lengths: Tensor, burn_in: Tensor, is_start: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """:func:`mark_windows` in torch."""
+    time = torch.arange(length, device=lengths.device)
+    return (time == 0) & (is_start[:, None] == 1), (time < lengths[:, None]) & (time >= burn_in[:, None])

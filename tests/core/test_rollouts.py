@@ -1,0 +1,139 @@
+"""Episodes and windows of rollouts are as they are defined, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from definitions import rollouts as definition
+from relive import core
+from relive.core.rollouts import gather_on_device, gather_windows, mark_on_device, mark_windows
+
+BOTH = core, definition
+COMPILED: Any = importlib.import_module("relive.core._core")
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_episodes_and_windows_are_found_as_defined(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    steps, envs = (int(n) for n in rng.integers(0 if seed % 7 == 0 else 1, 20, 2))
+    done, real = ((rng.random((steps, envs)) < share).view(np.uint8) for share in (0.2, 0.9))
+    flags = list[Any]()
+    for module in BOTH:
+        ended = (np.random.default_rng(seed).random(envs) < 0.5).astype(np.uint8)
+        starts = np.full((steps, envs), 9, np.uint8)
+        module.episode_starts(done, real, ended, starts)
+        flags.append((starts.tolist(), ended.tolist()))
+    assert flags[0] == flags[1]
+    starts = np.array(flags[0][0], np.uint8).reshape(steps, envs)
+    for length, tails, complete in itertools.product((1, 3, 2**31), (True, False), (True, False)):
+        stride = min(int(rng.integers(1, length + 1)), 2**31)
+        found, want = (module.plan_windows(done, real, starts, length, stride, tails, complete) for module in BOTH)
+        assert found.dtype == np.int64
+        assert found.shape == (len(want), 5)
+        assert found.tolist() == want
+
+
+def test_a_table_of_windows_outlives_all_else() -> None:
+    ones = np.ones((4000, 3), np.uint8)
+    table = core.plan_windows(ones * 0, ones, ones * 0, 1, 1, True, False)
+    del ones
+    other = np.full(table.shape, 7)
+    assert table[:, 1].tolist() == [*range(4000)] * 3
+    assert other.min() == 7
+    table[:] = 1
+    assert table.sum() == 12_000 * 5
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_windows_are_copied_and_marked_as_defined(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    steps, envs, width, rows = (int(rng.integers(low, high)) for low, high in ((1, 20), (1, 20), (0, 40), (1, 9)))
+    wide, pad = rng.integers(0, 256, (steps * envs, width + 3), np.uint8), rng.integers(0, 256, width, np.uint8)
+    whole = np.ascontiguousarray(wide[:, :width])
+    for step, source in itertools.product((1, envs), (whole, wide[:, :width])):
+        room = 1 + (steps * envs - 1) // step
+        lengths = rng.integers(0, min(rows, room) + 1, 6)
+        last = steps * envs - 1 - np.maximum(lengths - 1, 0) * step
+        first = (rng.random(6) * (last + 1)).astype(np.int64)
+        facts = lengths, lengths // 2, first % 2
+        marks = COMPILED.mark_windows(*facts, rows)
+        assert marks.dtype == np.bool_
+        assert np.array_equal(marks, definition.mark_windows(*facts, rows))
+        tensors = [mark_windows(*map(given, facts), rows) for given in (torch.from_numpy, np.asarray)]
+        tensors.append(mark_on_device(*map(torch.from_numpy, facts), rows))
+        assert all(np.array_equal(a, b) for found in tensors for a, b in zip(found, marks, strict=True))
+        outs = [np.full((6, rows, width), 99, np.uint8) for _ in BOTH]
+        for module, out in zip(BOTH, outs, strict=True):
+            module.copy_windows(source, first, step, lengths, pad, out)
+        assert np.array_equal(*outs)
+        given_ = [torch.from_numpy(x) for x in (source, first, lengths, pad)]
+        for gather in (gather_windows, gather_on_device):
+            gathered = gather(given_[0], given_[1], step, given_[2], given_[3], rows)
+            assert np.array_equal(gathered, outs[0])
+
+
+@pytest.mark.parametrize("pad", [[0] * 24, [7] * 24, [0] * 23 + [1], [1] + [0] * 23])
+def test_much_padding_is_filled_and_nothing_else(pad: list[int]) -> None:
+    source, blank = np.arange(240, dtype=np.uint8).reshape(10, 24), np.array(pad, np.uint8)
+    first, lengths, outs = np.array([0, 3, 9, 5]), np.array([10, 0, 1, 5]), list[Any]()
+    for module in BOTH:
+        block = np.full((6, 1000, 24), 99, np.uint8)
+        module.copy_windows(source, first, 1, lengths, blank, block[1:5])
+        outs.append(block)
+    assert np.array_equal(*outs)
+
+
+U8, I64 = np.zeros((4, 3), np.uint8), np.zeros(2, np.int64)
+CUBE, PAD = np.zeros((2, 5, 3), np.uint8), np.zeros(3, np.uint8)
+
+
+def copied(**changes: Any) -> Any:
+    given = {"source": U8, "first": I64, "step": 1, "lengths": I64, "pad": PAD, "out": CUBE} | changes
+    return lambda: core.copy_windows(*given.values())
+
+
+@pytest.mark.parametrize(
+    ("error", "call"),
+    [
+        (ValueError, lambda: core.episode_starts(U8, U8, np.zeros(2, np.uint8), U8.copy())),
+        (ValueError, lambda: core.episode_starts(U8, U8[:3], np.zeros(3, np.uint8), U8.copy())),
+        (TypeError, lambda: core.episode_starts(U8, U8, np.zeros(3, np.uint8), U8 * 1.0)),
+        (ValueError, lambda: core.plan_windows(U8, U8[1:], U8, 1, 1, True, False)),
+        (ValueError, lambda: core.plan_windows(U8, U8, U8, 0, 1, True, False)),
+        (ValueError, lambda: core.plan_windows(U8, U8, U8, 1, 0, True, False)),
+        (ValueError, lambda: core.plan_windows(U8, U8, U8, 2**40, 1, True, False)),
+        (IndexError, copied(lengths=np.array([0, 6]))),
+        (IndexError, copied(lengths=np.array([0, -1]))),
+        (IndexError, copied(lengths=np.array([0, 5]))),
+        (IndexError, copied(lengths=np.array([0, 3]), step=2)),
+        (IndexError, copied(lengths=np.array([0, 2]), step=2**62)),
+        (IndexError, copied(lengths=np.array([0, 1]), first=np.array([0, 4]))),
+        (IndexError, copied(lengths=np.array([1, 0]), first=np.array([-1, 0]))),
+        (ValueError, copied(step=0)),
+        (ValueError, copied(first=I64[:1])),
+        (ValueError, copied(pad=PAD[:2])),
+        (ValueError, copied(source=U8[:, :2])),
+        (TypeError, copied(out=CUBE[:, ::2])),
+        (TypeError, copied(out=U8)),
+        (ValueError, lambda: COMPILED.mark_windows(I64, I64, I64[:1], 3)),
+        (ValueError, lambda: COMPILED.mark_windows(I64, I64, I64, -1)),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(error: type[Exception], call: Any) -> None:
+    with pytest.raises(error):
+        call()
+    assert not U8.any()
+    assert not CUBE.any()
+
+
+def test_empty_windows_may_lie_anywhere() -> None:
+    out = np.full((2, 2, 3), 9, np.uint8)
+    core.copy_windows(U8, np.array([-5, 2**62]), 1, np.array([0, 0]), PAD, out)
+    assert not out.any()
+    core.copy_windows(U8[:0], np.array([3]), 1, np.array([0]), PAD, out[:1])

@@ -1,0 +1,172 @@
+"""n-step windows, gathered rows and stacks of frames: core does what the definitions say, to the bit."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from definitions import windows as definition
+from forked import in_fork
+from relive import core
+from relive.core.words import ALONE, LINKED
+from ring_plays import RingPlay
+
+KINDS = [0, ALONE, LINKED]
+
+
+@given(st.integers(0, 2**32), st.sampled_from(KINDS))
+def test_windows_are_as_defined(seed: int, kind: int) -> None:
+    rng = np.random.default_rng(seed)
+    play = RingPlay(rng, kind)
+    for _ in range(3):
+        play.play(int(rng.integers(1, 60)))
+        places, layout = rng.permutation(play.live()), play.window_layout()
+        n, gamma = int(rng.integers(1, 8)), float(rng.random())
+        answers: list[Any] = []
+        for taken, read in ((play.core, core.read_windows), (play.arrays, definition.read_windows)):
+            out, last = np.full((len(places), 192), 9, np.uint8), np.full(len(places), -9, np.int64)
+            assert read(taken, layout, places, n, gamma, out, last) == -1
+            answers.append((out.tobytes(), last.tolist()))
+        assert answers[0] == answers[1]
+
+
+@given(st.integers(0, 2**32), st.sampled_from(KINDS))
+def test_stacks_are_as_defined(seed: int, kind: int) -> None:
+    rng = np.random.default_rng(seed)
+    play = RingPlay(rng, kind).play(int(rng.integers(1, 100)))
+    places, depth, repeat = play.live(complete=False), int(rng.integers(1, 40)), bool(rng.integers(2))
+    found, wanted = (np.full((len(places), depth), -9, np.int64) for _ in range(2))
+    assert core.stack_places(play.core, places, depth, repeat, found) == -1
+    assert definition.stack_places(play.arrays, places, depth, repeat, wanted) == -1
+    assert np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("beyond", [-1, -(2**62), "rows", 2**62])
+def test_a_place_that_is_no_rows_is_answered_by_its_position(beyond: Any) -> None:
+    play = RingPlay(np.random.default_rng(3), num_envs=2, rows=7).play(30)
+    places = np.append(play.live(), 14 if beyond == "rows" else beyond)
+    count, layout = len(places), play.window_layout()
+    out, last = np.full((count, 192), 9, np.uint8), np.zeros(count, np.int64)
+    assert core.read_windows(play.core, layout, places, 2, 0.9, out, last) == count - 1
+    assert (out == 9).all()
+    assert core.stack_places(play.core, places, 2, True, np.zeros((count, 2), np.int64)) == count - 1
+
+
+def test_batches_without_rows_are_read() -> None:
+    play = RingPlay(np.random.default_rng(0))
+    none, rows = np.zeros(0, np.int64), np.zeros((0, 192), np.uint8)
+    assert core.read_windows(play.core, play.window_layout(), none, 1, 0.9, rows, none) == -1
+    assert core.stack_places(play.core, none, 3, True, np.zeros((0, 3), np.int64)) == -1
+    assert core.gather_rows(np.zeros((0, 5), np.uint8), none, np.zeros((0, 5), np.uint8), 0, 5) == -1
+    assert core.gather_pairs(np.zeros((4, 5), np.uint8), np.zeros((0, 3), np.int64), np.zeros((0, 5), np.uint8)) == -1
+
+
+def test_arrays_that_do_not_fit_each_other_are_refused() -> None:
+    play = RingPlay(np.random.default_rng(1), num_envs=1, rows=9).play(20)
+    places, layout = play.live(), play.window_layout()
+    count = len(places)
+    out, last = np.zeros((count, 192), np.uint8), np.zeros(count, np.int64)
+    narrow = out[:, :100].copy()
+    for steps, rows, after in ((0, out, last), (1, out[1:], last), (1, out, last[1:]), (1, narrow, last)):
+        with pytest.raises(ValueError, match="read_windows"):
+            core.read_windows(play.core, layout, places, steps, 0.9, rows, after)
+    names = ["index", "next_index", "discount", "steps", "reward", "terminated", "truncated", "step_bytes", "next_at",
+             "next_bytes", "own_at", "own_bytes"]  # fmt: skip
+    known = {name: getattr(layout, name) for name in names}
+    changes: list[dict[str, int]] = [
+        {"index": 185}, {"truncated": -1}, {"step_bytes": play.width + 1}, {"next_at": 192, "next_bytes": 1},
+        {"next_bytes": play.width + 1}, {"next_bytes": -1, "own_at": play.width, "own_bytes": 1},
+    ]  # fmt: skip
+    for change in changes:
+        with pytest.raises(ValueError, match="beyond a row"):
+            core.read_windows(play.core, core.WindowLayout(**(known | change)), places, 1, 0.9, out, last)
+    assert core.read_windows(play.core, core.WindowLayout(**known), places, 1, 0.9, out, last) == -1
+    source, rows = np.zeros((5, 8), np.uint8), np.zeros((3, 8), np.uint8)
+    some = np.zeros(3, np.int64)
+    for start, nbytes in ((0, 9), (1, 8), (-1, 4), (0, -1), (2**62, 2**62)):
+        with pytest.raises(ValueError, match="no room"):
+            core.gather_rows(source, some, rows, start, nbytes)
+    with pytest.raises(ValueError, match="no room"):
+        core.gather_rows(source, some, rows[1:], 0, 8)
+    with pytest.raises(ValueError, match="gather_pairs"):
+        core.gather_pairs(source, np.zeros((3, 1), np.int64), rows)
+    with pytest.raises(ValueError, match="gather_pairs"):
+        core.gather_pairs(source, np.zeros((2, 2), np.int64), rows)
+    with pytest.raises(ValueError, match="stack_places"):
+        core.stack_places(play.core, places, 2, True, np.zeros((count, 3), np.int64))
+    with pytest.raises(TypeError):
+        core.gather_rows(source, some.astype(np.int32), rows, 0, 8)
+
+
+@given(st.integers(0, 2**32))
+def test_gathered_stacks_are_the_rows_at_their_places(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows, width, items, depth = (int(rng.integers(1, size)) for size in (20, rng.choice([40, 400, 1500]), 12, 5))
+    source = rng.integers(0, 256, (rows, width), np.uint8)
+    places = rng.integers(-1, rows, (2 * items, depth))
+    if rows >= depth:  # most stacks are of rows that follow one another
+        runs, firsts = rng.random(2 * items) < 0.6, rng.integers(-1, rows - depth + 1, (2 * items, 1))
+        places[runs] = (firsts + np.arange(depth))[runs]
+    out = np.full((places.size, width), 7, np.uint8)
+    assert core.gather_pairs(source, places, out) == -1
+    assert np.array_equal(out, np.where(places.reshape(-1, 1) >= 0, source[places.reshape(-1)], 0))
+    for bad in (items - 1, 2 * items - 1, int(rng.integers(2 * items))):
+        beyond = places.copy()
+        beyond[bad, -1] = rows
+        assert core.gather_pairs(source, beyond, np.zeros_like(out)) == bad
+        beyond[bad] = rows - depth + 1 + np.arange(depth)  # a run that ends behind the last row
+        assert core.gather_pairs(source, beyond, np.zeros_like(out)) == bad
+
+
+@given(st.integers(0, 2**32))
+def test_gathered_rows_are_as_defined_and_nothing_else_is_written(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows, width, count = int(rng.integers(1, 20)), int(rng.integers(1, rng.choice([40, 600]))), int(rng.integers(0, 12))
+    source = rng.integers(0, 256, (rows, width), np.uint8)
+    places = rng.integers(-1, rows, count)
+    nbytes, start = int(rng.integers(0, width + 1)), int(rng.integers(0, 5))
+    found, wanted = (np.full((count, start + nbytes + 3), 7, np.uint8) for _ in range(2))
+    assert core.gather_rows(source, places, found, start, nbytes) == -1
+    assert definition.gather_rows(source, places, wanted, start, nbytes) == -1
+    assert np.array_equal(found, wanted)
+    room = np.zeros((count + 1, start + nbytes), np.uint8)
+    assert core.gather_rows(source, np.append(places, rows), room, start, nbytes) == count
+
+
+def guarded(count: int, width: int) -> Any:
+    """Rows that end where memory ends: what comes after cannot be read."""
+    size = -(-count * width // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
+    whole = np.frombuffer(memory, np.uint8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(whole.ctypes.data + size), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    return whole[size - count * width : size].reshape(count, width)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is protected as Linux does it")
+def test_no_byte_outside_of_frames_and_stacks_is_read_or_written() -> None:
+    def work() -> bool:
+        rng = np.random.default_rng(0)
+        for width in (1, 3, 4, 8, 15, 63, 256, 257, 2305):
+            source = guarded(9, width)
+            source[...] = rng.integers(0, 256, source.shape)
+            for depth in (1, 2, 4):
+                first = rng.integers(0, 9 - depth, 5)
+                first[[1, -1]] = 8 - depth  # the last next stack ends with the last row
+                places = np.concatenate([first, first + 1])[:, None] + np.arange(depth)
+                out = guarded(places.size, width)
+                assert core.gather_pairs(source, places, out) == -1
+                assert np.array_equal(out, source[places.reshape(-1)])
+                out[...] = 0
+                assert core.gather_rows(source, places.reshape(-1), out, 0, width) == -1
+                assert np.array_equal(out, source[places.reshape(-1)])
+        return True
+
+    assert in_fork(work)

@@ -1,0 +1,146 @@
+"""What the package is built of and by: the compiler that is taken, and the files of an sdist and of a wheel."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CHOICE = """
+include("{root}/src/core/compiler.cmake")
+message("compiler: ${{CMAKE_CXX_COMPILER}}")
+"""
+
+
+class Choice(NamedTuple):
+    compiler: str
+    """What CMake is told to take; empty if it finds it by itself. "refused" if there is none."""
+    message: str
+    folder: Path
+
+
+@pytest.fixture
+def choose(tmp_path: Path) -> Any:
+    """A function that lets CMake choose among stand-ins of programs."""
+    cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if cmake is None:
+        pytest.skip("there is no cmake")
+
+    def stand_in(name: str, line: str) -> Path:
+        file = tmp_path / "bin" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"#!/bin/sh\n{line}\n")
+        file.chmod(0o755)
+        return file
+
+    def chosen(*programs: str, ziglang: bool, options: tuple[str, ...] = (), **env: str) -> Choice:
+        for name in programs:
+            stand_in(name, "true")
+        python = stand_in("python", "printf /of/ziglang" if ziglang else "exit 1")
+        script = tmp_path / "choice.cmake"
+        script.write_text(CHOICE.format(root=ROOT.as_posix()))
+        done = subprocess.run(
+            [cmake, f"-DPython_EXECUTABLE={python}", *options, "-P", str(script)],
+            env={"PATH": str(tmp_path / "bin"), **env},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        compiler = done.stderr.rpartition("compiler: ")[2].strip() if done.returncode == 0 else "refused"
+        return Choice(compiler, " ".join(done.stderr.split()), tmp_path)
+
+    return chosen
+
+
+def test_without_a_compiler_a_build_says_that_there_is_one_in_a_package(choose: Any) -> None:
+    made = choose(ziglang=False, CXX="g++")  # as scikit-build-core sets it where nobody has
+    assert made.compiler == "refused"
+    for part in ("needs a C++20 compiler", "no c++, g++ or clang++ on PATH", "RELIVE_ZIG=1 pip install .", "`ziglang`"):
+        assert part in made.message
+
+
+def test_a_compiler_that_is_asked_for_and_not_there_is_an_error(choose: Any) -> None:
+    made = choose("c++", ziglang=False, options=("-DRELIVE_ZIG=ON",))
+    assert made.compiler == "refused"
+    assert "cannot import `ziglang`" in made.message
+
+
+@pytest.mark.parametrize("cxx", [{}, {"CXX": ""}, {"CXX": "c++ -pthread"}, {"CXX": "g++"}])
+def test_what_is_on_path_or_in_cxx_is_taken_before_that_of_the_package(choose: Any, cxx: dict[str, str]) -> None:
+    named = cxx.get("CXX", "").partition(" ")[0]
+    made = choose("g++", "c++", ziglang=True, **cxx)
+    assert made.compiler in {"", str(made.folder / "bin" / (named or "c++"))}
+    assert not (made.folder / "zig").exists()
+
+
+def test_a_compiler_of_another_name_than_pythons_own_is_found(choose: Any) -> None:
+    made = choose("clang++", ziglang=False, CXX="x86_64-linux-gnu-g++")
+    assert made.compiler == str(made.folder / "bin" / "clang++")
+
+
+@pytest.mark.parametrize("options", [(), ("-DRELIVE_ZIG=ON",)])
+def test_the_compiler_of_the_package_is_taken_where_there_is_none_or_it_is_asked_for(
+    choose: Any, options: tuple[str, ...]
+) -> None:
+    made = choose(*["c++"] if options else [], ziglang=True, options=options, CXX="g++")
+    assert made.compiler == str(made.folder / "zig" / "c++")
+    for tool in ("c++", "ar", "ranlib"):
+        script = made.folder / "zig" / tool
+        assert os.access(script, os.X_OK)
+        assert f"exec '/of/ziglang/zig' {tool} " in script.read_text()
+    assert "-mcpu=baseline" in (made.folder / "zig" / "c++").read_text()
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """scikit-build-core, as pip calls it in the checkout."""
+    build = pytest.importorskip("scikit_build_core.build")
+    monkeypatch.chdir(ROOT)
+    return build
+
+
+def sources(folder: str) -> set[str]:
+    """The files of a folder of the checkout, less what is built and cached in it."""
+    files = (file for file in (ROOT / folder).rglob("*") if file.is_file())
+    names = {file.relative_to(ROOT).as_posix() for file in files}
+    return {name for name in names if "/__pycache__/" not in name and not name.endswith(".so")}
+
+
+@pytest.mark.ci
+def test_an_sdist_has_all_that_builds_and_tests_the_package_and_nothing_that_was_built(
+    build: Any, tmp_path: Path
+) -> None:
+    with tarfile.open(tmp_path / build.build_sdist(str(tmp_path), {})) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = set[str]().union(*map(sources, ("src", "tests", "examples", "docs")))
+    assert wanted <= names
+    assert {"CMakeLists.txt", "Makefile", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE"} <= names
+    assert {"src/core/module.cpp", "src/core/ring.hpp", "src/core/compiler.cmake"} <= names
+    assert not [name for name in names if name.endswith((".so", ".pyc")) or name.startswith((".", "build/", "dist/"))]
+
+
+def test_a_wheel_has_the_package_and_no_core_that_another_build_left(build: Any, tmp_path: Path) -> None:
+    wheel = build.build_wheel(str(tmp_path), {"wheel.cmake": "false", "wheel.py-api": "py3"})
+    with zipfile.ZipFile(tmp_path / wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert names == {name.removeprefix("src/") for name in sources("src/relive")}
+    assert {"relive/py.typed", "relive/core/__init__.py"} <= names
+
+
+@pytest.mark.slow
+def test_a_wheel_brings_the_core_for_the_python_that_built_it(build: Any, tmp_path: Path) -> None:
+    wheel = build.build_wheel(str(tmp_path), {"build-dir": str(ROOT / "build" / "wheel")})
+    with zipfile.ZipFile(tmp_path / wheel) as archive:
+        core = [name for name in archive.namelist() if name.startswith("relive/core/_core.") and name.endswith(".so")]
+    assert len(core) == 1
+    assert wheel.split("-")[2] in {f"cp{sys.version_info.major}{sys.version_info.minor}", "cp312"}
+    assert ".abi3." in core[0] if "-abi3-" in wheel else sys.implementation.cache_tag in core[0]
