@@ -141,6 +141,7 @@ def _rank(rank: int, count: int, work: Callable[[int, int], Any], folder: str) -
     Path(folder, str(rank)).write_text(json.dumps(work(rank, count)))
     dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # gloo's threads, which DistributedDataParallel keeps, may abort a process that ends slowly
 
 
 def all_reduces(ranks: int, sizes: Sequence[int], effort: int) -> list[float]:

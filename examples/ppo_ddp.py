@@ -19,6 +19,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import torch
@@ -138,8 +139,24 @@ def work(rank: int, ranks: int, args: argparse.Namespace, folder: str, most: int
             train(args, run, rank, ranks, most)
     if rank == 0:
         (Path(folder) / "curve.json").write_text(json.dumps(run.episodes))
-    if ranks > 1:
+
+
+def leave() -> None:
+    """End this rank's process at once.
+
+    DistributedDataParallel keeps the threads of gloo; one that lets go of a tensor while Python shuts down would abort
+    the process.
+    """
+    if dist.is_initialized():
         dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def spawned(rank: int, *rest: Any) -> None:
+    """One rank, in a process of its own."""
+    work(rank, *rest)
+    leave()
 
 
 def curve(ranks: int, args: argparse.Namespace, most: int = sys.maxsize) -> list[list[float]]:
@@ -148,7 +165,7 @@ def curve(ranks: int, args: argparse.Namespace, most: int = sys.maxsize) -> list
         if ranks == 1:
             work(0, 1, args, folder, most)
         else:
-            spawn(work, (ranks, args, folder, most), ranks)
+            spawn(spawned, (ranks, args, folder, most), ranks)
         return json.loads((Path(folder) / "curve.json").read_text())
 
 
@@ -169,7 +186,7 @@ def main() -> None:
         args.ranks = None
         with tempfile.TemporaryDirectory() as folder:
             work(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), args, folder, sys.maxsize)
-        return
+        leave()
     several = curve(args.ranks, args)
     if args.compare or args.short:
         compare(curve(1, args, SAME if args.short else sys.maxsize), several)

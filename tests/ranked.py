@@ -57,6 +57,7 @@ def _rank(rank: int, count: int, work: Work, folder: Path) -> None:
         dist.barrier()
         dist.destroy_process_group()
         out.with_suffix(".done").touch()
+        os._exit(0)  # gloo's threads, which DistributedDataParallel keeps, may abort a process that ends slowly
     except BaseException:
         out.write_text(traceback.format_exc())
         os._exit(1)  # an ordinary end would wait for the other ranks
