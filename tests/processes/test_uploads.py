@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from functools import partial
 from typing import Any
 
@@ -19,8 +18,6 @@ from relive.processes import server as uploads
 from relive.processes.server import Slot, Uploads, spec_of
 from relive.processes.shared import SharedBlock
 from twins import same_batches
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 
 
 class Runtime:

@@ -38,7 +38,7 @@ from ..steps.schema import Schema
 from ..views.contract import time_first_of
 from ..views.transitions import Transition
 from .messages import PAUSE, Block, Link, joined_batch, unpacked
-from .plan import LIVES, Partition, Share, global_weights, shard_counts, shard_key, shard_masses
+from .plan import LIVES, Partition, Share, global_weights, plan, shard_key
 from .shard import Allowance, Connect, SavedShard, ShardPlan, ShardTotals, commit_path, require_shardable
 from .writer import ShardSender, StepPacker, Writer
 
@@ -52,6 +52,8 @@ SAVE_TIMEOUT = 3600.0
 
 AGAIN = 1 << 62
 """Added to the number of an attempt, so that its counts never have the seed of a batch."""
+
+NONE = np.empty(0)
 
 ADDED = (
     "size", "completed", "episodes", "late_updates", "not_finite_rewards", "lost_steps", "repeated_steps",
@@ -367,16 +369,10 @@ class Replay:
         sampler, t = state.sampler, state.draws
         prioritized = isinstance(sampler, Prioritized)
         seed = key(state.seed, AGAIN + attempt) if attempt else state.seed
-        options = {"stratified": prioritized and sampler.stratified}
-        counts = shard_counts(masses, count, seed, t, **options).tolist()
+        planned = plan(masses, count, seed, t, stratified=prioritized and sampler.stratified)
         return {
-            shard: Share(
-                rows,
-                shard_key(seed, t, shard),
-                float(masses[shard]),
-                shard_masses(masses, shard, count, seed, t, **options) if prioritized else np.empty(0),
-            )
-            for shard, rows in enumerate(counts)
+            shard: Share(rows, shard_key(seed, t, shard), float(masses[shard]), planned.of(shard) if prioritized else NONE)
+            for shard, rows in enumerate(planned.counts().tolist())
             if rows
         }
 

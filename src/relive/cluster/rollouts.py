@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -100,7 +101,7 @@ class Rollouts:
         require("get", TIMEOUT_RULE, timeout=timeout)
         if self._settle_each:
             self.settle()  # before the fetch: the caller is done with the rollouts before this one
-        end, pause = None if timeout is None else time.monotonic() + timeout, SHORTEST_PAUSE
+        attempts = _attempts(timeout, f"no rollout has come for {timeout} s; look into the logs of the workers")
         while True:
             oldest = version - self._max_staleness
             # with the place, so that an answer that was lost is given again
@@ -112,10 +113,7 @@ class Rollouts:
                     self._counts["received"] += 1
                     return Rollout(nest(joined([block])), label.version, label.worker)
                 continue
-            if end is not None and time.monotonic() > end:
-                raise LifecycleError(f"no rollout has come for {timeout:g} s; look into the logs of the workers")
-            time.sleep(pause)
-            pause = min(2 * pause, PAUSE)
+            next(attempts)
 
     def settle(self) -> None:
         """Settle all rollouts that :meth:`get` has returned, so that they do not come again.
@@ -203,16 +201,27 @@ class Sender:
             self._ask("begin", self._worker, life)  # if this fails, the next call begins with another life
             self._life = life
         label = Label(self._worker, self._life, self._number + 1, int(version))
-        end, pause = None if timeout is None else time.monotonic() + timeout, SHORTEST_PAUSE
+        attempts = _attempts(timeout, f"put(): the queue was full for {timeout} s; the learner may have stopped")
         while not (self._ask("room") and self._ask("put", label, block)):
-            if end is not None and time.monotonic() > end:
-                raise LifecycleError(f"put(): the queue was full for {timeout:g} s; the learner may have stopped")
-            time.sleep(pause)
-            pause = min(2 * pause, PAUSE)
+            next(attempts)
         self._number += 1  # after the queue has it: a put() that failed sends this number again
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         return _answer(self._link, self._timeout, method, *arguments)
+
+
+def _attempts(timeout: float | None, problem: str) -> Iterator[None]:
+    """Each step waits longer than the one before, up to :data:`PAUSE`.
+
+    Raises:
+        LifecycleError: the time is over; says the ``problem``.
+    """
+    end, pause = math.inf if timeout is None else time.monotonic() + timeout, SHORTEST_PAUSE
+    while time.monotonic() <= end:
+        time.sleep(pause)
+        pause = min(2 * pause, PAUSE)
+        yield
+    raise LifecycleError(problem)
 
 
 def _answer(link: Link, timeout: float, method: str, *arguments: Any) -> Any:

@@ -204,11 +204,6 @@ class Shard:
         if since is not None:
             self._waits, self._waited = self._waits + 1, self._waited + time.monotonic() - since
 
-    def interrupt(self, envs: tuple[int, ...]) -> None:
-        """Interrupt the running episodes of these envs: the next steps do not follow the last ones."""
-        self._version += 1
-        self.replay.interrupt(envs)
-
     # -- commits and figures ------------------------------------------------------------------------------------
 
     def commit(self, cut: int | None, background: bool = False) -> int:
@@ -748,9 +743,9 @@ def _pieces(steps: Mapping[str, Any], count: int, most: int) -> Iterator[tuple[i
 
 
 class LedgerLog:
-    """Writes a ledger to numbered files in a directory. The file with the highest number counts.
+    """Writes a ledger to a file in a directory.
 
-    A file begins with a whole ledger. Each further line is a chunk that comes next. Each line has a checksum, so that
+    The file begins with a whole ledger. Each further line is a chunk that comes next. Each line has a checksum, so that
     a line that a kill has torn is noticed.
 
     Args:
@@ -758,34 +753,34 @@ class LedgerLog:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._descriptor = folder, -1
+        self._path, self._descriptor = folder / "ledger", -1
         self.lines = 0
         """How many lines were written since the last whole ledger."""
 
     @property
     def exists(self) -> bool:
         """True if there is a ledger."""
-        return bool(self._numbers())
+        return self._path.exists()
 
     def restored(self, heads: int) -> Ledger:
         """The ledger of a ring that is on the disk and has this sum of heads. Further lines go to a new file.
 
         Raises:
-            FileFormatError: no file begins with a whole ledger.
+            FileFormatError: there is no file, or it does not begin with a whole ledger.
         """
-        for number in sorted(self._numbers(), reverse=True):
-            lines = list(_lines(self._path(number)))
-            if not lines or "ledger" not in lines[0]:
-                continue
-            ledger = Ledger.restored(lines[0]["ledger"])
-            for line in lines[1:]:
-                if line["before"] >= heads:  # heads grow with each piece: this one and all later ones are not in
-                    break
-                rank = Rank(*line["rank"])
-                ledger.adopt(Origin(rank, tuple(line["envs"]), line["start"], line["steps"], 0), line["counts"])
-            self.rewrite(ledger)  # without the lines whose steps are not in the ring
-            return ledger
-        raise FileFormatError(f"'{self._folder}': expected the ledger of a shard, found none; remove the directory")
+        lines = list(_lines(self._path)) if self.exists else []
+        if not lines or "ledger" not in lines[0]:
+            raise FileFormatError(
+                f"'{self._path.parent}': expected the ledger of a shard, found none; remove the directory"
+            )
+        ledger = Ledger.restored(lines[0]["ledger"])
+        for line in lines[1:]:
+            if line["before"] >= heads:  # heads grow with each piece: this one and all later ones are not in
+                break
+            rank = Rank(*line["rank"])
+            ledger.adopt(Origin(rank, tuple(line["envs"]), line["start"], line["steps"], 0), line["counts"])
+        self.rewrite(ledger)  # without the lines whose steps are not in the ring
+        return ledger
 
     def append(self, origin: Origin, counts: list[int], heads: int) -> None:
         """Note that these steps come next.
@@ -806,35 +801,24 @@ class LedgerLog:
 
     def rewrite(self, ledger: Ledger) -> None:
         """Begin a new file with a whole ledger. The caller has already flushed the ring to the disk."""
-        old = self._numbers()
-        number = 1 + max(old, default=0)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        draft = self._folder / "draft"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self._path.with_name("draft")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
         descriptor = os.open(draft, flags, 0o600)
         try:
             _write_whole(descriptor, _encoded({"ledger": ledger.state()}))
             os.fsync(descriptor)  # before the rename: after it, this file counts
-            os.replace(draft, self._path(number))
+            os.replace(draft, self._path)
         except BaseException:
             os.close(descriptor)
             raise
         before, self._descriptor, self.lines = self._descriptor, descriptor, 0
         if before >= 0:
             os.close(before)
-        for stale in old:  # last, and perhaps in vain: a larger number counts anyway
-            with suppress(OSError):
-                self._path(stale).unlink()
 
     def __del__(self) -> None:
         if self.__dict__.get("_descriptor", -1) >= 0:
             os.close(self._descriptor)
-
-    def _numbers(self) -> list[int]:
-        return [int(path.suffix[1:]) for path in self._folder.glob("ledger.*") if path.suffix[1:].isdecimal()]
-
-    def _path(self, number: int) -> Path:
-        return self._folder / f"ledger.{number}"
 
 
 def _encoded(line: Any) -> bytes:

@@ -1,21 +1,22 @@
-"""The memory of a replay in mapped files, which outlive the process: MappedAllocator; CopiedAllocator for a copy."""
+"""The memory of a replay in mapped files, which outlive the process: MappedAllocator; FileAllocator for a copy."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import resource
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import Any, cast
+from typing import Any
 from weakref import WeakSet, finalize
 
 from .. import core
 from ..files.format import MANIFEST, damaged
-from ..files.mapped import MappedCopy, MappedDirectory
+from ..files.mapped import MappedDirectory, MappedFiles
 from ..steps.arrays import Array, Ints
 from .allocator import Allocator
 
-__all__ = ["DRAINED", "SETTINGS", "CopiedAllocator", "FileAllocator", "LookAhead", "MappedAllocator", "can_look_ahead"]
+__all__ = ["DRAINED", "SETTINGS", "FileAllocator", "LookAhead", "MappedAllocator"]
 
 
 DRAINED = "drained"
@@ -39,7 +40,7 @@ class FileAllocator(Allocator):
 
     durable = True
 
-    def __init__(self, directory: MappedDirectory | MappedCopy) -> None:
+    def __init__(self, directory: MappedFiles) -> None:
         self.directory = directory
         self.died = False
 
@@ -62,19 +63,6 @@ class FileAllocator(Allocator):
         """An array that was taken or that an earlier process left, of any shape and dtype; None if there is none."""
         spec = self.directory.spec(name)
         return None if spec is None else self.take(name, spec.shape, spec.dtype)
-
-
-class CopiedAllocator(FileAllocator):
-    """Gives a replay a copy of the files, in private memory. Another process may have the directory open.
-
-    Args:
-        path: the directory; see :class:`relive.files.mapped.MappedCopy`, and the errors there.
-    """
-
-    directory: MappedCopy
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(MappedCopy(path))
 
 
 class MappedAllocator(FileAllocator):
@@ -124,23 +112,11 @@ def _release_in_child() -> None:
         allocator.directory.release()
 
 
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_release_in_child)
-
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 PATIENCE = 32
 """After this many questions in a row that found nothing missing, no more are asked until a read waits for the disk."""
-
-
-def can_look_ahead() -> bool:
-    """True if this system counts how often a thread waited for the disk, and takes advice: Linux does."""
-    return hasattr(resource, "RUSAGE_THREAD") and hasattr(mmap, "MADV_WILLNEED")
 
 
 class LookAhead:
@@ -166,7 +142,7 @@ class LookAhead:
 
     def is_wanted(self) -> bool:
         """True if rows were missing lately: this thread waited for the disk, or the last questions found some."""
-        waits = cast("Any", resource).getrusage(cast("Any", resource).RUSAGE_THREAD).ru_majflt
+        waits = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
         (thread, before), self._last_draw = self._last_draw, (get_ident(), waits)
         # the count is of this thread, so it says nothing after a draw in another one
         if thread == self._last_draw[0] and waits > before:

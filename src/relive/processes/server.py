@@ -267,8 +267,7 @@ def _close_lines() -> None:
         line.close()
 
 
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_close_lines)
+os.register_at_fork(after_in_child=_close_lines)
 
 
 # The process that owns the replay

@@ -39,9 +39,9 @@ from ..core.words import (
 from ..errors import FileFormatError, InvariantError, LifecycleError, NoSaveError, ParameterError
 from ..files.disk import contradictions, entry, fitting, whole
 from ..files.format import MANIFEST, damaged
-from ..files.mapped import MappedCopy, MappedDirectory
+from ..files.mapped import MappedCopy, MappedDirectory, MappedFiles
 from ..memory.estimate import require_free
-from ..memory.mapped import DRAINED, SETTINGS, CopiedAllocator, FileAllocator, MappedAllocator
+from ..memory.mapped import DRAINED, SETTINGS, FileAllocator, MappedAllocator
 from ..parameters import is_count
 from ..printable import shown
 from ..ring.ring import Ring, Span, Undo, undo_words
@@ -538,7 +538,7 @@ def write_sampler(directory: MappedDirectory, ring: Ring, sampler: Any) -> None:
     files.write(directory.path / SAMPLER, arrays | {"span": np.stack(ring.span)}, content)
 
 
-def read_sampler(directory: MappedDirectory | MappedCopy, ring: Ring, sampler: Any) -> None:
+def read_sampler(directory: MappedFiles, ring: Ring, sampler: Any) -> None:
     """Give a sampler the state that was saved last, if the sampler is of the same kind.
 
     Rows may have been added and overwritten since that save.
@@ -614,24 +614,24 @@ def copied(cls: Any, path: str | os.PathLike[str]) -> Any:
         OSError: a file may not be read.
     """
     for _ in range(TRIES):
-        allocator = CopiedAllocator(path)
+        directory = MappedCopy(path)
         try:
-            return _copied(cls, allocator)
+            return _copied(cls, directory)
         except _SpoiledError:
             continue
         except (FileFormatError, OSError):
-            if not _reopened(allocator.directory):
+            if not _reopened(directory):
                 raise
         finally:
-            allocator.directory.release()
+            directory.release()
     raise LifecycleError(
         f"'{path}': another process changes the files too fast to copy them; try again, or look at the replay in that "
         "process"
     )
 
 
-def _copied(cls: Any, allocator: CopiedAllocator) -> Any:
-    directory, content = allocator.directory, allocator.directory.content
+def _copied(cls: Any, directory: MappedCopy) -> Any:
+    allocator, content = FileAllocator(directory), cast("dict[str, Any]", directory.content)
     with contradictions(directory.path):
         arguments = _arguments(content)
         num_envs = arguments["num_envs"]
@@ -748,8 +748,7 @@ def _require_still(directory: MappedCopy) -> None:
 
 def _reopened(directory: MappedCopy) -> bool:
     """True if the journal has another last record than when the files were opened here."""
-    last = directory.last
     try:
-        return last is None or directory.record().number != last.number
+        return directory.record().number != directory.last.number
     except (FileFormatError, OSError):
         return False
