@@ -15,6 +15,8 @@ indices.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -414,9 +416,13 @@ class Partition:
         self.num_envs, self.shards = num_envs, shards
         self.starts: Ints = np.arange(shards + 1, dtype=np.int64) * num_envs // shards
 
-    def rows(self, capacity: int) -> Ints:
-        """The rows of each shard, ``[K]``, if every env has equally many. Rows that this leaves over are not used."""
-        return np.diff(self.starts) * (capacity // self.num_envs)
+    def parts(self, capacity: int) -> Iterator[tuple[int, int, int]]:
+        """The first env of each shard, its number of envs, and its rows, if every env has equally many.
+
+        Rows that this leaves over are not used.
+        """
+        for first, end in pairwise(self.starts.tolist()):
+            yield first, end - first, (end - first) * (capacity // self.num_envs)
 
     def by_shard(self, envs: Ints) -> list[ShardEntries]:
         """Envs, int64 ``[K]``, sorted into the entries of each shard that has some of them."""

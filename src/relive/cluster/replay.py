@@ -26,6 +26,7 @@ from ..files.disk import entry, integers, usable
 from ..files.save import to_json
 from ..parameters import COUNT_RULE, FLAG_RULE, SECONDS_RULE, TIMEOUT_RULE, require, seed_or_drawn
 from ..printable import add_note, shown
+from ..processes.blocks import Block, joined_batch
 from ..processes.limits import LIMIT_RULE, RateLimit
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import require_rows
@@ -37,7 +38,7 @@ from ..steps.arrays import Doubles, Ints, as_host, whole_numbers
 from ..steps.schema import Schema
 from ..views.contract import time_first_of
 from ..views.transitions import Transition
-from .messages import PAUSE, Block, Link, joined_batch, unpacked
+from .messages import PAUSE, Link
 from .plan import LIVES, Partition, Share, global_weights, plan, shard_key
 from .shard import Allowance, Connect, SavedShard, ShardPlan, ShardTotals, commit_path, require_shardable
 from .writer import ShardSender, StepPacker, Writer
@@ -52,8 +53,6 @@ SAVE_TIMEOUT = 3600.0
 
 AGAIN = 1 << 62
 """Added to the number of an attempt, so that its counts never have the seed of a batch."""
-
-NONE = np.empty(0)
 
 ADDED = (
     "size", "completed", "episodes", "late_updates", "not_finite_rewards", "lost_steps", "repeated_steps",
@@ -228,16 +227,15 @@ class Replay:
     def _plans(self, sources: tuple[SavedShard, ...], durable: bool) -> list[ShardPlan]:
         """The plans of the shards of a new run, which begin with the ``sources``."""
         state, path = self._state, self._path
-        starts, rows = self._partition.starts.tolist(), self._partition.rows(state.capacity).tolist()
         # absolute, as shards have working directories of their own; and a run that no earlier commit has
         home, run = None if path is None else os.path.abspath(path), os.urandom(8).hex()
         return [
             ShardPlan(
                 number=k,
                 shards=state.shards,
-                first_env=starts[k],
-                num_envs=starts[k + 1] - starts[k],
-                rows=rows[k],
+                first_env=first_env,
+                num_envs=num_envs,
+                rows=rows,
                 seed=key(state.seed, k),
                 run=run,
                 options=state.ring_options,
@@ -246,7 +244,7 @@ class Replay:
                 most=self._most,
                 durable=durable,
             )
-            for k in range(state.shards)
+            for k, (first_env, num_envs, rows) in enumerate(self._partition.parts(state.capacity))
         ]
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -371,7 +369,9 @@ class Replay:
         seed = key(state.seed, AGAIN + attempt) if attempt else state.seed
         planned = plan(masses, count, seed, t, stratified=prioritized and sampler.stratified)
         return {
-            shard: Share(rows, shard_key(seed, t, shard), float(masses[shard]), planned.of(shard) if prioritized else NONE)
+            shard: Share(
+                rows, shard_key(seed, t, shard), float(masses[shard]), planned.of(shard) if prioritized else np.empty(0)
+            )
             for shard, rows in enumerate(planned.counts().tolist())
             if rows
         }
@@ -379,8 +379,8 @@ class Replay:
     def _joined(self, drawn: Sequence[_ShardRows], mass: float) -> Any:
         """The batch of these rows. ``mass`` is that of all shards that they were drawn from."""
         blocks = [part.block for part in drawn]
-        facts = () if blocks[0].time_first is None else ("facts",)
-        arrays, extras = [unpacked(block) for block in blocks], dict[str, Tensor]()
+        facts = () if blocks[0].spec.time_first is None else ("facts",)
+        arrays, extras = [block.arrays() for block in blocks], dict[str, Tensor]()
         if any(part.life for part in drawn):  # in its first life a shard's indices are public as they are
             for name in [name for name in ("index", "next_index") if (*facts, name) in arrays[0]]:
                 indices = [of[(*facts, name)] for of in arrays]
@@ -390,7 +390,7 @@ class Replay:
             # a shard gives probabilities within the shard; times the mass of the plan, they are priorities
             chances = [of[(*facts, "probability")] * part.mass for of, part in zip(arrays, drawn, strict=True)]
             extras |= self._weights(self._state.sampler, np.concatenate(chances), mass)
-        return joined_batch(blocks, self._state.schema, extras)
+        return joined_batch(blocks, extras)
 
     def _weights(self, sampler: Prioritized, priorities: Any, mass: float) -> dict[str, Tensor]:
         """The ``weight`` and ``probability`` of rows with these priorities, as one ring of all shards gives them."""
@@ -688,15 +688,9 @@ class Checkpoint(NamedTuple):
 
     def saved_shards(self, path: str | os.PathLike[str]) -> tuple[SavedShard, ...]:
         """The shards of this checkpoint, which is in directory ``path``."""
-        partition, home = (
-            Partition(self.num_envs, self.shards),
-            os.path.abspath(path),
-        )  # shards have directories of work
-        starts, rows = partition.starts.tolist(), partition.rows(self.capacity).tolist()
-        return tuple(
-            SavedShard(str(commit_path(home, k, self.cut)), starts[k], starts[k + 1] - starts[k], rows[k])
-            for k in range(self.shards)
-        )
+        home = os.path.abspath(path)  # shards have working directories of their own
+        parts = Partition(self.num_envs, self.shards).parts(self.capacity)
+        return tuple(SavedShard(str(commit_path(home, k, self.cut)), *part) for k, part in enumerate(parts))
 
 
 def _manifest(path: str | os.PathLike[str]) -> Path:

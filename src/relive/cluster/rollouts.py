@@ -13,8 +13,9 @@ import torch
 from ..errors import FieldError, LifecycleError, ParameterError
 from ..parameters import COUNT_RULE, FLAG_RULE, SECONDS_RULE, TIMEOUT_RULE, Rule, is_count, is_whole, require
 from ..printable import shown
+from ..processes.blocks import joined, packed
 from ..steps.schema import Path, nest
-from .messages import PAUSE, Fetched, Label, Link, joined, packed
+from .messages import PAUSE, Fetched, Label, Link
 
 __all__ = ["Rollout", "Rollouts", "Sender"]
 
@@ -101,7 +102,7 @@ class Rollouts:
         require("get", TIMEOUT_RULE, timeout=timeout)
         if self._settle_each:
             self.settle()  # before the fetch: the caller is done with the rollouts before this one
-        attempts = _attempts(timeout, f"no rollout has come for {timeout} s; look into the logs of the workers")
+        attempts = _attempts(timeout, "no rollout has come", "look into the logs of the workers")
         while True:
             oldest = version - self._max_staleness
             # with the place, so that an answer that was lost is given again
@@ -201,7 +202,7 @@ class Sender:
             self._ask("begin", self._worker, life)  # if this fails, the next call begins with another life
             self._life = life
         label = Label(self._worker, self._life, self._number + 1, int(version))
-        attempts = _attempts(timeout, f"put(): the queue was full for {timeout} s; the learner may have stopped")
+        attempts = _attempts(timeout, "put(): the queue was full", "the learner may have stopped")
         while not (self._ask("room") and self._ask("put", label, block)):
             next(attempts)
         self._number += 1  # after the queue has it: a put() that failed sends this number again
@@ -210,18 +211,18 @@ class Sender:
         return _answer(self._link, self._timeout, method, *arguments)
 
 
-def _attempts(timeout: float | None, problem: str) -> Iterator[None]:
+def _attempts(timeout: float | None, problem: str, advice: str) -> Iterator[None]:
     """Each step waits longer than the one before, up to :data:`PAUSE`.
 
     Raises:
-        LifecycleError: the time is over; says the ``problem``.
+        LifecycleError: the time is over; says the ``problem`` and the ``advice``.
     """
     end, pause = math.inf if timeout is None else time.monotonic() + timeout, SHORTEST_PAUSE
     while time.monotonic() <= end:
         time.sleep(pause)
         pause = min(2 * pause, PAUSE)
         yield
-    raise LifecycleError(problem)
+    raise LifecycleError(f"{problem} for {timeout:g} s; {advice}")
 
 
 def _answer(link: Link, timeout: float, method: str, *arguments: Any) -> Any:

@@ -25,6 +25,7 @@ import torch
 from ..errors import FileFormatError, LifecycleError, ParameterError
 from ..files import SaveHandle
 from ..files.disk import Holder
+from ..processes.blocks import Block, packed_batch
 from ..processes.lanes import Intake
 from ..replay.buffer import ReplayBuffer
 from ..replay.loading import load_extra
@@ -33,7 +34,7 @@ from ..samplers.uniform import Uniform
 from ..steps.arrays import as_host
 from ..steps.schema import Field, map_leaves
 from ..steps.schema import Path as FieldPath
-from .messages import Block, Link, host_leaf, packed_batch, unpacked
+from .messages import Link, host_leaf
 from .plan import ShardSampler, Share
 
 __all__ = [
@@ -135,7 +136,7 @@ class Shard:
                 # the learner computes the weights, which depend on all shards
                 extras = {"weight": np.empty(share.rows, np.float32), "probability": drawn.priorities / share.mass}
             sampler.count_batch(share.rows)
-            block = packed_batch(sampler.read(drawn, share.stream, extras=extras), self.replay.schema)
+            block = packed_batch(sampler.read(drawn, share.stream, extras=extras))
         self._name_globally(block)
         return totals, block
 
@@ -254,7 +255,7 @@ class Shard:
     def _name_globally(self, block: Block) -> None:
         """Give the rows of a batch the indices and envs that they have in the whole replay."""
         plan = self.plan
-        for path, array in unpacked(block).items():
+        for path, array in block.arrays().items():
             if path in INDICES:
                 array[...] = np.where(array < 0, array, array * plan.shards + plan.number)  # -1 names nothing
             elif path == ("facts", "env"):
@@ -262,7 +263,7 @@ class Shard:
 
     def _steps(self, chunk: Chunk) -> dict[str, Any]:
         """The steps of a chunk as ``extend`` takes them."""
-        arrays, dtypes = unpacked(chunk.block), {part.path: part.dtype for part in chunk.block.parts}
+        arrays, dtypes = chunk.block.arrays(), {part.path: part.dtype for part in chunk.block.spec.parts}
         ended = arrays.pop(("ended",), None)
         if ended is not None:
             front = chunk.origin.steps, len(chunk.origin.envs)

@@ -163,7 +163,8 @@ class Collector:
         their newest steps are truncated in a rollout, and incomplete in a replay. To start a rollout over, clear the
         buffer as well.
         """
-        initial, n, seed = self._initial_states(), self.envs.num_envs, self._vector.checked_seed(seed, options)
+        initial, n = self._initial_states(), self.envs.num_envs
+        seed = require_start("reset", n, seed, options)
         self._was_reset, self._obs = True, None
         obs, info = self._vector.reset(seed, options)
         self._into.interrupt()
@@ -464,7 +465,7 @@ class Collector:
         # after an episode's end no action follows, so its info may be missing
         known = inputs.info(info, vector.informed(done)) if inputs.from_info else {}
         if vector.mode == "Disabled" and done.any():
-            obs, info = vector.reset_ended(done)
+            obs, info = self.envs.reset(options={"reset_mask": done})  # which this mode leaves to us
             fresh, rows = inputs.info(info, done), inputs.rows(done)
             known = {path: torch.where(shaped_as(rows, x), fresh[path], x) for path, x in known.items()}
         if self._last:

@@ -20,7 +20,7 @@ import os
 import shutil
 import stat
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import TIMEOUT_MAX, Thread
@@ -123,7 +123,7 @@ def update(
             os.fsync(descriptor)
             os.replace(temporary, path / MANIFEST)
             os.fsync(descriptor)  # remove the old files only once the new manifest is safe on the disk
-            remove_others(path, keep=files)
+            _remove(path, lambda name: OWN_NAME.fullmatch(name) is not None and name not in files)
             _require_there(path, descriptor)
         except BaseException as error:
             outcome = _roll_back(path, descriptor, generation, manifest, created)
@@ -319,7 +319,7 @@ def _roll_back(path: Path, directory: int, generation: str, manifest: bytes, cre
         with suppress(OSError):  # another directory may be in its place, and half a save there is of no use
             if manifest and manifest == (path / MANIFEST).read_bytes():
                 os.unlink(path / MANIFEST)
-        _remove_own(path, generation)
+        _remove(path, lambda name: generation in name)
         return "the directory was removed meanwhile, and any save in it; save again"
     try:
         # its data files are on the disk, so they must stay: the manifest in place names them
@@ -329,29 +329,19 @@ def _roll_back(path: Path, directory: int, generation: str, manifest: bytes, cre
         pass
     except OSError as error:  # the next save removes them
         return f"the new save may or may not be in place ({error})"
-    _remove_own(path, generation)
+    _remove(path, lambda name: generation in name)
     if created:
         with suppress(OSError):
             path.rmdir()
     return "the previous save is unchanged"
 
 
-def remove_others(path: Path, keep: Container[str]) -> None:
-    """Remove the files of former saves."""
+def _remove(path: Path, is_unwanted: Callable[[str], bool]) -> None:
+    """Remove the files of these names."""
     with suppress(OSError):
-        _remove(path, [name for name in os.listdir(path) if OWN_NAME.fullmatch(name) and name not in keep])
-
-
-def _remove_own(path: Path, generation: str) -> None:
-    """Remove the files that one save wrote."""
-    with suppress(OSError):
-        _remove(path, [name for name in os.listdir(path) if generation in name])
-
-
-def _remove(path: Path, names: Iterable[str]) -> None:
-    for name in names:
-        with suppress(OSError):  # a leftover file is harmless, and the next save tries again
-            os.unlink(path / name)
+        for name in filter(is_unwanted, os.listdir(path)):
+            with suppress(OSError):  # a leftover file is harmless, and the next save tries again
+                os.unlink(path / name)
 
 
 # -- saves in another thread ----------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ requests, errors, steps and TD errors.
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import select
@@ -16,9 +15,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, NoReturn, cast
 from weakref import WeakSet, finalize
@@ -29,17 +27,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from ..batches import SequenceBatch, as_tensordict, replace_parts
+from ..batches import SequenceBatch, replace_parts
 from ..errors import EmptyError, FieldError, LifecycleError, ParameterError, WaitTimeoutError
 from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, one_of, refuse_class, require
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import require_rows
-from ..replay.serving import Drawn
+from ..replay.serving import Batches, Drawn
 from ..steps.arrays import as_host
-from ..steps.schema import Path, map_leaves, not_named
+from ..steps.schema import not_named
+from .blocks import Block, BlockSpec, is_batch, packed_batch, spec_of
 from .lanes import Lanes
 from .limits import LIMIT_RULE, RateLimit
-from .shared import CACHE_LINE, SharedBlock
+from .shared import SharedBlock
 from .wire import HELLO, Address, Failure, Line, Parcel, accept, listen
 
 __all__ = ["ReplayServer"]
@@ -502,7 +501,7 @@ class Owner:
         require("call", METHOD_RULE, name=name)
         value: Any = getattr(self._replay, name)
         value = value(*args, **kwargs) if callable(value) else value
-        return Parcel(f"call(name={name!r}): its result", Packed.of(value) if is_batch(value) else value)
+        return Parcel(f"call(name={name!r}): its result", packed_batch(value) if is_batch(value) else value)
 
     def _send_late(self, line: Line, failure: Failure) -> None:
         """Send a learner the error of a call that it does not wait for, now or once it reads."""
@@ -643,7 +642,7 @@ class Client:
     late: deque[Failure] = field(default_factory=deque[Failure])
     """Errors of calls that are still to be sent."""
 
-    def prepare_slot(self, spec: BatchSpec) -> tuple[int, Any]:
+    def prepare_slot(self, spec: BlockSpec) -> tuple[int, Any]:
         """Make the learner's next free slot ready for a batch.
 
         Returns:
@@ -667,7 +666,7 @@ class Client:
 # The learner's side
 
 
-class Learner(Iterator[Any]):
+class Learner(Batches[Any]):
     """The batches of a :class:`relive.ReplayServer`, in this process: ``for batch in server.learner(): ...``.
 
     Batches are views of slots in shared memory. Each is valid until the next one is asked for; keep ``batch.clone()``
@@ -690,6 +689,7 @@ class Learner(Iterator[Any]):
         device: torch.device | None = None,
     ) -> None:
         """Connect; :meth:`relive.ReplayServer.learner` does."""
+        super().__init__()
         self._uploads = None if device is None else Uploads(device)
         self.rank, self._timeout, self._is_alive = rank, timeout, is_alive
         self._process = os.getpid()
@@ -704,12 +704,8 @@ class Learner(Iterator[Any]):
         self._is_intact = True
         """False while a message is sent or read. If it is still False when the next call begins, a call was broken off
         there. What the owner has received is then unknown, so the line is closed."""
-        self._taken, self._ready_at_once, self._waited, self._completed = 0, 0, 0.0, 0
         self._line = self._connected(address)
         _lines.add(self._line)
-
-    def __iter__(self) -> Learner:
-        return self
 
     def __next__(self) -> Any:
         return self.take(self._timeout)
@@ -787,20 +783,13 @@ class Learner(Iterator[Any]):
             raise value.raised(name)
         return _unpacked(value)
 
-    @property
-    def completed(self) -> int:
-        """How many transitions had been completed when the batch that came last was drawn."""
-        return self._completed
-
     def stats(self) -> dict[str, float]:
         """Figures of this learner.
 
         ``batches``: how many it took; ``ready``: how many were there when it asked; ``waited``: seconds that it waited
         for the others; ``pinned``: slots in page-locked memory, from which a GPU copies by itself.
         """
-        pinned = 0 if self._uploads is None else self._uploads.pinned
-        figures = {"batches": self._taken, "ready": self._ready_at_once, "waited": self._waited, "pinned": pinned}
-        return {name: float(value) for name, value in figures.items()}
+        return super().stats() | {"pinned": 0.0 if self._uploads is None else float(self._uploads.pinned)}
 
     def close(self) -> None:
         """Give everything back, and leave the rank to another process."""
@@ -810,12 +799,6 @@ class Learner(Iterator[Any]):
             self._slots[self._slot_in_use].expire()
             self._slot_in_use = None
         self._line.close()
-
-    def __enter__(self) -> Learner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __reduce__(self) -> NoReturn:
         raise LifecycleError(
@@ -914,7 +897,7 @@ class Learner(Iterator[Any]):
 def _unpacked(parcel: Parcel) -> Any:
     """The result of a call in the owner's process."""
     value = parcel.open()
-    return value.batch() if isinstance(value, Packed) else value
+    return value.batch() if isinstance(value, Block) else value
 
 
 def _as_arrays(tree: Any) -> Any:
@@ -938,35 +921,20 @@ class Slot:
         block: the shared memory that ``memory`` belongs to, if it is shared.
     """
 
-    def __init__(self, memory: NDArray[np.uint8] | Tensor, spec: BatchSpec, block: SharedBlock | None = None) -> None:
+    def __init__(self, memory: NDArray[np.uint8] | Tensor, spec: BlockSpec, block: SharedBlock | None = None) -> None:
         self.spec, self.block = spec, block
         self.memory = memory if isinstance(memory, Tensor) else torch.from_numpy(memory)
-        self._tensors = [
-            self.memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
-            for (_, dtype, shape), start in zip(spec.fields, spec.offsets, strict=False)  # offsets has the end as well
-        ]
-        self._leaves = dict(zip([path for path, _, _ in spec.fields], self._tensors, strict=True))
+        self._leaves = spec.tensors(self.memory)
         self._batch: Any = None
 
     def write(self, tensors: list[Tensor]) -> None:
         """Copy the tensors of a batch of this spec."""
-        for target, tensor in zip(self._tensors, tensors, strict=True):
+        for target, tensor in zip(self._leaves.values(), tensors, strict=True):
             target.copy_(tensor)
 
     def batch(self) -> Any:
         """The batch, without a copy. It is valid until :meth:`expire`."""
-        spec, tensors = self.spec, self._tensors
-        if spec.time_first is None:
-            self._batch = as_tensordict(self._leaves, tensors[0].shape[:1])
-            return self._batch
-        # the order of memory: leaves, recurrent states, facts
-        first_fact = len(tensors) - spec.facts
-        first_state = first_fact - spec.states
-        paths = [path for path, _, _ in spec.fields]
-        facts = {path[0]: tensor for path, tensor in zip(paths[first_fact:], tensors[first_fact:], strict=True)}
-        hidden = map_leaves(tensors[first_state:first_fact].__getitem__, spec.hidden)
-        leaves = dict(zip(paths[:first_state], tensors, strict=False))
-        self._batch = SequenceBatch(leaves, facts, hidden, time_first=spec.time_first)
+        self._batch = self.spec.batch(self._leaves)
         return self._batch
 
     def expire(self) -> None:
@@ -996,88 +964,6 @@ class _Expired(dict[Any, Any]):
 
 
 _EXPIRED = _Expired()
-
-
-@dataclass(frozen=True)
-class BatchSpec:
-    """The tensors of a batch: all that a reader needs besides their bytes."""
-
-    fields: tuple[tuple[Path, torch.dtype, tuple[int, ...]], ...]
-    """Path, dtype and shape of each tensor, in the order of memory."""
-    facts: int
-    """How many of the last fields are facts about sequences."""
-    states: int
-    """How many fields, before the facts, are recurrent states."""
-    hidden: Any
-    """The nesting of the states, each as its number; None where there are none."""
-    time_first: bool | None
-    """True if time is the first axis of a batch of sequences; None for a batch of transitions."""
-
-    @cached_property
-    def offsets(self) -> list[int]:
-        """The byte at which each field begins, and the one at which the last field ends.
-
-        Fields begin at cache lines, which are aligned for every dtype.
-        """
-        offsets = [0]
-        for _, dtype, shape in self.fields:
-            offsets.append(offsets[-1] + -(-math.prod(shape) * dtype.itemsize // CACHE_LINE) * CACHE_LINE)
-        return offsets
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of such a batch."""
-        return self.offsets[-1]
-
-
-def spec_of(batch: Any) -> tuple[BatchSpec, list[Tensor]]:
-    """The spec of a batch of a replay, and its tensors in the spec's order."""
-    if not isinstance(batch, SequenceBatch):
-        items: Any = batch.items(include_nested=True, leaves_only=True)
-        named: dict[Path, Tensor] = {key if isinstance(key, tuple) else (key,): value for key, value in items}
-        return BatchSpec(_fields(named), 0, 0, None, None), list(named.values())
-    leaves, facts, hidden = batch.parts
-    states = list[Tensor]()
-
-    def number(state: Tensor) -> int:
-        states.append(state)
-        return len(states) - 1
-
-    numbers = map_leaves(number, hidden)
-    numbered = {("hidden", str(i)): state for i, state in enumerate(states)}
-    named_facts = {(name,): fact for name, fact in facts.items()}
-    fields = _fields(leaves) + _fields(numbered) + _fields(named_facts)
-    tensors = [*leaves.values(), *states, *named_facts.values()]
-    return BatchSpec(fields, len(facts), len(states), numbers, batch.time_first), tensors
-
-
-def _fields(leaves: Mapping[Path, Tensor]) -> tuple[tuple[Path, torch.dtype, tuple[int, ...]], ...]:
-    return tuple((path, leaf.dtype, tuple(leaf.shape)) for path, leaf in leaves.items())
-
-
-@dataclass(frozen=True)
-class Packed:
-    """A batch as bytes, to send to another process. Tensors would be sent as open files."""
-
-    spec: BatchSpec
-    memory: NDArray[np.uint8]
-
-    @classmethod
-    def of(cls, batch: Any) -> Packed:
-        """The bytes of a batch."""
-        spec, tensors = spec_of(batch)
-        packed = cls(spec, np.empty(spec.nbytes, np.uint8))
-        Slot(packed.memory, spec).write(tensors)
-        return packed
-
-    def batch(self) -> Any:
-        """The batch, over these bytes."""
-        return Slot(self.memory, self.spec).batch()
-
-
-def is_batch(value: Any) -> bool:
-    """True for a batch of a replay, of transitions or of sequences."""
-    return isinstance(value, SequenceBatch) or type(value).__name__ == "TensorDict"
 
 
 class Uploads:

@@ -566,10 +566,6 @@ def _are_numbers(values: Any, dtype: type[Any]) -> bool:
     return array.ndim == 1 and array.dtype == dtype and not (~np.isfinite(array)).any()
 
 
-def _are_errors(values: Any, ring: Ring) -> bool:
-    return _are_numbers(values, np.float32) and not (values < 0).any()
-
-
 def _is_order(values: Any, ring: Ring) -> bool:
     if not _are_numbers(values, np.int64) or (values < 0).any():
         return False
@@ -579,33 +575,13 @@ def _is_order(values: Any, ring: Ring) -> bool:
     return bool(issued.all() and (sorted_values[1:] != sorted_values[:-1]).all())
 
 
-def _is_count(value: Any, ring: Ring) -> bool:
-    return is_count(value) and value <= MOST
-
-
-def _is_error(value: Any, ring: Ring) -> bool:
-    return is_number(value, 0, LARGEST_ERROR)
-
-
-def _is_share(value: Any, ring: Ring) -> bool:
-    return is_number(value, 0, 1)
-
-
-def _are_slopes(values: Any, ring: Ring) -> bool:
-    return _are_numbers(values, np.float64) and len(values) == 2 and bool((values >= 0).all())
-
-
-def _are_returns(values: Any, ring: Ring) -> bool:
-    return _are_numbers(values, np.float64) and len(values) <= 20
-
-
 _STATE: dict[str, Callable[[Any, Ring], bool]] = {
-    "errors": _are_errors,
-    "largest": _is_error,
-    "draws": _is_count,
+    "errors": lambda values, ring: _are_numbers(values, np.float32) and not (values < 0).any(),
+    "largest": lambda value, ring: is_number(value, 0, LARGEST_ERROR),
+    "draws": lambda value, ring: is_count(value) and value <= MOST,
     "order": _is_order,
-    "eta": _is_share,
-    "steepest": _are_slopes,
-    "returns": _are_returns,
+    "eta": lambda value, ring: is_number(value, 0, 1),
+    "steepest": lambda values, ring: _are_numbers(values, np.float64) and len(values) == 2 and (values >= 0).all(),
+    "returns": lambda values, ring: _are_numbers(values, np.float64) and len(values) <= 20,
 }
 """The check of each entry of a sampler's saved state."""
