@@ -10,12 +10,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-import torch
-
 from ..errors import LifecycleError
-from ..memory.layout import typed
 from ..processes.blocks import Block
-from ..steps.arrays import NUMPY_DTYPES, Array
 
 __all__ = [
     "PAUSE",
@@ -23,7 +19,6 @@ __all__ = [
     "Label",
     "Link",
     "RolloutQueue",
-    "host_leaf",
 ]
 
 PAUSE = 0.05
@@ -47,11 +42,6 @@ class Link(Protocol):
     def close(self) -> None:
         """End the shards."""
         ...
-
-
-def host_leaf(array: Array, dtype: torch.dtype) -> Any:
-    """An array of a block as a replay takes it: as it is, or as a tensor if NumPy lacks the dtype."""
-    return array if dtype in NUMPY_DTYPES else typed(array.copy(), dtype)  # torch warns of read-only memory
 
 
 # The queue of rollouts

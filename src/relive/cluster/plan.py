@@ -427,11 +427,7 @@ class Partition:
     def by_shard(self, envs: Ints) -> list[ShardEntries]:
         """Envs, int64 ``[K]``, sorted into the entries of each shard that has some of them."""
         owner = self.starts.searchsorted(envs, "right") - 1  # "right": an env at a start belongs to that shard
-        return [
-            ShardEntries(shard, at, envs[at] - self.starts[shard])
-            for shard in np.unique(owner).tolist()
-            for at in [np.flatnonzero(owner == shard)]
-        ]
+        return [ShardEntries(*entries) for entries in _grouped(owner, envs - self.starts[owner])]
 
     def public(self, index: NDArray[np.int64], life: int) -> Ints:
         """Indices that a shard gave in one of its lives, as the learner sees them. -1, which names nothing, stays."""
@@ -450,7 +446,13 @@ class Partition:
         # a shard gives index * K + k, so the remainder names it
         whose = life * self.shards + inside % self.shards
         return [
-            (which // self.shards, ShardEntries(which % self.shards, at, inside[at]))
-            for which in np.unique(whose).tolist()
-            for at in [np.flatnonzero(whose == which)]
+            (which // self.shards, ShardEntries(which % self.shards, *entries))
+            for which, *entries in _grouped(whose, inside)
         ]
+
+
+def _grouped(owner: Ints, values: Ints) -> Iterator[tuple[int, Ints, Ints]]:
+    """Each owner, where its entries are, and their values."""
+    for one in np.unique(owner).tolist():
+        at = np.flatnonzero(owner == one)
+        yield one, at, values[at]

@@ -25,6 +25,7 @@ import torch
 from ..errors import FileFormatError, LifecycleError, ParameterError
 from ..files import SaveHandle
 from ..files.disk import Holder
+from ..memory.layout import host_leaf
 from ..processes.blocks import Block, packed_batch
 from ..processes.lanes import Intake
 from ..replay.buffer import ReplayBuffer
@@ -34,7 +35,7 @@ from ..samplers.uniform import Uniform
 from ..steps.arrays import as_host
 from ..steps.schema import Field, map_leaves
 from ..steps.schema import Path as FieldPath
-from .messages import Link, host_leaf
+from .messages import Link
 from .plan import ShardSampler, Share
 
 __all__ = [
@@ -111,14 +112,11 @@ class Shard:
         """
         if allowance is not None and allowance.born == self.born:  # one of an earlier life counts steps that are lost
             self._most = allowance.steps
-        size, sampler = len(self.replay), self.replay.sampler
-        if not isinstance(sampler, Prioritized):
-            return ShardTotals(self.born, self._version, size, float(size), np.inf, 0.0, self._ledger.stored)
-        sampler.largest_error = largest
-        least = sampler.smallest if sampler.normalize == "buffer" else np.inf
-        return ShardTotals(
-            self.born, self._version, size, sampler.mass, least, sampler.largest_error, self._ledger.stored
-        )
+        size, sampler = len(self.replay), ShardSampler(self.replay)
+        with sampler.lock:
+            if sampler.prioritized is not None:
+                sampler.prioritized.largest_error = largest
+            return ShardTotals(self.born, self._version, size, *sampler.totals(), self._ledger.stored)
 
     def sample(self, share: Share, largest: float = 0.0) -> tuple[ShardTotals, Block | None]:
         """Draw a share of a batch from the rows that are here now.

@@ -172,8 +172,11 @@ def plan(tensors: Mapping[str, Array], generation: str, first: int = 0) -> dict[
     return specs
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
 def _code_of(name: object, value: Array) -> str:
-    if not isinstance(name, str) or name == "__metadata__" or _has_surrogate(name):
+    if not isinstance(name, str) or name == "__metadata__" or _SURROGATE.search(name):
         raise FieldError(f"tensor {name!r}: expected a name that is Unicode text other than '__metadata__'; rename it")
     if len(value.shape) > AXES:
         raise FieldError(f"tensor '{name}': expected at most {AXES} axes, got {len(value.shape)}; flatten some")
@@ -184,10 +187,6 @@ def _code_of(name: object, value: Array) -> str:
         known = ", ".join(_CODES)
         raise DTypeError(f"tensor '{name}': expected one of {known}, got {value.dtype}; convert it, or view its bytes")
     return code
-
-
-def _has_surrogate(text: str) -> bool:
-    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def by_file(specs: Mapping[str, Spec]) -> dict[str, dict[str, Spec]]:

@@ -67,18 +67,12 @@ class Change(NamedTuple):
     """Tensors of the save in place that stay, each with its whole data file."""
 
 
-def write(
-    path: PathLike,
-    tensors: Mapping[str, Array],
-    content: Mapping[str, Any],
-    *,
-    on_read: Callable[[], object] | None = None,
-) -> None:
+def write(path: PathLike, tensors: Mapping[str, Array], content: Mapping[str, Any]) -> None:
     """Save named tensors or arrays, and some JSON, in the directory ``path``. A save that is there is replaced.
 
     See :func:`update`, which can also keep parts of it.
     """
-    update(path, lambda present: Change([tensors], content), on_read=on_read)
+    update(path, lambda present: Change([tensors], content))
 
 
 def update(

@@ -20,6 +20,7 @@ from .store import Remainder, Staging, Store, Where, as_places, require_rows
 
 __all__ = [
     "HOSTED",
+    "HostedRows",
     "MakeStore",
     "ReplayRows",
     "UserStore",
@@ -291,36 +292,55 @@ MakeStore = Callable[[Mapping[Path, Field], int], UserStore]
 """Makes a user's store for a number of rows, given the fields to keep: path -> shape and dtype."""
 
 
-class UserRows(Store):
-    """The rows of a replay in a user's store; rewards, flags and bookkeeping are in RAM, 32 bytes a row.
+class HostedRows(Store):
+    """Rows of which rewards, flags and bookkeeping are in RAM, 32 bytes a row, and all other fields elsewhere.
 
-    There the ring's kernels draw and plan batches. All other fields are read from the user's
-    store into RAM, one by one.
+    In RAM the ring's kernels draw and plan batches.
 
     Args:
         leaves: the fields of a step, including ``reward``, ``terminated`` and ``truncated``.
         num_rows: the number of rows.
-        user_store: where the others are.
+        device: where batches are.
+    """
+
+    def __init__(self, leaves: Mapping[Path, Field], num_rows: int, device: torch.device) -> None:
+        self.device, self.leaves, self.num_rows = device, dict(leaves), num_rows
+        self._saved, large = row_layout(leaves)
+        self.large = tuple(path for path in leaves if path in large)
+        self._own_next = any(path[0] == "next_obs" for path in leaves)
+        self._host = ReplayRows(in_ram(leaves), num_rows, own_next=self._own_next)
+        self.layout, self.groups, self.batch = self._host.layout, self._host.groups, self._host.batch
+        self.target, self.arrays = self._host.target, self._host.arrays
+
+    def _restore_hosted(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> dict[Path, Array]:
+        """Write the fields in RAM back, as :meth:`restore`; returns all fields that were saved."""
+        require_dump(self.leaves, len(places), rows, self._saved.nbytes, large)
+        arrays = self._saved.arrays(rows) | {path: numpy_view(block) for path, block in large.items()}
+        for path, array in self.arrays.items():
+            array[places] = arrays[path]
+        return arrays
+
+
+class UserRows(HostedRows):
+    """The rows of a replay in a user's store. All fields that are there are read into RAM, one by one.
+
+    Args:
+        leaves: the fields of a step.
+        num_rows: the number of rows.
+        user_store: where they are, but for rewards and flags.
     """
 
     read_aside = False  # a user's store need not bear two threads
 
     def __init__(self, leaves: Mapping[Path, Field], num_rows: int, user_store: UserStore) -> None:
-        self.device, self.leaves, self.num_rows = torch.device("cpu"), dict(leaves), num_rows
-        self._user_store = user_store
-        self._saved, large = row_layout(leaves)
-        self.large = tuple(path for path in leaves if path in large)
-        self.gathered = tuple(away(leaves))
-        own_next = any(path[0] == "next_obs" for path in leaves)
-        self._in_ram = ReplayRows(in_ram(leaves), num_rows, own_next=own_next)
-        self.layout, self.groups, self.batch = self._in_ram.layout, self._in_ram.groups, self._in_ram.batch
-        self.target, self.arrays = self._in_ram.target, self._in_ram.arrays
+        super().__init__(leaves, num_rows, torch.device("cpu"))
+        self._user_store, self.gathered = user_store, tuple(away(leaves))
 
     def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Remainder]:
         """Stage rewards and flags in RAM; all other fields go to the user's store as they are."""
         given = dict(zip(staged_leaves(self.leaves, role), values, strict=True))
         near = [given.pop(path) for path in HOSTED] if role == "step" else []
-        rows, _ = self._in_ram.stage(role, count, near)
+        rows, _ = self._host.stage(role, count, near)
         return rows, list(given.items())
 
     def write(self, remainder: Remainder, places: Ints) -> None:
@@ -335,7 +355,7 @@ class UserRows(Store):
         """Rewards and flags from RAM, all other fields from the user's store, one by one."""
         places, wanted = as_places(where), list(paths)
         require_rows(places.reshape(-1), first_beyond(places, self.num_rows), self.num_rows)
-        near = self._in_ram.read(places, [path for path in wanted if path in HOSTED])
+        near = self._host.read(places, [path for path in wanted if path in HOSTED])
         return {path: near[path] if path in near else self._get(path, places) for path in wanted}
 
     def _get(self, path: Path, places: Ints) -> Tensor:
@@ -360,12 +380,9 @@ class UserRows(Store):
 
     def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:
         """Write rewards, flags and bookkeeping back into RAM, and give the user's store the rest."""
-        require_dump(self.leaves, len(places), rows, self._saved.nbytes, large)
-        arrays = self._saved.arrays(rows)
-        for path, array in self.arrays.items():
-            array[places] = arrays[path]
+        arrays = self._restore_hosted(places, rows, large)
         for path in self.gathered:
-            self._user_store.write(path, places, numpy_view(large[path]) if path in large else arrays[path].copy())
+            self._user_store.write(path, places, arrays[path] if path in large else arrays[path].copy())
 
 
 def in_ram(leaves: Mapping[Path, Field]) -> dict[Path, Field]:

@@ -463,7 +463,10 @@ class Owner:
                 client.free.append(message[1])  # the learner has expired this batch before it sent the message
             if message[2] == client.errors:  # otherwise an error that is on its way is the answer
                 client.wants = True
-                self._count_request(client)
+                if client.ready:  # it takes its next batch, which counts as drawn from now on
+                    self._note_taken(client.ready.popleft())
+                else:
+                    client.requested += 1
         else:
             self._run_call(line, message)
 
@@ -587,13 +590,6 @@ class Owner:
             return True
         self._limited_since = time.monotonic() if self._limited_since is None else self._limited_since
         return False
-
-    def _count_request(self, client: Client) -> None:
-        """Note that a learner takes its next batch, which counts as drawn from then on."""
-        if client.ready:
-            self._note_taken(client.ready.popleft())
-        else:
-            client.requested += 1
 
     def _note_taken(self, drawn: Drawn) -> None:
         with self._replay.lock:

@@ -37,7 +37,7 @@ from ..core.words import (
     first_row,
 )
 from ..errors import FileFormatError, InvariantError, LifecycleError, NoSaveError, ParameterError
-from ..files.disk import contradictions, entry, fitting, whole
+from ..files.disk import contradictions, entry, fitting
 from ..files.format import MANIFEST, damaged
 from ..files.mapped import MappedCopy, MappedDirectory, MappedFiles
 from ..memory.estimate import require_free
@@ -49,10 +49,9 @@ from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform
 from ..steps.arrays import Array, Ints
-from ..steps.schema import Schema
 from ..views.transitions import Transition
-from .loading import require_reach, require_sampler_state
-from .saving import KIND, PARAMETERS, describe, kinds, rebuild, ring_state
+from .loading import require_sampler_state, ring_arguments
+from .saving import KIND, PARAMETERS, describe, kinds, ring_state
 from .serving import Progress, ProgressSlots
 
 __all__ = [
@@ -493,22 +492,7 @@ def manifest_arguments(content: dict[str, Any], sampler: Any, view: Any) -> dict
     """The constructor's arguments of the replay in a manifest; ``sampler`` and ``view`` where they are not None."""
     if entry(content, "kind", str) != KIND:
         raise InvariantError(f"its kind is {shown(content['kind'])}")
-    rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")
-    if num_envs < 1 or rows < 2:
-        raise InvariantError(f"{num_envs} envs of {rows} rows; expected at least 1 env and 2 rows")
-    if view is None:
-        view = rebuild(content.get("view"), "view")
-        require_reach(view, rows * num_envs)
-    return {
-        "schema": Schema.from_json(json.dumps(content.get("schema"))),
-        "capacity": rows * num_envs,
-        "num_envs": num_envs,
-        "sampler": sampler if sampler is not None else rebuild(content.get("sampler"), "sampler"),
-        "view": view,
-        "ordered": entry(content, "ordered", bool),
-        "own_next_obs": entry(content, "own_next_obs", bool),
-        "seed": entry(content, "seed", int),
-    }
+    return ring_arguments(content, None, sampler, view)
 
 
 # -- the state of a sampler that is not in the mapped files ---------------------------------------------------

@@ -46,6 +46,7 @@ __all__ = [
     "require_sampler_state",
     "require_unordered",
     "restore",
+    "ring_arguments",
     "saved_arguments",
 ]
 
@@ -71,26 +72,38 @@ def saved_arguments(source: Source, device: Any, sampler: Any, view: Any) -> dic
         FileFormatError, ParameterError, SchemaError, KeyError: the state makes no sense.
     """
     content = source.content
+    integers(content, "state", whole(content, "num_envs"), 4)  # before any memory is taken for as many envs
+    arguments = ring_arguments(content, source.row_count, sampler, view)
+    stored_fields(arguments["schema"], False)
+    return {
+        **arguments,
+        "device": device,
+        "check_ends": entry({"check_ends": True, **content}, "check_ends", bool),
+        "debug": entry({"debug": False, **content}, "debug", bool),
+    }
+
+
+def ring_arguments(content: Mapping[str, Any], row_count: int | None, sampler: Any, view: Any) -> dict[str, Any]:
+    """The constructor's arguments that are noted with every ring in files; ``row_count`` rows are there, or may be.
+
+    Raises:
+        FileFormatError, ParameterError, SchemaError, KeyError: they make no sense.
+    """
     rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")
-    integers(content, "state", num_envs, 4)  # before any memory is taken for as many envs
     if num_envs < 1 or rows < 2:
         raise FileFormatError(f"the save has {num_envs} envs of {rows} rows; expected at least 1 env and 2 rows")
     schema = Schema.from_json(json.dumps(content.get("schema")))
-    stored_fields(schema, False)
     if view is None:
         view = rebuild(content.get("view"), "view")
-        require_reach(view, source.row_count)
+        require_reach(view, rows * num_envs if row_count is None else row_count)
     return {
         "schema": schema,
-        "device": device,
         "capacity": rows * num_envs,
         "num_envs": num_envs,
         "sampler": sampler if sampler is not None else rebuild(content.get("sampler"), "sampler"),
         "view": view,
         "ordered": entry(content, "ordered", bool),
         "own_next_obs": entry({"own_next_obs": False, **content}, "own_next_obs", bool),
-        "check_ends": entry({"check_ends": True, **content}, "check_ends", bool),
-        "debug": entry({"debug": False, **content}, "debug", bool),
         "seed": entry(content, "seed", int),
     }
 

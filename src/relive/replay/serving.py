@@ -181,7 +181,7 @@ class Ahead:
     def draw(self) -> None:
         """Draw one batch, or note the error of the draw. The caller holds the replay's lock."""
         try:
-            self._draw(self._next_update())
+            self._draw(self.ready[-1].update + 1 if self.ready else self.taken + 1)
         except Exception as error:
             self.error = error
             self._give_back(1)
@@ -227,9 +227,6 @@ class Ahead:
     def give_back(self) -> None:
         """Take back from the limit the batches that it has counted and that were not taken."""
         self._give_back(len(self.ready) + self._allowed.qsize())
-
-    def _next_update(self) -> int:
-        return self.ready[-1].update + 1 if self.ready else self.taken + 1
 
     def _await(self, timeout: float | None) -> None:
         """Draw the next batch here, or wait until the thread has drawn it. With a limit, also wait for the limit."""
