@@ -1655,8 +1655,8 @@ MUTATIONS = [
     Mutation(
         "a restarted shard counts as having used its allowance",
         "cluster/replay.py",
-        "if alive and allowance is not None else totals.stored",
-        "if allowance is not None else totals.stored",
+        "if allowance is not None and allowance.born == totals.born else 0",
+        "if allowance is not None else 0",
         "cluster/test_limited_shards.py",
     ),
     Mutation(
@@ -1711,7 +1711,7 @@ MUTATIONS = [
     Mutation(
         "weights normalised by the buffer know only the rows that were drawn",
         "cluster/replay.py",
-        "least = min([least, *(totals.least",
+        "least = min([least, *(self._group.totals[shard].least",
         "least = min([least, *(least",
         "cluster/test_shard.py",
     ),

@@ -34,12 +34,6 @@ class Part(NamedTuple):
     axis: int = 0
     """The axis that counts the rows of the batch: blocks are joined along it."""
 
-    @classmethod
-    def of(cls, path: Path, value: Any, axis: int = 0) -> Part:
-        """The part that holds an array or a tensor."""
-        dtype = value.dtype if isinstance(value, Tensor) else torch_dtype(value.dtype)
-        return cls(path, dtype, tuple(value.shape), axis)
-
     @property
     def nbytes(self) -> int:
         """Bytes of the array."""
@@ -124,7 +118,9 @@ class Block(NamedTuple):
 
 def packed(leaves: Mapping[Path, Any]) -> Block:
     """A block of arrays and CPU tensors by path. Each byte is copied once."""
-    return _filled(BlockSpec(tuple(Part.of(*leaf) for leaf in leaves.items())), leaves.values())
+    dtypes = [leaf.dtype if isinstance(leaf, Tensor) else torch_dtype(leaf.dtype) for leaf in leaves.values()]
+    parts = [Part(path, dtype, tuple(leaf.shape)) for (path, leaf), dtype in zip(leaves.items(), dtypes, strict=True)]
+    return _filled(BlockSpec(tuple(parts)), leaves.values())
 
 
 def packed_batch(batch: Any) -> Block:
@@ -166,7 +162,7 @@ def spec_of(batch: Any) -> tuple[BlockSpec, list[Tensor]]:
     if not isinstance(batch, SequenceBatch):
         items: Any = batch.items(include_nested=True, leaves_only=True)
         named: dict[Path, Tensor] = {key if isinstance(key, tuple) else (key,): value for key, value in items}
-        return BlockSpec(tuple(Part.of(*leaf) for leaf in named.items())), [*named.values()]
+        return BlockSpec(tuple([Part(path, x.dtype, tuple(x.shape)) for path, x in named.items()])), [*named.values()]
     rows, facts, hidden = batch.parts
     states = list[Tensor]()
 
@@ -176,8 +172,8 @@ def spec_of(batch: Any) -> tuple[BlockSpec, list[Tensor]]:
 
     numbers = map_leaves(number, hidden)
     axis = 1 if batch.time_first else 0
-    parts = [Part.of(("rows", *path), leaf, axis) for path, leaf in rows.items()]
-    parts += [Part.of(("facts", name), fact) for name, fact in facts.items()]
+    parts = [Part(("rows", *path), x.dtype, tuple(x.shape), axis) for path, x in rows.items()]
+    parts += [Part(("facts", name), x.dtype, tuple(x.shape)) for name, x in facts.items()]
     # [layers, B, size], or [B, size]
-    parts += [Part.of(("states", str(i)), state, int(state.dim() > 2)) for i, state in enumerate(states)]
+    parts += [Part(("states", str(i)), x.dtype, tuple(x.shape), int(x.dim() > 2)) for i, x in enumerate(states)]
     return BlockSpec(tuple(parts), numbers, batch.time_first), [*rows.values(), *facts.values(), *states]
