@@ -539,19 +539,18 @@ class Owner:
         """Draw the next batch for a learner; False if it cannot be drawn yet, or not at all."""
         if not (client.wants and client.free):
             return False
-        if self._undelivered is None and not self._draw_next(client):
+        drawn = self._undelivered or self._draw_next(client)
+        if drawn is None:
             return False
-        assert self._undelivered is not None
-        spec, tensors = spec_of(self._undelivered.batch)
+        spec, tensors = spec_of(drawn.batch)
         try:
-            number, new_memory = client.prepare_slot(spec)
+            number, slot, new_memory = client.prepare_slot(spec)
         except Exception as error:  # no memory, or too many open files: the learner may ask again
             self._send_error(client, Failure.of(error))  # the batch stays in _undelivered: it is not drawn twice
             return False
-        drawn, self._undelivered = self._undelivered, None
+        self._undelivered = None
         self._served.ahead.ready[-1] = drawn = drawn._replace(batch=None)  # the slot has it from here on
-        slot = client.slots[client.free.popleft()]
-        assert slot is not None
+        client.free.popleft()
         slot.write(tensors)
         client.ready.append(drawn)
         if client.requested:
@@ -561,10 +560,10 @@ class Owner:
         self._send(client.line, ("batch", number, drawn.completed, new_memory))  # after the write: it reads at once
         return True
 
-    def _draw_next(self, client: Client) -> bool:
-        """Draw the next batch; False if it may not be drawn yet, or if the draw failed. The learner gets the error."""
+    def _draw_next(self, client: Client) -> Drawn | None:
+        """Draw the next batch; None if it may not be drawn yet, or if the draw failed. The learner gets the error."""
         if not self._is_allowed():
-            return False
+            return None
         ahead = self._served.ahead
         with self._replay.lock:
             ahead.draw()
@@ -573,11 +572,11 @@ class Owner:
             if self._limit is not None:
                 self._limit.uncount(samples=self._options.batch_size)
             if isinstance(error, EmptyError) and self._options.lanes is not None:
-                return False  # the first steps have yet to come through the lanes
+                return None  # the first steps have yet to come through the lanes
             self._send_error(client, Failure.of(error))
-            return False
+            return None
         self._undelivered = ahead.ready[-1]
-        return True
+        return self._undelivered
 
     def _is_allowed(self) -> bool:
         """True if the limit allows a batch, which it counts. The time until it does counts as waited."""
@@ -638,12 +637,12 @@ class Client:
     late: deque[Failure] = field(default_factory=deque[Failure])
     """Errors of calls that are still to be sent."""
 
-    def prepare_slot(self, spec: BlockSpec) -> tuple[int, Any]:
+    def prepare_slot(self, spec: BlockSpec) -> tuple[int, Slot, Any]:
         """Make the learner's next free slot ready for a batch.
 
         Returns:
-            the slot's number; and the name of its memory with the spec of the batch if they are new to the learner,
-            otherwise None.
+            the slot's number; the slot; and the name of its memory with the spec of the batch if they are new to the
+            learner, otherwise None.
 
         Raises:
             OSError, ParameterError: there is no memory for it, or too many files are open. Nothing has changed.
@@ -651,12 +650,12 @@ class Client:
         number = self.free[0]
         slot = self.slots[number]
         if slot is not None and slot.spec == spec:
-            return number, None
+            return number, slot, None
         block = None if slot is None else slot.block
         if block is None or block.nbytes < spec.nbytes:
             block = SharedBlock.create(max(spec.nbytes, 1))
-        self.slots[number] = Slot(block.array, spec, block)  # keeps the block alive until the learner has attached it
-        return number, (block.name, spec)
+        self.slots[number] = slot = Slot(block.array, spec, block)  # keeps the block until the learner has attached it
+        return number, slot, (block.name, spec)
 
 
 # The learner's side
