@@ -13,7 +13,7 @@ import torch
 from ..errors import FieldError, LifecycleError, ParameterError
 from ..parameters import COUNT_RULE, FLAG_RULE, SECONDS_RULE, TIMEOUT_RULE, Rule, is_count, is_whole, require
 from ..printable import shown
-from ..processes.blocks import joined, packed
+from ..processes.blocks import packed
 from ..steps.schema import Path, nest
 from .messages import PAUSE, Fetched, Label, Link
 
@@ -112,7 +112,7 @@ class Rollouts:
             if label is not None and block is not None:
                 if self._is_new(label):
                     self._counts["received"] += 1
-                    return Rollout(nest(joined([block])), label.version, label.worker)
+                    return Rollout(nest(block.tensors()), label.version, label.worker)
                 continue
             next(attempts)
 

@@ -22,7 +22,7 @@ from ..steps.arrays import Array, numpy_dtype, numpy_view, torch_dtype
 from ..steps.schema import Path, map_leaves
 from .shared import CACHE_LINE
 
-__all__ = ["Block", "BlockSpec", "Part", "is_batch", "joined", "joined_batch", "packed", "packed_batch", "spec_of"]
+__all__ = ["Block", "BlockSpec", "Part", "is_batch", "joined_batch", "packed", "packed_batch", "spec_of"]
 
 
 class Part(NamedTuple):
@@ -111,6 +111,11 @@ class Block(NamedTuple):
         """The arrays by path, as :meth:`BlockSpec.arrays`."""
         return self.spec.arrays(self.memory)
 
+    def tensors(self) -> dict[Path, Tensor]:
+        """The arrays by path as tensors, each in memory of its own."""
+        arrays = self.arrays()
+        return {part.path: typed(arrays[part.path].copy(), part.dtype) for part in self.spec.parts}
+
     def batch(self) -> Any:
         """The batch, over these bytes, which can be written to."""
         return self.spec.batch(self.spec.tensors(torch.from_numpy(self.memory)))
@@ -135,21 +140,17 @@ def _filled(spec: BlockSpec, values: Iterable[Any]) -> Block:
     return Block(spec, memory)
 
 
-def joined(blocks: Sequence[Block]) -> dict[Path, Tensor]:
-    """The rows of several blocks of the same fields, one block after another, as tensors in memory of their own.
-
-    Nobody else has the new memory, so it may be written to, even if the blocks are read-only.
-    """
-    sources = [block.arrays() for block in blocks]
-    return {
-        part.path: typed(np.concatenate([source[part.path] for source in sources], part.axis), part.dtype)
-        for part in blocks[0].spec.parts
-    }
-
-
 def joined_batch(blocks: Sequence[Block], extras: Mapping[str, Tensor]) -> Any:
-    """The batch with the rows of several batches, one after another, and with further fields ``extras`` ``[B]``."""
-    return blocks[0].spec.batch(joined(blocks), extras)
+    """The batch with the rows of several batches, one after another, and with further fields ``extras`` ``[B]``.
+
+    Nobody else has its memory, so it may be written to, even if the blocks are read-only.
+    """
+    spec, sources = blocks[0].spec, [block.arrays() for block in blocks]
+    leaves = {
+        part.path: typed(np.concatenate([source[part.path] for source in sources], part.axis), part.dtype)
+        for part in spec.parts
+    }
+    return spec.batch(leaves, extras)
 
 
 def is_batch(value: Any) -> bool:
