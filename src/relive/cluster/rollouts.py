@@ -13,7 +13,7 @@ import torch
 from ..errors import FieldError, LifecycleError, ParameterError
 from ..parameters import COUNT_RULE, FLAG_RULE, SECONDS_RULE, TIMEOUT_RULE, Rule, is_count, is_whole, require
 from ..printable import shown
-from ..processes.blocks import packed
+from ..processes.blocks import Block, packed
 from ..steps.schema import Path, nest
 from .messages import PAUSE, Fetched, Label, Link
 
@@ -180,9 +180,14 @@ class Sender:
     def __init__(self, link: Link, worker: str, timeout: float) -> None:
         self._link, self._worker, self._timeout = link, worker, timeout
         self._life, self._number = "", 0
+        self._doubtful: tuple[Label, Block] | None = None
+        """A rollout that was sent and not answered for: the queue may have it."""
 
     def put(self, data: Mapping[str, Any], version: int, timeout: float | None = None) -> None:
         """Send a rollout once there is room for it. Returns when the queue has the rollout.
+
+        If the queue does not answer, it may have the rollout all the same. The next call sends that one again before
+        its own, so that it comes once; with the same data and version, it is that one.
 
         Args:
             data: arrays and CPU tensors by name, nested or not, such as ``collector.steps(32)``.
@@ -201,11 +206,24 @@ class Sender:
             life = os.urandom(8).hex()
             self._ask("begin", self._worker, life)  # if this fails, the next call begins with another life
             self._life = life
-        label = Label(self._worker, self._life, self._number + 1, int(version))
         attempts = _attempts(timeout, "put(): the queue was full", "the learner may have stopped")
-        while not (self._ask("room") and self._ask("put", label, block)):
+        before = self._doubtful
+        if before is not None:
+            self._deliver(*before, attempts)
+            if before[0].version == version and _same(before[1], block):
+                return
+        self._deliver(Label(self._worker, self._life, self._number + 1, int(version)), block, attempts)
+
+    def _deliver(self, label: Label, block: Block, attempts: Iterator[None]) -> None:
+        while True:
+            if self._ask("room"):
+                self._doubtful = label, block  # until the queue says whether it has it
+                taken = self._ask("put", label, block)
+                self._doubtful = None
+                if taken:
+                    break
             next(attempts)
-        self._number += 1  # after the queue has it: a put() that failed sends this number again
+        self._number = label.number
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         return _answer(self._link, self._timeout, method, *arguments)
@@ -223,6 +241,12 @@ def _attempts(timeout: float | None, problem: str, advice: str) -> Iterator[None
         pause = min(2 * pause, PAUSE)
         yield
     raise LifecycleError(f"{problem} for {timeout:g} s; {advice}")
+
+
+def _same(one: Block, other: Block) -> bool:
+    """True if two rollouts have the same arrays, bit for bit."""
+    arrays = zip(one.arrays().values(), other.arrays().values(), strict=False)  # the bytes between them say nothing
+    return one.spec == other.spec and all(a.tobytes() == b.tobytes() for a, b in arrays)
 
 
 def _answer(link: Link, timeout: float, method: str, *arguments: Any) -> Any:
