@@ -29,13 +29,13 @@ from ..errors import (
 )
 from ..memory.allocator import shared_lock
 from ..memory.copier import StepCopier
-from ..memory.layout import host_leaf
+from ..memory.layout import typed
 from ..parameters import COUNT_RULE, FLAG_RULE, TIMEOUT_RULE, Rule, is_count, require
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import flattened, refuse_not_finite, row_mask, stored_fields
 from ..replay.durable import AFTER, ENVS, MARK, SOURCE, VOID
 from ..ring.ring import missing_final, piece_of
-from ..steps.arrays import Array, Ints, as_host
+from ..steps.arrays import NUMPY_DTYPES, Array, Ints, as_host
 from ..steps.checker import StepChecker, refuse_unreadable
 from ..steps.schema import Path, Schema, map_leaves, not_named
 from .blocks import BlockSpec, Part
@@ -721,7 +721,8 @@ class Lane:
         rows = slice(row, row + count)
 
         def leaf(path: Path) -> Any:
-            return host_leaf(self.columns[path][rows], layout.fields.leaves[path].dtype)
+            part, dtype = self.columns[path][rows], layout.fields.leaves[path].dtype
+            return part if dtype in NUMPY_DTYPES else typed(part, dtype)
 
         schema = layout.fields if flags & FOLLOWED else layout.stored
         steps = {name: schema.rebuild(name, leaf) for name in schema.names}
