@@ -13,7 +13,7 @@ from ..errors import FieldError, LifecycleError, ParameterError
 from ..parameters import COUNT_RULE, FLAG_RULE, SECONDS_RULE, TIMEOUT_RULE, Rule, is_count, is_whole, require
 from ..printable import shown
 from ..steps.schema import Path, nest
-from .messages import PAUSE, Fetched, Label, Link, joined, packed
+from .messages import PAUSE, Block, Fetched, Label, Link, joined, packed, unpacked
 
 __all__ = ["Rollout", "Rollouts", "Sender"]
 
@@ -181,9 +181,14 @@ class Sender:
     def __init__(self, link: Link, worker: str, timeout: float) -> None:
         self._link, self._worker, self._timeout = link, worker, timeout
         self._life, self._number = "", 0
+        self._doubtful: tuple[Label, Block] | None = None
+        """A rollout that was sent and not answered for: the queue may have it."""
 
     def put(self, data: Mapping[str, Any], version: int, timeout: float | None = None) -> None:
         """Send a rollout once there is room for it. Returns when the queue has the rollout.
+
+        If the queue does not answer, it may have the rollout all the same. The next call sends that one again before
+        its own, so that it comes once; with the same data and version, it is that one.
 
         Args:
             data: arrays and CPU tensors by name, nested or not, such as ``collector.steps(32)``.
@@ -202,17 +207,37 @@ class Sender:
             life = os.urandom(8).hex()
             self._ask("begin", self._worker, life)  # if this fails, the next call begins with another life
             self._life = life
-        label = Label(self._worker, self._life, self._number + 1, int(version))
-        end, pause = None if timeout is None else time.monotonic() + timeout, SHORTEST_PAUSE
-        while not (self._ask("room") and self._ask("put", label, block)):
+        end = None if timeout is None else time.monotonic() + timeout
+        before = self._doubtful
+        if before is not None:
+            self._deliver(*before, timeout, end)
+            if before[0].version == version and _same(before[1], block):
+                return
+        self._deliver(Label(self._worker, self._life, self._number + 1, int(version)), block, timeout, end)
+
+    def _deliver(self, label: Label, block: Block, timeout: float | None, end: float | None) -> None:
+        pause = SHORTEST_PAUSE
+        while True:
+            if self._ask("room"):
+                self._doubtful = label, block  # until the queue says whether it has it
+                taken = self._ask("put", label, block)
+                self._doubtful = None
+                if taken:
+                    break
             if end is not None and time.monotonic() > end:
                 raise LifecycleError(f"put(): the queue was full for {timeout:g} s; the learner may have stopped")
             time.sleep(pause)
             pause = min(2 * pause, PAUSE)
-        self._number += 1  # after the queue has it: a put() that failed sends this number again
+        self._number = label.number
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         return _answer(self._link, self._timeout, method, *arguments)
+
+
+def _same(one: Block, other: Block) -> bool:
+    """True if two rollouts have the same arrays, bit for bit."""
+    arrays = zip(unpacked(one).values(), unpacked(other).values(), strict=False)  # the bytes between them say nothing
+    return one.parts == other.parts and all(a.tobytes() == b.tobytes() for a, b in arrays)
 
 
 def _answer(link: Link, timeout: float, method: str, *arguments: Any) -> Any:
