@@ -462,8 +462,8 @@ MUTATIONS = [
     Mutation(
         "the schedule of beta is one draw ahead",
         "samplers/prioritized.py",
-        "return self.beta_at(self._draws)",
-        "return self.beta_at(self._draws + 1)",
+        "self.beta_at(self._draws) if isinstance",
+        "self.beta_at(self._draws + 1) if isinstance",
         "samplers/test_prioritized.py",
     ),
     Mutation(
@@ -476,8 +476,8 @@ MUTATIONS = [
     Mutation(
         "the weights of recent draws are normalised by the whole buffer",
         "samplers/prioritized.py",
-        "bound.tree.minimum_positive(recent.begins, recent.ends)",
-        "bound.tree.minimum_positive()",
+        "tree.minimum_positive(recent.begins, recent.ends)",
+        "tree.minimum_positive()",
         "samplers/test_recent.py samplers/test_prioritized.py",
     ),
     Mutation(
