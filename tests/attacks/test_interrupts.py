@@ -36,7 +36,7 @@ from twins import Twin
 def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here is about a power cut."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
+    monkeypatch.setattr("relive.files.mapped._sync_data", lambda descriptor: None)
 
 
 def attack(kind: str, sampler: str, events: Sequence[int] | None, batches: int) -> tuple[int, list[str]]:

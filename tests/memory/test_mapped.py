@@ -59,7 +59,7 @@ def test_a_record_is_written_into_room_that_the_disk_has_already(
     path, synced = tmp_path / "journal", list[str]()
     journal = Journal(path, RUN, create=True)
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append("grown"))
-    monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append("written"))
+    monkeypatch.setattr(journals, "_sync_data", lambda descriptor: synced.append("written"))
     for _ in range(20):
         journal.append(bytes(20_000))
         assert path.stat().st_size >= inside.end(journal)
@@ -72,7 +72,7 @@ def test_a_record_is_written_into_room_that_the_disk_has_already(
     journal.close()
 
 
-@pytest.mark.parametrize("name", ["pwrite", "fdatasync"])
+@pytest.mark.parametrize("name", ["pwrite", "sync"])
 def test_a_record_that_the_disk_refuses_was_never_there(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +83,7 @@ def test_a_record_that_the_disk_refuses_was_never_there(
     journal = Journal(path, RUN, create=True)
     journal.append(b"one")
     with monkeypatch.context() as patch:
-        patch.setattr(os, name, fails)
+        patch.setattr(*((os, "pwrite", fails) if name == "pwrite" else (journals, "_sync_data", fails)))
         with pytest.raises(OSError, match="error"):
             journal.append(b"two")
     assert records(path) == (0, b"one")

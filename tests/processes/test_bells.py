@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from typing import Any
@@ -15,6 +16,8 @@ from children import METHODS, SECONDS, answer, done, ring_often, started
 from relive import core
 from relive.processes import shared as waiting
 from relive.processes.shared import Bell, SharedBlock
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 
 
 @pytest.fixture(params=["futex", "pauses"])

@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +34,8 @@ from relive import Collector, Field, Lanes, NStep, Prioritized, ReplayBuffer, Sc
 from relive import Sequence as SequenceView
 from relive.processes import lanes as owning
 from twins import POISON, contents, mapped, recurrent
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 
 WORLDS: dict[str, dict[str, Any]] = {
     "small": {"view": NStep(2, 0.5)},
@@ -438,7 +441,7 @@ def test_an_owner_of_a_replay_in_files_that_is_killed_at_any_line_stores_no_step
     stride: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
+    monkeypatch.setattr("relive.files.mapped._sync_data", lambda descriptor: None)
     before, tried = -1, 0
     for at in (None, *range(0, 10**6, stride)):
         folder, lanes = tmp_path / str(at), Lanes(COUNTED, 2, 2, steps=16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import sys
 import threading
 import time
 from typing import Any
@@ -16,6 +17,8 @@ from interrupting import broken_off
 from laned import COUNTED, counted, numbers, write_some
 from relive import Lanes, MinSize, ReplayBuffer, SamplesPerInsert
 from relive.errors import ParameterError, ShapeError, WaitTimeoutError
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 
 
 def laned(writers: int = 1, num_envs: int = 1, count: int = 0, **options: Any) -> tuple[Lanes, ReplayBuffer, list[Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 import threading
 import time
 from typing import Any
@@ -17,6 +18,8 @@ from limiting import insert_some, sample_all, wait_for_ever
 from relive import MinSize, SamplesPerInsert
 from relive.core.words import SAMPLES
 from relive.errors import ParameterError, WaitTimeoutError
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 
 
 class Plain:

@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -43,6 +44,8 @@ from serving import (
     write_steps,
 )
 from twins import SAMPLERS, SEQUENCES, VIEWS, Twin, batch_leaves, same_batches
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -461,6 +464,7 @@ def shared_maps() -> int:
     return Path("/proc/self/maps").read_text(encoding="utf-8").count("memfd:relive-")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux knows of a process")
 def test_no_memory_and_no_open_file_is_left():
     gc.collect()
     before, files, shm = shared_maps(), len(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))

@@ -6,6 +6,9 @@ import copy
 import gc
 import os
 import pickle
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,18 @@ import inside
 from children import METHODS, SECONDS, add_one, claim_and_stay, done, is_open_anywhere, kill, share_and_stay, started
 from forked import in_fork
 from relive.errors import LifecycleError, ParameterError
+from relive.processes import shared as backing
 from relive.processes.shared import Bell, SharedBlock
 
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
+LINUX = pytest.mark.skipif(not backing.IN_MEMORY, reason="files without a path are Linux's")
 
-@pytest.fixture
-def block() -> SharedBlock:
-    """A block of one page."""
+
+@pytest.fixture(params=[pytest.param(True, marks=LINUX), False], ids=["memory", "file"])
+def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SharedBlock:
+    """A block of each kind."""
+    monkeypatch.setattr(backing, "IN_MEMORY", request.param)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return SharedBlock.create(4096)
 
 
@@ -36,6 +45,7 @@ def test_a_block_is_zeroed_and_a_copy_is_the_same_memory(block: SharedBlock) -> 
     assert block.array[6] == 3
 
 
+@LINUX
 @pytest.mark.parametrize("method", METHODS)
 def test_another_process_writes_to_the_same_memory(method: str) -> None:
     block = SharedBlock.create(64)
@@ -43,7 +53,7 @@ def test_another_process_writes_to_the_same_memory(method: str) -> None:
     assert (block.array[8:] == 1).all()
 
 
-def test_a_child_that_is_forked_shares_it_too(block: SharedBlock) -> None:
+def test_a_child_that_is_forked_shares_a_file_too(block: SharedBlock) -> None:
     done(started("fork", add_one, block))
     assert (block.array[8:] == 1).all()
 
@@ -59,6 +69,7 @@ def test_the_memory_outlives_its_block_while_an_array_uses_it() -> None:
         SharedBlock.attach(name)
 
 
+@LINUX
 def test_memory_is_gone_with_the_last_process_even_if_all_are_killed() -> None:
     before, (read, write) = set(os.listdir("/dev/shm")), os.pipe()
     process = started("fork", share_and_stay, write)
@@ -80,6 +91,40 @@ def test_memory_is_gone_with_the_last_process_even_if_all_are_killed() -> None:
         SharedBlock.attach(names[0])
 
 
+def test_a_file_goes_with_its_process_or_with_the_next_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(backing, "IN_MEMORY", False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    first = SharedBlock.create(10)
+    assert len(list(tmp_path.iterdir())) == 1
+    del first
+    gc.collect()
+    assert not list(tmp_path.iterdir())
+    left = tmp_path / f"relive-{dead_process()}-{'0' * 16}"
+    other = tmp_path / "relive-notes-of-mine"
+    left.touch()
+    other.touch()
+    second = SharedBlock.create(10)
+    assert not left.exists()
+    assert other.exists()
+    assert len(list(tmp_path.iterdir())) == 2
+
+    def child() -> None:
+        nonlocal second
+        del second
+        gc.collect()
+
+    name = second.name
+    in_fork(child)
+    assert SharedBlock.attach(name).nbytes == 10  # a child's end removes nothing
+
+
+def dead_process() -> int:
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
 def test_a_name_of_another_file_is_refused(block: SharedBlock, tmp_path: Path) -> None:
     with (tmp_path / "own").open("wb") as own:
         for name in (f"{os.getpid()}-{own.fileno()}-{'0' * 16}", f"{os.getpid()}-9999-{'0' * 16}"):
@@ -96,6 +141,7 @@ def test_an_impossible_size_is_refused(nbytes: Any) -> None:
         SharedBlock.create(nbytes)
 
 
+@LINUX
 def test_nobody_can_take_the_memory_away() -> None:
     block = SharedBlock.create(4096)
     with pytest.raises(PermissionError):
@@ -110,8 +156,9 @@ def test_a_place_is_claimed_once_until_it_is_dropped(block: SharedBlock) -> None
     assert first is not None
     assert first.holds
     assert block.is_claimed(0)
-    assert block.claim(0) is None
-    assert SharedBlock.attach(block.name).claim(0) is None
+    if hasattr(__import__("fcntl"), "F_OFD_SETLK"):
+        assert block.claim(0) is None
+        assert SharedBlock.attach(block.name).claim(0) is None
     assert not block.is_claimed(1)
     assert block.claim(1) is not None
     first.drop()
@@ -129,6 +176,7 @@ def test_a_forked_child_does_not_have_its_parents_places(block: SharedBlock) -> 
     assert block.is_claimed(2)
 
 
+@LINUX
 @pytest.mark.parametrize("method", METHODS)
 def test_the_place_of_a_process_that_is_killed_is_free(method: str) -> None:
     block = SharedBlock.create(4096)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,8 @@ from relive.processes.blocks import spec_of
 from relive.processes.server import Slot, Uploads
 from relive.processes.shared import SharedBlock
 from twins import same_batches
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 
 
 class Runtime:

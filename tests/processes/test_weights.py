@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import time
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch import nn
 import inside
 from children import METHODS, SECONDS, done, kill, publish_for_ever, started
 from relive import Weights, errors
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 
 
 def network() -> nn.Module:

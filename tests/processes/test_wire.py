@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from multiprocessing import Pipe
 from typing import Any
 
 import pytest
 
 from relive.processes.wire import Line
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs Unix sockets")
 
 
 class BrokenOff:

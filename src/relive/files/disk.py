@@ -6,10 +6,10 @@ The last part checks what the JSON of a save states: counts, shapes and dtypes.
 from __future__ import annotations
 
 import errno
-import fcntl
 import io
 import os
 import stat
+import sys
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -132,7 +132,7 @@ def _begun(others: ThreadPoolExecutor, function: Callable[..., T], *args: Any) -
 def create_file(path: Path) -> int:
     """Create a file that is not there yet, to be written; returns its descriptor."""
     # O_EXCL: never into a file, or through a link, that somebody else put there
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o666)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY | _SAFE, 0o666)
 
 
 def _fill(descriptor: int, parts: Iterable[memoryview], size: int) -> FileNote:
@@ -156,8 +156,9 @@ def _fill(descriptor: int, parts: Iterable[memoryview], size: int) -> FileNote:
 
 def _set_going(descriptor: int, start: int, end: int) -> int:
     """Ask the system to write these bytes to the disk now, while further bytes come."""
-    with suppress(OSError):
-        os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
     return end
 
 
@@ -178,7 +179,7 @@ def _gathered(parts: Iterable[memoryview]) -> Iterator[memoryview]:
 
 def _allocate(descriptor: int, size: int) -> None:
     """Reserve disk space. A full disk fails here at once, and writing to reserved blocks is several times faster."""
-    if size:
+    if sys.platform == "linux" and size:
         try:
             os.posix_fallocate(descriptor, 0, size)
         except OSError as error:
@@ -202,12 +203,13 @@ def make_directory(path: Path) -> bool:
 
 
 def sync_path(directory: Path) -> None:
-    """Write a directory's list of names to the disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Write a directory's list of names to the disk, where directories can be opened."""
+    if sys.platform != "win32":
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def usable(path: str | os.PathLike[str]) -> Path:
@@ -256,8 +258,11 @@ _NO_FILE = (errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP, errno.EISDIR)
 """Error numbers for paths that are not regular files, such as circular links and sockets."""
 
 
-_SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""No link is followed, no pipe waited for, and no descriptor given to a child process."""
+_BINARY = getattr(os, "O_BINARY", 0)
+
+
+_SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+"""No link is followed, no pipe waited for, and no descriptor given to a child process, where the system can do so."""
 
 
 CACHED = 1 << 18
@@ -300,13 +305,13 @@ def open_to_write(path: Path, *, create: bool = False) -> int:
 
 def _open_regular(path: Path, flags: int) -> int:
     try:
-        descriptor = os.open(path, flags | _SAFE, 0o666)
+        descriptor = os.open(path, flags | _BINARY | _SAFE, 0o666)
     except OSError as error:
         if error.errno in _NO_FILE or path.is_symlink():
             raise _no_file(path, "a symbolic link" if path.is_symlink() else f"something else ({error})") from None
         raise
     # of the open file, not of the path: the path may lead elsewhere by now
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode) or (not _SAFE and path.is_symlink()):
         os.close(descriptor)
         raise _no_file(path, "something else")
     return descriptor
@@ -398,6 +403,10 @@ class Holder:
     """
 
     def __init__(self, directory: Path) -> None:
+        if sys.platform == "win32":
+            raise LifecycleError("a replay in files needs a POSIX system; on this one use save and load")
+        import fcntl
+
         self._path, files = directory / LOCK, list[int]()
         self._close = finalize(self, _close_all, files)
         self._close.atexit = False  # the system takes the right back after the last thread and exit handler

@@ -16,7 +16,7 @@ import re
 import struct
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -532,6 +532,10 @@ class Record(NamedTuple):
     payload: bytes
 
 
+_sync_data: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
+"""Write the bytes of a file through, which has them in the same places already. Linux has a call of its own for it."""
+
+
 class Journal:
     """The journal of a run, opened to append to it. Its last record is ``last``, or None in a new journal.
 
@@ -597,7 +601,7 @@ class Journal:
             whole = _with_room(whole)
         try:
             _write_all(self._descriptor, whole, self._end)
-            (os.fsync if grows else os.fdatasync)(self._descriptor)  # without growth, only bytes have changed
+            (os.fsync if grows else _sync_data)(self._descriptor)  # without growth, only bytes have changed
         except OSError:
             os.ftruncate(self._descriptor, self._end)  # half a record must not stand before the next one
             self._size = self._end

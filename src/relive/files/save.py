@@ -13,12 +13,12 @@ nested values of a learner as JSON and tensors.
 from __future__ import annotations
 
 import errno
-import fcntl
 import itertools
 import math
 import os
 import shutil
 import stat
+import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -114,9 +114,9 @@ def update(
             manifest, temporary = format.compose(text, files, specs), path / format.new_name(generation)
             disk.write_file(temporary, [memoryview(manifest)], len(manifest))
             # first the names of all new files: a manifest must never name a file that a power cut can take away
-            os.fsync(descriptor)
+            sync(descriptor)
             os.replace(temporary, path / MANIFEST)
-            os.fsync(descriptor)  # remove the old files only once the new manifest is safe on the disk
+            sync(descriptor)  # remove the old files only once the new manifest is safe on the disk
             _remove(path, lambda name: OWN_NAME.fullmatch(name) is not None and name not in files)
             _require_there(path, descriptor)
         except BaseException as error:
@@ -210,13 +210,18 @@ class Save:
 
 
 @contextmanager
-def locked_directory(path: Path) -> Generator[tuple[int, bool]]:
+def locked_directory(path: Path) -> Generator[tuple[int | None, bool]]:
     """Wait for the exclusive right to save into a directory, which is created if missing.
 
-    Yields its descriptor, and whether it is new. A failed first save removes its directory. So after
+    Yields its descriptor, for :func:`sync`, and whether it is new. A failed first save removes its directory. So after
     the wait, the path may be gone or name another directory; then the directory is created and locked once more.
     """
     created = make_directory(path)
+    if sys.platform == "win32":  # directories have no descriptors there
+        yield None, created
+        return
+    import fcntl
+
     while True:
         descriptor = os.open(path, os.O_RDONLY)
         _locked.add(descriptor)
@@ -245,7 +250,14 @@ def _close_in_child() -> None:
             os.close(_locked.pop())
 
 
-os.register_at_fork(after_in_child=_close_in_child)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_close_in_child)
+
+
+def sync(directory: int | None) -> None:
+    """Write the directory's list of names to the disk."""
+    if directory is not None:
+        os.fsync(directory)
 
 
 def replaceable(path: Path) -> Contents:
@@ -281,13 +293,13 @@ def _has_size(path: Path, size: int) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size == size
 
 
-def _require_there(path: Path, directory: int) -> None:
+def _require_there(path: Path, directory: int | None) -> None:
     """Require that the directory of a save has not been removed meanwhile; ``directory`` is its descriptor.
 
     Raises:
         FileNotFoundError: the directory is gone, or another one is in its place.
     """
-    if not is_at(path, directory):
+    if directory is not None and not is_at(path, directory):
         raise FileNotFoundError(errno.ENOENT, "the directory was removed while a save was written into it", str(path))
 
 
@@ -304,12 +316,12 @@ def _disk_full_advice(path: Path, error: BaseException, size: int) -> str | None
     )
 
 
-def _roll_back(path: Path, directory: int, generation: str, manifest: bytes, created: bool) -> str:
+def _roll_back(path: Path, directory: int | None, generation: str, manifest: bytes, created: bool) -> str:
     """Remove the files of a failed save, unless its manifest is in place. Returns the outcome as a sentence.
 
     ``directory`` is the descriptor of the directory, and ``manifest`` is empty if it was not yet made.
     """
-    if not is_at(path, directory):
+    if directory is not None and not is_at(path, directory):
         with suppress(OSError):  # another directory may be in its place, and half a save there is of no use
             if manifest and manifest == (path / MANIFEST).read_bytes():
                 os.unlink(path / MANIFEST)

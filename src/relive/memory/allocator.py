@@ -72,7 +72,7 @@ def zeroed(nbytes: int) -> NDArray[np.uint8]:
     The memory is private, as from malloc: a parent never sees what its forked child writes. Shared memory would not
     get huge pages.
     """
-    if nbytes < HUGE:
+    if nbytes < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(nbytes, np.uint8)
     # whole huge pages: a part of one would be on small pages
     memory = mmap.mmap(-1, -(-nbytes // HUGE) * HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -174,4 +174,5 @@ def _release() -> None:
         _held.locks.pop().release()
 
 
-os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_release)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_release)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -202,6 +203,9 @@ def _free_of_all() -> int | None:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
+    names: Mapping[str, int] = getattr(os, "sysconf_names", {})
+    if "SC_PHYS_PAGES" in names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
 
 

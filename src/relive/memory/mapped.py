@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
-import resource
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet, finalize
 
 from .. import core
@@ -16,7 +15,12 @@ from ..files.mapped import MappedDirectory, MappedFiles
 from ..steps.arrays import Array, Ints
 from .allocator import Allocator
 
-__all__ = ["DRAINED", "SETTINGS", "FileAllocator", "LookAhead", "MappedAllocator"]
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
+__all__ = ["DRAINED", "SETTINGS", "FileAllocator", "LookAhead", "MappedAllocator", "can_look_ahead"]
 
 
 DRAINED = "drained"
@@ -112,11 +116,17 @@ def _release_in_child() -> None:
         allocator.directory.release()
 
 
-os.register_at_fork(after_in_child=_release_in_child)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_release_in_child)
 
 
 PATIENCE = 32
 """After this many questions in a row that found nothing missing, no more are asked until a read waits for the disk."""
+
+
+def can_look_ahead() -> bool:
+    """True if this system counts how often a thread waited for the disk, and takes advice: Linux does."""
+    return hasattr(resource, "RUSAGE_THREAD") and hasattr(mmap, "MADV_WILLNEED")
 
 
 class LookAhead:
@@ -142,7 +152,7 @@ class LookAhead:
 
     def is_wanted(self) -> bool:
         """True if rows were missing lately: this thread waited for the disk, or the last questions found some."""
-        waits = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
+        waits = cast("Any", resource).getrusage(cast("Any", resource).RUSAGE_THREAD).ru_majflt
         (thread, before), self._last_draw = self._last_draw, (get_ident(), waits)
         # the count is of this thread, so it says nothing after a draw in another one
         if thread == self._last_draw[0] and waits > before:

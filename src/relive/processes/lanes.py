@@ -77,7 +77,7 @@ class Lanes:
     Raises:
         SchemaError: a replay cannot have the schema.
         ParameterError: an argument is out of range, or the lanes take more memory than is free.
-        OSError: the system has no room.
+        OSError: the system has no memory that processes share, such as Windows.
     """
 
     def __init__(

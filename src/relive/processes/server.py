@@ -266,7 +266,8 @@ def _close_lines() -> None:
         line.close()
 
 
-os.register_at_fork(after_in_child=_close_lines)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_close_lines)
 
 
 # The process that owns the replay

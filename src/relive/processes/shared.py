@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import math
 import mmap
 import os
 import platform
 import secrets
 import struct
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet, finalize
 
@@ -29,10 +32,16 @@ from ..errors import LifecycleError, ParameterError
 from ..memory.estimate import require_free
 from ..parameters import COUNT_RULE, require
 
+if sys.platform != "win32":
+    import fcntl
+
 __all__ = ["CACHE_LINE", "Bell", "Claim", "SharedBlock"]
 
 CACHE_LINE = 64
 """Bytes of a cache line. Two processes that write to one line slow each other down, so their parts begin at others."""
+
+IN_MEMORY = sys.platform == "linux"
+"""True if the system has files without a path. Such a file is gone when the last process that has it open ends."""
 
 
 class SharedBlock:
@@ -42,7 +51,9 @@ class SharedBlock:
     spawned process, or the reader of a queue, must load the pickle while the sender lives. A copy of a block is the
     same memory.
 
-    The memory has no path: the size of ``/dev/shm`` does not matter, and a kill leaves nothing behind.
+    On Linux the memory has no path: the size of ``/dev/shm`` does not matter, and a kill leaves nothing behind.
+    Elsewhere the memory is a file in the folder for temporary files. The process that made the file removes it at its
+    end. If that process is killed, the next one that makes a block removes it. Windows has neither.
     """
 
     array: NDArray[np.uint8]
@@ -62,18 +73,21 @@ class SharedBlock:
 
         Raises:
             ParameterError: ``nbytes`` is not a number of bytes, or more than the free memory.
-            OSError: the system has no room.
+            OSError: the system has no room, or no such memory.
         """
         require("SharedBlock.create", COUNT_RULE, nbytes=nbytes)
         require_free(nbytes, torch.device("cpu"), "the shared memory", "make it smaller")
         token = secrets.token_hex(8)
-        descriptor = os.memfd_create(f"relive-{token}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        descriptor = _new_file(token)
         try:
             _reserve(descriptor, nbytes)
-            return cls(descriptor, token)
+            block = cls(descriptor, token)
         except BaseException:
             os.close(descriptor)
             raise
+        if not IN_MEMORY:
+            finalize(block, _remove, token, os.getpid())
+        return block
 
     @classmethod
     def attach(cls, name: str) -> SharedBlock:
@@ -85,16 +99,15 @@ class SharedBlock:
         """
         gone = f"shared memory {name!r}: it is gone; send it while a process that has it is alive"
         try:
-            process, number, token = name.split("-")
-            path = f"/proc/{int(process)}/fd/{int(number)}"
+            place, _, token = name.rpartition("-")
+            path = _path_at(place, token)
         except (AttributeError, ValueError) as error:
             raise ParameterError(f"SharedBlock.attach(name={name!r}): expected the name of a block") from error
         try:
             descriptor = os.open(path, FLAGS)
         except OSError as error:
             raise LifecycleError(gone) from error
-        # after the open: before it, the number could still go to another file
-        if os.readlink(f"/proc/self/fd/{descriptor}") != f"/memfd:relive-{token} (deleted)":
+        if not _has_token(descriptor, token):  # after the open: before it, the number could still go to another file
             os.close(descriptor)
             raise LifecycleError(gone)
         return cls(descriptor, token)
@@ -107,7 +120,7 @@ class SharedBlock:
     @property
     def name(self) -> str:
         """The name that :meth:`attach` takes in another process, while this process lives and has the block."""
-        return f"{os.getpid()}-{self._descriptor}-{self.token}"
+        return f"{_place_of(self._descriptor, self.token)}-{self.token}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SharedBlock.attach, (self.name,)
@@ -118,7 +131,7 @@ class SharedBlock:
         Args:
             place: any whole number of at least 0; what it stands for is up to the caller.
         """
-        claim = Claim(f"/proc/self/fd/{self._descriptor}", place)
+        claim = Claim(_path_at(_place_of(self._descriptor, self.token), self.token), place)
         return claim if claim.holds else None
 
     def is_claimed(self, place: int) -> bool:
@@ -163,7 +176,8 @@ def _drop_claims() -> None:
         claim.drop()
 
 
-os.register_at_fork(after_in_child=_drop_claims)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_drop_claims)
 
 
 # Waiting
@@ -179,7 +193,7 @@ GLANCE = 0.25
 """Seconds after which a sleeper looks again even if no bell rang: the process that should ring may be dead."""
 
 PAUSE = 0.001
-"""Seconds between two looks where the number of the call is not known."""
+"""Seconds between two looks where there is no futex."""
 
 
 class Bell:
@@ -239,10 +253,10 @@ class Bell:
 
 @cache
 def _futex() -> Callable[[int, int, int, float | None], None] | None:
-    """The system call, which lets other threads run meanwhile; None where its number is not known."""
+    """The system call, which lets other threads run meanwhile; None where there is none."""
     number = FUTEX.get(platform.machine())
-    if number is None:
-        return None
+    if sys.platform != "linux" or number is None or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return None  # the struct timespec below is that of systems of 64 bits
     syscall: Any = ctypes.CDLL(None, use_errno=True).syscall
     harmless = errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT  # the word had changed already; a signal; the time is over
 
@@ -267,8 +281,22 @@ def _futex() -> Callable[[int, int, int, float | None], None] | None:
 FLOCK = "hhqqi4x"
 """Linux's ``struct flock``: kind, from where, first byte, number of bytes, process."""
 
-FLAGS = os.O_RDWR | os.O_CLOEXEC
+FLAGS = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
 """Flags with which a file is opened."""
+
+
+def _new_file(token: str) -> int:
+    """Make an empty file and return its descriptor.
+
+    Raises:
+        OSError: the system has no such files, as Windows.
+    """
+    if IN_MEMORY:
+        return os.memfd_create(f"relive-{token}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    if sys.platform == "win32":
+        raise OSError("shared memory of several processes needs Linux or macOS")
+    _sweep()
+    return os.open(_path(str(os.getpid()), token), FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
 
 
 def _reserve(descriptor: int, nbytes: int) -> None:
@@ -278,15 +306,47 @@ def _reserve(descriptor: int, nbytes: int) -> None:
         OSError: there is no room.
     """
     os.ftruncate(descriptor, nbytes)
-    os.posix_fallocate(descriptor, 0, nbytes)  # otherwise a write to a page without memory kills the process
-    # now no process can shrink the file, which would take memory away from the others
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, nbytes)  # otherwise a write to a page without memory kills the process
+    if IN_MEMORY:  # now no process can shrink the file, which would take memory away from the others
+        linux: Any = fcntl
+        linux.fcntl(descriptor, linux.F_ADD_SEALS, linux.F_SEAL_SHRINK | linux.F_SEAL_GROW | linux.F_SEAL_SEAL)
+
+
+def _place_of(descriptor: int, token: str) -> str:
+    """The place of this process's file. Any process can give it to :func:`_path_at`, with the token."""
+    if IN_MEMORY:
+        return f"{os.getpid()}-{descriptor}"
+    path = next(_folder().glob(f"relive-*-{token}"), None)
+    return "0-0" if path is None else f"{path.name.split('-')[1]}-0"
+
+
+def _path_at(place: str, token: str) -> str:
+    """The path by which any process can open the file that :func:`_place_of` gave, while the file exists.
+
+    Raises:
+        ValueError: ``place`` does not come from :func:`_place_of`.
+    """
+    process, number = map(int, place.split("-"))
+    return f"/proc/{process}/fd/{number}" if IN_MEMORY else str(_path(str(process), token))
+
+
+def _has_token(descriptor: int, token: str) -> bool:
+    """True if an open file is the one with this token. Otherwise the descriptor has gone to another file meanwhile."""
+    return not IN_MEMORY or os.readlink(f"/proc/self/fd/{descriptor}") == f"/memfd:relive-{token} (deleted)"
 
 
 def _lock(descriptor: int, byte: int) -> bool:
-    """Lock one byte of a file until the file is closed; False if somebody else has locked the byte."""
+    """Lock one byte of a file until the file is closed; False if somebody else has locked the byte.
+
+    Some systems have no locks of open files. There the lock belongs to the process, so it does not keep out a second
+    claim of the same process.
+    """
     try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _request(byte))
+        if hasattr(fcntl, "F_OFD_SETLK"):
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+        else:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
     except (BlockingIOError, PermissionError):  # POSIX allows either error for a byte that is locked
         return False
     return True
@@ -294,9 +354,46 @@ def _lock(descriptor: int, byte: int) -> bool:
 
 def _is_locked(descriptor: int, byte: int) -> bool:
     """True if another open file has locked a byte."""
-    return struct.unpack(FLOCK, fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _request(byte)))[0] != fcntl.F_UNLCK
+    if hasattr(fcntl, "F_OFD_GETLK"):
+        request = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        return struct.unpack(FLOCK, fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request))[0] != fcntl.F_UNLCK
+    if not _lock(descriptor, byte):
+        return True
+    fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, byte)
+    return False
 
 
-def _request(byte: int) -> bytes:
-    """A request for the lock of one byte."""
-    return struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+# Files with a path, where the system has no others
+
+
+def _folder() -> Path:
+    return Path(tempfile.gettempdir())
+
+
+def _path(process: str, token: str) -> Path:
+    return _folder() / f"relive-{process}-{token}"
+
+
+def _remove(token: str, maker: int) -> None:
+    """Remove the file of a block, in the process that made it. Those who have it open keep its memory."""
+    if os.getpid() == maker:  # a forked child inherits the finalizer
+        with suppress(OSError):
+            _path(str(maker), token).unlink()
+
+
+def _sweep() -> None:
+    """Remove the files that killed processes left behind."""
+    for path in _folder().glob("relive-*-*"):
+        with suppress(OSError, ValueError):
+            if not _lives(int(path.name.split("-")[1])):
+                path.unlink()
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True

@@ -36,7 +36,7 @@ class Weights:
 
     Raises:
         ParameterError: ``network`` is neither, or has no tensors.
-        OSError: the system has no room.
+        OSError: the system has no memory that processes share, such as Windows.
     """
 
     def __init__(self, network: nn.Module | Mapping[str, Tensor]) -> None:

@@ -12,12 +12,15 @@ import secrets
 import select
 import socket
 import struct
+import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from .. import errors
@@ -67,9 +70,12 @@ class Address(NamedTuple):
 
 
 def listen() -> tuple[socket.socket, Address]:
-    """A socket that listens. It has no file, so none is left behind."""
+    """A socket that listens. On Linux it has no file, so none is left behind; elsewhere it has a folder of its own."""
     token = secrets.token_hex(16)
-    name = f"\0relive-{os.getpid()}-{token[:8]}"
+    if sys.platform == "linux":
+        name = f"\0relive-{os.getpid()}-{token[:8]}"
+    else:
+        name = str(Path(tempfile.mkdtemp(prefix="relive-")) / "server")
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     end.bind(name)
     end.listen(64)
@@ -83,11 +89,12 @@ def accept(listener: socket.socket) -> Line | None:
         end, _ = listener.accept()
     except OSError:
         return None
-    # messages are pickles, which can run code: only this user's processes may send any
-    _, user, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    if user != os.getuid():
-        end.close()
-        return None
+    if hasattr(socket, "SO_PEERCRED"):
+        # messages are pickles, which can run code: only this user's processes may send any
+        _, user, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if user != os.getuid():
+            end.close()
+            return None
     end.setblocking(True)
     line = Line(Connection(end.detach()))
     line.set_patience(HASTE)

@@ -16,7 +16,7 @@ from ..batches import SequenceBatch, as_tensordict, swap_layers
 from ..core import Draw
 from ..core import key as stream
 from ..errors import LifecycleError, ParameterError, ReliveError, SchemaError, ShapeError
-from ..memory.mapped import LookAhead, MappedAllocator
+from ..memory.mapped import LookAhead, MappedAllocator, can_look_ahead
 from ..memory.ram import ReplayRows
 from ..parameters import is_count, is_own, refuse_class
 from ..ring.ring import Change, Ring
@@ -226,7 +226,7 @@ class Prefetch:
     def of(cls, ring: Ring) -> Prefetch | None:
         """One for a ring in files; None for any other ring, or if this system takes no advice."""
         store = ring.store
-        if not (isinstance(store, ReplayRows) and isinstance(store.allocator, MappedAllocator)):
+        if not (isinstance(store, ReplayRows) and isinstance(store.allocator, MappedAllocator) and can_look_ahead()):
             return None
         return cls(ring, LookAhead(store.allocator, [store.target, *cast("Any", store).blocks.values()]))
 
