@@ -238,6 +238,9 @@ std::int64_t append_rows(Ring &ring, StagedRows &given, int mode) noexcept {
         }
     if (ring.undo.size() && note_undo(ring, given)) return USED_UP;
     auto events = Adding(ring, given).add();
+    ++ring.lines.version;
+    if (ring.lines.known)
+        for (auto e : given.envs) ring.lines.follow(ring, e);
     std::int64_t not_finite = 0;
     // counted, not refused: a reward that is not finite is a fact of the environment
     for (std::int64_t i = 0; i < count; ++i) not_finite += !std::isfinite(given.reward[i]);

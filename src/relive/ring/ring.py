@@ -572,6 +572,7 @@ class Ring:
             self.state[:, HEAD] += -self.state[:, HEAD] % self.rows  # a multiple of `rows` lies at the first place
         self.state[:, TAIL], self.state[:, NEXT] = self.state[:, HEAD], 0
         self.counters[DRAWABLE] = 0
+        self.core.changed()
 
     def _follow(self, rule: Rule) -> None:
         _require_rule(rule)
@@ -581,6 +582,7 @@ class Ring:
             self.undo.begin_rebuild(self)
         self._rule = rule
         _note_rule(rule, self.counters)
+        self.core.changed()
         self._addings.clear()  # there may be more events now
         self.counters[DRAWABLE] = len(self.anchors())
 
@@ -608,6 +610,7 @@ class Ring:
             following = np.minimum.accumulate(np.where(stamp < 0, self.completed, stamp)[::-1])[::-1]
             new[places] = np.where(stamp < 0, -1 - following, stamp)
         self.stamp[...] = new  # at once: an exception comes before it or after it
+        self.core.changed()
 
     # -- after an exception, and after a kill -------------------------------------------------------------------
 
