@@ -234,7 +234,11 @@ std::int64_t append_rows(Ring &ring, StagedRows &given, int mode) noexcept {
             auto e = given.envs[i];
             // a guess, for where row i goes if all envs come in turn, as they do most often
             auto turn = count > ring.num_envs() ? i / ring.num_envs() : 0;
-            fetch(ring.row(ring.place_of(ring.envs[e].head + turn, e)), static_cast<std::size_t>(ring.width));
+            auto number = ring.envs[e].head + turn;
+            fetch(ring.row(ring.place_of(number, e)), static_cast<std::size_t>(ring.width));
+            // the next row that has its history
+            if (auto history = ring.counters->history; history > 0 && history < ring.rows)
+                __builtin_prefetch(&ring.step[ring.place_of(number + 1 + history, e)]);
         }
     if (ring.undo.size() && note_undo(ring, given)) return USED_UP;
     auto events = Adding(ring, given).add();
