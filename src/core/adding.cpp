@@ -60,7 +60,7 @@ bool note_undo(const Ring &ring, StagedRows &given) {
     // a row and its final observation take two entries; the row before the first one of each env takes one more
     if (undo.size() < row_start + UNDO_ROW * (2 * count + std::min(envs, count))) return true;
     auto &heads = given.heads;
-    for (std::int64_t e = 0; e < envs; ++e) heads[e] = ring.envs[e].head;
+    for (auto e : given.envs) heads[e] = ring.envs[e].head;
     auto at = UNDO_START, row_at = row_start;
     for (std::int64_t i = 0; i < count; ++i) {
         auto e = given.envs[i];
@@ -270,7 +270,7 @@ std::int64_t plan_rows(const Ring &ring, StagedRows &given, int mode) {
     auto ended = note_kinds(given, mode);
     given.heads.resize(ring.num_envs());
     auto &heads = given.heads;
-    for (std::int64_t e = 0; e < ring.num_envs(); ++e) heads[e] = ring.envs[e].head;
+    for (auto e : given.envs) heads[e] = ring.envs[e].head;
     bool refused = mode == NO_FINALS && ended >= 0;
     for (std::int64_t i = 0; i < (refused ? ended : count); ++i) {
         auto e = given.envs[i];
