@@ -78,6 +78,20 @@ std::int64_t bound_window(const Ring &ring, std::int64_t newest, Vector<Number> 
     return line.total();
 }
 
+// The places of a window's rows: of each env at most two runs, up to its last place and from its first one on.
+void window_runs(const Ring &ring, std::int64_t newest, Vector<Place> begins, Vector<Place> ends) {
+    require(begins.size() == 2 * ring.num_envs() && ends.size() == begins.size(),
+            "window_runs: expected two entries for each env");
+    LongWork hold(ring.num_envs() > MANY_ITEMS);
+    auto &line = line_of(ring, newest);
+    for (std::int64_t e = 0; e < ring.num_envs(); ++e) {
+        auto base = e * ring.rows, end = ring.place_of(line.first[e], e) + ring.envs[e].head - line.first[e];
+        auto beyond = std::max<std::int64_t>(end - (base + ring.rows), 0);
+        begins[2 * e] = ring.place_of(line.first[e], e), ends[2 * e] = end - beyond;
+        begins[2 * e + 1] = base, ends[2 * e + 1] = base + beyond;
+    }
+}
+
 bool bound_draw(const Ring &ring, Word stream, std::int64_t newest, Vector<Place> places) {
     LongWork hold(places.size() > MANY_ITEMS);
     return draw_uniform(ring, stream.value, newest, places);
@@ -158,6 +172,12 @@ void bind_draws(nb::module_ &module) {
                "Fisher-Yates over 0..n-1, a function of (seed, counter) alone.");
     module.def("window", bound_window, "ring"_a, "newest"_a, "first"_a, "until"_a,
                "The first number in each env of the ``newest`` transitions, and running sums; how many rows.");
+    module.def("window_runs", window_runs, "ring"_a, "newest"_a, "begins"_a, "ends"_a,
+               "The places of these rows, as two runs of each env: from the begins up to the ends, ``[2 N]``.");
+    module.def("count_complete", [](const Ring &ring) {
+        LongWork hold(ring.num_envs() > MANY_ITEMS);
+        return count_complete(ring);
+    }, "ring"_a, "How many transitions a window of the newest can have.");
     module.def("draw", bound_draw, "ring"_a, "stream"_a, "newest"_a, "places"_a,
                "Places of anchors, drawn uniformly from the ``newest`` (0: from all); False if there are none.");
     module.def("ids_of", ids_of, "ring"_a, "places"_a, "index"_a,

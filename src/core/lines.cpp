@@ -131,17 +131,23 @@ void Lines::follow(const Ring &ring, std::int64_t e) {
     if (rows != whole.until[env] - (env > 0 ? whole.until[env - 1] : 0)) stale = std::min(stale, env);
 }
 
+std::int64_t count_complete(const Ring &ring) {
+    auto &lines = ring.lines;
+    if (lines.counted == lines.version) return lines.complete;
+    auto &whole = whole_of(ring, lines);
+    lines.complete = 0;
+    for (std::int64_t e = 0; e < ring.num_envs(); ++e) lines.complete += transitions_since(ring, e, whole.first[e]);
+    lines.counted = lines.version;
+    return lines.complete;
+}
+
 const Line &line_of(const Ring &ring, std::int64_t newest) {
     auto &lines = ring.lines;
     auto &whole = whole_of(ring, lines);
     auto single = ring.counters->length == 1;
     if (newest <= 0 || (single && newest >= ring.counters->drawable)) return whole;
     if (lines.newest == newest && lines.seen == lines.version) return lines.recent;
-    if (!single) {
-        std::int64_t count = 0;
-        for (std::int64_t e = 0; e < ring.num_envs(); ++e) count += transitions_since(ring, e, whole.first[e]);
-        if (newest >= count) return whole;
-    }
+    if (!single && newest >= count_complete(ring)) return whole;
     lines.newest = 0;
     move_to_newest(ring, newest, lines.recent.first);
     add_up(ring, lines.recent, 0);

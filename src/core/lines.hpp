@@ -40,6 +40,8 @@ struct Lines {
     std::int64_t newest = 0;    // of `recent`; 0 if it is only a guess
     std::uint64_t version = 0;  // of the ring
     std::uint64_t seen = 0;     // the version for which `recent` is right
+    std::int64_t complete = 0;  // transitions of `whole`
+    std::uint64_t counted = ~std::uint64_t{0};  // the version for which that is right
 };
 
 // The rows from the `newest` transitions on (0: from all), in a line that is good until the ring changes, or is asked
@@ -48,5 +50,8 @@ struct Lines {
 // Of transitions those count that can be drawn; where windows are longer, every complete one. Newest is in the order of
 // completion, over all envs. Some of these rows cannot be drawn: boundary rows, the newest.
 const Line &line_of(const Ring &ring, std::int64_t newest);
+
+// How many transitions are complete, of the rows that are live; where windows have one step, of those with history.
+std::int64_t count_complete(const Ring &ring);
 
 }  // namespace relive

@@ -246,13 +246,7 @@ class Ring:
     @property
     def transitions(self) -> int:
         """How many transitions a window of the newest can have: those that can be drawn, or all complete ones."""
-        if self._rule.length == 1:
-            return self.drawable
-        some = self.heads > self.oldest
-        places = np.arange(self.num_envs) * self.rows + self.oldest % self.rows
-        # `order` has the lower 32 bits of a count, and fewer than 2**32 rows are live: so the difference is exact
-        complete = (self.state[:, COUNT] - self.order[places]) % 2**32
-        return int(complete[some].sum())
+        return self.drawable if self._rule.length == 1 else core.count_complete(self.core)
 
     @property
     def unseen(self) -> int:
@@ -352,16 +346,9 @@ class Ring:
 
     def window_places(self, newest: int) -> tuple[Ints, Ints]:
         """The places of the ``newest`` of :attr:`transitions`: from the first up to the second, ``[2 N]`` each."""
-        first, until = np.empty(self.num_envs, np.int64), np.empty(self.num_envs, np.int64)
-        core.window(self.core, newest, first, until)
-        base = np.arange(self.num_envs) * self.rows
-        begin, length = first % self.rows, self.heads - first
-        # the rows of an env are at most two runs of places: up to the env's last place, and `seam` from its first on
-        seam = np.maximum(begin + length - self.rows, 0)
-        begins, ends = np.empty((2, self.num_envs, 2), np.int64)
-        begins[:, 0], begins[:, 1] = base + begin, base
-        ends[:, 0], ends[:, 1] = base + begin + length - seam, base + seam
-        return begins.reshape(-1), ends.reshape(-1)
+        begins, ends = np.empty((2, 2 * self.num_envs), np.int64)
+        core.window_runs(self.core, newest, begins, ends)
+        return begins, ends
 
     def plan(self, places: Any, n: int = 1, gamma: float = 0.99) -> Plan:
         """The n-step transitions that start at ``places`` ``[B]``, for :meth:`read`; a view may change them first.
