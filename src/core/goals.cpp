@@ -21,17 +21,15 @@ std::int64_t episode_of(const Ring &ring, std::int64_t e, Place place, Number nu
     return number - count + static_cast<std::uint32_t>(count - ring.order[place]);
 }
 
-// Notes all rows that are live and were not noted before; the last one of each episode stays noted. Adding rows does
-// not know of `ends`.
-void note_ends(const Ring &ring) {
-    for (std::int64_t e = 0; e < ring.num_envs(); ++e) {
-        auto head = ring.envs[e].head;
-        for (auto number = std::max(ring.seen[e], ring.oldest(e)); number < head; ++number) {
-            auto episode = episode_of(ring, e, ring.place_of(number, e), number);
-            ring.ends[ring.place_of(episode, e)] = static_cast<std::int32_t>(number);  // its lower 32 bits
-        }
-        ring.seen[e] = head;
+// Notes all rows of an env that are live and were not noted before; the last one of each episode stays noted. Adding
+// rows does not know of `ends`.
+void note_ends(const Ring &ring, std::int64_t e) {
+    auto head = ring.envs[e].head;
+    for (auto number = std::max(ring.seen[e], ring.oldest(e)); number < head; ++number) {
+        auto episode = episode_of(ring, e, ring.place_of(number, e), number);
+        ring.ends[ring.place_of(episode, e)] = static_cast<std::int32_t>(number);  // its lower 32 bits
     }
+    ring.seen[e] = head;
 }
 
 // The rows to be relabelled: their positions to `which`; and, in the place of what is filled later, their numbers to
@@ -44,6 +42,7 @@ std::int64_t look_up(const Ring &ring, Places places, std::uint64_t key, double 
         auto [e, begin, number] = ring.owner_of(places[i]);
         // a user's sampler may name a place whose row was never written
         if (number < ring.oldest(e)) continue;
+        note_ends(ring, e);
         auto entry = ring.place_of(episode_of(ring, e, places[i], number), e);
         __builtin_prefetch(&ring.ends[entry]);
         steps.which[found] = i, steps.first[found] = number, steps.end[found] = entry, steps.aim[found] = e;
@@ -116,7 +115,6 @@ std::int64_t plan_goals(const Ring &ring, const GoalLayout &layout, Places place
     if (bad >= 0) return -1 - bad;
     for (std::int64_t i = 0; i < places.size(); ++i) out[i][layout.mark] = 0;
     if (ring.ends.size() != ring.places() || ring.seen.size() != ring.num_envs()) return 0;
-    note_ends(ring);
     auto drawn = look_up(ring, places, key, ratio, steps);
     std::int64_t found = 0;
     for (std::int64_t m = 0; m < drawn; ++m) {

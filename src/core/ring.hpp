@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "arrays.hpp"
+#include "lines.hpp"
 
 namespace relive {
 
@@ -116,6 +117,7 @@ class Ring {
     Vector<std::int64_t> seen;      // up to which number each env's rows are noted in `ends`; may be empty
     Vector<std::int64_t> undo;      // how to take back a change that a kill broke off; may be empty
     Vector<std::int64_t> reserve;   // rows of lower numbers may be overwritten before the next flush; may be empty
+    mutable Lines lines;            // what draws have found out; no part of the ring's state
     nb::object kept;                // the arrays
 };
 

@@ -25,6 +25,7 @@ from ._core import (
     anchors,
     confirm,
     copy_windows,
+    count_complete,
     described,
     draw,
     draw_by_chance,
@@ -62,6 +63,7 @@ from ._core import (
     tree_offsets,
     use_exchange,
     window,
+    window_runs,
 )
 from .draws import permutation
 from .returns import Grid, discounted_return, gae, refuse_missing, vtrace
@@ -93,6 +95,7 @@ __all__ = [
     "anchors",
     "confirm",
     "copy_windows",
+    "count_complete",
     "described",
     "discounted_return",
     "draw",
@@ -139,4 +142,5 @@ __all__ = [
     "use_exchange",
     "vtrace",
     "window",
+    "window_runs",
 ]

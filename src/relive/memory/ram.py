@@ -67,13 +67,11 @@ class ReplayRows(Store):
             )
             for path in self.large
         }
-        self._sources = {
-            path: (leaves[path], _bytes_of(x), x.dtype, leaves[path].nbytes) for path, x in self.blocks.items()
-        }
-        """Of each large field: its rows as bytes, their dtype, and how many bytes a row has."""
         self._large_at = {role: _positions(staged_leaves(leaves, role), large) for role in ("step", "final")}
         """Role -> its large fields, and where each is among the values of that role."""
         self.arrays = self.layout.arrays(self.target)
+        self._sources = {path: self._source_of(path, field) for path, field in self.leaves.items()}
+        """Of each field: its rows as bytes, and what a NumPy array of it holds."""
         self._batches = Recycled()
         self._staged = BoundedCache[tuple[str, int], Staging]()
         self.groups = groups = field_groups(leaves, large)
@@ -114,7 +112,7 @@ class ReplayRows(Store):
             arrays, is_final = self.layout.arrays(rows), name == "final"
             for path in staged_leaves(self.leaves, name):
                 if path in self.blocks:
-                    large.append((len(leaves), self._sources[path][1], is_final))
+                    large.append((len(leaves), self._sources[path][0], is_final))
                 # beside a step, final observations have another name
                 leaves[("next_obs", *path[1:]) if is_final and role == "both" else path] = self.leaves[path]
                 targets.append(arrays[path][None] if path in arrays else None)  # one row of ``count`` items
@@ -127,7 +125,7 @@ class ReplayRows(Store):
             array, block = numpy_view(value.detach()) if type(value) is Tensor else value, self.blocks[path]
             # as bytes: a row moves whole, whatever its dtype
             rows = np.ascontiguousarray(array, block.dtype).reshape(len(places), -1).view(np.uint8)
-            core.scatter_rows(rows, places, self._sources[path][1], rows.shape[1])
+            core.scatter_rows(rows, places, self._sources[path][0], rows.shape[1])
 
     def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
         """Copy fields out of the packed rows, or out of their blocks."""
@@ -135,16 +133,10 @@ class ReplayRows(Store):
         return {path: self._gather(path, places) for path in paths}
 
     def _gather(self, path: Path, where: Ints) -> Tensor:
-        field = self.leaves[path]
-        if path not in self.blocks:
-            require_rows(where.reshape(-1), first_beyond(where, self.num_rows), self.num_rows)
-            picked: Any = self.arrays[path][where]
-            picked[where < 0] = 0  # NumPy read them from the end
-            return typed(picked, field.dtype)
         source, target, rows = self._batch_of(path, where)
         flat = where.reshape(-1)
-        require_rows(flat, core.gather_rows(source, flat, rows, 0, field.nbytes), self.num_rows)
-        return typed(target, field.dtype)
+        require_rows(flat, core.gather_rows(source, flat, rows, 0, rows.shape[1]), self.num_rows)
+        return typed(target, self.leaves[path].dtype)
 
     def gather_stacks(self, path: Path, frames: Where) -> tuple[Tensor, Tensor]:
         """Copy the stacks before and after each step; rows that the two share are read once."""
@@ -162,11 +154,18 @@ class ReplayRows(Store):
         return typed(target[:count], dtype), typed(target[count:], dtype)
 
     def _batch_of(self, path: Path, where: Ints) -> tuple[Array, Array, Array]:
-        """The rows of a block as bytes, an empty field of a batch, and its rows as bytes."""
-        field, source, dtype, width = self._sources[path]
+        """The rows of a field as bytes, an empty field of a batch, and its rows as bytes."""
+        (source, dtype), shape = self._sources[path], self.leaves[path].shape
+        width = source.shape[1]
         memory = self._batches.take(where.size * width)  # in use for as long as a tensor of the batch refers to it
-        target = memory.view(dtype).reshape(*where.shape, *field.shape)
-        return source, target, memory.reshape(where.size, width)
+        return source, memory.view(dtype).reshape(*where.shape, *shape), memory.reshape(where.size, width)
+
+    def _source_of(self, path: Path, field: Field) -> tuple[Array, np.dtype[Any]]:
+        block = self.blocks.get(path)
+        if block is not None:
+            return _bytes_of(block), block.dtype
+        start = self.layout.offsets[path]
+        return self.target[:, start : start + field.nbytes], numpy_dtype(field.dtype)
 
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
         """Copy whole packed rows, and large fields out of their blocks."""
