@@ -19,7 +19,7 @@ from ..steps.arrays import Array, Bools, Ints, as_host, whole_numbers
 from ..steps.schema import dotted
 from . import continuity, values
 from .experience import Experience, episodes_of, leaves_of, same_rows
-from .findings import Check, Finding, Lack, Looked, Report, Verdict, checked, found, surest_first
+from .findings import Check, Finding, Lack, Look, Report, Verdict, checked, found, rule, surest_first
 from .readers import experience_of
 from .values import answers_of
 
@@ -157,8 +157,8 @@ def audit(
     )  # fmt: skip
     entries: list[tuple[Check, tuple[Finding, ...]]] = []
     with progress_bar(len(rules), None if len(steps) >= MANY else False, "auditing", "rules") as tick:
-        for names, rule in rules:
-            entries.append(checked(names, rule(steps) if len(steps) else Lack("there is no step")))
+        for names, look in rules:
+            entries.append(checked(names, look(steps) if len(steps) else Lack("there is no step")))
             tick()
     lacks = list(steps.lacks)
     if batch is not None:
@@ -218,17 +218,15 @@ def batch_verdicts(
     elif not as_stored.any():
         sums = Lack("all rows of the batch have another goal than was stored")
     else:
-        sums = Looked(int(as_stored.sum()), _sums(steps, batch, window, as_stored, gamma))
+        sums = _sums(steps, batch, window, as_stored, gamma)
     verdicts = [sums]
     if not count:
         verdicts.append(Lack("no row of the batch has another goal than was stored", absent=True))
     elif steps.next_obs is None:
         verdicts.append(Lack("the source keeps no next observations, which say what goals were reached"))
     else:
-        verdicts.append(Looked(count, _goals(steps, batch, rows, relabelled)))
-    for name, function, rule in (
-        ("reward", reward_fn, "reward-of-the-old-goal"), ("terminated", terminated_fn, "terminal-of-the-old-goal")
-    ):  # fmt: skip
+        verdicts.append(_goals(steps, batch, rows, relabelled))
+    for name, function, (finding,) in zip(SCALARS, (reward_fn, terminated_fn), OF_BATCH[2:], strict=True):
         if function is None:
             verdicts.append(Lack(f"pass {name}_fn, a function of achieved and desired goals", absent=not count))
         elif not count:
@@ -238,7 +236,7 @@ def batch_verdicts(
         elif name not in batch.keys() or ACHIEVED not in leaves_of(batch.get("next_obs", {})):
             verdicts.append(Lack(f"{name}_fn was given, but the batch lacks '{name}' or 'next_obs' with goals"))
         else:
-            verdicts.append(Looked(count, _computed(batch, relabelled, name, function, rule)))
+            verdicts.append(_computed(batch, relabelled, name, function, finding))
     return verdicts
 
 
@@ -280,9 +278,8 @@ def _windows(steps: Experience, rows: Ints, n: int) -> tuple[Ints, Bools]:
     return within, np.cumprod(np.column_stack([np.ones(len(rows), int), goes_on[:, :-1]]), 1).astype(np.bool_)
 
 
-def _sums(
-    steps: Experience, batch: Mapping[str, Any], window: tuple[Ints, Bools], rows: Bools, gamma: float
-) -> Iterator[Finding]:
+@rule
+def _sums(steps: Experience, batch: Mapping[str, Any], window: tuple[Ints, Bools], rows: Bools, gamma: float) -> Look:
     """Rewards, flags and next observations that are not those of a window that stops at an end."""
     within, inside = window
     last = within[np.arange(len(within)), inside.sum(1) - 1]
@@ -293,31 +290,28 @@ def _sums(
     # the newest stored step may be followed by a step that the batch has and the audit does not have
     known, rows = rows, rows & (steps.ended[last] | (inside.sum(1) == within.shape[1]))
     off = rows & ~np.isclose(drawn, right, rtol=1e-4, atol=1e-5)
-    if off.any():
-        over = off & steps.ended[within[:, :-1]].any(1) if within.shape[1] > 1 else np.zeros_like(off)
-        rule = "n-step-over-an-end" if over.sum() > off.sum() / 2 else "n-step-sum"
-        yield found(rule, "certain", "rewards of a batch are not the discounted sum of a window that stops at an end",
-                    "stop each window at terminated or truncated, and at the ring's seam",
-                    off, int(rows.sum()))  # fmt: skip
+    over = off & steps.ended[within[:, :-1]].any(1)
+    yield from found("n-step-over-an-end" if over.sum() > off.sum() / 2 else "n-step-sum", "certain",
+                     "rewards of a batch are not the discounted sum of a window that stops at an end",
+                     "stop each window at terminated or truncated, and at the ring's seam",
+                     off, int(rows.sum()))  # fmt: skip
     if "terminated" in batch:
         flag = as_host(batch["terminated"]).reshape(-1).astype(np.bool_)
-        wrong = rows & (flag != steps.terminated[last])
-        if wrong.any():
-            yield found("n-step-flag-of-first-step", "certain",
-                        "terminated in a batch is not that of the window's last step",
-                        "return the flags of the last step of the window", wrong, int(rows.sum()))  # fmt: skip
+        yield from found("n-step-flag-of-first-step", "certain",
+                         "terminated in a batch is not that of the window's last step",
+                         "return the flags of the last step of the window",
+                         rows & (flag != steps.terminated[last]), int(rows.sum()))  # fmt: skip
     yield from _over_the_seam(steps, batch, within, known, gamma)
     if "next_obs" in batch and steps.next_obs is not None:
         equal = np.ones(len(rows), np.bool_)
         for path, leaf in leaves_of(batch["next_obs"]).items():
             if path in steps.next_obs and path != DESIRED:
                 equal &= same_rows(leaf.astype(steps.next_obs[path].dtype), steps.next_obs[path][last])
-        wrong = rows & ~equal
-        if wrong.any():
-            yield found("n-step-next-observation", "certain",
-                        "the next observation of a batch is not the one after the window's last step",
-                        "return the observation after the last step, the final one at an end",
-                    wrong, int(rows.sum()))  # fmt: skip
+        yield from found("n-step-next-observation", "certain",
+                         "the next observation of a batch is not the one after the window's last step",
+                         "return the observation after the last step, the final one at an end",
+                         rows & ~equal, int(rows.sum()))  # fmt: skip
+    return int(known.sum())
 
 
 def _over_the_seam(
@@ -339,10 +333,9 @@ def _over_the_seam(
     for path, leaf in leaves_of(batch["next_obs"]).items():
         if path in steps.next_obs:
             over &= same_rows(leaf.astype(steps.next_obs[path].dtype), steps.next_obs[path][rows[:, -1]])
-    if over.any():
-        yield found("n-step-over-an-end", "certain",
-                    "windows of a batch run from the newest stored step on to the oldest, across the ring's seam",
-                    "stop each window at the newest step", over, len(rows))  # fmt: skip
+    yield from found("n-step-over-an-end", "certain",
+                     "windows of a batch run from the newest stored step on to the oldest, across the ring's seam",
+                     "stop each window at the newest step", over, len(rows))  # fmt: skip
 
 
 def _relabelled(steps: Experience, batch: Mapping[str, Any], rows: Ints) -> Bools:
@@ -354,7 +347,8 @@ def _relabelled(steps: Experience, batch: Mapping[str, Any], rows: Ints) -> Bool
     return ~same_rows(goals.astype(stored.dtype), stored[np.maximum(rows, 0)])
 
 
-def _goals(steps: Experience, batch: Mapping[str, Any], rows: Ints, relabelled: Bools) -> Iterator[Finding]:
+@rule
+def _goals(steps: Experience, batch: Mapping[str, Any], rows: Ints, relabelled: Bools) -> Look:
     """Goals that were reached in no step of the row's own episode."""
     goals, reached = leaves_of(batch["obs"])[DESIRED], (steps.next_obs or {})[ACHIEVED]
     episode = np.cumsum(np.append(0, (steps.ended | ~steps.follows)[:-1]))
@@ -363,26 +357,26 @@ def _goals(steps: Experience, batch: Mapping[str, Any], rows: Ints, relabelled: 
     for b in np.flatnonzero(relabelled):
         mine = reached[bounds[0, b] : bounds[1, b]]
         foreign[b] = not same_rows(mine, np.broadcast_to(goals[b], mine.shape).astype(mine.dtype)).any()
-    if foreign.any():
-        yield found("goal-of-another-episode", "certain",
-                    "relabelled rows have a goal that their episode never reached",
-                    "choose goals among the stored steps of the row's own episode, also after the ring came round",
-                    foreign, int(relabelled.sum()))  # fmt: skip
+    yield from found("goal-of-another-episode", "certain",
+                     "relabelled rows have a goal that their episode never reached",
+                     "choose goals among the stored steps of the row's own episode, also after the ring came round",
+                     foreign, int(relabelled.sum()))  # fmt: skip
+    return int(relabelled.sum())
 
 
+@rule
 def _computed(
-    batch: Mapping[str, Any], relabelled: Bools, name: str, function: Callable[..., Any], rule: str
-) -> Iterator[Finding]:
+    batch: Mapping[str, Any], relabelled: Bools, name: str, function: Callable[..., Any], finding: str
+) -> Look:
     """Rewards or terminals of relabelled rows, of one step each, that are not those of their new goal."""
     reached = leaves_of(batch["next_obs"])[ACHIEVED][relabelled]
     goals, at = leaves_of(batch["obs"])[DESIRED][relabelled], np.flatnonzero(relabelled)
     drawn = as_host(batch[name]).reshape(-1)[relabelled].astype(np.float64)
-    wrong = ~np.isclose(
-        drawn, answers_of(f"{name}_fn", function, np.arange(len(at)), {(): reached}, {(): goals}, arrays=True)
-    )
-    if wrong.any():
-        yield found(rule, "certain", f"'{name}' of relabelled rows is not that of their new goal",
-                    f"compute {name} again from the achieved and the new goal", at[wrong], len(at))  # fmt: skip
+    right = answers_of(f"{name}_fn", function, np.arange(len(at)), {(): reached}, {(): goals}, arrays=True)
+    yield from found(finding, "certain", f"'{name}' of relabelled rows is not that of their new goal",
+                     f"compute {name} again from the achieved and the new goal",
+                     at[~np.isclose(drawn, right)], len(at))  # fmt: skip
+    return len(at)
 
 
 # -- many draws --------------------------------------------------------------------------------------------------------
@@ -403,56 +397,57 @@ def draw_verdicts(steps: Experience, draws: Any) -> list[Verdict]:
     counts = np.bincount(rows[rows >= 0], minlength=len(steps))
     if not counts.sum():
         return [Lack("no draw is that of a stored row")] * len(OF_DRAWS)
-    return [
-        Looked(rows.size, _crossing(steps, rows.reshape(-1, index.shape[2]))) if index.ndim >= 3 else
-        Lack("draws are rows [K, B], and no sequences [K, B, T]", absent=True),
-        Looked(rows.size, _same_order(rows)) if index.ndim >= 2 and len(rows) > 1 and rows.shape[1] > 2 else
-        Lack("draws have fewer than two epochs, or epochs of fewer than three rows"),
-        _never(steps, counts),
-        _uneven(steps, counts),
-    ]  # fmt: skip
+    return [_crossing(steps, rows), _same_order(rows), _never(steps, counts), _uneven(steps, counts)]
 
 
-def _crossing(steps: Experience, rows: Array) -> Iterator[Finding]:
+@rule
+def _crossing(steps: Experience, draws: Array) -> Look:
     """Sequences that run over an end, or over the place where the newest step lies beside the oldest."""
+    if draws.ndim < 3:
+        return Lack("draws are rows [K, B], and no sequences [K, B, T]", absent=True)
+    rows = draws.reshape(-1, draws.shape[2])
     here, there = rows[:, :-1], rows[:, 1:]
     real = (here >= 0) & (there >= 0)
     goes_on = (~steps.ended & steps.follows)[np.maximum(here, 0)] & (there == here + 1)
-    bad = (real & ~goes_on).any(1)
-    if bad.any():
-        yield found("sequence-over-an-end", "certain", "sequences run over an episode's end or the ring's seam",
-                    "cut sequences at ends, or reset the hidden state there", bad, len(rows))  # fmt: skip
+    yield from found("sequence-over-an-end", "certain", "sequences run over an episode's end or the ring's seam",
+                     "cut sequences at ends, or reset the hidden state there",
+                     (real & ~goes_on).any(1), len(rows))  # fmt: skip
+    return rows.size
 
 
-def _same_order(rows: Array) -> Iterator[Finding]:
+@rule
+def _same_order(rows: Array) -> Look:
     """Epochs that all come in one order."""
+    if rows.ndim < 2 or len(rows) < 2 or rows.shape[1] < 3:
+        return Lack("draws have fewer than two epochs, or epochs of fewer than three rows")
     if bool((rows == rows[0]).all()):
-        yield found("same-order-every-epoch", "certain", "every epoch comes in the same order",
-                    "draw a new permutation for each epoch", np.arange(len(rows)), len(rows))  # fmt: skip
+        yield from found("same-order-every-epoch", "certain", "every epoch comes in the same order",
+                         "draw a new permutation for each epoch", np.arange(len(rows)), len(rows))  # fmt: skip
+    return rows.size
 
 
-def _never(steps: Experience, counts: Array) -> Verdict:
+@rule
+def _never(steps: Experience, counts: Array) -> Look:
     """Rows that are never drawn though all should be: last steps of episodes, tails, or any others."""
-    if np.median(counts[counts > 0]) < 8 and (counts == 0).any():
+    never = counts == 0
+    if np.median(counts[~never]) < 8 and never.any():
         return Lack("draws are too few: each stored row should be expected ten times")
-    return Looked(len(steps), _never_drawn(steps, counts == 0) if (counts == 0).any() else ())
-
-
-def _never_drawn(steps: Experience, never: Bools) -> Iterator[Finding]:
-    last = never & steps.ended
-    if last.sum() > steps.ended.sum() / 2:
-        what, rule = "the last steps of episodes are never drawn", "last-steps-never-drawn"
+    if (never & steps.ended).sum() > steps.ended.sum() / 2:
+        name, what = "last-steps-never-drawn", "the last steps of episodes are never drawn"
     else:
-        what, rule = "stored steps are never drawn", "steps-never-drawn"
-    yield found(rule, "certain", what, "let every stored transition, and every tail of an episode, be drawn",
-                never, len(steps), place=steps.place)  # fmt: skip
+        name, what = "steps-never-drawn", "stored steps are never drawn"
+    yield from steps.found(
+        name, "certain", what, "let every stored transition, and every tail of an episode, be drawn", never
+    )
+    return len(steps)
 
 
 VARIED = 5
 """How many different lengths episodes must have. There must be at least twice as many episodes."""
 
 
-def _uneven(steps: Experience, counts: Array) -> Verdict:
+@rule
+def _uneven(steps: Experience, counts: Array) -> Look:
     """Steps that are drawn the more often, the shorter their episode is."""
     table = episodes_of(steps)
     length = table["length"].astype(np.float64)
@@ -461,15 +456,12 @@ def _uneven(steps: Experience, counts: Array) -> Verdict:
     mean = np.add.reduceat(counts, table["start"]) / length
     if (mean * length < 8).any():
         return Lack("draws are too few: each episode should be drawn eight times")
-    return Looked(len(steps), _favoured(steps, counts, length, mean))
-
-
-def _favoured(steps: Experience, counts: Array, length: Array, mean: Array) -> Iterator[Finding]:
     x, y = np.log(length) - np.log(length).mean(), np.log(mean) - np.log(mean).mean()
     slope, agree = float(x @ y / (x @ x)), float((x @ y) ** 2 / max(float((x @ x) * (y @ y)), 1e-30))
     if slope < -0.5 and agree > 0.8:
         often = np.repeat(mean, length.astype(np.int64)) > 2 * counts.mean()
-        yield found("short-episodes-favoured", "possible",
-                    "the shorter an episode is, the more often each of its steps comes: episodes are drawn, not steps",
-                    "draw windows or steps uniformly, or weigh episodes by their length, unless this is meant",
-                    often, len(steps), place=steps.place)  # fmt: skip
+        yield from steps.found("short-episodes-favoured", "possible",
+            "the shorter an episode is, the more often each of its steps comes: episodes are drawn, not steps",
+            "draw windows or steps uniformly, or weigh episodes by their length, unless this is meant",
+            often)  # fmt: skip
+    return len(steps)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias, cast, get_args
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypeAlias, cast, get_args
 
 import numpy as np
 
 from ..printable import printable
 
-__all__ = ["Check", "Finding", "Lack", "Looked", "Report", "Sureness", "Verdict", "checked", "found"]
+__all__ = ["Check", "Finding", "Lack", "Look", "Looked", "Report", "Sureness", "Verdict", "checked", "found", "rule"]
 
 
 Sureness = Literal["certain", "likely", "possible"]
@@ -91,6 +92,26 @@ class Lack:
 
 Verdict: TypeAlias = Looked | Lack
 """The result of a rule. There is no third way, so a rule that did not run has said why."""
+
+Look: TypeAlias = Generator[Finding, None, int | Lack]
+"""A look at stored steps. It yields findings, and returns how many rows were looked at, or why none were."""
+
+Given = ParamSpec("Given")
+
+
+def rule(look: Callable[Given, Look]) -> Callable[Given, Verdict]:
+    """A rule, whose verdict says what a look found. What it found before it returned a lack is left out."""
+
+    @wraps(look)
+    def verdict(*args: Given.args, **options: Given.kwargs) -> Verdict:
+        findings, looking = list[Finding](), look(*args, **options)
+        while True:
+            try:
+                findings.append(next(looking))
+            except StopIteration as end:
+                return end.value if isinstance(end.value, Lack) else Looked(end.value, findings)
+
+    return verdict
 
 
 @dataclass(frozen=True)
@@ -191,14 +212,13 @@ def found(
     *,
     place: Any = None,
     field: str | None = None,
-) -> Finding:
-    """A finding about ``rows``, a mask or positions. ``looked`` is the number of rows that the rule looked at."""
+) -> Iterator[Finding]:
+    """The finding about ``rows``, a mask or positions, of ``looked`` rows; none if no row is wrong."""
     at = np.flatnonzero(rows) if getattr(rows, "dtype", None) == np.bool_ else np.asarray(rows, np.int64)
-    shown = at[:SHOWN] if place is None else np.asarray(place)[at[:SHOWN]]
-    share = len(at) / looked if looked else 0.0
-    return Finding(
-        rule, sure, printable(what), printable(mend), len(at), share, tuple(int(row) for row in shown), field
-    )
+    if len(at):
+        shown = at[:SHOWN] if place is None else np.asarray(place)[at[:SHOWN]]
+        examples = tuple(int(row) for row in shown)
+        yield Finding(rule, sure, printable(what), printable(mend), len(at), len(at) / looked, examples, field)
 
 
 def surest_first(findings: list[Finding]) -> tuple[Finding, ...]:

@@ -26,9 +26,9 @@ from ..rollout.buffer import RolloutBuffer
 from ..rollout.saving import KIND
 from ..samplers.uniform import Uniform
 from ..steps.arrays import Array, Bools, Ints, as_host, numpy_view
-from ..steps.schema import dotted, map_leaves
+from ..steps.schema import map_leaves
 from ..views.transitions import Transition
-from .experience import Experience, Leaves, digests, from_arrays, leaves_of, no_steps, read_npz
+from .experience import Experience, Leaves, digests, from_arrays, leaves_of, no_steps, read_npz, tree_of
 from .monitor import Monitor, counts_in, is_state
 
 __all__ = ["experience_of", "stable_baselines3_replay", "tensordict_steps", "velora_replay"]
@@ -103,9 +103,8 @@ def of_save(path: FilePath) -> Experience:
     if content.get("kind") == KIND:
         experience = of_rollout(RolloutBuffer.load(path))
     else:  # a sampler or view that a user wrote is not needed to read the rows
-        sampler, view = (Uniform() if content.get("sampler") is None else None), None
-        if content.get("view") is None:
-            view = Transition()
+        sampler = Uniform() if content.get("sampler") is None else None
+        view = Transition() if content.get("view") is None else None
         replay = ReplayBuffer.load(path, sampler=sampler, view=view)
         state = monitor_state_in(replay.extra)
         experience = of_replay(replay) if state is None else of_monitor(restored_monitor(replay, state))
@@ -155,7 +154,9 @@ def of_replay(replay: ReplayBuffer) -> Experience:
         complete: Bools = ring.stamp[places] >= 0
         index = numbers * ring.num_envs + envs
         step, age = ring.step[places].astype(np.int64), ring.completed - 1 - ring.stamp[places]
-        weights = _weights(replay, places)
+        sampler: Any = replay.sampler
+        prioritized = replay.has_priorities and hasattr(sampler, "priorities")
+        priorities = sampler.priorities() if prioritized else None
     own = replay.own_next_obs
     after = np.minimum(np.arange(1, len(places) + 1), len(places) - 1)
     obs = {path[1:]: leaf for path, leaf in leaves.items() if path[0] == "obs"}
@@ -184,23 +185,14 @@ def of_replay(replay: ReplayBuffer) -> Experience:
         next_obs={path: leaf[selected] for path, leaf in finals.items()},
         action={path[1:]: leaf[selected] for path, leaf in leaves.items() if path[0] == "action"},
         others={path: leaf[selected] for path, leaf in leaves.items() if path[0] not in named},
-        priorities=None if weights is None else weights[0],
-        live=None if weights is None else weights[1],
+        priorities=priorities,
+        live=None if priorities is None else np.ones(len(priorities), np.bool_),
         place=index[selected],
         step=step[selected],
         age=age[selected],
         ordered=replay.ordered,
         max_episode_steps=replay.schema.max_episode_steps,
     )
-
-
-def _weights(replay: ReplayBuffer, places: Ints) -> tuple[Any, Bools] | None:
-    """The priorities of a replay's transitions, which may all be drawn; None if there are no priorities."""
-    sampler: Any = replay.sampler
-    if not replay.has_priorities or not hasattr(sampler, "priorities"):
-        return None
-    priorities = sampler.priorities()
-    return priorities, np.ones(len(priorities), np.bool_)
 
 
 def of_rollout(rollout: RolloutBuffer) -> Experience:
@@ -276,16 +268,15 @@ def of_own_rows(fields: dict[str, Any]) -> Experience | None:
     elif "complete" in fields:
         num_envs, selected = int(np.diff(index).min()), as_host(fields["complete"]).astype(np.bool_)
         following = {path: np.append(x[1:], x[-1:], 0) for path, x in leaves_of(fields["obs"]).items()}
-        fields = {**fields, "next_obs": _joined_leaves(following)}
+        fields = {**fields, "next_obs": tree_of(following)}
     else:
         return None
     if num_envs < 1 or not selected.any():
         return None
     order = np.lexsort((index // num_envs, index % num_envs))
     order = order[selected[order]]
-    named = {name: _joined_leaves({path: x[order] for path, x in leaves_of(value).items()})
-             for name, value in fields.items() if name not in OF_A_BATCH}  # fmt: skip
-    experience = from_arrays(named, "rows of a relive ReplayBuffer", vector=False)
+    named = {name: value for name, value in fields.items() if name not in OF_A_BATCH}
+    experience = from_arrays(_taken(named, order), "rows of a relive ReplayBuffer", vector=False)
     experience.env, number = index[order] % num_envs, index[order] // num_envs
     gap = np.diff(number) - 1
     experience.follows = np.append(
@@ -295,9 +286,9 @@ def of_own_rows(fields: dict[str, Any]) -> Experience | None:
     return experience
 
 
-def _joined_leaves(leaves: Any) -> Any:
-    """Leaves by path as one array, or as a dict of them by dotted names."""
-    return leaves[()] if list(leaves) == [()] else {dotted(path): leaf for path, leaf in leaves.items()}
+def _taken(fields: dict[str, Any], rows: Any) -> dict[str, Any]:
+    """Rows of fields ``[S, ...]``, nested or not."""
+    return {name: tree_of({path: leaf[rows] for path, leaf in leaves_of(x).items()}) for name, x in fields.items()}
 
 
 # -- flat stores -------------------------------------------------------------------------------------------------------
@@ -416,16 +407,10 @@ def taking_turns(fields: dict[str, Any], source: str) -> Experience | None:
 
 def interleaved(fields: dict[str, Any], source: str, order: Ints, env: Ints, *, begins: bool) -> Experience:
     """Experience of flat rows ``[S, ...]`` in another order: rows of equal ``env`` follow each other."""
-    sorted_ = {name: {path: leaf[order] for path, leaf in leaves_of(x).items()} for name, x in fields.items()}
-    experience = from_arrays({name: _nested(leaves) for name, leaves in sorted_.items()}, source, vector=False)
+    experience = from_arrays(_taken(fields, order), source, vector=False)
     experience.env, experience.place, experience.begins = env, order, begins
     experience.follows = np.append(env[1:] == env[:-1], False)
     return experience
-
-
-def _nested(leaves: Leaves) -> Any:
-    """Leaves by path as one array, or as a dict of them by dotted names."""
-    return leaves[()] if list(leaves) == [()] else {".".join(path): leaf for path, leaf in leaves.items()}
 
 
 MATCHED = 0.5
@@ -493,11 +478,8 @@ def stride_of(steps: Experience, rows: Array) -> int:
 
 def in_time(values: Any, position: int, full: bool) -> Any:
     """Rows of a ring ``[R, ...]``, nested or not, from the oldest to the newest."""
-    if hasattr(values, "items"):
-        members = cast("dict[str, Any]", values)
-        return {name: in_time(part, position, full) for name, part in members.items()}
-    array = as_host(values)
-    return np.concatenate([array[position:], array[:position]]) if full else array[:position]
+    leaves = {path: [leaf[position:], leaf[:position]] for path, leaf in leaves_of(values).items()}
+    return tree_of({path: np.concatenate(parts) if full else parts[1] for path, parts in leaves.items()})
 
 
 def as_blocks(values: Any) -> Any:
@@ -508,11 +490,6 @@ def as_blocks(values: Any) -> Any:
 
 def _flat(value: Any) -> Any:
     return as_host(value).reshape(-1)
-
-
-def _plain(tree: Any) -> dict[str, Any]:
-    """A tree with TensorDicts in it as nested dicts of arrays."""
-    return {".".join(path): leaf for path, leaf in leaves_of(tree).items()}
 
 
 # -- Stable-Baselines3 ---------------------------------------------------------------------------------------------
@@ -551,20 +528,18 @@ def stable_baselines3_rollout(buffer: Any) -> Experience:
     """Its rollout buffers: they keep where episodes start, not how they ended."""
     size, envs = (buffer.buffer_size if buffer.full else buffer.pos), buffer.n_envs
 
-    def rows(values: Any) -> Any:
-        if isinstance(values, dict):
-            return {name: rows(part) for name, part in cast("dict[str, Any]", values).items()}
+    def ordered(values: Any) -> Any:
         flat = values.shape[:1] == (buffer.buffer_size * envs,)  # get() flattens some columns, env by env
-        ordered = values.reshape(envs, buffer.buffer_size, *values.shape[1:]).swapaxes(0, 1) if flat else values
-        return ordered[:size]
+        rows = values.reshape(envs, buffer.buffer_size, *values.shape[1:]).swapaxes(0, 1) if flat else values
+        return rows[:size]
 
-    names = {
-        "obs": "observations", "action": "actions", "reward": "rewards", "value": "values", "return": "returns",
-        "advantage": "advantages", "log_prob": "log_probs",
-    }  # fmt: skip
-    fields = {ours: rows(getattr(buffer, theirs)) for ours, theirs in names.items()}
-    numbers = {name: x.reshape(size, envs) for name, x in fields.items() if name not in ("obs", "action")}
-    fields |= numbers | {"episode_start": np.asarray(buffer.episode_starts)[:size]}
+    def column(name: str) -> Any:
+        return map_leaves(ordered, getattr(buffer, name))
+
+    fields = {name: column(name) for name in ("observations", "actions")}
+    for name in ("rewards", "values", "returns", "advantages", "log_probs"):
+        fields[name] = column(name).reshape(size, envs)
+    fields["episode_starts"] = np.asarray(buffer.episode_starts)[:size]
     return _limits_in_rewards(from_arrays(fields, f"stable_baselines3 {type(buffer).__name__}", vector=True))
 
 
@@ -605,17 +580,14 @@ def _tianshou_leaf(value: Any, rows: Any) -> Any:
 
 def _joined(columns: dict[str, list[Any]], sizes: list[int], source: str) -> Experience:
     """Experience of several envs with different numbers of steps."""
-    fields = {name: _concatenated(parts) for name, parts in columns.items()}
+    fields = {name: map_leaves(_concatenated, *parts) for name, parts in columns.items()}
     experience = from_arrays(fields, source, vector=False)
     experience.env = np.repeat(np.arange(len(sizes)), sizes)
     experience.follows = np.append(experience.env[1:] == experience.env[:-1], False)
     return experience
 
 
-def _concatenated(parts: list[Any]) -> Any:
-    if isinstance(parts[0], dict):
-        first = cast("dict[str, Any]", parts[0])
-        return {name: _concatenated([part[name] for part in parts]) for name in first}
+def _concatenated(*parts: Array) -> Array:
     return np.concatenate(parts)
 
 
@@ -623,20 +595,13 @@ def _concatenated(parts: list[Any]) -> Any:
 def cpprb_replay(buffer: Any) -> Experience:
     """Its replay buffers, in the names of its own documentation: obs, act, rew, next_obs, done."""
     rows = buffer.get_all_transitions()
-    order = _cpprb_order(buffer, len(rows["rew"]))
+    count = len(rows["rew"])
+    full = count == buffer.get_buffer_size()
+    position = buffer.get_next_index() if full else count
     names = {"obs": "obs", "act": "action", "rew": "reward", "next_obs": "next_obs", "done": "done"}
-    fields = {
-        ours: np.asarray(rows[theirs])[order] for theirs, ours in names.items() if theirs in rows
-    }  # fmt: skip
-    fields["reward"], fields["done"] = (fields[name].reshape(-1) for name in ("reward", "done"))
-    full = len(fields["done"]) == buffer.get_buffer_size()
+    fields = {ours: in_time(rows[theirs], position, full) for theirs, ours in names.items() if theirs in rows}
+    fields |= {name: fields[name].reshape(-1) for name in ("reward", "done")}
     return flat_steps(fields, f"cpprb {type(buffer).__name__}", full=full)
-
-
-def _cpprb_order(buffer: Any, count: int) -> Any:
-    """The stored rows from the oldest to the newest."""
-    first = buffer.get_next_index() if count == buffer.get_buffer_size() else 0
-    return (np.arange(count) + first) % max(count, 1)
 
 
 # -- TorchRL -------------------------------------------------------------------------------------------------------
@@ -671,10 +636,7 @@ def tensordict_steps(data: Any, source: str = "TensorDict", *, full: bool = Fals
     if not hasattr(after, "keys"):
         raise FieldError(f'{source}: expected steps with a "next", got {", ".join(map(str, data.keys()))}')
     observed = [name for name in data.keys() if name in after.keys() and name not in FLAGS]
-    fields = {
-        "obs": {name: data.get(name) for name in observed},
-        "next_obs": {name: after.get(name) for name in observed},
-    }
+    obs, next_obs = (tree_of(leaves_of({name: x.get(name) for name in observed})) for x in (data, after))
     rest: dict[str, Any] = {name: _flat(after.get(name)) for name in FLAGS if name in after.keys()}
     if "truncated" not in rest or "terminated" not in rest:
         rest["done"] = rest.get("done", rest.get("terminated"))
@@ -684,14 +646,14 @@ def tensordict_steps(data: Any, source: str = "TensorDict", *, full: bool = Fals
         rest["action"] = data.get("action")
     if "gamma" in data.keys():  # of its MultiStep: the discount of each window
         rest["discount"] = _flat(data.get("gamma"))
-    plain = {name: _plain(leaves) for name, leaves in fields.items()}
-    if not plain["obs"]:
+    if not obs:
         raise FieldError(
             f'{source}: expected an observation that a step and its "next" have under one name, got '
             f'{", ".join(map(str, data.keys()))} in steps and {", ".join(map(str, after.keys()))} in "next"; store both'
         )
     episode = data.get(("collector", "traj_ids"), None)
-    return flat_steps(plain | rest, source, full=full, episode=None if episode is None else _flat(episode), envs=envs)
+    episode = None if episode is None else _flat(episode)
+    return flat_steps({"obs": obs, "next_obs": next_obs, **rest}, source, full=full, episode=episode, envs=envs)
 
 
 FLAGS = ("reward", "terminated", "truncated", "done")
@@ -703,33 +665,22 @@ def agilerl_replay(buffer: Any) -> Experience:
     source = f"agilerl {type(buffer).__name__}"
     if buffer.storage is None:
         return no_steps(source)
-    rows = leaves_of(buffer.storage)
-    full = len(buffer) == buffer.max_size
-    ordered = {path: in_time(leaf, buffer._cursor, full)[: len(buffer)] for path, leaf in rows.items()}
+    rows, full = buffer.storage, len(buffer) == buffer.max_size
+    position = buffer._cursor if full else min(buffer._cursor, len(buffer))
     names = {"obs": "obs", "next_obs": "next_obs", "action": "action", "reward": "reward", "done": "terminated"}
-    fields: dict[str, Any] = {}
-    for theirs, ours in names.items():
-        part = {".".join(path[1:]): leaf for path, leaf in ordered.items() if path[0] == theirs}
-        if part:
-            fields[ours] = part.get("", part)
+    fields = {ours: in_time(rows[theirs], position, full) for theirs, ours in names.items() if theirs in rows.keys()}
     fields |= {name: fields[name].reshape(-1) for name in ("reward", "terminated") if name in fields}
-    n = int(getattr(buffer, "n_step", 1))
-    return flat_steps(fields, source, full=full, n=n)
+    return flat_steps(fields, source, full=full, n=int(getattr(buffer, "n_step", 1)))
 
 
 def agilerl_rollout(buffer: Any) -> Experience:
     """Its rollout buffer: ``dones`` are ends of both kinds, and the next observation is what ``step()`` returned."""
-    columns = {name: in_time(buffer.buffer[name], buffer.pos, buffer.full) for name in AGILERL if name in buffer.buffer}
-    fields = {AGILERL[name]: column for name, column in columns.items()}
+    columns, names = buffer.buffer, ("observations", "next_observations", "actions", "rewards", "dones", "values",
+                                     "advantages", "returns", "log_probs")  # fmt: skip
+    fields = {name: in_time(columns[name], buffer.pos, buffer.full) for name in names if name in columns}
     experience = from_arrays(fields, f"agilerl {type(buffer).__name__}", vector=True)
     experience.begins = not (buffer.full and buffer.wrap_at_capacity)
     return experience
-
-
-AGILERL = {
-    "observations": "obs", "next_observations": "next_obs", "actions": "action", "rewards": "reward", "dones": "done",
-    "values": "value", "advantages": "advantage", "returns": "return", "log_probs": "log_prob",
-}  # fmt: skip
 
 
 # -- Velora --------------------------------------------------------------------------------------------------------
@@ -857,16 +808,16 @@ def lerobot_replay(buffer: Any) -> Experience:
 def rsl_rl_rollout(storage: Any) -> Experience:
     """Its rollout storage: ``dones`` are ends of both kinds. Time-outs are read where a storage keeps them."""
     size = storage.step
-    names = {"rewards": "reward", "dones": "done", "values": "value", "returns": "return", "advantages": "advantage"}
-    columns = {ours: getattr(storage, theirs, None) for theirs, ours in names.items()}
+    names = ("rewards", "dones", "values", "returns", "advantages")
+    columns = {name: getattr(storage, name, None) for name in names}
     fields: dict[str, Any] = {name: as_blocks(x)[:size] for name, x in columns.items() if x is not None}
-    fields |= {"obs": in_time(storage.observations, size, False), "action": in_time(storage.actions, size, False)}
+    fields |= {name: in_time(getattr(storage, name), size, False) for name in ("observations", "actions")}
     time_outs = getattr(storage, "time_outs", None)
     if time_outs is not None and bool((as_host(time_outs)[:size] != 0).any()):
         fields["truncated"] = as_blocks(time_outs)[:size].astype(np.bool_)
         fields["final_value"] = as_blocks(storage.final_values)[:size]
-        return from_arrays(fields, f"rsl_rl {type(storage).__name__}", vector=True)
-    return _limits_in_rewards(from_arrays(fields, f"rsl_rl {type(storage).__name__}", vector=True))
+    experience = from_arrays(fields, f"rsl_rl {type(storage).__name__}", vector=True)
+    return experience if "truncated" in fields else _limits_in_rewards(experience)
 
 
 # -- EmbodiChain -----------------------------------------------------------------------------------------------------
@@ -876,15 +827,12 @@ def embodichain_rollout(buffer: Any) -> Experience:
     """Its rollout buffer ``[N, T + 1]``: the last slot holds the bootstrap value, and is no step."""
     rollout = buffer.buffer
     names = ["obs", "action", "reward", "terminated", "truncated", "value", "advantage", "return", "final_value"]
-    fields = {name: in_time_major(rollout[name], buffer.rollout_len) for name in names if name in rollout.keys()}
+    fields: dict[str, Any] = {}
+    for name in names:
+        if name in rollout.keys():
+            steps = {path: x.swapaxes(0, 1)[: buffer.rollout_len] for path, x in leaves_of(rollout[name]).items()}
+            fields[name] = tree_of(steps)
     return from_arrays(fields, f"embodichain {type(buffer).__name__}", vector=True)
-
-
-def in_time_major(values: Any, size: int) -> Any:
-    """Columns ``[N, T + 1, ...]``, nested or not, as ``[T, N, ...]``."""
-    if hasattr(values, "items"):
-        return {name: in_time_major(part, size) for name, part in values.items()}
-    return as_host(values).swapaxes(0, 1)[:size]
 
 
 # -- CleanRL -------------------------------------------------------------------------------------------------------
@@ -908,8 +856,7 @@ def cleanrl_arrays(fields: Mapping[str, Any]) -> Experience:
             f"{as_host(fields['rewards']).shape}; pass arrays as they are before they are flattened"
         )
     names = {"dones": "episode_start", "logprobs": "log_prob"}
-    unread = "next_obs", "next_value"
-    columns = {names.get(name, name): value for name, value in fields.items() if name not in unread}
+    columns = {names.get(name, name): x for name, x in fields.items() if name not in ("next_obs", "next_value")}
     return from_arrays(columns, "CleanRL arrays", vector=True)
 
 
