@@ -52,7 +52,13 @@ NEARLY = 0.05
 """Scales and offsets that differ by less than this share count as a drift."""
 
 
-@rule
+@rule(
+    "next-observation-is-the-observation",
+    "observation-one-step-late",
+    "unmarked-end",
+    "next-observation-on-another-scale",
+    "rows-out-of-order",
+)
 def continuity(steps: Experience) -> Look:
     """Rows whose next observation is not the following row's, though no end is flagged between them."""
     if steps.next_obs is None:
@@ -167,7 +173,7 @@ def _lead_elsewhere(steps: Experience) -> Bools:
 # -- ends and final observations ---------------------------------------------------------------------------------------
 
 
-@rule
+@rule("reset-as-final-observation", "autoreset-step-stored", "next-episode-begins-on-the-end")
 def next_episode_after_end(steps: Experience) -> Look:
     """Episodes that begin on the very observation that the last one ended on. Two mistakes have this effect."""
     if steps.disorder:
@@ -275,7 +281,7 @@ def stored_ignored_steps(steps: Experience) -> list[Finding]:
     return []
 
 
-@rule
+@rule("ends-one-row-off")
 def ends_one_row_off(steps: Experience) -> Look:
     """Flags that stand one row before or after the step that ended the episode."""
     if steps.disorder:
@@ -316,7 +322,7 @@ def _breaks(steps: Experience) -> Bools:
     return steps.follows & (steps.jump > bar)
 
 
-@rule
+@rule("truncation-without-final-observation")
 def truncation_without_final(steps: Experience) -> Look:
     """Truncated steps without the observation that they ended on, which a learner has to bootstrap from."""
     if steps.truncated is None:
@@ -341,7 +347,7 @@ NEAR = 10
 """Episodes up to this many steps shorter than the limit show how many episodes would end there by themselves."""
 
 
-@rule
+@rule("time-limit-as-terminal")
 def time_limit_as_terminal(steps: Experience, max_episode_steps: int | None = None) -> Look:
     """Episodes that all stop at one length as terminals: most likely a time limit, after which values go on."""
     if steps.disorder:
@@ -409,7 +415,7 @@ def _typical(steps: Experience, rows: Bools) -> float:
 # -- stacks of frames --------------------------------------------------------------------------------------------------
 
 
-@rule
+@rule("stack-over-an-end")
 def stacks(steps: Experience) -> Look:
     """Stacks of frames, as obs ``[S, K, ...]``, whose first ones at an episode's start are of the episode before."""
     kinds = [(path, kind) for path, leaf in steps.obs.items() if (kind := _stack_of(steps, leaf)) is not None]
@@ -481,7 +487,7 @@ OVER_ENDS = 2
 """How many ends of episodes a run of copies must go beyond."""
 
 
-@rule
+@rule("duplicate-rows")
 def duplicate_rows(steps: Experience) -> Look:
     """Steps that are stored more than once. Observations must be continuous, so that none comes twice by chance."""
     numbers = steps.numbers
@@ -536,7 +542,7 @@ SYSTEMATIC = 0.5
 """The share of the windows that begin equally long before an end, and run over it, before there is a finding."""
 
 
-@rule
+@rule("n-step-over-an-end", "n-step-cut-short", "n-step-tail-missing", "n-step-flag-of-first-step")
 def windows(steps: Experience) -> Look:
     """Windows over an end, cut short by another env's end, with the flag of their first step, or missing at an end."""
     if steps.next_obs is None:

@@ -56,7 +56,7 @@ def _named(steps: Experience) -> Leaves:
     return {**leaves, ("reward",): steps.reward, **steps.others}
 
 
-@rule
+@rule("not-finite")
 def not_finite(steps: Experience) -> Look:
     """NaN and infinities."""
     for path, leaf in _named(steps).items():
@@ -77,7 +77,7 @@ def not_finite(steps: Experience) -> Look:
 MAY_BE_INFINITE = frozenset(("final_value", "log_prob", "mask"))
 
 
-@rule
+@rule("constant-field")
 def constant_fields(steps: Experience) -> Look:
     """Observations or actions that never change."""
     if len(steps) < 20:
@@ -106,7 +106,7 @@ ENOUGH = 50
 """The fewest rows of an env that its figures are compared for."""
 
 
-@rule
+@rule("env-stands-still", "env-earns-the-same")
 def odd_envs(steps: Experience) -> Look:
     """One env whose observations or rewards never change while those of the others do."""
     kinds, first, counts = np.unique(steps.env, return_index=True, return_counts=True)
@@ -160,7 +160,7 @@ def _longest_still(steps: Experience, rows: Array) -> float:
     return float(len(run) / len(rows)) if varied and len(run) >= ENOUGH else 0.0
 
 
-@rule
+@rule("bytes-as-floats")
 def bytes_as_floats(steps: Experience) -> Look:
     """Float observations that hold the whole numbers 0 to 255: images at four times their size."""
     for path, leaf in steps.obs.items():
@@ -176,7 +176,7 @@ def bytes_as_floats(steps: Experience) -> Look:
     return len(steps)
 
 
-@rule
+@rule("actions-as-floats")
 def actions_as_floats(steps: Experience) -> Look:
     """Float actions that hold a few whole numbers: discrete actions. float32 loses whole numbers beyond 2 ** 24."""
     if not steps.action:
@@ -195,7 +195,7 @@ def actions_as_floats(steps: Experience) -> Look:
     return len(steps)
 
 
-@rule
+@rule("flag-not-binary")
 def odd_flags(steps: Experience) -> Look:
     """Flags that are neither 0 nor 1, such as sums of the flags of a window."""
     if steps.odd_flags is not None:
@@ -205,7 +205,7 @@ def odd_flags(steps: Experience) -> Look:
     return len(steps)
 
 
-@rule
+@rule("outside-space")
 def outside_space(steps: Experience, spaces: dict[str, Any]) -> Look:
     """Observations and actions outside the Gymnasium spaces that are given.
 
@@ -277,7 +277,7 @@ def _outside(space: Any, leaf: Array, where: str) -> Array:
         return (bad | (flat != np.round(flat)) if whole else bad).any(1)
 
 
-@rule
+@rule("priority-not-finite", "priority-of-dead-row", "priority-zero")
 def priorities(steps: Experience) -> Look:
     """Priorities that are not finite, that belong to rows without a transition, or that are 0."""
     weight, live = steps.priorities, steps.live
@@ -315,7 +315,7 @@ HUGE = 1e30
 """Larger numbers overflow when they are multiplied."""
 
 
-@rule
+@rule("reward-one-step-off")
 def reward_one_step_off(steps: Experience) -> Look:
     """Rewards that follow from the step before or after, and not from the step in their own row."""
     rows = _within(steps)
@@ -335,7 +335,7 @@ def reward_one_step_off(steps: Experience) -> Look:
         "store the reward that step() returned in the row of the observation and action given to it"))  # fmt: skip
 
 
-@rule
+@rule("value-one-step-off")
 def value_one_step_off(steps: Experience) -> Look:
     """Values that follow from the observation of the row before or after, and not from that of their own row."""
     value, rows = _numbers(steps, "value"), _within(steps)
@@ -389,7 +389,7 @@ OF_ITS_OWN = 0.1
 """The share of an action's variance that must not follow from the observation it was chosen on."""
 
 
-@rule
+@rule("action-one-step-off")
 def action_one_step_off(steps: Experience) -> Look:
     """Actions that move the observation of the row before or after, and not that of their own row.
 
@@ -472,7 +472,7 @@ STARTS = 5
 """How many first steps of episodes must be stored before sums over episodes can be told."""
 
 
-@rule
+@rule("reward-is-a-sum")
 def running_sums(steps: Experience) -> Look:
     """Rewards that are the sum of all rewards since the episode began.
 
@@ -547,7 +547,7 @@ FEW, MOST_RESETS = 3, 0.15
 """How many resets there must be, and the largest share of rows that may be some."""
 
 
-@rule
+@rule("reset-not-flagged")
 def resets(steps: Experience) -> Look:
     """Resets that nobody flagged, in data without next observations.
 
@@ -854,7 +854,14 @@ class Recursion:
         return np.logical_and.reduce([np.abs(a - b) > 4 * self.near for a, b in pairs])
 
 
-@rule
+@rule(
+    "advantage-over-an-end",
+    "truncation-without-bootstrap",
+    "bootstrap-before-the-step",
+    "bootstrap-from-the-next-episode",
+    "rollout-end-without-bootstrap",
+    "advantage-of-another-gamma",
+)
 def advantages(steps: Experience, gamma: float | None = None) -> Look:
     """Advantages that run over ends, and time limits that bootstrap from nothing or from another state.
 
@@ -961,7 +968,7 @@ def _numbers(steps: Experience, name: str) -> Array | None:
     return column.reshape(-1).astype(np.float64)
 
 
-@rule
+@rule("reward-holds-a-value")
 def rewards_with_values(steps: Experience) -> Look:
     """Rewards of last steps that hold a value: they exceed what steps inside episodes lead to expect, and the excess
     follows V.
@@ -1004,7 +1011,7 @@ AGREES = 1e-3
 """How far numbers may differ from those of the function, as a share of their size, since columns are float32."""
 
 
-@rule
+@rule("value-of-another-observation", "value-one-step-off")
 def values_of_critic(steps: Experience, critic: Callable[..., Any] | None) -> Look:
     """Values that are not those of the critic."""
     value = _numbers(steps, "value")
@@ -1020,7 +1027,7 @@ def values_of_critic(steps: Experience, critic: Callable[..., Any] | None) -> Lo
     return len(rows)
 
 
-@rule
+@rule("log-prob-of-another-action", "log-prob-one-step-off")
 def log_probs(steps: Experience, policy: Callable[..., Any] | None) -> Look:
     """Log-probabilities that are not those of the stored actions."""
     stored = _numbers(steps, "log_prob")
@@ -1063,7 +1070,7 @@ def _compared(
     yield from steps.found(of_another, "possible" if drifted else "likely", what, mend, rows[wrong], len(rows))
 
 
-@rule
+@rule("reward-of-the-old-goal")
 def goal_rewards(steps: Experience, reward_fn: Callable[..., Any] | None) -> Look:
     """Rewards that are not those of the stored goal, as where a goal was exchanged and the reward was not."""
     goals = _goals(steps)
@@ -1086,7 +1093,7 @@ NO_GOALS = (
 )
 
 
-@rule
+@rule("terminal-of-the-old-goal")
 def goal_terminals(steps: Experience, terminated_fn: Callable[..., Any] | None) -> Look:
     """Steps that reach their goal and are not flagged, though ``terminated_fn`` says that they end there."""
     if terminated_fn is None:
