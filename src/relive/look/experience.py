@@ -31,6 +31,7 @@ __all__ = [
     "Experience",
     "Leaves",
     "are_whole",
+    "concatenated",
     "digests",
     "envs",
     "episodes_of",
@@ -303,7 +304,9 @@ def words(rows: Array) -> Array:
 # -- from arrays -------------------------------------------------------------------------------------------------------
 
 
-def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bool | None = None) -> Experience:
+def from_arrays(
+    fields: Mapping[str, Any], source: str = "arrays", *, vector: bool | None = None, begins: bool = False
+) -> Experience:
     """Arrays by name as experience.
 
     Args:
@@ -314,6 +317,7 @@ def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bo
             is its episode's first; ``next_done`` ``[N]`` then has the flags of the last steps.
         source: the name of the source in reports.
         vector: True if arrays are ``[T, N, ...]``. None means that they are if rewards have two axes.
+        begins: True if the first step of each env is known to begin an episode.
 
     Raises:
         FieldError: a field is missing.
@@ -341,7 +345,7 @@ def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bo
     fitted = {name: {path: _by_env(x, (steps, envs), vector, name, path) for path, x in part.items()}
               for name, part in leaves.items()}  # fmt: skip
     experience = _assembled(fitted, source, steps, envs)
-    experience.last_flags = known
+    experience.last_flags, experience.begins = known, begins
     return experience
 
 
@@ -381,6 +385,11 @@ def leaves_of(tree: Any, path: Path = (), *, name: str = "field") -> Leaves:
 def tree_of(leaves: Leaves) -> Any:
     """Leaves by path as nested dicts, or as the one array that they are."""
     return leaves[()] if () in leaves else nest(leaves)
+
+
+def concatenated(*parts: Array) -> Array:
+    """Arrays one after another, for ``map_leaves``."""
+    return np.concatenate(parts)
 
 
 def _require_numbers(fields: dict[str, Leaves]) -> None:

@@ -28,7 +28,7 @@ from ..samplers.uniform import Uniform
 from ..steps.arrays import Array, Bools, Ints, as_host, numpy_view
 from ..steps.schema import map_leaves
 from ..views.transitions import Transition
-from .experience import Experience, Leaves, digests, from_arrays, leaves_of, no_steps, read_npz, tree_of
+from .experience import Experience, Leaves, concatenated, digests, from_arrays, leaves_of, no_steps, read_npz, tree_of
 from .monitor import Monitor, counts_in, is_state
 
 __all__ = ["experience_of", "stable_baselines3_replay", "tensordict_steps", "velora_replay"]
@@ -157,14 +157,14 @@ def of_replay(replay: ReplayBuffer) -> Experience:
         sampler: Any = replay.sampler
         prioritized = replay.has_priorities and hasattr(sampler, "priorities")
         priorities = sampler.priorities() if prioritized else None
-    own = replay.own_next_obs
-    after = np.minimum(np.arange(1, len(places) + 1), len(places) - 1)
-    obs = {path[1:]: leaf for path, leaf in leaves.items() if path[0] == "obs"}
-    finals = {path[1:]: leaf for path, leaf in leaves.items() if path[0] == "next_obs"} if own else {
-        path: leaf[after] for path, leaf in obs.items()
-    }  # fmt: skip
+    own, selected = replay.own_next_obs, np.flatnonzero(complete)
+    stored = {path: leaf[selected] for path, leaf in leaves.items()}
+    parts = {name: {path[1:]: leaf for path, leaf in stored.items() if path[0] == name}
+             for name in ("obs", "next_obs", "action")}  # fmt: skip
+    if not own:
+        after = np.minimum(selected + 1, len(places) - 1)
+        parts["next_obs"] = {path: leaves[("obs", *path)][after] for path in parts["obs"]}
     # two kept rows follow each other if no step of the same env that was not completed lies between
-    selected = np.flatnonzero(complete)
     done = leaves["terminated",] | leaves["truncated",]
     follows = np.zeros(len(selected), np.bool_)
     if replay.ordered and len(selected):
@@ -173,18 +173,18 @@ def of_replay(replay: ReplayBuffer) -> Experience:
         follows[:-1] = (envs[here] == envs[there]) & ((gap == 0) | ((gap == 1) & (done[here] != 0) & (not own)))
         if own:  # an episode that was interrupted leaves no row of its own: the next one counts its steps anew
             follows[:-1] &= (done[here] != 0) | (step[there] == step[here] + 1)
-    named = ("obs", "next_obs", "action", "reward", "terminated", "truncated")
+    named = (*parts, "reward", "terminated", "truncated")
     return Experience(
         f"relive {type(replay).__name__}",
-        {path: leaf[selected] for path, leaf in obs.items()},
-        leaves["reward",][selected],
-        leaves["terminated",][selected].astype(np.bool_),
-        leaves["truncated",][selected].astype(np.bool_),
+        parts["obs"],
+        stored["reward",],
+        stored["terminated",].astype(np.bool_),
+        stored["truncated",].astype(np.bool_),
         envs[selected],
         follows,
-        next_obs={path: leaf[selected] for path, leaf in finals.items()},
-        action={path[1:]: leaf[selected] for path, leaf in leaves.items() if path[0] == "action"},
-        others={path: leaf[selected] for path, leaf in leaves.items() if path[0] not in named},
+        next_obs=parts["next_obs"],
+        action=parts["action"],
+        others={path: leaf for path, leaf in stored.items() if path[0] not in named},
         priorities=priorities,
         live=None if priorities is None else np.ones(len(priorities), np.bool_),
         place=index[selected],
@@ -317,8 +317,7 @@ def flat_steps(
         episode: int ``[S]``, the number of each row's episode, if the library keeps it.
         envs: how many envs have rows in turns, if the library says so.
     """
-    experience = from_arrays(fields, source, vector=False)
-    experience.begins = not full
+    experience = from_arrays(fields, source, vector=False, begins=not full)
     if envs:
         order = np.arange(len(experience)).reshape(-1, envs).T.reshape(-1)
         stated = interleaved(fields, source, order, order % envs, begins=experience.begins)
@@ -345,9 +344,15 @@ def flat_steps(
         if goes_on[broken].mean() > MATCHED:  # rows that lead to no other are no matter of order
             return interleaved(fields, source, order, env, begins=experience.begins)
     elif broken.sum() > len(experience) * MATCHED:
-        experience.follows[:] = False
-        experience.ordered = False
-        experience.lacks += ("it does not say which rows are of one environment, nor do their observations",)
+        why = "it does not say which rows are of one environment, nor do their observations"
+        return _without_order(experience, why)
+    return experience
+
+
+def _without_order(experience: Experience, why: str) -> Experience:
+    """Steps of which none is known to follow another."""
+    experience.follows[:], experience.ordered = False, False
+    experience.lacks += (why,)
     return experience
 
 
@@ -393,12 +398,9 @@ def taking_turns(fields: dict[str, Any], source: str) -> Experience | None:
     if experience.reaches(stride)[reached].mean() < ALL_TURNS:  # in turns, but not always in the same
         ordered_rows = threads(experience.obs, experience.next_obs)
         if ordered_rows is None:
-            experience.follows[:] = False
-            experience.ordered = False
-            experience.lacks += (
-                "rows take turns between envs, and neither they nor their observations say which is whose",
+            return _without_order(
+                experience, "rows take turns between envs, and neither they nor their observations say which is whose"
             )
-            return experience
         order, env = ordered_rows
     sorted_ = interleaved(fields, source, order, env, begins=True)
     sorted_.lacks += (f"rows take turns between about {stride} envs, as their observations show; they were read so",)
@@ -407,8 +409,8 @@ def taking_turns(fields: dict[str, Any], source: str) -> Experience | None:
 
 def interleaved(fields: dict[str, Any], source: str, order: Ints, env: Ints, *, begins: bool) -> Experience:
     """Experience of flat rows ``[S, ...]`` in another order: rows of equal ``env`` follow each other."""
-    experience = from_arrays(_taken(fields, order), source, vector=False)
-    experience.env, experience.place, experience.begins = env, order, begins
+    experience = from_arrays(_taken(fields, order), source, vector=False, begins=begins)
+    experience.env, experience.place = env, order
     experience.follows = np.append(env[1:] == env[:-1], False)
     return experience
 
@@ -580,15 +582,11 @@ def _tianshou_leaf(value: Any, rows: Any) -> Any:
 
 def _joined(columns: dict[str, list[Any]], sizes: list[int], source: str) -> Experience:
     """Experience of several envs with different numbers of steps."""
-    fields = {name: map_leaves(_concatenated, *parts) for name, parts in columns.items()}
+    fields = {name: map_leaves(concatenated, *parts) for name, parts in columns.items()}
     experience = from_arrays(fields, source, vector=False)
     experience.env = np.repeat(np.arange(len(sizes)), sizes)
     experience.follows = np.append(experience.env[1:] == experience.env[:-1], False)
     return experience
-
-
-def _concatenated(*parts: Array) -> Array:
-    return np.concatenate(parts)
 
 
 # -- cpprb ---------------------------------------------------------------------------------------------------------
@@ -678,9 +676,8 @@ def agilerl_rollout(buffer: Any) -> Experience:
     columns, names = buffer.buffer, ("observations", "next_observations", "actions", "rewards", "dones", "values",
                                      "advantages", "returns", "log_probs")  # fmt: skip
     fields = {name: in_time(columns[name], buffer.pos, buffer.full) for name in names if name in columns}
-    experience = from_arrays(fields, f"agilerl {type(buffer).__name__}", vector=True)
-    experience.begins = not (buffer.full and buffer.wrap_at_capacity)
-    return experience
+    begins = not (buffer.full and buffer.wrap_at_capacity)
+    return from_arrays(fields, f"agilerl {type(buffer).__name__}", vector=True, begins=begins)
 
 
 # -- Velora --------------------------------------------------------------------------------------------------------
@@ -709,9 +706,7 @@ def pytorchrl_replay(buffer: Any) -> Experience:
              "NextDone": "done"}  # fmt: skip
     fields = {ours: in_time(data[theirs], buffer.step, full) for theirs, ours in names.items() if theirs in data}
     fields |= {name: as_blocks(fields[name]) for name in ("reward", "done")}
-    experience = from_arrays(fields, source, vector=True)
-    experience.begins = not full
-    return experience
+    return from_arrays(fields, source, vector=True, begins=not full)
 
 
 def pytorchrl_rollout(buffer: Any) -> Experience:
@@ -741,9 +736,7 @@ def fast_td3_replay(buffer: Any) -> Experience:
         "obs": rows("observations"), "next_obs": rows("next_observations"), "action": rows("actions"),
         "reward": rows("rewards"), "terminated": (rows("dones") > 0) & ~truncated, "truncated": truncated,
     }  # fmt: skip
-    experience = from_arrays(fields, "FastTD3 SimpleReplayBuffer", vector=True)
-    experience.begins = not full
-    return experience
+    return from_arrays(fields, "FastTD3 SimpleReplayBuffer", vector=True, begins=not full)
 
 
 # -- LeRobot -------------------------------------------------------------------------------------------------------
@@ -771,8 +764,7 @@ def lerobot_dataset(dataset: Any) -> Experience:
         fields |= {"terminated": done, "truncated": last & ~done}
     else:
         fields["done"] = last
-    experience = from_arrays(fields, f"lerobot {type(dataset).__name__}", vector=False)
-    experience.env, experience.begins = np.zeros(len(episode), np.int64), True
+    experience = from_arrays(fields, f"lerobot {type(dataset).__name__}", vector=False, begins=True)
     if "next.reward" not in column:
         experience.lacks += ("it keeps no rewards",)
         experience.judge_limits = False
@@ -797,9 +789,7 @@ def lerobot_replay(buffer: Any) -> Experience:
     fields["terminated"] = in_time(buffer.dones, buffer.position, full).astype(np.bool_) & ~fields["truncated"]
     if not getattr(buffer, "optimize_memory", False):
         fields["next_obs"] = in_time(buffer.next_states, buffer.position, full)
-    experience = from_arrays(fields, source, vector=False)
-    experience.begins = not full
-    return experience
+    return from_arrays(fields, source, vector=False, begins=not full)
 
 
 # -- rsl_rl ----------------------------------------------------------------------------------------------------------
