@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from importlib import import_module
 from inspect import signature
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from .errors import DTypeError, FieldError, ParameterError, ShapeError
+from .names import needed
 from .parameters import is_count, torch_device
 from .steps.arrays import Array
 from .steps.schema import Path, descend, dotted, map_leaves, unknown_field
@@ -457,10 +457,7 @@ def as_dataframe(columns: Mapping[Path, Array]) -> Any:
     Raises:
         ModuleNotFoundError: pandas is not installed.
     """
-    try:
-        pandas: Any = import_module("pandas")  # takes half a second, and has no types of its own
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("to_pandas needs pandas: pip install 'relive[pandas]'", name=error.name) from error
+    pandas = needed("pandas", "to_pandas needs pandas: pip install 'relive[pandas]'")  # takes half a second
     table: dict[str, Any] = {}
     for path, column in columns.items():
         name, shape = dotted(path), column.shape[1:]

@@ -11,7 +11,7 @@ from importlib import import_module
 from inspect import getattr_static
 from typing import Any
 
-__all__ = ["BUFFER_HINTS", "MODULE_HINTS", "add_hints", "lazy_modules"]
+__all__ = ["BUFFER_HINTS", "MODULE_HINTS", "add_hints", "lazy_modules", "needed"]
 
 MODULE_HINTS: Mapping[str, str] = {
     **dict.fromkeys(
@@ -67,6 +67,18 @@ BUFFER_HINTS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Class of buffers -> names of attributes that people look for -> the text to write instead."""
+
+
+def needed(module: str, otherwise: str) -> Any:
+    """A module of a package that only some calls need.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; says ``otherwise``.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(otherwise, name=error.name) from error
 
 
 def lazy_modules(

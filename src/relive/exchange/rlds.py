@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from ..errors import FieldError, ShapeError
 from ..files.disk import usable
 from ..memory.estimate import require_whole
+from ..names import needed
 from ..steps.arrays import Array
 from ..steps.schema import dotted, map_leaves
 from .log import BUT_LAST, EpisodeArrays, Log, log_of_episodes
@@ -77,12 +77,8 @@ def _prepared(path: str) -> Iterator[Any]:
     Raises:
         ModuleNotFoundError: TensorFlow Datasets is not installed.
     """
-    try:
-        tfds = import_module("tensorflow_datasets")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "RLDS files need their package: pip install tensorflow tensorflow_datasets", name=error.name
-        ) from error
+    install = "RLDS files need their package: pip install tensorflow tensorflow_datasets"
+    tfds = needed("tensorflow_datasets", install)
     for split in tfds.builder_from_directory(path).as_dataset().values():
         yield from _items(split)
 

@@ -13,7 +13,7 @@ from base64 import b64encode
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from hashlib import sha256
-from importlib import import_module, resources
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from ..collect.progress import progress_bar
 from ..errors import ParameterError
 from ..files.disk import usable
 from ..memory.estimate import readable
+from ..names import needed
 from ..parameters import is_count
 from ..printable import printable
 from ..steps.arrays import Array
@@ -361,13 +362,10 @@ def figure_of(inspection: Any) -> Any:
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure  # takes a second to import
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("plot needs matplotlib: pip install 'relive[plot]'", name=error.name) from error
+    matplotlib = needed("matplotlib.figure", "plot needs matplotlib: pip install 'relive[plot]'")  # takes a second
     panels = [_returns, _lengths, _rewards, *_of_sampling(inspection.experience)]
     columns = len(panels) // 2
-    figure: Any = Figure(figsize=(4 * columns, 5.4), dpi=200, layout="constrained")
+    figure: Any = matplotlib.Figure(figsize=(4 * columns, 5.4), dpi=200, layout="constrained")
     for axes, draw in zip(figure.subplots(2, columns).flat, panels, strict=True):
         draw(axes, inspection)
         axes.spines[["top", "right"]].set_visible(False)
@@ -489,10 +487,7 @@ def export(inspection: Inspection, path: str | os.PathLike[str], report: Report 
     """
     if os.path.splitext(path)[1] != ".rrd":
         raise ParameterError(f"rerun: expected a file that ends in .rrd, got '{os.fspath(path)}'")
-    try:
-        rerun: Any = import_module("rerun")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("rerun needs rerun-sdk: pip install 'relive[rerun]'", name=error.name) from error
+    rerun: Any = needed("rerun", "rerun needs rerun-sdk: pip install 'relive[rerun]'")
     recording = rerun.RecordingStream("relive", recording_id=inspection.source)
     try:
         recording.save(path)
