@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from importlib import import_module
 from inspect import signature
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
@@ -457,7 +458,8 @@ def as_dataframe(columns: Mapping[Path, Array]) -> Any:
     Raises:
         ModuleNotFoundError: pandas is not installed.
     """
-    pandas = needed("pandas", "to_pandas needs pandas: pip install 'relive[pandas]'")  # takes half a second
+    with needed("to_pandas needs pandas: pip install 'relive[pandas]'"):
+        pandas: Any = import_module("pandas")  # takes half a second, and has no types of its own
     table: dict[str, Any] = {}
     for path, column in columns.items():
         name, shape = dotted(path), column.shape[1:]

@@ -6,7 +6,8 @@ Python's own error for a missing attribute says its name alone. A hint says what
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from inspect import getattr_static
 from typing import Any
@@ -69,14 +70,15 @@ BUFFER_HINTS: Mapping[str, Mapping[str, str]] = {
 """Class of buffers -> names of attributes that people look for -> the text to write instead."""
 
 
-def needed(module: str, otherwise: str) -> Any:
-    """A module of a package that only some calls need.
+@contextmanager
+def needed(otherwise: str) -> Generator[None]:
+    """Import packages in it that only some calls need.
 
     Raises:
-        ModuleNotFoundError: it is not installed; says ``otherwise``.
+        ModuleNotFoundError: one is not installed; says ``otherwise``.
     """
     try:
-        return import_module(module)
+        yield
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(otherwise, name=error.name) from error
 

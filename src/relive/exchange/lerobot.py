@@ -768,7 +768,8 @@ def arrow() -> Any:
     Raises:
         ModuleNotFoundError: pyarrow is not installed.
     """
-    needed("pyarrow.parquet", "LeRobot data sets need pyarrow: pip install 'relive[lerobot]'")
+    with needed("LeRobot data sets need pyarrow: pip install 'relive[lerobot]'"):
+        import_module("pyarrow.parquet")
     return import_module("pyarrow")
 
 

@@ -39,7 +39,8 @@ SPACES_RULE: Rule = (
 
 
 def _minari() -> Any:
-    return needed("minari", "Minari needs its package: pip install 'relive[minari]'")
+    with needed("Minari needs its package: pip install 'relive[minari]'"):
+        return import_module("minari")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -77,8 +78,8 @@ def _prepared(path: str) -> Iterator[Any]:
     Raises:
         ModuleNotFoundError: TensorFlow Datasets is not installed.
     """
-    install = "RLDS files need their package: pip install tensorflow tensorflow_datasets"
-    tfds = needed("tensorflow_datasets", install)
+    with needed("RLDS files need their package: pip install tensorflow tensorflow_datasets"):
+        tfds = import_module("tensorflow_datasets")
     for split in tfds.builder_from_directory(path).as_dataset().values():
         yield from _items(split)
 

@@ -13,7 +13,7 @@ from base64 import b64encode
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from hashlib import sha256
-from importlib import resources
+from importlib import import_module, resources
 from typing import Any
 
 import numpy as np
@@ -362,10 +362,11 @@ def figure_of(inspection: Any) -> Any:
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
-    matplotlib = needed("matplotlib.figure", "plot needs matplotlib: pip install 'relive[plot]'")  # takes a second
+    with needed("plot needs matplotlib: pip install 'relive[plot]'"):
+        from matplotlib.figure import Figure  # takes a second to import
     panels = [_returns, _lengths, _rewards, *_of_sampling(inspection.experience)]
     columns = len(panels) // 2
-    figure: Any = matplotlib.Figure(figsize=(4 * columns, 5.4), dpi=200, layout="constrained")
+    figure: Any = Figure(figsize=(4 * columns, 5.4), dpi=200, layout="constrained")
     for axes, draw in zip(figure.subplots(2, columns).flat, panels, strict=True):
         draw(axes, inspection)
         axes.spines[["top", "right"]].set_visible(False)
@@ -487,7 +488,8 @@ def export(inspection: Inspection, path: str | os.PathLike[str], report: Report 
     """
     if os.path.splitext(path)[1] != ".rrd":
         raise ParameterError(f"rerun: expected a file that ends in .rrd, got '{os.fspath(path)}'")
-    rerun: Any = needed("rerun", "rerun needs rerun-sdk: pip install 'relive[rerun]'")
+    with needed("rerun needs rerun-sdk: pip install 'relive[rerun]'"):
+        rerun: Any = import_module("rerun")
     recording = rerun.RecordingStream("relive", recording_id=inspection.source)
     try:
         recording.save(path)
