@@ -22,4 +22,5 @@ NB_MODULE(_core, module) {
     relive::bind_rollouts(module);
     relive::bind_counters(module);
     relive::bind_pages(module);
+    relive::bind_scaling(module);
 }

@@ -20,7 +20,7 @@ from ..errors import FieldError, ParameterError
 from ..memory.allocator import SMALL, Recycled
 from ..memory.layout import LARGE_FIELD, RowLayout, typed
 from ..parameters import COUNT_RULE, is_count, require, seed_or_drawn
-from ..returns import scaled
+from ..returns import scale
 from ..steps.arrays import Ints, numpy_dtype
 from ..steps.schema import Field, Path
 from .columns import ADVANTAGE, Columns, unfinished
@@ -168,7 +168,7 @@ class Minibatches:
             for low, high in bounds:
                 leaves = rows.at(places[low:high])
                 if normalize_advantage:
-                    leaves[0][name] = scaled(leaves[0][name])
+                    scale(leaves[0][name])
                 batch = rows.form.members.batch(leaves, high - low)
                 yield batch if finished else unfinished(batch)
 

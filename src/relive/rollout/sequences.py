@@ -16,7 +16,7 @@ from ..batches import WHOLE, EnvBatch, SequenceBatch, as_tensordict, padding, sw
 from ..errors import FieldError, ParameterError
 from ..memory.allocator import Recycled
 from ..memory.layout import RowLayout
-from ..returns import scaled
+from ..returns import scale
 from ..steps.arrays import Ints, as_host
 from ..steps.schema import Field, Path
 from .columns import Columns
@@ -208,7 +208,7 @@ class WindowReader:
         for name, flag in zip(("is_start", "mask"), flags, strict=True):
             leaves[name,] = flag.T if time_first else flag
         if normalize_advantage:
-            leaves["advantage",] = scaled(leaves["advantage",], leaves["mask",])
+            scale(leaves["advantage",], leaves["mask",])
         hidden = None if self._states is None else self._hidden(state, stored)
         facts = {"lengths": lengths, "burn_in": burn_in, "env": env, "start": start}
         return SequenceBatch(leaves, {name: _tensor(x) for name, x in facts.items()}, hidden, time_first=time_first)
