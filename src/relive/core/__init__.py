@@ -62,6 +62,7 @@ from ._core import (
     take_rows,
     tree_offsets,
     use_exchange,
+    weigh_windows,
     window,
 )
 from .draws import permutation
@@ -140,5 +141,6 @@ __all__ = [
     "tree_offsets",
     "use_exchange",
     "vtrace",
+    "weigh_windows",
     "window",
 ]
