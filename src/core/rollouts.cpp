@@ -193,16 +193,18 @@ void copy_windows(Matrix<const std::uint8_t> source, Column<const std::int64_t> 
 
 void take_windows(Matrix<const std::uint8_t> source, Column<const std::int64_t> first, std::int64_t step,
                   Column<const std::int64_t> lengths, Vector<const std::uint8_t> pad, std::int64_t length,
-                  const Fields &fields, bool time_first, Pool &pool, nb::dict into) {
+                  const Fields &fields, bool time_first, Pool &pool, nb::handle given) {
+    auto into = nb::cast<nb::dict>(given);
     Runs runs{source, first, step, lengths, pad};
     require_inside(runs, length);
-    std::size_t rows, bytes;
+    std::int64_t window, bytes;
     require(static_cast<std::int64_t>(fields.width) == source.columns, "take_windows: rows of another width");
-    require(!__builtin_mul_overflow(first.size(), length, &rows) && !__builtin_mul_overflow(rows, fields.width, &bytes),
+    require(!__builtin_mul_overflow(length, source.columns, &window) &&
+                !__builtin_mul_overflow(first.size(), window, &bytes),
             "take_windows: too many rows");
-    auto block = pool.take(bytes);
+    auto block = pool.take(static_cast<std::size_t>(bytes));
     copy_runs(runs, length, block->rows());
-    std::int64_t sizes[2] = {first.size(), length}, strides[2] = {length * source.columns, source.columns};
+    std::int64_t sizes[2] = {first.size(), length}, strides[2] = {window, source.columns};
     if (time_first) std::swap(sizes[0], sizes[1]), std::swap(strides[0], strides[1]);
     fields.put(*block, PackedRows{block->rows(), sizes, strides}, into);
 }
