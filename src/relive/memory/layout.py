@@ -98,10 +98,16 @@ class RowLayout:
             }
         )
 
-    def described(self, paths: Iterable[Path], name: Callable[[Path], Hashable] = lambda path: path) -> core.Fields:
-        """Fields of these rows, in this order, as compiled code takes them; ``name`` gives the key of each tensor."""
+    def described(
+        self, paths: Iterable[Path], name: Callable[[Path], Hashable] = lambda path: path, width: int | None = None
+    ) -> core.Fields:
+        """Fields of these rows, in this order, as compiled code takes them.
+
+        ``name`` gives the key of each tensor, and ``width`` the bytes of rows that have others behind the last field.
+        """
         found = [(path, self.fields[path]) for path in paths]
-        return core.Fields([(name(path), x.dtype, x.shape, self.offsets[path]) for path, x in found], self.nbytes)
+        facts = [(name(path), x.dtype, x.shape, self.offsets[path]) for path, x in found]
+        return core.Fields(facts, self.nbytes if width is None else width)
 
     def arrays(self, rows: Array) -> dict[Path, Array]:
         """The fields of ``rows`` (uint8, ``[..., nbytes]``) as arrays ``[..., *shape]`` over the same memory."""
