@@ -2,7 +2,6 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <string_view>
 
 #include <nanobind/stl/vector.h>
 
@@ -157,12 +156,17 @@ bool is_lazy(const Torch &torch, PyObject *tensor, DType dtype) {
     return is_true(tensor, torch.is_neg) || (dtype.code == COMPLEX && is_true(tensor, torch.is_conj));
 }
 
+// The dtypes of NumPy's numbers, in its order.
+template <typename T> constexpr DType named(std::uint8_t code) { return {code, 8 * sizeof(T), 1}; }
+constexpr DType NUMBERED[] = {
+    {BOOL, 8, 1}, named<signed char>(INT), named<char>(UINT), named<short>(INT), named<short>(UINT), named<int>(INT),
+    named<int>(UINT), named<long>(INT), named<long>(UINT), named<long long>(INT), named<long long>(UINT),
+    {FLOAT, 32, 1}, {FLOAT, 64, 1}, {}, {COMPLEX, 64, 1}, {COMPLEX, 128, 1},
+};
+
 DType dtype_of(PyArrayObject *array) {
-    constexpr std::string_view kinds = "iuf??cb";  // by their codes
-    auto code = kinds.find(PyArray_DESCR(array)->kind);
-    auto bytes = PyArray_ITEMSIZE(array);
-    if (code == kinds.npos || bytes > (code == COMPLEX ? 16 : 8)) return {};
-    return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * bytes), 1};
+    auto number = static_cast<std::size_t>(PyArray_TYPE(array));
+    return number < std::size(NUMBERED) ? NUMBERED[number] : number == NPY_HALF ? DType{FLOAT, 16, 1} : DType{};
 }
 
 }  // namespace
@@ -172,6 +176,7 @@ DType dtype_of(PyObject *torch_dtype) { return torch_facts().of(torch_dtype); }
 bool Description::contiguous() const {
     auto step = static_cast<std::ptrdiff_t>(dtype.bytes());
     bool whole = true;
+    if (dense_) return true;
     for (auto axis = ndim; axis-- > 0; step *= shape[axis]) whole &= shape[axis] == 1 || stride(axis) == step;
     return whole || empty();
 }
@@ -181,7 +186,7 @@ void Description::look(PyObject *object) {
     data = reinterpret_cast<std::byte *>(PyArray_DATA(found)), ndim = PyArray_NDIM(found);
     shape = reinterpret_cast<const std::int64_t *>(PyArray_DIMS(found));
     strides_ = reinterpret_cast<const std::int64_t *>(PyArray_STRIDES(found));
-    unit_ = 1, writeable = PyArray_ISWRITEABLE(found);
+    unit_ = 1, writeable = PyArray_ISWRITEABLE(found), dense_ = PyArray_IS_C_CONTIGUOUS(found);
 }
 
 bool describe(PyObject *thing, Description &out) try {

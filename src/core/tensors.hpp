@@ -51,6 +51,7 @@ class Description {
     std::span<const std::int64_t> sizes() const { return {shape, static_cast<std::size_t>(ndim)}; }
     const std::int64_t *strides_ = nullptr;
     std::ptrdiff_t unit_ = 1;
+    bool dense_ = false;  // an array that says that it is contiguous
     nb::object lent_;  // the array that Python made of a tensor
 };
 

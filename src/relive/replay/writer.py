@@ -99,11 +99,14 @@ class Writer:
             checked = self._add(values, envs, successive)
         if self.added is not None:
             self.added(len(envs))
-        ends, resets, ended = self.ends, self.resets, self.ring.counters.item(EPISODES)
-        if ends is not None and ended == ends.episodes and not ends.ended_on:
-            ends = None  # there is nothing for it to look at
+        ends, resets = self.ends, self.resets
         if ends is None and resets is None:
             return
+        ended = self.ring.counters.item(EPISODES)
+        if ends is not None and ended == ends.episodes and not ends.ended_on:
+            ends = None  # there is nothing for it to look at
+            if resets is None:
+                return
         leaves, final, kept = checked or self._checked(values, len(envs))
         if resets is not None:
             self._check_resets(resets, envs, leaves, final, kept)
