@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -43,26 +42,34 @@ void load(const std::byte *from, std::ptrdiff_t stride, std::int64_t n, Wide *to
     for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<Wide>(get<T>(from + i * stride));
 }
 
-// Whole numbers are never rounded, and finite ones never become infinite.
-template <typename T, typename Wide> bool keeps(Wide number) {
-    if constexpr (std::is_integral_v<T>) return std::in_range<T>(number);
-    else if constexpr (std::is_integral_v<Wide>) {
-        constexpr auto most = std::int64_t{1} << std::numeric_limits<T>::digits;
-        return -most <= number && number <= most;
+// True if none of these numbers would become another one: whole numbers are not rounded, nor finite ones infinite.
+template <typename T, typename Wide> bool keeps(const Wide *numbers, std::int64_t n) {
+    std::uint64_t lost = 0;  // both loops go to the end, since one without a way out is compiled to vector code
+    if constexpr (std::is_integral_v<T>) {
+        for (std::int64_t i = 0; i < n; ++i) lost |= !std::in_range<T>(numbers[i]);
+        return !lost;
+    } else if constexpr (std::is_integral_v<Wide>) {
+        constexpr auto exact = std::int64_t{1} << std::numeric_limits<T>::digits;
+        for (std::int64_t i = 0; i < n; ++i) lost |= numbers[i] < -exact || numbers[i] > exact;
+        return !lost;
     } else {
-        constexpr double most = std::numeric_limits<T>::max(), infinite = std::numeric_limits<double>::infinity();
-        auto size = std::abs(number);
-        return !((size > most) & (size < infinite));
+        // Sizes of float64 come in the order of their bits, NaN after infinity: none may lie between the largest number
+        // and infinity. Both differences are negative then.
+        constexpr auto most = std::bit_cast<std::uint64_t>(static_cast<double>(std::numeric_limits<T>::max()));
+        constexpr auto infinite = std::bit_cast<std::uint64_t>(std::numeric_limits<double>::infinity());
+        for (std::int64_t i = 0; i < n; ++i) {
+            auto size = std::bit_cast<std::uint64_t>(numbers[i]) & ~(std::uint64_t{1} << 63);
+            lost |= (most - size) & (size - infinite);
+        }
+        return !(lost >> 63);
     }
 }
 
 template <typename T, typename Wide> bool store(const Wide *from, std::int64_t n, std::byte *to) {
-    std::int64_t lost = 0;
-    for (std::int64_t i = 0; i < n; ++i) {  // to the end, since a loop without a way out is compiled to vector code
-        lost |= !keeps<T>(from[i]);
-        put(to + i * sizeof(T), static_cast<T>(from[i]));
-    }
-    return !lost;
+    if (!keeps<T>(from, n)) return false;
+    auto *numbers = reinterpret_cast<T *>(to);
+    for (std::int64_t i = 0; i < n; ++i) numbers[i] = static_cast<T>(from[i]);
+    return true;
 }
 
 constexpr int key(int code, int bits) { return code << 8 | bits; }
@@ -150,11 +157,13 @@ void gather(const std::byte *from, std::ptrdiff_t stride, std::int64_t n, std::b
 template <typename Wide> bool convert(const Runs &runs, Load<Wide> load, Store<Wide> store, std::byte *to,
                                       std::size_t size) {
     Wide wide[TOGETHER];
+    bool is_wide = runs.given.dtype.bits == 64 && runs.stride == sizeof(Wide);
     auto each = [&](const std::byte *from) {
         for (std::int64_t low = 0; low < runs.count; low += TOGETHER) {
             auto n = std::min(TOGETHER, runs.count - low);
-            load(from + low * runs.stride, runs.stride, n, wide);
-            if (!store(wide, n, to)) return false;
+            auto *numbers = from + low * runs.stride;
+            if (!is_wide) load(numbers, runs.stride, n, wide);
+            if (!store(is_wide ? reinterpret_cast<const Wide *>(numbers) : wide, n, to)) return false;
             to += static_cast<std::size_t>(n) * size;
         }
         return true;

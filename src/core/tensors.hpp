@@ -42,7 +42,11 @@ class Description {
     std::ptrdiff_t stride(std::int32_t axis) const { return strides_[axis] * unit_; }  // in bytes
     // True if the numbers lie one behind the other. Axes of one item may have any stride.
     bool contiguous() const;
-    bool has_shape(std::span<const std::int64_t> wanted) const { return std::ranges::equal(sizes(), wanted); }
+    bool has_shape(std::span<const std::int64_t> wanted) const {
+        bool same = wanted.size() == sizes().size();
+        for (std::size_t axis = 0; same && axis < wanted.size(); ++axis) same = shape[axis] == wanted[axis];
+        return same;
+    }
     bool empty() const { return std::ranges::count(sizes(), 0) > 0; }
 
   private:
