@@ -156,46 +156,18 @@ bool is_lazy(const Torch &torch, PyObject *tensor, DType dtype) {
     return is_true(tensor, torch.is_neg) || (dtype.code == COMPLEX && is_true(tensor, torch.is_conj));
 }
 
-// The dtypes of NumPy's numbers, in its order.
-template <typename T> constexpr DType named(std::uint8_t code) { return {code, 8 * sizeof(T), 1}; }
-constexpr DType NUMBERED[] = {
-    {BOOL, 8, 1}, named<signed char>(INT), named<char>(UINT), named<short>(INT), named<short>(UINT), named<int>(INT),
-    named<int>(UINT), named<long>(INT), named<long>(UINT), named<long long>(INT), named<long long>(UINT),
-    {FLOAT, 32, 1}, {FLOAT, 64, 1}, {}, {COMPLEX, 64, 1}, {COMPLEX, 128, 1},
-};
-
-DType dtype_of(PyArrayObject *array) {
-    auto number = static_cast<std::size_t>(PyArray_TYPE(array));
-    return number < std::size(NUMBERED) ? NUMBERED[number] : number == NPY_HALF ? DType{FLOAT, 16, 1} : DType{};
-}
-
 }  // namespace
 
 DType dtype_of(PyObject *torch_dtype) { return torch_facts().of(torch_dtype); }
 
-bool Description::contiguous() const {
+bool Description::has_no_gaps() const {
     auto step = static_cast<std::ptrdiff_t>(dtype.bytes());
     bool whole = true;
-    if (dense_) return true;
     for (auto axis = ndim; axis-- > 0; step *= shape[axis]) whole &= shape[axis] == 1 || stride(axis) == step;
     return whole || empty();
 }
 
-void Description::look(PyObject *object) {
-    auto *found = reinterpret_cast<PyArrayObject *>(object);
-    data = reinterpret_cast<std::byte *>(PyArray_DATA(found)), ndim = PyArray_NDIM(found);
-    shape = reinterpret_cast<const std::int64_t *>(PyArray_DIMS(found));
-    strides_ = reinterpret_cast<const std::int64_t *>(PyArray_STRIDES(found));
-    unit_ = 1, writeable = PyArray_ISWRITEABLE(found), dense_ = PyArray_IS_C_CONTIGUOUS(found);
-}
-
-bool describe(PyObject *thing, Description &out) try {
-    if (PyArray_CheckExact(thing)) {
-        auto *array = reinterpret_cast<PyArrayObject *>(thing);
-        out.look(thing);
-        out.dtype = dtype_of(array), out.array = true;
-        return out.dtype.known() && PyArray_ISNOTSWAPPED(array) && PyArray_ISALIGNED(array);
-    }
+bool describe_tensor(PyObject *thing, Description &out) try {
     auto &torch = torch_facts();
     if (!torch.tensor.is(reinterpret_cast<PyObject *>(Py_TYPE(thing)))) return false;
     out.array = false;
@@ -207,14 +179,15 @@ bool describe(PyObject *thing, Description &out) try {
         // integers of 1 to 7 bits have the same name
         if (found.dtype.bits == 8 && torch.of(nb::handle(thing).attr(torch.dtype)) != found.dtype) return false;
         out.data = static_cast<std::byte *>(found.data), out.dtype = found.dtype, out.ndim = found.ndim;
-        out.shape = found.shape, out.strides_ = found.strides, out.writeable = true;
+        out.shape = found.shape, out.strides_ = found.strides, out.writeable = true, out.dense_ = false;
         out.unit_ = static_cast<std::ptrdiff_t>(out.dtype.bytes());
     } else {
-        out.dtype = torch.of(nb::handle(thing).attr(torch.dtype));
-        if (!out.dtype.known()) return false;
+        auto dtype = torch.of(nb::handle(thing).attr(torch.dtype));
+        if (!dtype.known()) return false;
         out.lent_ = plain("array_of")(nb::handle(thing));  // raises an error for what is lazy
         if (out.lent_.is_none()) return false;
-        out.look(out.lent_.ptr());
+        out.look(reinterpret_cast<PyArrayObject *>(out.lent_.ptr()));
+        out.dtype = dtype;  // NumPy may have the bits alone
     }
     auto aligned = std::clamp<std::size_t>(out.dtype.bytes(), 1, 8);
     return reinterpret_cast<std::uintptr_t>(out.data) % aligned == 0 && (out.data || out.empty());
