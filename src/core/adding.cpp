@@ -5,6 +5,7 @@
 #include <string>
 
 #include "bindings.hpp"
+#include "copies.hpp"
 #include "gil.hpp"
 
 namespace relive {
@@ -263,6 +264,28 @@ std::int64_t append_rows(Ring &ring, StagedRows &given, int mode) noexcept {
     for (std::int64_t i = 0; i < count; ++i) not_finite += given.places[i] >= 0 && !std::isfinite(given.reward[i]);
     ring.counters->not_finite += not_finite;
     return events;
+}
+
+namespace {
+
+template <std::size_t SIZE>
+void scatter(const std::byte *source, std::int64_t pitch, const Vector<std::int64_t> &places, std::byte *target,
+             std::int64_t width) {
+    for (std::int64_t i = 0; i < places.size(); ++i)
+        if (places[i] >= 0) __builtin_memcpy(target + places[i] * width, source + i * pitch, SIZE);
+}
+
+}  // namespace
+
+void scatter(const std::byte *source, std::int64_t pitch, const Vector<std::int64_t> &places, std::byte *target,
+             std::int64_t width, std::size_t bytes) {
+    switch (bytes) {
+    case 1: return scatter<1>(source, pitch, places, target, width);
+    case 4: return scatter<4>(source, pitch, places, target, width);
+    case 8: return scatter<8>(source, pitch, places, target, width);
+    }
+    for (std::int64_t i = 0; i < places.size(); ++i)
+        if (places[i] >= 0) copy_bytes(target + places[i] * width, source + i * pitch, bytes);
 }
 
 namespace {

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "copies.hpp"
 #include "ring.hpp"
 
 namespace relive {
@@ -59,10 +58,7 @@ std::int64_t append_rows(Ring &ring, StagedRows &given, int mode) noexcept;
 
 // The first `bytes` bytes of successive rows of `source`, `pitch` bytes apart, to rows of `target`; a negative place
 // to none.
-inline void scatter(const std::byte *source, std::int64_t pitch, const Vector<std::int64_t> &places, std::byte *target,
-                    std::int64_t width, std::size_t bytes) {
-    for (std::int64_t i = 0; i < places.size(); ++i)
-        if (places[i] >= 0) copy_bytes(target + places[i] * width, source + i * pitch, bytes);
-}
+void scatter(const std::byte *source, std::int64_t pitch, const Vector<std::int64_t> &places, std::byte *target,
+             std::int64_t width, std::size_t bytes);
 
 }  // namespace relive

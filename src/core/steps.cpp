@@ -88,8 +88,8 @@ StepFields::StepFields(nb::handle paths, nb::handle dtypes, nb::handle shapes, s
     for (std::size_t i = 0; i < number; ++i) {
         grow(root_, nb::tuple(paths[i]), 0, i);
         StepField field;
-        field.torch_dtype = dtypes[i];
-        field.dtype = dtype_of(field.torch_dtype.ptr()), field.finite = watched.contains(paths[i]);
+        nb::object dtype = dtypes[i];
+        field.dtype = dtype_of(dtype.ptr()), field.finite = watched.contains(paths[i]);
         field.shape.push_back(count);
         std::int64_t numbers = count;
         for (nb::handle size : shapes[i]) {
@@ -97,7 +97,7 @@ StepFields::StepFields(nb::handle paths, nb::handle dtypes, nb::handle shapes, s
             if (field.shape.back() < 0) throw nb::value_error("a step's fields: a size is negative");
             numbers *= field.shape.back();
         }
-        field.item = nb::cast<std::size_t>(field.torch_dtype.attr("itemsize"));
+        field.item = nb::cast<std::size_t>(dtype.attr("itemsize"));
         field.bytes = static_cast<std::size_t>(numbers) * field.item;
         bytes_ += static_cast<std::int64_t>(field.bytes);
         if (nb::object target = targets[i]; !target.is_none()) {
@@ -231,25 +231,6 @@ struct Destination {
 // Rows that are copied together, field after field, while they stay in a near cache.
 constexpr std::int64_t TOGETHER = 64;
 
-template <std::size_t SIZE>
-void scatter_items(const std::byte *source, const std::int64_t *places, std::int64_t count, std::byte *target,
-                   std::int64_t width) {
-    for (std::int64_t i = 0; i < count; ++i)
-        if (places[i] >= 0) __builtin_memcpy(target + places[i] * width, source + i * SIZE, SIZE);
-}
-
-// Items of a field to rows at `places`; a negative place to none.
-void scatter_items(const std::byte *source, std::size_t size, const std::int64_t *places, std::int64_t count,
-                   std::byte *target, std::int64_t width) {
-    switch (size) {
-    case 1: return scatter_items<1>(source, places, count, target, width);
-    case 4: return scatter_items<4>(source, places, count, target, width);
-    case 8: return scatter_items<8>(source, places, count, target, width);
-    }
-    for (std::int64_t i = 0; i < count; ++i)
-        if (places[i] >= 0) copy_bytes(target + places[i] * width, source + i * size, size);
-}
-
 // Checks a step and adds its rows. Each field is copied to where it is stored; the fields' targets are the staged rows,
 // of which rewards and flags alone are written and read.
 class StepAdder {
@@ -360,10 +341,10 @@ class StepAdder {
             for (std::size_t i = 0; i < destinations_.size(); ++i) {
                 auto &one = destinations_[i];
                 if (one.is_final && mode_ != FINALS) continue;
-                auto *places = (one.is_final ? staged_.finals : staged_.places).data + low;
+                Vector<std::int64_t> places{(one.is_final ? staged_.finals : staged_.places).data + low, count};
+                auto size = static_cast<std::int64_t>(one.size);
                 auto *target = one.block ? one.block : ring_.memory + one.at;
-                auto *source = step[i].data + static_cast<std::size_t>(low) * one.size;
-                scatter_items(source, one.size, places, count, target, one.block ? one.width : ring_.width);
+                scatter(step[i].data + low * size, size, places, target, one.block ? one.width : ring_.width, one.size);
             }
         }
         for (std::int64_t i = 0; staged_.mask && i < staged_.size(); ++i)  // a row that is left out has no end

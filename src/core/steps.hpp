@@ -12,7 +12,6 @@ namespace relive {
 // A field of a step, `[N, *shape]`, and where its rows are stored: as runs of bytes that begin `pitch` bytes apart.
 struct StepField {
     DType dtype;
-    nb::object torch_dtype;
     std::vector<std::int64_t> shape;  // with N
     bool finite = false;              // its numbers are, in debug mode
     std::size_t item = 0;             // bytes of a number
