@@ -125,6 +125,7 @@ struct Runs {
             else if (given.stride(axes - 1) != count * stride) break;
             count *= size;
         }
+        if (given.empty()) axes = 0, count = 0;  // there may be no memory
     }
     // `each(first byte)` of every run in turn; the first false ends it.
     template <typename Each> bool walk(Each &each, const std::byte *from, std::int32_t axis = 0) const {

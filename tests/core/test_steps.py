@@ -243,10 +243,11 @@ def test_a_number_of_any_dtype_is_read_if_it_keeps_its_meaning(dtype: torch.dtyp
 @settings(max_examples=settings.default.max_examples // 2)
 def test_numbers_are_read_wherever_they_lie(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    shape = tuple(rng.integers(0 if rng.random() < 0.1 else 1, (5, 150)[int(rng.integers(8)) == 0], rng.integers(1, 5)))
+    shape = rng.integers(rng.random() > 0.1, 5, rng.integers(1, 5))
+    shape[rng.integers(len(shape))] *= rng.choice([1, 1, 1, 90])
     dtype = (torch.float32, torch.int16, torch.bool, torch.complex128)[rng.integers(4)]
     source = (torch.float32, torch.float64, torch.uint8, torch.bool, dtype)[rng.integers(5)]
-    leaves: dict[Any, Field] = {("x",): Field(shape[1:], dtype)}
+    leaves: dict[Any, Field] = {("x",): Field(tuple(shape[1:].tolist()), dtype)}
     order, steps = rng.permutation(len(shape)), rng.choice([-2, -1, 1, 2, 3], len(shape))
     wide = rng.integers(0, 2, [shape[axis] * abs(steps[axis]) for axis in order]).astype(numpy_dtype(source))
     array = wide.transpose(np.argsort(order))[tuple(slice(None, None, k) for k in steps)]
