@@ -150,22 +150,28 @@ bool StepFields::pick(PyObject *given, const Node &node, Step &step, Py_ssize_t 
 
 bool StepFields::accept(const StepField &field, Source &source, Step &step) const {
     Description found;
+    bool known = describe(source.item, found);
+    if (known && found.dtype == field.dtype && found.has_shape(field.shape) && found.contiguous())
+        return source.data = found.data, true;
+    return read(field, source, step, known ? &found : nullptr);
+}
+
+bool StepFields::read(const StepField &field, Source &source, Step &step, const Description *found) const {
+    Description listed;
     nb::object made;
-    if (!field.dtype.known()) return false;
-    if (!describe(source.item, found)) {
+    if (!found) {
         made = array_of(source.item);
-        if (!made.is_valid() || !describe(made.ptr(), found)) return false;
+        if (!made.is_valid() || !describe(made.ptr(), listed)) return false;
+        found = &listed;
     }
     // with one env, its axis may be left out
     std::span<const std::int64_t> shape(field.shape);
-    bool whole = found.has_shape(shape);
-    if (!whole && (count_ != 1 || !found.has_shape(shape.subspan(1)))) return false;
-    if (whole && !made.is_valid() && found.dtype == field.dtype && found.contiguous())
-        return source.data = found.data, true;
+    bool fits = found->has_shape(shape) || (count_ == 1 && found->has_shape(shape.subspan(1)));
+    if (!fits || !field.dtype.known()) return false;
     auto *data = step.take(field.bytes);
     source.data = data, source.read = true;
     LongWork hold(static_cast<std::int64_t>(field.bytes) > LONG_WORK);
-    return read_numbers(found, field.dtype, data);
+    return read_numbers(*found, field.dtype, data);
 }
 
 bool StepFields::accept(nb::handle given, Step &step, Py_ssize_t others) const {

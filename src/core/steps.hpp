@@ -100,6 +100,8 @@ class StepFields {
         bool numbered = false;      // the members are named "0", "1", ...: a tuple may hold them
     };
     static void grow(Node &node, const nb::tuple &path, std::size_t depth, std::size_t leaf);
+    // Accept a field whose numbers have to be read into the step; null: it is neither an array nor a tensor.
+    bool read(const StepField &field, Source &source, Step &step, const Description *found) const;
     static bool pick(PyObject *given, const Node &node, Step &step, Py_ssize_t others);
 
     std::vector<StepField> fields_;

@@ -91,7 +91,8 @@ class StepChecker:
         if leaves is not None:
             return leaves
         values = self._named(step)
-        leaves = None if copier is None else copier.leaves(values)  # nested mappings may be no dicts
+        if copier is not None and self._branches:  # their mappings may be no dicts
+            leaves = copier.leaves(values)
         return self._each(values) if leaves is None else leaves
 
     def _named(self, step: Mapping[str, Any]) -> tuple[Any, ...]:
