@@ -33,10 +33,13 @@ int type_of(DType dtype) {
     return NAMES[dtype.code][std::countr_zero(dtype.bytes())];
 }
 
-// The array that NumPy makes of a list, a tuple or a single number; invalid if this is none, or cannot become one.
+// The array that NumPy makes of a list, a tuple or a single number, or of an array whose bytes lie otherwise; invalid if
+// this is none, or cannot become one.
 nb::object array_of(PyObject *given) {
-    if (!PyList_CheckExact(given) && !PyTuple_CheckExact(given) && !PyArray_IsAnyScalar(given)) return {};
-    nb::object array = nb::steal(PyArray_FromAny(given, nullptr, 0, 0, 0, nullptr));
+    bool known = PyList_CheckExact(given) || PyTuple_CheckExact(given) || PyArray_IsAnyScalar(given);
+    if (!known && !PyArray_CheckExact(given)) return {};
+    constexpr int WAYS = NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_ALIGNED;
+    nb::object array = nb::steal(PyArray_CheckFromAny(given, nullptr, 0, 0, WAYS, nullptr));
     if (array.is_valid()) return array;
     if (!PyErr_ExceptionMatches(PyExc_Exception)) nb::raise_python_error();
     PyErr_Clear();

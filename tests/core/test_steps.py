@@ -147,11 +147,11 @@ CHANGES: dict[str, tuple[bool, Callable[[Any], Any]]] = {
     "whole numbers": (True, lambda x: x.astype(np.int32)),
     "whole numbers that would be rounded": (False, lambda x: x.astype(np.int32) + 2**24 + 1),
     "longer": (False, lambda x: x.astype(np.longdouble)),
-    "bytes the other way round": (False, lambda x: x.astype(x.dtype.newbyteorder())),
+    "bytes the other way round": (True, lambda x: x.astype(x.dtype.newbyteorder())),
     "a subclass": (False, lambda x: x.view(np.recarray)),
     "a masked array": (False, np.ma.masked_array),
     "unaligned": (
-        False, lambda x: np.frombuffer(bytearray(b"\0" + x.tobytes()), np.uint8)[1:].view(x.dtype).reshape(x.shape)
+        True, lambda x: np.frombuffer(bytearray(b"\0" + x.tobytes()), np.uint8)[1:].view(x.dtype).reshape(x.shape)
     ),
     "objects": (False, lambda x: x.astype(object)),
     "bytes": (False, lambda x: x.tobytes()),

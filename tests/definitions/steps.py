@@ -18,8 +18,7 @@ def leaf(value: Any, field: Field, count: int) -> torch.Tensor | None:
     """A field ``[count, *shape]`` as it is stored; None if compiled code does not read it.
 
     A tensor is of no subclass, dense, in RAM, and neither negated nor conjugated lazily; its numbers are in memory. An
-    array is of no subclass, aligned, and in the machine's byte order. Lists, tuples and numbers are what NumPy makes of
-    them. Any of them may have gaps and, if ``count`` is 1, lack the first axis.
+    array is of no subclass. Lists, tuples and numbers are what NumPy makes of them. Any of them may have gaps and, if ``count`` is 1, lack the first axis.
     """
     if type(value) in (list, tuple, bool, int, float, complex, str, bytes) or isinstance(value, np.generic):
         try:
@@ -27,9 +26,10 @@ def leaf(value: Any, field: Field, count: int) -> torch.Tensor | None:
         except Exception:
             return None
     if type(value) is np.ndarray:
-        if not (value.flags.aligned and value.dtype.isnative and value.dtype in NUMPY_DTYPES.values()):
+        dtype = value.dtype.newbyteorder("=")
+        if dtype not in NUMPY_DTYPES.values():
             return None
-        value = torch.from_numpy(value.copy())
+        value = torch.from_numpy(value.astype(dtype))
     if type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_nested or not value.is_cpu:
         return None
     if value.is_neg() or value.is_conj() or (value.numel() and not value.data_ptr()):
