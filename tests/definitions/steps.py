@@ -18,7 +18,8 @@ def leaf(value: Any, field: Field, count: int) -> torch.Tensor | None:
     """A field ``[count, *shape]`` as it is stored; None if compiled code does not read it.
 
     A tensor is of no subclass, dense, in RAM, and neither negated nor conjugated lazily; its numbers are in memory. An
-    array is of no subclass. Lists, tuples and numbers are what NumPy makes of them. Any of them may have gaps and, if ``count`` is 1, lack the first axis.
+    array is of no subclass. Lists, tuples and numbers are what NumPy makes of them. Any of them may have gaps and, if
+    ``count`` is 1, lack the first axis.
     """
     if type(value) in (list, tuple, bool, int, float, complex, str, bytes) or isinstance(value, np.generic):
         try:
