@@ -171,7 +171,7 @@ def test_steps_of_any_form_are_added_in_one_call(form: int, monkeypatch: pytest.
     schema = Schema({"obs": (2,), "action": Field((), torch.int32), "reward": (), **FLAGS})
     buffer = ReplayBuffer(schema, 36, 3, debug=True, check_ends=False)
     step = {"obs": np.ones((3, 2), np.float32), "action": np.arange(3), "reward": np.ones(3, np.float32)}
-    step |= {"terminated": np.zeros(3, np.bool_), "truncated": np.zeros(3, np.bool_), "next_obs": step["obs"] + 1}
+    step |= {"terminated": np.zeros(3, np.bool_), "truncated": np.zeros(3, np.bool_), "next_obs": step["obs"] * np.nan}
     steps = [step, step | {"mask": np.array([True, False, True])}, step | {"mask": np.ones(3, np.bool_)}]
     buffer.add(**steps[0])
 
