@@ -5,6 +5,7 @@
 #include <string>
 
 #include "bindings.hpp"
+#include "copies.hpp"
 #include "gil.hpp"
 
 namespace relive {
@@ -28,10 +29,16 @@ constexpr std::int64_t UNDO_ADDING = 1;
 inline void in_order() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
 // The kind of each row, and the first row that ended its episode, or -1.
-std::int64_t note_kinds(StagedRows &given, int mode) {
+std::int64_t note_kinds(const Ring &ring, StagedRows &given, int mode) {
     std::int64_t first = -1;
     for (std::int64_t i = given.size(); i-- > 0;) {
-        int done = given.terminated[i] | given.truncated[i];
+        int done = given.ended(i);
+        if (given.leaves_out(i)) {
+            // what ended it is hidden, but the row before it needs its observation: stored as a step without an end
+            bool hidden = mode < ALONE && given.truncated[i] && ring.envs[given.envs[i]].next > 0;
+            given.kinds[i] = hidden ? GOES_ON : LEFT_OUT;
+            continue;
+        }
         given.kinds[i] = static_cast<std::uint8_t>(mode == ALONE ? ALONE : mode == LINKED ? done + LINKED : done);
         if (done) first = i;
     }
@@ -108,6 +115,8 @@ class Adding {
     // completes that row; ALONE, LINKED and LAST ones complete themselves. Returns the number of events.
     std::int64_t add() {
         for (std::int64_t i = 0; i < given_.size(); ++i) add_row(i);
+        for (std::int64_t i = 0; given_.mask && i < given_.size(); ++i)
+            if (given_.leaves_out(i)) interrupt(given_.envs[i]);
         auto &counters = *ring_.counters;
         counters.completed = completed_, counters.drawable = drawable_, counters.episodes = episodes_;
         return events_;
@@ -119,6 +128,7 @@ class Adding {
         auto &step = step_, &order = order_;
         auto e = given_.envs[i];
         int kind = given_.kinds[i];
+        if (kind == LEFT_OUT) return void(given_.places[i] = given_.finals[i] = -1);
         Env env = ring_.envs[e];
         auto begin = e * rows_;
         auto number = env.head, count = env.count;
@@ -159,6 +169,17 @@ class Adding {
         given_.places[i] = place;
         Env &stored = ring_.envs[e];
         stored.head = number, stored.next = index, stored.count = count;
+    }
+
+    // The episode of an env does not go on: the last complete row may then end a window, although that is shorter.
+    void interrupt(std::int64_t e) {
+        auto &env = ring_.envs[e];
+        auto last = env.head - 2;  // the newest row waits for its next observation
+        bool same = ring_.counters->length > 1 && env.next > 1 && last >= ring_.oldest(e);
+        auto place = same ? ring_.place_of(last, e) : -1;
+        same = same && !ring_.can_draw(place, last, e);
+        env.next = 0;
+        open(place, same && ring_.can_draw(place, last, e));
     }
 
     // Row `number` comes to `place`: the row that lies there makes way, if it is live.
@@ -227,7 +248,7 @@ void prepare(const Ring &ring, StagedRows &given) {
 
 std::int64_t append_rows(Ring &ring, StagedRows &given, int mode) noexcept {
     auto count = given.size();
-    auto ended = note_kinds(given, mode);
+    auto ended = note_kinds(ring, given, mode);
     if (mode == NO_FINALS && ended >= 0) return -1 - ended;
     if (count > 1)  // so that those rows come while the first are written
         for (std::int64_t i = 0; i < count; ++i) {
@@ -247,9 +268,31 @@ std::int64_t append_rows(Ring &ring, StagedRows &given, int mode) noexcept {
         for (auto e : given.envs) ring.lines.follow(ring, e);
     std::int64_t not_finite = 0;
     // counted, not refused: a reward that is not finite is a fact of the environment
-    for (std::int64_t i = 0; i < count; ++i) not_finite += !std::isfinite(given.reward[i]);
+    for (std::int64_t i = 0; i < count; ++i) not_finite += given.places[i] >= 0 && !std::isfinite(given.reward[i]);
     ring.counters->not_finite += not_finite;
     return events;
+}
+
+namespace {
+
+template <std::size_t SIZE>
+void scatter(const std::byte *source, std::int64_t pitch, const Vector<std::int64_t> &places, std::byte *target,
+             std::int64_t width) {
+    for (std::int64_t i = 0; i < places.size(); ++i)
+        if (places[i] >= 0) __builtin_memcpy(target + places[i] * width, source + i * pitch, SIZE);
+}
+
+}  // namespace
+
+void scatter(const std::byte *source, std::int64_t pitch, const Vector<std::int64_t> &places, std::byte *target,
+             std::int64_t width, std::size_t bytes) {
+    switch (bytes) {
+    case 1: return scatter<1>(source, pitch, places, target, width);
+    case 4: return scatter<4>(source, pitch, places, target, width);
+    case 8: return scatter<8>(source, pitch, places, target, width);
+    }
+    for (std::int64_t i = 0; i < places.size(); ++i)
+        if (places[i] >= 0) copy_bytes(target + places[i] * width, source + i * pitch, bytes);
 }
 
 namespace {
@@ -267,7 +310,7 @@ std::int64_t add_rows(Ring &ring, StagedRows &given, int mode) noexcept {
 // `undo` is changed, where there is one. What it returns is negative if `add_rows` will refuse the rows, and the same.
 std::int64_t plan_rows(const Ring &ring, StagedRows &given, int mode) {
     auto count = given.size();
-    auto ended = note_kinds(given, mode);
+    auto ended = note_kinds(ring, given, mode);
     given.heads.resize(ring.num_envs());
     auto &heads = given.heads;
     for (auto e : given.envs) heads[e] = ring.envs[e].head;

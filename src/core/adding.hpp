@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "copies.hpp"
 #include "ring.hpp"
 
 namespace relive {
@@ -17,13 +16,14 @@ inline constexpr int LINKED = 3;     // a way and a kind: a next observation of 
 inline constexpr int GOES_ON = 0;    // a kind: the next row holds its next observation
 inline constexpr int ENDED = 1;      // a kind: its final observation takes the row after it
 inline constexpr int LAST = 4;       // a kind: as LINKED, but it ended its episode
+inline constexpr int LEFT_OUT = 5;   // a kind: it is not stored
 
 // Steps after which an episode is cut, as if it had been interrupted: a row's index within it is an int32.
 inline constexpr std::int64_t LONGEST = (std::int64_t{1} << 31) - 1;
 
 // Answers of adding rows; nothing is changed then. -1 - i: row i ended an episode and has no final observation.
 inline constexpr std::int64_t USED_UP = -(std::int64_t{1} << 62);  // rows that are not in reserve would be overwritten
-inline constexpr std::int64_t UNFIT = USED_UP - 1;                 // a step cannot be copied as it is
+inline constexpr std::int64_t UNFIT = USED_UP - 1;                 // a step cannot be read here
 
 // K rows on their way into a ring, and what is noted while they are added. The arrays are NumPy's and do not move.
 struct StagedRows {
@@ -38,11 +38,14 @@ struct StagedRows {
     Vector<std::int64_t> where;   // the places of events, rows that can be drawn now or no longer; empty: not listed
     Vector<std::uint8_t> opens;   // 1 if such a row can be drawn from now on, 0 if no longer
     nb::object kept, kept_envs;   // the arrays
+    const std::byte *mask = nullptr;  // [K], 0 for rows that are left out, and break off their envs' episodes; or null
     // memory of a call, taken before it changes anything
     std::vector<std::uint8_t> kinds;  // [K]
     std::vector<Number> heads;        // [N]
 
     std::int64_t size() const { return places.size(); }
+    bool ended(std::int64_t i) const { return terminated[i] | truncated[i]; }
+    bool leaves_out(std::int64_t i) const { return mask && mask[i] == std::byte{0}; }
 };
 
 // Refuse rows that do not fit a ring, and take the memory that adding them needs. Throws; nothing is changed.
@@ -55,10 +58,7 @@ std::int64_t append_rows(Ring &ring, StagedRows &given, int mode) noexcept;
 
 // The first `bytes` bytes of successive rows of `source`, `pitch` bytes apart, to rows of `target`; a negative place
 // to none.
-inline void scatter(const std::byte *source, std::int64_t pitch, const Vector<std::int64_t> &places, std::byte *target,
-                    std::int64_t width, std::size_t bytes) {
-    for (std::int64_t i = 0; i < places.size(); ++i)
-        if (places[i] >= 0) copy_bytes(target + places[i] * width, source + i * pitch, bytes);
-}
+void scatter(const std::byte *source, std::int64_t pitch, const Vector<std::int64_t> &places, std::byte *target,
+             std::int64_t width, std::size_t bytes);
 
 }  // namespace relive

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <cfloat>
 #include <cstring>
-#include <limits>
 #include <string>
 
 #include <nanobind/stl/string.h>
@@ -13,6 +11,7 @@
 #include "bindings.hpp"
 #include "copies.hpp"
 #include "gil.hpp"
+#include "numbers.hpp"
 
 namespace relive {
 
@@ -24,43 +23,27 @@ constexpr std::int64_t CACHES = 3 * (std::int64_t{1} << 24);
 // Bytes of a long row.
 constexpr std::size_t LONG_ROW = std::size_t{1} << 17;
 
-// NumPy's letter of a dtype; 0 if NumPy lacks it.
-char kind_of(DType dtype) {
-    switch (dtype.code) {
-    case INT: return 'i';
-    case UINT: return 'u';
-    case FLOAT: return 'f';
-    case COMPLEX: return 'c';
-    case BOOL: return 'b';
-    default: return 0;
-    }
+// NumPy's name of a dtype, or of its bits where it lacks the dtype.
+int type_of(DType dtype) {
+    constexpr int NAMES[][5] = {
+        {NPY_INT8, NPY_INT16, NPY_INT32, NPY_INT64}, {NPY_UINT8, NPY_UINT16, NPY_UINT32, NPY_UINT64},
+        {0, NPY_FLOAT16, NPY_FLOAT32, NPY_FLOAT64}, {}, {0, NPY_INT16}, {0, 0, 0, NPY_COMPLEX64, NPY_COMPLEX128},
+        {NPY_BOOL},
+    };
+    return NAMES[dtype.code][std::countr_zero(dtype.bytes())];
 }
 
-// Store float64 numbers as float32.
-void narrow(std::byte *target, const std::byte *source, std::size_t count) {
-    auto *numbers = reinterpret_cast<const double *>(source);
-    auto *stored = reinterpret_cast<float *>(target);
-    for (std::size_t k = 0; k < count; ++k) stored[k] = static_cast<float>(numbers[k]);
-}
-
-// True if each of these numbers, stored as float32, is infinite only if it was. Sizes of float64 come in the order of
-// their bits, NaN after infinity: none may lie between the largest float32 and infinity.
-bool can_be_narrowed(const std::byte *source, std::size_t count) {
-    constexpr auto most = std::bit_cast<std::uint64_t>(static_cast<double>(FLT_MAX));
-    constexpr auto infinite = std::bit_cast<std::uint64_t>(std::numeric_limits<double>::infinity());
-    std::uint64_t lost = 0;  // its sign, once both differences were negative
-    for (std::size_t k = 0; k < count; ++k) {  // to the end, since a loop without a way out is compiled to vector code
-        auto size = get<std::uint64_t>(source + k * sizeof(double)) & ~(std::uint64_t{1} << 63);
-        lost |= (most - size) & (size - infinite);
-    }
-    return !(lost >> 63);
-}
-
-bool has_shape(PyArrayObject *array, const std::vector<std::int64_t> &shape) {
-    if (static_cast<std::size_t>(PyArray_NDIM(array)) != shape.size()) return false;
-    for (std::size_t axis = 0; axis < shape.size(); ++axis)
-        if (PyArray_DIMS(array)[axis] != shape[axis]) return false;
-    return true;
+// The array that NumPy makes of a list, a tuple or a single number, or of an array whose bytes lie otherwise; invalid if
+// this is none, or cannot become one.
+nb::object array_of(PyObject *given) {
+    bool known = PyList_CheckExact(given) || PyTuple_CheckExact(given) || PyArray_IsAnyScalar(given);
+    if (!known && !PyArray_CheckExact(given)) return {};
+    constexpr int WAYS = NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_ALIGNED;
+    nb::object array = nb::steal(PyArray_CheckFromAny(given, nullptr, 0, 0, WAYS, nullptr));
+    if (array.is_valid()) return array;
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) nb::raise_python_error();
+    PyErr_Clear();
+    return {};
 }
 
 // Where a field is stored: an array `[R, N, *shape]` whose items have no gaps.
@@ -97,17 +80,19 @@ nb::object member_of(PyObject *dict, const nb::object &name) {
 
 }  // namespace
 
-StepFields::StepFields(nb::handle paths, nb::handle dtypes, nb::handle shapes, std::int64_t count, nb::handle targets)
+StepFields::StepFields(nb::handle paths, nb::handle dtypes, nb::handle shapes, std::int64_t count, nb::handle targets,
+                       nb::handle finite)
     : count_(count), kept_(nb::tuple(targets)) {
     auto number = nb::len(paths);
     if (nb::len(dtypes) != number || nb::len(shapes) != number || nb::len(targets) != number || count < 0)
         throw nb::value_error("a step's fields: as many dtypes, shapes and targets as paths");
+    nb::set watched(finite);
     std::int64_t stored = 0;
     for (std::size_t i = 0; i < number; ++i) {
         grow(root_, nb::tuple(paths[i]), 0, i);
         StepField field;
-        field.torch_dtype = dtypes[i];
-        field.dtype = dtype_of(field.torch_dtype.ptr()), field.kind = kind_of(field.dtype);
+        nb::object dtype = dtypes[i];
+        field.dtype = dtype_of(dtype.ptr()), field.finite = watched.contains(paths[i]);
         field.shape.push_back(count);
         std::int64_t numbers = count;
         for (nb::handle size : shapes[i]) {
@@ -115,7 +100,7 @@ StepFields::StepFields(nb::handle paths, nb::handle dtypes, nb::handle shapes, s
             if (field.shape.back() < 0) throw nb::value_error("a step's fields: a size is negative");
             numbers *= field.shape.back();
         }
-        field.item = nb::cast<std::size_t>(field.torch_dtype.attr("itemsize"));
+        field.item = nb::cast<std::size_t>(dtype.attr("itemsize"));
         field.bytes = static_cast<std::size_t>(numbers) * field.item;
         bytes_ += static_cast<std::int64_t>(field.bytes);
         if (nb::object target = targets[i]; !target.is_none()) {
@@ -149,51 +134,81 @@ void StepFields::grow(Node &node, const nb::tuple &path, std::size_t depth, std:
     grow(*member, path, depth + 1, leaf);
 }
 
-bool StepFields::pick(PyObject *given, const Node &node, Step &step) {
+bool StepFields::pick(PyObject *given, const Node &node, Step &step, Py_ssize_t others) {
     auto &members = node.members;
     auto count = static_cast<Py_ssize_t>(members.size());
     bool is_dict = PyDict_CheckExact(given);
     bool is_tuple = !is_dict && node.numbered && PyTuple_CheckExact(given);
-    if (is_dict ? NB_DICT_GET_SIZE(given) != count : !is_tuple || NB_TUPLE_GET_SIZE(given) != count) return false;
+    if (!is_dict && !is_tuple) return false;
+    if (is_dict ? NB_DICT_GET_SIZE(given) != count + others : NB_TUPLE_GET_SIZE(given) != count) return false;
     for (Py_ssize_t k = 0; k < count; ++k) {
         auto &member = members[static_cast<std::size_t>(k)];
         nb::object item = is_dict ? member_of(given, member.name) : nb::borrow(NB_TUPLE_GET_ITEM(given, k));
         if (!item.is_valid()) return PyErr_Clear(), false;
         if (member.is_leaf) step.set(member.leaf, item.release().ptr());
-        else if (!pick(item.ptr(), member, step)) return false;
+        else if (!pick(item.ptr(), member, step, 0)) return false;
     }
     return true;
 }
 
-bool StepFields::accept(Source &source, const StepField &field) {
-    if (PyArray_CheckExact(source.item)) {
-        auto *array = reinterpret_cast<PyArrayObject *>(source.item);
-        if (!PyArray_ISCARRAY_RO(array) || !has_shape(array, field.shape)) return false;
-        source.data = reinterpret_cast<const std::byte *>(PyArray_BYTES(array));
-        auto kind = PyArray_DESCR(array)->kind;
-        auto itemsize = static_cast<std::size_t>(PyArray_ITEMSIZE(array));
-        if (kind == field.kind && itemsize == field.item) return true;
-        source.narrowed = kind == 'f' && itemsize == sizeof(double) && field.kind == 'f' &&
-                          field.item == sizeof(float) && field.target;
-        return source.narrowed && can_be_narrowed(source.data, field.bytes / sizeof(float));
-    }
-    if (!field.dtype.known() || field.dtype.code == COMPLEX) return false;
+bool StepFields::accept(const StepField &field, Source &source, Step &step) const {
     Description found;
-    if (!describe(source.item, found)) return false;
-    source.data = found.data;
-    return found.dtype == field.dtype && found.has_shape(field.shape) && found.contiguous();
+    bool known = describe(source.item, found);
+    if (known && found.dtype == field.dtype && found.has_shape(field.shape) && found.contiguous())
+        return source.data = found.data, true;
+    return read(field, source, step, known ? &found : nullptr);
 }
 
-std::int64_t StepFields::accept(nb::handle given, Step &step) const {
+bool StepFields::read(const StepField &field, Source &source, Step &step, const Description *found) const {
+    Description listed;
+    nb::object made;
+    if (!found) {
+        made = array_of(source.item);
+        if (!made.is_valid() || !describe(made.ptr(), listed)) return false;
+        found = &listed;
+    }
+    // with one env, its axis may be left out
+    std::span<const std::int64_t> shape(field.shape);
+    bool fits = found->has_shape(shape) || (count_ == 1 && found->has_shape(shape.subspan(1)));
+    if (!fits || !field.dtype.known()) return false;
+    auto *data = step.take(field.bytes);
+    source.data = data, source.read = true;
+    LongWork hold(static_cast<std::int64_t>(field.bytes) > LONG_WORK);
+    return read_numbers(*found, field.dtype, data);
+}
+
+bool StepFields::accept(nb::handle given, Step &step, Py_ssize_t others) const {
     if (PyTuple_CheckExact(given.ptr())) {
-        if (NB_TUPLE_GET_SIZE(given.ptr()) != static_cast<Py_ssize_t>(size())) return 0;
+        if (NB_TUPLE_GET_SIZE(given.ptr()) != static_cast<Py_ssize_t>(size())) return false;
         for (std::size_t i = 0; i < size(); ++i) step.set(i, Py_NewRef(NB_TUPLE_GET_ITEM(given.ptr(), i)));
-    } else if (!pick(given.ptr(), root_, step)) {
-        return 0;
+    } else if (!pick(given.ptr(), root_, step, others)) {
+        return false;
     }
     for (std::size_t i = 0; i < size(); ++i)
-        if (!accept(step[i], fields_[i])) return static_cast<std::int64_t>(i);
-    return -1;
+        if (!accept(fields_[i], step[i], step)) return false;
+    return true;
+}
+
+bool StepFields::is_finite(const Step &step, std::size_t i) const {
+    return !fields_[i].finite || all_finite(fields_[i].dtype, step[i].data, fields_[i].bytes);
+}
+
+nb::tuple StepFields::leaves(const Step &step) const {
+    nb::list leaves;
+    for (std::size_t i = 0; i < size(); ++i) {
+        auto &field = fields_[i];
+        if (!step[i].read) {
+            leaves.append(nb::handle(step[i].item));
+            continue;
+        }
+        std::vector<npy_intp> shape(field.shape.begin(), field.shape.end());
+        nb::object array = nb::steal(
+            PyArray_SimpleNew(static_cast<int>(shape.size()), shape.data(), type_of(field.dtype)));
+        if (!array.is_valid()) nb::raise_python_error();
+        std::memcpy(PyArray_DATA(reinterpret_cast<PyArrayObject *>(array.ptr())), step[i].data, field.bytes);
+        leaves.append(array);
+    }
+    return nb::tuple(leaves);
 }
 
 void StepFields::copy(const Step &step, std::int64_t row, std::size_t i) const {
@@ -201,11 +216,7 @@ void StepFields::copy(const Step &step, std::int64_t row, std::size_t i) const {
     auto *target = field.target + row * field.stride;
     auto *source = step[i].data;
     if (field.runs == 0) return;
-    if (step[i].narrowed) {
-        auto width = field.size / sizeof(float);
-        for (std::int64_t run = 0; run < field.runs; ++run)
-            narrow(target + run * field.pitch, source + run * width * sizeof(double), width);
-    } else if (field.runs > 1) spread(target, field.pitch, source, field.runs, field.size);
+    if (field.runs > 1) spread(target, field.pitch, source, field.runs, field.size);
     else if (field.past) copy_past(target, source, field.size);
     else std::memcpy(target, source, field.size);
 }
@@ -229,30 +240,6 @@ struct Destination {
 // Rows that are copied together, field after field, while they stay in a near cache.
 constexpr std::int64_t TOGETHER = 64;
 
-template <std::size_t SIZE>
-void scatter_items(const std::byte *source, const std::int64_t *places, std::int64_t count, std::byte *target,
-                   std::int64_t width) {
-    for (std::int64_t i = 0; i < count; ++i)
-        if (places[i] >= 0) __builtin_memcpy(target + places[i] * width, source + i * SIZE, SIZE);
-}
-
-// Items of a field to rows at `places`; a negative place to none.
-void scatter_items(const std::byte *source, std::size_t size, bool narrowed, const std::int64_t *places,
-                   std::int64_t count, std::byte *target, std::int64_t width) {
-    if (narrowed) {
-        for (std::int64_t i = 0; i < count; ++i)
-            if (places[i] >= 0) narrow(target + places[i] * width, source + 2 * i * size, size / sizeof(float));
-        return;
-    }
-    switch (size) {
-    case 1: return scatter_items<1>(source, places, count, target, width);
-    case 4: return scatter_items<4>(source, places, count, target, width);
-    case 8: return scatter_items<8>(source, places, count, target, width);
-    }
-    for (std::int64_t i = 0; i < count; ++i)
-        if (places[i] >= 0) copy_bytes(target + places[i] * width, source + i * size, size);
-}
-
 // Checks a step and adds its rows. Each field is copied to where it is stored; the fields' targets are the staged rows,
 // of which rewards and flags alone are written and read.
 class StepAdder {
@@ -260,9 +247,12 @@ class StepAdder {
     StepAdder(nb::object ring, nb::object staged, nb::object fields, nb::handle large, int mode)
         : ring_(nb::cast<Ring &>(ring)), staged_(nb::cast<StagedRows &>(staged)),
           fields_(nb::cast<const StepFields &>(fields)), mode_(mode),
+          mask_name_(nb::steal(PyUnicode_InternFromString("mask"))),
           kept_(nb::make_tuple(ring, staged, fields, large)) {
         if (mode < NO_FINALS || mode > LINKED) throw nb::value_error("there is no such way of adding rows");
         auto count = staged_.size();
+        mask_.dtype = {BOOL, 8, 1}, mask_.shape = {count}, mask_.item = 1;
+        mask_.bytes = static_cast<std::size_t>(count);
         if (fields_.count() != count || staged_.width != ring_.width)
             throw nb::value_error("a step's fields: these are not staged rows of this ring");
         for (auto &field : fields_.fields()) {
@@ -285,16 +275,28 @@ class StepAdder {
                 throw nb::value_error("a step's fields: a field is stored nowhere");
     }
 
-    std::int64_t add(nb::handle given) {
-        Step step(fields_.size());
+    std::int64_t add(nb::handle given, bool finite) {
+        auto count = fields_.size();
+        Step step(count + 1);  // the last is the mask
         prepare(ring_, staged_);
-        if (fields_.accept(given, step) >= 0 || reads_ring(step)) return UNFIT;
+        staged_.mask = nullptr;
+        bool masked = PyDict_CheckExact(given.ptr()) && NB_DICT_GET_SIZE(given.ptr()) > fields_.names();
+        if (masked) {
+            auto mask = member_of(given.ptr(), mask_name_);
+            if (!mask.is_valid()) return PyErr_Clear(), UNFIT;
+            step.set(count, mask.release().ptr());
+            if (!fields_.accept(mask_, step[count], step)) return UNFIT;
+        }
+        if (!fields_.accept(given, step, masked) || reads_ring(step)) return UNFIT;
         // from here on nothing throws; `step` holds what is copied
         LongWork hold(fields_.bytes() > LONG_WORK);
-        for (std::size_t i = 0; i < fields_.size(); ++i)
+        for (std::size_t i = 0; i < count; ++i)
             if (destinations_[i].read) fields_.copy(step, 0, i);
+        if (finite && !is_finite(step)) return UNFIT;
+        staged_.mask = masked ? step[count].data : nullptr;
         auto events = append_rows(ring_, staged_, mode_);
         if (events >= 0) store(step);
+        staged_.mask = nullptr;
         return events;
     }
 
@@ -328,20 +330,35 @@ class StepAdder {
         return inside;
     }
 
+    // Of final observations, only those of ended episodes count.
+    bool is_finite(const Step &step) const {
+        bool finite = true;
+        for (std::size_t i = 0; finite && i < destinations_.size(); ++i) {
+            finite = fields_.is_finite(step, i);
+            if (finite || !destinations_[i].is_final) continue;
+            finite = true;
+            auto *item = step[i].data;
+            for (std::int64_t n = 0; n < staged_.size(); ++n, item += destinations_[i].size)
+                finite &= !staged_.ended(n) || all_finite(fields_.fields()[i].dtype, item, destinations_[i].size);
+        }
+        return finite;
+    }
+
     void store(const Step &step) const {
         for (std::int64_t low = 0; low < staged_.size(); low += TOGETHER) {
             auto count = std::min(TOGETHER, staged_.size() - low);
             for (std::size_t i = 0; i < destinations_.size(); ++i) {
                 auto &one = destinations_[i];
                 if (one.is_final && mode_ != FINALS) continue;
-                auto *places = (one.is_final ? staged_.finals : staged_.places).data + low;
+                Vector<std::int64_t> places{(one.is_final ? staged_.finals : staged_.places).data + low, count};
+                auto size = static_cast<std::int64_t>(one.size);
                 auto *target = one.block ? one.block : ring_.memory + one.at;
-                auto given = step[i].narrowed ? 2 * one.size : one.size;  // bytes of an item as it was given
-                auto *source = step[i].data + low * static_cast<std::int64_t>(given);
-                scatter_items(source, one.size, step[i].narrowed, places, count, target,
-                              one.block ? one.width : ring_.width);
+                scatter(step[i].data + low * size, size, places, target, one.block ? one.width : ring_.width, one.size);
             }
         }
+        for (std::int64_t i = 0; staged_.mask && i < staged_.size(); ++i)  // a row that is left out has no end
+            if (auto place = staged_.places[i]; staged_.leaves_out(i) && place >= 0)
+                ring_.terminated[place] = ring_.truncated[place] = 0;
     }
 
     Ring &ring_;
@@ -349,7 +366,8 @@ class StepAdder {
     const StepFields &fields_;
     int mode_;
     std::vector<Destination> destinations_;
-    nb::object kept_;
+    StepField mask_;
+    nb::object mask_name_, kept_;
 };
 
 }  // namespace
@@ -359,31 +377,39 @@ void bind_steps(nb::module_ &module) {
                            "The fields of a step by path, and where they are stored: arrays `[R, N, *shape]` whose\n"
                            "items have no gaps, or None for a field that is only checked.")
         .def("__init__", [](StepFields *self, nb::handle paths, nb::handle dtypes, nb::handle shapes,
-                            std::int64_t count, nb::handle targets) {
-            new (self) StepFields(paths, dtypes, shapes, count, targets);
-        }, nb::arg("paths"), nb::arg("dtypes"), nb::arg("shapes"), nb::arg("count"), nb::arg("targets"))
-        .def("refused", [](const StepFields &self, nb::handle given) {
+                            std::int64_t count, nb::handle targets, nb::handle finite) {
+            new (self) StepFields(paths, dtypes, shapes, count, targets, finite);
+        }, nb::arg("paths"), nb::arg("dtypes"), nb::arg("shapes"), nb::arg("count"), nb::arg("targets"),
+           nb::arg("finite") = nb::make_tuple())
+        .def("leaves", [](const StepFields &self, nb::handle given) -> nb::object {
             Step step(self.size());
-            return self.accept(given, step);
+            if (!self.accept(given, step)) return nb::none();
+            return self.leaves(step);
         }, nb::arg("step").none(),
-             "The first field that cannot be copied as it is, or -1. `step` is a dict of the fields as the paths nest\n"
-             "them, or a tuple of the leaves; fields that are missing, or one too many, make it 0.")
-        .def("take", [](const StepFields &self, std::int64_t row, nb::handle given) {
+             "The leaves of a step, each of its field's dtype and shape and without gaps, or None if one cannot be\n"
+             "read here. `step` is a dict of the fields as the paths nest them, or a tuple of the leaves. A leaf that\n"
+             "is so already is returned itself; for others there are new arrays.")
+        .def("take", [](const StepFields &self, std::int64_t row, nb::handle given, bool finite) {
             bool there = self.rows() < 0 || row < self.rows();  // without targets, no row is written
             if (row < 0 || !there) throw nb::index_error("a step's fields: there is no such row");
             Step step(self.size());
-            if (self.accept(given, step) >= 0) return false;
+            if (!self.accept(given, step)) return false;
             LongWork hold(self.bytes() > LONG_WORK);
+            for (std::size_t i = 0; finite && i < self.size(); ++i)
+                if (!self.is_finite(step, i)) return false;
             self.copy(step, row);
             return true;
-        }, nb::arg("row"), nb::arg("step").none(),
-             "Copy a step to a row, if each field can be copied as it is; else the row is as it was.");
+        }, nb::arg("row"), nb::arg("step").none(), nb::arg("finite") = false,
+             "Copy a step to a row if each field can be read; else the row is as it was. If `finite`, those fields\n"
+             "have to be so, too.");
     nb::class_<StepAdder>(module, "StepAdder", "Checks whole steps, stages them and adds their rows.")
         .def(nb::init<nb::object, nb::object, nb::object, nb::handle, int>(), nb::arg("ring"), nb::arg("staged"),
              nb::arg("fields"), nb::arg("large"), nb::arg("mode"))
-        .def("add", &StepAdder::add, nb::arg("step").none(),
-             "Add a step, a dict or a tuple of leaves. Returns what `add_rows` returns, or UNFIT if the step cannot\n"
-             "be copied as it is. If that is negative, nothing that is stored has changed.");
+        .def("add", &StepAdder::add, nb::arg("step").none(), nb::arg("finite") = false,
+             "Add a step, a dict or a tuple of leaves. A dict may have a mask, bool `[N]`: rows where it is False are\n"
+             "left out, and the episodes of their envs do not go on. If `finite`, those fields have to be so.\n\n"
+             "Returns what `add_rows` returns, or UNFIT if the step cannot be read here. If that is negative, nothing\n"
+             "that is stored has changed.");
 }
 
 }  // namespace relive

@@ -1,8 +1,8 @@
-// Steps: whether the fields of one can be copied as they are, and where they are stored.
+// Steps: whether the fields of one can be read, and where they are stored.
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <span>
+#include <memory>
 #include <vector>
 
 #include "tensors.hpp"
@@ -12,9 +12,8 @@ namespace relive {
 // A field of a step, `[N, *shape]`, and where its rows are stored: as runs of bytes that begin `pitch` bytes apart.
 struct StepField {
     DType dtype;
-    nb::object torch_dtype;
     std::vector<std::int64_t> shape;  // with N
-    char kind = 0;                    // NumPy's letter of its dtype; 0 if NumPy lacks it
+    bool finite = false;              // its numbers are, in debug mode
     std::size_t item = 0;             // bytes of a number
     std::size_t bytes = 0;            // of all N items
     std::byte *target = nullptr;      // its first row; null if the field is only checked
@@ -26,14 +25,14 @@ struct StepField {
     bool past = false;                // rows are written past the caches
 };
 
-// Where the numbers of a field lie; the object is held until the step is forgotten.
+// Where the numbers of a field lie, one behind the other and of its dtype.
 struct Source {
-    PyObject *item;
+    PyObject *item;  // held until the step is forgotten
     const std::byte *data;
-    bool narrowed;  // float64, to be stored as float32
+    bool read;  // into memory of the step, since those of the item lie or are otherwise
 };
 
-// The values of a step, one for each field.
+// The values of a step, one for each field; and memory for those that are not given as they are stored.
 class Step {
   public:
     explicit Step(std::size_t count) : count_(count), many_(count > FEW ? count : 0) {
@@ -48,6 +47,12 @@ class Step {
     void set(std::size_t i, PyObject *item) { first_[i] = {item, nullptr, false}; }
     Source &operator[](std::size_t i) { return first_[i]; }
     const Source &operator[](std::size_t i) const { return first_[i]; }
+    // Memory for so many bytes, aligned for any number.
+    std::byte *take(std::size_t bytes) {
+        auto begin = (used_ + 15) / 16 * 16;
+        if (bytes <= sizeof(near_) && begin <= sizeof(near_) - bytes) return used_ = begin + bytes, near_ + begin;
+        return far_.emplace_back(new std::byte[bytes]).get();
+    }
 
   private:
     static constexpr std::size_t FEW = 24;
@@ -55,22 +60,33 @@ class Step {
     Source few_[FEW];
     std::vector<Source> many_;
     Source *first_;
+    alignas(16) std::byte near_[4096];
+    std::size_t used_ = 0;
+    std::vector<std::unique_ptr<std::byte[]>> far_;
 };
 
 // The fields of a step. None of their targets moves.
 class StepFields {
   public:
-    StepFields(nb::handle paths, nb::handle dtypes, nb::handle shapes, std::int64_t count, nb::handle targets);
+    StepFields(nb::handle paths, nb::handle dtypes, nb::handle shapes, std::int64_t count, nb::handle targets,
+               nb::handle finite);
 
-    // The first field that cannot be copied as it is, or -1: then `step` has where each lies. Fields that are missing,
-    // or one too many, make it 0. Throws what is raised by Ctrl-C while a tensor is asked.
-    std::int64_t accept(nb::handle given, Step &step) const;
+    // True if all fields can be read, and a dict has just so many `others`: then `step` has where each lies. Throws
+    // what is raised by Ctrl-C while a tensor is asked.
+    bool accept(nb::handle given, Step &step, Py_ssize_t others = 0) const;
+    // The same for one of them, or for a field that is not stored.
+    bool accept(const StepField &field, Source &source, Step &step) const;
+    // True if no number of a field of an accepted step is NaN or infinite, or if some may be.
+    bool is_finite(const Step &step, std::size_t field) const;
+    // The leaves of an accepted step, as they were given or as new arrays.
+    nb::tuple leaves(const Step &step) const;
     // Copy an accepted step to row `row`, which exists. Nothing of Python is touched.
     void copy(const Step &step, std::int64_t row) const;
     void copy(const Step &step, std::int64_t row, std::size_t field) const;
 
     const std::vector<StepField> &fields() const { return fields_; }
     std::size_t size() const { return fields_.size(); }
+    Py_ssize_t names() const { return static_cast<Py_ssize_t>(root_.members.size()); }
     std::int64_t count() const { return count_; }
     std::int64_t rows() const { return rows_; }  // of the shortest target; -1: there is none
     std::int64_t bytes() const { return bytes_; }  // of a step
@@ -84,8 +100,9 @@ class StepFields {
         bool numbered = false;      // the members are named "0", "1", ...: a tuple may hold them
     };
     static void grow(Node &node, const nb::tuple &path, std::size_t depth, std::size_t leaf);
-    static bool pick(PyObject *given, const Node &node, Step &step);
-    static bool accept(Source &source, const StepField &field);
+    // Accept a field whose numbers have to be read into the step; null: it is neither an array nor a tensor.
+    bool read(const StepField &field, Source &source, Step &step, const Description *found) const;
+    static bool pick(PyObject *given, const Node &node, Step &step, Py_ssize_t others);
 
     std::vector<StepField> fields_;
     Node root_;

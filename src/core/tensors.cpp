@@ -2,7 +2,6 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <string_view>
 
 #include <nanobind/stl/vector.h>
 
@@ -157,40 +156,18 @@ bool is_lazy(const Torch &torch, PyObject *tensor, DType dtype) {
     return is_true(tensor, torch.is_neg) || (dtype.code == COMPLEX && is_true(tensor, torch.is_conj));
 }
 
-DType dtype_of(PyArrayObject *array) {
-    constexpr std::string_view kinds = "iuf??cb";  // by their codes
-    auto code = kinds.find(PyArray_DESCR(array)->kind);
-    auto bytes = PyArray_ITEMSIZE(array);
-    if (code == kinds.npos || bytes > (code == COMPLEX ? 16 : 8)) return {};
-    return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * bytes), 1};
-}
-
 }  // namespace
 
 DType dtype_of(PyObject *torch_dtype) { return torch_facts().of(torch_dtype); }
 
-bool Description::contiguous() const {
+bool Description::has_no_gaps() const {
     auto step = static_cast<std::ptrdiff_t>(dtype.bytes());
     bool whole = true;
     for (auto axis = ndim; axis-- > 0; step *= shape[axis]) whole &= shape[axis] == 1 || stride(axis) == step;
     return whole || empty();
 }
 
-void Description::look(PyObject *object) {
-    auto *found = reinterpret_cast<PyArrayObject *>(object);
-    data = reinterpret_cast<std::byte *>(PyArray_DATA(found)), ndim = PyArray_NDIM(found);
-    shape = reinterpret_cast<const std::int64_t *>(PyArray_DIMS(found));
-    strides_ = reinterpret_cast<const std::int64_t *>(PyArray_STRIDES(found));
-    unit_ = 1, writeable = PyArray_ISWRITEABLE(found);
-}
-
-bool describe(PyObject *thing, Description &out) try {
-    if (PyArray_CheckExact(thing)) {
-        auto *array = reinterpret_cast<PyArrayObject *>(thing);
-        out.look(thing);
-        out.dtype = dtype_of(array), out.array = true;
-        return out.dtype.known() && PyArray_ISNOTSWAPPED(array) && PyArray_ISALIGNED(array);
-    }
+bool describe_tensor(PyObject *thing, Description &out) try {
     auto &torch = torch_facts();
     if (!torch.tensor.is(reinterpret_cast<PyObject *>(Py_TYPE(thing)))) return false;
     out.array = false;
@@ -202,14 +179,15 @@ bool describe(PyObject *thing, Description &out) try {
         // integers of 1 to 7 bits have the same name
         if (found.dtype.bits == 8 && torch.of(nb::handle(thing).attr(torch.dtype)) != found.dtype) return false;
         out.data = static_cast<std::byte *>(found.data), out.dtype = found.dtype, out.ndim = found.ndim;
-        out.shape = found.shape, out.strides_ = found.strides, out.writeable = true;
+        out.shape = found.shape, out.strides_ = found.strides, out.writeable = true, out.dense_ = false;
         out.unit_ = static_cast<std::ptrdiff_t>(out.dtype.bytes());
     } else {
-        out.dtype = torch.of(nb::handle(thing).attr(torch.dtype));
-        if (!out.dtype.known()) return false;
+        auto dtype = torch.of(nb::handle(thing).attr(torch.dtype));
+        if (!dtype.known()) return false;
         out.lent_ = plain("array_of")(nb::handle(thing));  // raises an error for what is lazy
         if (out.lent_.is_none()) return false;
-        out.look(out.lent_.ptr());
+        out.look(reinterpret_cast<PyArrayObject *>(out.lent_.ptr()));
+        out.dtype = dtype;  // NumPy may have the bits alone
     }
     auto aligned = std::clamp<std::size_t>(out.dtype.bytes(), 1, 8);
     return reinterpret_cast<std::uintptr_t>(out.data) % aligned == 0 && (out.data || out.empty());

@@ -28,6 +28,14 @@ enum DTypeCode : std::uint8_t { INT = 0, UINT = 1, FLOAT = 2, BFLOAT = 4, COMPLE
 // The dtype of a torch.dtype; one of no dtype if DLPack has no name for it.
 DType dtype_of(PyObject *torch_dtype);
 
+// The dtypes of NumPy's numbers, in its order.
+template <typename T> constexpr DType sized(std::uint8_t code) { return {code, 8 * sizeof(T), 1}; }
+inline constexpr DType NUMPY_DTYPES[] = {
+    {BOOL, 8, 1}, sized<char>(INT), sized<char>(UINT), sized<short>(INT), sized<short>(UINT), sized<int>(INT),
+    sized<int>(UINT), sized<long>(INT), sized<long>(UINT), sized<long long>(INT), sized<long long>(UINT),
+    {FLOAT, 32, 1}, {FLOAT, 64, 1}, {}, {COMPLEX, 64, 1}, {COMPLEX, 128, 1},
+};
+
 // Where the numbers of an array or of a tensor in RAM lie. It points into the object: it is good as long as that lives
 // and nobody else is let change it.
 class Description {
@@ -41,16 +49,30 @@ class Description {
 
     std::ptrdiff_t stride(std::int32_t axis) const { return strides_[axis] * unit_; }  // in bytes
     // True if the numbers lie one behind the other. Axes of one item may have any stride.
-    bool contiguous() const;
-    bool has_shape(std::span<const std::int64_t> wanted) const { return std::ranges::equal(sizes(), wanted); }
+    bool contiguous() const { return dense_ || has_no_gaps(); }
+    bool has_shape(std::span<const std::int64_t> wanted) const {
+        bool same = wanted.size() == sizes().size();
+        for (std::size_t axis = 0; same && axis < wanted.size(); ++axis) same = shape[axis] == wanted[axis];
+        return same;
+    }
     bool empty() const { return std::ranges::count(sizes(), 0) > 0; }
 
   private:
     friend bool describe(PyObject *thing, Description &out);
-    void look(PyObject *array);
+    friend bool describe_tensor(PyObject *thing, Description &out);
+    bool has_no_gaps() const;
+    void look(PyArrayObject *found) {
+        auto number = static_cast<std::size_t>(PyArray_TYPE(found));
+        dtype = number < std::size(NUMPY_DTYPES) ? NUMPY_DTYPES[number] : DType{FLOAT, 16, number == NPY_HALF};
+        data = reinterpret_cast<std::byte *>(PyArray_DATA(found)), ndim = PyArray_NDIM(found);
+        shape = reinterpret_cast<const std::int64_t *>(PyArray_DIMS(found));
+        strides_ = reinterpret_cast<const std::int64_t *>(PyArray_STRIDES(found));
+        unit_ = 1, writeable = PyArray_ISWRITEABLE(found), dense_ = PyArray_IS_C_CONTIGUOUS(found);
+    }
     std::span<const std::int64_t> sizes() const { return {shape, static_cast<std::size_t>(ndim)}; }
     const std::int64_t *strides_ = nullptr;
     std::ptrdiff_t unit_ = 1;
+    bool dense_ = false;  // an array that says that it is contiguous
     nb::object lent_;  // the array that Python made of a tensor
 };
 
@@ -59,7 +81,13 @@ class Description {
 // A tensor that needs a gradient is read like others. The GIL is held. With the exchange, nothing of Python runs but
 // what a TorchFunctionMode does when it is asked for `is_neg`. What is raised but no Exception, as by Ctrl-C, is
 // thrown.
-bool describe(PyObject *thing, Description &out);
+bool describe_tensor(PyObject *thing, Description &out);
+inline bool describe(PyObject *thing, Description &out) {
+    if (!PyArray_CheckExact(thing)) return describe_tensor(thing, out);
+    auto *array = reinterpret_cast<PyArrayObject *>(thing);
+    out.look(array), out.array = true;
+    return out.dtype.known() && PyArray_ISNOTSWAPPED(array) && PyArray_ISALIGNED(array);
+}
 
 // How rows lie in memory: `sizes` of the axes before a row's bytes, and how many bytes are from one to the next.
 struct PackedRows {

@@ -1,4 +1,4 @@
-"""Which fields of a step can be copied as they are, and what is stored of them, in plain Python."""
+"""Which fields of a step compiled code reads, and what it makes of them, in plain Python."""
 
 from __future__ import annotations
 
@@ -8,47 +8,67 @@ import numpy as np
 import torch
 
 from relive import Field
-from relive.steps.arrays import NO_DTYPE, NUMPY_DTYPES
+from relive.steps.arrays import NUMPY_DTYPES
 
-LARGEST = float(np.finfo(np.float32).max)
+WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32)
+REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def fits(value: Any, field: Field, count: int, stored: bool = True) -> bool:
-    """True if a field ``[count, *shape]`` can be copied as it is.
+def leaf(value: Any, field: Field, count: int) -> torch.Tensor | None:
+    """A field ``[count, *shape]`` as it is stored; None if compiled code does not read it.
 
-    A tensor is of no subclass, dense, in RAM and of the field's dtype; real, and not negated lazily; its numbers lie
-    one after another, in memory. An array is of no subclass, and contiguous, aligned and in the machine's byte order.
-    It has the field's dtype, or is float64 to be stored as float32, and then no number of it is beyond the largest
-    float32 and not infinite.
+    A tensor is of no subclass, dense, in RAM, and neither negated nor conjugated lazily; its numbers are in memory. An
+    array is of no subclass. Lists, tuples and numbers are what NumPy makes of them. Any of them may have gaps and, if
+    ``count`` is 1, lack the first axis.
     """
-    shape = (count, *field.shape)
-    if type(value) is torch.Tensor:
-        if value.layout is not torch.strided or value.is_nested or not value.is_cpu or field.dtype.is_complex:
-            return False
-        if value.dtype is not field.dtype or tuple(value.shape) != shape or not value.is_contiguous() or value.is_neg():
-            return False
-        return not value.numel() or value.data_ptr() != 0
-    if type(value) is not np.ndarray or value.shape != shape or not (value.flags.c_contiguous and value.flags.aligned):
-        return False
-    dtype = NUMPY_DTYPES.get(field.dtype, NO_DTYPE)
-    if value.dtype == dtype and dtype is not NO_DTYPE:
-        return True
-    sizes = (
-        np.abs(value) if value.dtype == np.float64 and field.dtype is torch.float32 and stored else np.full(1, 1e300)
-    )
-    return not ((sizes > LARGEST) & ~np.isinf(sizes)).any()
+    if type(value) in (list, tuple, bool, int, float, complex, str, bytes) or isinstance(value, np.generic):
+        try:
+            value = np.asarray(value)
+        except Exception:
+            return None
+    if type(value) is np.ndarray:
+        dtype = value.dtype.newbyteorder("=")
+        if dtype not in NUMPY_DTYPES.values():
+            return None
+        value = torch.from_numpy(value.astype(dtype))
+    if type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_nested or not value.is_cpu:
+        return None
+    if value.is_neg() or value.is_conj() or (value.numel() and not value.data_ptr()):
+        return None
+    given = value.detach()
+    if count == 1 and given.shape == field.shape:
+        given = given[None]
+    return converted(given, field.dtype) if given.shape == (count, *field.shape) else None
 
 
-def refused(values: tuple[Any, ...], fields: dict[Any, Field], count: int) -> int:
-    """The first field that cannot be copied as it is, or -1; 0 if there are fewer values, or more."""
+def converted(given: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    """A tensor in another dtype; None if compiled code does not know that each number keeps its meaning.
+
+    Whole numbers stay whole in range, and floats hold them exactly. No finite number becomes infinite.
+    """
+    if given.dtype is dtype:
+        return given
+    numbers = given.reshape(-1).tolist()
+    if given.dtype in WHOLE and dtype in (*WHOLE[1:], torch.uint64):
+        low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+        kept = all(low <= x <= high for x in numbers)
+    elif given.dtype in WHOLE and dtype in REAL[2:]:
+        kept = all(abs(x) <= 2 / torch.finfo(dtype).eps for x in numbers)
+    elif given.dtype in REAL and dtype in REAL[2:]:
+        kept = all(not torch.finfo(dtype).max < abs(x) < float("inf") for x in numbers)
+    else:
+        return None
+    return given.to(dtype) if kept else None
+
+
+def leaves(values: tuple[Any, ...], fields: dict[Any, Field], count: int) -> list[torch.Tensor] | None:
+    """All leaves of a step; None if one is not read, or there are fewer values, or more."""
     if len(values) != len(fields):
-        return 0
-    found = [fits(value, field, count) for value, field in zip(values, fields.values(), strict=True)]
-    return -1 if all(found) else found.index(False)
+        return None
+    read = [leaf(value, field, count) for value, field in zip(values, fields.values(), strict=True)]
+    return None if any(x is None for x in read) else [x for x in read if x is not None]
 
 
-def bits(value: Any, field: Field) -> bytes:
-    """What is stored of a field that fits."""
-    if isinstance(value, np.ndarray):
-        return value.astype(NUMPY_DTYPES[field.dtype]).tobytes()
-    return value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+def bits(tensor: torch.Tensor) -> bytes:
+    """The bytes of a tensor."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

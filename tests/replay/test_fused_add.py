@@ -11,7 +11,7 @@ import torch
 
 import inside
 import twins
-from relive import Field, Prioritized, ReplayBuffer, Schema, Transition
+from relive import Field, NStep, Prioritized, ReplayBuffer, Schema, Transition
 from relive import Sequence as SequenceView
 from relive.errors import ReliveError
 from relive.replay.writer import StepAdder
@@ -108,6 +108,99 @@ def test_the_rule_of_what_can_be_drawn_may_change_between_two_steps(the_long_way
         found.append(contents(buffer))
         the_long_way()
     assert found[0] == found[1]
+
+
+VIEWS: dict[str, Callable[[], Any]] = {
+    "transitions": Transition,
+    "three steps": lambda: NStep(3, 0.5),
+    "sequences": lambda: SequenceView(2, 5, "max", 1, 0.5),
+    "sequences of full length": lambda: SequenceView(3, 1),
+}
+
+FORMS: list[Callable[[Any], Any]] = [
+    lambda x: x, torch.as_tensor, lambda x: x.tolist(), np.asfortranarray, lambda x: x.repeat(2, 0)[::2],
+    lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, lambda x: torch.as_tensor(x).mT.contiguous().mT
+    if x.ndim > 1 else x[::-1].copy()[::-1],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("kind", ["shared", "own", "alone"])
+@pytest.mark.parametrize("sampler", [None, Prioritized])
+def test_masked_steps_and_debug_mode_are_as_the_long_way_has_them(
+    view: str, kind: str, sampler: Any, the_long_way: Callable[[], None]
+) -> None:
+    if kind != "shared" and view not in ("transitions", "three steps" if kind == "own" else ""):
+        return  # windows need steps in order, and sequences those that share observations
+    schema = Schema({"obs": (2,), "action": Field((), torch.int32), "reward": (), **FLAGS})
+    options = {"shared": {}, "own": {"own_next_obs": True}, "alone": {"ordered": False}}[kind]
+    found = []
+    for _ in range(2):
+        rng = np.random.default_rng(len(view))
+        buffer = ReplayBuffer(
+            schema, 36, 3, sampler=sampler and sampler(), view=VIEWS[view](), seed=0, check_ends=False, **options
+        )
+        errors = []
+        for t in range(150):
+            buffer.debug = t % 5 > 2
+            ended = rng.random((2, 3)) < 0.12
+            obs, after = rng.normal(size=(2, 3, 2)).astype(np.float32)
+            after[~ended.any(0)] = np.nan if kind == "shared" else 0
+            step = {"obs": obs, "action": np.arange(3, dtype=np.int32), "reward": np.ones(3, np.float32)}
+            step |= {"terminated": ended[0], "truncated": ended[1]}
+            if ended.any() or kind != "shared" or t % 3 == 0:
+                step["next_obs"] = after
+            if rng.random() < 0.5:
+                step["mask"] = rng.random(3) < 0.6
+            if rng.random() < 0.1:
+                step[("obs", "reward", "next_obs")[int(rng.integers(3 if "next_obs" in step else 2))]][1:2] = np.inf
+            form = FORMS[int(rng.integers(len(FORMS)))]
+            try:
+                buffer.add({name: form(x) for name, x in step.items()})
+            except ReliveError as error:
+                errors.append((t, type(error), str(error)))
+            buffer.check()
+        found.append((contents(buffer), errors, buffer.stats()))
+        the_long_way()
+    assert found[0] == found[1]
+    assert found[0][1]
+
+
+@pytest.mark.parametrize("form", range(len(FORMS)))
+def test_steps_of_any_form_are_added_in_one_call(form: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = Schema({"obs": (2,), "action": Field((), torch.int32), "reward": (), **FLAGS})
+    buffer = ReplayBuffer(schema, 36, 3, debug=True, check_ends=False)
+    step = {"obs": np.ones((3, 2), np.float32), "action": np.arange(3), "reward": np.ones(3, np.float32)}
+    step |= {"terminated": np.zeros(3, np.bool_), "truncated": np.zeros(3, np.bool_), "next_obs": step["obs"] * np.nan}
+    steps = [step, step | {"mask": np.array([True, False, True])}, step | {"mask": np.ones(3, np.bool_)}]
+    buffer.add(**steps[0])
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(Ring, "add", refuse)
+    for given_ in steps:
+        buffer.add(**{name: FORMS[form](x) for name, x in given_.items()})
+    monkeypatch.undo()
+    assert buffer.data()["obs"].shape[0] == len(buffer) > 0
+
+
+WRONG_MASKS: dict[str, Any] = {
+    "whole numbers": np.ones(2, np.int64), "another shape": np.ones(3, np.bool_), "one for all": np.True_, "none": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG_MASKS)
+def test_a_wrong_mask_is_refused_and_nothing_is_stored(wrong: str) -> None:
+    twin = Twin(2, 7).play("..", "..")
+    before = contents(twin.buffer)
+    if WRONG_MASKS[wrong] is None:
+        twin.buffer.add(**twin.step(".."), mask=None)  # as if there were none
+        assert contents(twin.buffer) != before
+        return
+    with pytest.raises(ReliveError, match="mask"):
+        twin.buffer.add(**twin.step(".."), mask=WRONG_MASKS[wrong])
+    assert contents(twin.buffer) == before
 
 
 def test_there_is_room_for_all_events_of_a_new_rule() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -15,40 +15,47 @@ __all__ = ["BoundedCache", "StepCopier"]
 
 
 class StepCopier:
-    """Copies steps into rows, in one compiled call where all fields can be copied as they are.
+    """Copies steps into rows, in one compiled call where all fields can be read there.
 
-    A step is a dict of its fields, nested as their paths say, or a tuple of its leaves. A field can be copied as it is
-    if it is an array or a tensor in RAM of the right dtype and shape, without gaps. An array of float64 is stored as
-    float32 as long as its numbers are no larger. Other threads of Python run while a long step is copied.
+    A step is a dict of its fields, nested as their paths say, or a tuple of its leaves. A field can be read if it is an
+    array or a tensor in RAM of the right shape, with or without gaps, or a list or number that NumPy makes an array of;
+    with one env, the env axis may be left out. Its dtype is the field's, or is converted as ``check_castable`` allows.
+    Other threads of Python run while a long step is copied.
 
     Args:
         leaves: the fields of a step.
         targets: where they are stored, arrays ``[R, N, ...]`` whose rows' items are contiguous; None for a field that
             is only checked.
         count: N.
+        finite: the paths that have to be finite in debug mode.
     """
 
-    def __init__(self, leaves: Mapping[Path, Field], targets: Sequence[Array | None], count: int) -> None:
+    def __init__(
+        self,
+        leaves: Mapping[Path, Field],
+        targets: Sequence[Array | None],
+        count: int,
+        finite: Collection[Path] = (),
+    ) -> None:
         fields = leaves.values()
         self._targets = tuple(targets)
         self.fields = core.StepFields(
-            list(leaves), [field.dtype for field in fields], [field.shape for field in fields], count, self._targets
+            list(leaves), [x.dtype for x in fields], [x.shape for x in fields], count, self._targets, finite
         )
         """The fields, as compiled code takes them."""
-        self.take: Callable[[int, Any], bool] = self.fields.take
-        """Takes a row and a step, and copies it there if all of its fields can be copied as they are.
+        self.take: Callable[[int, Any, bool], bool] = self.fields.take
+        """Takes a row and a step, and True for debug mode. Copies the step there if all of its fields can be read, and
+        are finite in debug mode where they have to be.
 
-        After False the row is as it was, and the step may still be right: as a list, as an array of another dtype, or
-        as a tensor with gaps.
+        After False the row is as it was, and the step may still be right.
         """
-
-    def fits(self, values: tuple[Any, ...]) -> bool:
-        """True if all leaves of a step can be copied as they are."""
-        return self.fields.refused(values) < 0
+        self.leaves: Callable[[Any], tuple[Any, ...] | None] = self.fields.leaves
+        """Takes a step. Returns its leaves as arrays and tensors that are stored as they are, or None if one cannot be
+        read here."""
 
     def write(self, row: int, values: Sequence[Any]) -> None:
         """Store a checked step in a row: arrays and tensors in RAM, one for each target."""
-        if self.take(row, tuple(values)):
+        if self.take(row, tuple(values), False):
             return
         for target, value in zip(self._targets, values, strict=True):
             if target is not None:

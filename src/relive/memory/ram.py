@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import core
 from ..errors import DTypeError, ParameterError, ShapeError
 from ..steps.arrays import Array, Ints, numpy_dtype, numpy_view
-from ..steps.schema import Field, Path, dotted
+from ..steps.schema import FINITE, Field, Path, dotted
 from .allocator import RAM, Allocator, Recycled
 from .copier import BoundedCache, StepCopier
 from .layout import BatchLayout, field_groups, row_layout, typed
@@ -117,7 +117,8 @@ class ReplayRows(Store):
                 leaves[("next_obs", *path[1:]) if is_final and role == "both" else path] = self.leaves[path]
                 targets.append(arrays[path][None] if path in arrays else None)  # one row of ``count`` items
         first, *_, last = *some.values(), *some.values()  # the same memory if the role has no final observations
-        return Staging(first, last, StepCopier(leaves, targets, count), large)
+        finite = [path for path in leaves if path[0] in FINITE]
+        return Staging(first, last, StepCopier(leaves, targets, count, finite), large)
 
     def write(self, remainder: Remainder, places: Ints) -> None:
         """Copy large fields into their blocks."""

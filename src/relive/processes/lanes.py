@@ -515,7 +515,7 @@ class LaneWriter:
         row = number % self._steps  # free once the owner has drained step number - steps, which had this row
         if number >= self._limit:
             self._limit = self._lane.drained + self._steps
-        if number >= self._limit or self.debug or not copier.take(row, values):
+        if number >= self._limit or self.debug or not copier.take(row, values, False):
             try:
                 leaves = checker(values, copier)
             except (RuntimeError, TypeError):

@@ -18,7 +18,7 @@ from ..parameters import is_count
 from ..ring.ring import Ring
 from ..steps.arrays import Array, Ints, as_host, numpy_dtype, numpy_view
 from ..steps.checker import refuse_unreadable
-from ..steps.schema import STEP_FIELDS, Field, Path, Schema, dotted
+from ..steps.schema import FINITE, STEP_FIELDS, Field, Path, Schema, dotted
 
 __all__ = [
     "MOST_ROWS",
@@ -34,10 +34,6 @@ __all__ = [
 
 MOST_ROWS = 2**31 - 1
 """The most rows of a batch."""
-
-
-FINITE = frozenset(("reward", "action", "obs", "next_obs"))
-"""The fields checked in debug mode. Other fields may contain infinities on purpose."""
 
 
 def require_rows(batch_size: int) -> None:

@@ -54,14 +54,15 @@ class Writer:
     ) -> None:
         self.ring, self.sampler, self.schema, self.stored = ring, sampler, schema, stored
         self.device, self.own_next_obs = device, own_next_obs
-        self._debug = self._by_parts = debug
+        self.debug = debug
         self.check_ends = False
         self.added: Callable[[int], object] | None = None
         """Called with the number of rows after each call that added some. It is None most often."""
         self.ends: EndCheck | None = None
         """Checks the first ends of episodes; None once it has seen enough."""
         self._reuse: ReuseCheck | None = None
-        """Checks the first steps before they are stored; None once it has seen enough."""
+        """Checks the first steps before they are stored, which are not added in one call then; None once it has seen
+        enough."""
         self.resets: ResetCheck | None = None
         """Checks the first steps that come with ``next_obs``; None once it has seen enough."""
         self.all_envs: Ints = np.arange(ring.num_envs, dtype=np.int64)
@@ -75,16 +76,6 @@ class Writer:
         self._repeated = BoundedCache[int, Ints]()
 
     @property
-    def debug(self) -> bool:
-        """True if numbers that are NaN or infinite are refused."""
-        return self._debug
-
-    @debug.setter
-    def debug(self, debug: bool) -> None:
-        self._debug = debug
-        self._watch_reuse(self._reuse)
-
-    @property
     def ordered(self) -> bool:
         """True if the steps of an env come in the order of time."""
         return self.ring.ordered_own_next or not self.ring.own_next
@@ -94,39 +85,32 @@ class Writer:
         require("ReplayBuffer", FLAG_RULE, check_ends=check)
         self.check_ends, leaves = check, self.ring.store.leaves
         self.ends = EndCheck(leaves) if check and self.ordered else None
-        self._watch_reuse(ReuseCheck(leaves, self.own_next_obs and self.ordered) if check else None)
+        self._reuse = ReuseCheck(leaves, self.own_next_obs and self.ordered) if check else None
         shares = not self.own_next_obs and self.device.type == "cpu"  # elsewhere it would wait for the device
         self.resets = ResetCheck(leaves, self.all_envs) if check and shares else None
-
-    def _watch_reuse(self, check: ReuseCheck | None) -> None:
-        """Set the check of steps that are about to be stored. As in debug mode, no step is then added in one call."""
-        self._reuse, self._by_parts = check, self._debug or check is not None
 
     # -- steps --------------------------------------------------------------------------------------------------
 
     def add(self, values: Mapping[str, Any], envs: Ints, successive: bool = False) -> None:
         """Check and store a step of each of ``envs``. ``successive`` steps are in time order and may repeat envs."""
         adder = self._adders["next_obs" in values]
-        leaves = kept = None
-        if adder is None or envs is not self.all_envs or self._by_parts or not adder.add(values):
-            leaves, kept = self._add(values, envs, successive)
+        checked = None
+        if adder is None or envs is not self.all_envs or self._reuse is not None or not adder.add(values, self.debug):
+            checked = self._add(values, envs, successive)
         if self.added is not None:
             self.added(len(envs))
         ends, resets = self.ends, self.resets
         if ends is None and resets is None:
             return
-        if leaves is None:  # the step was added as it was given
-            assert adder is not None
-            leaves = adder.pick(values)
-        final = leaves[self._leaves :] or None  # of a step with final observations
+        ended = self.ring.counters.item(EPISODES)
+        if ends is not None and ended == ends.episodes and not ends.ended_on:
+            ends = None  # there is nothing for it to look at
+            if resets is None:
+                return
+        leaves, final, kept = checked or self._checked(values, len(envs))
         if resets is not None:
             self._check_resets(resets, envs, leaves, final, kept)
-        if ends is None:
-            return
-        ended = self.ring.counters.item(EPISODES)
-        if ended == ends.episodes and not ends.ended_on:
-            return
-        if not ends.go_on(ended, envs, leaves, final, kept):
+        if ends is not None and not ends.go_on(ended, envs, leaves, final, kept):
             self.ends = None
             ends.warn()
 
@@ -138,9 +122,9 @@ class Writer:
             self.resets = None
             check.warn()
 
-    def _add(self, values: Mapping[str, Any], envs: Ints, successive: bool) -> tuple[Sequence[Any], Array | None]:
-        """Check each part of a step and store it; returns the leaves, and which rows are kept if some are left out."""
-        count, has_finals, mask = len(envs), "next_obs" in values and not self.own_next_obs, None
+    def _checked(self, values: Mapping[str, Any], count: int) -> _Checked:
+        """Check each part of a step: its leaves, those of its final observations, and which rows are kept."""
+        has_finals, mask = "next_obs" in values and not self.own_next_obs, None
         if "mask" in values:
             mask, values = values["mask"], {name: value for name, value in values.items() if name != "mask"}
         intake = self._intakes.get((count, has_finals))
@@ -150,15 +134,20 @@ class Writer:
         except (RuntimeError, TypeError):
             refuse_unreadable(values)
             raise
-        final = leaves[self._leaves :] if has_finals else None
         kept = None if mask is None else row_mask(mask, count)
         if kept is not None and kept.all():  # quicker without
             kept = None
+        return _Checked(leaves, leaves[self._leaves :] if has_finals else None, kept)
+
+    def _add(self, values: Mapping[str, Any], envs: Ints, successive: bool) -> _Checked:
+        """Check each part of a step and store it; returns what was checked."""
+        count = len(envs)
+        leaves, final, kept = checked = self._checked(values, count)
         reuse = self._reuse
         if reuse is not None:
             under_way = self.ring.under_way if self.ordered else None
-            if not reuse.go_on(values, envs, leaves[: self._leaves], final, kept, under_way):
-                self._watch_reuse(None)
+            if not reuse.go_on(values, envs, leaves, final, kept, under_way):
+                self._reuse = None
         if kept is None and successive and count > piece_of(self.ring.rows):
             kept = np.ones(count, np.bool_)
         stored = kept
@@ -181,7 +170,7 @@ class Writer:
         ring.pending = None  # as settle, which takes longer
         if reuse is not None:
             reuse.warn()
-        return leaves, kept
+        return checked
 
     def extend(self, steps: Mapping[str, Any], envs: Any) -> None:
         """Check and store many steps ``[T, N, ...]``, in the order of time."""
@@ -350,7 +339,7 @@ class Writer:
         # what copies whole steps takes memory for them; long runs of steps, which are stored in pieces, go without
         staging = store.staging("both" if has_finals else "step", count) if 0 < count <= PIECE else None
         if staging is not None and count == len(self.all_envs) and StepAdder.suits(self.ring):
-            adder = StepAdder(self.ring, self.sampler, check, staging, self.all_envs, has_finals)
+            adder = StepAdder(self.ring, self.sampler, staging, self.all_envs, has_finals)
             self._adders[has_finals or self.own_next_obs] = adder
         intake = _Intake(check, None if staging is None else staging.copier)
         return self._intakes.keep((count, has_finals), intake)
@@ -362,7 +351,7 @@ class Writer:
 
 
 class StepAdder:
-    """Adds steps of the same envs that can be copied as they are: one compiled call checks, stages and adds them.
+    """Adds steps of the same envs that compiled code can read: one call of it checks, stages and adds them.
 
     It is for rings in RAM: rows in files may have to come from the disk first, and the call keeps all other threads of
     Python waiting if the step is short.
@@ -370,20 +359,15 @@ class StepAdder:
     Args:
         ring: gets the rows.
         sampler: informed of each row that becomes drawable or stops being so.
-        check: checks such steps field by field; it says which fields a step has.
         staging: where they are staged.
         envs: int64 ``[K]``, their envs.
         has_finals: True if they come with final observations.
     """
 
-    __slots__ = ("_add", "_adding", "_envs", "_mode", "_ring", "_rule", "_sampler", "_staging", "_watches", "pick")
+    __slots__ = ("_add", "_adding", "_envs", "_mode", "_ring", "_rule", "_sampler", "_staging", "_watches")
 
-    def __init__(
-        self, ring: Ring, sampler: OwnSampler, check: StepChecker, staging: Staging, envs: Ints, has_finals: bool
-    ) -> None:
+    def __init__(self, ring: Ring, sampler: OwnSampler, staging: Staging, envs: Ints, has_finals: bool) -> None:
         self._ring, self._sampler, self._staging, self._envs = ring, sampler, staging, envs
-        self.pick = check.pick
-        """Gives the leaves of a step of the right fields."""
         self._mode = (
             LINKED if ring.ordered_own_next else ALONE if ring.own_next else FINALS if has_finals else NO_FINALS
         )
@@ -395,7 +379,7 @@ class StepAdder:
         """True if steps can be added to this ring in one call."""
         return ring.undo is None
 
-    def add(self, step: Mapping[str, Any]) -> bool:
+    def add(self, step: Mapping[str, Any], debug: bool) -> bool:
         """Add a step; or change nothing and return False, if one call cannot add it. A step with an error is one."""
         ring, watches = self._ring, self._sampler.watches
         if watches is not self._watches or (watches and ring.rule is not self._rule):
@@ -403,11 +387,11 @@ class StepAdder:
         if ring.before_overwriting is not None:
             return False
         if not watches:  # the compiled call is all there is, and nothing breaks it off
-            return self._add(step) >= 0
+            return self._add(step, debug) >= 0
         adding = self._adding
         adding.since = ring.counters.item(COMPLETED)
         ring.pending = adding  # before the call: after an interrupt, the next call repairs these rows
-        events = self._add(step)
+        events = self._add(step, debug)
         if events > 0:
             self._sampler.changed(adding.where[:events], adding.opens[:events])
         ring.pending = None  # last: until the sampler knows of all events, it has to attach again
@@ -418,7 +402,9 @@ class StepAdder:
         ring, (rows, final, copier, large) = self._ring, self._staging
         self._watches = None  # first: after an interrupt on the way, the next call prepares again
         self._adding = adding = ring.new_adding(self._envs, rows, final, watches)
-        self._add: Callable[[Any], int] = core.StepAdder(ring.core, adding.core, copier.fields, large, self._mode).add
+        self._add: Callable[[Any, bool], int] = core.StepAdder(
+            ring.core, adding.core, copier.fields, large, self._mode
+        ).add
         self._rule, self._watches = ring.rule, watches
 
 
@@ -428,6 +414,17 @@ class _Intake(NamedTuple):
     check: StepChecker
     copier: StepCopier | None
     """None: each field is copied by itself."""
+
+
+class _Checked(NamedTuple):
+    """A step that was checked."""
+
+    leaves: Sequence[Any]
+    """Of the step; those of its final observations may follow."""
+    final: Sequence[Any] | None
+    """Of its final observations; None if there are none, or if each row has a next observation of its own."""
+    kept: Array | None
+    """bool ``[K]``, False for rows that are left out; None if there are none."""
 
 
 def _kept(value: Any, kept: Any) -> Any:

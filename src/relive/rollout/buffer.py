@@ -40,7 +40,7 @@ from ..steps.ends import MOST, EndCheck
 from ..steps.schema import Field, Path, Schema, Spec, dotted, not_named, unknown_field
 from ..steps.summary import Summary, described, html, text
 from . import saving
-from .columns import ADVANTAGE, BOOKKEEPING, Columns, Name, unfinished
+from .columns import ADVANTAGE, BOOKKEEPING, WATCHED, Columns, Name, unfinished
 from .minibatches import MANY, Minibatches, Permutations, parts, require_advantage
 from .sequences import ENDS, Flags, States, WindowReader, env_batches, plan_windows, splitter
 
@@ -54,9 +54,6 @@ RETURN: Path = ("return",)
 
 GAE_COLUMNS = ("reward", "value", "terminated", "truncated", "final_value", "mask", "advantage", "return")
 """The columns that ``core.fill_gae`` reads and writes, in the order of its arguments."""
-
-WATCHED = {"reward": "env", "value": "policy"}
-"""The fields that have to be finite in debug mode, and the part of a user's code that computes them."""
 
 STEPS_RULE: Rule = (lambda steps: steps is None or is_whole(steps), "expected a whole number of steps, or None")
 
@@ -176,21 +173,19 @@ class RolloutBuffer:
         columns, copier = self._columns, self._columns.copier
         # The next row is free, unless it has an old step or the bootstrap values.
         if columns.count < columns.num_steps and not self._has_last and copier is not None and not columns.states:
-            row = columns.next_row
-            if (not self._bookkeeping_used and copier.take(row, values)) or self._take_complete(row, values):
-                if self._debug:
-                    self._refuse_nonfinite(values)
+            row, debug = columns.next_row, self._debug
+            if (not self._bookkeeping_used and copier.take(row, values, debug)) or self._take_complete(row, values):
                 self._advance(1)
                 return
         self._add_checked(values)
 
     def _take_complete(self, row: int, values: dict[str, Any]) -> bool:
-        """Copy a step to a free row with its mask and final values, if all of it can be copied as it is."""
+        """Copy a step to a free row with its mask and final values, if all of it can be read at once."""
         if not self._bookkeeping_used and not any(name in values for name in BOOKKEEPING):
             return False
         copier, defaults = self._columns.complete or self._columns.copy_complete()
         self._bookkeeping_used = True  # before the write, in case it is interrupted
-        return copier.take(row, {**defaults, **values})
+        return copier.take(row, {**defaults, **values}, self._debug)
 
     def _add_checked(self, values: dict[str, Any]) -> None:
         """Check each part of a step, then write it; ``values`` is used up."""

@@ -25,7 +25,7 @@ from ..steps.schema import Field, Path, Schema, descend, dotted, unknown_field
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["ADVANTAGE", "BOOKKEEPING", "Columns", "Name", "unfinished"]
+__all__ = ["ADVANTAGE", "BOOKKEEPING", "WATCHED", "Columns", "Name", "unfinished"]
 
 
 Name = str | Path
@@ -34,6 +34,9 @@ ADVANTAGE: Path = ("advantage",)
 
 BOOKKEEPING = {"mask": True, "final_value": math.nan}
 """The fields that the buffer adds to each step, and their defaults. A batch has them only on request."""
+
+WATCHED = {"reward": "env", "value": "policy"}
+"""The fields that have to be finite in debug mode, and the part of a user's code that computes them."""
 
 SCHEMA_RULE: Rule = (lambda schema: isinstance(schema, Schema), "expected a relive.Schema")
 
@@ -164,7 +167,7 @@ class Columns:
         """What writes steps of these columns."""
         memory = {path: self._memory[path] for path in paths}
         leaves = {path: Field(array.shape[2:], self._dtypes[path]) for path, array in memory.items()}
-        return StepCopier(leaves, list(memory.values()), self.num_envs)
+        return StepCopier(leaves, list(memory.values()), self.num_envs, [(name,) for name in WATCHED])
 
     def _is_sparse(self, path: Path) -> bool:
         """True for recurrent states that are stored only every k steps."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -31,8 +30,9 @@ __all__ = ["StepChecker", "refuse_unreadable"]
 class Copier(Protocol):
     """Checks whole steps, as :class:`relive.memory.copier.StepCopier` does."""
 
-    def fits(self, values: tuple[Any, ...], /) -> bool:
-        """True if the leaves of a step can be stored as they came."""
+    @property
+    def leaves(self) -> Callable[[Any], tuple[Any, ...] | None]:
+        """Gives the leaves of a step as they are stored; None if they have to be checked one by one."""
         ...
 
 
@@ -53,8 +53,6 @@ class StepChecker:
         "_num_envs",
         "_plan",
         "_schema",
-        "pick",
-        "size",
     )
 
     def __init__(self, schema: Schema, num_envs: int, device: torch.device, *, upload: bool = True) -> None:
@@ -64,10 +62,7 @@ class StepChecker:
         self._host = device.type == "cpu"
         self._arrays = self._host or not upload
         self._names = frozenset(schema.names)
-        self.size = len(schema.names)
         self._branches = schema.branches
-        flat = len(schema.names) > 1 and not schema.branches
-        self.pick: Callable[[Any], tuple[Any, ...]] = itemgetter(*schema.names) if flat else self._leaves
         self._plan = [
             (
                 path[0],
@@ -92,15 +87,13 @@ class StepChecker:
 
         A ``copier`` may find at once that all of them fit.
         """
-        if copier is None:
-            return self._each(self._named(step))
-        try:
-            values = self.pick(step) if len(step) == self.size else None
-        except KeyError:
-            values = None
-        if values is None:
-            values = self._named(step)
-        return values if copier.fits(values) else self._each(values)
+        leaves = None if copier is None else copier.leaves(step)
+        if leaves is not None:
+            return leaves
+        values = self._named(step)
+        if copier is not None and self._branches:  # their mappings may be no dicts
+            leaves = copier.leaves(values)
+        return self._each(values) if leaves is None else leaves
 
     def _named(self, step: Mapping[str, Any]) -> tuple[Any, ...]:
         """The leaves of a step that has exactly the fields of the schema, as they were given."""

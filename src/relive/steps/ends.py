@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import EnvError, EpisodeEndWarning
 from .arrays import Array, Ints, as_host, numpy_dtype, numpy_view
-from .schema import Field, Path
+from .schema import Field, Path, descend
 
 __all__ = ["MOST", "EndCheck", "ReuseCheck"]
 
@@ -157,9 +157,11 @@ class ReuseCheck:
 
     def __init__(self, leaves: Mapping[Path, Field], all_read: bool) -> None:
         self._flags, self._obs, self._own, self._dtypes = _places(leaves)
+        self._inner = [path[1:] for path in leaves if path[0] == "obs"]
         self._all_read = all_read
         self._held: tuple[Any, Sequence[Any]] = None, ()
-        """The observation of the call before, and its leaves. While they are held, no other array gets their memory."""
+        """The observation of the call before, and its leaves as they were given. While they are held, no other array
+        gets their memory."""
         self._shared = False
         """True if they were in the same memory as their next observations."""
         self._stood: dict[int, bytes] = {}
@@ -195,9 +197,10 @@ class ReuseCheck:
         if not after or not self._left:
             return False
         given, (held, before_obs), before_shared = step["obs"], self._held, self._shared
-        reused = given is held or (bool(before_obs) and all(map(_same_memory, before_obs, obs)))
-        shared = given is step["next_obs"] or all(map(_same_memory, obs, after))
-        self._held, self._shared = (given, obs), shared
+        given_obs, given_after = ([descend(step[x], path) for path in self._inner] for x in ("obs", "next_obs"))
+        reused = given is held or (bool(before_obs) and all(map(_same_memory, before_obs, given_obs)))
+        shared = given is step["next_obs"] or all(map(_same_memory, given_obs, given_after))
+        self._held, self._shared = (given, given_obs), shared
         terminated, truncated = (as_host(leaves[i]) for i in self._flags)
         rows, moved = np.flatnonzero(envs < ENVS_CHECKED), 0
         for row in rows[:CALLS_CHECKED].tolist():
@@ -258,5 +261,8 @@ def _bytes(values: Sequence[Any], row: int, dtypes: Sequence[np.dtype[Any]]) -> 
 
 def _same_memory(a: Any, b: Any) -> bool:
     """True if two arrays or tensors of one shape begin at the same address, and are not empty."""
-    first, second = (x.data_ptr() if isinstance(x, Tensor) else x.ctypes.data if x.size else 0 for x in (a, b))
+    first, second = (
+        x.data_ptr() if isinstance(x, Tensor) else x.ctypes.data if isinstance(x, np.ndarray) and x.size else 0
+        for x in (a, b)
+    )
     return first == second != 0

@@ -19,6 +19,7 @@ from ..printable import HIDDEN, shown
 from .arrays import as_tensor, torch_dtype
 
 __all__ = [
+    "FINITE",
     "STEP_FIELDS",
     "Field",
     "Path",
@@ -46,6 +47,10 @@ STEP_FIELDS: dict[str, torch.dtype] = {
     "truncated": torch.bool,
 }
 """The fields of every step besides observation and action, with their dtypes."""
+
+
+FINITE = frozenset(("reward", "action", "obs", "next_obs"))
+"""The fields that a replay checks in debug mode. Other fields may contain infinities on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
