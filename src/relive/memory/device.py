@@ -45,6 +45,8 @@ class DeviceRows(Store):
         device: the device of the rows; calls run on its current stream.
     """
 
+    sends = True
+
     def __init__(self, leaves: Mapping[Path, Field], num_rows: int, device: torch.device) -> None:
         self.device, self.leaves, self.num_rows = device, dict(leaves), num_rows
         self._saved, large = row_layout(leaves)
@@ -176,11 +178,6 @@ class DeviceRows(Store):
         for noted, array in zip(packet.arrays, arrays, strict=True):
             noted[...] = array
         return packet.sent()
-
-    def unpacked(self, layout: RowLayout, rows: Array, *arrays: Array) -> tuple[Any, ...]:
-        """Send packed rows and arrays in one copy."""
-        packed, *others = self.tensors(rows, *arrays)
-        return layout.views(packed), *others
 
     # -- saving -------------------------------------------------------------------------------------------------
 
