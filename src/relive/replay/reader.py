@@ -29,6 +29,7 @@ from ..steps.arrays import Ints, as_host
 from ..steps.schema import Path, Schema
 from ..views.contract import View, require_readable, rule_of, time_first_of
 from ..views.frames import FrameStack
+from ..views.hindsight import Hindsight
 from ..views.returns_to_go import ReturnsToGo
 from ..views.sequences import Sequence
 from ..views.transitions import NStep
@@ -41,7 +42,7 @@ OWN_SAMPLERS = frozenset((Uniform, WithoutReplacement, Prioritized, Recent))
 """Samplers whose draws need no check. A class that inherits from one of them is a user's own."""
 
 
-READS_DRAWS = frozenset((NStep, Sequence))
+READS_DRAWS = frozenset((NStep, Hindsight, Sequence))
 """Views that read a draw which is not made yet. A class that inherits from one of them is a user's own."""
 
 
