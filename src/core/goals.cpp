@@ -39,23 +39,6 @@ void note_ends(const Ring &ring) {
     }
 }
 
-// The rows to be relabelled, with their numbers in place of `first`, the entries of `ends` for their episodes in place of
-// `end`, and their envs in place of `aim`. These entries were asked for.
-std::int64_t look_up(const Ring &ring, Places places, std::uint64_t key, double ratio, RelabelledRow *chosen) {
-    std::int64_t found = 0;
-    for (std::int64_t i = 0; i < places.size(); ++i) {
-        // two numbers of the stream belong to row i, so other rows do not change its goal
-        if (uniform(key, GOALS + 2 * i) >= ratio) continue;
-        auto [e, begin, number] = ring.owner_of(places[i]);
-        // a user's sampler may name a place whose row was never written
-        if (number < ring.oldest(e)) continue;
-        auto entry = ring.place_of(episode_of(ring, e, places[i], number), e);
-        __builtin_prefetch(&ring.ends[entry]);
-        chosen[found++] = {i, number, entry, e, 0, 0};
-    }
-    return found;
-}
-
 struct Range {
     Number low, high;
 };
@@ -82,13 +65,27 @@ bool GoalLayout::fits(std::int64_t row, std::int64_t ring_row) const {
            inside(into_next, goal_bytes, row) && inside(mark, 1, row);
 }
 
-std::int64_t choose_goals(const Ring &ring, const GoalLayout &layout, Places places, std::uint64_t key, double ratio,
-                          Places others, Rows out, RelabelledRow *chosen) {
-    chosen[0].begin = 0;
+std::int64_t candidates(const Ring &ring, Places places, std::uint64_t key, double ratio, RelabelledRow *chosen) {
     if (ring.ends.size() != ring.places() || ring.seen.size() != ring.num_envs()) return 0;
     note_ends(ring);
+    std::int64_t found = 0;
+    for (std::int64_t i = 0; i < places.size(); ++i) {
+        // two numbers of the stream belong to row i, so other rows do not change its goal
+        if (uniform(key, GOALS + 2 * i) >= ratio) continue;
+        auto [e, begin, number] = ring.owner_of(places[i]);
+        // a user's sampler may name a place whose row was never written
+        if (number < ring.oldest(e)) continue;
+        auto entry = ring.place_of(episode_of(ring, e, places[i], number), e);
+        __builtin_prefetch(&ring.ends[entry]);
+        chosen[found++] = {i, number, entry, e, 0, 0};
+    }
+    return found;
+}
+
+std::int64_t choose_goals(const Ring &ring, const GoalLayout &layout, Places places, std::uint64_t key, Places others,
+                          Rows out, RelabelledRow *chosen, std::int64_t count) {
     std::int64_t found = 0, steps = 0;
-    for (std::int64_t m = 0, drawn = look_up(ring, places, key, ratio, chosen); m < drawn; ++m) {
+    for (std::int64_t m = 0; m < count; ++m) {
         auto [i, number, entry, e, begin, used] = chosen[m];
         std::int64_t noted = ring.ends[entry];
         // an episode may have begun before the oldest live row
@@ -106,7 +103,7 @@ std::int64_t choose_goals(const Ring &ring, const GoalLayout &layout, Places pla
         }
         fetch(ring.row(aim) + layout.goal_at, layout.goal_bytes);
         // found <= m, so what is overwritten has been read
-        chosen[found++] = {i, ring.place_of(first, e), ring.place_of(end, e), aim, steps, 0};
+        chosen[found++] = {i, first, end, aim, steps, 0};
         steps += get<std::int32_t>(out.first + i * out.stride + layout.window.steps);
     }
     chosen[found].begin = steps;
@@ -297,21 +294,23 @@ nb::object GoalWindows::draw(nb::handle what, std::int64_t steps, double gamma, 
     auto *first = batch.block->rows();
     bool some;
     std::int64_t bad = -1;
-    batch.rows[0].begin = 0;
     {
         LongWork hold(count * 2 * (ring->width + width) > LONG_WORK || in_files_);
         some = anchors.into(places, {first + probability_at_, width, count}, {first + weight_at_, width, count});
         Places found{places.data(), count};
-        if (some) bad = read_windows(*ring, layout.window, found, steps, gamma, batch.out(), batch.last());
+        for (std::int64_t i = 0; some && bad < 0 && i < count; ++i)
+            if (places[i] < 0 || places[i] >= ring->places()) bad = i;
         if (some && bad < 0) {
+            auto *rows = batch.rows.get();
+            auto drawn = ratio > 0 ? candidates(*ring, found, stream.value, ratio, rows) : 0;
+            read_windows(*ring, layout.window, found, steps, gamma, batch.out(), batch.last());
             for (std::int64_t i = 0; i < count; ++i) batch.out()[i][layout.mark] = 0;
             // a stream of their own, so that the other random choices of a batch are those of every strategy
             bool random = ratio > 0 && layout.strategy == Strategy::RANDOM;
             if (random && !draw_uniform(*ring, key(stream.value, OTHERS), 0, others))
                 std::copy(places.begin(), places.end(), others.begin());
-            if (ratio > 0)
-                batch.chosen = choose_goals(*ring, layout, found, stream.value, ratio, {others.data(), count},
-                                            batch.out(), batch.rows.get());
+            batch.chosen = choose_goals(*ring, layout, found, stream.value, {others.data(), count}, batch.out(), rows,
+                                        drawn);
         }
     }
     anchors.require(some, bad);
@@ -377,8 +376,8 @@ void bind_goals(nb::module_ &module) {
         .def_prop_ro("which", row_member<&RelabelledRow::row>, "int64 [C]: the rows of the batch.")
         .def_prop_ro("begin", row_member<&RelabelledRow::begin>, "int64 [C]: the first step of each.")
         .def_prop_ro("used", row_member<&RelabelledRow::used>, "int64 [C]: the last step of each new window.")
-        .def_prop_ro("first", row_member<&RelabelledRow::first>, "int64 [C]: where its episode's first live row is.")
-        .def_prop_ro("end", row_member<&RelabelledRow::end>, "int64 [C]: where its last one is.")
+        .def_prop_ro("first", row_member<&RelabelledRow::first>, "int64 [C]: the number of its episode's first live row.")
+        .def_prop_ro("end", row_member<&RelabelledRow::end>, "int64 [C]: that of its last one.")
         .def_prop_ro("aim", row_member<&RelabelledRow::aim>, "int64 [C]: where its new goal is.")
         .def_prop_ro("now", step_member<&RelabelledStep::now>, "int64 [M]: the places of the steps.")
         .def_prop_ro("after", step_member<&RelabelledStep::after>, "int64 [M]: and of the rows that follow them.")

@@ -34,10 +34,11 @@ struct GoalLayout {
 
 // A row of a batch that gets another goal. Its steps are `begin` up to the next row's `begin`.
 struct RelabelledRow {
-    std::int64_t row;        // of the batch
-    Place first, end, aim;   // of the episode's first and last live rows, and of the goal
-    std::int64_t begin = 0;  // of its steps
-    std::int64_t used = 0;   // the last step of its window with the new goal
+    std::int64_t row;    // of the batch
+    Number first, end;   // of the episode's first and last live rows
+    Place aim;           // of the goal
+    std::int64_t begin;  // of its steps
+    std::int64_t used;   // the last step of its window with the new goal
 };
 
 // A step in the window of such a row.
@@ -47,15 +48,19 @@ struct RelabelledStep {
     std::uint8_t terminated, truncated;
 };
 
-// Which rows of a batch of windows, as `read_windows` left it, get another goal, and which; `chosen` has room for all
-// rows, and one more, whose `begin` becomes the number of all their steps. Answers how many rows.
+// Which rows of a batch may get another goal; how many. `chosen` has room for all rows, and one more. What is known of
+// each is for `choose_goals`. The lines of memory that it will read are asked for. The ring notes the ends of its
+// episodes; else there are none.
+std::int64_t candidates(const Ring &ring, Places places, std::uint64_t key, double ratio, RelabelledRow *chosen);
+
+// Which of `count` candidates get another goal, and which. `out` is as `read_windows` left it. Answers how many rows;
+// the `begin` of the one after the last is the number of all their steps.
 //
 // Row i of the batch is relabelled if number 2**32 + 2 i of the stream `key` is below `ratio`, it has a step to choose
 // from, and, if only episodes that are over count, its own is over. The next number of the stream chooses among these
-// steps. `others` are the places of transitions drawn for RANDOM. The ring notes the ends of its episodes; else no row
-// gets another goal.
-std::int64_t choose_goals(const Ring &ring, const GoalLayout &layout, Places places, std::uint64_t key, double ratio,
-                          Places others, Rows out, RelabelledRow *chosen);
+// steps. `others` are the places of transitions drawn for RANDOM.
+std::int64_t choose_goals(const Ring &ring, const GoalLayout &layout, Places places, std::uint64_t key, Places others,
+                          Rows out, RelabelledRow *chosen, std::int64_t count);
 
 // The steps of `count` chosen rows, and the goals that were achieved after them (`reached`) and the new ones (`wanted`),
 // `goal_bytes` a step. The new goals are written into `out`.

@@ -54,6 +54,7 @@ from ..core.words import (
     unpacked,
 )
 from ..errors import FieldError, InvariantError, LifecycleError, ParameterError, ReliveError, SchemaError
+from ..memory.allocator import zeroed
 from ..memory.copier import BoundedCache
 from ..memory.layout import WEIGHED, RowLayout
 from ..memory.store import Plan, Remainder, Store, require_rows, vector
@@ -330,7 +331,8 @@ class Ring:
         notes what has come since. A ring that is never asked for its ends keeps neither.
         """
         if not self.notes_ends:
-            ends, noted = np.zeros(self.num_envs * self.rows, np.int32), np.zeros(self.num_envs, np.int64)
+            ends = zeroed(4 * self.num_envs * self.rows).view(np.int32)
+            noted = np.zeros(self.num_envs, np.int64)
             self.arrays = self.arrays._replace(ends=ends, seen=noted)
             self.core.rebind(self.arrays)
             self.notes_ends = True  # last: an exception before this line has the next call begin again

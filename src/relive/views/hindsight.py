@@ -270,7 +270,9 @@ class Hindsight:
         obs, owners = [path for path in ring.leaves if path[0] == "obs"], _owners(batch)
         fields, after = _arrays_of(ring, batch.now), _arrays_of(ring, batch.after, obs)
         fields |= {("next_obs", *path[1:]): x for path, x in after.items()}
-        ends = [_arrays_of(ring, places[owners], obs) for places in (batch.first, batch.end, batch.aim)]
+        begins = batch.now // ring.rows * ring.rows
+        ends = [begins + (numbers % ring.rows)[owners] for numbers in (batch.first, batch.end)]
+        ends = [_arrays_of(ring, places, obs) for places in (*ends, batch.aim[owners])]
         return _changed_fields(relabel, ring.leaves, fields, *ends)
 
     def copies(self, episode: Mapping[str, Any], k: int = 4, *, seed: int, number: int = 0) -> dict[str, Any]:
