@@ -180,8 +180,8 @@ class GoalWindows {
                 bool in_files)
         : ring(held<Ring>(ring, "expected the compiled ring")), layout(layout),
           fields(held<Fields>(fields, "expected the fields of packed rows")),
-          weighed(held<Fields>(weighed, "expected the fields of packed rows")), width(this->fields->width), dtype(dtype),
-          shape(std::move(shape)), kept{ring, fields, weighed}, probability_at_(probability_at), weight_at_(weight_at),
+          weighed(held<Fields>(weighed, "expected the fields of packed rows")), width(this->fields->width),
+          dtype(dtype), shape(std::move(shape)), kept{ring, fields, weighed}, probability_at_(probability_at), weight_at_(weight_at),
           in_files_(in_files) {
         auto within = [&](std::int64_t at, int size) { return 0 <= at && at <= width - size && at % size == 0; };
         require(layout.fits(width, this->ring->width) && this->weighed->width == this->fields->width &&
@@ -322,8 +322,9 @@ nb::object GoalWindows::draw(nb::handle what, std::int64_t steps, double gamma, 
 // A read-only array over what a batch keeps.
 nb::object column(nb::handle batch, const void *first, int type, std::initializer_list<npy_intp> sizes,
                   std::initializer_list<npy_intp> strides) {
-    nb::object array = nb::steal(PyArray_New(&PyArray_Type, static_cast<int>(sizes.size()), sizes.begin(), type,
-                                             strides.begin(), const_cast<void *>(first), 0, NPY_ARRAY_ALIGNED, nullptr));
+    auto axes = static_cast<int>(sizes.size());
+    nb::object array = nb::steal(PyArray_New(&PyArray_Type, axes, sizes.begin(), type, strides.begin(),
+                                             const_cast<void *>(first), 0, NPY_ARRAY_ALIGNED, nullptr));
     if (!array.is_valid()) nb::raise_python_error();
     if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject *>(array.ptr()), batch.inc_ref().ptr()) < 0)
         nb::raise_python_error();
@@ -376,7 +377,7 @@ void bind_goals(nb::module_ &module) {
         .def_prop_ro("which", row_member<&RelabelledRow::row>, "int64 [C]: the rows of the batch.")
         .def_prop_ro("begin", row_member<&RelabelledRow::begin>, "int64 [C]: the first step of each.")
         .def_prop_ro("used", row_member<&RelabelledRow::used>, "int64 [C]: the last step of each new window.")
-        .def_prop_ro("first", row_member<&RelabelledRow::first>, "int64 [C]: the number of its episode's first live row.")
+        .def_prop_ro("first", row_member<&RelabelledRow::first>, "int64 [C]: the number of its episode's first row.")
         .def_prop_ro("end", row_member<&RelabelledRow::end>, "int64 [C]: that of its last one.")
         .def_prop_ro("aim", row_member<&RelabelledRow::aim>, "int64 [C]: where its new goal is.")
         .def_prop_ro("now", step_member<&RelabelledStep::now>, "int64 [M]: the places of the steps.")

@@ -62,8 +62,8 @@ std::int64_t candidates(const Ring &ring, Places places, std::uint64_t key, doub
 std::int64_t choose_goals(const Ring &ring, const GoalLayout &layout, Places places, std::uint64_t key, Places others,
                           Rows out, RelabelledRow *chosen, std::int64_t count);
 
-// The steps of `count` chosen rows, and the goals that were achieved after them (`reached`) and the new ones (`wanted`),
-// `goal_bytes` a step. The new goals are written into `out`.
+// The steps of `count` chosen rows, the goals that were achieved after them (`reached`), and the new ones (`wanted`):
+// `goal_bytes` a step each. The new goals are written into `out`.
 void list_steps(const Ring &ring, const GoalLayout &layout, Places places, Rows out, const RelabelledRow *chosen,
                 std::int64_t count, RelabelledStep *steps, std::byte *reached, std::byte *wanted);
 

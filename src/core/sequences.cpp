@@ -212,7 +212,8 @@ class SequenceWindows {
         return held<Fields>(fields, "expected the fields of packed rows");
     }
     static nb::object new_array(std::initializer_list<npy_intp> shape, Vector<std::int64_t> &view) {
-        auto *array = PyArray_SimpleNew(static_cast<int>(shape.size()), const_cast<npy_intp *>(shape.begin()), NPY_INT64);
+        auto axes = static_cast<int>(shape.size());
+        auto *array = PyArray_SimpleNew(axes, const_cast<npy_intp *>(shape.begin()), NPY_INT64);
         if (!array) nb::raise_python_error();
         view = {static_cast<std::int64_t *>(PyArray_DATA(reinterpret_cast<PyArrayObject *>(array))), 1};
         for (auto size : shape) view.count *= size;
@@ -243,9 +244,9 @@ void bind_sequences(nb::module_ &module) {
                                            step_bytes, obs_bytes, burn_in, n, time_first, {}};
                  for (auto [from, to, bytes, stored] : lasts) self->lasts.push_back({from, to, bytes, stored});
              },
-             nb::kw_only(), nb::arg("reward"), nb::arg("terminated"), nb::arg("truncated"), nb::arg("discount"), nb::arg("steps"),
-             nb::arg("next"), nb::arg("mask"), nb::arg("is_start"), nb::arg("step_bytes"), nb::arg("obs_bytes"),
-             nb::arg("burn_in"), nb::arg("n"), nb::arg("time_first"), nb::arg("lasts"))
+             nb::kw_only(), nb::arg("reward"), nb::arg("terminated"), nb::arg("truncated"), nb::arg("discount"),
+             nb::arg("steps"), nb::arg("next"), nb::arg("mask"), nb::arg("is_start"), nb::arg("step_bytes"),
+             nb::arg("obs_bytes"), nb::arg("burn_in"), nb::arg("n"), nb::arg("time_first"), nb::arg("lasts"))
         .def_ro("reward", &SequenceLayout::reward)
         .def_ro("terminated", &SequenceLayout::terminated)
         .def_ro("truncated", &SequenceLayout::truncated)

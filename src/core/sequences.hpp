@@ -83,9 +83,9 @@ class SequenceNotes {
 //
 // A window comes after up to `burn_in` steps before it, as far as its episode goes, and before as many rows as its
 // n-step rewards reach beyond it. The row after an episode's last step is `blank` with the observation that it ended
-// on and the fields of `lasts`; `blank` is the row that stands where there is nothing. `facts` [B] gets what is known of
-// each window but its draw. `table`, if not empty, gets the place of each row; -1 where there is none, and -2 - place
-// for an observation that an episode ended on.
+// on, and with the fields of `lasts`; `blank` is the row that stands where there is nothing. `facts` [B] gets what is
+// known of each window but its draw. `table`, if not empty, gets the place of each row; -1 where there is none, and
+// -2 - place for an observation that an episode ended on.
 //
 // Returns -1; or the first of `places` that is not a row's, or whose window would not be among the rows or not fit.
 // Then no row was written. Raises nothing.

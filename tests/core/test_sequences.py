@@ -95,9 +95,7 @@ def test_sequences_of_a_replay_are_as_defined(seed: int) -> None:
     buffer, ring = twin.buffer, inside.ring(twin.buffer)
     buffer.data()
     reader, anchors = Sequences(ring, cut_of(view)), ring.anchors()
-    check(
-        ring.core, ring.arrays, reader.core_layout, anchors, anchors, view.rows, reader.blank, bool(seed % 3)
-    )
+    check(ring.core, ring.arrays, reader.core_layout, anchors, anchors, view.rows, reader.blank, bool(seed % 3))
 
 
 @given(st.integers(0, 2**32))

@@ -324,7 +324,7 @@ class Ring:
         return chosen
 
     def ends(self) -> tuple[Any, Ints]:
-        """The last row of each episode, as far as it is noted, for :func:`relive.core.plan_goals`.
+        """The last row of each episode, as far as it is noted, for :class:`relive.core.GoalWindows`.
 
         The first array, int32 ``[N * rows]``, holds at ``e * rows + k % rows`` the number of the last row of episode k
         of env e, modulo 2**32. The second, ``[N]``, is the number up to which each env's rows were noted. The kernel

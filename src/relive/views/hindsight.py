@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from inspect import signature
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, cast, get_args
 from weakref import ref
 
 import numpy as np
@@ -219,18 +219,19 @@ class Hindsight:
             )
             functions = self._goal_functions()
             self._fitted = ref(ring), now, fit, functions
-        store, extras, ratio = ring.store, {}, 0.0 if key is None else self.ratio
+        store, extras, ratio = ring.store, dict[str, Any](), 0.0 if key is None else self.ratio
         if ratio and not ring.notes_ends:
             ring.ends()
+        chosen: Any = places
         if places.__class__ is not Draw:
-            places = vector(places)
+            chosen = vector(places)
         elif not store.packed:
-            places, extras = places
-        batch = fit.core.draw(places, self.n, self.gamma, key or 0, ratio)
+            chosen, extras = chosen
+        batch = fit.core.draw(chosen, self.n, self.gamma, key or 0, ratio)
         if batch.__class__ is int:
-            require_rows(places, batch, store.num_rows)
+            require_rows(chosen, batch, store.num_rows)
         changed = self._relabel(ring, fit, functions, batch) if batch.chosen else None
-        fields = batch.fields() if store.packed else fit.fields(ring, places, batch) | ring.extras(extras)
+        fields = batch.fields() if store.packed else fit.fields(ring, chosen, batch) | ring.extras(extras)
         if changed:
             _write_changed(ring, fields, changed, batch)
         return fields
@@ -403,6 +404,7 @@ class GoalBytes:
             batch.core, goal_at=goal_at, goal_bytes=goal_bytes, into_obs=into_obs, into_next=into_next,
             mark=written["relabelled",], strategy=strategy, finished=finished,
         )  # fmt: skip
+        self.width = rows.nbytes
         at = {f"{path[0]}_at": rows.offsets[path] for path in WEIGHED}
         fields, weighed = rows.described(batch.fields), rows.described([*batch.fields, *WEIGHED])
         self.core = core.GoalWindows(
