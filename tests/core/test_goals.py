@@ -134,7 +134,7 @@ def test_goals_of_a_replay_are_as_defined(seed: int, strategy: int) -> None:
         places, goal = ring.draw(16, t), ring.leaves["obs", "achieved_goal"]
         assert places is not None
         layout, options = fit.layout, {"dtype": numpy_dtype(goal.dtype), "shape": goal.shape} if fit.packed else {}
-        planned(ring.core, ring.arrays, layout, places, n, 77 + t, fit.width, **options)
+        planned(ring.core, ring.arrays, layout, places, n, 77 + t, fit.batch.nbytes, **options)
 
 
 @given(st.integers(0, 2**32), st.integers(0, 4), st.booleans())

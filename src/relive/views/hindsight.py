@@ -19,7 +19,7 @@ from ..core import Draw
 from ..core import key as stream
 from ..core.windows import EPISODE, FINAL, FUTURE, PAST, RANDOM
 from ..errors import DTypeError, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
-from ..memory.layout import WEIGHED, BatchLayout, RowLayout
+from ..memory.layout import WEIGHED, BatchLayout
 from ..memory.store import require_rows, vector
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_number, is_steps
 from ..ring.ring import Ring
@@ -393,8 +393,9 @@ class GoalBytes:
 
     def __init__(self, ring: Ring, achieved: Path, desired: Path, strategy: int, finished: bool) -> None:
         store, following = ring.store, ("next_obs", *desired[1:])
-        self._batch = batch = BatchLayout(store.groups, store.layout, False, {("relabelled",): Field((), torch.bool)})
-        stored, written, rows = store.layout.offsets, batch.offsets, RowLayout(*batch.groups, WEIGHED)
+        more = {("relabelled",): Field((), torch.bool), **WEIGHED}  # the weights of a draw by priority
+        self.batch = batch = BatchLayout(store.groups, store.layout, False, more)
+        stored, written = store.layout.offsets, batch.offsets
         self.packed = achieved in stored and desired in written
         """True if the kernels can read goals and write them into a batch."""
         field = ring.leaves[achieved] if self.packed else Field((0,), torch.uint8)
@@ -404,20 +405,19 @@ class GoalBytes:
             batch.core, goal_at=goal_at, goal_bytes=goal_bytes, into_obs=into_obs, into_next=into_next,
             mark=written["relabelled",], strategy=strategy, finished=finished,
         )  # fmt: skip
-        self.width = rows.nbytes
-        at = {f"{path[0]}_at": rows.offsets[path] for path in WEIGHED}
-        fields, weighed = rows.described(batch.fields), rows.described([*batch.fields, *WEIGHED])
+        plain = [path for path in batch.fields if path not in WEIGHED]
+        fields, weighed = batch.described(plain), batch.described([*plain, *WEIGHED])
         self.core = core.GoalWindows(
-            ring.core, self.layout, fields, weighed, **at, dtype=numpy_dtype(field.dtype), shape=field.shape,
-            in_files=ring.undo is not None,
+            ring.core, self.layout, fields, weighed, **{f"{path[0]}_at": written[path] for path in WEIGHED},
+            dtype=numpy_dtype(field.dtype), shape=field.shape, in_files=ring.undo is not None,
         )  # fmt: skip
         """Draws and reads the packed rows."""
 
     def fields(self, ring: Ring, places: Ints, batch: core.GoalBatch) -> dict[Path, Tensor]:
         """The fields of a batch of which a part is not in the packed rows."""
-        plan = ring.store.plan(places, self._batch)
-        plan.rows[...], plan.last[...] = batch.rows[:, : self._batch.nbytes], batch.last
-        return ring.read(plan)
+        plan = ring.store.plan(places, self.batch)
+        plan.rows[...], plan.last[...] = batch.rows, batch.last
+        return {path: field for path, field in ring.read(plan).items() if path not in WEIGHED}
 
 
 def _owners(batch: core.GoalBatch) -> Ints:
