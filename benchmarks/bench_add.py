@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import after
 from harness import Contender, Effort, Workload, aligned, measure, write
 from rollout_data import SIZES, Rollout, box, relive_buffer
 
@@ -31,8 +32,8 @@ class AddFloor:
         self.places = list(block)
 
     def run(self) -> None:
-        for place in self.places:
-            np.copyto(place, self.source)
+        for t in after.steps(len(self.places)):
+            np.copyto(self.places[t], self.source)
 
     def check(self) -> str:
         return ""
@@ -54,7 +55,7 @@ class ReliveAdd:
     def run(self) -> None:
         self.buffer.clear()
         add, step = self.buffer.add, self.step
-        for _ in range(self.steps):
+        for _ in after.steps(self.steps):
             add(
                 obs=step["obs"],
                 action=step["action"],
@@ -90,7 +91,7 @@ class StableBaselines3Add:
         self.buffer.reset()
         add = self.buffer.add
         obs, action, reward, start, value, log_prob = self.step
-        for _ in range(self.steps):
+        for _ in after.steps(self.steps):
             add(obs, action, reward, start, value, log_prob)
 
     def check(self) -> str:
@@ -122,7 +123,7 @@ class RslRlAdd:
         self.storage.clear()
         transition, add = self.transition, self.storage.add_transition
         obs, action, reward, done, value, log_prob = self.step
-        for _ in range(self.steps):
+        for _ in after.steps(self.steps):
             transition.actions = action
             transition.values = value
             transition.actions_log_prob = log_prob
@@ -155,7 +156,7 @@ class AgileRlAdd:
         self.buffer.reset()
         add = self.buffer.add
         obs, action, reward, done, value, log_prob = self.step
-        for _ in range(self.steps):
+        for _ in after.steps(self.steps):
             add(obs, action, reward, done, value, log_prob)
 
     def check(self) -> str:
@@ -182,7 +183,7 @@ class TianshouAdd:
 
     def run(self) -> None:
         make, add = self.batch, self.buffer.add
-        for _ in range(self.steps):
+        for _ in after.steps(self.steps):
             add(make(policy=make(**self.policy), **self.step))
 
     def check(self) -> str:
@@ -209,7 +210,7 @@ class TorchRlAdd:
 
     def run(self) -> None:
         extend, step = self.buffer.extend, self.step
-        for _ in range(self.steps):
+        for _ in after.steps(self.steps):
             extend(step)
 
     def check(self) -> str:
@@ -230,7 +231,7 @@ class TensorDictAdd:
 
     def run(self) -> None:
         block, step = self.block, self.step
-        for t in range(self.steps):
+        for t in after.steps(self.steps):
             block[t] = step
 
     def check(self) -> str:
@@ -258,5 +259,5 @@ def run(effort: Effort, folder: Path) -> None:
     workloads = []
     for T, N, obs_dim, action_dim in SIZES:
         data = Rollout.make(T, N, obs_dim, action_dim)
-        workloads.append(measure(Workload(f"{N} envs, obs {obs_dim}", data, units=T), contenders(), effort))
+        workloads.append(measure(Workload(f"{N} envs, obs {obs_dim}", data, units=T, after=True), contenders(), effort))
     write("add", "one vector step into a rollout buffer", workloads, folder)

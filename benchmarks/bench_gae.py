@@ -343,5 +343,7 @@ def contenders() -> list[Contender]:
 
 def run(effort: Effort, folder: Path) -> None:
     """Measures all sizes and writes `gae.json`."""
-    workloads = [measure(Workload(f"({T}, {N})", Rollout.make(T, N)), contenders(), effort) for T, N in SIZES]
+    workloads = [
+        measure(Workload(f"({T}, {N})", Rollout.make(T, N), after=True), contenders(), effort) for T, N in SIZES
+    ]
     write("gae", "GAE, whole call, by (T, N)", workloads, folder)

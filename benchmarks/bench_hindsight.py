@@ -276,5 +276,5 @@ def run(effort: Effort, folder: Path) -> None:
         for added in (False, True):
             data = Goals(ROWS, obs_dim, added)
             name = f"obs {obs_dim}" + (", rows added in between" if added else "")
-            workloads.append(measure(Workload(name, data), lines(data), effort))
+            workloads.append(measure(Workload(name, data, after=True), lines(data), effort))
     write("hindsight", "256 of 1 M transitions, goals of 3, other goals for four in five", workloads, folder)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import after
 from harness import Contender, Effort, Workload, aligned, measure, write
 from rollout_data import BATCHES, EPOCHS, READ_BY_PPO, SIZES, Rollout, box, relive_buffer
 
@@ -20,7 +21,7 @@ class Passes:
     data: Rollout
 
     def run(self) -> None:
-        for _ in self.batches():
+        for _ in after.batches(self.batches()):
             pass
 
     def check(self) -> str:
@@ -60,11 +61,11 @@ class GatherFloor:
 
     def run(self) -> None:
         if self.with_torch:
-            for index in self.torch_indices:
-                torch.index_select(self.torch_packed, 0, index, out=self.torch_out)
+            for t in after.steps(len(self.torch_indices)):
+                torch.index_select(self.torch_packed, 0, self.torch_indices[t], out=self.torch_out)
         else:
-            for index in self.indices:
-                np.take(self.packed, index, axis=0, out=self.out, mode="clip")
+            for t in after.steps(len(self.indices)):
+                np.take(self.packed, self.indices[t], axis=0, out=self.out, mode="clip")
 
     def check(self) -> str:
         return ""
@@ -295,6 +296,6 @@ def run(effort: Effort, folder: Path) -> None:
     workloads = []
     for T, N, obs_dim, action_dim in SIZES:
         data = Rollout.make(T, N, obs_dim, action_dim)
-        workload = Workload(f"({T}, {N}), obs {obs_dim}", data, units=BATCHES * EPOCHS)
+        workload = Workload(f"({T}, {N}), obs {obs_dim}", data, units=BATCHES * EPOCHS, after=True)
         workloads.append(measure(workload, contenders(), effort))
     write("minibatches", "one minibatch, all that a pass needs included", workloads, folder)

@@ -245,6 +245,6 @@ def run(effort: Effort, folder: Path) -> None:
     workloads = []
     for batch in (32, 256):
         data = Frames(batch)
-        workloads.append(measure(Workload(f"batch of {batch}", data), contenders(), effort))
+        workloads.append(measure(Workload(f"batch of {batch}", data, after=True), contenders(), effort))
     workloads.append(memory(data.nbytes, workloads[-1]))
     write("pixels", "stacks of 4 frames of 84 x 84", workloads, folder)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+import after
 from bench_replay_sample import agilerl_read, cpprb_read, relive_read, tianshou_read, torchrl_read
 from harness import Contender, Effort, Workload, aligned, measure, write
 from replay_data import (
@@ -51,8 +52,8 @@ class AddFloor:
         self.places, self.at = list(ring), 0
 
     def run(self) -> None:
-        for place in self.places[self.at : self.at + EPISODE]:
-            np.copyto(place, self.source)
+        for t in after.steps(EPISODE):
+            np.copyto(self.places[self.at + t], self.source)
         self.at = (self.at + EPISODE) % (len(self.places) - len(self.places) % EPISODE)
 
     def check(self) -> str:
@@ -74,17 +75,17 @@ def adding(
         return data.wrong(*sample())
 
     def positional() -> None:
-        for _ in range(EPISODE - 1):
+        for _ in after.steps(EPISODE - 1):
             add(*plain)
         add(*last)
 
     def keywords() -> None:
-        for _ in range(EPISODE - 1):
+        for _ in after.steps(EPISODE - 1):
             add(**plain)
         add(**last)
 
     def single() -> None:
-        for _ in range(EPISODE - 1):
+        for _ in after.steps(EPISODE - 1):
             add(plain)
         add(last)
 
@@ -205,5 +206,8 @@ def run(effort: Effort, folder: Path) -> None:
         "1 env, prioritized": replace(one, prioritized=True),
         "64 envs, prioritized": replace(many, prioritized=True),
     }
-    workloads = [measure(Workload(name, data, units=EPISODE), contenders(data), effort) for name, data in sizes.items()]
+    workloads = [
+        measure(Workload(name, data, units=EPISODE, after=True), contenders(data), effort)
+        for name, data in sizes.items()
+    ]
     write("replay_add", "a step into a replay, obs 17, action 6", workloads, folder)

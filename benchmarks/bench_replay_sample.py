@@ -264,8 +264,10 @@ def run(effort: Effort, folder: Path) -> None:
     """Measures `sample` and writes `replay_sample.json`."""
     one, three = Transitions(ROWS), Transitions(ROWS, n=3)
     workloads = [
-        measure(Workload("uniform", one), uniform(), effort),
-        measure(Workload("3-step", three), windows(), effort),
-        measure(Workload("prioritized, with update", Transitions(ROWS, prioritized=True)), prioritized(), effort),
+        measure(Workload("uniform", one, after=True), uniform(), effort),
+        measure(Workload("3-step", three, after=True), windows(), effort),
+        measure(
+            Workload("prioritized, with update", Transitions(ROWS, prioritized=True), after=True), prioritized(), effort
+        ),
     ]
     write("replay_sample", "256 of 1 M transitions, obs 17, action 6", workloads, folder)

@@ -111,5 +111,5 @@ def run(effort: Effort, folder: Path) -> None:
     workloads = []
     for name, rows in SIZES.items():
         data = Transitions(rows, ENVS)
-        workloads.append(measure(Workload(name, data), contenders(data), effort))
+        workloads.append(measure(Workload(name, data, after=True), contenders(data), effort))
     write("replay_sequences", "64 sequences of 80 steps, obs 17, action 6, of", workloads, folder)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import after
 from harness import Contender, Effort, Workload, aligned, measure, write
 from rollout_data import BATCHES, EPOCHS, READ_BY_PPO, SIZES, Rollout, box, relive_buffer
 
@@ -94,7 +95,7 @@ class Passes:
     data: Recurrent
 
     def run(self) -> None:
-        for _ in self.batches():
+        for _ in after.batches(self.batches()):
             pass
 
     def check(self) -> str:
@@ -114,9 +115,8 @@ class CopyFloor:
         self.source[:], self.target[:] = 1, 0
 
     def run(self) -> None:
-        for _ in range(EPOCHS):
-            for part in self.source:
-                np.copyto(self.target, part)
+        for part in after.batches(part for _ in range(EPOCHS) for part in self.source):
+            np.copyto(self.target, part)
 
     def check(self) -> str:
         return ""
@@ -289,6 +289,6 @@ def run(effort: Effort, folder: Path) -> None:
     for T, N, obs_dim, action_dim in reversed(SIZES):
         rollout = Rollout.make(T, N, obs_dim, action_dim, done=DONE)
         for mode in STRIDES:
-            workload = Workload(f"({T}, {N}), {mode}", Recurrent(rollout, mode))
+            workload = Workload(f"({T}, {N}), {mode}", Recurrent(rollout, mode), after=True)
             workloads.append(measure(workload, contenders(mode), effort))
     write("sequences", "a pass over recurrent sequences, 5 epochs of 4 batches", workloads, folder)

@@ -28,6 +28,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+import after
 import calls
 import neighbours
 
@@ -58,24 +59,33 @@ class Contender(Protocol):
 
 @dataclass(frozen=True)
 class Workload:
-    """One size of a job: `data` goes to every contender's `setup`; one `run` does `units` units of work."""
+    """One size of a job: `data` goes to every contender's `setup`; one `run` does `units` units of work.
+
+    With `after`, single units are timed right after a learner's step as well; then a `run` of several goes through
+    them by `after.steps` or `after.batches`.
+    """
 
     name: str
     data: Any
     units: int = 1
+    after: bool = False
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: rounds of `sample_seconds` per contender, fewer once the budget is spent."""
+    """How long to measure: rounds of `sample_seconds` per contender, fewer once the budget is spent.
+
+    Then as many rounds of `after` operations, each right after a learner's step, with a budget of their own.
+    """
 
     rounds: int = 41
     sample_seconds: float = 0.005
     budget_seconds: float = 40.0
+    after: int = 9
 
     @staticmethod
     def quick() -> "Effort":
-        return Effort(rounds=5, sample_seconds=0.001, budget_seconds=3.0)
+        return Effort(rounds=5, sample_seconds=0.001, budget_seconds=3.0, after=5)
 
 
 @dataclass
@@ -85,6 +95,7 @@ class Entry:
     contender: Contender
     inner: int
     samples: list[float]
+    after: list[float]  # samples of single operations, each right after a learner's step
     differs: str
     counts: dict[str, int]  # the function calls of one run
     failed: str = ""  # why it was given up while it was measured
@@ -205,18 +216,29 @@ def enter(contender: Contender, workload: Workload, effort: Effort) -> Entry | s
         if isinstance(error, ImportError) and not own_fault(contender, error):
             return f"not installed: {reason(error)}"
         return failure(contender, error)
-    return Entry(contender, inner, [], differs, counts)
+    return Entry(contender, inner, [], [], differs, counts)
 
 
-def sample(entry: Entry, units: int) -> None:
-    """Takes one sample of a contender, or notes why there is none."""
-    try:
+def in_a_loop(units: int) -> Callable[[Entry], None]:
+    """Takes one sample of a contender, of operations that follow each other."""
+
+    def sample(entry: Entry) -> None:
         entry.samples.append(time_calls(entry.contender.run, entry.inner) / (entry.inner * units))
-    except Exception as error:
-        entry.failed = failure(entry.contender, error)
+
+    return sample
 
 
-def interleave(entries: Sequence[Entry], units: int, effort: Effort) -> int:
+def after_a_step(units: int, effort: Effort) -> Callable[[Entry], None]:
+    """Takes some samples of a contender, of single operations that follow a learner's step."""
+    learner = after.Learner()
+
+    def sample(entry: Entry) -> None:
+        entry.after += after.sample(entry.contender.run, learner, effort.after, units)
+
+    return sample
+
+
+def interleave(entries: Sequence[Entry], sample: Callable[[Entry], None], effort: Effort) -> int:
     """Samples all contenders in turn, each round beginning with another one; returns the number of rounds.
 
     One that raises is out, and says so in `failed`: there are packages that fail now and then.
@@ -231,8 +253,12 @@ def interleave(entries: Sequence[Entry], units: int, effort: Effort) -> int:
             while rounds < effort.rounds:
                 shift = rounds % max(len(entries), 1)
                 for entry in [*entries[shift:], *entries[:shift]]:
-                    if not entry.failed:
-                        sample(entry, units)
+                    if entry.failed:
+                        continue
+                    try:
+                        sample(entry)
+                    except Exception as error:
+                        entry.failed = failure(entry.contender, error)
                 rounds += 1
                 least = min(MIN_ROUNDS, effort.rounds)
                 if rounds >= least and time.perf_counter() - start > effort.budget_seconds:
@@ -242,7 +268,13 @@ def interleave(entries: Sequence[Entry], units: int, effort: Effort) -> int:
     return rounds
 
 
-def describe(contender: Contender, outcome: Entry | str, workload: Workload, rounds: int) -> dict[str, Any]:
+def quarters(samples: list[float]) -> dict[str, float]:
+    """The median and the quartiles."""
+    first, _, third = statistics.quantiles(samples, n=4) if len(samples) > 1 else samples * 3
+    return {"median": statistics.median(samples), "q1": first, "q3": third}
+
+
+def describe(contender: Contender, outcome: Entry | str, workload: Workload) -> dict[str, Any]:
     """The JSON of one line."""
     line: dict[str, Any] = {"label": contender.label, "role": contender.role, "note": contender.note}
     if contender.package:
@@ -252,14 +284,9 @@ def describe(contender: Contender, outcome: Entry | str, workload: Workload, rou
         return line | {"status": status}
     if contender.package:
         line["version"] = version_of(contender.package)
-    quarters = statistics.quantiles(outcome.samples, n=4) if rounds > 1 else outcome.samples * 3
-    line |= {
-        "status": "ok",
-        "median": statistics.median(outcome.samples),
-        "q1": quarters[0],
-        "q3": quarters[2],
-        "calls_per_round": outcome.inner,
-    }
+    line |= {"status": "ok"} | quarters(outcome.samples) | {"calls_per_round": outcome.inner}
+    if outcome.after:
+        line["after"] = quarters(outcome.after)
     if contender.role != "floor":
         line |= {name: number / workload.units for name, number in outcome.counts.items()}
         line["check"] = outcome.differs or "agrees"
@@ -268,7 +295,18 @@ def describe(contender: Contender, outcome: Entry | str, workload: Workload, rou
 
 def summarize(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Adds each line's multiple of the floor, and names the floor and the best peer."""
-    done = [line for line in lines if line["status"] == "ok"]
+    loop = compare([line for line in lines if line["status"] == "ok"])
+    paced = [line["after"] | {"label": line["label"], "role": line["role"]} for line in lines if "after" in line]
+    if not paced:
+        return loop
+    later = compare(paced)
+    for line, figures in zip((line for line in lines if "after" in line), paced, strict=True):
+        line["after"]["times_floor"] = figures.get("times_floor")
+    return loop | {"after": later}
+
+
+def compare(done: list[dict[str, Any]]) -> dict[str, Any]:
+    """The same for lines that were all measured in one way."""
 
     def fastest(role: str) -> dict[str, Any] | None:
         return min((line for line in done if line["role"] == role), key=lambda line: line["median"], default=None)
@@ -291,8 +329,10 @@ def measure(workload: Workload, contenders: Sequence[Contender], effort: Effort)
     logging.disable(logging.INFO)
     outcomes = [enter(contender, workload, effort) for contender in contenders]
     entries = [outcome for outcome in outcomes if isinstance(outcome, Entry)]
-    rounds = interleave(entries, workload.units, effort)
-    lines = [describe(c, outcome, workload, rounds) for c, outcome in zip(contenders, outcomes, strict=True)]
+    rounds = interleave(entries, in_a_loop(workload.units), effort)
+    if workload.after:
+        interleave(entries, after_a_step(workload.units, effort), effort)
+    lines = [describe(c, outcome, workload) for c, outcome in zip(contenders, outcomes, strict=True)]
     result = {"name": workload.name, "rounds": rounds} | summarize(lines) | {"lines": lines}
     print_workload(result)
     return result
@@ -306,11 +346,16 @@ def print_workload(result: dict[str, Any]) -> None:
             spread = f"{line['q1'] * 1e6:.4g} to {line['q3'] * 1e6:.4g}"
             multiple = f"{line.get('times_floor', math.nan):.3g} x floor"
             remark = f"{line['calls']:.0f} calls; {line['check']}" if "check" in line else ""
+            if "after" in line:
+                remark = f"after a learner's step {line['after']['median'] * 1e6:.4g} us; {remark}"
             print(f"  {line['label']:<44}{line['median'] * 1e6:>12.4g} us  ({spread}; {multiple}) {remark}")
         else:
             print(f"  {line['label']:<44}{line['status']}")
     if result["best_peer_over_ours"]:
         print(f"  best peer ({result['best_peer']}) / ours: {result['best_peer_over_ours']:.2f}")
+    if result.get("after", {}).get("best_peer_over_ours"):
+        later = result["after"]
+        print(f"  after a learner's step ({later['best_peer']}): {later['best_peer_over_ours']:.2f}")
 
 
 def write(name: str, title: str, workloads: list[dict[str, Any]], folder: Path, unit: str = "s") -> None:

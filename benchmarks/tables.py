@@ -27,6 +27,7 @@ ORDER = (
     "import",
 )
 CALLS = "calls of one operation: functions written in Python + built-in functions"
+AFTER = "each right after a learner's step"
 MULTIPLES = "time of one operation, as a multiple of the floor"
 DETAILS = "-details"  # ends the names of tables of multiples and calls
 RANK = {"floor": 0, "ours": 1, "peer": 2}
@@ -172,12 +173,22 @@ def grid(report: dict[str, Any], title: str, figure: Callable[[Line, str], str],
     return [*out, row([f"{ratios} / {ours}", *last])] if ratios and any(last) else out
 
 
+def after(report: dict[str, Any]) -> dict[str, Any]:
+    """The same report of operations that each follow a learner's step, in place of those in a loop."""
+    workloads = []
+    for workload in report["workloads"]:
+        if "after" in workload:
+            lines = [line | line["after"] for line in workload["lines"] if "after" in line]
+            workloads.append(workload | workload["after"] | {"lines": lines})
+    return report | {"workloads": workloads}
+
+
 def table(report: dict[str, Any]) -> str:
-    """The markdown of one report: the times, of trainings also those in the storage."""
+    """The markdown of one report: the times, also those after a learner's step; of trainings those in the storage."""
     stored = grid(report, "its time in the storage", storage, ratios="best peer")
     out = grid(report, report["title"], time, ratios="" if stored else "best peer")
-    if stored:
-        out += ["", *stored]
+    for more in (stored, grid(after(report), AFTER, time, ratios="best peer")):
+        out += ["", *more] if more else []
     peers = versions(report)
     foot = ["Medians of interleaved rounds in one run, one thread.", *remarks(report)]
     foot += [f"Peers: {peers}."] if peers else []
@@ -187,5 +198,9 @@ def table(report: dict[str, Any]) -> str:
 
 def details(report: dict[str, Any]) -> str:
     """The markdown of what stands behind the times: multiples of the floor, and calls of functions; "" for none."""
-    tables = [grid(report, MULTIPLES, multiple), grid(report, CALLS, calls)]
+    tables = [
+        grid(report, MULTIPLES, multiple),
+        grid(after(report), f"{MULTIPLES}; {AFTER}", multiple),
+        grid(report, CALLS, calls),
+    ]
     return "\n\n".join("\n".join(lines) for lines in tables if lines)

@@ -19,7 +19,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium as gym
 import torch
@@ -141,7 +141,7 @@ def work(rank: int, ranks: int, args: argparse.Namespace, folder: str, most: int
         (Path(folder) / "curve.json").write_text(json.dumps(run.episodes))
 
 
-def leave() -> None:
+def leave() -> NoReturn:
     """End this rank's process at once.
 
     DistributedDataParallel keeps the threads of gloo; one that lets go of a tensor while Python shuts down would abort

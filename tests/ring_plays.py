@@ -65,7 +65,13 @@ class RingPlay:
         flags = reward, column(memory, 4, np.uint8), column(memory, 5, np.uint8)
         ends = np.zeros(places, np.int32), np.zeros(self.num_envs, np.int64)
         self.arrays = RingArrays(self.rows, end, end, state, counters, memory, *book, *flags, *ends)
-        self.core = core.Ring(self.arrays)
+        self._core = core.Ring(self.arrays)
+
+    @property
+    def core(self) -> core.Ring:
+        """The ring as compiled code takes it, told that it may have changed."""
+        self._core.changed()
+        return self._core
 
     def add(self, e: int, ended: str = ".") -> None:
         """One more step of an env: it goes on ("."), terminates ("T"), is truncated ("U"), or both ("B")."""

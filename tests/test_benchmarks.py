@@ -112,6 +112,53 @@ def test_a_line_says_how_many_functions_one_operation_calls(harness: Any) -> Non
     assert "calls" not in floor
 
 
+@pytest.mark.parametrize("kind", ["one operation", "steps", "batches"])
+def test_an_operation_is_timed_alone_right_after_a_step_of_the_learner(
+    kind: str, harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after, told = harness.after, []
+    clock = iter(range(0, 10**6, 1000))  # a microsecond from one look to the next
+    monkeypatch.setattr(after.time, "perf_counter_ns", lambda: told.append("look") or next(clock))
+    monkeypatch.setattr(after.Learner, "step", lambda self: told.append("learn"))
+
+    def work() -> bool:
+        return told.append("work") is None
+
+    def several() -> None:
+        for _ in after.steps(2) if kind == "steps" else after.batches(work() for _ in range(2)):
+            if kind == "steps":
+                work()
+
+    run = work if kind == "one operation" else several
+    seconds = after.sample(run, after.Learner(), 4, 2 if kind == "batches" else 1)
+    assert seconds == pytest.approx({"one operation": [1e-6] * 4, "steps": [1e-6] * 4, "batches": [1.5e-6] * 2}[kind])
+    assert told.count("work") == 4
+    timed = [(a, b, c) for a, b, c in zip(told, told[1:], told[2:], strict=False) if b == "work"]
+    assert set(timed) == {("look", "work", "look")}, "something else was timed"
+    assert told.count("learn") >= 4
+    assert after.pace is None
+    assert list(after.steps(2)) == [0, 1]
+
+
+def test_what_was_timed_after_a_learners_step_has_its_own_medians_and_best_peer(harness: Any, pages: Any) -> None:
+    effort = harness.Effort(rounds=2, sample_seconds=1e-5, budget_seconds=5.0, after=2)
+    lines = [Line("floor", "floor", None), Line("ours", "ours", None), Line("a", "peer", None), Line("b", "peer", 0)]
+    work = harness.measure(harness.Workload("one", None, after=True), lines, effort)
+    for line, median in zip(work["lines"], (1e-6, 2e-6, 8e-6), strict=False):
+        line["after"]["median"] = median
+    work |= harness.summarize(work["lines"])
+    assert (work["after"]["best_peer"], work["after"]["best_peer_over_ours"]) == ("a", 4.0)
+    shown = pages.tables.grid(
+        pages.tables.after({"title": "", "workloads": [work]}), "t", pages.tables.time, ratios="r"
+    )
+    assert shown[2:] == [
+        "| floor: floor | 1.00 µs |",
+        "| **ours** | **2.00 µs** |",
+        "| a | 8.00 µs |",
+        "| r / ours | 4.00 × (a) |",
+    ]
+
+
 def test_a_cell_shows_one_figure_the_time_the_multiple_or_the_calls(pages: Any) -> None:
     line = {"status": "ok", "median": 35e-6, "role": "ours", "times_floor": 3.67, "calls": 43.0, "builtins": 12.4}
     shown = [figure(line, "s") for figure in (pages.tables.time, pages.tables.multiple, pages.tables.calls)]

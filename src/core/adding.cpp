@@ -60,7 +60,7 @@ bool note_undo(const Ring &ring, StagedRows &given) {
     // a row and its final observation take two entries; the row before the first one of each env takes one more
     if (undo.size() < row_start + UNDO_ROW * (2 * count + std::min(envs, count))) return true;
     auto &heads = given.heads;
-    for (std::int64_t e = 0; e < envs; ++e) heads[e] = ring.envs[e].head;
+    for (auto e : given.envs) heads[e] = ring.envs[e].head;
     auto at = UNDO_START, row_at = row_start;
     for (std::int64_t i = 0; i < count; ++i) {
         auto e = given.envs[i];
@@ -234,10 +234,17 @@ std::int64_t append_rows(Ring &ring, StagedRows &given, int mode) noexcept {
             auto e = given.envs[i];
             // a guess, for where row i goes if all envs come in turn, as they do most often
             auto turn = count > ring.num_envs() ? i / ring.num_envs() : 0;
-            fetch(ring.row(ring.place_of(ring.envs[e].head + turn, e)), static_cast<std::size_t>(ring.width));
+            auto number = ring.envs[e].head + turn;
+            fetch(ring.row(ring.place_of(number, e)), static_cast<std::size_t>(ring.width));
+            // the next row that has its history
+            if (auto history = ring.counters->history; history > 0 && history < ring.rows)
+                __builtin_prefetch(&ring.step[ring.place_of(number + 1 + history, e)]);
         }
     if (ring.undo.size() && note_undo(ring, given)) return USED_UP;
     auto events = Adding(ring, given).add();
+    ++ring.lines.version;
+    if (ring.lines.known)
+        for (auto e : given.envs) ring.lines.follow(ring, e);
     std::int64_t not_finite = 0;
     // counted, not refused: a reward that is not finite is a fact of the environment
     for (std::int64_t i = 0; i < count; ++i) not_finite += !std::isfinite(given.reward[i]);
@@ -263,7 +270,7 @@ std::int64_t plan_rows(const Ring &ring, StagedRows &given, int mode) {
     auto ended = note_kinds(given, mode);
     given.heads.resize(ring.num_envs());
     auto &heads = given.heads;
-    for (std::int64_t e = 0; e < ring.num_envs(); ++e) heads[e] = ring.envs[e].head;
+    for (auto e : given.envs) heads[e] = ring.envs[e].head;
     bool refused = mode == NO_FINALS && ended >= 0;
     for (std::int64_t i = 0; i < (refused ? ended : count); ++i) {
         auto e = given.envs[i];

@@ -7,6 +7,7 @@
 #include "bindings.hpp"
 #include "gil.hpp"
 #include "tensors.hpp"
+#include "weights.hpp"
 
 namespace relive {
 
@@ -26,7 +27,13 @@ bool Draw::leaves_into(std::span<Place> places) const {
     auto memory = scratch<double>(places.size());
     std::span<double> wanted{memory.get(), places.size()};
     masses(stream, false, total, wanted);
-    return tree->find(among(), wanted, places) < 0;
+    if (tree->find(among(), wanted, places) >= 0) return false;
+    for (std::size_t i = 0; episodes && i < places.size(); ++i) {
+        auto env = static_cast<std::size_t>(places[i] / episodes->rows);
+        auto low = oldest.empty() ? 0 : oldest[env];
+        places[i] = window_of_episode(*episodes, places[i], low, uniform(mix(stream), i + 1));
+    }
+    return true;
 }
 
 void nothing_to_draw() { throw nb::value_error("there is nothing to draw"); }
@@ -73,6 +80,15 @@ void take_cover(Draw &draw, nb::handle places, nb::handle until) {
         throw nb::type_error("a cover: expected nodes, int64 [K], and the running sum of their weights, float64 [K]");
     require(nodes.size() == sums.size(), "a cover: expected a sum for each node");
     draw.from_some = true, draw.tops = {nodes.begin(), nodes.end()}, draw.until = {sums.begin(), sums.end()};
+}
+
+void take_episodes(Draw &draw, nb::handle ring, nb::handle oldest) {
+    Vector<const Number> rows;
+    draw.episodes = held<Ring>(ring, "expected the compiled ring");
+    if (!oldest.is_none() && !nb::try_cast(oldest, rows)) throw nb::type_error("oldest rows: expected int64 [N]");
+    require(draw.tree->leaves == draw.episodes->places(), "a draw of episodes: expected a leaf for each row");
+    require(oldest.is_none() || rows.size() == draw.episodes->num_envs(), "oldest rows: expected one for each env");
+    draw.oldest = {rows.begin(), rows.end()};
 }
 
 // The draw, made: its places, int64 [B], and the further fields of a batch by name.
@@ -173,14 +189,18 @@ void bind_batches(nb::module_ &module) {
         "Anchors of a ring, each equally often and with replacement, from the `newest` ones (0: from all).");
     module.def(
         "draw_by_weight",
-        [](nb::object tree, std::int64_t count, Word key, nb::handle places, nb::handle until) {
-            auto draw = draw_of(Draw::By::Weight, count, key, tree);
+        [](nb::object tree, std::int64_t count, Word key, nb::handle places, nb::handle until, nb::handle ring,
+           nb::handle oldest) {
+            auto draw = draw_of(Draw::By::Weight, count, key, nb::make_tuple(tree, ring));
             draw.tree = held<Tree>(tree, "expected the compiled tree");
             take_cover(draw, places, until);
+            if (!ring.is_none()) take_episodes(draw, ring, oldest);
             return draw;
         },
         nb::arg("tree"), nb::arg("count"), nb::arg("key"), nb::arg("places") = nb::none(),
-        nb::arg("until") = nb::none(), "Leaves of a sum tree by their weight: all, or those of a cover.");
+        nb::arg("until") = nb::none(), nb::arg("ring") = nb::none(), nb::arg("oldest") = nb::none(),
+        "Leaves of a sum tree by their weight: all, or those of a cover. With a ring, each is the last row of an "
+        "episode's newest window, and stands for all of them that end at row `oldest` (int64 [N]) or later.");
     module.def(
         "draw_by_priority",
         [](nb::object priorities, std::int64_t count, Word key, bool stratified, double beta, double lowest,

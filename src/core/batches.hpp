@@ -30,6 +30,8 @@ struct Draw {
     bool from_some = false;  // from the leaves of a cover alone
     std::vector<std::int64_t> tops;
     std::vector<double> until;
+    const Ring *episodes = nullptr;  // a leaf stands for its episode: one of its windows is drawn
+    std::vector<Number> oldest;      // of each env, the first row that may end it; empty: all may
     // by priority
     const Priorities *priorities = nullptr;
     bool stratified = false;

@@ -19,5 +19,7 @@ void bind_returns(nanobind::module_ &module);
 void bind_rollouts(nanobind::module_ &module);
 void bind_counters(nanobind::module_ &module);
 void bind_pages(nanobind::module_ &module);
+void bind_scaling(nanobind::module_ &module);
+void bind_weights(nanobind::module_ &module);
 
 }  // namespace relive

@@ -22,50 +22,8 @@ namespace {
 // So many draws may miss before the rows that can be drawn are counted out one by one.
 constexpr std::uint64_t PATIENCE = 100;
 
-// Of the rows stamped since `threshold`: the first of each env that has its history, and how many can be drawn.
-std::int64_t rows_since(const Ring &ring, std::int64_t threshold, std::int64_t history, std::span<Number> first) {
-    std::int64_t count = 0;
-    for (std::int64_t e = 0; e < ring.num_envs(); ++e) {
-        auto least = ring.oldest(e), head = ring.envs[e].head, low = least;
-        for (auto high = head; low < high;) {  // stamps grow with the number: halve
-            auto middle = (low + high) / 2;
-            auto stamp = ring.stamp[ring.place_of(middle, e)];
-            // a row that is not complete has the number of those completed before it, as -1 - stamp
-            if ((stamp >= 0 ? stamp : -1 - stamp) >= threshold) high = middle;
-            else low = middle + 1;
-        }
-        while (low < head && low - std::min<std::int64_t>(ring.step[ring.place_of(low, e)], history) < least) ++low;
-        first[e] = low;
-        // at most `rows` lie between, so the difference of two counts fits 32 bits
-        if (low < head) count += static_cast<std::uint32_t>(ring.envs[e].count - ring.order[ring.place_of(low, e)]);
-    }
-    return count;
-}
-
-// Where draws point: the rows of all envs in one line, from `first` of each on.
-struct Line {
-    std::span<const Number> first;
-    std::span<const std::int64_t> until;
-    std::int64_t total;  // above 0, and the last entry of `until`
-
-    struct Spot {
-        std::int64_t env;
-        Number number;
-    };
-    // By random number `nth` of a stream. It is below 1, so the spot in line is below the total.
-    Spot at(std::uint64_t stream, std::uint64_t nth) const {
-        auto u = uniform(stream, nth);
-        auto spot = static_cast<std::int64_t>(u * static_cast<double>(total));
-        // a guess: most often all envs have as many rows, and it is right
-        auto e = static_cast<std::int64_t>(u * static_cast<double>(first.size()));
-        while (spot >= until[e]) ++e;
-        while (e > 0 && spot < until[e - 1]) --e;
-        return {e, first[e] + spot - (e > 0 ? until[e - 1] : 0)};
-    }
-};
-
 // Where rows that can be drawn are rare: count them, and walk to one drawn by its number. -1 if there is none.
-Place count_out(const Ring &ring, std::uint64_t stream, std::uint64_t i, std::span<const Number> first) {
+Place count_out(const Ring &ring, std::uint64_t stream, std::uint64_t i, const std::vector<Number> &first) {
     std::int64_t found = 0, wanted = -1;
     for (int round = 0; round < 2; ++round, found = 0) {
         for (std::int64_t e = 0; e < ring.num_envs(); ++e)
@@ -79,41 +37,13 @@ Place count_out(const Ring &ring, std::uint64_t stream, std::uint64_t i, std::sp
     return -1;
 }
 
-// The rows from the `newest` transitions on (0: from all): the first number in each env. `until` is the running sum
-// over the envs of the number of rows from there to the head; the whole sum is returned. Both have an entry for each
-// env.
-//
-// Of transitions those count that can be drawn; where windows are longer, every complete one. Newest is in the order of
-// completion, over all envs. Some of these rows cannot be drawn: boundary rows, the newest.
-std::int64_t window_of(const Ring &ring, std::int64_t newest, std::span<Number> first, std::span<std::int64_t> until) {
-    auto single = ring.counters->length == 1;
-    auto history = single ? ring.counters->history : 0;
-    if (newest <= 0 || (single && newest >= ring.counters->drawable)) {
-        rows_since(ring, 0, history, first);
-    } else if (single || newest < rows_since(ring, 0, history, first)) {
-        // most often none of the newest has gone, and they have the last stamps; else they begin earlier
-        std::int64_t low = 0, high = ring.counters->completed - newest;
-        if (rows_since(ring, high, history, first) != newest) {
-            while (high - low > 1) {
-                auto middle = (low + high) / 2;
-                (rows_since(ring, middle, history, first) >= newest ? low : high) = middle;
-            }
-            rows_since(ring, low, history, first);
-        }
-    }
-    std::int64_t total = 0;
-    for (std::int64_t e = 0; e < ring.num_envs(); ++e) until[e] = total += ring.envs[e].head - first[e];
-    return total;
-}
-
 }  // namespace
 
 bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t newest, std::span<Place> out) {
-    auto envs = static_cast<std::size_t>(ring.num_envs()), count = out.size();
-    auto memory = scratch<std::int64_t>(2 * envs + count);
-    std::span first(memory.get(), envs), until(memory.get() + envs, envs), numbers(memory.get() + 2 * envs, count);
-    Line line{first, until, window_of(ring, newest, first, until)};
-    if (line.total <= 0) return false;
+    auto &line = line_of(ring, newest);
+    if (line.total() <= 0) return false;
+    auto count = out.size();
+    auto numbers = scratch<Number>(count);
     for (std::size_t i = 0; i < count; ++i) {
         auto [e, number] = line.at(stream, 1 + i);
         numbers[i] = number, out[i] = ring.place_of(number, e);
@@ -126,7 +56,7 @@ bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t newest, s
         Line::Spot spot{out[i] / ring.rows, numbers[i]};
         for (std::uint64_t attempt = 1; !ring.can_draw(out[i], spot.number, spot.env); ++attempt) {
             if (attempt == PATIENCE) {
-                if ((out[i] = count_out(ring, stream, i, first)) < 0) return false;
+                if ((out[i] = count_out(ring, stream, i, line.first)) < 0) return false;
                 break;
             }
             spot = line.at(stream, 1 + i + count * attempt);
@@ -142,7 +72,24 @@ std::int64_t bound_window(const Ring &ring, std::int64_t newest, Vector<Number> 
     require(first.size() == ring.num_envs() && until.size() == ring.num_envs(),
             "window: expected an entry for each env");
     LongWork hold(ring.num_envs() > MANY_ITEMS);
-    return window_of(ring, newest, first, until);
+    auto &line = line_of(ring, newest);
+    std::copy(line.first.begin(), line.first.end(), first.begin());
+    std::copy(line.until.begin(), line.until.end(), until.begin());
+    return line.total();
+}
+
+// The places of a window's rows: of each env at most two runs, up to its last place and from its first one on.
+void window_runs(const Ring &ring, std::int64_t newest, Vector<Place> begins, Vector<Place> ends) {
+    require(begins.size() == 2 * ring.num_envs() && ends.size() == begins.size(),
+            "window_runs: expected two entries for each env");
+    LongWork hold(ring.num_envs() > MANY_ITEMS);
+    auto &line = line_of(ring, newest);
+    for (std::int64_t e = 0; e < ring.num_envs(); ++e) {
+        auto base = e * ring.rows, end = ring.place_of(line.first[e], e) + ring.envs[e].head - line.first[e];
+        auto beyond = std::max<std::int64_t>(end - (base + ring.rows), 0);
+        begins[2 * e] = ring.place_of(line.first[e], e), ends[2 * e] = end - beyond;
+        begins[2 * e + 1] = base, ends[2 * e + 1] = base + beyond;
+    }
 }
 
 bool bound_draw(const Ring &ring, Word stream, std::int64_t newest, Vector<Place> places) {
@@ -225,6 +172,12 @@ void bind_draws(nb::module_ &module) {
                "Fisher-Yates over 0..n-1, a function of (seed, counter) alone.");
     module.def("window", bound_window, "ring"_a, "newest"_a, "first"_a, "until"_a,
                "The first number in each env of the ``newest`` transitions, and running sums; how many rows.");
+    module.def("window_runs", window_runs, "ring"_a, "newest"_a, "begins"_a, "ends"_a,
+               "The places of these rows, as two runs of each env: from the begins up to the ends, ``[2 N]``.");
+    module.def("count_complete", [](const Ring &ring) {
+        LongWork hold(ring.num_envs() > MANY_ITEMS);
+        return count_complete(ring);
+    }, "ring"_a, "How many transitions a window of the newest can have.");
     module.def("draw", bound_draw, "ring"_a, "stream"_a, "newest"_a, "places"_a,
                "Places of anchors, drawn uniformly from the ``newest`` (0: from all); False if there are none.");
     module.def("ids_of", ids_of, "ring"_a, "places"_a, "index"_a,

@@ -26,17 +26,15 @@ std::int64_t episode_of(const Ring &ring, std::int64_t e, Place place, Number nu
     return number - count + static_cast<std::uint32_t>(count - ring.order[place]);
 }
 
-// Notes all rows that are live and were not noted before; the last one of each episode stays noted. Adding rows does
-// not know of `ends`.
-void note_ends(const Ring &ring) {
-    for (std::int64_t e = 0; e < ring.num_envs(); ++e) {
-        auto head = ring.envs[e].head;
-        for (auto number = std::max(ring.seen[e], ring.oldest(e)); number < head; ++number) {
-            auto episode = episode_of(ring, e, ring.place_of(number, e), number);
-            ring.ends[ring.place_of(episode, e)] = static_cast<std::int32_t>(number);  // its lower 32 bits
-        }
-        ring.seen[e] = head;
+// Notes all rows of an env that are live and were not noted before; the last one of each episode stays noted. Adding
+// rows does not know of `ends`.
+void note_ends(const Ring &ring, std::int64_t e) {
+    auto head = ring.envs[e].head;
+    for (auto number = std::max(ring.seen[e], ring.oldest(e)); number < head; ++number) {
+        auto episode = episode_of(ring, e, ring.place_of(number, e), number);
+        ring.ends[ring.place_of(episode, e)] = static_cast<std::int32_t>(number);  // its lower 32 bits
     }
+    ring.seen[e] = head;
 }
 
 struct Range {
@@ -67,7 +65,6 @@ bool GoalLayout::fits(std::int64_t row, std::int64_t ring_row) const {
 
 std::int64_t candidates(const Ring &ring, Places places, std::uint64_t key, double ratio, RelabelledRow *chosen) {
     if (ring.ends.size() != ring.places() || ring.seen.size() != ring.num_envs()) return 0;
-    note_ends(ring);
     std::int64_t found = 0;
     for (std::int64_t i = 0; i < places.size(); ++i) {
         // two numbers of the stream belong to row i, so other rows do not change its goal
@@ -75,6 +72,7 @@ std::int64_t candidates(const Ring &ring, Places places, std::uint64_t key, doub
         auto [e, begin, number] = ring.owner_of(places[i]);
         // a user's sampler may name a place whose row was never written
         if (number < ring.oldest(e)) continue;
+        note_ends(ring, e);
         auto entry = ring.place_of(episode_of(ring, e, places[i], number), e);
         __builtin_prefetch(&ring.ends[entry]);
         chosen[found++] = {i, number, entry, e, 0, 0};

@@ -22,4 +22,6 @@ NB_MODULE(_core, module) {
     relive::bind_rollouts(module);
     relive::bind_counters(module);
     relive::bind_pages(module);
+    relive::bind_scaling(module);
+    relive::bind_weights(module);
 }

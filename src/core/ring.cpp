@@ -49,6 +49,7 @@ Ring ring_of(nb::object arrays) {
     ring.memory = reinterpret_cast<std::byte *>(memory.first), ring.width = memory.columns;
     ring.envs = {reinterpret_cast<Env *>(state.first), state.rows};
     ring.counters = reinterpret_cast<Counters *>(counters.data);
+    ring.lines = Lines(static_cast<std::size_t>(state.rows));
     ring.kept = arrays;
     return ring;
 }
@@ -59,7 +60,9 @@ void bind_ring(nb::module_ &module) {
     nb::class_<Ring>(module, "Ring", "The arrays of a ring (`RingArrays`), as compiled code holds them.")
         .def("__init__", [](Ring *self, nb::object arrays) { new (self) Ring(ring_of(arrays)); }, nb::arg("arrays"))
         .def("rebind", [](Ring &self, nb::object arrays) { self = ring_of(arrays); }, nb::arg("arrays"),
-             "Take other arrays; who keeps this object follows.");
+             "Take other arrays; who keeps this object follows.")
+        .def("changed", [](Ring &self) { self.lines.forget(); },
+             "Python changed the cursors, the rule or stamps, which draws must not take for what they were.");
 }
 
 }  // namespace relive

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "arrays.hpp"
+#include "lines.hpp"
 
 namespace relive {
 
@@ -32,7 +33,14 @@ struct Counters {
     std::int64_t stride;      // steps between the starts of two windows
     std::int64_t tails;       // 1 if a last window that is shorter counts
     std::int64_t not_finite;  // rewards that were NaN or infinite
-    std::int64_t weigh;       // what is drawn equally often; not read here
+    std::int64_t weigh;       // what is drawn equally often
+
+    // The first step of the window whose last is step `at` of an episode: a full window, or a tail.
+    std::int64_t window_start(std::int64_t at) const {
+        auto beyond = at + 1 - length;
+        return beyond > 0 ? ((beyond - 1) / every() + 1) * every() : 0;
+    }
+    std::int64_t every() const { return std::max<std::int64_t>(stride, 1); }  // the stride, whatever a file holds
 };
 inline constexpr int COUNTERS = 9;
 
@@ -116,6 +124,7 @@ class Ring {
     Vector<std::int64_t> seen;      // up to which number each env's rows are noted in `ends`; may be empty
     Vector<std::int64_t> undo;      // how to take back a change that a kill broke off; may be empty
     Vector<std::int64_t> reserve;   // rows of lower numbers may be overwritten before the next flush; may be empty
+    mutable Lines lines;            // what draws have found out; no part of the ring's state
     nb::object kept;                // the arrays
 };
 

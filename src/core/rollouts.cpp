@@ -3,11 +3,13 @@
 #include <array>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "bindings.hpp"
 #include "gil.hpp"
 #include "ring.hpp"
+#include "tensors.hpp"
 
 namespace relive {
 
@@ -124,27 +126,36 @@ void repeat(std::byte *target, std::int64_t bytes, Vector<const std::uint8_t> ro
     }
 }
 
-void copy_windows(Matrix<const std::uint8_t> source, Column<const std::int64_t> first, std::int64_t step,
-                  Column<const std::int64_t> lengths, Vector<const std::uint8_t> pad, nb::object out) {
-    auto *array = reinterpret_cast<PyArrayObject *>(out.ptr());
-    if (!PyArray_Check(out.ptr()) || PyArray_NDIM(array) != 3 || !holds<std::uint8_t>(array) ||
-        !PyArray_IS_C_CONTIGUOUS(array))
-        throw nb::type_error("windows are written to uint8 [B, L, W] in one piece");
-    auto count = PyArray_DIMS(array)[0], length = PyArray_DIMS(array)[1], width = PyArray_DIMS(array)[2];
-    if (step < 1 || source.columns != width || pad.size() != width || first.size() != count || lengths.size() != count)
+// Windows of rows: window b has the rows first[b], first[b] + step, ..., lengths[b] of them; `pad` fills it up.
+struct Runs {
+    Matrix<const std::uint8_t> source;
+    Column<const std::int64_t> first;
+    std::int64_t step;
+    Column<const std::int64_t> lengths;
+    Vector<const std::uint8_t> pad;
+};
+
+void require_inside(const Runs &runs, std::int64_t length) {
+    const auto &[source, first, step, lengths, pad] = runs;
+    if (step < 1 || length < 0 || pad.size() != source.columns || first.size() != lengths.size())
         throw nb::value_error("the arrays of windows do not fit each other");
-    bool apart = source.rows > 1 && source.stride != width;
     auto room = source.rows ? (source.rows - 1) / step : 0;  // whole steps from the first row to the last
-    for (std::int64_t b = 0; b < count; ++b) {
+    for (std::int64_t b = 0; b < first.size(); ++b) {
         if (lengths[b] < 0 || lengths[b] > length) throw nb::index_error("a window is longer than its batch");
         bool inside = first[b] >= 0 && first[b] < source.rows && lengths[b] - 1 <= room &&
                       first[b] + (lengths[b] - 1) * step < source.rows;
         if (lengths[b] && !inside) throw nb::index_error("a window goes on beyond the rows");
     }
+}
+
+// Copy windows, each as `length` rows, to where there is room for them.
+void copy_runs(const Runs &runs, std::int64_t length, std::byte *target) {
+    const auto &[source, first, step, lengths, pad] = runs;
+    auto count = first.size(), width = source.columns;
+    bool apart = source.rows > 1 && source.stride != width;
     // all bytes of the padding are alike: each is like the one after it
     bool even = width > 0 && std::memcmp(pad.data, pad.data + 1, width - 1) == 0;
     auto loaded = static_cast<std::size_t>(std::min<std::int64_t>(length * width, RUN));
-    auto *target = static_cast<std::byte *>(PyArray_DATA(array));
     LongWork hold(count * length * width > LONG_WORK);
     for (std::int64_t b = 0; b < count; ++b) {
         auto steps = lengths[b], next = first[std::min<std::int64_t>(b + 1, count - 1)];
@@ -164,6 +175,38 @@ void copy_windows(Matrix<const std::uint8_t> source, Column<const std::int64_t> 
         else if (padding) repeat(target + steps * width, padding, pad);
         target += length * width;
     }
+}
+
+void copy_windows(Matrix<const std::uint8_t> source, Column<const std::int64_t> first, std::int64_t step,
+                  Column<const std::int64_t> lengths, Vector<const std::uint8_t> pad, nb::object out) {
+    auto *array = reinterpret_cast<PyArrayObject *>(out.ptr());
+    if (!PyArray_Check(out.ptr()) || PyArray_NDIM(array) != 3 || !holds<std::uint8_t>(array) ||
+        !PyArray_IS_C_CONTIGUOUS(array))
+        throw nb::type_error("windows are written to uint8 [B, L, W] in one piece");
+    auto *shape = PyArray_DIMS(array);
+    if (shape[0] != first.size() || shape[2] != source.columns)
+        throw nb::value_error("the arrays of windows do not fit each other");
+    Runs runs{source, first, step, lengths, pad};
+    require_inside(runs, shape[1]);
+    copy_runs(runs, shape[1], static_cast<std::byte *>(PyArray_DATA(array)));
+}
+
+void take_windows(Matrix<const std::uint8_t> source, Column<const std::int64_t> first, std::int64_t step,
+                  Column<const std::int64_t> lengths, Vector<const std::uint8_t> pad, std::int64_t length,
+                  const Fields &fields, bool time_first, Pool &pool, nb::handle given) {
+    auto into = nb::cast<nb::dict>(given);
+    Runs runs{source, first, step, lengths, pad};
+    require_inside(runs, length);
+    std::int64_t window, bytes;
+    require(static_cast<std::int64_t>(fields.width) == source.columns, "take_windows: rows of another width");
+    require(!__builtin_mul_overflow(length, source.columns, &window) &&
+                !__builtin_mul_overflow(first.size(), window, &bytes),
+            "take_windows: too many rows");
+    auto block = pool.take(static_cast<std::size_t>(bytes));
+    copy_runs(runs, length, block->rows());
+    std::int64_t sizes[2] = {first.size(), length}, strides[2] = {window, source.columns};
+    if (time_first) std::swap(sizes[0], sizes[1]), std::swap(strides[0], strides[1]);
+    fields.put(*block, PackedRows{block->rows(), sizes, strides}, into);
 }
 
 nb::object mark_windows(Column<const std::int64_t> lengths, Column<const std::int64_t> burn_in,
@@ -208,6 +251,10 @@ void bind_rollouts(nb::module_ &module) {
                "Copy windows of rows ``[R, W]``, and fill each up with the row ``pad``.\n\n"
                "Window b has the rows ``first[b]``, ``first[b] + step``, ..., ``lengths[b]`` of them. ``out``, uint8 "
                "``[B, L, W]``, is written.");
+    module.def("take_windows", &take_windows, "source"_a, "first"_a, "step"_a, "lengths"_a, "pad"_a, "length"_a,
+               "fields"_a, "time_first"_a, "pool"_a, "into"_a,
+               "``copy_windows`` into memory of the pool, with a tensor ``[B, length, *shape]``, or ``[length, B, "
+               "*shape]``, over each field of these rows in ``into``.");
     module.def("mark_windows", &mark_windows, "lengths"_a, "burn_in"_a, "is_start"_a, "length"_a,
                "Mark the rows of windows that begin an episode (only first rows can), and those that are steps to "
                "learn from.\n\n``lengths``, ``burn_in`` and ``is_start`` are int64 ``[B]``. Returns bool "

@@ -18,19 +18,12 @@ namespace {
 
 constexpr std::int64_t AHEAD = 2;  // how many of its rows are asked for when it is known where a window starts
 
-// The index of the first step of the window whose last is step `at` of an episode: a full window, or a tail.
-std::int64_t window_start(std::int64_t at, std::int64_t length, std::int64_t stride) {
-    auto beyond = at + 1 - length;
-    return beyond > 0 ? (beyond + stride - 1) / stride * stride : 0;
-}
-
 // Fills `facts`, with the number of rows up to the anchor in place of the lengths.
 void find(const Ring &ring, Places places, std::int64_t burn_in, std::span<WindowFacts> facts) {
-    auto length = ring.counters->length, stride = std::max<std::int64_t>(ring.counters->stride, 1);
     for (std::int64_t b = 0; b < places.size(); ++b) {
         std::int64_t at = ring.step[places[b]];
         auto [env, begin, number] = ring.owner_of(places[b]);
-        auto start = window_start(at, length, stride);
+        auto start = ring.counters->window_start(at);
         auto first = std::max<std::int64_t>(start - burn_in, 0);
         auto back = at - first;  // row 0 is so many before the anchor: less than `rows` if the window is live
         auto &fact = facts[b];

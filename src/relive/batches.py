@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from .errors import DTypeError, FieldError, ParameterError, ShapeError
+from .names import needed
 from .parameters import is_count, torch_device
 from .steps.arrays import Array
 from .steps.schema import Path, descend, dotted, map_leaves, unknown_field
@@ -457,10 +458,8 @@ def as_dataframe(columns: Mapping[Path, Array]) -> Any:
     Raises:
         ModuleNotFoundError: pandas is not installed.
     """
-    try:
+    with needed("to_pandas needs pandas: pip install 'relive[pandas]'"):
         pandas: Any = import_module("pandas")  # takes half a second, and has no types of its own
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("to_pandas needs pandas: pip install 'relive[pandas]'", name=error.name) from error
     table: dict[str, Any] = {}
     for path, column in columns.items():
         name, shape = dotted(path), column.shape[1:]

@@ -6,12 +6,13 @@ Python's own error for a missing attribute says its name alone. A hint says what
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from inspect import getattr_static
 from typing import Any
 
-__all__ = ["BUFFER_HINTS", "MODULE_HINTS", "add_hints", "lazy_modules"]
+__all__ = ["BUFFER_HINTS", "MODULE_HINTS", "add_hints", "lazy_modules", "needed"]
 
 MODULE_HINTS: Mapping[str, str] = {
     **dict.fromkeys(
@@ -67,6 +68,19 @@ BUFFER_HINTS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Class of buffers -> names of attributes that people look for -> the text to write instead."""
+
+
+@contextmanager
+def needed(otherwise: str) -> Generator[None]:
+    """Import packages in it that only some calls need.
+
+    Raises:
+        ModuleNotFoundError: one is not installed; says ``otherwise``.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(otherwise, name=error.name) from error
 
 
 def lazy_modules(

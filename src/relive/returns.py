@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .core import is_grid
 from .core import returns as recursions
+from .core import scale as scale_numbers
 from .core.returns import Grid
 from .errors import DeviceError, DTypeError, ParameterError, ShapeError
 from .parameters import (
@@ -41,6 +42,7 @@ __all__ = [
     "lambda_returns",
     "monte_carlo",
     "normalize",
+    "scale",
     "scaled",
     "vtrace",
 ]
@@ -246,13 +248,18 @@ def normalize(x: Tensor, mask: Tensor | None = None, eps: float = EPS) -> Tensor
 
 
 def scaled(x: Tensor, mask: Tensor | None = None, eps: float = EPS) -> Tensor:
-    """Normalise a column of a rollout as :func:`normalize` does, without its checks."""
-    wide = x.double()  # in float32 the mean of equal numbers is not exact, and a small eps would magnify the error
-    if mask is None:
-        std = wide.std() if x.numel() > 1 else 0.0
-        return ((wide - wide.mean()) / (std + eps)).to(x.dtype)
-    centred, variance = _moments(wide, mask, tuple(range(x.dim())), 1)
-    return (torch.where(mask, centred, 0.0) / (variance.sqrt() + eps)).to(x.dtype)
+    """A column of a rollout, normalised as :func:`normalize` does, without its checks."""
+    if x.requires_grad:
+        return _scaled(x, mask, eps)
+    out = x.clone()
+    scale(out, mask, eps)
+    return out
+
+
+def scale(x: Tensor, mask: Tensor | None = None, eps: float = EPS) -> None:
+    """Overwrite a column by :func:`scaled`."""
+    if not scale_numbers(x, mask, eps):
+        x.copy_(_scaled(x, mask, eps))
 
 
 class Estimator(Protocol):
@@ -448,6 +455,16 @@ def _of_episodes(ret: Tensor, done: Tensor, real: Tensor) -> tuple[Tensor, Tenso
     row = torch.arange(len(ret), device=ret.device).unsqueeze(1)
     first = torch.where(start, row, 0).cummax(0).values
     return start, torch.where(real, ret.gather(0, first), 0.0)
+
+
+def _scaled(x: Tensor, mask: Tensor | None, eps: float) -> Tensor:
+    """:func:`scaled` in torch operations, which add in an order of their own."""
+    wide = x.double()  # in float32 the mean of equal numbers is not exact, and a small eps would magnify the error
+    if mask is None:
+        std = wide.std() if x.numel() > 1 else 0.0
+        return ((wide - wide.mean()) / (std + eps)).to(x.dtype)
+    centred, variance = _moments(wide, mask, tuple(range(x.dim())), 1)
+    return (torch.where(mask, centred, 0.0) / (variance.sqrt() + eps)).to(x.dtype)
 
 
 def _moments(x: Tensor, entries: Tensor, axes: tuple[int, ...], fewer: int) -> tuple[Tensor, Tensor]:

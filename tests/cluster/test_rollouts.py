@@ -78,6 +78,14 @@ def test_rollouts_come_in_order_each_once():
     assert rollouts.stats() == {"came": 8, "kept": 0, "received": 8, "stale": 0, "lost": 0, "repeated": 0}
 
 
+def test_a_rollout_may_have_numbers_without_axes():
+    rollouts, _ = made()
+    rollouts.sender("one").put({"obs": np.zeros((2, 3)), "more": {"h": torch.tensor(7, dtype=torch.bfloat16)}}, 0)
+    data = rollouts.get(0, timeout=0.01).data
+    assert data["more"]["h"].shape == ()
+    assert (data["more"]["h"].dtype, data["more"]["h"].item()) == (torch.bfloat16, 7)
+
+
 def test_rollouts_that_are_too_old_are_dropped_and_counted():
     rollouts, _ = made(max_staleness=2)
     sender = rollouts.sender("one")
@@ -135,20 +143,42 @@ def test_a_lost_answer_loses_and_doubles_nothing(method: str):
 
 
 def test_a_queue_that_dies_loses_what_is_in_it_and_this_is_counted():
-    rollouts, link = made()
+    rollouts, link = made(timeout=0.05)
     sender = rollouts.sender("one")
     for k in range(3):
         sender.put(number(k), 0)
     assert got(rollouts) == 0
     link.restart()
-    sender.put(number(3), 0)
+    unanswered(sender, link, 3)
     assert got(rollouts) == 3
     assert rollouts.stats()["lost"] == 2
     link.restart()
-    sender._number -= 1  # its confirmation was lost with the queue, so it comes again
-    sender.put(number(3), 0)
+    sender.put(number(3), 0)  # it was never told that the queue had it
     empty(rollouts)
     assert rollouts.stats()["repeated"] == 1
+
+
+def unanswered(sender: Any, link: QueueLink, k: int) -> None:
+    """Put a rollout that the queue takes, and never answers for."""
+    link.lose = ["put"] * 1000
+    with pytest.raises(LifecycleError, match="not answered put"):
+        sender.put(number(k), 0)
+    link.lose = []
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_rollout_that_was_never_answered_for_comes_once_and_costs_no_other(again: bool):
+    rollouts, link = made(timeout=0.05)
+    sender = rollouts.sender("one")
+    sender.put(number(0), 0)
+    unanswered(sender, link, 1)
+    if again:
+        sender.put(number(1), 0)
+    sender.put(number(2), 0)
+    sender.put(number(2), 0)  # answered for: equal data that is sent again is another rollout
+    assert [got(rollouts) for _ in range(4)] == [0, 1, 2, 2]
+    empty(rollouts)
+    assert rollouts.stats()["lost"] == 0
 
 
 def test_a_worker_that_is_started_again_goes_on_under_its_name():

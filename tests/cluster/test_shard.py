@@ -18,7 +18,6 @@ from clusters import SCHEMA, LocalLink, check, local, steps
 from effort import in_ci
 from fit import check_fit
 from relive import NStep, Prioritized, ReplayBuffer, Sequence, Uniform
-from relive.cluster.messages import joined_batch, packed_batch
 from relive.cluster.replay import Replay, load_extra
 from relive.cluster.shard import Ledger, Origin
 from relive.errors import (
@@ -30,6 +29,7 @@ from relive.errors import (
     ParameterError,
     ShapeError,
 )
+from relive.processes.blocks import joined_batch, packed_batch
 from sampling import check_fit_of_one_percent
 
 
@@ -203,7 +203,7 @@ def test_states_of_several_layers_are_joined_along_the_batch():
     given = {**steps(20, envs=[0]), "hidden": {"h": number((20, 1, 2, 3)), "c": number((20, 1, 3))}}
     replay.extend(given)
     batches = [replay.sample(3), replay.sample(2)]
-    joined = joined_batch([packed_batch(batch, schema) for batch in batches], schema, {})
+    joined = joined_batch([packed_batch(batch) for batch in batches], {})
     assert joined["hidden"]["h"].shape == (2, 5, 3)
     for name in ("h", "c"):
         parts = [batch["hidden"][name] for batch in batches]
@@ -274,7 +274,7 @@ def test_only_final_observations_travel_besides_the_steps():
     link.call = lambda shard, method, *given: (seen.append(given), call(shard, method, *given))[1]
     replay.extend(steps(14))
     (chunk,) = [given[0] for given in seen if given and hasattr(given[0], "block")]
-    (finals,) = [part for part in chunk.block.parts if part.path == ("next_obs",)]
+    (finals,) = [part for part in chunk.block.spec.parts if part.path == ("next_obs",)]
     assert finals.shape == (8, 3)  # two ends of each env
 
 

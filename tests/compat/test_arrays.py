@@ -9,8 +9,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from relive.compat.base import array_of, leaves_of, mapped, mapped_leaves, sent
+from relive.compat.base import array_of, leaves_of, mapped, sent
 from relive.errors import ShapeError
+from relive.steps.schema import map_leaves
 
 GIVEN: list[Any] = [
     [1, 2],
@@ -65,6 +66,6 @@ def test_a_function_is_mapped_over_an_array_or_over_the_members_of_dictionaries(
 
 def test_leaves_are_found_at_any_depth() -> None:
     data = TensorDict({"a": torch.zeros(2), "b": {"c": {"d": torch.ones(2)}}}, [2])
-    assert mapped_leaves(lambda x: float(x.sum()), data) == {"a": 0.0, "b": {"c": {"d": 2.0}}}
-    assert mapped_leaves(len, [1, 2]) == 2
+    assert map_leaves(lambda x: float(x.sum()), data) == {"a": 0.0, "b": {"c": {"d": 2.0}}}
+    assert map_leaves(len, [1, 2]) == 2
     assert {path: float(leaf.sum()) for path, leaf in leaves_of(data).items()} == {("a",): 0.0, ("b", "c", "d"): 2.0}

@@ -229,6 +229,54 @@ def test_rows_of_a_ring_are_those_of_the_definition(seed: int) -> None:
     check_rows(rng, ring.arrays, ring.core, ring.places())
 
 
+LINED: list[Callable[[], Any]] = [lambda: NStep(1), lambda: FrameStack(2), lambda: FrameStack(5), VIEWS[-1]]
+"""Views that differ in where the rows begin that draws point at."""
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=settings.default.max_examples // 2)
+def test_what_a_draw_finds_out_follows_the_ring_through_all_its_changes(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    num_envs, rare = int(rng.integers(1, 12)), rng.choice([0.02, 0.2])
+    twin = Twin(num_envs, int(rng.integers(2, 14)), view=LINED[int(rng.integers(len(LINED)))]())
+    ring = inside.ring(twin.buffer)
+    first, until, newest = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64), 3
+    some = rng.permutation(num_envs)[: int(rng.integers(1, num_envs + 1))]  # envs that mostly step alone
+    for _ in range(40):
+        chance = rng.random()
+        if chance < 0.03:
+            twin.clear()
+        elif chance < 0.1:
+            twin.interrupt(some.tolist())
+        elif chance < 0.2:
+            twin.buffer.view = LINED[int(rng.integers(len(LINED)))]()
+        elif chance < 0.25:
+            twin.extend(["." * num_envs] * int(rng.integers(1, 30)))
+        else:
+            envs = some if chance < 0.7 else np.arange(num_envs)
+            twin.add("".join(np.where(rng.random(len(envs)) < rare, "T", ".")), envs.tolist())
+        if rng.random() < 0.6:
+            newest = int(rng.integers(0, 2 * num_envs + 4)) if rng.random() < 0.6 else newest
+            for asked in (newest, newest, 0):
+                total = core.window(ring.core, asked, first, until)
+                assert (first.tolist(), until.tolist()) == plain.window(ring.arrays, asked)
+                assert total == until[-1]
+
+
+def test_the_newest_are_found_if_most_rows_between_them_have_gone() -> None:
+    # One env steps alone for very long, so that the stamps of nearly all transitions but its newest are gone.
+    play = RingPlay(np.random.default_rng(1), num_envs=3, rows=8)
+    ring = play.arrays
+    ring.state[:], ring.counters[:] = 0, [0, 0, 0, 0, 1, 1, 1, 0, 0]
+    for e in (0, 1, 2) * 6 + (1,) * 3000 + (0, 2):
+        play.add(e)
+    for newest in range(1, 20):
+        first, until = np.zeros(3, np.int64), np.zeros(3, np.int64)
+        ring.counters[DRAWABLE] = len(plain.anchors(ring))
+        core.window(play.core, newest, first, until)
+        assert (first.tolist(), until.tolist()) == plain.window(ring, newest)
+
+
 RULES = [
     (0, 1, 1, 1), (1, 1, 1, 1), (3, 1, 1, 1), (7, 1, 1, 1), (1, 2, 1, 1), (4, 3, 1, 1), (4, 4, 2, 1), (3, 3, 2, 0),
     (8, 9, 9, 1),

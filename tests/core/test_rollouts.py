@@ -89,6 +89,29 @@ def test_much_padding_is_filled_and_nothing_else(pad: list[int]) -> None:
     assert np.array_equal(*outs)
 
 
+@pytest.mark.parametrize("time_first", [True, False])
+@pytest.mark.parametrize("seed", range(10))
+def test_windows_are_tensors_over_the_fields_of_their_rows(seed: int, time_first: bool) -> None:
+    rng = np.random.default_rng(seed)
+    facts = [("obs", torch.float32, (3,), 0), ("flag", torch.bool, (), 13), ("half", torch.bfloat16, (1, 1), 14)]
+    fields, pool = core.Fields([*facts, ("none", torch.int32, (2, 0), 16)], 16), core.Pool()
+    source, pad = rng.integers(0, 2, (40, 16), np.uint8), rng.integers(0, 2, 16, np.uint8)
+    step, rows = int(rng.integers(1, 4)), int(rng.integers(1, 9))
+    lengths = rng.integers(0, rows + 1, 5)
+    first, into = rng.integers(0, 40 - 8 * step, 5), {"flag": None, "other": 7}
+    core.take_windows(source, first, step, lengths, pad, rows, fields, time_first, pool, into)
+    wanted = np.empty((5, rows, 16), np.uint8)
+    definition.copy_windows(source, first, step, lengths, pad, wanted)
+    assert list(into) == ["flag", "other", "obs", "half", "none"]
+    for name, dtype, shape, at in facts:
+        found: Any = into[name]
+        found = found.transpose(0, 1) if time_first else found
+        assert (found.dtype, tuple(found.shape)) == (dtype, (5, rows, *shape))
+        bits = found.contiguous().view(5, rows, -1).view(torch.uint8).numpy()
+        assert np.array_equal(bits, wanted[..., at : at + bits.shape[-1]])
+    assert tuple(into["none"].shape) == ((rows, 5, 2, 0) if time_first else (5, rows, 2, 0))
+
+
 U8, I64 = np.zeros((4, 3), np.uint8), np.zeros(2, np.int64)
 CUBE, PAD = np.zeros((2, 5, 3), np.uint8), np.zeros(3, np.uint8)
 
@@ -96,6 +119,12 @@ CUBE, PAD = np.zeros((2, 5, 3), np.uint8), np.zeros(3, np.uint8)
 def copied(**changes: Any) -> Any:
     given = {"source": U8, "first": I64, "step": 1, "lengths": I64, "pad": PAD, "out": CUBE} | changes
     return lambda: core.copy_windows(*given.values())
+
+
+def taken(width: int = 3, into: Any = None, **changes: Any) -> Any:
+    given = {"source": U8, "first": I64, "step": 1, "lengths": I64, "pad": PAD, "length": 5} | changes
+    fields, into = core.Fields([("x", torch.uint8, (2,), 0)], width), {} if into is None else into
+    return lambda: core.take_windows(*given.values(), fields, True, core.Pool(), into)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +150,14 @@ def copied(**changes: Any) -> Any:
         (ValueError, copied(source=U8[:, :2])),
         (TypeError, copied(out=CUBE[:, ::2])),
         (TypeError, copied(out=U8)),
+        (IndexError, taken(lengths=np.array([0, 6]))),
+        (IndexError, taken(lengths=np.array([0, 1]), first=np.array([0, 4]))),
+        (ValueError, taken(width=4)),
+        (ValueError, taken(pad=PAD[:2])),
+        (ValueError, taken(length=-1)),
+        (ValueError, taken(length=2**62)),
+        (ValueError, taken(length=2**62, first=I64[:0], lengths=I64[:0])),
+        (TypeError, taken(source=U8[0])),
         (ValueError, lambda: COMPILED.mark_windows(I64, I64, I64[:1], 3)),
         (ValueError, lambda: COMPILED.mark_windows(I64, I64, I64, -1)),
     ],

@@ -210,7 +210,8 @@ def test_what_comes_in_parts_is_saved_as_one_and_may_change_once_it_was_taken(
         order.append("taken")
         rows.fill(-1)
 
-    persist.write(tmp_path / "save", {"rows": parts, "more": np.zeros(500)}, {}, on_read=taken)
+    tensors = {"rows": parts, "more": np.zeros(500)}
+    persist.update(tmp_path / "save", lambda present: persist.Change([tensors], {}), on_read=taken)
     found = persist.read(tmp_path / "save")[0]["rows"].numpy()
     assert found.tolist() == np.arange(300).reshape(100, 3).tolist()
     assert order.index("taken") < len(order) - 3  # before the wait for the last file

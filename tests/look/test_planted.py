@@ -18,7 +18,7 @@ import relive
 from effort import CI
 from played import Arrays, explored, steered
 from relive import Collector, ReplayBuffer, Schema
-from relive.look.findings import Looked, checked
+from relive.look.findings import Rule
 
 Call = Callable[[], Arrays]
 
@@ -190,14 +190,18 @@ def test_every_rule_of_a_report_ran_on_some_rows_or_says_why_it_did_not() -> Non
 
 
 def test_a_rule_cannot_return_without_a_verdict() -> None:
+    def look(findings: Any, verdict: Any) -> Any:
+        yield from findings
+        return verdict
+
+    some = Rule(("some-rule",), look)
     for verdict in (None, [], iter(())):
-        with pytest.raises(TypeError, match="neither Looked nor Lack"):
-            checked(("some-rule",), verdict)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="neither a number of rows nor a Lack"):
+            some((), verdict)
     with pytest.raises(ValueError, match="says why"):
-        Looked(0)
-    foreign = Looked(1, relive.audit(played.lagging(played.played("CartPole"))).findings)
+        some((), 0)
     with pytest.raises(TypeError, match="found observation-one-step-late"):
-        checked(("some-rule",), foreign)
+        some(relive.audit(played.lagging(played.played("CartPole"))).findings, 1)
 
 
 def test_where_rows_have_no_order_each_rule_that_needs_one_says_so() -> None:

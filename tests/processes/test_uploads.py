@@ -16,7 +16,8 @@ from processes import replay_of
 from relive import ReplayServer, Sequence
 from relive.errors import ParameterError
 from relive.processes import server as uploads
-from relive.processes.server import Slot, Uploads, spec_of
+from relive.processes.blocks import spec_of
+from relive.processes.server import Slot, Uploads
 from relive.processes.shared import SharedBlock
 from twins import same_batches
 
@@ -79,9 +80,9 @@ def test_a_batch_is_one_copy_and_equal(view: Any):
         moved_spec, moved = spec_of(found)
         assert all(tensor.device == ELSEWHERE for tensor in moved)
         slot.memory.zero_()  # the next batch comes
-        back = dict(zip([path for path, _, _ in moved_spec.fields], [tensor.cpu() for tensor in moved], strict=True))
-    assert set(back) == {path for path, _, _ in spec.fields}
-    assert all(torch.equal(back[path], leaf) for (path, _, _), leaf in zip(spec.fields, expected, strict=True))
+        back = dict(zip([part.path for part in moved_spec.parts], [tensor.cpu() for tensor in moved], strict=True))
+    assert set(back) == {part.path for part in spec.parts}
+    assert all(torch.equal(back[part.path], leaf) for part, leaf in zip(spec.parts, expected, strict=True))
 
 
 def test_slots_are_locked_copied_without_a_wait_and_waited_for_before_they_go_back(runtime: Runtime):

@@ -15,6 +15,8 @@ indices.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -414,18 +416,18 @@ class Partition:
         self.num_envs, self.shards = num_envs, shards
         self.starts: Ints = np.arange(shards + 1, dtype=np.int64) * num_envs // shards
 
-    def rows(self, capacity: int) -> Ints:
-        """The rows of each shard, ``[K]``, if every env has equally many. Rows that this leaves over are not used."""
-        return np.diff(self.starts) * (capacity // self.num_envs)
+    def parts(self, capacity: int) -> Iterator[tuple[int, int, int]]:
+        """The first env of each shard, its number of envs, and its rows, if every env has equally many.
+
+        Rows that this leaves over are not used.
+        """
+        for first, end in pairwise(self.starts.tolist()):
+            yield first, end - first, (end - first) * (capacity // self.num_envs)
 
     def by_shard(self, envs: Ints) -> list[ShardEntries]:
         """Envs, int64 ``[K]``, sorted into the entries of each shard that has some of them."""
         owner = self.starts.searchsorted(envs, "right") - 1  # "right": an env at a start belongs to that shard
-        return [
-            ShardEntries(shard, at, envs[at] - self.starts[shard])
-            for shard in np.unique(owner).tolist()
-            for at in [np.flatnonzero(owner == shard)]
-        ]
+        return [ShardEntries(*entries) for entries in _grouped(owner, envs - self.starts[owner])]
 
     def public(self, index: NDArray[np.int64], life: int) -> Ints:
         """Indices that a shard gave in one of its lives, as the learner sees them. -1, which names nothing, stays."""
@@ -444,7 +446,13 @@ class Partition:
         # a shard gives index * K + k, so the remainder names it
         whose = life * self.shards + inside % self.shards
         return [
-            (which // self.shards, ShardEntries(which % self.shards, at, inside[at]))
-            for which in np.unique(whose).tolist()
-            for at in [np.flatnonzero(whose == which)]
+            (which // self.shards, ShardEntries(which % self.shards, *entries))
+            for which, *entries in _grouped(whose, inside)
         ]
+
+
+def _grouped(owner: Ints, values: Ints) -> Iterator[tuple[int, Ints, Ints]]:
+    """Each owner, where its entries are, and their values."""
+    for one in np.unique(owner).tolist():
+        at = np.flatnonzero(owner == one)
+        yield one, at, values[at]

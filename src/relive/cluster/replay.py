@@ -26,6 +26,7 @@ from ..files.disk import entry, integers, usable
 from ..files.save import to_json
 from ..parameters import COUNT_RULE, FLAG_RULE, SECONDS_RULE, TIMEOUT_RULE, require, seed_or_drawn
 from ..printable import add_note, shown
+from ..processes.blocks import Block, joined_batch
 from ..processes.limits import LIMIT_RULE, RateLimit
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import require_rows
@@ -37,8 +38,8 @@ from ..steps.arrays import Doubles, Ints, as_host, whole_numbers
 from ..steps.schema import Schema
 from ..views.contract import time_first_of
 from ..views.transitions import Transition
-from .messages import PAUSE, Block, Link, joined_batch, unpacked
-from .plan import LIVES, Partition, Share, global_weights, shard_counts, shard_key, shard_masses
+from .messages import PAUSE, Link
+from .plan import LIVES, Partition, Share, global_weights, plan, shard_key
 from .shard import Allowance, Connect, SavedShard, ShardPlan, ShardTotals, commit_path, require_shardable
 from .writer import ShardSender, StepPacker, Writer
 
@@ -226,16 +227,15 @@ class Replay:
     def _plans(self, sources: tuple[SavedShard, ...], durable: bool) -> list[ShardPlan]:
         """The plans of the shards of a new run, which begin with the ``sources``."""
         state, path = self._state, self._path
-        starts, rows = self._partition.starts.tolist(), self._partition.rows(state.capacity).tolist()
         # absolute, as shards have working directories of their own; and a run that no earlier commit has
         home, run = None if path is None else os.path.abspath(path), os.urandom(8).hex()
         return [
             ShardPlan(
                 number=k,
                 shards=state.shards,
-                first_env=starts[k],
-                num_envs=starts[k + 1] - starts[k],
-                rows=rows[k],
+                first_env=first_env,
+                num_envs=num_envs,
+                rows=rows,
                 seed=key(state.seed, k),
                 run=run,
                 options=state.ring_options,
@@ -244,7 +244,7 @@ class Replay:
                 most=self._most,
                 durable=durable,
             )
-            for k in range(state.shards)
+            for k, (first_env, num_envs, rows) in enumerate(self._partition.parts(state.capacity))
         ]
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -286,8 +286,7 @@ class Replay:
 
     def __len__(self) -> int:
         """The number of transitions that can be drawn from the shards that answer."""
-        totals = [self._group.totals[k] for k in self._group.refresh()]
-        return sum(total.size for total in totals if total is not None)
+        return sum(self._group.totals[k].size for k in self._group.refresh())
 
     def sample(self, batch_size: int) -> Any:
         """One batch ``[batch_size]``, shard after shard, with the fields of :meth:`relive.ReplayBuffer.sample`.
@@ -357,8 +356,7 @@ class Replay:
         """The masses of the shards that answer, float64 ``[K]``; 0 for the others."""
         masses = np.zeros(self._group.count)
         for shard in self._group.up:
-            totals = self._group.totals[shard]
-            masses[shard] = totals.mass if totals is not None else 0.0
+            masses[shard] = self._group.totals[shard].mass
         return masses
 
     def _shares(self, masses: Doubles, count: int, attempt: int) -> dict[int, Share]:
@@ -367,24 +365,20 @@ class Replay:
         sampler, t = state.sampler, state.draws
         prioritized = isinstance(sampler, Prioritized)
         seed = key(state.seed, AGAIN + attempt) if attempt else state.seed
-        options = {"stratified": prioritized and sampler.stratified}
-        counts = shard_counts(masses, count, seed, t, **options).tolist()
+        planned = plan(masses, count, seed, t, stratified=prioritized and sampler.stratified)
         return {
             shard: Share(
-                rows,
-                shard_key(seed, t, shard),
-                float(masses[shard]),
-                shard_masses(masses, shard, count, seed, t, **options) if prioritized else np.empty(0),
+                rows, shard_key(seed, t, shard), float(masses[shard]), planned.of(shard) if prioritized else np.empty(0)
             )
-            for shard, rows in enumerate(counts)
+            for shard, rows in enumerate(planned.counts().tolist())
             if rows
         }
 
     def _joined(self, drawn: Sequence[_ShardRows], mass: float) -> Any:
         """The batch of these rows. ``mass`` is that of all shards that they were drawn from."""
         blocks = [part.block for part in drawn]
-        facts = () if blocks[0].time_first is None else ("facts",)
-        arrays, extras = [unpacked(block) for block in blocks], dict[str, Tensor]()
+        facts = () if blocks[0].spec.time_first is None else ("facts",)
+        arrays, extras = [block.arrays() for block in blocks], dict[str, Tensor]()
         if any(part.life for part in drawn):  # in its first life a shard's indices are public as they are
             for name in [name for name in ("index", "next_index") if (*facts, name) in arrays[0]]:
                 indices = [of[(*facts, name)] for of in arrays]
@@ -394,14 +388,13 @@ class Replay:
             # a shard gives probabilities within the shard; times the mass of the plan, they are priorities
             chances = [of[(*facts, "probability")] * part.mass for of, part in zip(arrays, drawn, strict=True)]
             extras |= self._weights(self._state.sampler, np.concatenate(chances), mass)
-        return joined_batch(blocks, self._state.schema, extras)
+        return joined_batch(blocks, extras)
 
     def _weights(self, sampler: Prioritized, priorities: Any, mass: float) -> dict[str, Tensor]:
         """The ``weight`` and ``probability`` of rows with these priorities, as one ring of all shards gives them."""
         least = float(priorities.min())
         if sampler.normalize == "buffer":
-            answered = [self._group.totals[shard] for shard in self._group.up]
-            least = min([least, *(totals.least for totals in answered if totals is not None)])
+            least = min([least, *(self._group.totals[shard].least for shard in self._group.up)])
         weights = global_weights(priorities, least, sampler.beta_at(self._state.draws))
         return {"weight": torch.from_numpy(weights), "probability": torch.from_numpy(priorities / mass)}
 
@@ -692,15 +685,9 @@ class Checkpoint(NamedTuple):
 
     def saved_shards(self, path: str | os.PathLike[str]) -> tuple[SavedShard, ...]:
         """The shards of this checkpoint, which is in directory ``path``."""
-        partition, home = (
-            Partition(self.num_envs, self.shards),
-            os.path.abspath(path),
-        )  # shards have directories of work
-        starts, rows = partition.starts.tolist(), partition.rows(self.capacity).tolist()
-        return tuple(
-            SavedShard(str(commit_path(home, k, self.cut)), starts[k], starts[k + 1] - starts[k], rows[k])
-            for k in range(self.shards)
-        )
+        home = os.path.abspath(path)  # shards have working directories of their own
+        parts = Partition(self.num_envs, self.shards).parts(self.capacity)
+        return tuple(SavedShard(str(commit_path(home, k, self.cut)), *part) for k, part in enumerate(parts))
 
 
 def _manifest(path: str | os.PathLike[str]) -> Path:
@@ -809,8 +796,8 @@ class Group:
 
     def __init__(self, link: Link, count: int, timeout: float) -> None:
         self.link, self.count, self.timeout = link, count, timeout
-        self.totals: list[ShardTotals | None] = [None] * count
-        """The totals that each shard last gave; None until it has given some."""
+        self.totals: list[ShardTotals] = []
+        """The totals that each shard last gave; none before all have begun."""
         self.largest = 0.0
         """The largest TD error that any shard has seen."""
         self.forgotten = [0] * count
@@ -853,10 +840,11 @@ class Group:
             ReliveError: a shard cannot load its save.
         """
         answers = self.ask(dict.fromkeys(range(self.count), ("totals",)), timeout)
-        for shard, totals in answers.items():
-            self.note(shard, totals)
         if self._probes:
             raise LifecycleError(f"shards {sorted(self._probes)} did not start; look into the logs of their processes")
+        self.totals = [answers[shard] for shard in range(self.count)]
+        for shard, totals in enumerate(self.totals):
+            self.note(shard, totals)
 
     def refresh(self) -> list[int]:
         """Read the totals of all shards that answer, and return these shards. Those that came back are among them.
@@ -884,7 +872,7 @@ class Group:
     def note(self, shard: int, totals: ShardTotals) -> None:
         """Note the totals that a shard gave."""
         before = self.totals[shard]
-        if before is not None and before.born != totals.born:
+        if before.born != totals.born:
             self.forgotten[shard] += max(before.stored - totals.stored, 0)
         self.totals[shard], self.largest = totals, max(self.largest, totals.largest)
         lives = self._lives[shard]
@@ -949,10 +937,8 @@ class ShardLimit:
 
     def __init__(self, limit: RateLimit, group: Group, timeout: float | None) -> None:
         self.limit, self._group, self._timeout = limit, group, timeout
-        self._before = limit.counted()[0]
-        """Steps that the limit had counted when this began."""
-        self._first: list[int] | None = None
-        """Steps that each shard had stored when this began."""
+        self._before = limit.counted()[0] - sum(total.stored for total in group.totals)
+        """Steps that the limit had counted when this began, less those that the shards had stored."""
         self._bounds = [0] * group.count
         """The most steps that each shard may have stored by now, as the shard counts them."""
         self._allowed: list[Allowance | None] = [None] * group.count
@@ -961,9 +947,9 @@ class ShardLimit:
 
     def allowances(self) -> list[Allowance | None]:
         """The allowance that each shard gets with the next question for its totals; None if the limit has no bound."""
-        totals = [total for total in self._group.totals if total is not None]
-        stored, up = [total.stored for total in totals], self._group.up
-        room = self.limit.room(self._inserted(stored), self.limit.counted()[2])
+        totals, up = self._group.totals, self._group.up
+        stored = [total.stored for total in totals]
+        room = self.limit.room(self._inserted(), self.limit.counted()[2])
         if room is None:
             return self._allowed
         # a shard may use an allowance until it has answered: what it may have stored counts as used
@@ -982,9 +968,8 @@ class ShardLimit:
         """Note the totals of a shard that has got its allowance."""
         allowance = self._allowed[shard]
         # a shard that was restarted may store nothing yet
-        alive = allowance is not None and allowance.born == totals.born
-        bound = max(totals.stored, allowance.steps) if alive and allowance is not None else totals.stored
-        self._bounds[shard] = bound
+        used = allowance.steps if allowance is not None and allowance.born == totals.born else 0
+        self._bounds[shard] = max(totals.stored, used)
 
     def await_batch(self, batch_size: int) -> None:
         """Wait until the limit allows a batch, and count it. The caller has just read the totals.
@@ -1010,17 +995,13 @@ class ShardLimit:
 
     def _allows(self, batch_size: int) -> bool:
         """True if a batch may be drawn. First brings the limit's count of steps up to date."""
-        limit, group = self.limit, self._group
-        stored = [0 if total is None else total.stored for total in group.totals]
-        inserts = self._inserted(stored)
+        limit, inserts = self.limit, self._inserted()
         limit.count(inserts=inserts - limit.counted()[0])  # the difference, so that the count is that of the shards
         return limit.allows_samples(batch_size, inserts, limit.counted()[2])
 
-    def _inserted(self, stored: Sequence[int]) -> int:
+    def _inserted(self) -> int:
         """How many steps all shards have ever stored, with those that a shard has lost since."""
-        if self._first is None:
-            self._first = list(stored)
-        return self._before + int(np.sum(stored)) + sum(self._group.forgotten) - sum(self._first)
+        return self._before + sum(total.stored for total in self._group.totals) + sum(self._group.forgotten)
 
 
 MOST_SENT = 64

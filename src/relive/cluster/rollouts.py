@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +13,9 @@ import torch
 from ..errors import FieldError, LifecycleError, ParameterError
 from ..parameters import COUNT_RULE, FLAG_RULE, SECONDS_RULE, TIMEOUT_RULE, Rule, is_count, is_whole, require
 from ..printable import shown
+from ..processes.blocks import Block, packed
 from ..steps.schema import Path, nest
-from .messages import PAUSE, Fetched, Label, Link, joined, packed
+from .messages import PAUSE, Fetched, Label, Link
 
 __all__ = ["Rollout", "Rollouts", "Sender"]
 
@@ -100,7 +102,7 @@ class Rollouts:
         require("get", TIMEOUT_RULE, timeout=timeout)
         if self._settle_each:
             self.settle()  # before the fetch: the caller is done with the rollouts before this one
-        end, pause = None if timeout is None else time.monotonic() + timeout, SHORTEST_PAUSE
+        attempts = _attempts(timeout, "no rollout has come", "look into the logs of the workers")
         while True:
             oldest = version - self._max_staleness
             # with the place, so that an answer that was lost is given again
@@ -110,12 +112,9 @@ class Rollouts:
             if label is not None and block is not None:
                 if self._is_new(label):
                     self._counts["received"] += 1
-                    return Rollout(nest(joined([block])), label.version, label.worker)
+                    return Rollout(nest(block.tensors()), label.version, label.worker)
                 continue
-            if end is not None and time.monotonic() > end:
-                raise LifecycleError(f"no rollout has come for {timeout:g} s; look into the logs of the workers")
-            time.sleep(pause)
-            pause = min(2 * pause, PAUSE)
+            next(attempts)
 
     def settle(self) -> None:
         """Settle all rollouts that :meth:`get` has returned, so that they do not come again.
@@ -181,9 +180,14 @@ class Sender:
     def __init__(self, link: Link, worker: str, timeout: float) -> None:
         self._link, self._worker, self._timeout = link, worker, timeout
         self._life, self._number = "", 0
+        self._doubtful: tuple[Label, Block] | None = None
+        """A rollout that was sent and not answered for: the queue may have it."""
 
     def put(self, data: Mapping[str, Any], version: int, timeout: float | None = None) -> None:
         """Send a rollout once there is room for it. Returns when the queue has the rollout.
+
+        If the queue does not answer, it may have the rollout all the same. The next call sends that one again before
+        its own, so that it comes once; with the same data and version, it is that one.
 
         Args:
             data: arrays and CPU tensors by name, nested or not, such as ``collector.steps(32)``.
@@ -202,17 +206,47 @@ class Sender:
             life = os.urandom(8).hex()
             self._ask("begin", self._worker, life)  # if this fails, the next call begins with another life
             self._life = life
-        label = Label(self._worker, self._life, self._number + 1, int(version))
-        end, pause = None if timeout is None else time.monotonic() + timeout, SHORTEST_PAUSE
-        while not (self._ask("room") and self._ask("put", label, block)):
-            if end is not None and time.monotonic() > end:
-                raise LifecycleError(f"put(): the queue was full for {timeout:g} s; the learner may have stopped")
-            time.sleep(pause)
-            pause = min(2 * pause, PAUSE)
-        self._number += 1  # after the queue has it: a put() that failed sends this number again
+        attempts = _attempts(timeout, "put(): the queue was full", "the learner may have stopped")
+        before = self._doubtful
+        if before is not None:
+            self._deliver(*before, attempts)
+            if before[0].version == version and _same(before[1], block):
+                return
+        self._deliver(Label(self._worker, self._life, self._number + 1, int(version)), block, attempts)
+
+    def _deliver(self, label: Label, block: Block, attempts: Iterator[None]) -> None:
+        while True:
+            if self._ask("room"):
+                self._doubtful = label, block  # until the queue says whether it has it
+                taken = self._ask("put", label, block)
+                self._doubtful = None
+                if taken:
+                    break
+            next(attempts)
+        self._number = label.number
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         return _answer(self._link, self._timeout, method, *arguments)
+
+
+def _attempts(timeout: float | None, problem: str, advice: str) -> Iterator[None]:
+    """Each step waits longer than the one before, up to :data:`PAUSE`.
+
+    Raises:
+        LifecycleError: the time is over; says the ``problem`` and the ``advice``.
+    """
+    end, pause = math.inf if timeout is None else time.monotonic() + timeout, SHORTEST_PAUSE
+    while time.monotonic() <= end:
+        time.sleep(pause)
+        pause = min(2 * pause, PAUSE)
+        yield
+    raise LifecycleError(f"{problem} for {timeout:g} s; {advice}")
+
+
+def _same(one: Block, other: Block) -> bool:
+    """True if two rollouts have the same arrays, bit for bit."""
+    arrays = zip(one.arrays().values(), other.arrays().values(), strict=False)  # the bytes between them say nothing
+    return one.spec == other.spec and all(a.tobytes() == b.tobytes() for a, b in arrays)
 
 
 def _answer(link: Link, timeout: float, method: str, *arguments: Any) -> Any:

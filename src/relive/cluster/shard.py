@@ -25,6 +25,8 @@ import torch
 from ..errors import FileFormatError, LifecycleError, ParameterError
 from ..files import SaveHandle
 from ..files.disk import Holder
+from ..memory.layout import host_leaf
+from ..processes.blocks import Block, packed_batch
 from ..processes.lanes import Intake
 from ..replay.buffer import ReplayBuffer
 from ..replay.loading import load_extra
@@ -33,7 +35,7 @@ from ..samplers.uniform import Uniform
 from ..steps.arrays import as_host
 from ..steps.schema import Field, map_leaves
 from ..steps.schema import Path as FieldPath
-from .messages import Block, Link, host_leaf, packed_batch, unpacked
+from .messages import Link
 from .plan import ShardSampler, Share
 
 __all__ = [
@@ -110,14 +112,11 @@ class Shard:
         """
         if allowance is not None and allowance.born == self.born:  # one of an earlier life counts steps that are lost
             self._most = allowance.steps
-        size, sampler = len(self.replay), self.replay.sampler
-        if not isinstance(sampler, Prioritized):
-            return ShardTotals(self.born, self._version, size, float(size), np.inf, 0.0, self._ledger.stored)
-        sampler.largest_error = largest
-        least = sampler.smallest if sampler.normalize == "buffer" else np.inf
-        return ShardTotals(
-            self.born, self._version, size, sampler.mass, least, sampler.largest_error, self._ledger.stored
-        )
+        size, sampler = len(self.replay), ShardSampler(self.replay)
+        with sampler.lock:
+            if sampler.prioritized is not None:
+                sampler.prioritized.largest_error = largest
+            return ShardTotals(self.born, self._version, size, *sampler.totals(), self._ledger.stored)
 
     def sample(self, share: Share, largest: float = 0.0) -> tuple[ShardTotals, Block | None]:
         """Draw a share of a batch from the rows that are here now.
@@ -135,7 +134,7 @@ class Shard:
                 # the learner computes the weights, which depend on all shards
                 extras = {"weight": np.empty(share.rows, np.float32), "probability": drawn.priorities / share.mass}
             sampler.count_batch(share.rows)
-            block = packed_batch(sampler.read(drawn, share.stream, extras=extras), self.replay.schema)
+            block = packed_batch(sampler.read(drawn, share.stream, extras=extras))
         self._name_globally(block)
         return totals, block
 
@@ -204,11 +203,6 @@ class Shard:
         if since is not None:
             self._waits, self._waited = self._waits + 1, self._waited + time.monotonic() - since
 
-    def interrupt(self, envs: tuple[int, ...]) -> None:
-        """Interrupt the running episodes of these envs: the next steps do not follow the last ones."""
-        self._version += 1
-        self.replay.interrupt(envs)
-
     # -- commits and figures ------------------------------------------------------------------------------------
 
     def commit(self, cut: int | None, background: bool = False) -> int:
@@ -259,7 +253,7 @@ class Shard:
     def _name_globally(self, block: Block) -> None:
         """Give the rows of a batch the indices and envs that they have in the whole replay."""
         plan = self.plan
-        for path, array in unpacked(block).items():
+        for path, array in block.arrays().items():
             if path in INDICES:
                 array[...] = np.where(array < 0, array, array * plan.shards + plan.number)  # -1 names nothing
             elif path == ("facts", "env"):
@@ -267,7 +261,7 @@ class Shard:
 
     def _steps(self, chunk: Chunk) -> dict[str, Any]:
         """The steps of a chunk as ``extend`` takes them."""
-        arrays, dtypes = unpacked(chunk.block), {part.path: part.dtype for part in chunk.block.parts}
+        arrays, dtypes = chunk.block.arrays(), {part.path: part.dtype for part in chunk.block.spec.parts}
         ended = arrays.pop(("ended",), None)
         if ended is not None:
             front = chunk.origin.steps, len(chunk.origin.envs)
@@ -748,9 +742,9 @@ def _pieces(steps: Mapping[str, Any], count: int, most: int) -> Iterator[tuple[i
 
 
 class LedgerLog:
-    """Writes a ledger to numbered files in a directory. The file with the highest number counts.
+    """Writes a ledger to a file in a directory.
 
-    A file begins with a whole ledger. Each further line is a chunk that comes next. Each line has a checksum, so that
+    The file begins with a whole ledger. Each further line is a chunk that comes next. Each line has a checksum, so that
     a line that a kill has torn is noticed.
 
     Args:
@@ -758,34 +752,34 @@ class LedgerLog:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._descriptor = folder, -1
+        self._path, self._descriptor = folder / "ledger", -1
         self.lines = 0
         """How many lines were written since the last whole ledger."""
 
     @property
     def exists(self) -> bool:
         """True if there is a ledger."""
-        return bool(self._numbers())
+        return self._path.exists()
 
     def restored(self, heads: int) -> Ledger:
         """The ledger of a ring that is on the disk and has this sum of heads. Further lines go to a new file.
 
         Raises:
-            FileFormatError: no file begins with a whole ledger.
+            FileFormatError: there is no file, or it does not begin with a whole ledger.
         """
-        for number in sorted(self._numbers(), reverse=True):
-            lines = list(_lines(self._path(number)))
-            if not lines or "ledger" not in lines[0]:
-                continue
-            ledger = Ledger.restored(lines[0]["ledger"])
-            for line in lines[1:]:
-                if line["before"] >= heads:  # heads grow with each piece: this one and all later ones are not in
-                    break
-                rank = Rank(*line["rank"])
-                ledger.adopt(Origin(rank, tuple(line["envs"]), line["start"], line["steps"], 0), line["counts"])
-            self.rewrite(ledger)  # without the lines whose steps are not in the ring
-            return ledger
-        raise FileFormatError(f"'{self._folder}': expected the ledger of a shard, found none; remove the directory")
+        lines = list(_lines(self._path)) if self.exists else []
+        if not lines or "ledger" not in lines[0]:
+            raise FileFormatError(
+                f"'{self._path.parent}': expected the ledger of a shard, found none; remove the directory"
+            )
+        ledger = Ledger.restored(lines[0]["ledger"])
+        for line in lines[1:]:
+            if line["before"] >= heads:  # heads grow with each piece: this one and all later ones are not in
+                break
+            rank = Rank(*line["rank"])
+            ledger.adopt(Origin(rank, tuple(line["envs"]), line["start"], line["steps"], 0), line["counts"])
+        self.rewrite(ledger)  # without the lines whose steps are not in the ring
+        return ledger
 
     def append(self, origin: Origin, counts: list[int], heads: int) -> None:
         """Note that these steps come next.
@@ -806,35 +800,24 @@ class LedgerLog:
 
     def rewrite(self, ledger: Ledger) -> None:
         """Begin a new file with a whole ledger. The caller has already flushed the ring to the disk."""
-        old = self._numbers()
-        number = 1 + max(old, default=0)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        draft = self._folder / "draft"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self._path.with_name("draft")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
         descriptor = os.open(draft, flags, 0o600)
         try:
             _write_whole(descriptor, _encoded({"ledger": ledger.state()}))
             os.fsync(descriptor)  # before the rename: after it, this file counts
-            os.replace(draft, self._path(number))
+            os.replace(draft, self._path)
         except BaseException:
             os.close(descriptor)
             raise
         before, self._descriptor, self.lines = self._descriptor, descriptor, 0
         if before >= 0:
             os.close(before)
-        for stale in old:  # last, and perhaps in vain: a larger number counts anyway
-            with suppress(OSError):
-                self._path(stale).unlink()
 
     def __del__(self) -> None:
         if self.__dict__.get("_descriptor", -1) >= 0:
             os.close(self._descriptor)
-
-    def _numbers(self) -> list[int]:
-        return [int(path.suffix[1:]) for path in self._folder.glob("ledger.*") if path.suffix[1:].isdecimal()]
-
-    def _path(self, number: int) -> Path:
-        return self._folder / f"ledger.{number}"
 
 
 def _encoded(line: Any) -> bytes:

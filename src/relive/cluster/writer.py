@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import LifecycleError, ParameterError, ReliveError, WaitTimeoutError
+from ..processes.blocks import Block, packed
 from ..replay.checks import flattened, row_mask, stored_fields
 from ..ring.ring import missing_final
 from ..steps.arrays import Ints, as_host
 from ..steps.checker import StepChecker
 from ..steps.schema import Path, Schema
-from .messages import PAUSE, Block, Link, packed
+from .messages import PAUSE, Link
 from .plan import ShardEntries
 from .shard import Chunk, Origin, Rank
 

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from ..batches import swap_layers
 from ..errors import EnvError, FieldError, FullError, LifecycleError, ParameterError
+from ..memory.layout import host_leaf
 from ..parameters import COUNT_RULE, Rule, require, seed_or_drawn
 from ..printable import add_note
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import stored_fields
 from ..rollout.buffer import RolloutBuffer
-from ..steps.arrays import NUMPY_DTYPES, Bools, as_host, numpy_dtype, numpy_view
+from ..steps.arrays import Bools, as_host, numpy_dtype, numpy_view
 from ..steps.checker import StepChecker
 from ..steps.schema import Path, Schema, descend
 from ..steps.summary import Summary, html, text
@@ -125,7 +126,7 @@ class Collector:
         autoreset_mode: Any = None,
     ) -> None:
         require("Collector", SINK_RULE, buffer=buffer)
-        _require_functions(policy, value_fn)
+        require("Collector", POLICY_RULE, policy=policy, value_fn=policy if value_fn is None else value_fn)
         self._vector = VectorEnvs(envs, final_obs, autoreset_mode)
         self.envs = self._vector.envs
         self.policy, self.buffer, self.seed = policy, buffer, seed
@@ -163,7 +164,8 @@ class Collector:
         their newest steps are truncated in a rollout, and incomplete in a replay. To start a rollout over, clear the
         buffer as well.
         """
-        initial, n, seed = self._initial_states(), self.envs.num_envs, self._vector.checked_seed(seed, options)
+        initial, n = self._initial_states(), self.envs.num_envs
+        seed = require_start("reset", n, seed, options)
         self._was_reset, self._obs = True, None
         obs, info = self._vector.reset(seed, options)
         self._into.interrupt()
@@ -464,7 +466,7 @@ class Collector:
         # after an episode's end no action follows, so its info may be missing
         known = inputs.info(info, vector.informed(done)) if inputs.from_info else {}
         if vector.mode == "Disabled" and done.any():
-            obs, info = vector.reset_ended(done)
+            obs, info = self.envs.reset(options={"reset_mask": done})  # which this mode leaves to us
             fresh, rows = inputs.info(info, done), inputs.rows(done)
             known = {path: torch.where(shaped_as(rows, x), fresh[path], x) for path, x in known.items()}
         if self._last:
@@ -635,27 +637,14 @@ class _Chunks:
     def end(self) -> dict[str, Any]:
         """The chunk: the fields of the schema, nested as it is, ``next_obs`` and ``mask``."""
         self._was_returned, self._interrupted = True, False
-        steps = {name: self._fields.rebuild(name, self._leaf) for name in self._fields.names}
+        leaves = {path: host_leaf(rows, self._fields.leaves[path].dtype) for path, rows in self._rows.items()}
+        steps = {name: self._fields.rebuild(name, leaves.__getitem__) for name in self._fields.names}
         steps["mask"] = self._mask
         self.begin(0)  # the arrays belong to the caller now
         return steps
 
-    def _leaf(self, path: Path) -> Any:
-        """One leaf as an array, or as a tensor if NumPy lacks its dtype."""
-        rows, dtype = self._rows[path], self._fields.leaves[path].dtype
-        return rows if dtype in NUMPY_DTYPES else torch.from_numpy(rows).view(dtype)
-
 
 POLICY_RULE: Rule = callable, "expected a function of observations, such as a torch.nn.Module"
-
-
-def _require_functions(policy: Any, value_fn: Any) -> None:
-    """Require a policy that can be called, and a value function that can, or None.
-
-    Raises:
-        ParameterError: names the one that cannot.
-    """
-    require("Collector", POLICY_RULE, policy=policy, value_fn=policy if value_fn is None else value_fn)
 
 
 def _ask(policy: Policy, obs: Any, inputs: dict[str, Any]) -> Any:

@@ -61,10 +61,6 @@ class VectorEnvs:
         self.takes_tensors = False
         """True if the envs return tensors, and so get their actions as tensors."""
 
-    def checked_seed(self, seed: Any, options: Any) -> Any:
-        """:func:`require_start` for these envs."""
-        return require_start("reset", self.envs.num_envs, seed, options)
-
     def reset(self, seed: int | list[int | None] | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Start new episodes in all envs, which belong to this player from now on. Returns observations and info."""
         with suppress(TypeError):  # envs without weak references
@@ -107,10 +103,6 @@ class VectorEnvs:
     def informed(self, done: Bools) -> Bools:
         """The envs in which an action follows the next observation, so its info must be there."""
         return np.ones_like(done) if self.mode == "SameStep" else ~done
-
-    def reset_ended(self, done: Bools) -> tuple[Any, dict[str, Any]]:
-        """Reset the envs whose episodes ended, which Disabled autoreset leaves to us. Returns as :meth:`reset`."""
-        return self.envs.reset(options={"reset_mask": done})
 
     def final_observations(self, cut: Bools, obs: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any], Bools]:
         """The final observations, the info that came with them, and which envs have one.
@@ -262,10 +254,7 @@ def autoreset_mode(envs: Any, given: Any) -> str:
 
 def _final_observations(info: Mapping[str, Any], num_envs: int) -> tuple[Any, Bools]:
     """The final observations by env, and the envs that have one. Each Gymnasium version has its own name for them."""
-    for name in ("final_obs", "final_observation"):
-        if name in info:
-            return info[name], _present(info, name, num_envs)
-    return None, np.zeros(num_envs, np.bool_)
+    return info_field(info, "final_obs" if "final_obs" in info else "final_observation", num_envs)
 
 
 def info_field(info: Mapping[str, Any], name: str, num_envs: int) -> tuple[Any, Bools]:

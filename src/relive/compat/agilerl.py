@@ -271,9 +271,8 @@ class RolloutBuffer(DropIn):
         """Restore a state of this class. If it has a ``buffer``, its columns are copied into the storage."""
         self.__dict__.update({name: value for name, value in state.items() if name not in DERIVED})
         self._show()
-        if "buffer" not in state:
-            return
-        self._fill(state["buffer"])
+        if "buffer" in state:
+            self._fill(state["buffer"])
 
     @classmethod
     def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -287,15 +286,11 @@ class RolloutBuffer(DropIn):
         self._fill(original.buffer)
         pos, full = int(original.pos), bool(original.full)
         rows = oldest_first(self.capacity, pos, full)
-        if not len(rows):
-            return
-        self._rollout.reserve(len(rows))
-        self._rollout.commit()
-        self._added = len(rows)
-        if full and pos % self.capacity:  # the rows before `pos` are added once more, so that they are the newest
-            self._rollout.reserve(pos)
+        again = pos % self.capacity if full else 0  # the rows before `pos`, so that they are the newest
+        for count in filter(None, (len(rows), again)):
+            self._rollout.reserve(count)
             self._rollout.commit()
-            self._added += pos
+            self._added += count
         if self.autoreset_mode is not None:
             self._leave_out_resets(torch.from_numpy(rows))
 
@@ -380,8 +375,7 @@ class RolloutBuffer(DropIn):
             "return": self._zeros,
         }
         if self._hidden:
-            states = no_state if hidden_state is None else recurrent_states(hidden_state, self._hidden, n)
-            step["hidden"] = states
+            step["hidden"] = no_state if hidden_state is None else recurrent_states(hidden_state, self._hidden, n)
         if final_value is not None:
             step["final_value"] = vector("final_value", final_value, n)
         self._add_optional(step, episode_start, action_mask)
@@ -739,8 +733,8 @@ def action_field(space: Any, keep_dtypes: bool) -> Field:
     Raises:
         NotImplementedError: a space that AgileRL does not store.
     """
-    fixed, known = space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-    if not isinstance(space, known):
+    fixed = space
+    if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         raise NotImplementedError(f"{space} action space is not supported by AgileRL.")
     nvec = getattr(fixed, "nvec", None)
     size = prod(fixed.shape) if nvec is None else len(nvec)

@@ -8,7 +8,7 @@ gives it to the ``add`` of a relive buffer, which checks and copies it. What an 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast, overload
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from ..errors import FieldError, SchemaError, ShapeError
 from ..replay.buffer import ReplayBuffer
 from ..steps.arrays import NUMPY_DTYPES, Array, as_tensor
-from ..steps.schema import Path
+from ..steps.schema import Path, map_leaves
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -40,7 +40,6 @@ __all__ = [
     "equal_rows",
     "leaves_of",
     "mapped",
-    "mapped_leaves",
     "oldest_first",
     "placed",
     "renew",
@@ -167,7 +166,7 @@ def contents_of(columns: Any, names: Iterable[str], rows: Any = slice(None)) -> 
     """
     nested = hasattr(columns, "keys")
     found: dict[str, Any] = {name: columns.get(name) if nested else getattr(columns, name, None) for name in names}
-    return {name: mapped_leaves(lambda leaf: leaf[rows], x) for name, x in found.items() if x is not None}
+    return {name: map_leaves(itemgetter(rows), x) for name, x in found.items() if x is not None}
 
 
 def oldest_first(capacity: int, position: int, full: bool) -> NDArray[np.int64]:
@@ -275,13 +274,6 @@ def mapped(function: Callable[..., Any], value: Any, *others: Any) -> Any:
     return {key: function(member, *[other[key] for other in others]) for key, member in members}
 
 
-def mapped_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """``function`` of each leaf of mappings or TensorDicts at any depth, as nested dictionaries."""
-    if hasattr(tree, "items"):  # asked of a TensorDict, single members would take longer
-        return {key: mapped_leaves(function, member) for key, member in tree.items()}
-    return function(tree)
-
-
 def leaves_of(data: TensorDict) -> dict[Path, Any]:
     """Everything that a TensorDict holds at its leaves, by path."""
     leaves: Any = data.items(include_nested=True, leaves_only=True)
@@ -326,8 +318,8 @@ def breaks(obs: Any, next_obs: Any, done: NDArray[np.bool_]) -> NDArray[np.bool_
 def equal_rows(one: Any, other: Any, front: int = 1) -> NDArray[np.bool_]:
     """Which rows are equal in two arrays, or in all arrays of two dictionaries. The first ``front`` axes count rows."""
     if isinstance(one, Mapping):
-        members = cast("Mapping[str, Any]", one)
-        return np.logical_and.reduce(np.stack([equal_rows(members[key], other[key], front) for key in members]))
+        members = cast("Mapping[str, Any]", one).items()
+        return np.logical_and.reduce([equal_rows(member, other[key], front) for key, member in members])
     same: NDArray[np.bool_] = np.asarray(one) == np.asarray(other)
     return np.logical_and.reduce(same, tuple(range(front, same.ndim)))
 

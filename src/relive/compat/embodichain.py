@@ -231,8 +231,7 @@ def iterate_minibatches(
     if not is_count(batch_size, 1):
         raise ParameterError(f"batch_size={batch_size!r}: expected a whole number of at least 1")
     total = int(rollout.batch_size[0])
-    wanted = rollout if fields is None else rollout.select(*fields)
-    leaves = leaves_of(wanted)
+    leaves = leaves_of(rollout if fields is None else rollout.select(*fields))
     rows = rows_of({path: x.unsqueeze(0) for path, x in leaves.items()}, pack=False)
     order = core.permutation(total, seed_or_drawn(seed), 0)
     for low in range(0, total, batch_size):
@@ -272,8 +271,7 @@ def compute_gae(
         if "terminated" in rollout.keys():
             truncated = truncated & ~rollout["terminated"][:, :-1].bool().T
     final_value = _final_value(rollout, truncated)
-    ends = done & ~truncated, truncated
-    value = rollout["value"].float().T
+    ends, value = (done & ~truncated, truncated), rollout["value"].float().T
     advantage, ret = gae(reward, value, *ends, final_value=final_value, gamma=gamma, lam=gae_lambda)
     return _attach(rollout, "advantage", advantage), _attach(rollout, "return", ret)
 
@@ -314,10 +312,10 @@ def compute_group_advantage(
     """
     _require_steps(rollout)
     reward, done = rollout["reward"][:, :-1].float().T, rollout["done"][:, :-1].bool().T
-    options: dict[str, Any] = {"group_size": group_size, "gamma": gamma, "eps": eps}
-    none = torch.zeros_like(done)
-    found = group_advantage(reward, done, none, until_first_done=truncate_at_first_done, **options)
-    advantage, ret, mask = found
+    advantage, ret, mask = group_advantage(
+        reward, done, torch.zeros_like(done), group_size=group_size, gamma=gamma, eps=eps,
+        until_first_done=truncate_at_first_done,
+    )  # fmt: skip
     _attach(rollout, "seq_return", ret)
     return _attach(rollout, "advantage", advantage), _attach(rollout, "seq_mask", mask.float())
 
@@ -334,6 +332,5 @@ def _require_steps(rollout: TensorDict) -> None:
 
 def _attach(rollout: TensorDict, name: str, column: Tensor) -> Tensor:
     """Attach a column ``[T, N]`` as ``[N, T + 1]``, and return its steps ``[N, T]``."""
-    full = torch.cat([column, torch.zeros_like(column[:1])]).T
-    rollout[name] = full
+    rollout[name] = torch.cat([column, torch.zeros_like(column[:1])]).T
     return rollout[name][:, :-1]

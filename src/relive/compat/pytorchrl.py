@@ -22,10 +22,10 @@ from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform
 from ..steps.arrays import Array, as_host, numpy_dtype, torch_dtype
-from ..steps.schema import Field, Schema
+from ..steps.schema import Field, Schema, map_leaves
 from ..views.hindsight import Hindsight
 from ..views.transitions import NStep
-from .base import Column, Continuity, DropIn, alias, breaks, contents_of, mapped, mapped_leaves, oldest_first
+from .base import Column, Continuity, DropIn, alias, breaks, contents_of, mapped, oldest_first
 
 __all__ = [
     "ACT",
@@ -760,14 +760,13 @@ class HERBuffer(EREBuffer):
     def _relabel(self, steps: Data, initial: Any, final: Any, chosen: Any) -> Data:
         """Call ``her_function`` for :class:`relive.Hindsight`."""
         count, states = len(steps["reward"]), self._stored.states
-        zeros = [
-            mapped(lambda x: np.repeat(x[0, :1], count, 0), states.get(key, np.zeros((1, 1)))) for key in (RHS, RHS2)
-        ]
-        given = [
-            mapped(lambda x: np.array(x, np.float32), x) for x in (steps["obs"], steps["next_obs"], initial, final)
-        ]
+        rhs, rhs2 = (
+            mapped(lambda x: np.repeat(x[0, :1], count, 0), states.get(key, np.zeros((1, 1)))) for key in STATES
+        )
+        given = steps["obs"], steps["next_obs"], initial, final
+        obs, obs2, *ends = (mapped(lambda x: np.array(x, np.float32), value) for value in given)
         reward = np.array(steps["reward"], np.float32).reshape(count, *self._stored.shapes[REW])
-        obs, _, obs2, _, reward = self.her_function(given[0], zeros[0], given[1], zeros[1], reward, *given[2:])
+        obs, _, obs2, _, reward = self.her_function(obs, rhs, obs2, rhs2, reward, *ends)
         changed = {"obs": _like(obs, steps["obs"]), "next_obs": _like(obs2, steps["next_obs"])}
         return {**changed, "reward": np.asarray(reward, np.float32).reshape(-1)}
 
@@ -837,15 +836,9 @@ class Flat:
     """
 
     def __init__(
-        self,
-        sample: Mapping[str, Any],
-        max_size: int,
-        known: tuple[str, ...],
-        sampler: Sampler,
-        view: NStep,
-        seed: int | None,
-        copies: bool = False,
-    ) -> None:
+        self, sample: Mapping[str, Any], max_size: int, known: tuple[str, ...], sampler: Sampler, view: NStep,
+        seed: int | None, copies: bool = False,
+    ) -> None:  # fmt: skip
         self.keys, self.num_envs = stored_keys(sample, known), len(sample[DONE2])
         self.shapes = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self.keys}
         """Key -> the shape without the env axis, or a dictionary of shapes."""
@@ -1023,29 +1016,22 @@ class Sequences:
     """
 
     def __init__(
-        self,
-        sample: Mapping[str, Any],
-        max_size: int,
-        known: tuple[str, ...],
-        sampler: Sampler,
-        view: NStep,
-        seed: int | None,
-        length: int,
-        overlap: int,
-    ) -> None:
+        self, sample: Mapping[str, Any], max_size: int, known: tuple[str, ...], sampler: Sampler, view: NStep,
+        seed: int | None, length: int, overlap: int,
+    ) -> None:  # fmt: skip
         self.keys, self.num_envs = stored_keys(sample, known), len(sample[DONE2])
         if not 1 <= view.n <= length or (view.n > 1 and DONE not in self.keys):
             raise ParameterError(
                 f"n_step={view.n}: expected at most the {length} steps of a sequence, and transitions with {DONE!r}; "
                 "choose a larger update_every, or a smaller n_step"
             )
-        self.shapes = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self.keys}
         self._length, self._stride, self._waits = length, length - overlap, length + view.n - 1
         self._states = tuple(key for key in STATES if key in known and sample.get(key) is not None)
-        self._hidden = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self._states}
+        stored = *self.keys, *self._states
+        self.shapes = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in stored}
         flat = schema_of(sample, self.keys)
         self._integers = integers_of(flat)
-        states = {key: mapped(Field, shapes) for key, shapes in self._hidden.items()}
+        states = {key: mapped(Field, self.shapes[key]) for key in self._states}
         self._newest = Core(
             flat.extend(**states), max(self._waits, 2) * self.num_envs, self.num_envs, own_next_obs=True,
             check_ends=False, seed=0,
@@ -1096,20 +1082,17 @@ class Sequences:
         steps = self._waiting(self._single)
         rewards = steps if n == 1 else self._waiting(self.view)
 
-        def part(key: str, shapes: Any) -> Any:
+        def part(key: str) -> Any:
             first, source = n - 1 if key in AFTER else 0, rewards if key == REW else steps
 
             def cut(_: Any, values: Any) -> Any:
                 rows = as_host(values)[-self._waits * envs :]
                 return rows.reshape(self._waits, envs, *rows.shape[1:])[first : first + length]
 
-            return mapped(cut, shapes, source[NAMES[key]])
+            return mapped(cut, self.shapes[key], source[NAMES[key]])
 
-        fields = {
-            self._name(key): mapped(lambda value: value.swapaxes(0, 1), part(key, self.shapes[key]))
-            for key in self.keys
-        }
-        states = {key: mapped(lambda value: value[0], part(key, self._hidden[key])) for key in self._states}
+        fields = {self._name(key): mapped(lambda value: value.swapaxes(0, 1), part(key)) for key in self.keys}
+        states = {key: mapped(lambda value: value[0], part(key)) for key in self._states}
         self._append({**fields, **states}, (envs,))
 
     def _waiting(self, view: NStep) -> Data:
@@ -1186,11 +1169,10 @@ class Sequences:
             return out[part]
 
         found: Data = {}
-        for key in [*self.keys, *self._states] if keys is None else keys:
-            if key in self._names:
-                rows, of_states = self._memory.read(key, first, high - low), key in self._states
-                shapes = self._hidden[key] if of_states else self.shapes[key]
-                found[key] = mapped(firsts if of_states else steps, shapes, rows)
+        for key in self.shapes if keys is None else keys:
+            if key in self.shapes:
+                rows = self._memory.read(key, first, high - low)
+                found[key] = mapped(firsts if key in self._states else steps, self.shapes[key], rows)
         return found
 
     def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
@@ -1202,10 +1184,8 @@ class Sequences:
             }
             if self.view.n > 1 and self.view.gamma == 1.0:  # no power of 1 is 0, so the flag must end the target
                 found[DONE2] = torch.maximum(found[DONE2], self.steps_used(batch).isinf().float())
-            yield (
-                found | {key: mapped(lambda _, state: state, self._hidden[key], batch[key]) for key in self._states},
-                batch,
-            )
+            states = {key: mapped(lambda _, state: state, self.shapes[key], batch[key]) for key in self._states}
+            yield found | states, batch
 
     def steps_used(self, batch: Any) -> Tensor:
         """n of each window of a batch, float32 ``[S L, 1]``; infinite where its episode ended before."""
@@ -1362,7 +1342,11 @@ def dtypes_of(fields: Any) -> list[torch.dtype]:
 
 def arrays_of(steps: Any) -> Any:
     """Steps of one env ``[T, ...]``, nested, as arrays ``[T, 1, ...]``."""
-    return mapped_leaves(lambda value: as_host(value)[:, None], steps)
+
+    def apart(value: Any) -> Array:
+        return as_host(value)[:, None]
+
+    return map_leaves(apart, steps)
 
 
 def _stacked(_: Any, *envs: Any) -> Any:

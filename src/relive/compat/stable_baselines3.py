@@ -62,6 +62,7 @@ her: Any = import_module("stable_baselines3.her.her_replay_buffer")
 strategies: Any = import_module("stable_baselines3.her.goal_selection_strategy")
 
 FLAG = np.dtype(np.bool_)
+NUMBER, END = Field(), Field((), torch.bool)
 PIECE = 1024
 """Steps of all envs that are copied at a time."""
 GATHERED = 2**20
@@ -165,26 +166,13 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         self, seed: int, sampler: Sampler | None = None, n_steps: int = 1, gamma: float = 0.99,
         view: View | None = None, **further: Field,
     ) -> Core:  # fmt: skip
-        schema = Schema(
-            {
-                "obs": obs_fields(self.observation_space, self.obs_shape),
-                "action": action_field(self.action_space, self.action_dim),
-                "reward": Field((), torch.float32),
-                "terminated": Field((), torch.bool),
-                "truncated": Field((), torch.bool),
-                **further,
-            }
-        )
+        fields = {"obs": obs_fields(self.observation_space, self.obs_shape), "reward": NUMBER, "terminated": END,
+                  "truncated": END, "action": action_field(self.action_space, self.action_dim)}  # fmt: skip
         return Core(
-            schema,
-            self.buffer_size * self.n_envs,
-            self.n_envs,
-            own_next_obs=not self._stores_once,
+            Schema(fields | further), self.buffer_size * self.n_envs, self.n_envs, own_next_obs=not self._stores_once,
             check_ends=False,  # the host fills it, not the user
-            sampler=sampler,
-            view=view or NStep(n_steps, gamma),
-            seed=seed,
-        )
+            sampler=sampler, view=view or NStep(n_steps, gamma), seed=seed,
+        )  # fmt: skip
 
     @property
     def _stores_once(self) -> bool:
@@ -451,9 +439,8 @@ class NStepReplayBuffer(ReplayBuffer, buffers.NStepReplayBuffer):
     @classmethod
     def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         sizes, known = super()._arguments_of(original)
-        return sizes, known | {
-            name: getattr(original, name) for name in ("n_steps", "gamma") if hasattr(original, name)
-        }
+        names = [name for name in ("n_steps", "gamma") if hasattr(original, name)]
+        return sizes, known | {name: getattr(original, name) for name in names}
 
     n_steps = alias("_view.n", "Rewards per window, at most; may be changed at any time.")
     gamma = alias("_view.gamma", "Discount per step; may be changed at any time.")
@@ -607,8 +594,8 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
     @classmethod
     def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         sizes, known = super()._arguments_of(original)
-        known |= {name: getattr(original, name) for name in ("n_sampled_goal", "goal_selection_strategy")}
-        known["copy_info_dict"] = original.copy_info_dict
+        names = "n_sampled_goal", "goal_selection_strategy", "copy_info_dict"
+        known |= {name: getattr(original, name) for name in names}
         return sizes, known | {"env": getattr(original, "env", None)}  # a pickled state has no env
 
     def _further_of(self, original: Any, rows: Array) -> dict[str, Any]:
@@ -674,9 +661,7 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
         obs, action, next_obs, dones, reward = super()._fields(batch, env)
         if env is not None:
             reward = sent(self._normalize_reward(numpy_view(batch["reward"].unsqueeze(1)), env), self.device)
-        if self._view.n == 1:
-            return obs, action, next_obs, dones, reward
-        return obs, action, next_obs, dones, reward, self._discounts(batch)
+        return obs, action, next_obs, dones, reward, *([] if self._view.n == 1 else [self._discounts(batch)])
 
 
 class _Goals:
@@ -758,23 +743,16 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
             )
         buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.gae_lambda, self.gamma, self._seed = gae_lambda, gamma, seed
-        number, flag = Field((), torch.float32), Field((), torch.bool)
-        schema = Schema(
-            {
-                "obs": obs_fields(observation_space, self.obs_shape),
-                "action": action_field(action_space, self.action_dim, narrow=False),
-                "reward": number,
-                "episode_start": number,
-                "value": number,
-                "log_prob": number,
-            }
-        )
-        further = {"terminated": flag, "truncated": flag}  # computed from `episode_start` when the rollout is full
-        further |= {"advantage": number, "return": number}
+        fields = {"obs": obs_fields(observation_space, self.obs_shape), "reward": NUMBER, "episode_start": NUMBER,
+                  "action": action_field(action_space, self.action_dim, narrow=False), "value": NUMBER,
+                  "log_prob": NUMBER}  # fmt: skip
+        # ends are computed from `episode_start` when the rollout is full
+        further = {"terminated": END, "truncated": END, "advantage": NUMBER, "return": NUMBER}
+        schema = Schema(fields)
         self._rollout = CoreRollout(schema, buffer_size, n_envs, columns=further, seed=seed or 0)
         self._arrays: dict[str, Any] = {}
         self._shapes = obs_shapes(self.obs_shape, n_envs), (n_envs, self.action_dim)
-        self._row_bytes = 2 * number.nbytes + sum(x.nbytes for path, x in schema.leaves.items() if path[0] in SERVED)
+        self._row_bytes = 2 * NUMBER.nbytes + sum(x.nbytes for path, x in schema.leaves.items() if path[0] in SERVED)
         self.reset()
 
     def __getstate__(self) -> dict[str, Any]:

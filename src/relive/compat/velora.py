@@ -41,6 +41,10 @@ ENDING = ".safetensors"
 CHECKSUM = "relive.crc32"
 """The entry in the safetensors header that holds the CRC-32 of the tensors."""
 SIZES = ("capacity", "state_dim", "action_dim", "hidden_dim", "position", "size")
+"""The entries of the metadata; the first four are arguments of the constructor."""
+WIDTHS = {"states": "state_dim", "actions": "action_dim", "next_states": "state_dim", "hiddens": "hidden_dim"}
+"""Column -> the argument that says how many numbers it has. The others have one."""
+FLAG = Field((), torch.bool)
 UNKNOWN = np.zeros(1, np.bool_)
 """Velora does not distinguish terminals and truncations. relive's flags stay False; ``done`` is a further column."""
 
@@ -103,18 +107,9 @@ class ReplayBuffer(DropIn):
     ) -> None:
         self.capacity, self.device = capacity, device
         self.state_dim, self.action_dim, self.hidden_dim = state_dim, action_dim, hidden_dim
-        schema = Schema(
-            {
-                "obs": (state_dim,),
-                "action": (action_dim,),
-                "reward": (),
-                "terminated": Field((), torch.bool),
-                "truncated": Field((), torch.bool),
-                "done": (),
-                "memory": (hidden_dim,),
-            }
-        )
-        self._replay = Replay(schema, capacity, ordered=False, device=device or "cpu", seed=seed or 0)
+        fields: dict[str, Any] = {"obs": (state_dim,), "action": (action_dim,), "reward": (), "done": ()}
+        fields |= {"terminated": FLAG, "truncated": FLAG, "memory": (hidden_dim,)}
+        self._replay = Replay(Schema(fields), capacity, ordered=False, device=device or "cpu", seed=seed or 0)
         self._seed = seed
         self._on, self._added = None if self._replay.device.type == "cpu" else self._replay.device, 0
         self._numbers = np.zeros(1, np.float32), np.zeros(1, np.float32)
@@ -169,18 +164,11 @@ class ReplayBuffer(DropIn):
         Raises:
             StepShapeError: a shape does not fit. Nothing is stored.
         """
-        count, on = len(states), self._on
-        flags = np.zeros((count, 1), np.bool_)
-        columns = {
-            "obs": rows("states", states, count, self.state_dim, on),
-            "action": rows("actions", actions, count, self.action_dim, on),
-            "reward": rows("rewards", rewards, count, None, on),
-            "next_obs": rows("next_states", next_states, count, self.state_dim, on),
-            "done": rows("dones", dones, count, None, on),
-            "memory": rows("hiddens", hiddens, count, self.hidden_dim, on),
-            "terminated": flags,
-            "truncated": flags,
-        }
+        count, values = len(states), (states, actions, rewards, next_states, dones, hiddens)
+        columns: dict[str, Any] = dict.fromkeys(("terminated", "truncated"), np.zeros((count, 1), np.bool_))
+        for (name, column), given in zip(FIELDS.items(), values, strict=True):
+            size = getattr(self, WIDTHS[name]) if name in WIDTHS else None
+            columns[column.name] = rows(name, given, count, size, self._on)
         self._replay.extend(columns)
         self._added += count
 
@@ -226,15 +214,7 @@ class ReplayBuffer(DropIn):
 
     def metadata(self) -> dict[str, Any]:
         """Sizes and cursors, with the entries of Velora's ``metadata.json``."""
-        return {
-            "capacity": self.capacity,
-            "state_dim": self.state_dim,
-            "action_dim": self.action_dim,
-            "hidden_dim": self.hidden_dim,
-            "position": self.position,
-            "size": self.size,
-            "device": str(self.device) if self.device else None,
-        }
+        return {name: getattr(self, name) for name in SIZES} | {"device": str(self.device) if self.device else None}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Contiguous copies of the six tensors ``[capacity, ...]``, as Velora's ``save_model`` writes them."""
@@ -243,13 +223,7 @@ class ReplayBuffer(DropIn):
     def config(self) -> Any:
         """Velora's ``BufferConfig`` for its agents' configurations. Velora must be installed."""
         config: Any = import_module("velora.models.config")
-        return config.BufferConfig(
-            type="ReplayBuffer",
-            capacity=self.capacity,
-            state_dim=self.state_dim,
-            action_dim=self.action_dim,
-            hidden_dim=self.hidden_dim,
-        )
+        return config.BufferConfig(type="ReplayBuffer", **{name: getattr(self, name) for name in SIZES[:4]})
 
     # -- files --------------------------------------------------------------------------------------------------
 
@@ -288,8 +262,7 @@ class ReplayBuffer(DropIn):
 
     @classmethod
     def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        sizes = original.capacity, original.state_dim, original.action_dim, original.hidden_dim
-        return sizes, {"device": original.device}
+        return tuple(getattr(original, name) for name in SIZES[:4]), {"device": original.device}
 
     def _take_over(self, original: Any) -> None:
         if not original.size:
@@ -388,9 +361,8 @@ class RolloutBuffer:
         self.capacity, self.num_envs, self.device = capacity, num_envs, device
         self.state_dim, self.action_dim, self.hidden_dim = state_dim, action_dim, hidden_dim
         self.gamma, self.gae_lambda = gamma, gae_lambda
-        flag = Field((), torch.bool)
         fields: dict[str, Any] = {"obs": (state_dim,), "action": (action_dim,), "reward": (), "ended": ()}
-        fields |= {"terminated": flag, "truncated": flag, "value": (), "log_prob": (), "hidden": (hidden_dim,)}
+        fields |= {"terminated": FLAG, "truncated": FLAG, "value": (), "log_prob": (), "hidden": (hidden_dim,)}
         self.rollout = Rollout(Schema(fields), capacity // num_envs, num_envs, device=device or "cpu", seed=seed or 0)
         self._seed = seed
 
@@ -435,11 +407,10 @@ class RolloutBuffer:
         """
         if self.rollout.is_full:
             raise BufferError("Buffer full! Use the 'empty()' method first.")
-        numbers = {"reward": rewards, "ended": dones, "log_prob": log_probs, "value": values}
-        step = {name: self._rows(name, value) for name, value in numbers.items()}
-        vectors = {"obs": (states, self.state_dim), "action": (actions, self.action_dim)}
-        vectors |= {"hidden": (hiddens, self.hidden_dim)}
-        step |= {name: self._rows(name, *vector) for name, vector in vectors.items()}
+        given = {"reward": (rewards,), "ended": (dones,), "log_prob": (log_probs,), "value": (values,),
+                 "obs": (states, self.state_dim), "action": (actions, self.action_dim),
+                 "hidden": (hiddens, self.hidden_dim)}  # fmt: skip
+        step = {name: self._rows(name, *value) for name, value in given.items()}
         done = step["ended"] != 0
         cut = done & (False if truncated is None else self._rows("truncated", truncated) != 0)
         if final_values is not None:
@@ -470,9 +441,8 @@ class RolloutBuffer:
         if "advantage" not in self.rollout:
             raise BufferError("Advantages are missing! Use the 'finish()' method first.")
         renew(self.rollout, self._seed)
-        return map(
-            self._batch, self.rollout.minibatches(batch_size, fields=tuple(x.name for x in ROLLOUT_FIELDS.values()))
-        )
+        fields = tuple(column.name for column in ROLLOUT_FIELDS.values())
+        return map(self._batch, self.rollout.minibatches(batch_size, fields=fields))
 
     def empty(self) -> None:
         """Forget all steps."""
@@ -624,7 +594,6 @@ def read_files(path: str | os.PathLike[str], metadata: Mapping[str, Any], names:
         FileFormatError: the file is damaged, or its tensors differ from the metadata.
     """
     file = _found(Path(path))
-    widths = {"states": "state_dim", "actions": "action_dim", "next_states": "state_dim", "hiddens": "hidden_dim"}
     found: dict[str, Tensor] = {}
     reader: Any = safetensors
     try:
@@ -634,7 +603,7 @@ def read_files(path: str | os.PathLike[str], metadata: Mapping[str, Any], names:
                 if name not in known:
                     raise FileFormatError(f"'{file}' has no tensor '{name}'; give the file of a Velora buffer")
                 part: Any = content.get_slice(name)
-                expected = [metadata["capacity"], metadata[widths[name]] if name in widths else 1]
+                expected = [metadata["capacity"], metadata[WIDTHS[name]] if name in WIDTHS else 1]
                 if part.get_shape() != expected or part.get_dtype() != "F32":
                     got = f"{part.get_dtype()} {part.get_shape()}"
                     raise FileFormatError(f"'{file}', tensor '{name}': expected F32 {expected}, got {got}")

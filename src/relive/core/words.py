@@ -185,7 +185,7 @@ TAILS = 6
 NOT_FINITE = 7
 """How many rewards were NaN or infinite."""
 WEIGH = 8
-"""The unit that is drawn equally often, an index into :data:`relive.ring.ring.WEIGHS`. Compiled code ignores it."""
+"""The unit that is drawn equally often, an index into :data:`relive.ring.ring.WEIGHS`."""
 COUNTERS = 9
 """The length of ``counters``."""
 RULE = HISTORY

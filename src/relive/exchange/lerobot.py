@@ -21,6 +21,7 @@ import numpy as np
 
 from ..errors import DTypeError, FieldError, FileFormatError, NoSaveError, ParameterError, ShapeError
 from ..files.disk import make_directory, sync_path, usable
+from ..names import needed
 from ..parameters import is_count, require
 from ..printable import shown
 from ..replay.buffer import ReplayBuffer
@@ -767,12 +768,8 @@ def arrow() -> Any:
     Raises:
         ModuleNotFoundError: pyarrow is not installed.
     """
-    try:
+    with needed("LeRobot data sets need pyarrow: pip install 'relive[lerobot]'"):
         import_module("pyarrow.parquet")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "LeRobot data sets need pyarrow: pip install 'relive[lerobot]'", name=error.name
-        ) from error
     return import_module("pyarrow")
 
 

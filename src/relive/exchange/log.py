@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -20,7 +21,7 @@ from ..collect.progress import progress_bar
 from ..errors import FieldError, FileFormatError, NoSaveError
 from ..files.disk import open_file, usable
 from ..files.format import MOST_BYTES, excess
-from ..look.experience import Experience, Leaves, same_rows
+from ..look.experience import Experience, Leaves, concatenated, same_rows, tree_of
 from ..look.readers import experience_of
 from ..memory.estimate import require_free
 from ..printable import printable, shown
@@ -29,6 +30,7 @@ from ..steps.arrays import Array, numpy_view
 from ..steps.schema import Path, Schema, dotted, map_leaves, nest
 
 __all__ = [
+    "BUT_LAST",
     "EpisodeArrays",
     "Log",
     "count",
@@ -86,19 +88,14 @@ def log_of(source: Any) -> Log:
     """
     steps = experience_of(source)
     fields: dict[str, Any] = nest(steps.others)
-    fields |= {"reward": steps.reward, "terminated": steps.terminated, "obs": _tree(steps.obs)}
+    fields |= {"reward": steps.reward, "terminated": steps.terminated, "obs": tree_of(steps.obs)}
     if steps.action:
-        fields["action"] = _tree(steps.action)
+        fields["action"] = tree_of(steps.action)
     after = _next_obs(steps)
     if after is not None:
-        fields["next_obs"] = _tree(after)
+        fields["next_obs"] = tree_of(after)
     fields["truncated"] = _truncated(steps, after)
     return Log(steps.source, fields, steps.lacks)
-
-
-def _tree(leaves: Leaves) -> Any:
-    """Leaves as a nested field."""
-    return leaves[()] if () in leaves else nest(leaves)
 
 
 def _next_obs(steps: Experience) -> Leaves | None:
@@ -158,28 +155,19 @@ def log_of_episodes(episodes: Iterable[EpisodeArrays], source: str, lacks: Itera
     for episode in with_progress(episodes, "reading", "episodes"):
         if not len(episode.reward):
             continue
-        step = {"obs": map_leaves(_but_last, episode.obs), "action": episode.action,
+        step = {"obs": map_leaves(BUT_LAST, episode.obs), "action": episode.action,
                 "reward": np.asarray(episode.reward, np.float32), "terminated": episode.terminated,
-                "truncated": episode.truncated, "next_obs": map_leaves(_but_first, episode.obs)}  # fmt: skip
+                "truncated": episode.truncated, "next_obs": map_leaves(BUT_FIRST, episode.obs)}  # fmt: skip
         parts.append(step | episode.others)
     if not parts:
         raise FieldError(f"{source} has no steps")
     if any(part.keys() != parts[0].keys() for part in parts):
         raise FieldError(f"the episodes of {source} differ in their fields; leave out those that only some have")
-    fields = {name: map_leaves(_concatenated, *(part[name] for part in parts)) for name in parts[0]}
+    fields = {name: map_leaves(concatenated, *(part[name] for part in parts)) for name in parts[0]}
     return Log(source, fields, tuple(lacks))
 
 
-def _but_last(array: Array) -> Array:
-    return array[:-1]
-
-
-def _but_first(array: Array) -> Array:
-    return array[1:]
-
-
-def _concatenated(*arrays: Array) -> Array:
-    return np.concatenate(arrays)
+BUT_LAST, BUT_FIRST = itemgetter(slice(None, -1)), itemgetter(slice(1, None))
 
 
 def episodes_of(replay: ReplayBuffer) -> Iterator[EpisodeArrays]:

@@ -14,6 +14,7 @@ import torch
 from gymnasium import Space
 
 from ..errors import NoSaveError, ParameterError
+from ..names import needed
 from ..parameters import Rule, require
 from ..replay.buffer import ReplayBuffer
 from ..steps.arrays import numpy_dtype
@@ -38,10 +39,8 @@ SPACES_RULE: Rule = (
 
 
 def _minari() -> Any:
-    try:
+    with needed("Minari needs its package: pip install 'relive[minari]'"):
         return import_module("minari")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("Minari needs its package: pip install 'relive[minari]'", name=error.name) from error
 
 
 @contextmanager

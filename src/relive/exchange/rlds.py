@@ -12,9 +12,10 @@ import numpy as np
 from ..errors import FieldError, ShapeError
 from ..files.disk import usable
 from ..memory.estimate import require_whole
+from ..names import needed
 from ..steps.arrays import Array
 from ..steps.schema import dotted, map_leaves
-from .log import EpisodeArrays, Log, log_of_episodes
+from .log import BUT_LAST, EpisodeArrays, Log, log_of_episodes
 
 __all__ = ["from_rlds"]
 
@@ -77,12 +78,8 @@ def _prepared(path: str) -> Iterator[Any]:
     Raises:
         ModuleNotFoundError: TensorFlow Datasets is not installed.
     """
-    try:
+    with needed("RLDS files need their package: pip install tensorflow tensorflow_datasets"):
         tfds = import_module("tensorflow_datasets")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "RLDS files need their package: pip install tensorflow tensorflow_datasets", name=error.name
-        ) from error
     for split in tfds.builder_from_directory(path).as_dataset().values():
         yield from _items(split)
 
@@ -117,9 +114,9 @@ def _episode(number: int, episode: Any, known: Known) -> EpisodeArrays:
     terminated, truncated = (np.zeros(max(size - 1, 0), np.bool_) for _ in range(2))
     if size > 1:
         terminated[-1], truncated[-1] = terminal[-1], not terminal[-1]
-    others = {name: _but_last(value) for name, value in columns.items() if name not in OWN and value is not None}
-    action, reward = _but_last(columns["action"]), _but_last(columns["reward"])
-    return EpisodeArrays(columns["observation"], action, reward, terminated, truncated, others)
+    kept = {name: map_leaves(BUT_LAST, value) for name, value in columns.items() if value is not None}
+    others = {name: value for name, value in kept.items() if name not in OWN}
+    return EpisodeArrays(columns["observation"], kept["action"], kept["reward"], terminated, truncated, others)
 
 
 def _ends(steps: Mapping[str, Any], size: int, where: str) -> tuple[Array, Array]:
@@ -199,12 +196,3 @@ def _flags(values: Any, name: str, size: int, where: str) -> Any:
     if found.shape != (size,) or not np.isin(found, (0, 1)).all():
         raise FieldError(f"{where}: expected {size} flags in '{name}', got {found.dtype} {found.shape}")
     return found.astype(np.bool_)
-
-
-def _but_last(tree: Any) -> Any:
-    """All steps but the last."""
-    return map_leaves(_shortened, tree)
-
-
-def _shortened(array: Array) -> Array:
-    return array[:-1]

@@ -172,8 +172,11 @@ def plan(tensors: Mapping[str, Array], generation: str, first: int = 0) -> dict[
     return specs
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
 def _code_of(name: object, value: Array) -> str:
-    if not isinstance(name, str) or name == "__metadata__" or _has_surrogate(name):
+    if not isinstance(name, str) or name == "__metadata__" or _SURROGATE.search(name):
         raise FieldError(f"tensor {name!r}: expected a name that is Unicode text other than '__metadata__'; rename it")
     if len(value.shape) > AXES:
         raise FieldError(f"tensor '{name}': expected at most {AXES} axes, got {len(value.shape)}; flatten some")
@@ -186,10 +189,6 @@ def _code_of(name: object, value: Array) -> str:
     return code
 
 
-def _has_surrogate(text: str) -> bool:
-    return any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
 def by_file(specs: Mapping[str, Spec]) -> dict[str, dict[str, Spec]]:
     """The tensors of each file, in order."""
     files: dict[str, dict[str, Spec]] = {}
@@ -198,10 +197,10 @@ def by_file(specs: Mapping[str, Spec]) -> dict[str, dict[str, Spec]]:
     return files
 
 
-def header(specs: Mapping[str, Spec], notes: Mapping[str, str] | None = None) -> bytes:
+def header(specs: Mapping[str, Spec], notes: Mapping[str, str] | None = None, multiple: int = 8) -> bytes:
     """The header of the safetensors file of these tensors. Its bytes are always the same, so reading needs no parser.
 
-    ``notes`` are the metadata of safetensors. relive's saves have none.
+    ``notes`` are the metadata of safetensors. relive's saves have none. The tensors begin at a ``multiple`` of bytes.
     """
     entries: dict[str, Any] = {} if notes is None else {"__metadata__": dict(notes)}
     end = 0
@@ -209,7 +208,7 @@ def header(specs: Mapping[str, Spec], notes: Mapping[str, str] | None = None) ->
         start, end = end, end + spec.nbytes  # without gaps: the file's size follows from its tensors
         entries[name] = {"dtype": spec.code, "shape": spec.shape, "data_offsets": [start, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the tensors then begin at a multiple of 8 bytes
+    text += b" " * (-(8 + len(text)) % multiple)  # 8: the bytes of its length, which come first
     return struct.pack("<Q", len(text)) + text
 
 

@@ -15,6 +15,7 @@ import os
 import re
 import struct
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -27,9 +28,9 @@ from ..errors import FileFormatError, NoSaveError
 from ..printable import shown
 from . import disk, format
 from .disk import LOCK, Holder
-from .format import AXES, MANIFEST, damaged, encode
+from .format import AXES, MANIFEST, Spec, damaged, encode
 
-__all__ = ["MappedCopy", "MappedDirectory", "is_of_mapped"]
+__all__ = ["MappedCopy", "MappedDirectory", "MappedFiles", "is_of_mapped"]
 
 
 FORMAT, VERSION = "relive mapped arrays", 1
@@ -46,7 +47,79 @@ FILE = re.compile(r"[0-9]{3}-[a-z0-9-]{1,40}\.safetensors")
 _OWN = re.compile(rf"{FILE.pattern}|{LOCK}|{JOURNAL}|{JOURNAL}\.tmp|{re.escape(MANIFEST)}\.tmp")
 
 
-class MappedDirectory:
+class MappedFiles(ABC):
+    """The arrays that the manifest of a directory names, and those of them that were mapped."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = disk.usable(path).absolute()  # the process may change its directory while this is open
+        self.run = ""
+        self.content: dict[str, Any] | None = None
+        """The JSON that was committed with the arrays; None if nothing ever was."""
+        self._known: dict[str, MappedSpec] = {}
+        self._arrays: dict[str, tuple[MappedSpec, MappedArray]] = {}
+        """The arrays that were taken."""
+        self._besides: dict[str, MappedArray] = {}
+        """Other mappings of arrays."""
+
+    @property
+    @abstractmethod
+    def last(self) -> Record | None:
+        """The last record of the journal when this was opened, or that was written since; None in a new one."""
+
+    @property
+    def names(self) -> list[str]:
+        """The arrays that the manifest names."""
+        return list(self._known)
+
+    def has(self, name: str) -> bool:
+        """True if the manifest names this array."""
+        return name in self._known
+
+    def spec(self, name: str) -> MappedSpec | None:
+        """The description of an array that was taken or that the manifest names; None if there is none."""
+        return self._arrays[name][0] if name in self._arrays else self._known.get(name)
+
+    @abstractmethod
+    def check(self) -> None:
+        """Map every array that the manifest names.
+
+        Raises:
+            FileFormatError: a file is missing, or is not as the manifest says.
+            OSError: a file may not be opened, or the disk is full.
+        """
+
+    @abstractmethod
+    def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """The array of this name; zeros if the manifest names none.
+
+        Raises:
+            FileFormatError: the array has another shape or dtype, or its file is not as the manifest says.
+            OSError: the disk is full, or fails.
+        """
+
+    def memory(self, name: str) -> MappedArray:
+        """The mapping of an array that was taken."""
+        return self._arrays[name][1]
+
+    def release(self) -> None:
+        """Close the files. The arrays stay mapped for as long as something refers to them."""
+        for mapped in (*(mapped for _, mapped in self._arrays.values()), *self._besides.values()):
+            with suppress(OSError):
+                os.close(mapped.descriptor)
+        self._arrays, self._besides = {}, {}
+
+    def _require_kind(self, spec: MappedSpec, shape: tuple[int, ...], dtype: Any) -> None:
+        """Require an array of this shape and dtype.
+
+        Raises:
+            FileFormatError: the manifest says otherwise.
+        """
+        if (spec.dtype, spec.shape) != (str(np.dtype(dtype)), tuple(shape)):
+            wanted = f"the array {spec.name!r} as {np.dtype(dtype)} {tuple(shape)}"
+            raise damaged(self.path / MANIFEST, wanted, f"{spec.dtype} {spec.shape}")
+
+
+class MappedDirectory(MappedFiles):
     """The arrays of a directory, held by this process alone.
 
     :meth:`take` gives an array as it is in its file. If there is no such array, it makes a new one, with all of its
@@ -63,15 +136,9 @@ class MappedDirectory:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = disk.usable(path).absolute()  # the process may change its directory while this is open
+        super().__init__(path)
         self._created = disk.make_directory(self.path)
-        self._known: dict[str, MappedSpec] = {}
-        self._arrays: dict[str, tuple[MappedSpec, MappedArray]] = {}
         self._made: list[str] = []
-        self._ready: dict[str, MappedArray] = {}
-        """Arrays that were mapped to check them, and not yet taken."""
-        self.content: dict[str, Any] | None = None
-        """The JSON that was committed with the arrays; None if nothing ever was."""
         with ExitStack() as undo:
             undo.callback(self._remove_if_new)
             self._holder = Holder(self.path)
@@ -97,20 +164,11 @@ class MappedDirectory:
         self.run, self.content, self._known = _parse(self.path / MANIFEST, raw)
         self.journal = Journal(self.path / JOURNAL, self.run)
 
-    def has(self, name: str) -> bool:
-        """True if the manifest names this array."""
-        return name in self._known
-
     def check(self) -> None:
-        """Map every array that the manifest names.
-
-        Raises:
-            FileFormatError: a file is missing, or is not as the manifest says.
-            OSError: a file may not be written, or the disk is full.
-        """
+        """Map every array that the manifest names, as :meth:`MappedFiles.check`. :meth:`take` uses these mappings."""
         for name, spec in self._known.items():
-            if name not in self._arrays and name not in self._ready:
-                self._ready[name] = _map_file(self.path, spec, self.run)
+            if name not in self._arrays and name not in self._besides:
+                self._besides[name] = _mapped(self.path, spec, self.run, mmap.ACCESS_WRITE)
 
     @property
     def last(self) -> Record | None:
@@ -118,41 +176,25 @@ class MappedDirectory:
         return self.journal.last
 
     @property
-    def names(self) -> list[str]:
-        """The arrays that the manifest names."""
-        return list(self._known)
-
-    @property
     def mapped(self) -> list[str]:
         """The arrays that were taken."""
         return list(self._arrays)
 
-    def spec(self, name: str) -> MappedSpec | None:
-        """The description of an array that was taken or that the manifest names; None if there is none."""
-        return self._arrays[name][0] if name in self._arrays else self._known.get(name)
-
     def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """The array of this name, as it is in its file. If the manifest does not name it, zeros in a new file.
 
-        Raises:
-            FileFormatError: the array has another shape or dtype, or its file is not as the manifest says.
-            OSError: the disk is full, or fails.
+        Its errors are those of :meth:`MappedFiles.take`.
         """
         if name not in self._arrays:
             spec = self._known.get(name)
-            wanted = str(np.dtype(dtype)), tuple(shape)
             if spec is None:
-                spec = MappedSpec(name, self._new_name(name), *wanted)
+                spec = MappedSpec(name, self._new_name(name), str(np.dtype(dtype)), tuple(shape))
                 self._made.append(spec.file)  # first: `discard` removes a file that is half made, too
                 _create(self.path, spec, self.run)
-            _require_kind(self.path, spec, wanted)
-            mapped = self._ready.pop(name, None) or _map_file(self.path, spec, self.run)
+            self._require_kind(spec, shape, dtype)
+            mapped = self._besides.pop(name, None) or _mapped(self.path, spec, self.run, mmap.ACCESS_WRITE)
             self._arrays[name] = spec, mapped
         return self._arrays[name][1].array
-
-    def memory(self, name: str) -> MappedArray:
-        """The mapping of an array that was taken."""
-        return self._arrays[name][1]
 
     def _new_name(self, name: str) -> str:
         # larger than any number there: files that no manifest names may be left
@@ -221,10 +263,7 @@ class MappedDirectory:
 
     def release(self) -> None:
         """Release the directory. The arrays stay mapped for as long as something refers to them."""
-        for mapped in (*(mapped for _, mapped in self._arrays.values()), *self._ready.values()):
-            with suppress(OSError):
-                os.close(mapped.descriptor)
-        self._arrays, self._ready = {}, {}
+        super().release()
         self.journal.close()
         self._holder.release()  # last: nothing of this process may write once another one may
 
@@ -241,7 +280,7 @@ class MappedDirectory:
                 os.unlink(self.path / name)
 
 
-class MappedCopy:
+class MappedCopy(MappedFiles):
     """The arrays of a directory that :class:`relive.files.mapped.MappedDirectory` wrote. Nothing there is changed.
 
     :meth:`take` gives memory that this process may change for itself. :meth:`live` gives the files as they are now.
@@ -256,12 +295,14 @@ class MappedCopy:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = disk.usable(path).absolute()
+        super().__init__(path)
         self.run, self.content, self._known = _parse(self.path / MANIFEST, disk.read_manifest(self.path))
-        self._arrays: dict[str, tuple[MappedSpec, MappedArray]] = {}
-        self._live: dict[str, MappedArray] = {}
-        self.last: Record | None = self.record()
+        self._last = self.record()
+
+    @property
+    def last(self) -> Record:
         """The last record of the journal when the manifest was read."""
+        return self._last
 
     def record(self) -> Record:
         """The last record of the journal, now.
@@ -271,69 +312,26 @@ class MappedCopy:
         """
         return last_record(self.path / JOURNAL, self.run)
 
-    def has(self, name: str) -> bool:
-        """True if the manifest names this array."""
-        return name in self._known
-
-    @property
-    def names(self) -> list[str]:
-        """The arrays that the manifest names."""
-        return list(self._known)
-
-    def spec(self, name: str) -> MappedSpec | None:
-        """The description of an array that the manifest names; None if there is none."""
-        return self._known.get(name)
-
     def check(self) -> None:
-        """Map every array that the manifest names.
-
-        Raises:
-            FileFormatError: a file is missing, or is not as the manifest says.
-        """
+        """Take every array that the manifest names, as :meth:`MappedFiles.check`."""
         for name, spec in self._known.items():
             self.take(name, spec.shape, spec.dtype)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """The array of this name in private memory; zeros if the manifest names none.
-
-        Raises:
-            FileFormatError: the array has another shape or dtype, or its file is not as the manifest says.
-        """
-        spec, wanted = self._known.get(name), (str(np.dtype(dtype)), tuple(shape))
+        """The array of this name in private memory, as :meth:`MappedFiles.take`."""
+        spec = self._known.get(name)
         if spec is None:
             return np.zeros(math.prod(shape), dtype).reshape(shape)
-        _require_kind(self.path, spec, wanted)
+        self._require_kind(spec, shape, dtype)
         if name not in self._arrays:
-            self._arrays[name] = spec, _map_to_read(self.path, spec, self.run, copy=True)
+            self._arrays[name] = spec, _mapped(self.path, spec, self.run, mmap.ACCESS_COPY)
         return self._arrays[name][1].array
 
     def live(self, name: str) -> NDArray[Any]:
         """The array of this name in its file, which another process may be changing. It cannot be written to."""
-        if name not in self._live:
-            self._live[name] = _map_to_read(self.path, self._known[name], self.run, copy=False)
-        return self._live[name].array
-
-    def memory(self, name: str) -> MappedArray:
-        """The mapping of an array that was taken."""
-        return self._arrays[name][1]
-
-    def release(self) -> None:
-        """Close the files. The arrays stay mapped for as long as something refers to them."""
-        for mapped in (*(mapped for _, mapped in self._arrays.values()), *self._live.values()):
-            with suppress(OSError):
-                os.close(mapped.descriptor)
-        self._arrays, self._live = {}, {}
-
-
-def _require_kind(path: Path, spec: MappedSpec, wanted: tuple[str, tuple[int, ...]]) -> None:
-    """Require an array of this dtype and shape.
-
-    Raises:
-        FileFormatError: the manifest says otherwise.
-    """
-    if (spec.dtype, spec.shape) != wanted:
-        got = f"{spec.dtype} {spec.shape}"
-        raise damaged(path / MANIFEST, f"the array {spec.name!r} as {wanted[0]} {wanted[1]}", got)
+        if name not in self._besides:
+            self._besides[name] = _mapped(self.path, self._known[name], self.run, mmap.ACCESS_READ)
+        return self._besides[name].array
 
 
 # -- the manifest ---------------------------------------------------------------------------------------------
@@ -356,28 +354,19 @@ def _parse(path: Path, raw: bytes) -> tuple[str, dict[str, Any], dict[str, Mappe
     advice = "give the directory of a replay in files; a save is opened by load"
     manifest = format.parse_sealed(path, raw, FORMAT, (VERSION,), advice)
     try:
-        return _parsed(manifest)
+        if set(manifest) != {"format", "version", "run", "arrays", "content", "checksum"}:
+            raise ValueError(f"the keys {shown(list(manifest))}")
+        run, arrays, content = manifest["run"], manifest["arrays"], manifest["content"]
+        if not isinstance(run, str) or not re.fullmatch("[0-9a-f]{16}", run):
+            raise ValueError(f"the run {shown(run)}")
+        if not isinstance(arrays, list) or not isinstance(content, dict) or len(cast("list[Any]", arrays)) > ARRAYS:
+            raise ValueError("arrays or content of another kind")
+        format.require_shallow(content)
+        specs = [_spec(note) for note in cast("list[Any]", arrays)]
+        if len({spec.name for spec in specs}) != len(specs) or len({spec.file for spec in specs}) != len(specs):
+            raise ValueError("two arrays of one name or in one file")
     except ValueError as error:
         raise damaged(path, "a consistent manifest", error) from error
-
-
-def _parsed(manifest: dict[str, Any]) -> tuple[str, dict[str, Any], dict[str, MappedSpec]]:
-    """The run, the content and the arrays of a manifest.
-
-    Raises:
-        ValueError: something in it makes no sense.
-    """
-    if set(manifest) != {"format", "version", "run", "arrays", "content", "checksum"}:
-        raise ValueError(f"the keys {shown(list(manifest))}")
-    run, arrays, content = manifest["run"], manifest["arrays"], manifest["content"]
-    if not isinstance(run, str) or not re.fullmatch("[0-9a-f]{16}", run):
-        raise ValueError(f"the run {shown(run)}")
-    if not isinstance(arrays, list) or not isinstance(content, dict) or len(cast("list[Any]", arrays)) > ARRAYS:
-        raise ValueError("arrays or content of another kind")
-    format.require_shallow(content)
-    specs = [_spec(note) for note in cast("list[Any]", arrays)]
-    if len({spec.name for spec in specs}) != len(specs) or len({spec.file for spec in specs}) != len(specs):
-        raise ValueError("two arrays of one name or in one file")
     return run, cast("dict[str, Any]", content), {spec.name: spec for spec in specs}
 
 
@@ -424,11 +413,7 @@ class MappedSpec(NamedTuple):
 
     def header(self, run: str) -> bytes:
         """The bytes before its numbers, in a file of this run."""
-        entry = {"dtype": CODES[self.dtype], "shape": self.shape, "data_offsets": [0, self.nbytes]}
-        text = json.dumps({"__metadata__": {"run": run}, self.name: entry}, separators=(",", ":")).encode()
-        # the length (8 bytes) and the text fill whole pages, so the numbers begin at a page
-        size = -(-(8 + len(text)) // PAGE) * PAGE - 8
-        return struct.pack("<Q", size) + text.ljust(size)
+        return format.header({self.name: Spec(CODES[self.dtype], self.shape, self.file)}, {"run": run}, PAGE)
 
 
 class MappedArray(NamedTuple):
@@ -461,54 +446,24 @@ def _create(directory: Path, spec: MappedSpec, run: str) -> None:
         os.close(descriptor)
 
 
-def _map_file(directory: Path, spec: MappedSpec, run: str) -> MappedArray:
-    """The array in a file that :func:`_create` wrote, to be read and written.
+def _mapped(directory: Path, spec: MappedSpec, run: str, access: int) -> MappedArray:
+    """The array in a file that :func:`_create` wrote, which another process may be writing to unless this one holds it.
+
+    Args:
+        directory: the directory of the file.
+        spec: the array, as the manifest describes it.
+        run: the run in the manifest.
+        access: ACCESS_WRITE of mmap changes the file. ACCESS_READ shows what another process writes. ACCESS_COPY may be
+            written to: a page that was written to is this process's own from then on, and the other pages may or may
+            not show what another process writes.
 
     Raises:
         FileFormatError: the file is missing, is not a regular file, or is not the one that the manifest describes.
-        OSError: the file may not be written, or the disk is full.
-    """
-    descriptor = _opened(directory, spec, run, disk.open_to_write)
-    try:
-        size = os.fstat(descriptor).st_size
-        _reserve_space(
-            descriptor, size, directory / spec.file
-        )  # a copied file may have holes; a write into one can fail
-        memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return _over(spec, memory, descriptor)
-
-
-def _map_to_read(directory: Path, spec: MappedSpec, run: str, *, copy: bool) -> MappedArray:
-    """The array in a file, to which another process may be writing. The file is never changed.
-
-    Without ``copy``, the array shows what the other process writes. With it, the array may be written to. A page that
-    was written to is this process's own from then on. The other pages may or may not show what the other one writes.
-
-    Raises:
-        FileFormatError: as :func:`_map_file`.
-    """
-    descriptor = _opened(directory, spec, run, disk.open_to_read)
-    try:
-        access = mmap.ACCESS_COPY if copy else mmap.ACCESS_READ
-        memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size, access=access)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return _over(spec, memory, descriptor)
-
-
-def _opened(directory: Path, spec: MappedSpec, run: str, opener: Callable[[Path], int]) -> int:
-    """The descriptor of the file that the manifest describes.
-
-    Raises:
-        FileFormatError: the file is missing, is not a regular file, or is another one.
+        OSError: the file may not be opened, or the disk is full.
     """
     path, header = directory / spec.file, spec.header(run)
     try:
-        descriptor = opener(path)
+        descriptor = (disk.open_to_write if access == mmap.ACCESS_WRITE else disk.open_to_read)(path)
     except FileNotFoundError as error:
         raise damaged(path, f"the file of the array {spec.name!r}", "nothing") from error
     try:
@@ -519,15 +474,14 @@ def _opened(directory: Path, spec: MappedSpec, run: str, opener: Callable[[Path]
                 f"'{path}': expected the array {spec.name!r} of the run {run}, got another header; the file belongs to "
                 "another replay or was altered: restore the whole directory from a copy"
             )
+        if access == mmap.ACCESS_WRITE:
+            _reserve_space(descriptor, size, path)  # a copied file may have holes; a write into one can fail
+        memory = mmap.mmap(descriptor, size, access=access)
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor
-
-
-def _over(spec: MappedSpec, memory: mmap.mmap, descriptor: int) -> MappedArray:
     # the numbers are the last bytes of the file: its size was tested
-    flat = np.frombuffer(memory, np.uint8, spec.nbytes, len(memory) - spec.nbytes)
+    flat = np.frombuffer(memory, np.uint8, spec.nbytes, size - spec.nbytes)
     return MappedArray(flat.view(np.dtype(spec.dtype)).reshape(spec.shape), memory, descriptor)
 
 
@@ -538,7 +492,8 @@ def _reserve_space(descriptor: int, size: int, path: Path) -> None:
         OSError: the disk has no room. The attempt does not fill it up.
     """
     # a block of st_blocks has 512 bytes on every system
-    missing, free = size - 512 * os.fstat(descriptor).st_blocks, _free_bytes(path.parent)
+    missing, disk_status = size - 512 * os.fstat(descriptor).st_blocks, os.statvfs(path.parent)
+    free = disk_status.f_bavail * disk_status.f_frsize  # f_bavail: what is left to users other than root
     try:
         if missing > free:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -548,12 +503,6 @@ def _reserve_space(descriptor: int, size: int, path: Path) -> None:
             what = f"the file takes {size:,} bytes, and the disk has {free:,} free; lower the capacity"
             raise OSError(error.errno, what, str(path)) from error
         raise
-
-
-def _free_bytes(directory: Path) -> int:
-    """Bytes that may still be written to the disk of a directory."""
-    status = os.statvfs(directory)
-    return status.f_bavail * status.f_frsize  # f_bavail: what is left to users other than root
 
 
 # -- the journal ----------------------------------------------------------------------------------------------
@@ -576,15 +525,15 @@ ROTATED = 1 << 24
 """A journal of this many bytes or more is replaced by a new one. A reader takes a journal that is a record longer."""
 
 
-_sync_data: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
-"""Write the bytes of a file through, which has them in the same places already. Linux has a call of its own for it."""
-
-
 class Record(NamedTuple):
     """A record as it was read."""
 
     number: int
     payload: bytes
+
+
+_sync_data: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
+"""Write the bytes of a file through, which has them in the same places already. Linux has a call of its own for it."""
 
 
 class Journal:
@@ -652,7 +601,7 @@ class Journal:
             whole = _with_room(whole)
         try:
             _write_all(self._descriptor, whole, self._end)
-            (os.fsync if grows else _sync_data)(self._descriptor)
+            (os.fsync if grows else _sync_data)(self._descriptor)  # without growth, only bytes have changed
         except OSError:
             os.ftruncate(self._descriptor, self._end)  # half a record must not stand before the next one
             self._size = self._end

@@ -20,7 +20,7 @@ import shutil
 import stat
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import TIMEOUT_MAX, Thread
@@ -67,18 +67,12 @@ class Change(NamedTuple):
     """Tensors of the save in place that stay, each with its whole data file."""
 
 
-def write(
-    path: PathLike,
-    tensors: Mapping[str, Array],
-    content: Mapping[str, Any],
-    *,
-    on_read: Callable[[], object] | None = None,
-) -> None:
+def write(path: PathLike, tensors: Mapping[str, Array], content: Mapping[str, Any]) -> None:
     """Save named tensors or arrays, and some JSON, in the directory ``path``. A save that is there is replaced.
 
     See :func:`update`, which can also keep parts of it.
     """
-    update(path, lambda present: Change([tensors], content), on_read=on_read)
+    update(path, lambda present: Change([tensors], content))
 
 
 def update(
@@ -123,7 +117,7 @@ def update(
             sync(descriptor)
             os.replace(temporary, path / MANIFEST)
             sync(descriptor)  # remove the old files only once the new manifest is safe on the disk
-            remove_others(path, keep=files)
+            _remove(path, lambda name: OWN_NAME.fullmatch(name) is not None and name not in files)
             _require_there(path, descriptor)
         except BaseException as error:
             outcome = _roll_back(path, descriptor, generation, manifest, created)
@@ -331,7 +325,7 @@ def _roll_back(path: Path, directory: int | None, generation: str, manifest: byt
         with suppress(OSError):  # another directory may be in its place, and half a save there is of no use
             if manifest and manifest == (path / MANIFEST).read_bytes():
                 os.unlink(path / MANIFEST)
-        _remove_own(path, generation)
+        _remove(path, lambda name: generation in name)
         return "the directory was removed meanwhile, and any save in it; save again"
     try:
         # its data files are on the disk, so they must stay: the manifest in place names them
@@ -341,29 +335,19 @@ def _roll_back(path: Path, directory: int | None, generation: str, manifest: byt
         pass
     except OSError as error:  # the next save removes them
         return f"the new save may or may not be in place ({error})"
-    _remove_own(path, generation)
+    _remove(path, lambda name: generation in name)
     if created:
         with suppress(OSError):
             path.rmdir()
     return "the previous save is unchanged"
 
 
-def remove_others(path: Path, keep: Container[str]) -> None:
-    """Remove the files of former saves."""
+def _remove(path: Path, is_unwanted: Callable[[str], bool]) -> None:
+    """Remove the files of these names."""
     with suppress(OSError):
-        _remove(path, [name for name in os.listdir(path) if OWN_NAME.fullmatch(name) and name not in keep])
-
-
-def _remove_own(path: Path, generation: str) -> None:
-    """Remove the files that one save wrote."""
-    with suppress(OSError):
-        _remove(path, [name for name in os.listdir(path) if generation in name])
-
-
-def _remove(path: Path, names: Iterable[str]) -> None:
-    for name in names:
-        with suppress(OSError):  # a leftover file is harmless, and the next save tries again
-            os.unlink(path / name)
+        for name in filter(is_unwanted, os.listdir(path)):
+            with suppress(OSError):  # a leftover file is harmless, and the next save tries again
+                os.unlink(path / name)
 
 
 # -- saves in another thread ----------------------------------------------------------------------------------

@@ -19,66 +19,21 @@ from ..steps.arrays import Array, Bools, Ints, as_host, whole_numbers
 from ..steps.schema import dotted
 from . import continuity, values
 from .experience import Experience, episodes_of, leaves_of, same_rows
-from .findings import Check, Finding, Lack, Looked, Report, Verdict, checked, found, surest_first
+from .findings import Finding, Lack, Look, Report, Rule, Verdict, found, rule, surest_first
 from .readers import experience_of
 from .values import answers_of
 
 __all__ = ["audit"]
 
 
-Rule = tuple[tuple[str, ...], Callable[[Experience], Verdict]]
-"""The names of the findings that a rule can give, and the rule."""
-
-RULES: tuple[Rule, ...] = (
-    (("next-observation-is-the-observation", "observation-one-step-late", "unmarked-end",
-      "next-observation-on-another-scale", "rows-out-of-order"),
-     continuity.continuity),
-    (("reset-as-final-observation", "autoreset-step-stored", "next-episode-begins-on-the-end"),
-     continuity.next_episode_after_end),
-    (("ends-one-row-off",), continuity.ends_one_row_off),
-    (("reset-not-flagged",), values.resets),
-    (("truncation-without-final-observation",), continuity.truncation_without_final),
-    (
-        ("n-step-over-an-end", "n-step-cut-short", "n-step-tail-missing", "n-step-flag-of-first-step"),
-        continuity.windows,
-    ),
-    (("stack-over-an-end",), continuity.stacks),
-    (("action-one-step-off",), values.action_one_step_off),
-    (("reward-one-step-off",), values.reward_one_step_off),
-    (("reward-is-a-sum",), values.running_sums),
-    (("value-one-step-off",), values.value_one_step_off),
-    (("duplicate-rows",), continuity.duplicate_rows),
-    (("reward-holds-a-value",), values.rewards_with_values),
-    (("not-finite",), values.not_finite),
-    (("constant-field",), values.constant_fields),
-    (("env-stands-still", "env-earns-the-same"), values.odd_envs),
-    (("bytes-as-floats",), values.bytes_as_floats),
-    (("actions-as-floats",), values.actions_as_floats),
-    (("flag-not-binary",), values.odd_flags),
-    (("priority-not-finite", "priority-of-dead-row", "priority-zero"), values.priorities),
+RULES: tuple[Rule[Experience], ...] = (
+    continuity.continuity, continuity.next_episode_after_end, continuity.ends_one_row_off, values.resets,
+    continuity.truncation_without_final, continuity.windows, continuity.stacks, values.action_one_step_off,
+    values.reward_one_step_off, values.running_sums, values.value_one_step_off, continuity.duplicate_rows,
+    values.rewards_with_values, values.not_finite, values.constant_fields, values.odd_envs, values.bytes_as_floats,
+    values.actions_as_floats, values.odd_flags, values.priorities,
 )  # fmt: skip
 """The rules that look at every source, without an argument."""
-
-OF_ADVANTAGES = (
-    "advantage-over-an-end", "truncation-without-bootstrap", "bootstrap-before-the-step",
-    "bootstrap-from-the-next-episode", "rollout-end-without-bootstrap", "advantage-of-another-gamma",
-)  # fmt: skip
-
-OF_BATCH: tuple[tuple[str, ...], ...] = (
-    ("n-step-sum", "n-step-over-an-end", "n-step-flag-of-first-step", "n-step-next-observation"),
-    ("goal-of-another-episode",),
-    ("reward-of-the-old-goal",),
-    ("terminal-of-the-old-goal",),
-)
-"""The names of findings in a batch, one entry for each verdict."""
-
-OF_DRAWS: tuple[tuple[str, ...], ...] = (
-    ("sequence-over-an-end",),
-    ("same-order-every-epoch",),
-    ("last-steps-never-drawn", "steps-never-drawn"),
-    ("short-episodes-favoured",),
-)
-"""The names of findings in draws, one entry for each verdict."""
 
 FUNCTION_RULE: ParameterRule = (lambda function: function is None or callable(function), "expected a function, or None")
 
@@ -143,34 +98,31 @@ def audit(
         require("audit", COUNT_RULE, max_episode_steps=max_episode_steps)
     steps = experience_of(source)
     limit = steps.max_episode_steps if max_episode_steps is None else max_episode_steps
-    of_batch = reward_fn is not None and batch is not None, terminated_fn is not None and batch is not None
-    rules: tuple[Rule, ...] = (
-        *RULES,
-        (OF_ADVANTAGES, lambda steps: values.advantages(steps, gamma)),
-        (("time-limit-as-terminal",), lambda steps: continuity.time_limit_as_terminal(steps, limit)),
-        (("outside-space",), lambda steps: values.outside_space(steps, dict(spaces or {}))),
-        (("reward-of-the-old-goal",), lambda steps: values.goal_rewards(steps, None if of_batch[0] else reward_fn)),
-        (("terminal-of-the-old-goal",),
-         lambda steps: values.goal_terminals(steps, None if of_batch[1] else terminated_fn)),
-        (("log-prob-of-another-action", "log-prob-one-step-off"), lambda steps: values.log_probs(steps, policy)),
-        (("value-of-another-observation", "value-one-step-off"), lambda steps: values.values_of_critic(steps, critic)),
-    )  # fmt: skip
-    entries: list[tuple[Check, tuple[Finding, ...]]] = []
+    rules: list[tuple[Rule[...], Any]] = [(rule, ()) for rule in RULES]
+    rules += [
+        (values.advantages, (gamma,)),
+        (continuity.time_limit_as_terminal, (limit,)),
+        (values.outside_space, (dict(spaces or {}),)),
+        (values.goal_rewards, (None if batch is not None else reward_fn,)),
+        (values.goal_terminals, (None if batch is not None else terminated_fn,)),
+        (values.log_probs, (policy,)),
+        (values.values_of_critic, (critic,)),
+    ]
+    entries: list[Verdict] = []
     with progress_bar(len(rules), None if len(steps) >= MANY else False, "auditing", "rules") as tick:
-        for names, rule in rules:
-            entries.append(checked(names, rule(steps) if len(steps) else Lack("there is no step")))
+        for each, options in rules:
+            entries.append(each(steps, *options) if len(steps) else each.lacks(Lack("there is no step")))
             tick()
     lacks = list(steps.lacks)
     if batch is not None:
-        verdicts = batch_verdicts(steps, batch, n=1 if n is None else n, gamma=0.99 if gamma is None else gamma,
+        entries += batch_verdicts(steps, batch, n=1 if n is None else n, gamma=0.99 if gamma is None else gamma,
                                   reward_fn=reward_fn, terminated_fn=terminated_fn)  # fmt: skip
-        entries += map(checked, OF_BATCH, verdicts)
     else:
         lacks += ["n was given, but no batch to compare with; pass batch, too"] if n is not None else []
         if gamma is not None and entries[len(RULES)][0].lack is not None:
             lacks.append("gamma was given, but neither a batch nor advantages of values to compare with; pass batch")
     if draws is not None:
-        entries += map(checked, OF_DRAWS, draw_verdicts(steps, draws))
+        entries += draw_verdicts(steps, draws)
     checks = tuple(check for check, _ in entries)
     lacks += [f"{', '.join(check.rules)}: {check.lack}" for check in checks if check.lack and not check.absent]
     findings = surest_first([finding for _, some in entries for finding in some])
@@ -199,7 +151,7 @@ def batch_verdicts(
     reward_fn: Callable[..., Any] | None,
     terminated_fn: Callable[..., Any] | None,
 ) -> list[Verdict]:
-    """Compare a drawn batch of n-step transitions with the stored steps: a verdict for each of OF_BATCH.
+    """Compare a drawn batch of n-step transitions with the stored steps.
 
     Raises:
         FieldError, ShapeError, DTypeError: it is not a batch ``[B]`` with ``index`` and ``reward``.
@@ -208,38 +160,22 @@ def batch_verdicts(
     rows = _positions(steps, as_host(batch["index"]).reshape(-1))
     known: Bools = rows >= 0
     if not known.any():
-        return [Lack("no 'index' of the batch is that of a stored row")] * len(OF_BATCH)
+        rules = _sums, _goals, OF_REWARDS, OF_TERMINALS
+        return [each.lacks(Lack("no 'index' of the batch is that of a stored row")) for each in rules]
     window = _windows(steps, np.maximum(rows, 0), n)
     relabelled = _relabelled(steps, batch, rows) & known
-    as_stored, count = known & ~relabelled, int(relabelled.sum())
-    if reward_fn is not None and count:
+    if reward_fn is not None and relabelled.any():
         # where rewards of new goals are known, those of the other rows are too
-        sums: Verdict = Lack("reward_fn was given, so relabelled rows of the batch were looked at, and no others")
-    elif not as_stored.any():
-        sums = Lack("all rows of the batch have another goal than was stored")
+        why = "reward_fn was given, so relabelled rows of the batch were looked at, and no others"
+        sums = _sums.lacks(Lack(why))
     else:
-        sums = Looked(int(as_stored.sum()), _sums(steps, batch, window, as_stored, gamma))
-    verdicts = [sums]
-    if not count:
-        verdicts.append(Lack("no row of the batch has another goal than was stored", absent=True))
-    elif steps.next_obs is None:
-        verdicts.append(Lack("the source keeps no next observations, which say what goals were reached"))
-    else:
-        verdicts.append(Looked(count, _goals(steps, batch, rows, relabelled)))
-    for name, function, rule in (
-        ("reward", reward_fn, "reward-of-the-old-goal"), ("terminated", terminated_fn, "terminal-of-the-old-goal")
-    ):  # fmt: skip
-        if function is None:
-            verdicts.append(Lack(f"pass {name}_fn, a function of achieved and desired goals", absent=not count))
-        elif not count:
-            verdicts.append(Lack(f"{name}_fn was given, but no row of the batch has another goal than was stored"))
-        elif n != 1:
-            verdicts.append(Lack(f"{name}_fn was given, but relabelled rows are looked at for n=1 only"))
-        elif name not in batch.keys() or ACHIEVED not in leaves_of(batch.get("next_obs", {})):
-            verdicts.append(Lack(f"{name}_fn was given, but the batch lacks '{name}' or 'next_obs' with goals"))
-        else:
-            verdicts.append(Looked(count, _computed(batch, relabelled, name, function, rule)))
-    return verdicts
+        sums = _sums(steps, batch, window, known & ~relabelled, gamma)
+    return [
+        sums,
+        _goals(steps, batch, rows, relabelled),
+        OF_REWARDS("reward-of-the-old-goal", batch, relabelled, "reward", reward_fn, n),
+        OF_TERMINALS("terminal-of-the-old-goal", batch, relabelled, "terminated", terminated_fn, n),
+    ]
 
 
 def _require_batch(batch: Any) -> None:
@@ -280,10 +216,11 @@ def _windows(steps: Experience, rows: Ints, n: int) -> tuple[Ints, Bools]:
     return within, np.cumprod(np.column_stack([np.ones(len(rows), int), goes_on[:, :-1]]), 1).astype(np.bool_)
 
 
-def _sums(
-    steps: Experience, batch: Mapping[str, Any], window: tuple[Ints, Bools], rows: Bools, gamma: float
-) -> Iterator[Finding]:
+@rule("n-step-sum", "n-step-over-an-end", "n-step-flag-of-first-step", "n-step-next-observation")
+def _sums(steps: Experience, batch: Mapping[str, Any], window: tuple[Ints, Bools], rows: Bools, gamma: float) -> Look:
     """Rewards, flags and next observations that are not those of a window that stops at an end."""
+    if not rows.any():
+        return Lack("all rows of the batch have another goal than was stored")
     within, inside = window
     last = within[np.arange(len(within)), inside.sum(1) - 1]
     powers = np.power(gamma, np.arange(within.shape[1], dtype=np.float64))
@@ -293,31 +230,28 @@ def _sums(
     # the newest stored step may be followed by a step that the batch has and the audit does not have
     known, rows = rows, rows & (steps.ended[last] | (inside.sum(1) == within.shape[1]))
     off = rows & ~np.isclose(drawn, right, rtol=1e-4, atol=1e-5)
-    if off.any():
-        over = off & steps.ended[within[:, :-1]].any(1) if within.shape[1] > 1 else np.zeros_like(off)
-        rule = "n-step-over-an-end" if over.sum() > off.sum() / 2 else "n-step-sum"
-        yield found(rule, "certain", "rewards of a batch are not the discounted sum of a window that stops at an end",
-                    "stop each window at terminated or truncated, and at the ring's seam",
-                    off, int(rows.sum()))  # fmt: skip
+    over = off & steps.ended[within[:, :-1]].any(1)
+    yield from found("n-step-over-an-end" if over.sum() > off.sum() / 2 else "n-step-sum", "certain",
+                     "rewards of a batch are not the discounted sum of a window that stops at an end",
+                     "stop each window at terminated or truncated, and at the ring's seam",
+                     off, int(rows.sum()))  # fmt: skip
     if "terminated" in batch:
         flag = as_host(batch["terminated"]).reshape(-1).astype(np.bool_)
-        wrong = rows & (flag != steps.terminated[last])
-        if wrong.any():
-            yield found("n-step-flag-of-first-step", "certain",
-                        "terminated in a batch is not that of the window's last step",
-                        "return the flags of the last step of the window", wrong, int(rows.sum()))  # fmt: skip
+        yield from found("n-step-flag-of-first-step", "certain",
+                         "terminated in a batch is not that of the window's last step",
+                         "return the flags of the last step of the window",
+                         rows & (flag != steps.terminated[last]), int(rows.sum()))  # fmt: skip
     yield from _over_the_seam(steps, batch, within, known, gamma)
     if "next_obs" in batch and steps.next_obs is not None:
         equal = np.ones(len(rows), np.bool_)
         for path, leaf in leaves_of(batch["next_obs"]).items():
             if path in steps.next_obs and path != DESIRED:
                 equal &= same_rows(leaf.astype(steps.next_obs[path].dtype), steps.next_obs[path][last])
-        wrong = rows & ~equal
-        if wrong.any():
-            yield found("n-step-next-observation", "certain",
-                        "the next observation of a batch is not the one after the window's last step",
-                        "return the observation after the last step, the final one at an end",
-                    wrong, int(rows.sum()))  # fmt: skip
+        yield from found("n-step-next-observation", "certain",
+                         "the next observation of a batch is not the one after the window's last step",
+                         "return the observation after the last step, the final one at an end",
+                         rows & ~equal, int(rows.sum()))  # fmt: skip
+    return int(known.sum())
 
 
 def _over_the_seam(
@@ -339,10 +273,9 @@ def _over_the_seam(
     for path, leaf in leaves_of(batch["next_obs"]).items():
         if path in steps.next_obs:
             over &= same_rows(leaf.astype(steps.next_obs[path].dtype), steps.next_obs[path][rows[:, -1]])
-    if over.any():
-        yield found("n-step-over-an-end", "certain",
-                    "windows of a batch run from the newest stored step on to the oldest, across the ring's seam",
-                    "stop each window at the newest step", over, len(rows))  # fmt: skip
+    yield from found("n-step-over-an-end", "certain",
+                     "windows of a batch run from the newest stored step on to the oldest, across the ring's seam",
+                     "stop each window at the newest step", over, len(rows))  # fmt: skip
 
 
 def _relabelled(steps: Experience, batch: Mapping[str, Any], rows: Ints) -> Bools:
@@ -354,42 +287,57 @@ def _relabelled(steps: Experience, batch: Mapping[str, Any], rows: Ints) -> Bool
     return ~same_rows(goals.astype(stored.dtype), stored[np.maximum(rows, 0)])
 
 
-def _goals(steps: Experience, batch: Mapping[str, Any], rows: Ints, relabelled: Bools) -> Iterator[Finding]:
+@rule("goal-of-another-episode")
+def _goals(steps: Experience, batch: Mapping[str, Any], rows: Ints, relabelled: Bools) -> Look:
     """Goals that were reached in no step of the row's own episode."""
-    goals, reached = leaves_of(batch["obs"])[DESIRED], (steps.next_obs or {})[ACHIEVED]
+    if not relabelled.any():
+        return Lack("no row of the batch has another goal than was stored", absent=True)
+    if steps.next_obs is None:
+        return Lack("the source keeps no next observations, which say what goals were reached")
+    goals, reached = leaves_of(batch["obs"])[DESIRED], steps.next_obs[ACHIEVED]
     episode = np.cumsum(np.append(0, (steps.ended | ~steps.follows)[:-1]))
     foreign = np.zeros(len(rows), np.bool_)
     bounds = np.searchsorted(episode, [episode[rows], episode[rows] + 1])
     for b in np.flatnonzero(relabelled):
         mine = reached[bounds[0, b] : bounds[1, b]]
         foreign[b] = not same_rows(mine, np.broadcast_to(goals[b], mine.shape).astype(mine.dtype)).any()
-    if foreign.any():
-        yield found("goal-of-another-episode", "certain",
-                    "relabelled rows have a goal that their episode never reached",
-                    "choose goals among the stored steps of the row's own episode, also after the ring came round",
-                    foreign, int(relabelled.sum()))  # fmt: skip
+    yield from found("goal-of-another-episode", "certain",
+                     "relabelled rows have a goal that their episode never reached",
+                     "choose goals among the stored steps of the row's own episode, also after the ring came round",
+                     foreign, int(relabelled.sum()))  # fmt: skip
+    return int(relabelled.sum())
 
 
 def _computed(
-    batch: Mapping[str, Any], relabelled: Bools, name: str, function: Callable[..., Any], rule: str
-) -> Iterator[Finding]:
+    finding: str, batch: Mapping[str, Any], relabelled: Bools, name: str, function: Callable[..., Any] | None, n: int
+) -> Look:
     """Rewards or terminals of relabelled rows, of one step each, that are not those of their new goal."""
+    if function is None:
+        return Lack(f"pass {name}_fn, a function of achieved and desired goals", absent=not relabelled.any())
+    if not relabelled.any():
+        return Lack(f"{name}_fn was given, but no row of the batch has another goal than was stored")
+    if n != 1:
+        return Lack(f"{name}_fn was given, but relabelled rows are looked at for n=1 only")
+    if name not in batch.keys() or ACHIEVED not in leaves_of(batch.get("next_obs", {})):
+        return Lack(f"{name}_fn was given, but the batch lacks '{name}' or 'next_obs' with goals")
     reached = leaves_of(batch["next_obs"])[ACHIEVED][relabelled]
     goals, at = leaves_of(batch["obs"])[DESIRED][relabelled], np.flatnonzero(relabelled)
     drawn = as_host(batch[name]).reshape(-1)[relabelled].astype(np.float64)
-    wrong = ~np.isclose(
-        drawn, answers_of(f"{name}_fn", function, np.arange(len(at)), {(): reached}, {(): goals}, arrays=True)
-    )
-    if wrong.any():
-        yield found(rule, "certain", f"'{name}' of relabelled rows is not that of their new goal",
-                    f"compute {name} again from the achieved and the new goal", at[wrong], len(at))  # fmt: skip
+    right = answers_of(f"{name}_fn", function, np.arange(len(at)), {(): reached}, {(): goals}, arrays=True)
+    yield from found(finding, "certain", f"'{name}' of relabelled rows is not that of their new goal",
+                     f"compute {name} again from the achieved and the new goal",
+                     at[~np.isclose(drawn, right)], len(at))  # fmt: skip
+    return len(at)
+
+
+OF_REWARDS, OF_TERMINALS = Rule(("reward-of-the-old-goal",), _computed), Rule(("terminal-of-the-old-goal",), _computed)
 
 
 # -- many draws --------------------------------------------------------------------------------------------------------
 
 
 def draw_verdicts(steps: Experience, draws: Any) -> list[Verdict]:
-    """Look for mistakes in many draws: a verdict for each of OF_DRAWS.
+    """Look for mistakes in many draws.
 
     Draws are rows ``[..., B]``, or sequences ``[..., B, T]``, given as positions, with -1 as padding. There should
     be so many that every row is expected ten times or more.
@@ -402,57 +350,59 @@ def draw_verdicts(steps: Experience, draws: Any) -> list[Verdict]:
     rows[index < 0] = -1
     counts = np.bincount(rows[rows >= 0], minlength=len(steps))
     if not counts.sum():
-        return [Lack("no draw is that of a stored row")] * len(OF_DRAWS)
-    return [
-        Looked(rows.size, _crossing(steps, rows.reshape(-1, index.shape[2]))) if index.ndim >= 3 else
-        Lack("draws are rows [K, B], and no sequences [K, B, T]", absent=True),
-        Looked(rows.size, _same_order(rows)) if index.ndim >= 2 and len(rows) > 1 and rows.shape[1] > 2 else
-        Lack("draws have fewer than two epochs, or epochs of fewer than three rows"),
-        _never(steps, counts),
-        _uneven(steps, counts),
-    ]  # fmt: skip
+        rules = _crossing, _same_order, _never, _uneven
+        return [each.lacks(Lack("no draw is that of a stored row")) for each in rules]
+    return [_crossing(steps, rows), _same_order(rows), _never(steps, counts), _uneven(steps, counts)]
 
 
-def _crossing(steps: Experience, rows: Array) -> Iterator[Finding]:
+@rule("sequence-over-an-end")
+def _crossing(steps: Experience, draws: Array) -> Look:
     """Sequences that run over an end, or over the place where the newest step lies beside the oldest."""
+    if draws.ndim < 3:
+        return Lack("draws are rows [K, B], and no sequences [K, B, T]", absent=True)
+    rows = draws.reshape(-1, draws.shape[2])
     here, there = rows[:, :-1], rows[:, 1:]
     real = (here >= 0) & (there >= 0)
     goes_on = (~steps.ended & steps.follows)[np.maximum(here, 0)] & (there == here + 1)
-    bad = (real & ~goes_on).any(1)
-    if bad.any():
-        yield found("sequence-over-an-end", "certain", "sequences run over an episode's end or the ring's seam",
-                    "cut sequences at ends, or reset the hidden state there", bad, len(rows))  # fmt: skip
+    yield from found("sequence-over-an-end", "certain", "sequences run over an episode's end or the ring's seam",
+                     "cut sequences at ends, or reset the hidden state there",
+                     (real & ~goes_on).any(1), len(rows))  # fmt: skip
+    return rows.size
 
 
-def _same_order(rows: Array) -> Iterator[Finding]:
+@rule("same-order-every-epoch")
+def _same_order(rows: Array) -> Look:
     """Epochs that all come in one order."""
+    if rows.ndim < 2 or len(rows) < 2 or rows.shape[1] < 3:
+        return Lack("draws have fewer than two epochs, or epochs of fewer than three rows")
     if bool((rows == rows[0]).all()):
-        yield found("same-order-every-epoch", "certain", "every epoch comes in the same order",
-                    "draw a new permutation for each epoch", np.arange(len(rows)), len(rows))  # fmt: skip
+        yield from found("same-order-every-epoch", "certain", "every epoch comes in the same order",
+                         "draw a new permutation for each epoch", np.arange(len(rows)), len(rows))  # fmt: skip
+    return rows.size
 
 
-def _never(steps: Experience, counts: Array) -> Verdict:
+@rule("last-steps-never-drawn", "steps-never-drawn")
+def _never(steps: Experience, counts: Array) -> Look:
     """Rows that are never drawn though all should be: last steps of episodes, tails, or any others."""
-    if np.median(counts[counts > 0]) < 8 and (counts == 0).any():
+    never = counts == 0
+    if np.median(counts[~never]) < 8 and never.any():
         return Lack("draws are too few: each stored row should be expected ten times")
-    return Looked(len(steps), _never_drawn(steps, counts == 0) if (counts == 0).any() else ())
-
-
-def _never_drawn(steps: Experience, never: Bools) -> Iterator[Finding]:
-    last = never & steps.ended
-    if last.sum() > steps.ended.sum() / 2:
-        what, rule = "the last steps of episodes are never drawn", "last-steps-never-drawn"
+    if (never & steps.ended).sum() > steps.ended.sum() / 2:
+        name, what = "last-steps-never-drawn", "the last steps of episodes are never drawn"
     else:
-        what, rule = "stored steps are never drawn", "steps-never-drawn"
-    yield found(rule, "certain", what, "let every stored transition, and every tail of an episode, be drawn",
-                never, len(steps), place=steps.place)  # fmt: skip
+        name, what = "steps-never-drawn", "stored steps are never drawn"
+    yield from steps.found(
+        name, "certain", what, "let every stored transition, and every tail of an episode, be drawn", never
+    )
+    return len(steps)
 
 
 VARIED = 5
 """How many different lengths episodes must have. There must be at least twice as many episodes."""
 
 
-def _uneven(steps: Experience, counts: Array) -> Verdict:
+@rule("short-episodes-favoured")
+def _uneven(steps: Experience, counts: Array) -> Look:
     """Steps that are drawn the more often, the shorter their episode is."""
     table = episodes_of(steps)
     length = table["length"].astype(np.float64)
@@ -461,15 +411,12 @@ def _uneven(steps: Experience, counts: Array) -> Verdict:
     mean = np.add.reduceat(counts, table["start"]) / length
     if (mean * length < 8).any():
         return Lack("draws are too few: each episode should be drawn eight times")
-    return Looked(len(steps), _favoured(steps, counts, length, mean))
-
-
-def _favoured(steps: Experience, counts: Array, length: Array, mean: Array) -> Iterator[Finding]:
     x, y = np.log(length) - np.log(length).mean(), np.log(mean) - np.log(mean).mean()
     slope, agree = float(x @ y / (x @ x)), float((x @ y) ** 2 / max(float((x @ x) * (y @ y)), 1e-30))
     if slope < -0.5 and agree > 0.8:
         often = np.repeat(mean, length.astype(np.int64)) > 2 * counts.mean()
-        yield found("short-episodes-favoured", "possible",
-                    "the shorter an episode is, the more often each of its steps comes: episodes are drawn, not steps",
-                    "draw windows or steps uniformly, or weigh episodes by their length, unless this is meant",
-                    often, len(steps), place=steps.place)  # fmt: skip
+        yield from steps.found("short-episodes-favoured", "possible",
+            "the shorter an episode is, the more often each of its steps comes: episodes are drawn, not steps",
+            "draw windows or steps uniformly, or weigh episodes by their length, unless this is meant",
+            often)  # fmt: skip
+    return len(steps)

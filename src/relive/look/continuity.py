@@ -13,8 +13,8 @@ import numpy as np
 
 from ..steps.arrays import Array, Bools, Ints
 from ..steps.schema import dotted
-from .experience import Experience, digests, episodes_of, same_rows
-from .findings import Finding, Lack, Looked, Sureness, Verdict, found
+from .experience import Experience, are_whole, digests, episodes_of, same_rows
+from .findings import Finding, Lack, Look, Sureness, rule
 
 __all__ = [
     "continuity",
@@ -52,7 +52,14 @@ NEARLY = 0.05
 """Scales and offsets that differ by less than this share count as a drift."""
 
 
-def continuity(steps: Experience) -> Verdict:
+@rule(
+    "next-observation-is-the-observation",
+    "observation-one-step-late",
+    "unmarked-end",
+    "next-observation-on-another-scale",
+    "rows-out-of-order",
+)
+def continuity(steps: Experience) -> Look:
     """Rows whose next observation is not the following row's, though no end is flagged between them."""
     if steps.next_obs is None:
         return Lack("it keeps no next observations to compare with the following rows", absent=True)
@@ -60,83 +67,80 @@ def continuity(steps: Experience) -> Verdict:
         return Lack("the transitions have no order")
     if not steps.inner.any():
         return Lack("no step is followed by another one of its episode")
+    looked = int(steps.inner.sum())
     if steps.window > 1:
         late = lagging(steps)
-        if late is not None:
-            return Looked(int(steps.inner.sum()), [late])
-        return Lack("rows are n-step transitions", absent=True)
+        yield from late
+        return looked if late else Lack("rows are n-step transitions", absent=True)
     if offset_of_ends(steps):
         return Lack("ends are flagged one row off")
     broken = steps.inner & ~steps.chained
     frozen, rest = broken & steps.still, broken & ~steps.still
-    looked, findings = int(steps.inner.sum()), list[Finding]()
     if frozen.sum() >= FEW and frozen.sum() > broken.sum() / 2:
-        findings.append(found("next-observation-is-the-observation", "certain",
-                              "observation and next observation of a row are the same, but the following row has "
-                              "another: the one was written over the other, or stored twice",
-                              "store a copy of the observation before step(), and what step() returned as next_obs",
-                              frozen, looked, place=steps.place))  # fmt: skip
+        yield from steps.found("next-observation-is-the-observation", "certain",
+            "observation and next observation of a row are the same, but the following row has another: the one was "
+            "written over the other, or stored twice",
+            "store a copy of the observation before step(), and what step() returned as next_obs",
+            frozen, looked)  # fmt: skip
     else:
         rest = broken
-    if rest.sum() <= looked / 2:
-        if rest.any():
-            # with one flag for all ends, a time limit rightly has no flag if steps are read one by one
-            findings.append(_unmarked(steps, rest, "possible" if steps.truncated is None else "certain"))
-        return Looked(looked, findings)
-    verdict = _mostly_broken(steps, rest)
-    return Looked(looked, [*findings, verdict]) if isinstance(verdict, Finding) else verdict
+    if rest.sum() > looked / 2:
+        return (yield from _mostly_broken(steps, rest, looked))
+    # with one flag for all ends, a time limit rightly has no flag if steps are read one by one
+    yield from _unmarked(steps, rest, "possible" if steps.truncated is None else "certain")
+    return looked
 
 
-def lagging(steps: Experience) -> Finding | None:
-    """Observations of the row before, which look like transitions of two steps; None if there are none.
+def lagging(steps: Experience) -> list[Finding]:
+    """Observations of the row before, which look like transitions of two steps.
 
     The row before an end then leads to the observation two rows after it, beyond the end, but the row of the end, whose
     next observation is the final one, does not. Transitions of two steps do both or neither.
     """
     if steps.window != 2:
-        return None
+        return []
     reach = np.append(steps.reaches(2), [False, False])
     ends = np.flatnonzero(steps.ended & steps.follows)
     ends = ends[(ends > 0) & (ends < len(steps) - 2)]
     ends = ends[steps.inner[ends - 1] & steps.follows[ends + 1] & ~steps.ended[ends + 1]]
     if len(ends) < FEW or reach[ends - 1].mean() < 1 - SOME or reach[ends].mean() > SOME:
-        return None
-    return found("observation-one-step-late", "certain",
-                 "observations are those of the row before: a next observation is that of the row after the following "
-                 "one, and first observations of episodes are of the episode before",
-                 "store a copy of the observation that the action was chosen on, before step() overwrites it",
-                 np.arange(len(steps)), len(steps), place=steps.place)  # fmt: skip
+        return []
+    return list(steps.found("observation-one-step-late", "certain",
+        "observations are those of the row before: a next observation is that of the row after the following one, and "
+        "first observations of episodes are of the episode before",
+        "store a copy of the observation that the action was chosen on, before step() overwrites it"))  # fmt: skip
 
 
-def _unmarked(steps: Experience, rows: Bools, sure: Any) -> Finding:
-    return found("unmarked-end", sure,
-                 "the next observation is not that of the following row, though no end is flagged: returns and "
-                 "sequences would run on into other steps",
-                 "flag such steps as truncated, or interrupt() the env before its next step",
-                 rows, int(steps.inner.sum()), place=steps.place)  # fmt: skip
+def _unmarked(steps: Experience, rows: Bools, sure: Sureness) -> Iterator[Finding]:
+    return steps.found("unmarked-end", sure,
+        "the next observation is not that of the following row, though no end is flagged: returns and sequences would "
+        "run on into other steps",
+        "flag such steps as truncated, or interrupt() the env before its next step",
+        rows, int(steps.inner.sum()))  # fmt: skip
 
 
-def _mostly_broken(steps: Experience, rest: Bools) -> Finding | Lack:
+def _mostly_broken(steps: Experience, rest: Bools, looked: int) -> Look:
     """The finding where most rows do not lead to the following one; a lack if the mistake is not known."""
-    looked = int(steps.inner.sum())
     scale = _scale(steps, np.flatnonzero(rest))
     if scale is not None:
         drift = scale < NEARLY
-        return found("next-observation-on-another-scale", "possible" if drift else "certain",
-                     "next observations are those of the following rows on another scale"
-                     + (", nearly the same one, as by a running normalisation, or by rounding" if drift else ""),
-                     "normalise observations and next observations with the same numbers, best when a batch is read",
-                     rest, looked, place=steps.place)  # fmt: skip
-    if steps.chained[steps.inner].mean() > SOME:
-        return _unmarked(steps, rest, "likely")
-    elsewhere = _lead_elsewhere(steps)
-    if elsewhere[rest].mean() > ELSEWHERE:
-        return found("rows-out-of-order", "likely",
-                     "most rows lead to the observation of a row elsewhere, and not of the following one: the rows are "
-                     "not in the order of time, so returns, n-step targets and sequences of them are wrong",
-                     "store rows env by env in the order of time, or in a ReplayBuffer(ordered=False)",
-                     rest & elsewhere, looked, place=steps.place)  # fmt: skip
-    return Lack("most rows lead to an observation that no stored row begins with, so their order in time is not known")
+        yield from steps.found("next-observation-on-another-scale", "possible" if drift else "certain",
+            "next observations are those of the following rows on another scale"
+            + (", nearly the same one, as by a running normalisation, or by rounding" if drift else ""),
+            "normalise observations and next observations with the same numbers, best when a batch is read",
+            rest, looked)  # fmt: skip
+    elif steps.chained[steps.inner].mean() > SOME:
+        yield from _unmarked(steps, rest, "likely")
+    elif (elsewhere := _lead_elsewhere(steps))[rest].mean() > ELSEWHERE:
+        yield from steps.found("rows-out-of-order", "likely",
+            "most rows lead to the observation of a row elsewhere, and not of the following one: the rows are not in "
+            "the order of time, so returns, n-step targets and sequences of them are wrong",
+            "store rows env by env in the order of time, or in a ReplayBuffer(ordered=False)",
+            rest & elsewhere, looked)  # fmt: skip
+    else:
+        return Lack("most rows lead to an observation that no stored row begins with, so their order in time is not "
+                    "known")  # fmt: skip
+    return looked
 
 
 def _scale(steps: Experience, rows: Ints) -> float | None:
@@ -169,19 +173,21 @@ def _lead_elsewhere(steps: Experience) -> Bools:
 # -- ends and final observations ---------------------------------------------------------------------------------------
 
 
-def next_episode_after_end(steps: Experience) -> Verdict:
+@rule("reset-as-final-observation", "autoreset-step-stored", "next-episode-begins-on-the-end")
+def next_episode_after_end(steps: Experience) -> Look:
     """Episodes that begin on the very observation that the last one ended on. Two mistakes have this effect."""
     if steps.disorder:
         return Lack(steps.disorder)
     if steps.next_obs is None:
-        return _ignored_steps_by_jump(steps)
+        return (yield from _ignored_steps_by_jump(steps))
     if offset_of_ends(steps):
         return Lack("ends are flagged one row off")
-    findings = tuple(_after_ends(steps))
+    findings = list(_after_ends(steps))
+    yield from findings
     known = int((steps.ended & steps.follows & ~steps.still).sum())
     if known < FEW and not findings:
         return Lack(f"fewer than {FEW} episodes end before another stored one, on an observation of their own")
-    return Looked(max(known, 1), findings)
+    return max(known, 1)
 
 
 def _after_ends(steps: Experience) -> Iterator[Finding]:
@@ -198,7 +204,7 @@ def _after_ends(steps: Experience) -> Iterator[Finding]:
         # a terminal's flag masks what comes after it, and so does a flag for both kinds of end
         masked = "truncated" not in kinds and (steps.truncated is None or (known & cut).sum() >= FEW)
         most: Sureness = "possible" if masked else "certain" if "truncated" in kinds else "likely"
-        yield _of_what_kind(steps, ends, ends & steps.chained, " and ".join(kinds), most)
+        yield from _of_what_kind(steps, ends, ends & steps.chained, " and ".join(kinds), most)
     elif not known.any():
         yield from _idle_steps(steps)
 
@@ -207,14 +213,18 @@ def _idle_steps(steps: Experience) -> Iterator[Finding]:
     """Ignored steps in data without any flagged end: the few steps that earn exactly nothing, and that move far."""
     idle = (steps.reward == 0) & steps.follows & ~steps.still
     if FEW <= idle.sum() < len(steps) / 10 and _typical(steps, idle) > FAR * _typical(steps, ~idle):
-        yield found("autoreset-step-stored", "likely",
-                    "steps that earn nothing, unlike all others, jump to another place: the step that the env ignores "
-                    "after an end (NEXT_STEP autoreset) is stored as a real one, and the end is not flagged",
-                    "leave that row out: add(..., mask=~ended), or AutoresetMode.SAME_STEP with final_obs",
-                    idle, len(steps), place=steps.place)  # fmt: skip
+        yield from _ignored_step(
+            steps, "likely",
+            "steps that earn nothing, unlike all others, jump to another place: the step that the env ignores after an "
+            "end (NEXT_STEP autoreset) is stored as a real one, and the end is not flagged", idle)  # fmt: skip
 
 
-def _of_what_kind(steps: Experience, ends: Bools, begun: Bools, kind: str, most: Sureness) -> Finding:
+def _ignored_step(steps: Experience, sure: Sureness, what: str, rows: Bools) -> Iterator[Finding]:
+    mend = "leave that row out: add(..., mask=~ended), or AutoresetMode.SAME_STEP with final_obs"
+    return steps.found("autoreset-step-stored", sure, what, mend, rows)
+
+
+def _of_what_kind(steps: Experience, ends: Bools, begun: Bools, kind: str, most: Sureness) -> Iterator[Finding]:
     """Decide which mistake it is. An ignored step moves far and earns nothing. A reset observation is itself far away.
 
     ``most`` is the most that a finding of a reset observation can be sure of, since a flag may keep it from being used.
@@ -227,76 +237,67 @@ def _of_what_kind(steps: Experience, ends: Bools, begun: Bools, kind: str, most:
     share = begun.sum() / ends.sum()
     if (idle or moved_after > FAR * usual) and moved_after >= moved_end:
         sure: Sureness = "certain" if idle and share > MOST else "likely"
-        return found("autoreset-step-stored", sure,
-                     f"after {kind} episodes the step that the env ignores (NEXT_STEP autoreset) is stored as a real "
-                     "one: it starts on the final observation and leads into the next episode",
-                     "leave that row out: add(..., mask=~ended), or AutoresetMode.SAME_STEP with final_obs",
-                     after, len(steps), place=steps.place)  # fmt: skip
+        return _ignored_step(
+            steps, sure,
+            f"after {kind} episodes the step that the env ignores (NEXT_STEP autoreset) is stored as a real one: it "
+            "starts on the final observation and leads into the next episode", after)  # fmt: skip
     if moved_end > FAR * usual:
         if most == "certain" and _always_the_same(steps, _next_rows(begun)):
             most = "likely"  # where all episodes begin alike, one may also end there
         masked = ", which their flag masks: one-step targets are right" if most == "possible" else ""
-        return found("reset-as-final-observation", most if share > MOST or most == "possible" else "likely",
-                     f"the observation after {kind} steps is the next episode's first (SAME_STEP autoreset){masked}",
-                     "store info['final_obs'] as next_obs where an episode ended",
-                     begun, len(steps), place=steps.place)  # fmt: skip
-    jumps = moved_end > FAR * usual or moved_after > FAR * usual
-    return found("next-episode-begins-on-the-end", "likely" if jumps else "possible",
-                 f"episodes begin on the very observation that the {kind} one before ended on: either a step that the "
-                 "env ignored is stored, or a reset observation stands for the final one"
-                 + ("" if jumps else "; or the env goes on from where it ended"),
-                 "check what the autoreset mode of the env returns at an end, see docs/episode-ends.md",
-                 begun, len(steps), place=steps.place)  # fmt: skip
+        return steps.found("reset-as-final-observation", most if share > MOST or most == "possible" else "likely",
+            f"the observation after {kind} steps is the next episode's first (SAME_STEP autoreset){masked}",
+            "store info['final_obs'] as next_obs where an episode ended", begun)  # fmt: skip
+    jumps = moved_after > FAR * usual
+    return steps.found("next-episode-begins-on-the-end", "likely" if jumps else "possible",
+        f"episodes begin on the very observation that the {kind} one before ended on: either a step that the env "
+        "ignored is stored, or a reset observation stands for the final one"
+        + ("" if jumps else "; or the env goes on from where it ended"),
+        "check what the autoreset mode of the env returns at an end, see docs/episode-ends.md", begun)  # fmt: skip
 
 
-def _ignored_steps_by_jump(steps: Experience) -> Verdict:
+def _ignored_steps_by_jump(steps: Experience) -> Look:
     """Ignored steps in data without next observations: the row after an end earns nothing and jumps."""
     after = _next_rows(steps.ended & steps.follows) & ~steps.ended & steps.follows
     if after.sum() < FEW:
         return Lack(f"fewer than {FEW} episodes end before another stored one")
     if not (~steps.ended & ~after & steps.follows).any():
         return Lack("no step lies within an episode")
-    idle = stored_ignored_steps(steps)
-    return Looked(int(after.sum()), [] if idle is None else [idle])
+    yield from stored_ignored_steps(steps)
+    return int(after.sum())
 
 
-def stored_ignored_steps(steps: Experience) -> Finding | None:
-    """The finding of ignored steps in data without next observations; None if there are none."""
+def stored_ignored_steps(steps: Experience) -> list[Finding]:
+    """The finding of ignored steps in data without next observations."""
     ends = steps.ended & steps.follows
     after = _next_rows(ends) & ~steps.ended & steps.follows
     calm = ~steps.ended & ~after & steps.follows
     if after.sum() < FEW or not calm.any():
-        return None
+        return []
     idle = (steps.reward[after] == 0).mean() > MOST and (steps.reward[calm] == 0).mean() < 0.5
     if idle and _typical(steps, after) > FAR * _typical(steps, calm) and _typical(steps, ends) < _typical(steps, after):
-        return found("autoreset-step-stored", "likely",
-                    "the step that the env ignores after an end (NEXT_STEP autoreset) is stored as a real one",
-                    "leave that row out: add(..., mask=~ended), or AutoresetMode.SAME_STEP with final_obs",
-                    after, len(steps), place=steps.place)  # fmt: skip
-    return None
+        what = "the step that the env ignores after an end (NEXT_STEP autoreset) is stored as a real one"
+        return list(_ignored_step(steps, "likely", what, after))
+    return []
 
 
-def ends_one_row_off(steps: Experience) -> Verdict:
+@rule("ends-one-row-off")
+def ends_one_row_off(steps: Experience) -> Look:
     """Flags that stand one row before or after the step that ended the episode."""
     if steps.disorder:
         return Lack(steps.disorder)
-    ends = int((steps.ended & steps.follows).sum())
-    if ends < FEW:
+    ends = steps.ended & steps.follows
+    if ends.sum() < FEW:
         return Lack(f"fewer than {FEW} episodes end before another stored one")
     if steps.next_obs is None and not steps.numbers.shape[1]:
         return Lack("without next observations, ends are known by how far numbers jump, and observations are images")
-    return Looked(ends, _one_row_off(steps))
-
-
-def _one_row_off(steps: Experience) -> Iterator[Finding]:
     offset = offset_of_ends(steps)
-    if offset and not (steps.next_obs is None and stored_ignored_steps(steps) is not None):
-        word, ends = "after" if offset > 0 else "before", steps.ended & steps.follows
-        yield found("ends-one-row-off", "certain" if steps.next_obs is not None else "likely",
-                    f"episode ends are flagged one row {word} the step that ended: the next episode begins where no "
-                    "end is flagged",
-                    "store the flags of the step itself, as step() returned them with its reward",
-                    ends, len(steps), place=steps.place)  # fmt: skip
+    if offset and not (steps.next_obs is None and stored_ignored_steps(steps)):
+        yield from steps.found("ends-one-row-off", "certain" if steps.next_obs is not None else "likely",
+            f"episode ends are flagged one row {'after' if offset > 0 else 'before'} the step that ended: the next "
+            "episode begins where no end is flagged",
+            "store the flags of the step itself, as step() returned them with its reward", ends)  # fmt: skip
+    return int(ends.sum())
 
 
 def offset_of_ends(steps: Experience) -> int:
@@ -321,22 +322,22 @@ def _breaks(steps: Experience) -> Bools:
     return steps.follows & (steps.jump > bar)
 
 
-def truncation_without_final(steps: Experience) -> Verdict:
+@rule("truncation-without-final-observation")
+def truncation_without_final(steps: Experience) -> Look:
     """Truncated steps without the observation that they ended on, which a learner has to bootstrap from."""
     if steps.truncated is None:
         return Lack("one flag stands for both kinds of end")
-    if steps.next_obs is not None or stored_ignored_steps(steps) is not None:  # the rows after begin on final ones
-        return Looked(len(steps))
+    if steps.next_obs is not None or stored_ignored_steps(steps):  # the rows after begin on final ones
+        return len(steps)
     cut = steps.truncated & ~steps.terminated & steps.follows
     values = steps.others.get(("final_value",))
     if values is not None:  # a rollout bootstraps from these, and needs no final observations
         cut &= np.isnan(values.reshape(-1))
-    return Looked(len(steps), [] if not cut.any() else [
-        found("truncation-without-final-observation", "certain",
-              "an episode was cut off and its final observation is not stored: another one, such as the next "
-              "episode's first in the following row, would serve as next observation",
-              "store the final observation of truncated steps (info['final_obs'])",
-              cut, len(steps), place=steps.place)])  # fmt: skip
+    yield from steps.found("truncation-without-final-observation", "certain",
+        "an episode was cut off and its final observation is not stored: another one, such as the next episode's first "
+        "in the following row, would serve as next observation",
+        "store the final observation of truncated steps (info['final_obs'])", cut)  # fmt: skip
+    return len(steps)
 
 
 VARIED = 5
@@ -346,7 +347,8 @@ NEAR = 10
 """Episodes up to this many steps shorter than the limit show how many episodes would end there by themselves."""
 
 
-def time_limit_as_terminal(steps: Experience, max_episode_steps: int | None = None) -> Verdict:
+@rule("time-limit-as-terminal")
+def time_limit_as_terminal(steps: Experience, max_episode_steps: int | None = None) -> Look:
     """Episodes that all stop at one length as terminals: most likely a time limit, after which values go on."""
     if steps.disorder:
         return Lack(steps.disorder)
@@ -364,7 +366,8 @@ def time_limit_as_terminal(steps: Experience, max_episode_steps: int | None = No
     if max_episode_steps is None and not cut and len(np.unique(lengths)) <= VARIED:
         return Lack(f"episodes have too few lengths, such as {int(lengths.max())} steps, for a time limit to stand out "
                     "among them; pass max_episode_steps, the time limit of the env")  # fmt: skip
-    return Looked(len(lengths), findings[:1])
+    yield from findings[:1]
+    return len(lengths)
 
 
 def _at_a_limit(
@@ -380,11 +383,11 @@ def _at_a_limit(
     count = int(at_limit.sum())
     if count < FEW or (max_episode_steps is None and not _stands_out(lengths, limit, count)):
         return
-    yield found("time-limit-as-terminal", "likely" if max_episode_steps is None else "certain",
-                f"{count} episodes stop after exactly {limit} steps and are flagged as "
-                f"{'done, by one flag for both kinds of end' if steps.truncated is None else 'terminated'}",
-                "store the time limit as truncated, with the final observation, so that its value counts",
-                last[at_limit], len(lengths), place=steps.place)  # fmt: skip
+    yield from steps.found("time-limit-as-terminal", "likely" if max_episode_steps is None else "certain",
+        f"{count} episodes stop after exactly {limit} steps and are flagged as "
+        f"{'done, by one flag for both kinds of end' if steps.truncated is None else 'terminated'}",
+        "store the time limit as truncated, with the final observation, so that its value counts",
+        last[at_limit], len(lengths))  # fmt: skip
 
 
 def _stands_out(lengths: np.ndarray, limit: int, count: int) -> bool:
@@ -412,7 +415,8 @@ def _typical(steps: Experience, rows: Bools) -> float:
 # -- stacks of frames --------------------------------------------------------------------------------------------------
 
 
-def stacks(steps: Experience) -> Verdict:
+@rule("stack-over-an-end")
+def stacks(steps: Experience) -> Look:
     """Stacks of frames, as obs ``[S, K, ...]``, whose first ones at an episode's start are of the episode before."""
     kinds = [(path, kind) for path, leaf in steps.obs.items() if (kind := _stack_of(steps, leaf)) is not None]
     if not kinds:
@@ -420,7 +424,6 @@ def stacks(steps: Experience) -> Verdict:
     ends = np.flatnonzero(steps.ended & steps.follows)
     if len(ends) < FEW:
         return Lack(f"fewer than {FEW} episodes end before another stored one")
-    findings: list[Finding] = []
     for path, (axis, size, newest_last) in kinds:
         older, newer = _parts(axis, size, newest_last)
         leaf, wrong = steps.obs[path], np.zeros(len(ends), np.bool_)
@@ -432,12 +435,11 @@ def stacks(steps: Experience) -> Verdict:
                 wrong |= same_rows(first, newer(last[ends]))
         wrong &= varied
         if wrong.sum() >= FEW and wrong.sum() > shown.sum() / 2:
-            findings.append(found("stack-over-an-end", "certain",
-                                  f"the first stacks of an episode in '{dotted(('obs', *path))}' hold frames of the "
-                                  "episode before",
-                                  "empty the stack at each reset; relive.FrameStack stacks single frames when it reads",
-                                  ends[wrong] + 1, len(ends), place=steps.place))  # fmt: skip
-    return Looked(len(ends), findings)
+            yield from steps.found("stack-over-an-end", "certain",
+                f"the first stacks of an episode in '{dotted(('obs', *path))}' hold frames of the episode before",
+                "empty the stack at each reset; relive.FrameStack stacks single frames when it reads",
+                ends[wrong] + 1, len(ends))  # fmt: skip
+    return len(ends)
 
 
 def _stack_of(steps: Experience, leaf: Array) -> tuple[int, int, bool] | None:
@@ -485,17 +487,17 @@ OVER_ENDS = 2
 """How many ends of episodes a run of copies must go beyond."""
 
 
-def duplicate_rows(steps: Experience) -> Verdict:
+@rule("duplicate-rows")
+def duplicate_rows(steps: Experience) -> Look:
     """Steps that are stored more than once. Observations must be continuous, so that none comes twice by chance."""
     numbers = steps.numbers
     if len(steps) < 20:
         return Lack("fewer than 20 steps are stored")
-    if not numbers.shape[1] or numbers.dtype.kind != "f":
+    if not numbers.shape[1] or numbers.dtype.kind != "f" or are_whole(numbers):
         return Lack("observations are images or whole numbers, which may well come again")
-    sample = numbers[:: max(len(steps) // 1000, 1)]
-    if np.array_equal(sample, np.round(sample)):
-        return Lack("observations are images or whole numbers, which may well come again")
-    return Looked(len(steps), _repeated(steps) if _may_repeat([numbers, steps.reward]) else ())
+    if _may_repeat([numbers, steps.reward]):
+        yield from _repeated(steps)
+    return len(steps)
 
 
 def _may_repeat(columns: list[Array]) -> bool:
@@ -512,11 +514,9 @@ def _repeated(steps: Experience) -> Iterator[Finding]:
     again[first] = False
     again &= _in_step(steps, np.arange(len(steps)) - first[kind.reshape(-1)], again)
     if again.sum() > len(steps) / 10:
-        yield found("duplicate-rows", "likely",
-                    f"rows repeat others to the bit, up to {counts.max()} times",
-                    "look for steps that are added twice, a save that is loaded into a buffer that has it already, or "
-                    "environments with one seed",
-                    again, len(steps), place=steps.place)  # fmt: skip
+        yield from steps.found("duplicate-rows", "likely", f"rows repeat others to the bit, up to {counts.max()} times",
+            "look for steps that are added twice, a save that is loaded into a buffer that has it already, or "
+            "environments with one seed", again)  # fmt: skip
 
 
 def _in_step(steps: Experience, back: Ints, again: Bools) -> Bools:
@@ -542,7 +542,8 @@ SYSTEMATIC = 0.5
 """The share of the windows that begin equally long before an end, and run over it, before there is a finding."""
 
 
-def windows(steps: Experience) -> Verdict:
+@rule("n-step-over-an-end", "n-step-cut-short", "n-step-tail-missing", "n-step-flag-of-first-step")
+def windows(steps: Experience) -> Look:
     """Windows over an end, cut short by another env's end, with the flag of their first step, or missing at an end."""
     if steps.next_obs is None:
         return Lack("no next observations are stored, which would show n-step transitions", absent=True)
@@ -550,12 +551,9 @@ def windows(steps: Experience) -> Verdict:
         return Lack(steps.disorder)
     if steps.window < 2:
         return Lack("rows are transitions of one step", absent=True)
-    if lagging(steps) is not None:
+    if lagging(steps):
         return Lack("observations are those of the row before")
-    return Looked(len(steps), _windows(steps, steps.window))
-
-
-def _windows(steps: Experience, n: int) -> Iterator[Finding]:
+    n = steps.window
     ends_within, crossing = np.zeros(len(steps), np.bool_), np.zeros(len(steps), np.bool_)
     last = steps.ended.copy()  # of episodes: in a row that ends its window at the same place, the flag is the window's
     last[:-1] &= ~(steps.ended[1:] & _lead_to_one(steps, slice(-1), slice(1, None)))
@@ -569,14 +567,14 @@ def _windows(steps: Experience, n: int) -> Iterator[Finding]:
     begins = len(steps) - n
     shares = [crossing[:begins][last[k : begins + k]].mean() for k in range(n - 1) if last[k : begins + k].any()]
     if crossing.sum() >= FEW and max(shares) > SYSTEMATIC:
-        yield found("n-step-over-an-end", "certain",
-                    f"rows are {n}-step transitions, and windows run over an episode's end: the next observation, and "
-                    "perhaps some rewards, are of another episode",
-                    "stop a window at terminated or truncated, with the discount of the steps it has",
-                    crossing, len(steps), place=steps.place)  # fmt: skip
+        yield from steps.found("n-step-over-an-end", "certain",
+            f"rows are {n}-step transitions, and windows run over an episode's end: the next observation, and perhaps "
+            "some rewards, are of another episode",
+            "stop a window at terminated or truncated, with the discount of the steps it has", crossing)  # fmt: skip
     yield from _cut_short(steps, n)
     yield from _tails(steps, n)
     yield from _flags_of_first_step(steps, n)
+    return len(steps)
 
 
 def _cut_short(steps: Experience, n: int) -> Iterator[Finding]:
@@ -593,11 +591,11 @@ def _cut_short(steps: Experience, n: int) -> Iterator[Finding]:
         joined = np.logical_and.reduce([open_[j : size + j] for j in range(n)])
         short[:size] |= joined & steps.reaches(k)[:size] & ~steps.reaches(n) & ~steps.still[:size]
     if short.sum() >= FEW:
-        yield found("n-step-cut-short", "certain",
-                    f"rows are {n}-step transitions, and some windows stop after fewer steps though their episode goes "
-                    "on, as where another environment's end cuts all windows: a discount of gamma ** n is wrong there",
-                    "cut each environment's windows at its own ends, and store the discount of the steps summed",
-                    short, len(steps), place=steps.place)  # fmt: skip
+        yield from steps.found("n-step-cut-short", "certain",
+            f"rows are {n}-step transitions, and some windows stop after fewer steps though their episode goes on, as "
+            "where another environment's end cuts all windows: a discount of gamma ** n is wrong there",
+            "cut each environment's windows at its own ends, and store the discount of the steps summed",
+            short)  # fmt: skip
 
 
 def _tails(steps: Experience, n: int) -> Iterator[Finding]:
@@ -616,17 +614,16 @@ def _tails(steps: Experience, n: int) -> Iterator[Finding]:
         count += joined
     single, leaks = (count == 1) & ~steps.ended[ends + 1], (count == n - 1) & ~steps.ended[ends + n - 1]
     if single.mean() > MOST:
-        yield found("n-step-tail-missing", "likely",
-                    f"rows are {n}-step transitions, and of each episode one row alone leads to the final observation: "
-                    f"no window begins at the last {n - 1} steps",
-                    "at an end, also store the windows that begin at its last n - 1 steps, with fewer rewards each",
-                    ends[single], len(ends), place=steps.place)  # fmt: skip
+        yield from steps.found("n-step-tail-missing", "likely",
+            f"rows are {n}-step transitions, and of each episode one row alone leads to the final observation: no "
+            f"window begins at the last {n - 1} steps",
+            "at an end, also store the windows that begin at its last n - 1 steps, with fewer rewards each",
+            ends[single], len(ends))  # fmt: skip
     elif leaks.mean() > MOST:
-        yield found("n-step-over-an-end", "likely",
-                    f"rows are {n}-step transitions, and the window that begins at an episode's last step does not "
-                    "stop there: it runs on into the next episode",
-                    "look at the flag of a window's first step, too",
-                    ends[leaks] + n - 1, len(ends), place=steps.place)  # fmt: skip
+        yield from steps.found("n-step-over-an-end", "likely",
+            f"rows are {n}-step transitions, and the window that begins at an episode's last step does not stop there: "
+            "it runs on into the next episode",
+            "look at the flag of a window's first step, too", ends[leaks] + n - 1, len(ends))  # fmt: skip
 
 
 def _flags_of_first_step(steps: Experience, n: int) -> Iterator[Finding]:
@@ -639,11 +636,10 @@ def _flags_of_first_step(steps: Experience, n: int) -> Iterator[Finding]:
         joined &= _lead_to_one(steps, slice(size), slice(k, None))
         lost[:size] |= joined & steps.terminated[k:] & ~steps.still[:size]
     if lost.sum() >= FEW:
-        yield found("n-step-flag-of-first-step", "certain",
-                    f"rows are {n}-step transitions whose next observation is a terminal one while terminated is that "
-                    "of their first step: a learner bootstraps from the end",
-                    "store terminated of the window's last step",
-                    lost, len(steps), place=steps.place)  # fmt: skip
+        yield from steps.found("n-step-flag-of-first-step", "certain",
+            f"rows are {n}-step transitions whose next observation is a terminal one while terminated is that of their "
+            "first step: a learner bootstraps from the end", "store terminated of the window's last step",
+            lost)  # fmt: skip
 
 
 def _lead_to_one(steps: Experience, rows: Any, others: Any) -> Bools:

@@ -10,7 +10,7 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path as FilePath
@@ -24,11 +24,14 @@ from ..errors import DTypeError, FieldError, FileFormatError, ReliveError, Shape
 from ..files.disk import open_file
 from ..memory.estimate import require_free, require_whole
 from ..steps.arrays import Array, Bools, Ints, as_host
-from ..steps.schema import Path, dotted
+from ..steps.schema import Path, dotted, nest
+from .findings import Finding, Sureness, found
 
 __all__ = [
     "Experience",
     "Leaves",
+    "are_whole",
+    "concatenated",
     "digests",
     "envs",
     "episodes_of",
@@ -40,6 +43,7 @@ __all__ = [
     "plain",
     "read_npz",
     "same_rows",
+    "tree_of",
 ]
 
 
@@ -108,6 +112,14 @@ class Experience:
 
     def __len__(self) -> int:
         return len(self.reward)
+
+    def found(
+        self, rule: str, sure: Sureness, what: str, mend: str, rows: Any = None, looked: int | None = None,
+        *, field: str | None = None,
+    ) -> Iterator[Finding]:  # fmt: skip
+        """A finding as :func:`~relive.look.findings.found` gives it; by default about all steps, of all steps."""
+        rows, looked = np.arange(len(self)) if rows is None else rows, len(self) if looked is None else looked
+        return found(rule, sure, what, mend, rows, looked, place=self.place, field=field)
 
     @cached_property
     def ended(self) -> Bools:
@@ -292,7 +304,9 @@ def words(rows: Array) -> Array:
 # -- from arrays -------------------------------------------------------------------------------------------------------
 
 
-def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bool | None = None) -> Experience:
+def from_arrays(
+    fields: Mapping[str, Any], source: str = "arrays", *, vector: bool | None = None, begins: bool = False
+) -> Experience:
     """Arrays by name as experience.
 
     Args:
@@ -303,6 +317,7 @@ def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bo
             is its episode's first; ``next_done`` ``[N]`` then has the flags of the last steps.
         source: the name of the source in reports.
         vector: True if arrays are ``[T, N, ...]``. None means that they are if rewards have two axes.
+        begins: True if the first step of each env is known to begin an episode.
 
     Raises:
         FieldError: a field is missing.
@@ -330,7 +345,7 @@ def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bo
     fitted = {name: {path: _by_env(x, (steps, envs), vector, name, path) for path, x in part.items()}
               for name, part in leaves.items()}  # fmt: skip
     experience = _assembled(fitted, source, steps, envs)
-    experience.last_flags = known
+    experience.last_flags, experience.begins = known, begins
     return experience
 
 
@@ -365,6 +380,16 @@ def leaves_of(tree: Any, path: Path = (), *, name: str = "field") -> Leaves:
     else:
         return {path: as_host(tree, dotted((name, *path)))}
     return {at: leaf for key, member in members for at, leaf in leaves_of(member, (*path, key), name=name).items()}
+
+
+def tree_of(leaves: Leaves) -> Any:
+    """Leaves by path as nested dicts, or as the one array that they are."""
+    return leaves[()] if () in leaves else nest(leaves)
+
+
+def concatenated(*parts: Array) -> Array:
+    """Arrays one after another, for ``map_leaves``."""
+    return np.concatenate(parts)
 
 
 def _require_numbers(fields: dict[str, Leaves]) -> None:
@@ -530,6 +555,12 @@ def _begun(steps: Experience, starts: Ints) -> Bools:
 
 
 # -- numbers in words --------------------------------------------------------------------------------------------------
+
+
+def are_whole(numbers: Array) -> bool:
+    """True if the numbers of a sample of rows are whole."""
+    sample = numbers[:: max(len(numbers) // 1000, 1)]
+    return bool(np.array_equal(sample, np.round(sample)))
 
 
 def envs(count: int) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Generic, Literal, ParamSpec, TypeAlias, get_args
 
 import numpy as np
 
 from ..printable import printable
 
-__all__ = ["Check", "Finding", "Lack", "Looked", "Report", "Sureness", "Verdict", "checked", "found"]
+__all__ = ["Check", "Finding", "Lack", "Look", "Report", "Rule", "Sureness", "Verdict", "found", "rule"]
 
 
 Sureness = Literal["certain", "likely", "possible"]
@@ -58,27 +58,8 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Looked:
-    """The verdict of a rule that ran.
-
-    Args:
-        rows: how many rows it looked at; at least one.
-        findings: its findings.
-    """
-
-    rows: int
-    findings: Iterable[Finding] = ()
-
-    def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise ValueError("a rule that looked at no row returns a Lack, which says why")
-        object.__setattr__(self, "rows", int(self.rows))
-        object.__setattr__(self, "findings", tuple(self.findings))
-
-
-@dataclass(frozen=True)
 class Lack:
-    """The verdict of a rule that did not run.
+    """Why a rule did not run.
 
     Args:
         why: the reason, in a sentence without a full stop.
@@ -89,8 +70,10 @@ class Lack:
     absent: bool = False
 
 
-Verdict: TypeAlias = Looked | Lack
-"""The result of a rule. There is no third way, so a rule that did not run has said why."""
+Look: TypeAlias = Generator[Finding, None, int | Lack]
+"""A look at stored steps. It yields findings, and returns how many rows were looked at, or why none were.
+
+There is no third way, so a rule that did not run has said why."""
 
 
 @dataclass(frozen=True)
@@ -110,21 +93,52 @@ class Check:
     absent: bool = False
 
 
-def checked(rules: tuple[str, ...], verdict: Verdict) -> tuple[Check, tuple[Finding, ...]]:
-    """A rule's verdict as an entry of the report, and its findings.
+Verdict: TypeAlias = tuple[Check, tuple[Finding, ...]]
+"""An entry of the report, and what was found."""
 
-    Raises:
-        TypeError: the rule returned something else than a verdict, or a finding by a name that is not its own.
-    """
-    if isinstance(verdict, Lack):
-        return Check(rules, 0, verdict.why, verdict.absent), ()
-    if not isinstance(cast("object", verdict), Looked):
-        raise TypeError(f"the rule for {', '.join(rules)} returned {verdict!r:.200}, neither Looked nor Lack")
-    findings = tuple(verdict.findings)
-    foreign = [finding.rule for finding in findings if finding.rule not in rules]
-    if foreign:
-        raise TypeError(f"the rule for {', '.join(rules)} found {', '.join(foreign)}")
-    return Check(rules, verdict.rows), findings
+Given = ParamSpec("Given")
+
+
+@dataclass(frozen=True)
+class Rule(Generic[Given]):
+    """A look, and the names of the findings that it can give."""
+
+    names: tuple[str, ...]
+    look: Callable[Given, Look]
+
+    def __call__(self, *args: Given.args, **options: Given.kwargs) -> Verdict:
+        """The verdict. What was found before the look returned a lack is left out.
+
+        Raises:
+            TypeError: it returned something else than a number of rows or a lack, or found what is not of its names.
+            ValueError: it returned that it looked at no row.
+        """
+        rows: list[Any] = []
+
+        def looking() -> Iterator[Finding]:
+            rows.append((yield from self.look(*args, **options)))
+
+        findings, (verdict,) = tuple(looking()), rows
+        if isinstance(verdict, Lack):
+            return self.lacks(verdict)
+        named = f"the rule for {', '.join(self.names)}"
+        if not hasattr(verdict, "__index__"):
+            raise TypeError(f"{named} returned {verdict!r:.200}, neither a number of rows nor a Lack")
+        foreign = [finding.rule for finding in findings if finding.rule not in self.names]
+        if foreign:
+            raise TypeError(f"{named} found {', '.join(foreign)}")
+        if verdict < 1:
+            raise ValueError(f"{named} looked at no row; then it returns a Lack, which says why")
+        return Check(self.names, int(verdict)), findings
+
+    def lacks(self, lack: Lack) -> Verdict:
+        """The verdict where the rule does not run."""
+        return Check(self.names, 0, lack.why, lack.absent), ()
+
+
+def rule(*names: str) -> Callable[[Callable[Given, Look]], Rule[Given]]:
+    """Make a look the rule for findings of these names."""
+    return lambda look: Rule(names, look)
 
 
 @dataclass(frozen=True)
@@ -191,14 +205,13 @@ def found(
     *,
     place: Any = None,
     field: str | None = None,
-) -> Finding:
-    """A finding about ``rows``, a mask or positions. ``looked`` is the number of rows that the rule looked at."""
+) -> Iterator[Finding]:
+    """The finding about ``rows``, a mask or positions, of ``looked`` rows; none if no row is wrong."""
     at = np.flatnonzero(rows) if getattr(rows, "dtype", None) == np.bool_ else np.asarray(rows, np.int64)
-    shown = at[:SHOWN] if place is None else np.asarray(place)[at[:SHOWN]]
-    share = len(at) / looked if looked else 0.0
-    return Finding(
-        rule, sure, printable(what), printable(mend), len(at), share, tuple(int(row) for row in shown), field
-    )
+    if len(at):
+        shown = at[:SHOWN] if place is None else np.asarray(place)[at[:SHOWN]]
+        examples = tuple(int(row) for row in shown)
+        yield Finding(rule, sure, printable(what), printable(mend), len(at), len(at) / looked, examples, field)
 
 
 def surest_first(findings: list[Finding]) -> tuple[Finding, ...]:

@@ -23,6 +23,7 @@ from ..collect.progress import progress_bar
 from ..errors import ParameterError
 from ..files.disk import usable
 from ..memory.estimate import readable
+from ..names import needed
 from ..parameters import is_count
 from ..printable import printable
 from ..steps.arrays import Array
@@ -361,10 +362,8 @@ def figure_of(inspection: Any) -> Any:
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
-    try:
+    with needed("plot needs matplotlib: pip install 'relive[plot]'"):
         from matplotlib.figure import Figure  # takes a second to import
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("plot needs matplotlib: pip install 'relive[plot]'", name=error.name) from error
     panels = [_returns, _lengths, _rewards, *_of_sampling(inspection.experience)]
     columns = len(panels) // 2
     figure: Any = Figure(figsize=(4 * columns, 5.4), dpi=200, layout="constrained")
@@ -489,10 +488,8 @@ def export(inspection: Inspection, path: str | os.PathLike[str], report: Report 
     """
     if os.path.splitext(path)[1] != ".rrd":
         raise ParameterError(f"rerun: expected a file that ends in .rrd, got '{os.fspath(path)}'")
-    try:
+    with needed("rerun needs rerun-sdk: pip install 'relive[rerun]'"):
         rerun: Any = import_module("rerun")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("rerun needs rerun-sdk: pip install 'relive[rerun]'", name=error.name) from error
     recording = rerun.RecordingStream("relive", recording_id=inspection.source)
     try:
         recording.save(path)

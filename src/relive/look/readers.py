@@ -26,9 +26,9 @@ from ..rollout.buffer import RolloutBuffer
 from ..rollout.saving import KIND
 from ..samplers.uniform import Uniform
 from ..steps.arrays import Array, Bools, Ints, as_host, numpy_view
-from ..steps.schema import dotted, map_leaves
+from ..steps.schema import map_leaves
 from ..views.transitions import Transition
-from .experience import Experience, Leaves, digests, from_arrays, leaves_of, no_steps, read_npz
+from .experience import Experience, Leaves, concatenated, digests, from_arrays, leaves_of, no_steps, read_npz, tree_of
 from .monitor import Monitor, counts_in, is_state
 
 __all__ = ["experience_of", "stable_baselines3_replay", "tensordict_steps", "velora_replay"]
@@ -103,9 +103,8 @@ def of_save(path: FilePath) -> Experience:
     if content.get("kind") == KIND:
         experience = of_rollout(RolloutBuffer.load(path))
     else:  # a sampler or view that a user wrote is not needed to read the rows
-        sampler, view = (Uniform() if content.get("sampler") is None else None), None
-        if content.get("view") is None:
-            view = Transition()
+        sampler = Uniform() if content.get("sampler") is None else None
+        view = Transition() if content.get("view") is None else None
         replay = ReplayBuffer.load(path, sampler=sampler, view=view)
         state = monitor_state_in(replay.extra)
         experience = of_replay(replay) if state is None else of_monitor(restored_monitor(replay, state))
@@ -155,15 +154,17 @@ def of_replay(replay: ReplayBuffer) -> Experience:
         complete: Bools = ring.stamp[places] >= 0
         index = numbers * ring.num_envs + envs
         step, age = ring.step[places].astype(np.int64), ring.completed - 1 - ring.stamp[places]
-        weights = _weights(replay, places)
-    own = replay.own_next_obs
-    after = np.minimum(np.arange(1, len(places) + 1), len(places) - 1)
-    obs = {path[1:]: leaf for path, leaf in leaves.items() if path[0] == "obs"}
-    finals = {path[1:]: leaf for path, leaf in leaves.items() if path[0] == "next_obs"} if own else {
-        path: leaf[after] for path, leaf in obs.items()
-    }  # fmt: skip
+        sampler: Any = replay.sampler
+        prioritized = replay.has_priorities and hasattr(sampler, "priorities")
+        priorities = sampler.priorities() if prioritized else None
+    own, selected = replay.own_next_obs, np.flatnonzero(complete)
+    stored = {path: leaf[selected] for path, leaf in leaves.items()}
+    parts = {name: {path[1:]: leaf for path, leaf in stored.items() if path[0] == name}
+             for name in ("obs", "next_obs", "action")}  # fmt: skip
+    if not own:
+        after = np.minimum(selected + 1, len(places) - 1)
+        parts["next_obs"] = {path: leaves[("obs", *path)][after] for path in parts["obs"]}
     # two kept rows follow each other if no step of the same env that was not completed lies between
-    selected = np.flatnonzero(complete)
     done = leaves["terminated",] | leaves["truncated",]
     follows = np.zeros(len(selected), np.bool_)
     if replay.ordered and len(selected):
@@ -172,35 +173,26 @@ def of_replay(replay: ReplayBuffer) -> Experience:
         follows[:-1] = (envs[here] == envs[there]) & ((gap == 0) | ((gap == 1) & (done[here] != 0) & (not own)))
         if own:  # an episode that was interrupted leaves no row of its own: the next one counts its steps anew
             follows[:-1] &= (done[here] != 0) | (step[there] == step[here] + 1)
-    named = ("obs", "next_obs", "action", "reward", "terminated", "truncated")
+    named = (*parts, "reward", "terminated", "truncated")
     return Experience(
         f"relive {type(replay).__name__}",
-        {path: leaf[selected] for path, leaf in obs.items()},
-        leaves["reward",][selected],
-        leaves["terminated",][selected].astype(np.bool_),
-        leaves["truncated",][selected].astype(np.bool_),
+        parts["obs"],
+        stored["reward",],
+        stored["terminated",].astype(np.bool_),
+        stored["truncated",].astype(np.bool_),
         envs[selected],
         follows,
-        next_obs={path: leaf[selected] for path, leaf in finals.items()},
-        action={path[1:]: leaf[selected] for path, leaf in leaves.items() if path[0] == "action"},
-        others={path: leaf[selected] for path, leaf in leaves.items() if path[0] not in named},
-        priorities=None if weights is None else weights[0],
-        live=None if weights is None else weights[1],
+        next_obs=parts["next_obs"],
+        action=parts["action"],
+        others={path: leaf for path, leaf in stored.items() if path[0] not in named},
+        priorities=priorities,
+        live=None if priorities is None else np.ones(len(priorities), np.bool_),
         place=index[selected],
         step=step[selected],
         age=age[selected],
         ordered=replay.ordered,
         max_episode_steps=replay.schema.max_episode_steps,
     )
-
-
-def _weights(replay: ReplayBuffer, places: Ints) -> tuple[Any, Bools] | None:
-    """The priorities of a replay's transitions, which may all be drawn; None if there are no priorities."""
-    sampler: Any = replay.sampler
-    if not replay.has_priorities or not hasattr(sampler, "priorities"):
-        return None
-    priorities = sampler.priorities()
-    return priorities, np.ones(len(priorities), np.bool_)
 
 
 def of_rollout(rollout: RolloutBuffer) -> Experience:
@@ -276,16 +268,15 @@ def of_own_rows(fields: dict[str, Any]) -> Experience | None:
     elif "complete" in fields:
         num_envs, selected = int(np.diff(index).min()), as_host(fields["complete"]).astype(np.bool_)
         following = {path: np.append(x[1:], x[-1:], 0) for path, x in leaves_of(fields["obs"]).items()}
-        fields = {**fields, "next_obs": _joined_leaves(following)}
+        fields = {**fields, "next_obs": tree_of(following)}
     else:
         return None
     if num_envs < 1 or not selected.any():
         return None
     order = np.lexsort((index // num_envs, index % num_envs))
     order = order[selected[order]]
-    named = {name: _joined_leaves({path: x[order] for path, x in leaves_of(value).items()})
-             for name, value in fields.items() if name not in OF_A_BATCH}  # fmt: skip
-    experience = from_arrays(named, "rows of a relive ReplayBuffer", vector=False)
+    named = {name: value for name, value in fields.items() if name not in OF_A_BATCH}
+    experience = from_arrays(_taken(named, order), "rows of a relive ReplayBuffer", vector=False)
     experience.env, number = index[order] % num_envs, index[order] // num_envs
     gap = np.diff(number) - 1
     experience.follows = np.append(
@@ -295,9 +286,9 @@ def of_own_rows(fields: dict[str, Any]) -> Experience | None:
     return experience
 
 
-def _joined_leaves(leaves: Any) -> Any:
-    """Leaves by path as one array, or as a dict of them by dotted names."""
-    return leaves[()] if list(leaves) == [()] else {dotted(path): leaf for path, leaf in leaves.items()}
+def _taken(fields: dict[str, Any], rows: Any) -> dict[str, Any]:
+    """Rows of fields ``[S, ...]``, nested or not."""
+    return {name: tree_of({path: leaf[rows] for path, leaf in leaves_of(x).items()}) for name, x in fields.items()}
 
 
 # -- flat stores -------------------------------------------------------------------------------------------------------
@@ -326,8 +317,7 @@ def flat_steps(
         episode: int ``[S]``, the number of each row's episode, if the library keeps it.
         envs: how many envs have rows in turns, if the library says so.
     """
-    experience = from_arrays(fields, source, vector=False)
-    experience.begins = not full
+    experience = from_arrays(fields, source, vector=False, begins=not full)
     if envs:
         order = np.arange(len(experience)).reshape(-1, envs).T.reshape(-1)
         stated = interleaved(fields, source, order, order % envs, begins=experience.begins)
@@ -354,9 +344,15 @@ def flat_steps(
         if goes_on[broken].mean() > MATCHED:  # rows that lead to no other are no matter of order
             return interleaved(fields, source, order, env, begins=experience.begins)
     elif broken.sum() > len(experience) * MATCHED:
-        experience.follows[:] = False
-        experience.ordered = False
-        experience.lacks += ("it does not say which rows are of one environment, nor do their observations",)
+        why = "it does not say which rows are of one environment, nor do their observations"
+        return _without_order(experience, why)
+    return experience
+
+
+def _without_order(experience: Experience, why: str) -> Experience:
+    """Steps of which none is known to follow another."""
+    experience.follows[:], experience.ordered = False, False
+    experience.lacks += (why,)
     return experience
 
 
@@ -402,12 +398,9 @@ def taking_turns(fields: dict[str, Any], source: str) -> Experience | None:
     if experience.reaches(stride)[reached].mean() < ALL_TURNS:  # in turns, but not always in the same
         ordered_rows = threads(experience.obs, experience.next_obs)
         if ordered_rows is None:
-            experience.follows[:] = False
-            experience.ordered = False
-            experience.lacks += (
-                "rows take turns between envs, and neither they nor their observations say which is whose",
+            return _without_order(
+                experience, "rows take turns between envs, and neither they nor their observations say which is whose"
             )
-            return experience
         order, env = ordered_rows
     sorted_ = interleaved(fields, source, order, env, begins=True)
     sorted_.lacks += (f"rows take turns between about {stride} envs, as their observations show; they were read so",)
@@ -416,16 +409,10 @@ def taking_turns(fields: dict[str, Any], source: str) -> Experience | None:
 
 def interleaved(fields: dict[str, Any], source: str, order: Ints, env: Ints, *, begins: bool) -> Experience:
     """Experience of flat rows ``[S, ...]`` in another order: rows of equal ``env`` follow each other."""
-    sorted_ = {name: {path: leaf[order] for path, leaf in leaves_of(x).items()} for name, x in fields.items()}
-    experience = from_arrays({name: _nested(leaves) for name, leaves in sorted_.items()}, source, vector=False)
-    experience.env, experience.place, experience.begins = env, order, begins
+    experience = from_arrays(_taken(fields, order), source, vector=False, begins=begins)
+    experience.env, experience.place = env, order
     experience.follows = np.append(env[1:] == env[:-1], False)
     return experience
-
-
-def _nested(leaves: Leaves) -> Any:
-    """Leaves by path as one array, or as a dict of them by dotted names."""
-    return leaves[()] if list(leaves) == [()] else {".".join(path): leaf for path, leaf in leaves.items()}
 
 
 MATCHED = 0.5
@@ -493,11 +480,8 @@ def stride_of(steps: Experience, rows: Array) -> int:
 
 def in_time(values: Any, position: int, full: bool) -> Any:
     """Rows of a ring ``[R, ...]``, nested or not, from the oldest to the newest."""
-    if hasattr(values, "items"):
-        members = cast("dict[str, Any]", values)
-        return {name: in_time(part, position, full) for name, part in members.items()}
-    array = as_host(values)
-    return np.concatenate([array[position:], array[:position]]) if full else array[:position]
+    leaves = {path: [leaf[position:], leaf[:position]] for path, leaf in leaves_of(values).items()}
+    return tree_of({path: np.concatenate(parts) if full else parts[1] for path, parts in leaves.items()})
 
 
 def as_blocks(values: Any) -> Any:
@@ -508,11 +492,6 @@ def as_blocks(values: Any) -> Any:
 
 def _flat(value: Any) -> Any:
     return as_host(value).reshape(-1)
-
-
-def _plain(tree: Any) -> dict[str, Any]:
-    """A tree with TensorDicts in it as nested dicts of arrays."""
-    return {".".join(path): leaf for path, leaf in leaves_of(tree).items()}
 
 
 # -- Stable-Baselines3 ---------------------------------------------------------------------------------------------
@@ -551,20 +530,18 @@ def stable_baselines3_rollout(buffer: Any) -> Experience:
     """Its rollout buffers: they keep where episodes start, not how they ended."""
     size, envs = (buffer.buffer_size if buffer.full else buffer.pos), buffer.n_envs
 
-    def rows(values: Any) -> Any:
-        if isinstance(values, dict):
-            return {name: rows(part) for name, part in cast("dict[str, Any]", values).items()}
+    def ordered(values: Any) -> Any:
         flat = values.shape[:1] == (buffer.buffer_size * envs,)  # get() flattens some columns, env by env
-        ordered = values.reshape(envs, buffer.buffer_size, *values.shape[1:]).swapaxes(0, 1) if flat else values
-        return ordered[:size]
+        rows = values.reshape(envs, buffer.buffer_size, *values.shape[1:]).swapaxes(0, 1) if flat else values
+        return rows[:size]
 
-    names = {
-        "obs": "observations", "action": "actions", "reward": "rewards", "value": "values", "return": "returns",
-        "advantage": "advantages", "log_prob": "log_probs",
-    }  # fmt: skip
-    fields = {ours: rows(getattr(buffer, theirs)) for ours, theirs in names.items()}
-    numbers = {name: x.reshape(size, envs) for name, x in fields.items() if name not in ("obs", "action")}
-    fields |= numbers | {"episode_start": np.asarray(buffer.episode_starts)[:size]}
+    def column(name: str) -> Any:
+        return map_leaves(ordered, getattr(buffer, name))
+
+    fields = {name: column(name) for name in ("observations", "actions")}
+    for name in ("rewards", "values", "returns", "advantages", "log_probs"):
+        fields[name] = column(name).reshape(size, envs)
+    fields["episode_starts"] = np.asarray(buffer.episode_starts)[:size]
     return _limits_in_rewards(from_arrays(fields, f"stable_baselines3 {type(buffer).__name__}", vector=True))
 
 
@@ -605,38 +582,24 @@ def _tianshou_leaf(value: Any, rows: Any) -> Any:
 
 def _joined(columns: dict[str, list[Any]], sizes: list[int], source: str) -> Experience:
     """Experience of several envs with different numbers of steps."""
-    fields = {name: _concatenated(parts) for name, parts in columns.items()}
+    fields = {name: map_leaves(concatenated, *parts) for name, parts in columns.items()}
     experience = from_arrays(fields, source, vector=False)
     experience.env = np.repeat(np.arange(len(sizes)), sizes)
     experience.follows = np.append(experience.env[1:] == experience.env[:-1], False)
     return experience
 
 
-def _concatenated(parts: list[Any]) -> Any:
-    if isinstance(parts[0], dict):
-        first = cast("dict[str, Any]", parts[0])
-        return {name: _concatenated([part[name] for part in parts]) for name in first}
-    return np.concatenate(parts)
-
-
 # -- cpprb ---------------------------------------------------------------------------------------------------------
 def cpprb_replay(buffer: Any) -> Experience:
     """Its replay buffers, in the names of its own documentation: obs, act, rew, next_obs, done."""
     rows = buffer.get_all_transitions()
-    order = _cpprb_order(buffer, len(rows["rew"]))
+    count = len(rows["rew"])
+    full = count == buffer.get_buffer_size()
+    position = buffer.get_next_index() if full else count
     names = {"obs": "obs", "act": "action", "rew": "reward", "next_obs": "next_obs", "done": "done"}
-    fields = {
-        ours: np.asarray(rows[theirs])[order] for theirs, ours in names.items() if theirs in rows
-    }  # fmt: skip
-    fields["reward"], fields["done"] = (fields[name].reshape(-1) for name in ("reward", "done"))
-    full = len(fields["done"]) == buffer.get_buffer_size()
+    fields = {ours: in_time(rows[theirs], position, full) for theirs, ours in names.items() if theirs in rows}
+    fields |= {name: fields[name].reshape(-1) for name in ("reward", "done")}
     return flat_steps(fields, f"cpprb {type(buffer).__name__}", full=full)
-
-
-def _cpprb_order(buffer: Any, count: int) -> Any:
-    """The stored rows from the oldest to the newest."""
-    first = buffer.get_next_index() if count == buffer.get_buffer_size() else 0
-    return (np.arange(count) + first) % max(count, 1)
 
 
 # -- TorchRL -------------------------------------------------------------------------------------------------------
@@ -671,10 +634,7 @@ def tensordict_steps(data: Any, source: str = "TensorDict", *, full: bool = Fals
     if not hasattr(after, "keys"):
         raise FieldError(f'{source}: expected steps with a "next", got {", ".join(map(str, data.keys()))}')
     observed = [name for name in data.keys() if name in after.keys() and name not in FLAGS]
-    fields = {
-        "obs": {name: data.get(name) for name in observed},
-        "next_obs": {name: after.get(name) for name in observed},
-    }
+    obs, next_obs = (tree_of(leaves_of({name: x.get(name) for name in observed})) for x in (data, after))
     rest: dict[str, Any] = {name: _flat(after.get(name)) for name in FLAGS if name in after.keys()}
     if "truncated" not in rest or "terminated" not in rest:
         rest["done"] = rest.get("done", rest.get("terminated"))
@@ -684,14 +644,14 @@ def tensordict_steps(data: Any, source: str = "TensorDict", *, full: bool = Fals
         rest["action"] = data.get("action")
     if "gamma" in data.keys():  # of its MultiStep: the discount of each window
         rest["discount"] = _flat(data.get("gamma"))
-    plain = {name: _plain(leaves) for name, leaves in fields.items()}
-    if not plain["obs"]:
+    if not obs:
         raise FieldError(
             f'{source}: expected an observation that a step and its "next" have under one name, got '
             f'{", ".join(map(str, data.keys()))} in steps and {", ".join(map(str, after.keys()))} in "next"; store both'
         )
     episode = data.get(("collector", "traj_ids"), None)
-    return flat_steps(plain | rest, source, full=full, episode=None if episode is None else _flat(episode), envs=envs)
+    episode = None if episode is None else _flat(episode)
+    return flat_steps({"obs": obs, "next_obs": next_obs, **rest}, source, full=full, episode=episode, envs=envs)
 
 
 FLAGS = ("reward", "terminated", "truncated", "done")
@@ -703,33 +663,21 @@ def agilerl_replay(buffer: Any) -> Experience:
     source = f"agilerl {type(buffer).__name__}"
     if buffer.storage is None:
         return no_steps(source)
-    rows = leaves_of(buffer.storage)
-    full = len(buffer) == buffer.max_size
-    ordered = {path: in_time(leaf, buffer._cursor, full)[: len(buffer)] for path, leaf in rows.items()}
+    rows, full = buffer.storage, len(buffer) == buffer.max_size
+    position = buffer._cursor if full else min(buffer._cursor, len(buffer))
     names = {"obs": "obs", "next_obs": "next_obs", "action": "action", "reward": "reward", "done": "terminated"}
-    fields: dict[str, Any] = {}
-    for theirs, ours in names.items():
-        part = {".".join(path[1:]): leaf for path, leaf in ordered.items() if path[0] == theirs}
-        if part:
-            fields[ours] = part.get("", part)
+    fields = {ours: in_time(rows[theirs], position, full) for theirs, ours in names.items() if theirs in rows.keys()}
     fields |= {name: fields[name].reshape(-1) for name in ("reward", "terminated") if name in fields}
-    n = int(getattr(buffer, "n_step", 1))
-    return flat_steps(fields, source, full=full, n=n)
+    return flat_steps(fields, source, full=full, n=int(getattr(buffer, "n_step", 1)))
 
 
 def agilerl_rollout(buffer: Any) -> Experience:
     """Its rollout buffer: ``dones`` are ends of both kinds, and the next observation is what ``step()`` returned."""
-    columns = {name: in_time(buffer.buffer[name], buffer.pos, buffer.full) for name in AGILERL if name in buffer.buffer}
-    fields = {AGILERL[name]: column for name, column in columns.items()}
-    experience = from_arrays(fields, f"agilerl {type(buffer).__name__}", vector=True)
-    experience.begins = not (buffer.full and buffer.wrap_at_capacity)
-    return experience
-
-
-AGILERL = {
-    "observations": "obs", "next_observations": "next_obs", "actions": "action", "rewards": "reward", "dones": "done",
-    "values": "value", "advantages": "advantage", "returns": "return", "log_probs": "log_prob",
-}  # fmt: skip
+    columns, names = buffer.buffer, ("observations", "next_observations", "actions", "rewards", "dones", "values",
+                                     "advantages", "returns", "log_probs")  # fmt: skip
+    fields = {name: in_time(columns[name], buffer.pos, buffer.full) for name in names if name in columns}
+    begins = not (buffer.full and buffer.wrap_at_capacity)
+    return from_arrays(fields, f"agilerl {type(buffer).__name__}", vector=True, begins=begins)
 
 
 # -- Velora --------------------------------------------------------------------------------------------------------
@@ -758,9 +706,7 @@ def pytorchrl_replay(buffer: Any) -> Experience:
              "NextDone": "done"}  # fmt: skip
     fields = {ours: in_time(data[theirs], buffer.step, full) for theirs, ours in names.items() if theirs in data}
     fields |= {name: as_blocks(fields[name]) for name in ("reward", "done")}
-    experience = from_arrays(fields, source, vector=True)
-    experience.begins = not full
-    return experience
+    return from_arrays(fields, source, vector=True, begins=not full)
 
 
 def pytorchrl_rollout(buffer: Any) -> Experience:
@@ -790,9 +736,7 @@ def fast_td3_replay(buffer: Any) -> Experience:
         "obs": rows("observations"), "next_obs": rows("next_observations"), "action": rows("actions"),
         "reward": rows("rewards"), "terminated": (rows("dones") > 0) & ~truncated, "truncated": truncated,
     }  # fmt: skip
-    experience = from_arrays(fields, "FastTD3 SimpleReplayBuffer", vector=True)
-    experience.begins = not full
-    return experience
+    return from_arrays(fields, "FastTD3 SimpleReplayBuffer", vector=True, begins=not full)
 
 
 # -- LeRobot -------------------------------------------------------------------------------------------------------
@@ -820,8 +764,7 @@ def lerobot_dataset(dataset: Any) -> Experience:
         fields |= {"terminated": done, "truncated": last & ~done}
     else:
         fields["done"] = last
-    experience = from_arrays(fields, f"lerobot {type(dataset).__name__}", vector=False)
-    experience.env, experience.begins = np.zeros(len(episode), np.int64), True
+    experience = from_arrays(fields, f"lerobot {type(dataset).__name__}", vector=False, begins=True)
     if "next.reward" not in column:
         experience.lacks += ("it keeps no rewards",)
         experience.judge_limits = False
@@ -846,9 +789,7 @@ def lerobot_replay(buffer: Any) -> Experience:
     fields["terminated"] = in_time(buffer.dones, buffer.position, full).astype(np.bool_) & ~fields["truncated"]
     if not getattr(buffer, "optimize_memory", False):
         fields["next_obs"] = in_time(buffer.next_states, buffer.position, full)
-    experience = from_arrays(fields, source, vector=False)
-    experience.begins = not full
-    return experience
+    return from_arrays(fields, source, vector=False, begins=not full)
 
 
 # -- rsl_rl ----------------------------------------------------------------------------------------------------------
@@ -857,16 +798,16 @@ def lerobot_replay(buffer: Any) -> Experience:
 def rsl_rl_rollout(storage: Any) -> Experience:
     """Its rollout storage: ``dones`` are ends of both kinds. Time-outs are read where a storage keeps them."""
     size = storage.step
-    names = {"rewards": "reward", "dones": "done", "values": "value", "returns": "return", "advantages": "advantage"}
-    columns = {ours: getattr(storage, theirs, None) for theirs, ours in names.items()}
+    names = ("rewards", "dones", "values", "returns", "advantages")
+    columns = {name: getattr(storage, name, None) for name in names}
     fields: dict[str, Any] = {name: as_blocks(x)[:size] for name, x in columns.items() if x is not None}
-    fields |= {"obs": in_time(storage.observations, size, False), "action": in_time(storage.actions, size, False)}
+    fields |= {name: in_time(getattr(storage, name), size, False) for name in ("observations", "actions")}
     time_outs = getattr(storage, "time_outs", None)
     if time_outs is not None and bool((as_host(time_outs)[:size] != 0).any()):
         fields["truncated"] = as_blocks(time_outs)[:size].astype(np.bool_)
         fields["final_value"] = as_blocks(storage.final_values)[:size]
-        return from_arrays(fields, f"rsl_rl {type(storage).__name__}", vector=True)
-    return _limits_in_rewards(from_arrays(fields, f"rsl_rl {type(storage).__name__}", vector=True))
+    experience = from_arrays(fields, f"rsl_rl {type(storage).__name__}", vector=True)
+    return experience if "truncated" in fields else _limits_in_rewards(experience)
 
 
 # -- EmbodiChain -----------------------------------------------------------------------------------------------------
@@ -876,15 +817,12 @@ def embodichain_rollout(buffer: Any) -> Experience:
     """Its rollout buffer ``[N, T + 1]``: the last slot holds the bootstrap value, and is no step."""
     rollout = buffer.buffer
     names = ["obs", "action", "reward", "terminated", "truncated", "value", "advantage", "return", "final_value"]
-    fields = {name: in_time_major(rollout[name], buffer.rollout_len) for name in names if name in rollout.keys()}
+    fields: dict[str, Any] = {}
+    for name in names:
+        if name in rollout.keys():
+            steps = {path: x.swapaxes(0, 1)[: buffer.rollout_len] for path, x in leaves_of(rollout[name]).items()}
+            fields[name] = tree_of(steps)
     return from_arrays(fields, f"embodichain {type(buffer).__name__}", vector=True)
-
-
-def in_time_major(values: Any, size: int) -> Any:
-    """Columns ``[N, T + 1, ...]``, nested or not, as ``[T, N, ...]``."""
-    if hasattr(values, "items"):
-        return {name: in_time_major(part, size) for name, part in values.items()}
-    return as_host(values).swapaxes(0, 1)[:size]
 
 
 # -- CleanRL -------------------------------------------------------------------------------------------------------
@@ -908,8 +846,7 @@ def cleanrl_arrays(fields: Mapping[str, Any]) -> Experience:
             f"{as_host(fields['rewards']).shape}; pass arrays as they are before they are flattened"
         )
     names = {"dones": "episode_start", "logprobs": "log_prob"}
-    unread = "next_obs", "next_value"
-    columns = {names.get(name, name): value for name, value in fields.items() if name not in unread}
+    columns = {names.get(name, name): x for name, x in fields.items() if name not in ("next_obs", "next_value")}
     return from_arrays(columns, "CleanRL arrays", vector=True)
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +17,10 @@ import torch
 from ..errors import ParameterError
 from ..printable import shown
 from ..steps.arrays import Array, Bools, Ints, as_host
-from ..steps.schema import Path, dotted
+from ..steps.schema import Path, dotted, map_leaves
 from .continuity import offset_of_ends, stored_ignored_steps
-from .experience import Experience, Leaves, same_rows
-from .findings import Finding, Lack, Looked, Verdict, found
+from .experience import Experience, Leaves, are_whole, same_rows, tree_of
+from .findings import Finding, Lack, Look, Sureness, found, rule
 
 __all__ = [
     "action_one_step_off",
@@ -50,16 +49,6 @@ __all__ = [
 # -- single fields -----------------------------------------------------------------------------------------------------
 
 
-def _of_all_rows(rule: Callable[[Experience], Iterator[Finding]]) -> Callable[[Experience], Verdict]:
-    """A rule that looks at every row of every source."""
-
-    @wraps(rule)
-    def verdict(steps: Experience) -> Verdict:
-        return Looked(len(steps), rule(steps))
-
-    return verdict
-
-
 def _named(steps: Experience) -> Leaves:
     """All leaves by the path that a report names."""
     groups = {"obs": steps.obs, "next_obs": steps.next_obs or {}, "action": steps.action}
@@ -67,8 +56,8 @@ def _named(steps: Experience) -> Leaves:
     return {**leaves, ("reward",): steps.reward, **steps.others}
 
 
-@_of_all_rows
-def not_finite(steps: Experience) -> Iterator[Finding]:
+@rule("not-finite")
+def not_finite(steps: Experience) -> Look:
     """NaN and infinities."""
     for path, leaf in _named(steps).items():
         if leaf.dtype.kind not in "fc" or path[0] in MAY_BE_INFINITE:
@@ -79,21 +68,20 @@ def not_finite(steps: Experience) -> Iterator[Finding]:
         bad = ~np.isfinite(flat).all(1)
         if path[0] == "next_obs" and steps.next_obs is not None:
             bad &= ~steps.still
-        if bad.any():
-            yield found("not-finite", "certain", f"'{dotted(path)}' holds NaN or infinite numbers",
-                        "mend the env or the policy; debug=True refuses such steps when they are added",
-                        bad, len(leaf), place=steps.place, field=dotted(path))  # fmt: skip
+        yield from steps.found("not-finite", "certain", f"'{dotted(path)}' holds NaN or infinite numbers",
+            "mend the env or the policy; debug=True refuses such steps when they are added",
+            bad, field=dotted(path))  # fmt: skip
+    return len(steps)
 
 
 MAY_BE_INFINITE = frozenset(("final_value", "log_prob", "mask"))
 
 
-def constant_fields(steps: Experience) -> Verdict:
+@rule("constant-field")
+def constant_fields(steps: Experience) -> Look:
     """Observations or actions that never change."""
-    return Lack("fewer than 20 steps are stored") if len(steps) < 20 else Looked(len(steps), _constant(steps))
-
-
-def _constant(steps: Experience) -> Iterator[Finding]:
+    if len(steps) < 20:
+        return Lack("fewer than 20 steps are stored")
     for name, group in (("obs", steps.obs), ("action", steps.action)):
         for path, leaf in group.items():
             few = leaf[: len(leaf) // 20 + 2]
@@ -102,10 +90,10 @@ def _constant(steps: Experience) -> Iterator[Finding]:
             where = dotted((name, *path))
             # a policy may always do the same, one of several observations may be fixed, and a bandit has no state
             meant = name == "action" or len(group) > 1 or leaf[0].size == 1 or not steps.inner.any()
-            yield found("constant-field", "possible" if meant else "likely",
-                        f"'{where}' is the same in all rows of an env",
-                        "check that the loop stores what the env and the policy give at each step",
-                        np.arange(len(leaf)), len(leaf), place=steps.place, field=where)  # fmt: skip
+            yield from steps.found(
+                "constant-field", "possible" if meant else "likely", f"'{where}' is the same in all rows of an env",
+                "check that the loop stores what the env and the policy give at each step", field=where)  # fmt: skip
+    return len(steps)
 
 
 def _never_changes(steps: Experience, leaf: Array) -> bool:
@@ -118,40 +106,38 @@ ENOUGH = 50
 """The fewest rows of an env that its figures are compared for."""
 
 
-def odd_envs(steps: Experience) -> Verdict:
+@rule("env-stands-still", "env-earns-the-same")
+def odd_envs(steps: Experience) -> Look:
     """One env whose observations or rewards never change while those of the others do."""
     kinds, first, counts = np.unique(steps.env, return_index=True, return_counts=True)
     if len(kinds) < 2:
         return Lack("it has one env, or does not say which rows are of which", absent=True)
     if counts.min() < ENOUGH or not bool((np.diff(first) > 0).all()) or counts.sum() != len(steps):
         return Lack(f"an env has fewer than {ENOUGH} rows")
-    return Looked(len(steps), _odd_envs(steps, kinds))
-
-
-def _odd_envs(steps: Experience, kinds: Array) -> Iterator[Finding]:
     rows = {int(kind): np.flatnonzero(steps.env == kind) for kind in kinds}
     frozen = {env: _longest_still(steps, of_env) for env, of_env in rows.items()}
     moves = np.sort([1 - share for share in frozen.values()])
     dead = [env for env, share in frozen.items() if share > 0.8]
     if dead and len(dead) < len(kinds) / 2 and np.median(list(frozen.values())) < 0.2 and moves[-1] > 0.5:
-        bad = np.isin(steps.env, dead)
-        yield found("env-stands-still", "likely",
-                    f"observations of env {', '.join(map(str, dead))} do not change, while those of the others do",
-                    "look at that env: it may have crashed, or its slot is never written",
-                    bad, len(steps), place=steps.place)  # fmt: skip
-        return
+        what = "observations of env {} do not change, while those of the others do"
+        yield from _odd("env-stands-still", steps, dead, what)
+        return len(steps)
     quiet = [env for env, of_env in rows.items() if np.ptp(steps.reward[of_env]) == 0]
     if not quiet or len(quiet) >= len(kinds) / 2:
-        return
+        return len(steps)
     # how often the others earn something else than what they mostly earn: each earns it in many of its steps
     shares = [float((steps.reward[of_env] != _mostly(steps.reward[of_env])).mean())
               for env, of_env in rows.items() if env not in quiet]  # fmt: skip
     if min(shares) > 0.3:
-        bad = np.isin(steps.env, quiet)
-        yield found("env-earns-the-same", "likely",
-                    f"rewards of env {', '.join(map(str, quiet))} never change, while those of the others often do",
-                    "look at that env: it may have crashed, or its slot is never written",
-                    bad, len(steps), place=steps.place)  # fmt: skip
+        what = "rewards of env {} never change, while those of the others often do"
+        yield from _odd("env-earns-the-same", steps, quiet, what)
+    return len(steps)
+
+
+def _odd(name: str, steps: Experience, envs: list[int], what: str) -> Iterator[Finding]:
+    """The finding that these envs do otherwise than the others; none if there are none."""
+    mend = "look at that env: it may have crashed, or its slot is never written"
+    return steps.found(name, "likely", what.format(", ".join(map(str, envs))), mend, np.isin(steps.env, envs))
 
 
 def _mostly(numbers: Array) -> Any:
@@ -174,8 +160,8 @@ def _longest_still(steps: Experience, rows: Array) -> float:
     return float(len(run) / len(rows)) if varied and len(run) >= ENOUGH else 0.0
 
 
-@_of_all_rows
-def bytes_as_floats(steps: Experience) -> Iterator[Finding]:
+@rule("bytes-as-floats")
+def bytes_as_floats(steps: Experience) -> Look:
     """Float observations that hold the whole numbers 0 to 255: images at four times their size."""
     for path, leaf in steps.obs.items():
         if leaf.dtype.kind != "f" or leaf.ndim < 3 or not len(leaf):
@@ -184,21 +170,19 @@ def bytes_as_floats(steps: Experience) -> Iterator[Finding]:
         if np.array_equal(sample, np.round(sample)) and sample.min() >= 0 and 16 <= sample.max() <= 255:
             where = dotted(("obs", *path))
             sizes = sorted(leaf.shape[1:])[-2:]  # counts of a few things are no image
-            yield found("bytes-as-floats", "likely" if len(sizes) == 2 and sizes[0] >= 8 else "possible",
-                        f"'{where}' holds whole numbers from 0 to 255 as {leaf.dtype}: bytes at "
-                        f"{leaf.dtype.itemsize} times their size",
-                        "store uint8, and divide by 255 in the network",
-                        np.arange(len(leaf)), len(leaf), place=steps.place, field=where)  # fmt: skip
+            yield from steps.found("bytes-as-floats", "likely" if len(sizes) == 2 and sizes[0] >= 8 else "possible",
+                f"'{where}' holds whole numbers from 0 to 255 as {leaf.dtype}: bytes at {leaf.dtype.itemsize} times "
+                "their size", "store uint8, and divide by 255 in the network", field=where)  # fmt: skip
+    return len(steps)
 
 
-def actions_as_floats(steps: Experience) -> Verdict:
+@rule("actions-as-floats")
+def actions_as_floats(steps: Experience) -> Look:
     """Float actions that hold a few whole numbers: discrete actions. float32 loses whole numbers beyond 2 ** 24."""
     if not steps.action:
         return Lack("it keeps no actions")
-    return Lack("fewer than 20 steps are stored") if len(steps) < 20 else Looked(len(steps), _whole_actions(steps))
-
-
-def _whole_actions(steps: Experience) -> Iterator[Finding]:
+    if len(steps) < 20:
+        return Lack("fewer than 20 steps are stored")
     for path, leaf in steps.action.items():
         if leaf.dtype.kind != "f":
             continue
@@ -206,21 +190,23 @@ def _whole_actions(steps: Experience) -> Iterator[Finding]:
         kinds = np.unique(sample)
         if 1 < len(kinds) <= len(sample) / 10 and np.array_equal(kinds, np.round(kinds)) and kinds.min() >= 0:
             where = dotted(("action", *path))
-            yield found("actions-as-floats", "possible", f"'{where}' holds whole numbers as {leaf.dtype}",
-                        "store discrete actions as integers",
-                        np.arange(len(leaf)), len(leaf), place=steps.place, field=where)  # fmt: skip
+            yield from steps.found("actions-as-floats", "possible", f"'{where}' holds whole numbers as {leaf.dtype}",
+                                   "store discrete actions as integers", field=where)  # fmt: skip
+    return len(steps)
 
 
-@_of_all_rows
-def odd_flags(steps: Experience) -> Iterator[Finding]:
+@rule("flag-not-binary")
+def odd_flags(steps: Experience) -> Look:
     """Flags that are neither 0 nor 1, such as sums of the flags of a window."""
     if steps.odd_flags is not None:
-        yield found("flag-not-binary", "certain", "flags of ends are neither 0 nor 1: 1 - done is then no mask",
-                    "store whether any step of a window ended, not how many did",
-                    steps.odd_flags, len(steps), place=steps.place)  # fmt: skip
+        yield from steps.found(
+            "flag-not-binary", "certain", "flags of ends are neither 0 nor 1: 1 - done is then no mask",
+            "store whether any step of a window ended, not how many did", steps.odd_flags)  # fmt: skip
+    return len(steps)
 
 
-def outside_space(steps: Experience, spaces: dict[str, Any]) -> Verdict:
+@rule("outside-space")
+def outside_space(steps: Experience, spaces: dict[str, Any]) -> Look:
     """Observations and actions outside the Gymnasium spaces that are given.
 
     Raises:
@@ -233,23 +219,19 @@ def outside_space(steps: Experience, spaces: dict[str, Any]) -> Verdict:
         return Lack("pass spaces, the spaces of 'obs' and 'action'", absent=True)
     if "action" in spaces and not steps.action:
         return Lack("spaces has one for 'action', but no actions are stored")
-    return Looked(len(steps), _outside_spaces(steps, spaces))
-
-
-def _outside_spaces(steps: Experience, spaces: dict[str, Any]) -> Iterator[Finding]:
     for name, group in (("obs", steps.obs), ("action", steps.action), ("next_obs", steps.next_obs or {})):
         space = spaces.get("obs" if name == "next_obs" else name)
         if space is None:
             continue
         for path, leaf in group.items():
-            bad = _outside(_inner(space, path), leaf, dotted((name, *path)))
+            where, inner = dotted((name, *path)), _inner(space, path)
+            bad = _outside(inner, leaf, where)
             if name == "next_obs":
                 bad &= ~steps.still
-            if bad.any():
-                where = dotted((name, *path))
-                yield found("outside-space", "certain", f"'{where}' lies outside {_inner(space, path)}",
-                            "check scaling, clipping and the order of wrappers; store what the env was given",
-                            bad, len(leaf), place=steps.place, field=where)  # fmt: skip
+            yield from steps.found("outside-space", "certain", f"'{where}' lies outside {inner}",
+                "check scaling, clipping and the order of wrappers; store what the env was given",
+                bad, field=where)  # fmt: skip
+    return len(steps)
 
 
 def _inner(space: Any, path: Path) -> Any:
@@ -295,29 +277,24 @@ def _outside(space: Any, leaf: Array, where: str) -> Array:
         return (bad | (flat != np.round(flat)) if whole else bad).any(1)
 
 
-def priorities(steps: Experience) -> Verdict:
+@rule("priority-not-finite", "priority-of-dead-row", "priority-zero")
+def priorities(steps: Experience) -> Look:
     """Priorities that are not finite, that belong to rows without a transition, or that are 0."""
-    if steps.priorities is None or not len(steps.priorities):
+    weight, live = steps.priorities, steps.live
+    if weight is None or not len(weight):
         return Lack("it has no priorities", absent=True)
-    return Looked(len(steps.priorities), _priorities(steps.priorities, steps.live))
-
-
-def _priorities(weight: Array, live: Array | None) -> Iterator[Finding]:
     bad = ~np.isfinite(weight) | (weight < 0)
-    if bad.any():
-        yield found("priority-not-finite", "certain", "priorities are NaN, infinite or negative",
-                    "refuse TD errors that are not finite before they reach the sampler", bad, len(weight))  # fmt: skip
-    if live is None:
-        return
-    dead = ~live & (weight > 0) & ~bad
-    if dead.any():
-        yield found("priority-of-dead-row", "certain", "rows that hold no transition have a priority, and are drawn",
-                    "set the priorities of rows that were cleared, or not yet written, to 0",
-                    dead, len(weight))  # fmt: skip
-    never = live & (weight == 0)
-    if never.any():
-        yield found("priority-zero", "likely", "stored transitions have priority 0, and are never drawn",
-                    "add a small eps to every TD error", never, int(live.sum()))  # fmt: skip
+    yield from found("priority-not-finite", "certain", "priorities are NaN, infinite or negative",
+                     "refuse TD errors that are not finite before they reach the sampler",
+                     bad, len(weight))  # fmt: skip
+    if live is not None:
+        yield from found("priority-of-dead-row", "certain",
+                         "rows that hold no transition have a priority, and are drawn",
+                         "set the priorities of rows that were cleared, or not yet written, to 0",
+                         ~live & (weight > 0) & ~bad, len(weight))  # fmt: skip
+        yield from found("priority-zero", "likely", "stored transitions have priority 0, and are never drawn",
+                         "add a small eps to every TD error", live & (weight == 0), int(live.sum()))  # fmt: skip
+    return len(weight)
 
 
 # -- fields that fit another row ---------------------------------------------------------------------------------------
@@ -338,7 +315,8 @@ HUGE = 1e30
 """Larger numbers overflow when they are multiplied."""
 
 
-def reward_one_step_off(steps: Experience) -> Verdict:
+@rule("reward-one-step-off")
+def reward_one_step_off(steps: Experience) -> Look:
     """Rewards that follow from the step before or after, and not from the step in their own row."""
     rows = _within(steps)
     lack = _cannot(steps, rows)
@@ -349,43 +327,40 @@ def reward_one_step_off(steps: Experience) -> Verdict:
         return Lack("rewards are not finite, or too large to compute with")
     if np.ptp(reward[rows]) == 0:
         return Lack("rewards are the same in all steps within episodes")
-    return _one_step_off(
+    return (yield from _one_step_off(
         "reward-one-step-off", steps, rows, _whole_row(steps, rows), reward,
         "rewards do not follow from observations and actions, of this row or of a neighbour",
         "the reward of a step is stored in the row {word} it: there it follows from observation and action but for "
         "{there:.1%} of its variance, in its own row but for {own:.1%}",
-        "store the reward that step() returned in the row of the observation and action given to it",
-    )  # fmt: skip
+        "store the reward that step() returned in the row of the observation and action given to it"))  # fmt: skip
 
 
-def value_one_step_off(steps: Experience) -> Verdict:
+@rule("value-one-step-off")
+def value_one_step_off(steps: Experience) -> Look:
     """Values that follow from the observation of the row before or after, and not from that of their own row."""
-    value = steps.others.get(("value",))
-    if value is None or value.size != len(steps) or value.dtype.kind not in "biuf":
+    value, rows = _numbers(steps, "value"), _within(steps)
+    if value is None:
         return Lack("it keeps no values", absent=True)
-    rows = _within(steps)
     lack = _cannot(steps, rows)
     if lack is not None:
         return lack
-    numbers = value.reshape(-1).astype(np.float64)
-    if not np.isfinite(numbers).all() or np.ptp(numbers[rows]) == 0:
+    if not np.isfinite(value).all() or np.ptp(value[rows]) == 0:
         return Lack("values are not finite, or the same in all steps")
-    return _one_step_off(
-        "value-one-step-off", steps, rows, np.asarray(steps.numbers[rows], np.float64), numbers,
+    return (yield from _one_step_off(
+        "value-one-step-off", steps, rows, np.asarray(steps.numbers[rows], np.float64), value,
         "values do not follow from observations, of this row or of a neighbour",
         "the value of an observation is stored in the row {word} it: from the observation there it follows but for "
         "{there:.1%} of its variance, from its own row's but for {own:.1%}",
-        "store V(obs) in the row of that observation",
-    )  # fmt: skip
+        "store V(obs) in the row of that observation"))  # fmt: skip
 
 
 def _one_step_off(
-    rule: str, steps: Experience, rows: Ints, inputs: Any, target: Any, unrelated: str, text: str, advice: str
-) -> Verdict:
+    name: str, steps: Experience, rows: Ints, inputs: Any, target: Any, unrelated: str, text: str, advice: str
+) -> Look:
     """A field that follows from the row before or after, and not from its own row.
 
     Args:
-        rule: the name of the finding.
+        name: of the finding.
         steps: all steps.
         rows: the rows that are fitted.
         inputs: float64 ``[R, K]``: the numbers of these rows from which the field may follow.
@@ -395,17 +370,16 @@ def _one_step_off(
         advice: how to mend it.
     """
     if _fits_its_own(_fitting_rows(inputs[:FIRST], target, rows[:FIRST])):  # a part of the rows is quick to fit
-        return Looked(len(rows))
+        return len(rows)
     errors = _fitting_rows(inputs, target, rows)
     left = {lag: float(error.mean()) for lag, error in errors.items()}
     if min(left.values()) > SOMETHING:
         return Lack(unrelated)
-    best = _better_lag(errors)
-    if not best:
-        return Looked(len(rows))
-    text = text.format(word="after" if best > 0 else "before", there=left[best], own=left[0])
-    finding = found(rule, "likely", text, advice, np.arange(len(steps)), len(steps), place=steps.place)
-    return Looked(len(rows), [finding])
+    best = min(left, key=lambda lag: left[lag])
+    if best and _clearly_less(errors[best], errors[0]):
+        word = "after" if best > 0 else "before"
+        yield from steps.found(name, "likely", text.format(word=word, there=left[best], own=left[0]), advice)
+    return len(rows)
 
 
 SHOWN = 0.7
@@ -415,7 +389,8 @@ OF_ITS_OWN = 0.1
 """The share of an action's variance that must not follow from the observation it was chosen on."""
 
 
-def action_one_step_off(steps: Experience) -> Verdict:
+@rule("action-one-step-off")
+def action_one_step_off(steps: Experience) -> Look:
     """Actions that move the observation of the row before or after, and not that of their own row.
 
     The action of the following row may depend on the observation that this row led to. So its part that follows from
@@ -436,7 +411,7 @@ def action_one_step_off(steps: Experience) -> Verdict:
         return Lack("observations do not change within episodes")
     first = _moving(steps, acts, rows[:FIRST], moved[:FIRST], (0,))
     if (first[0].mean(0) < SHOWN * first[None].mean(0))[first[None].mean(0) > 1e-4].any():
-        return Looked(len(rows))  # its own action moves the observation
+        return len(rows)  # its own action moves the observation
     all_errors = _moving(steps, acts, rows, moved, LAGS)
     of_obs_alone, errors = all_errors.pop(None), all_errors
     left = {lag: error.mean(0) for lag, error in errors.items()}
@@ -448,17 +423,15 @@ def action_one_step_off(steps: Experience) -> Verdict:
     best = min((-1, 1), key=lambda lag: float(per_row[lag].mean()))
     own, other = float(per_row[0].mean()), float(per_row[best].mean())
     if own < 1 - 0.2 * (1 - other) or not _clearly_less(per_row[best], per_row[0]):
-        return Looked(len(rows))  # its own action moves the observation, too
-    word = "after" if best > 0 else "before"
+        return len(rows)  # its own action moves the observation, too
+    word, unless = (("after", "the policy reacts to changes that it does not cause") if best > 0 else
+                    ("before", "the env acts one step late"))  # fmt: skip
     # an action cannot move what was seen before it; but an env may well be moved by the action before
-    return Looked(len(rows), [
-        found("action-one-step-off", "possible" if best < 0 or _pays(steps, acts, rows) else "likely",
-              f"the action of a step is stored in the row {word} it: with the one there, the next observation follows "
-              f"but for {other:.1%} of what observations alone leave open, with the row's own but for {own:.1%}"
-              + ("; or the policy reacts to changes that it does not cause" if best > 0 else
-                 "; or the env acts one step late"),
-              "store the action that was given to step() with the observation it was chosen on",
-              np.arange(len(steps)), len(steps), place=steps.place)])  # fmt: skip
+    yield from steps.found("action-one-step-off", "possible" if best < 0 or _pays(steps, acts, rows) else "likely",
+        f"the action of a step is stored in the row {word} it: with the one there, the next observation follows but "
+        f"for {other:.1%} of what observations alone leave open, with the row's own but for {own:.1%}; or {unless}",
+        "store the action that was given to step() with the observation it was chosen on")  # fmt: skip
+    return len(rows)
 
 
 def _pays(steps: Experience, acts: Array, rows: Ints) -> bool:
@@ -467,18 +440,16 @@ def _pays(steps: Experience, acts: Array, rows: Ints) -> bool:
     if not np.isfinite(reward).all() or np.abs(reward).max() > HUGE or np.ptp(reward) == 0:
         return False
     raw = np.concatenate([steps.numbers[rows], steps.next_numbers[rows]], 1).astype(np.float64)
-    without, acted = Scale.of(raw)(raw), np.concatenate([raw, acts[rows]], 1)
-    with_ = Scale.of(acted)(acted)
-    left = [float(_errors(alike(plain, plain), reward).mean()) for plain in (with_, without)]
-    return left[0] < CLEARLY * left[1]
+    acted = np.concatenate([raw, acts[rows]], 1)
+    with_, without = (float(_errors(kernel_of(numbers), reward).mean()) for numbers in (acted, raw))
+    return with_ < CLEARLY * without
 
 
 def _moving(steps: Experience, acts: Array, rows: Ints, moved: Array, lags: tuple[int, ...]) -> dict[int | None, Array]:
     """The errors ``[K, M]`` of learning how observations move, from them and the action ``lag`` rows after these; and
     from them alone, by None.
     """
-    raw = np.asarray(steps.numbers[rows], np.float64)
-    state = alike(*2 * (Scale.of(raw)(raw),))
+    state = kernel_of(np.asarray(steps.numbers[rows], np.float64))
     errors: dict[int | None, Array] = {None: _errors(state, moved)}
     return errors | {
         lag: _errors(state + (1 + state) * _alike_actions(steps, acts, rows, lag), moved) for lag in lags
@@ -487,12 +458,11 @@ def _moving(steps: Experience, acts: Array, rows: Ints, moved: Array, lags: tupl
 
 def _alike_actions(steps: Experience, acts: Array, rows: Ints, lag: int) -> Array:
     """How alike the actions ``lag`` rows after these are, ``[K, K]``: products of them and of their squares."""
-    plain = Scale.of(acts[rows + lag])(acts[rows + lag])
+    plain = scaled(acts[rows + lag])
     kinds = plain if plain.shape[1] > 8 else np.concatenate([plain, plain**2], 1)
     kinds = kinds[:, kinds.std(0) > 1e-9]
     if lag > 0:
-        raw = np.asarray(steps.next_numbers[rows], np.float64)
-        after = alike(*2 * (Scale.of(raw)(raw),))
+        after = kernel_of(np.asarray(steps.next_numbers[rows], np.float64))
         own = kinds - _predicted(after, kinds, (RIDGES[1],))[0]
         kinds = own[:, own.var(0) > OF_ITS_OWN * kinds.var(0)]  # the rest is an error of the prediction
     return kinds @ kinds.T / max(plain.shape[1], 1)
@@ -502,7 +472,8 @@ STARTS = 5
 """How many first steps of episodes must be stored before sums over episodes can be told."""
 
 
-def running_sums(steps: Experience) -> Verdict:
+@rule("reward-is-a-sum")
+def running_sums(steps: Experience) -> Look:
     """Rewards that are the sum of all rewards since the episode began.
 
     Differences of neighbours are then rewards: they are the same everywhere or follow from observation and action, the
@@ -525,7 +496,7 @@ def running_sums(steps: Experience) -> Verdict:
     gained = reward[later] - reward[later - 1]
     spread = float(reward[later].var())
     if spread == 0:
-        return Looked(len(later))
+        return len(later)
     if np.ptp(gained) <= 1e-4 * np.abs(gained).max():
         same = np.abs(reward[starts] - gained[0]) <= 1e-4 * abs(gained[0])
         is_sum = bool(same.mean() > 0.9 and len(np.unique(reward[later])) >= STARTS)
@@ -538,11 +509,10 @@ def running_sums(steps: Experience) -> Verdict:
             return lack
         raw, targets = _whole_row(steps, np.concatenate([later, starts])), np.stack([gained, reward[later]], 1)
         if len(later) > FIRST:  # a part of the rows is quick to fit
-            few = Scale.of(raw[:FIRST])(raw[:FIRST])
-            of_gain, of_reward = _squared_errors(alike(few, few), targets[:FIRST])
+            of_gain, of_reward = _squared_errors(kernel_of(raw[:FIRST]), targets[:FIRST])
             if of_gain > of_reward:
-                return Looked(len(later))  # of a sum, it is the gains that follow from the step
-        plain = Scale.of(raw)(raw)
+                return len(later)  # of a sum, it is the gains that follow from the step
+        plain = scaled(raw)
         here, there = plain[: len(later)], plain[len(later) :]
         kernel = alike(here, here)
         of_gain, of_reward = _squared_errors(kernel, targets)
@@ -551,14 +521,11 @@ def running_sums(steps: Experience) -> Verdict:
         is_sum = bool(of_gain < 0.5 * max(gained.var(), gained.mean() ** 2) and of_gain < 0.1 * of_reward
                     and at_starts < 3 * np.sqrt(of_gain) + 0.05 * np.abs(gained).mean()
                     and at_starts < 0.3 * np.abs(reward[later]).mean())  # fmt: skip
-    if not is_sum:
-        return Looked(len(later))
-    return Looked(len(later), [
-        found("reward-is-a-sum", "likely",
-              "rewards are sums since the episode began: what they gain from step to step follows from the step, and "
-              "first steps have just that",
-              "store the reward of each step, and not the return so far",
-              np.arange(len(steps)), len(steps), place=steps.place)])  # fmt: skip
+    if is_sum:
+        yield from steps.found("reward-is-a-sum", "likely",
+            "rewards are sums since the episode began: what they gain from step to step follows from the step, and "
+            "first steps have just that", "store the reward of each step, and not the return so far")  # fmt: skip
+    return len(later)
 
 
 def _squared_errors(kernel: Array, targets: Array) -> list[float]:
@@ -570,9 +537,7 @@ def _follow(steps: Experience, rows: Ints, column: Array) -> bool:
     """True if a column ``[K]`` follows from the rows, nearly in full."""
     if _cannot(steps, rows) is not None:
         return False
-    raw = _whole_row(steps, rows)
-    plain = Scale.of(raw)(raw)
-    return float(_errors(alike(plain, plain), column[:, None]).mean()) < 0.01
+    return float(_errors(kernel_of(_whole_row(steps, rows)), column[:, None]).mean()) < 0.01
 
 
 FORESEEN = 0.5
@@ -582,7 +547,8 @@ FEW, MOST_RESETS = 3, 0.15
 """How many resets there must be, and the largest share of rows that may be some."""
 
 
-def resets(steps: Experience) -> Verdict:
+@rule("reset-not-flagged")
+def resets(steps: Experience) -> Look:
     """Resets that nobody flagged, in data without next observations.
 
     The following observation is learned from observation and action. Where it is far from what they lead to in most of
@@ -595,7 +561,7 @@ def resets(steps: Experience) -> Verdict:
     lack = _cannot(steps, rows)
     if lack is not None:
         return lack
-    if steps.numbers.dtype.kind != "f" or _whole(steps.numbers):
+    if steps.numbers.dtype.kind != "f" or are_whole(steps.numbers):
         return Lack("observations are whole numbers, which may well jump")
     rows = rows[: 10 * SAMPLE]
     acts = _acts(steps)
@@ -605,28 +571,26 @@ def resets(steps: Experience) -> Verdict:
     varies = moved.std(0) > 1e-6 * np.abs(steps.numbers[rows]).max(0)
     if not varies.any():
         return Lack("observations do not change within episodes")
-    far = _far_off(Scale.of(raw)(raw), moved[:, varies])
+    far = _far_off(scaled(raw), moved[:, varies])
     # what lies beside a flagged end is the business of other rules
     flagged = np.flatnonzero(steps.ended)
     beside_an_end = np.isin(rows, np.concatenate([flagged - 1, flagged, flagged + 1]))
     broken = rows[far & ~beside_an_end]
     few = len(broken) < FEW or len(broken) > MOST_RESETS * len(rows)
     if few or not (_land_together(steps, broken, varies) or _at_one_length(broken)):
-        return Looked(len(rows))
-    if offset_of_ends(steps) or stored_ignored_steps(steps) is not None:
+        return len(rows)
+    if offset_of_ends(steps) or stored_ignored_steps(steps):
         return Lack("ends are flagged one row off, or ignored steps are stored")
     jumps = np.isin(rows, broken)
     sample = np.concatenate([np.flatnonzero(jumps), np.flatnonzero(~jumps)[: SAMPLE // 2]])
-    plain = Scale.of(raw[sample])(raw[sample])
     # a state may rightly lead to a jump: a clock, or a task that goes on elsewhere once its goal is reached
-    follows = _errors(alike(plain, plain), jumps[sample, None].astype(np.float64)).mean() < FORESEEN
-    return Looked(len(rows), [
-        found("reset-not-flagged", "possible" if follows else "likely",
-              "observations jump where nothing leads them, each time to the same region or after the same number of "
-              "steps: a new episode began there, and no end is flagged"
-              + ("; or the env itself jumps from such states" if follows else ""),
-              "store terminated and truncated as step() returned them",
-              broken, len(rows), place=steps.place)])  # fmt: skip
+    follows = _errors(kernel_of(raw[sample]), jumps[sample, None].astype(np.float64)).mean() < FORESEEN
+    yield from steps.found("reset-not-flagged", "possible" if follows else "likely",
+        "observations jump where nothing leads them, each time to the same region or after the same number of steps: a "
+        "new episode began there, and no end is flagged"
+        + ("; or the env itself jumps from such states" if follows else ""),
+        "store terminated and truncated as step() returned them", broken, len(rows))  # fmt: skip
+    return len(rows)
 
 
 def _far_off(plain: Array, moved: Array) -> Bools:
@@ -660,12 +624,6 @@ def _at_one_length(broken: Ints) -> bool:
     return len(gaps) >= FEW and gaps.min() > 10 and bool((gaps % gaps.min() == 0).mean() > 0.9)
 
 
-def _whole(numbers: Array) -> bool:
-    """True if the numbers of a sample are whole."""
-    sample = numbers[:: max(len(numbers) // 1000, 1)]
-    return bool(np.array_equal(sample, np.round(sample)))
-
-
 def expected_rewards(steps: Experience, calm: Ints, rows: Ints) -> Array | None:
     """The rewards that rows ``calm`` lead to expect in ``rows``, ``[K]``; None if they predict too badly."""
     reward = steps.reward.astype(np.float64)
@@ -678,12 +636,11 @@ def expected_rewards(steps: Experience, calm: Ints, rows: Ints) -> Array | None:
     if not np.isfinite(raw).all() or np.abs(raw).max() > HUGE or np.abs(reward).max() > HUGE:
         return None
     for size in sorted({min(FIRST, len(known)), len(known)}):  # a part of the rows often suffices
-        scale, target = Scale.of(raw[:size]), reward[known[:size]]
-        plain = scale(raw[:size])
-        kernel = alike(plain, plain)
+        target, kernel = reward[known[:size]], kernel_of(raw[:size])
         if _errors(kernel, target[:, None]).mean() <= 0.05:
             weights = _learned(kernel, target - target.mean(), RIDGES[0])
-            return target.mean() + alike(scale(_whole_row(steps, rows)), plain) @ weights
+            others = scaled(raw[:size], _whole_row(steps, rows))
+            return target.mean() + alike(others, scaled(raw[:size])) @ weights
     return None
 
 
@@ -734,15 +691,8 @@ def _whole_row(steps: Experience, rows: Ints) -> Array:
 
 def _fitting_rows(raw: Array, column: Array, rows: Ints) -> dict[int, Array]:
     """The errors ``[K]`` of learning a column ``[S]`` of the row ``lag`` rows after each from the row's numbers."""
-    plain = Scale.of(raw)(raw)
-    errors = _errors(alike(plain, plain), np.stack([column[rows + lag] for lag in LAGS], 1))
+    errors = _errors(kernel_of(raw), np.stack([column[rows + lag] for lag in LAGS], 1))
     return dict(zip(LAGS, errors.T, strict=True))
-
-
-def _better_lag(errors: dict[int, Array]) -> int:
-    """The lag at which a column fits clearly better than in its own row; 0 if there is none."""
-    best = min(errors, key=lambda lag: float(errors[lag].mean()))
-    return best if best and _clearly_less(errors[best], errors[0]) else 0
 
 
 def _fits_its_own(errors: dict[int, Array]) -> bool:
@@ -774,28 +724,17 @@ RIDGES = (1e-4, 1e-2, 1.0)
 """Strengths of the penalty. The one that predicts best is used."""
 
 
-@dataclass(frozen=True)
-class Scale:
-    """The scale of numbers, by which they are standardized.
+def scaled(raw: Array, others: Array | None = None) -> Array:
+    """Rows ``[K, D]``, or others, standardized by these: ``[K, D']``, without the numbers that do not vary in them."""
+    spread = raw.std(0)
+    varies = spread > 1e-9 * np.abs(raw).max(0, initial=0)
+    return np.clip(((raw if others is None else others) - raw.mean(0))[:, varies] / spread[varies], -8, 8)
 
-    Args:
-        mean: of the rows' numbers, ``[D]``.
-        spread: their standard deviation, ``[D]``; numbers that do not vary are left out.
-    """
 
-    mean: Array
-    spread: Array
-
-    @classmethod
-    def of(cls, raw: Array) -> Scale:
-        """The scale of these rows ``[K, D]``."""
-        spread = raw.std(0)
-        return cls(raw.mean(0), np.where(spread > 1e-9 * np.abs(raw).max(0, initial=0), spread, 0.0))
-
-    def __call__(self, raw: Array) -> Array:
-        """Rows ``[K, D]`` on this scale, ``[K, D']``."""
-        varies = self.spread > 0
-        return np.clip((raw - self.mean)[:, varies] / self.spread[varies], -8, 8)
+def kernel_of(raw: Array) -> Array:
+    """The likeness of rows ``[K, D]`` with each other, ``[K, K]``, on their own scale."""
+    plain = scaled(raw)
+    return alike(plain, plain)
 
 
 def alike(rows: Array, others: Array) -> Array:
@@ -915,7 +854,15 @@ class Recursion:
         return np.logical_and.reduce([np.abs(a - b) > 4 * self.near for a, b in pairs])
 
 
-def advantages(steps: Experience, gamma: float | None = None) -> Verdict:
+@rule(
+    "advantage-over-an-end",
+    "truncation-without-bootstrap",
+    "bootstrap-before-the-step",
+    "bootstrap-from-the-next-episode",
+    "rollout-end-without-bootstrap",
+    "advantage-of-another-gamma",
+)
+def advantages(steps: Experience, gamma: float | None = None) -> Look:
     """Advantages that run over ends, and time limits that bootstrap from nothing or from another state.
 
     Args:
@@ -923,59 +870,53 @@ def advantages(steps: Experience, gamma: float | None = None) -> Verdict:
         gamma: the discount per step that they should have; None if it is not known.
     """
     parts = _recursion(steps)
-    return parts if isinstance(parts, Lack) else Looked(len(steps), _advantages(steps, parts, gamma))
-
-
-def _advantages(steps: Experience, parts: Recursion, gamma: float | None) -> Iterator[Finding]:
+    if isinstance(parts, Lack):
+        return parts
     if gamma is not None and abs(parts.gamma - gamma) > GAMMA_NEAR:
-        yield found("advantage-of-another-gamma", "certain",
-                    f"advantages were computed with gamma={parts.gamma:.4g}, and not with {gamma:.4g}",
-                    "compute them with the discount that is meant", np.arange(len(steps)), len(steps),
-                    place=steps.place)  # fmt: skip
+        yield from steps.found("advantage-of-another-gamma", "certain",
+                               f"advantages were computed with gamma={parts.gamma:.4g}, and not with {gamma:.4g}",
+                               "compute them with the discount that is meant")  # fmt: skip
     shown = steps.ended & steps.follows & parts.tells_apart()
     cut = np.zeros_like(shown) if steps.truncated is None else steps.truncated & ~steps.terminated
     kinds = [kind for kind in (shown & cut, shown & ~cut) if _stands_out(parts.adds(kind, parts.onward), kind)]
     if kinds:
         over = parts.adds(np.logical_or.reduce(kinds), parts.onward)
-        yield found("advantage-over-an-end", "certain",
-                    "advantages run on over the end of an episode: the next episode's values and rewards count for "
-                    "the last steps of this one",
-                    "cut the recursion where the step itself ended its episode, not by the flag of another row",
-                    over, int(shown.sum()), place=steps.place)  # fmt: skip
-        return
+        yield from steps.found("advantage-over-an-end", "certain",
+            "advantages run on over the end of an episode: the next episode's values and rewards count for the last "
+            "steps of this one",
+            "cut the recursion where the step itself ended its episode, not by the flag of another row",
+            over, int(shown.sum()))  # fmt: skip
+        return len(steps)
     yield from _at_limits(steps, parts, shown & cut)
     last = ~steps.follows & ~steps.ended & (np.abs(parts.before) > 4 * parts.near)
     none = parts.adds(last, 0.0)
     if steps.last_flags and _stands_out(none, last):
-        yield found("rollout-end-without-bootstrap", "certain",
-                    "the last steps of the rollout did not end their episodes, and their returns hold no value of "
-                    "what comes after",
-                    "bootstrap from the value of the observation after the last step",
-                    none, int(last.sum()), place=steps.place)  # fmt: skip
+        yield from steps.found("rollout-end-without-bootstrap", "certain",
+            "the last steps of the rollout did not end their episodes, and their returns hold no value of what comes "
+            "after", "bootstrap from the value of the observation after the last step",
+            none, int(last.sum()))  # fmt: skip
+    return len(steps)
 
 
 def _at_limits(steps: Experience, parts: Recursion, limits: Bools) -> Iterator[Finding]:
     """Time limits that bootstrap from something else than the final observation."""
     none = parts.adds(limits, 0.0)
     if _stands_out(none, limits):
-        yield found("truncation-without-bootstrap", "certain",
-                    "returns of truncated steps hold no value of what comes after: a time limit counts as a terminal",
-                    "bootstrap truncated steps from the value of the final observation",
-                    none, int(limits.sum()), place=steps.place)  # fmt: skip
+        yield from steps.found("truncation-without-bootstrap", "certain",
+            "returns of truncated steps hold no value of what comes after: a time limit counts as a terminal",
+            "bootstrap truncated steps from the value of the final observation", none, int(limits.sum()))  # fmt: skip
     shown = limits & _final_apart(steps, parts)
     before = parts.adds(shown, parts.before)
     if _stands_out(before, shown):
-        yield found("bootstrap-before-the-step", "certain",
-                    "truncated steps bootstrap from the value of the observation before them",
-                    "bootstrap from the value of the final observation",
-                    before, int(shown.sum()), place=steps.place)  # fmt: skip
+        yield from steps.found("bootstrap-before-the-step", "certain",
+            "truncated steps bootstrap from the value of the observation before them",
+            "bootstrap from the value of the final observation", before, int(shown.sum()))  # fmt: skip
     after, calm = parts.adds(limits, parts.next), steps.follows & ~steps.ended
     # a following row that begins where this one ended has the right value: NEXT_STEP autoreset stores such rows
     if _stands_out(after, limits) and np.median(steps.jump[limits]) > 3 * np.median(steps.jump[calm]):
-        yield found("bootstrap-from-the-next-episode", "certain" if steps.next_obs is None else "likely",
-                    "truncated steps bootstrap from the value of the next episode's first observation",
-                    "bootstrap from the value of the final observation",
-                    after, int(limits.sum()), place=steps.place)  # fmt: skip
+        yield from steps.found("bootstrap-from-the-next-episode", "certain" if steps.next_obs is None else "likely",
+            "truncated steps bootstrap from the value of the next episode's first observation",
+            "bootstrap from the value of the final observation", after, int(limits.sum()))  # fmt: skip
 
 
 def _final_apart(steps: Experience, parts: Recursion) -> Bools:
@@ -1027,7 +968,8 @@ def _numbers(steps: Experience, name: str) -> Array | None:
     return column.reshape(-1).astype(np.float64)
 
 
-def rewards_with_values(steps: Experience) -> Verdict:
+@rule("reward-holds-a-value")
+def rewards_with_values(steps: Experience) -> Look:
     """Rewards of last steps that hold a value: they exceed what steps inside episodes lead to expect, and the excess
     follows V.
 
@@ -1042,22 +984,19 @@ def rewards_with_values(steps: Experience) -> Verdict:
     usual = expected_rewards(steps, calm, ends)
     if usual is None:
         return Lack("rewards do not follow from observations and actions")
-    return Looked(len(ends), _values_in_rewards(steps, steps.reward[ends] - usual, value[ends], ends))
-
-
-def _values_in_rewards(steps: Experience, extra: Array, worth: Array, ends: Ints) -> Iterator[Finding]:
-    """The finding that rewards at ends exceed others by about their value."""
+    extra, worth = steps.reward[ends] - usual, value[ends]
     held = np.abs(extra) > 0.1 * np.abs(worth).max()  # terminals hold none
     if held.sum() < 2 * FEW_TARGETS or np.ptp(worth[held]) == 0:
-        return
+        return len(ends)
     slope = float(extra[held] @ worth[held] / (worth[held] @ worth[held]))
     left = float(((extra[held] - slope * worth[held]) ** 2).mean() / (extra[held] ** 2).mean())
     if left < 0.05 and 0.5 < slope < 1.5:
-        yield found("reward-holds-a-value", "possible",
-                    "rewards of last steps are larger than others by about the value of their observation: the "
-                    "bootstrap value of a time limit was added to them, so they are not what the env gave",
-                    "store rewards as the env gave them, and bootstrap where the return is computed",
-                    ends[held], len(ends), place=steps.place)  # fmt: skip
+        yield from steps.found("reward-holds-a-value", "possible",
+            "rewards of last steps are larger than others by about the value of their observation: the bootstrap value "
+            "of a time limit was added to them, so they are not what the env gave",
+            "store rewards as the env gave them, and bootstrap where the return is computed",
+            ends[held], len(ends))  # fmt: skip
+    return len(ends)
 
 
 # -- what functions of the user say ------------------------------------------------------------------------------------
@@ -1072,20 +1011,24 @@ AGREES = 1e-3
 """How far numbers may differ from those of the function, as a share of their size, since columns are float32."""
 
 
-def values_of_critic(steps: Experience, critic: Callable[..., Any] | None) -> Verdict:
+@rule("value-of-another-observation", "value-one-step-off")
+def values_of_critic(steps: Experience, critic: Callable[..., Any] | None) -> Look:
     """Values that are not those of the critic."""
     value = _numbers(steps, "value")
     if critic is None:
         return Lack("pass critic, a function from observations to values, to compare values with", absent=value is None)
     if value is None:
         return Lack("critic was given, but the source has no 'value'")
-    rows = _sampled_rows(np.arange(len(steps)))
+    rows = _sampled_rows(steps)
     answers = answers_of("critic", critic, rows, steps.obs)
-    return _compared(steps, "value", value, answers, rows, "the critic's value of the observation",
-                     "store V(obs) with the observation that it was computed from")  # fmt: skip
+    yield from _compared(steps, "value", "value-of-another-observation", value, answers, rows,
+                         "the critic's value of the observation",
+                         "store V(obs) with the observation that it was computed from")  # fmt: skip
+    return len(rows)
 
 
-def log_probs(steps: Experience, policy: Callable[..., Any] | None) -> Verdict:
+@rule("log-prob-of-another-action", "log-prob-one-step-off")
+def log_probs(steps: Experience, policy: Callable[..., Any] | None) -> Look:
     """Log-probabilities that are not those of the stored actions."""
     stored = _numbers(steps, "log_prob")
     if policy is None:
@@ -1093,77 +1036,80 @@ def log_probs(steps: Experience, policy: Callable[..., Any] | None) -> Verdict:
                     absent=stored is None)  # fmt: skip
     if stored is None or not steps.action:
         return Lack("policy was given, but the source has no 'log_prob' with its 'action'")
-    rows = _sampled_rows(np.arange(len(steps)))
+    rows = _sampled_rows(steps)
     answers = answers_of("policy", policy, rows, steps.obs, steps.action)
-    return _compared(steps, "log_prob", stored, answers, rows, "the policy's log-probability of the stored action",
-                     "store the action that was sampled, before clipping, with its log-probability")  # fmt: skip
+    yield from _compared(steps, "log_prob", "log-prob-of-another-action", stored, answers, rows,
+                         "the policy's log-probability of the stored action",
+                         "store the action that was sampled, before clipping, with its log-probability")  # fmt: skip
+    return len(rows)
 
 
 def _compared(
-    steps: Experience, name: str, stored: Array, answers: Array, rows: Ints, meant: str, mend: str
-) -> Verdict:
+    steps: Experience, name: str, of_another: str, stored: Array, answers: Array, rows: Ints, meant: str, mend: str
+) -> Iterator[Finding]:
     """Numbers ``[S]`` beside those that a function gave for some rows, ``[K]``."""
     tolerance = AGREES * (np.abs(answers) + float(np.nanstd(answers)) + 1e-6)
     with np.errstate(invalid="ignore"):
         wrong = ~((np.abs(stored[rows] - answers) <= tolerance) | (stored[rows] == answers))
     if wrong.sum() <= len(rows) / 1000:  # rounding, and a number or two at the edge of what it can do
-        return Looked(len(rows))
-    for lag, word in ((1, "before"), (-1, "after")):  # rows of the sample that follow each other
-        beside = np.flatnonzero((rows[1:] == rows[:-1] + 1) & steps.inner[rows[:-1]])
-        mine, other = (beside, beside + 1) if lag == 1 else (beside + 1, beside)
+        return
+    beside = np.flatnonzero((rows[1:] == rows[:-1] + 1) & steps.inner[rows[:-1]])  # that follow each other
+    for mine, other, word in ((beside, beside + 1, "before"), (beside + 1, beside, "after")):
         with np.errstate(invalid="ignore"):
             fits = np.abs(stored[rows[mine]] - answers[other]) <= tolerance[other]
         if len(mine) >= 20 and wrong[mine].mean() > 0.5 and fits.mean() > MOST:
-            return Looked(len(rows), [
-                found(f"{name.replace('_', '-')}-one-step-off", "certain",
-                      f"'{name}' stands one row {word} its own: it is {meant} there", mend,
-                      rows[wrong], len(rows), place=steps.place)])  # fmt: skip
+            yield from steps.found(f"{name.replace('_', '-')}-one-step-off", "certain",
+                f"'{name}' stands one row {word} its own: it is {meant} there", mend,
+                rows[wrong], len(rows))  # fmt: skip
+            return
     finite = np.isfinite(stored[rows]) & np.isfinite(answers)
     pair = stored[rows][finite], answers[finite]
     alike = len(pair[0]) > 2 and min(x.std() for x in pair) > 0 and np.corrcoef(*pair)[0, 1] > 0.95
     drifted = alike and wrong.mean() > MOST  # all are a little off, as after an update
     what = f"'{name}' is not {meant}" + ("; it is near, as if the function had been updated since" if drifted else "")
-    return Looked(len(rows), [
-        found("log-prob-of-another-action" if name == "log_prob" else "value-of-another-observation",
-              "possible" if drifted else "likely", what, mend, rows[wrong], len(rows), place=steps.place)])  # fmt: skip
+    yield from steps.found(of_another, "possible" if drifted else "likely", what, mend, rows[wrong], len(rows))
 
 
-def goal_rewards(steps: Experience, reward_fn: Callable[..., Any] | None) -> Verdict:
+@rule("reward-of-the-old-goal")
+def goal_rewards(steps: Experience, reward_fn: Callable[..., Any] | None) -> Look:
     """Rewards that are not those of the stored goal, as where a goal was exchanged and the reward was not."""
     goals = _goals(steps)
     if goals is None:
-        if reward_fn is not None:
-            return Lack("reward_fn was given, but the source has no observations with 'achieved_goal' and "
-                        "'desired_goal', with next observations")  # fmt: skip
-        return Lack("it has no goals", absent=True)
+        return Lack("it has no goals", absent=True) if reward_fn is None else Lack(f"reward_fn {NO_GOALS}")
     if steps.window > 1:
         return Lack("rows are n-step transitions, whose rewards are sums")
     achieved, desired = goals
     if reward_fn is None:
-        return _reached_goals(steps, achieved, desired)
-    rows = _sampled_rows(np.arange(len(steps)))
+        return (yield from _reached_goals(steps, achieved, desired))
+    rows = _sampled_rows(steps)
     right = answers_of("reward_fn", reward_fn, rows, {(): achieved}, {(): desired}, arrays=True)
     wrong = ~np.isclose(steps.reward[rows].astype(np.float64), right, rtol=1e-4, atol=1e-5)
-    return Looked(len(rows), [_old_goal(steps, rows[wrong], len(rows), "certain")] if wrong.any() else [])
+    yield from _old_goal(steps, rows[wrong], len(rows), "certain")
+    return len(rows)
 
 
-def goal_terminals(steps: Experience, terminated_fn: Callable[..., Any] | None) -> Verdict:
+NO_GOALS = (
+    "was given, but the source has no observations with 'achieved_goal' and 'desired_goal', with next observations"
+)
+
+
+@rule("terminal-of-the-old-goal")
+def goal_terminals(steps: Experience, terminated_fn: Callable[..., Any] | None) -> Look:
     """Steps that reach their goal and are not flagged, though ``terminated_fn`` says that they end there."""
     if terminated_fn is None:
         return Lack("pass terminated_fn, a function of achieved and desired goals", absent=True)
     goals = _goals(steps)
     if goals is None:
-        return Lack("terminated_fn was given, but the source has no observations with 'achieved_goal' and "
-                    "'desired_goal', with next observations")  # fmt: skip
+        return Lack(f"terminated_fn {NO_GOALS}")
     if steps.window > 1:
         return Lack("rows are n-step transitions, whose flags are those of their last steps")
-    rows = _sampled_rows(np.arange(len(steps)))
+    rows = _sampled_rows(steps)
     wrong = answers_of("terminated_fn", terminated_fn, rows, *({(): x} for x in goals), arrays=True).astype(np.bool_)
     wrong &= ~steps.terminated[rows]  # an episode may also end for another reason
-    return Looked(len(rows), [
-        found("terminal-of-the-old-goal", "certain", "steps that reach their goal are not flagged as terminated",
-              "compute terminated again from the achieved and the new goal",
-              rows[wrong], len(rows), place=steps.place)] if wrong.any() else [])  # fmt: skip
+    yield from steps.found(
+        "terminal-of-the-old-goal", "certain", "steps that reach their goal are not flagged as terminated",
+        "compute terminated again from the achieved and the new goal", rows[wrong], len(rows))  # fmt: skip
+    return len(rows)
 
 
 def _goals(steps: Experience) -> tuple[Array, Array] | None:
@@ -1173,14 +1119,13 @@ def _goals(steps: Experience) -> tuple[Array, Array] | None:
     return None if after is None or desired is None or after.shape != desired.shape else (after, desired)
 
 
-def _old_goal(steps: Experience, rows: Ints, looked: int, sure: Any) -> Finding:
-    return found("reward-of-the-old-goal", sure,
-                 "rewards are not those of the stored goals: goals were exchanged, and the rewards are those of others",
-                 "compute the reward again from the achieved and the new goal",
-                 rows, looked, place=steps.place)  # fmt: skip
+def _old_goal(steps: Experience, rows: Any, looked: int, sure: Sureness) -> Iterator[Finding]:
+    return steps.found("reward-of-the-old-goal", sure,
+        "rewards are not those of the stored goals: goals were exchanged, and the rewards are those of others",
+        "compute the reward again from the achieved and the new goal", rows, looked)  # fmt: skip
 
 
-def _reached_goals(steps: Experience, achieved: Array, desired: Array) -> Verdict:
+def _reached_goals(steps: Experience, achieved: Array, desired: Array) -> Look:
     """Rewards of steps that reached their goal to the bit, beside those of all other steps.
 
     A step that reached its goal must not earn less than others usually do, nor earn now this and now that.
@@ -1195,19 +1140,17 @@ def _reached_goals(steps: Experience, achieved: Array, desired: Array) -> Verdic
     spread = float(others.std())
     no_better = bool(mine.mean() <= np.median(others) + 0.1 * spread and mine.mean() <= others.mean() + 0.1 * spread)
     wild = bool(mine.std() > 0.5 * max(spread, 1e-30) and mine.std() > 0)
-    wrong = met & (reward <= np.median(others) + 0.5 * spread) if no_better or wild else met & False
-    return Looked(
-        len(steps), [_old_goal(steps, np.flatnonzero(wrong), int(met.sum()), "likely")] if wrong.any() else []
-    )
+    if no_better or wild:
+        yield from _old_goal(steps, met & (reward <= np.median(others) + 0.5 * spread), int(met.sum()), "likely")
+    return len(steps)
 
 
-def _sampled_rows(rows: Ints) -> Ints:
-    """At most :data:`MANY_ROWS` of rows, in runs that lie together."""
-    if len(rows) <= MANY_ROWS:
-        return rows
-    pieces = MANY_ROWS // 500
-    begins = np.linspace(0, len(rows) - 500, pieces).astype(np.int64)
-    return rows[np.unique(begins[:, None] + np.arange(500))]
+def _sampled_rows(steps: Experience) -> Ints:
+    """At most :data:`MANY_ROWS` rows, in runs that lie together."""
+    if len(steps) <= MANY_ROWS:
+        return np.arange(len(steps))
+    begins = np.linspace(0, len(steps) - 500, MANY_ROWS // 500).astype(np.int64)
+    return np.unique(begins[:, None] + np.arange(500))
 
 
 def answers_of(name: str, function: Callable[..., Any], rows: Ints, *inputs: Leaves, arrays: bool = False) -> Array:
@@ -1221,7 +1164,7 @@ def answers_of(name: str, function: Callable[..., Any], rows: Ints, *inputs: Lea
     answers: list[Array] = []
     for i in range(0, len(rows), PIECE):
         some = rows[i : i + PIECE]
-        trees = [_tree({path: leaf[some] for path, leaf in leaves.items()}) for leaves in inputs]
+        trees = [tree_of({path: leaf[some] for path, leaf in leaves.items()}) for leaves in inputs]
         try:
             with torch.no_grad():
                 answer = _call(function, trees, arrays)
@@ -1250,19 +1193,4 @@ def _call(function: Callable[..., Any], trees: list[Any], arrays: bool) -> Any:
 
 def _tensors(tree: Any) -> Any:
     """Arrays in nested dicts, as tensors."""
-    if isinstance(tree, dict):
-        return {name: _tensors(part) for name, part in cast("dict[str, Any]", tree).items()}
-    return torch.from_numpy(tree)
-
-
-def _tree(leaves: Leaves) -> Any:
-    """Leaves by path as nested dicts, or as the one array that they are."""
-    if list(leaves) == [()]:
-        return leaves[()]
-    nested: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        part = nested
-        for name in path[:-1]:
-            part = part.setdefault(name, {})
-        part[path[-1]] = leaf
-    return nested
+    return map_leaves(torch.as_tensor, tree)

@@ -13,8 +13,8 @@ from torch import Tensor
 from ..steps.arrays import Array, Ints, numpy_view
 from ..steps.schema import Field, Path
 from .layout import BatchLayout, RowLayout, field_groups, row_layout
-from .ram import HOSTED, ReplayRows, first_beyond, require_dump, staged_leaves
-from .store import Plan, Remainder, Store, Where, as_places, require_rows
+from .ram import HOSTED, HostedRows, first_beyond, in_ram, staged_leaves
+from .store import Plan, Remainder, Where, as_places, require_rows
 
 __all__ = ["DeviceRows", "device_row_bytes"]
 
@@ -31,7 +31,7 @@ WORD = 8
 """Bytes of an int64. Rows move as int64, which is faster than bytes and keeps the bits of every dtype."""
 
 
-class DeviceRows(Store):
+class DeviceRows(HostedRows):
     """The rows of a replay on a device.
 
     Rewards, flags and bookkeeping are in RAM, 32 bytes a row. There the same kernels draw anchors and plan n-step
@@ -48,20 +48,14 @@ class DeviceRows(Store):
     sends = True
 
     def __init__(self, leaves: Mapping[Path, Field], num_rows: int, device: torch.device) -> None:
-        self.device, self.leaves, self.num_rows = device, dict(leaves), num_rows
-        self._saved, large = row_layout(leaves)
-        self.large = tuple(path for path in leaves if path in large)
+        super().__init__(leaves, num_rows, device)
         self.gathered = self.large  # the others are read with the plan
-        own_next = any(path[0] == "next_obs" for path in leaves)
-        self._host = ReplayRows({path: leaves[path] for path in HOSTED}, num_rows, own_next=own_next)
-        self.layout, self.groups, self.batch = self._host.layout, self._host.groups, self._host.batch
-        self.target, self.arrays = self._host.target, self._host.arrays
-        self._order = tuple(BatchLayout(field_groups(leaves, large), self._saved, own_next).fields)
+        self._order = tuple(BatchLayout(field_groups(leaves, self.large), self._saved, self._own_next).fields)
         self._parts = [_Part(layout, num_rows, device) for layout in _layouts(leaves)]
         self._part_of = {path: part for part in self._parts for path in part.layout.fields}
-        self._packed = [part for part in self._parts if not any(path in large for path in part.layout.fields)]
+        self._packed = [part for part in self._parts if not any(path in self.large for path in part.layout.fields)]
         self._following = [
-            path for path in leaves if path[0] == ("next_obs" if own_next else "obs") and path not in large
+            path for path in leaves if path[0] == ("next_obs" if self._own_next else "obs") and path not in self.large
         ]
         self._ended: Any = np.zeros(0, np.bool_)
 
@@ -194,10 +188,7 @@ class DeviceRows(Store):
 
     def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:
         """Send packed rows and large fields back, a few at a time."""
-        require_dump(self.leaves, len(places), rows, self._saved.nbytes, large)
-        arrays = self._saved.arrays(rows) | {path: numpy_view(block) for path, block in large.items()}
-        for path, array in self._host.arrays.items():
-            array[places] = arrays[path]
+        arrays = self._restore_hosted(places, rows, large)
         for piece in self._pieces(places):
             (where,) = self.places(places[piece])
             for part in self._parts:
@@ -293,7 +284,7 @@ class _Packet:
 
 def device_row_bytes(leaves: Mapping[Path, Field]) -> tuple[int, int]:
     """Bytes of a row in RAM, and on the device."""
-    host, _ = row_layout({path: leaves[path] for path in HOSTED})
+    host, _ = row_layout(in_ram(leaves))
     return host.nbytes, sum(layout.nbytes for layout in _layouts(leaves))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import core
-from ..steps.arrays import Array, numpy_dtype
+from ..steps.arrays import NUMPY_DTYPES, Array, numpy_dtype
 from ..steps.schema import Field, Path
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "BatchLayout",
     "RowLayout",
     "field_groups",
+    "host_leaf",
     "row_layout",
     "typed",
 ]
@@ -97,10 +98,16 @@ class RowLayout:
             }
         )
 
-    def described(self, paths: Iterable[Path], name: Callable[[Path], Hashable] = lambda path: path) -> core.Fields:
-        """Fields of these rows, in this order, as compiled code takes them; ``name`` gives the key of each tensor."""
+    def described(
+        self, paths: Iterable[Path], name: Callable[[Path], Hashable] = lambda path: path, width: int | None = None
+    ) -> core.Fields:
+        """Fields of these rows, in this order, as compiled code takes them.
+
+        ``name`` gives the key of each tensor, and ``width`` the bytes of rows that have others behind the last field.
+        """
         found = [(path, self.fields[path]) for path in paths]
-        return core.Fields([(name(path), x.dtype, x.shape, self.offsets[path]) for path, x in found], self.nbytes)
+        facts = [(name(path), x.dtype, x.shape, self.offsets[path]) for path, x in found]
+        return core.Fields(facts, self.nbytes if width is None else width)
 
     def arrays(self, rows: Array) -> dict[Path, Array]:
         """The fields of ``rows`` (uint8, ``[..., nbytes]``) as arrays ``[..., *shape]`` over the same memory."""
@@ -148,6 +155,13 @@ def typed(array: Array, dtype: torch.dtype) -> Tensor:
     """An array as a tensor of ``dtype`` over the same memory. NumPy may lack the dtype and hold only its bits."""
     tensor = torch.from_numpy(array)
     return tensor if tensor.dtype is dtype else tensor.view(dtype)
+
+
+def host_leaf(array: Array, dtype: torch.dtype) -> Any:
+    """An array as a replay takes it: as it is, or as a tensor if NumPy lacks the dtype and the array holds its bits."""
+    if dtype in NUMPY_DTYPES:
+        return array
+    return typed(array if array.flags.writeable else array.copy(), dtype)  # torch warns of read-only memory
 
 
 def row_layout(leaves: Mapping[Path, Field]) -> tuple[RowLayout, set[Path]]:

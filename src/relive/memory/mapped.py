@@ -1,4 +1,4 @@
-"""The memory of a replay in mapped files, which outlive the process: MappedAllocator; CopiedAllocator for a copy."""
+"""The memory of a replay in mapped files, which outlive the process: MappedAllocator; FileAllocator for a copy."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from weakref import WeakSet, finalize
 
 from .. import core
 from ..files.format import MANIFEST, damaged
-from ..files.mapped import MappedCopy, MappedDirectory
+from ..files.mapped import MappedDirectory, MappedFiles
 from ..steps.arrays import Array, Ints
 from .allocator import Allocator
 
-__all__ = ["DRAINED", "SETTINGS", "CopiedAllocator", "FileAllocator", "LookAhead", "MappedAllocator", "can_look_ahead"]
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
+__all__ = ["DRAINED", "SETTINGS", "FileAllocator", "LookAhead", "MappedAllocator", "can_look_ahead"]
 
 
 DRAINED = "drained"
@@ -39,7 +44,7 @@ class FileAllocator(Allocator):
 
     durable = True
 
-    def __init__(self, directory: MappedDirectory | MappedCopy) -> None:
+    def __init__(self, directory: MappedFiles) -> None:
         self.directory = directory
         self.died = False
 
@@ -62,19 +67,6 @@ class FileAllocator(Allocator):
         """An array that was taken or that an earlier process left, of any shape and dtype; None if there is none."""
         spec = self.directory.spec(name)
         return None if spec is None else self.take(name, spec.shape, spec.dtype)
-
-
-class CopiedAllocator(FileAllocator):
-    """Gives a replay a copy of the files, in private memory. Another process may have the directory open.
-
-    Args:
-        path: the directory; see :class:`relive.files.mapped.MappedCopy`, and the errors there.
-    """
-
-    directory: MappedCopy
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(MappedCopy(path))
 
 
 class MappedAllocator(FileAllocator):
@@ -126,12 +118,6 @@ def _release_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_release_in_child)
-
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
 
 
 PATIENCE = 32

@@ -20,6 +20,7 @@ from .store import Remainder, Staging, Store, Where, as_places, require_rows
 
 __all__ = [
     "HOSTED",
+    "HostedRows",
     "MakeStore",
     "ReplayRows",
     "UserStore",
@@ -66,13 +67,11 @@ class ReplayRows(Store):
             )
             for path in self.large
         }
-        self._sources = {
-            path: (leaves[path], _bytes_of(x), x.dtype, leaves[path].nbytes) for path, x in self.blocks.items()
-        }
-        """Of each large field: its rows as bytes, their dtype, and how many bytes a row has."""
         self._large_at = {role: _positions(staged_leaves(leaves, role), large) for role in ("step", "final")}
         """Role -> its large fields, and where each is among the values of that role."""
         self.arrays = self.layout.arrays(self.target)
+        self._sources = {path: self._source_of(path, field) for path, field in self.leaves.items()}
+        """Of each field: its rows as bytes, and what a NumPy array of it holds."""
         self._batches = Recycled()
         self._staged = BoundedCache[tuple[str, int], Staging]()
         self.groups = groups = field_groups(leaves, large)
@@ -113,7 +112,7 @@ class ReplayRows(Store):
             arrays, is_final = self.layout.arrays(rows), name == "final"
             for path in staged_leaves(self.leaves, name):
                 if path in self.blocks:
-                    large.append((len(leaves), self._sources[path][1], is_final))
+                    large.append((len(leaves), self._sources[path][0], is_final))
                 # beside a step, final observations have another name
                 leaves[("next_obs", *path[1:]) if is_final and role == "both" else path] = self.leaves[path]
                 targets.append(arrays[path][None] if path in arrays else None)  # one row of ``count`` items
@@ -126,7 +125,7 @@ class ReplayRows(Store):
             array, block = numpy_view(value.detach()) if type(value) is Tensor else value, self.blocks[path]
             # as bytes: a row moves whole, whatever its dtype
             rows = np.ascontiguousarray(array, block.dtype).reshape(len(places), -1).view(np.uint8)
-            core.scatter_rows(rows, places, self._sources[path][1], rows.shape[1])
+            core.scatter_rows(rows, places, self._sources[path][0], rows.shape[1])
 
     def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
         """Copy fields out of the packed rows, or out of their blocks."""
@@ -134,16 +133,10 @@ class ReplayRows(Store):
         return {path: self._gather(path, places) for path in paths}
 
     def _gather(self, path: Path, where: Ints) -> Tensor:
-        field = self.leaves[path]
-        if path not in self.blocks:
-            require_rows(where.reshape(-1), first_beyond(where, self.num_rows), self.num_rows)
-            picked: Any = self.arrays[path][where]
-            picked[where < 0] = 0  # NumPy read them from the end
-            return typed(picked, field.dtype)
         source, target, rows = self._batch_of(path, where)
         flat = where.reshape(-1)
-        require_rows(flat, core.gather_rows(source, flat, rows, 0, field.nbytes), self.num_rows)
-        return typed(target, field.dtype)
+        require_rows(flat, core.gather_rows(source, flat, rows, 0, rows.shape[1]), self.num_rows)
+        return typed(target, self.leaves[path].dtype)
 
     def gather_stacks(self, path: Path, frames: Where) -> tuple[Tensor, Tensor]:
         """Copy the stacks before and after each step; rows that the two share are read once."""
@@ -161,11 +154,18 @@ class ReplayRows(Store):
         return typed(target[:count], dtype), typed(target[count:], dtype)
 
     def _batch_of(self, path: Path, where: Ints) -> tuple[Array, Array, Array]:
-        """The rows of a block as bytes, an empty field of a batch, and its rows as bytes."""
-        field, source, dtype, width = self._sources[path]
+        """The rows of a field as bytes, an empty field of a batch, and its rows as bytes."""
+        (source, dtype), shape = self._sources[path], self.leaves[path].shape
+        width = source.shape[1]
         memory = self._batches.take(where.size * width)  # in use for as long as a tensor of the batch refers to it
-        target = memory.view(dtype).reshape(*where.shape, *field.shape)
-        return source, target, memory.reshape(where.size, width)
+        return source, memory.view(dtype).reshape(*where.shape, *shape), memory.reshape(where.size, width)
+
+    def _source_of(self, path: Path, field: Field) -> tuple[Array, np.dtype[Any]]:
+        block = self.blocks.get(path)
+        if block is not None:
+            return _bytes_of(block), block.dtype
+        start = self.layout.offsets[path]
+        return self.target[:, start : start + field.nbytes], numpy_dtype(field.dtype)
 
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
         """Copy whole packed rows, and large fields out of their blocks."""
@@ -291,36 +291,55 @@ MakeStore = Callable[[Mapping[Path, Field], int], UserStore]
 """Makes a user's store for a number of rows, given the fields to keep: path -> shape and dtype."""
 
 
-class UserRows(Store):
-    """The rows of a replay in a user's store; rewards, flags and bookkeeping are in RAM, 32 bytes a row.
+class HostedRows(Store):
+    """Rows of which rewards, flags and bookkeeping are in RAM, 32 bytes a row, and all other fields elsewhere.
 
-    There the ring's kernels draw and plan batches. All other fields are read from the user's
-    store into RAM, one by one.
+    In RAM the ring's kernels draw and plan batches.
 
     Args:
         leaves: the fields of a step, including ``reward``, ``terminated`` and ``truncated``.
         num_rows: the number of rows.
-        user_store: where the others are.
+        device: where batches are.
+    """
+
+    def __init__(self, leaves: Mapping[Path, Field], num_rows: int, device: torch.device) -> None:
+        self.device, self.leaves, self.num_rows = device, dict(leaves), num_rows
+        self._saved, large = row_layout(leaves)
+        self.large = tuple(path for path in leaves if path in large)
+        self._own_next = any(path[0] == "next_obs" for path in leaves)
+        self._host = ReplayRows(in_ram(leaves), num_rows, own_next=self._own_next)
+        self.layout, self.groups, self.batch = self._host.layout, self._host.groups, self._host.batch
+        self.target, self.arrays = self._host.target, self._host.arrays
+
+    def _restore_hosted(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> dict[Path, Array]:
+        """Write the fields in RAM back, as :meth:`restore`; returns all fields that were saved."""
+        require_dump(self.leaves, len(places), rows, self._saved.nbytes, large)
+        arrays = self._saved.arrays(rows) | {path: numpy_view(block) for path, block in large.items()}
+        for path, array in self.arrays.items():
+            array[places] = arrays[path]
+        return arrays
+
+
+class UserRows(HostedRows):
+    """The rows of a replay in a user's store. All fields that are there are read into RAM, one by one.
+
+    Args:
+        leaves: the fields of a step.
+        num_rows: the number of rows.
+        user_store: where they are, but for rewards and flags.
     """
 
     read_aside = False  # a user's store need not bear two threads
 
     def __init__(self, leaves: Mapping[Path, Field], num_rows: int, user_store: UserStore) -> None:
-        self.device, self.leaves, self.num_rows = torch.device("cpu"), dict(leaves), num_rows
-        self._user_store = user_store
-        self._saved, large = row_layout(leaves)
-        self.large = tuple(path for path in leaves if path in large)
-        self.gathered = tuple(away(leaves))
-        own_next = any(path[0] == "next_obs" for path in leaves)
-        self._in_ram = ReplayRows(in_ram(leaves), num_rows, own_next=own_next)
-        self.layout, self.groups, self.batch = self._in_ram.layout, self._in_ram.groups, self._in_ram.batch
-        self.target, self.arrays = self._in_ram.target, self._in_ram.arrays
+        super().__init__(leaves, num_rows, torch.device("cpu"))
+        self._user_store, self.gathered = user_store, tuple(away(leaves))
 
     def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Remainder]:
         """Stage rewards and flags in RAM; all other fields go to the user's store as they are."""
         given = dict(zip(staged_leaves(self.leaves, role), values, strict=True))
         near = [given.pop(path) for path in HOSTED] if role == "step" else []
-        rows, _ = self._in_ram.stage(role, count, near)
+        rows, _ = self._host.stage(role, count, near)
         return rows, list(given.items())
 
     def write(self, remainder: Remainder, places: Ints) -> None:
@@ -335,7 +354,7 @@ class UserRows(Store):
         """Rewards and flags from RAM, all other fields from the user's store, one by one."""
         places, wanted = as_places(where), list(paths)
         require_rows(places.reshape(-1), first_beyond(places, self.num_rows), self.num_rows)
-        near = self._in_ram.read(places, [path for path in wanted if path in HOSTED])
+        near = self._host.read(places, [path for path in wanted if path in HOSTED])
         return {path: near[path] if path in near else self._get(path, places) for path in wanted}
 
     def _get(self, path: Path, places: Ints) -> Tensor:
@@ -360,12 +379,9 @@ class UserRows(Store):
 
     def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:
         """Write rewards, flags and bookkeeping back into RAM, and give the user's store the rest."""
-        require_dump(self.leaves, len(places), rows, self._saved.nbytes, large)
-        arrays = self._saved.arrays(rows)
-        for path, array in self.arrays.items():
-            array[places] = arrays[path]
+        arrays = self._restore_hosted(places, rows, large)
         for path in self.gathered:
-            self._user_store.write(path, places, numpy_view(large[path]) if path in large else arrays[path].copy())
+            self._user_store.write(path, places, arrays[path] if path in large else arrays[path].copy())
 
 
 def in_ram(leaves: Mapping[Path, Field]) -> dict[Path, Field]:

@@ -6,7 +6,6 @@ into a replay, and the memory of a lane.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -36,9 +35,10 @@ from ..replay.buffer import ReplayBuffer
 from ..replay.checks import flattened, refuse_not_finite, row_mask, stored_fields
 from ..replay.durable import AFTER, ENVS, MARK, SOURCE, VOID
 from ..ring.ring import missing_final, piece_of
-from ..steps.arrays import NUMPY_DTYPES, Array, Ints, as_host, numpy_dtype
+from ..steps.arrays import NUMPY_DTYPES, Array, Ints, as_host
 from ..steps.checker import StepChecker, refuse_unreadable
 from ..steps.schema import Path, Schema, map_leaves, not_named
+from .blocks import BlockSpec, Part
 from .limits import LIMIT_RULE, RateLimit
 from .shared import CACHE_LINE, Bell, Claim, SharedBlock
 
@@ -659,8 +659,7 @@ class Lane:
 
     def __init__(self, layout: LaneLayout, memory: Bytes, filled: NDArray[np.int32]) -> None:
         self.layout, self.filled = layout, filled
-        self.columns = layout.columns(memory)
-        self._counters, bell, self._flags, self.mask = layout.counters(memory)
+        (self._counters, bell, self._flags, self.mask), self.columns = layout.arrays(memory)
         self.drained_bell = Bell(bell)
         terminated, truncated = (self.columns[name,].view(np.uint8) for name in ("terminated", "truncated"))
         arrays = LaneArrays(self._counters, filled, self._flags, terminated, truncated, self.mask)
@@ -764,43 +763,22 @@ class LaneLayout:
         self.stored = stored_fields(schema, own_next_obs)
         self.fields = self.stored if own_next_obs else self.stored.extend(next_obs=self.stored["obs"])
         """All fields that a step may have. The leaves of the stored fields come first."""
-        self.shapes: dict[Path, tuple[int, ...]] = {
-            path: (steps, num_envs, *field.shape) for path, field in self.fields.leaves.items()
-        }
-        self._offsets: dict[Path, int] = {}
-        # the counters and the writer's bell: a line each, because the two processes write to one each
-        self._bell = _whole_lines(8 * LANE_COUNTERS)
-        self._flags = self._bell + CACHE_LINE
-        self._mask = end = self._flags + _whole_lines(steps)
-        end += _whole_lines(steps * num_envs)
-        for path, field in self.fields.leaves.items():
-            self._offsets[path] = end
-            end += _whole_lines(math.prod(self.shapes[path]) * field.dtype.itemsize)
-        self.nbytes = end
-
-    def columns(self, memory: Bytes) -> dict[Path, Array]:
-        """The fields ``[S, N, ...]`` of a lane, of the dtypes that NumPy has for them."""
-        return {
-            path: _array_at(memory, self._offsets[path], self.shapes[path], numpy_dtype(field.dtype))
-            for path, field in self.fields.leaves.items()
-        }
-
-    def counters(self, memory: Bytes) -> tuple[Any, Any, Any, Any]:
-        """The counters, the bell that rings when there is room, the flags ``[S]`` and the mask ``[S, N]``."""
-        return (
-            _array_at(memory, 0, (LANE_COUNTERS,), np.int64),
-            _array_at(memory, self._bell, (1,), np.int32),
-            _array_at(memory, self._flags, (self.steps,), np.uint8),
-            _array_at(memory, self._mask, (self.steps, self.num_envs), np.uint8),
+        self._spec = BlockSpec(
+            (
+                # the counters and the writer's bell: a line each, because the two processes write to one each
+                Part(("lane", "counters"), torch.int64, (LANE_COUNTERS,)),
+                Part(("lane", "bell"), torch.int32, (1,)),
+                Part(("lane", "flags"), torch.uint8, (steps,)),
+                Part(("lane", "mask"), torch.uint8, (steps, num_envs)),
+                *(Part(("field", *k), x.dtype, (steps, num_envs, *x.shape)) for k, x in self.fields.leaves.items()),
+            )
         )
+        self.nbytes = self._spec.nbytes
 
-
-def _array_at(memory: Bytes, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
-    """An array over the memory of a lane, from byte ``offset`` on."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    return memory[offset : offset + size].view(dtype).reshape(shape)
-
-
-def _whole_lines(nbytes: int) -> int:
-    """Round up to whole cache lines."""
-    return -(-nbytes // CACHE_LINE) * CACHE_LINE
+    def arrays(self, memory: Bytes) -> tuple[list[Any], dict[Path, Array]]:
+        """The counters, the bell that rings when there is room, the flags ``[S]`` and the mask ``[S, N]`` of a lane;
+        and its fields ``[S, N, ...]``, of the dtypes that NumPy has for them.
+        """
+        arrays = self._spec.arrays(memory)
+        own = [arrays["lane", name] for name in ("counters", "bell", "flags", "mask")]
+        return own, {path: arrays[("field", *path)] for path in self.fields.leaves}

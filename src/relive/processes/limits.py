@@ -152,9 +152,7 @@ class RateLimit(ABC):
                 f"{type(self).__name__}.uncount(inserts={inserts}, samples={samples}): only {counted[INSERTS]} and "
                 f"{counted[SAMPLES]} were counted"
             )
-        core.add_count(self._counts, INSERTS, -inserts)
-        core.add_count(self._counts, SAMPLES, -samples)
-        self._ring_bells()  # both: what a side takes back is room for that side
+        self.count(inserts=-inserts, samples=-samples)
 
     def note_sample_wait(self, seconds: float) -> None:
         """Add a wait for samples to :meth:`stats`, for a caller that called :meth:`try_to_sample` again and again."""
@@ -251,7 +249,7 @@ class RateLimit(ABC):
         """Count what was inserted or drawn, whether the limit allows it or not."""
         core.add_count(self._counts, INSERTS, inserts)
         core.add_count(self._counts, SAMPLES, samples)
-        self._ring_bells()
+        self._ring_bells()  # both: what a side takes back is room for that side
 
     def wait_for_steps(self, ready: int, timeout: float) -> None:
         """Sleep until the number of steps in the replay is no longer ``ready``, for ``timeout`` seconds at most."""

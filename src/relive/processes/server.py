@@ -7,7 +7,6 @@ requests, errors, steps and TD errors.
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import select
@@ -16,9 +15,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, NoReturn, cast
 from weakref import WeakSet, finalize
@@ -29,17 +27,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from ..batches import SequenceBatch, as_tensordict, replace_parts
+from ..batches import SequenceBatch, replace_parts
 from ..errors import EmptyError, FieldError, LifecycleError, ParameterError, WaitTimeoutError
 from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, one_of, refuse_class, require
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import require_rows
-from ..replay.serving import Drawn
+from ..replay.serving import Batches, Drawn
 from ..steps.arrays import as_host
-from ..steps.schema import Path, map_leaves, not_named
+from ..steps.schema import not_named
+from .blocks import Block, BlockSpec, is_batch, packed_batch, spec_of
 from .lanes import Lanes
 from .limits import LIMIT_RULE, RateLimit
-from .shared import CACHE_LINE, SharedBlock
+from .shared import SharedBlock
 from .wire import HELLO, Address, Failure, Line, Parcel, accept, listen
 
 __all__ = ["ReplayServer"]
@@ -465,7 +464,10 @@ class Owner:
                 client.free.append(message[1])  # the learner has expired this batch before it sent the message
             if message[2] == client.errors:  # otherwise an error that is on its way is the answer
                 client.wants = True
-                self._count_request(client)
+                if client.ready:  # it takes its next batch, which counts as drawn from now on
+                    self._note_taken(client.ready.popleft())
+                else:
+                    client.requested += 1
         else:
             self._run_call(line, message)
 
@@ -503,7 +505,7 @@ class Owner:
         require("call", METHOD_RULE, name=name)
         value: Any = getattr(self._replay, name)
         value = value(*args, **kwargs) if callable(value) else value
-        return Parcel(f"call(name={name!r}): its result", Packed.of(value) if is_batch(value) else value)
+        return Parcel(f"call(name={name!r}): its result", packed_batch(value) if is_batch(value) else value)
 
     def _send_late(self, line: Line, failure: Failure) -> None:
         """Send a learner the error of a call that it does not wait for, now or once it reads."""
@@ -538,19 +540,18 @@ class Owner:
         """Draw the next batch for a learner; False if it cannot be drawn yet, or not at all."""
         if not (client.wants and client.free):
             return False
-        if self._undelivered is None and not self._draw_next(client):
+        drawn = self._undelivered or self._draw_next(client)
+        if drawn is None:
             return False
-        assert self._undelivered is not None
-        spec, tensors = spec_of(self._undelivered.batch)
+        spec, tensors = spec_of(drawn.batch)
         try:
-            number, new_memory = client.prepare_slot(spec)
+            number, slot, new_memory = client.prepare_slot(spec)
         except Exception as error:  # no memory, or too many open files: the learner may ask again
             self._send_error(client, Failure.of(error))  # the batch stays in _undelivered: it is not drawn twice
             return False
-        drawn, self._undelivered = self._undelivered, None
+        self._undelivered = None
         self._served.ahead.ready[-1] = drawn = drawn._replace(batch=None)  # the slot has it from here on
-        slot = client.slots[client.free.popleft()]
-        assert slot is not None
+        client.free.popleft()
         slot.write(tensors)
         client.ready.append(drawn)
         if client.requested:
@@ -560,10 +561,10 @@ class Owner:
         self._send(client.line, ("batch", number, drawn.completed, new_memory))  # after the write: it reads at once
         return True
 
-    def _draw_next(self, client: Client) -> bool:
-        """Draw the next batch; False if it may not be drawn yet, or if the draw failed. The learner gets the error."""
+    def _draw_next(self, client: Client) -> Drawn | None:
+        """Draw the next batch; None if it may not be drawn yet, or if the draw failed. The learner gets the error."""
         if not self._is_allowed():
-            return False
+            return None
         ahead = self._served.ahead
         with self._replay.lock:
             ahead.draw()
@@ -572,11 +573,11 @@ class Owner:
             if self._limit is not None:
                 self._limit.uncount(samples=self._options.batch_size)
             if isinstance(error, EmptyError) and self._options.lanes is not None:
-                return False  # the first steps have yet to come through the lanes
+                return None  # the first steps have yet to come through the lanes
             self._send_error(client, Failure.of(error))
-            return False
+            return None
         self._undelivered = ahead.ready[-1]
-        return True
+        return self._undelivered
 
     def _is_allowed(self) -> bool:
         """True if the limit allows a batch, which it counts. The time until it does counts as waited."""
@@ -589,13 +590,6 @@ class Owner:
             return True
         self._limited_since = time.monotonic() if self._limited_since is None else self._limited_since
         return False
-
-    def _count_request(self, client: Client) -> None:
-        """Note that a learner takes its next batch, which counts as drawn from then on."""
-        if client.ready:
-            self._note_taken(client.ready.popleft())
-        else:
-            client.requested += 1
 
     def _note_taken(self, drawn: Drawn) -> None:
         with self._replay.lock:
@@ -644,12 +638,12 @@ class Client:
     late: deque[Failure] = field(default_factory=deque[Failure])
     """Errors of calls that are still to be sent."""
 
-    def prepare_slot(self, spec: BatchSpec) -> tuple[int, Any]:
+    def prepare_slot(self, spec: BlockSpec) -> tuple[int, Slot, Any]:
         """Make the learner's next free slot ready for a batch.
 
         Returns:
-            the slot's number; and the name of its memory with the spec of the batch if they are new to the learner,
-            otherwise None.
+            the slot's number; the slot; and the name of its memory with the spec of the batch if they are new to the
+            learner, otherwise None.
 
         Raises:
             OSError, ParameterError: there is no memory for it, or too many files are open. Nothing has changed.
@@ -657,18 +651,18 @@ class Client:
         number = self.free[0]
         slot = self.slots[number]
         if slot is not None and slot.spec == spec:
-            return number, None
+            return number, slot, None
         block = None if slot is None else slot.block
         if block is None or block.nbytes < spec.nbytes:
             block = SharedBlock.create(max(spec.nbytes, 1))
-        self.slots[number] = Slot(block.array, spec, block)  # keeps the block alive until the learner has attached it
-        return number, (block.name, spec)
+        self.slots[number] = slot = Slot(block.array, spec, block)  # keeps the block until the learner has attached it
+        return number, slot, (block.name, spec)
 
 
 # The learner's side
 
 
-class Learner(Iterator[Any]):
+class Learner(Batches[Any]):
     """The batches of a :class:`relive.ReplayServer`, in this process: ``for batch in server.learner(): ...``.
 
     Batches are views of slots in shared memory. Each is valid until the next one is asked for; keep ``batch.clone()``
@@ -691,6 +685,7 @@ class Learner(Iterator[Any]):
         device: torch.device | None = None,
     ) -> None:
         """Connect; :meth:`relive.ReplayServer.learner` does."""
+        super().__init__()
         self._uploads = None if device is None else Uploads(device)
         self.rank, self._timeout, self._is_alive = rank, timeout, is_alive
         self._process = os.getpid()
@@ -705,12 +700,8 @@ class Learner(Iterator[Any]):
         self._is_intact = True
         """False while a message is sent or read. If it is still False when the next call begins, a call was broken off
         there. What the owner has received is then unknown, so the line is closed."""
-        self._taken, self._ready_at_once, self._waited, self._completed = 0, 0, 0.0, 0
         self._line = self._connected(address)
         _lines.add(self._line)
-
-    def __iter__(self) -> Learner:
-        return self
 
     def __next__(self) -> Any:
         return self.take(self._timeout)
@@ -788,20 +779,13 @@ class Learner(Iterator[Any]):
             raise value.raised(name)
         return _unpacked(value)
 
-    @property
-    def completed(self) -> int:
-        """How many transitions had been completed when the batch that came last was drawn."""
-        return self._completed
-
     def stats(self) -> dict[str, float]:
         """Figures of this learner.
 
         ``batches``: how many it took; ``ready``: how many were there when it asked; ``waited``: seconds that it waited
         for the others; ``pinned``: slots in page-locked memory, from which a GPU copies by itself.
         """
-        pinned = 0 if self._uploads is None else self._uploads.pinned
-        figures = {"batches": self._taken, "ready": self._ready_at_once, "waited": self._waited, "pinned": pinned}
-        return {name: float(value) for name, value in figures.items()}
+        return super().stats() | {"pinned": 0.0 if self._uploads is None else float(self._uploads.pinned)}
 
     def close(self) -> None:
         """Give everything back, and leave the rank to another process."""
@@ -811,12 +795,6 @@ class Learner(Iterator[Any]):
             self._slots[self._slot_in_use].expire()
             self._slot_in_use = None
         self._line.close()
-
-    def __enter__(self) -> Learner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __reduce__(self) -> NoReturn:
         raise LifecycleError(
@@ -915,7 +893,7 @@ class Learner(Iterator[Any]):
 def _unpacked(parcel: Parcel) -> Any:
     """The result of a call in the owner's process."""
     value = parcel.open()
-    return value.batch() if isinstance(value, Packed) else value
+    return value.batch() if isinstance(value, Block) else value
 
 
 def _as_arrays(tree: Any) -> Any:
@@ -939,35 +917,20 @@ class Slot:
         block: the shared memory that ``memory`` belongs to, if it is shared.
     """
 
-    def __init__(self, memory: NDArray[np.uint8] | Tensor, spec: BatchSpec, block: SharedBlock | None = None) -> None:
+    def __init__(self, memory: NDArray[np.uint8] | Tensor, spec: BlockSpec, block: SharedBlock | None = None) -> None:
         self.spec, self.block = spec, block
         self.memory = memory if isinstance(memory, Tensor) else torch.from_numpy(memory)
-        self._tensors = [
-            self.memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
-            for (_, dtype, shape), start in zip(spec.fields, spec.offsets, strict=False)  # offsets has the end as well
-        ]
-        self._leaves = dict(zip([path for path, _, _ in spec.fields], self._tensors, strict=True))
+        self._leaves = spec.tensors(self.memory)
         self._batch: Any = None
 
     def write(self, tensors: list[Tensor]) -> None:
         """Copy the tensors of a batch of this spec."""
-        for target, tensor in zip(self._tensors, tensors, strict=True):
+        for target, tensor in zip(self._leaves.values(), tensors, strict=True):
             target.copy_(tensor)
 
     def batch(self) -> Any:
         """The batch, without a copy. It is valid until :meth:`expire`."""
-        spec, tensors = self.spec, self._tensors
-        if spec.time_first is None:
-            self._batch = as_tensordict(self._leaves, tensors[0].shape[:1])
-            return self._batch
-        # the order of memory: leaves, recurrent states, facts
-        first_fact = len(tensors) - spec.facts
-        first_state = first_fact - spec.states
-        paths = [path for path, _, _ in spec.fields]
-        facts = {path[0]: tensor for path, tensor in zip(paths[first_fact:], tensors[first_fact:], strict=True)}
-        hidden = map_leaves(tensors[first_state:first_fact].__getitem__, spec.hidden)
-        leaves = dict(zip(paths[:first_state], tensors, strict=False))
-        self._batch = SequenceBatch(leaves, facts, hidden, time_first=spec.time_first)
+        self._batch = self.spec.batch(self._leaves)
         return self._batch
 
     def expire(self) -> None:
@@ -997,88 +960,6 @@ class _Expired(dict[Any, Any]):
 
 
 _EXPIRED = _Expired()
-
-
-@dataclass(frozen=True)
-class BatchSpec:
-    """The tensors of a batch: all that a reader needs besides their bytes."""
-
-    fields: tuple[tuple[Path, torch.dtype, tuple[int, ...]], ...]
-    """Path, dtype and shape of each tensor, in the order of memory."""
-    facts: int
-    """How many of the last fields are facts about sequences."""
-    states: int
-    """How many fields, before the facts, are recurrent states."""
-    hidden: Any
-    """The nesting of the states, each as its number; None where there are none."""
-    time_first: bool | None
-    """True if time is the first axis of a batch of sequences; None for a batch of transitions."""
-
-    @cached_property
-    def offsets(self) -> list[int]:
-        """The byte at which each field begins, and the one at which the last field ends.
-
-        Fields begin at cache lines, which are aligned for every dtype.
-        """
-        offsets = [0]
-        for _, dtype, shape in self.fields:
-            offsets.append(offsets[-1] + -(-math.prod(shape) * dtype.itemsize // CACHE_LINE) * CACHE_LINE)
-        return offsets
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of such a batch."""
-        return self.offsets[-1]
-
-
-def spec_of(batch: Any) -> tuple[BatchSpec, list[Tensor]]:
-    """The spec of a batch of a replay, and its tensors in the spec's order."""
-    if not isinstance(batch, SequenceBatch):
-        items: Any = batch.items(include_nested=True, leaves_only=True)
-        named: dict[Path, Tensor] = {key if isinstance(key, tuple) else (key,): value for key, value in items}
-        return BatchSpec(_fields(named), 0, 0, None, None), list(named.values())
-    leaves, facts, hidden = batch.parts
-    states = list[Tensor]()
-
-    def number(state: Tensor) -> int:
-        states.append(state)
-        return len(states) - 1
-
-    numbers = map_leaves(number, hidden)
-    numbered = {("hidden", str(i)): state for i, state in enumerate(states)}
-    named_facts = {(name,): fact for name, fact in facts.items()}
-    fields = _fields(leaves) + _fields(numbered) + _fields(named_facts)
-    tensors = [*leaves.values(), *states, *named_facts.values()]
-    return BatchSpec(fields, len(facts), len(states), numbers, batch.time_first), tensors
-
-
-def _fields(leaves: Mapping[Path, Tensor]) -> tuple[tuple[Path, torch.dtype, tuple[int, ...]], ...]:
-    return tuple((path, leaf.dtype, tuple(leaf.shape)) for path, leaf in leaves.items())
-
-
-@dataclass(frozen=True)
-class Packed:
-    """A batch as bytes, to send to another process. Tensors would be sent as open files."""
-
-    spec: BatchSpec
-    memory: NDArray[np.uint8]
-
-    @classmethod
-    def of(cls, batch: Any) -> Packed:
-        """The bytes of a batch."""
-        spec, tensors = spec_of(batch)
-        packed = cls(spec, np.empty(spec.nbytes, np.uint8))
-        Slot(packed.memory, spec).write(tensors)
-        return packed
-
-    def batch(self) -> Any:
-        """The batch, over these bytes."""
-        return Slot(self.memory, self.spec).batch()
-
-
-def is_batch(value: Any) -> bool:
-    """True for a batch of a replay, of transitions or of sequences."""
-    return isinstance(value, SequenceBatch) or type(value).__name__ == "TensorDict"
 
 
 class Uploads:

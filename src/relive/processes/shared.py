@@ -61,7 +61,8 @@ class SharedBlock:
 
     def __init__(self, descriptor: int, token: str) -> None:
         """Map an open file. Use :meth:`create` and :meth:`attach`, which call this."""
-        self._descriptor, self._token = descriptor, token
+        self._descriptor, self.token = descriptor, token
+        """Sixteen random hexadecimal digits, which no other block has."""
         # the array holds the map: the memory stays as long as an array over it, even after the descriptor is closed
         self.array = np.frombuffer(mmap.mmap(descriptor, 0), np.uint8)
         finalize(self, os.close, descriptor)
@@ -112,11 +113,6 @@ class SharedBlock:
         return cls(descriptor, token)
 
     @property
-    def token(self) -> str:
-        """Sixteen random hexadecimal digits, which no other block has."""
-        return self._token
-
-    @property
     def nbytes(self) -> int:
         """The size of the memory."""
         return self.array.nbytes
@@ -124,7 +120,7 @@ class SharedBlock:
     @property
     def name(self) -> str:
         """The name that :meth:`attach` takes in another process, while this process lives and has the block."""
-        return f"{_place_of(self._descriptor, self._token)}-{self._token}"
+        return f"{_place_of(self._descriptor, self.token)}-{self.token}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SharedBlock.attach, (self.name,)
@@ -135,7 +131,7 @@ class SharedBlock:
         Args:
             place: any whole number of at least 0; what it stands for is up to the caller.
         """
-        claim = Claim(_path_at(_place_of(self._descriptor, self._token), self._token), place)
+        claim = Claim(_path_at(_place_of(self._descriptor, self.token), self.token), place)
         return claim if claim.holds else None
 
     def is_claimed(self, place: int) -> bool:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from .. import errors
 from ..errors import LifecycleError, ParameterError
@@ -41,11 +41,11 @@ HASTE = 1
 """Seconds that the rest of the first message may take. So a stranger who sends half a message holds nobody up."""
 
 
-class Address:
+class Address(NamedTuple):
     """Where a server listens, and the token that proves who may talk to it."""
 
-    def __init__(self, name: str, token: str) -> None:
-        self.name, self.token = name, token
+    name: str
+    token: str
 
     def connect(self, hello: str) -> Line:
         """A line to the server; ``hello`` is sent first, with the token.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -81,7 +82,8 @@ def filled(make: Callable[..., Any], arrays: Mapping[str, Any], schema: Schema |
     buffer = make(log.schema, **options)
     for low in range(0, log.size, PIECE):
         steps = log.rows(low, min(low + PIECE, log.size), own)
-        buffer.extend({name: map_leaves(_with_env, value) for name, value in steps.items()})
+        with_env = itemgetter((slice(None), None))  # [T, ...] as [T, 1, ...]
+        buffer.extend({name: map_leaves(with_env, value) for name, value in steps.items()})
     buffer.interrupt()  # what is added later does not follow the last row
     return buffer
 
@@ -265,11 +267,6 @@ def _flags(values: Any, name: str, size: int) -> Any:
 def _hosted(tree: Any, name: str) -> Any:
     """The tree of the field ``name`` with NumPy arrays for leaves."""
     return map_leaves(partial(as_host, name=f"from_arrays: field '{name}'"), tree)
-
-
-def _with_env(leaf: Any) -> Any:
-    """An array ``[T, ...]`` as that of one env, ``[T, 1, ...]``."""
-    return leaf[:, None]
 
 
 class Episode(NamedTuple):

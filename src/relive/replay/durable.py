@@ -37,11 +37,11 @@ from ..core.words import (
     first_row,
 )
 from ..errors import FileFormatError, InvariantError, LifecycleError, NoSaveError, ParameterError
-from ..files.disk import contradictions, entry, fitting, whole
+from ..files.disk import contradictions, entry, fitting
 from ..files.format import MANIFEST, damaged
-from ..files.mapped import MappedCopy, MappedDirectory
+from ..files.mapped import MappedCopy, MappedDirectory, MappedFiles
 from ..memory.estimate import require_free
-from ..memory.mapped import DRAINED, SETTINGS, CopiedAllocator, FileAllocator, MappedAllocator
+from ..memory.mapped import DRAINED, SETTINGS, FileAllocator, MappedAllocator
 from ..parameters import is_count
 from ..printable import shown
 from ..ring.ring import Ring, Span, Undo, undo_words
@@ -49,10 +49,9 @@ from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform
 from ..steps.arrays import Array, Ints
-from ..steps.schema import Schema
 from ..views.transitions import Transition
-from .loading import require_reach, require_sampler_state
-from .saving import KIND, PARAMETERS, describe, kinds, rebuild, ring_state
+from .loading import require_sampler_state, ring_arguments
+from .saving import KIND, PARAMETERS, describe, kinds, ring_state
 from .serving import Progress, ProgressSlots
 
 __all__ = [
@@ -493,22 +492,7 @@ def manifest_arguments(content: dict[str, Any], sampler: Any, view: Any) -> dict
     """The constructor's arguments of the replay in a manifest; ``sampler`` and ``view`` where they are not None."""
     if entry(content, "kind", str) != KIND:
         raise InvariantError(f"its kind is {shown(content['kind'])}")
-    rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")
-    if num_envs < 1 or rows < 2:
-        raise InvariantError(f"{num_envs} envs of {rows} rows; expected at least 1 env and 2 rows")
-    if view is None:
-        view = rebuild(content.get("view"), "view")
-        require_reach(view, rows * num_envs)
-    return {
-        "schema": Schema.from_json(json.dumps(content.get("schema"))),
-        "capacity": rows * num_envs,
-        "num_envs": num_envs,
-        "sampler": sampler if sampler is not None else rebuild(content.get("sampler"), "sampler"),
-        "view": view,
-        "ordered": entry(content, "ordered", bool),
-        "own_next_obs": entry(content, "own_next_obs", bool),
-        "seed": entry(content, "seed", int),
-    }
+    return ring_arguments(content, None, sampler, view)
 
 
 # -- the state of a sampler that is not in the mapped files ---------------------------------------------------
@@ -538,7 +522,7 @@ def write_sampler(directory: MappedDirectory, ring: Ring, sampler: Any) -> None:
     files.write(directory.path / SAMPLER, arrays | {"span": np.stack(ring.span)}, content)
 
 
-def read_sampler(directory: MappedDirectory | MappedCopy, ring: Ring, sampler: Any) -> None:
+def read_sampler(directory: MappedFiles, ring: Ring, sampler: Any) -> None:
     """Give a sampler the state that was saved last, if the sampler is of the same kind.
 
     Rows may have been added and overwritten since that save.
@@ -614,24 +598,24 @@ def copied(cls: Any, path: str | os.PathLike[str]) -> Any:
         OSError: a file may not be read.
     """
     for _ in range(TRIES):
-        allocator = CopiedAllocator(path)
+        directory = MappedCopy(path)
         try:
-            return _copied(cls, allocator)
+            return _copied(cls, directory)
         except _SpoiledError:
             continue
         except (FileFormatError, OSError):
-            if not _reopened(allocator.directory):
+            if not _reopened(directory):
                 raise
         finally:
-            allocator.directory.release()
+            directory.release()
     raise LifecycleError(
         f"'{path}': another process changes the files too fast to copy them; try again, or look at the replay in that "
         "process"
     )
 
 
-def _copied(cls: Any, allocator: CopiedAllocator) -> Any:
-    directory, content = allocator.directory, allocator.directory.content
+def _copied(cls: Any, directory: MappedCopy) -> Any:
+    allocator, content = FileAllocator(directory), cast("dict[str, Any]", directory.content)
     with contradictions(directory.path):
         arguments = _arguments(content)
         num_envs = arguments["num_envs"]
@@ -748,8 +732,7 @@ def _require_still(directory: MappedCopy) -> None:
 
 def _reopened(directory: MappedCopy) -> bool:
     """True if the journal has another last record than when the files were opened here."""
-    last = directory.last
     try:
-        return last is None or directory.record().number != last.number
+        return directory.record().number != directory.last.number
     except (FileFormatError, OSError):
         return False

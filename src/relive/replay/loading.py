@@ -46,6 +46,7 @@ __all__ = [
     "require_sampler_state",
     "require_unordered",
     "restore",
+    "ring_arguments",
     "saved_arguments",
 ]
 
@@ -71,26 +72,38 @@ def saved_arguments(source: Source, device: Any, sampler: Any, view: Any) -> dic
         FileFormatError, ParameterError, SchemaError, KeyError: the state makes no sense.
     """
     content = source.content
+    integers(content, "state", whole(content, "num_envs"), 4)  # before any memory is taken for as many envs
+    arguments = ring_arguments(content, source.row_count, sampler, view)
+    stored_fields(arguments["schema"], False)
+    return {
+        **arguments,
+        "device": device,
+        "check_ends": entry({"check_ends": True, **content}, "check_ends", bool),
+        "debug": entry({"debug": False, **content}, "debug", bool),
+    }
+
+
+def ring_arguments(content: Mapping[str, Any], row_count: int | None, sampler: Any, view: Any) -> dict[str, Any]:
+    """The constructor's arguments that are noted with every ring in files; ``row_count`` rows are there, or may be.
+
+    Raises:
+        FileFormatError, ParameterError, SchemaError, KeyError: they make no sense.
+    """
     rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")
-    integers(content, "state", num_envs, 4)  # before any memory is taken for as many envs
     if num_envs < 1 or rows < 2:
         raise FileFormatError(f"the save has {num_envs} envs of {rows} rows; expected at least 1 env and 2 rows")
     schema = Schema.from_json(json.dumps(content.get("schema")))
-    stored_fields(schema, False)
     if view is None:
         view = rebuild(content.get("view"), "view")
-        require_reach(view, source.row_count)
+        require_reach(view, rows * num_envs if row_count is None else row_count)
     return {
         "schema": schema,
-        "device": device,
         "capacity": rows * num_envs,
         "num_envs": num_envs,
         "sampler": sampler if sampler is not None else rebuild(content.get("sampler"), "sampler"),
         "view": view,
         "ordered": entry(content, "ordered", bool),
         "own_next_obs": entry({"own_next_obs": False, **content}, "own_next_obs", bool),
-        "check_ends": entry({"check_ends": True, **content}, "check_ends", bool),
-        "debug": entry({"debug": False, **content}, "debug", bool),
         "seed": entry(content, "seed", int),
     }
 
@@ -566,10 +579,6 @@ def _are_numbers(values: Any, dtype: type[Any]) -> bool:
     return array.ndim == 1 and array.dtype == dtype and not (~np.isfinite(array)).any()
 
 
-def _are_errors(values: Any, ring: Ring) -> bool:
-    return _are_numbers(values, np.float32) and not (values < 0).any()
-
-
 def _is_order(values: Any, ring: Ring) -> bool:
     if not _are_numbers(values, np.int64) or (values < 0).any():
         return False
@@ -579,33 +588,13 @@ def _is_order(values: Any, ring: Ring) -> bool:
     return bool(issued.all() and (sorted_values[1:] != sorted_values[:-1]).all())
 
 
-def _is_count(value: Any, ring: Ring) -> bool:
-    return is_count(value) and value <= MOST
-
-
-def _is_error(value: Any, ring: Ring) -> bool:
-    return is_number(value, 0, LARGEST_ERROR)
-
-
-def _is_share(value: Any, ring: Ring) -> bool:
-    return is_number(value, 0, 1)
-
-
-def _are_slopes(values: Any, ring: Ring) -> bool:
-    return _are_numbers(values, np.float64) and len(values) == 2 and bool((values >= 0).all())
-
-
-def _are_returns(values: Any, ring: Ring) -> bool:
-    return _are_numbers(values, np.float64) and len(values) <= 20
-
-
 _STATE: dict[str, Callable[[Any, Ring], bool]] = {
-    "errors": _are_errors,
-    "largest": _is_error,
-    "draws": _is_count,
+    "errors": lambda values, ring: _are_numbers(values, np.float32) and not (values < 0).any(),
+    "largest": lambda value, ring: is_number(value, 0, LARGEST_ERROR),
+    "draws": lambda value, ring: is_count(value) and value <= MOST,
     "order": _is_order,
-    "eta": _is_share,
-    "steepest": _are_slopes,
-    "returns": _are_returns,
+    "eta": lambda value, ring: is_number(value, 0, 1),
+    "steepest": lambda values, ring: _are_numbers(values, np.float64) and len(values) == 2 and (values >= 0).all(),
+    "returns": lambda values, ring: _are_numbers(values, np.float64) and len(values) <= 20,
 }
 """The check of each entry of a sampler's saved state."""

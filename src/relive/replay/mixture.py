@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -148,7 +149,7 @@ class Mixture:
 
     def _rows(self, batch_size: int) -> dict[str, int]:
         """The rows of each buffer: differences of rounded running shares, so that they add up."""
-        ends = np.round(np.cumsum(list(self.shares.values())) * batch_size).astype(int).tolist()
+        ends = [round(share * batch_size) for share in accumulate(self.shares.values())]
         return {name: end - begin for name, begin, end in zip(self.shares, [0, *ends], ends, strict=False)}
 
 
@@ -205,14 +206,22 @@ def _joined(parts: list[Any], without: list[tuple[str, ...]], sources: list[int]
 
     ``without`` has the fields of the buffers that have no rows in it.
     """
-    shared = [key for key in parts[0].keys() if all(key in known for known in (*(p.keys() for p in parts), *without))]
     if isinstance(parts[0], SequenceBatch):
         counts = torch.tensor([part.num_sequences for part in parts])
         source = torch.tensor(sources).repeat_interleave(counts).to(device)
-        return SequenceBatch.joined(parts, shared, {"source": source})
+        return SequenceBatch.joined(parts, _shared([*map(tuple, parts), *without]), {"source": source})
     # field by field: torch.cat of TensorDicts takes several times as long
-    members = [dict(part.items()) for part in parts]
+    members: list[dict[str, Any]] = [dict(part.items()) for part in parts]
+    shared = _shared([*members, *without])
     joined: dict[Path, Any] = {(name,): torch.cat([of[name] for of in members]) for name in shared}
     counts = [part.batch_size[0] for part in parts]
     joined["source",] = torch.from_numpy(np.repeat(sources, counts)).to(device)
     return as_tensordict(joined, (sum(counts),))
+
+
+def _shared(fields: list[Collection[str]]) -> list[str]:
+    """The names that all of these have, in the order of the first."""
+    first, *others = fields
+    for known in others:
+        first = [name for name in first if name in known]
+    return list(first)

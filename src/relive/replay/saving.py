@@ -262,13 +262,13 @@ class ReplaySave:
         if self._planned is not None:
             self._planned(planned)
         self.segments = [*planned.kept, *planned.new]
-        kept = {segment.name for segment in planned.kept}
+        kept = tuple(segment_prefix(segment.name) for segment in planned.kept)
         new = [_with_span(part, self._rows(part.span, segment_prefix(part.name))) for part in planned.new]
         # a group has files of its own: a later save can keep each new segment without the learner's state
         return files.Change(
             [*new, self._learner, {**self._arrays, **_with_span(self._last, self._newest)}],
             {**self._content, "segments": [segment.name for segment in (*self.segments, self._last)]},
-            present.of_tensors([name for name in present.specs if _segment_of(name) in kept]),
+            present.of_tensors([name for name in present.specs if name.startswith(kept)]),
         )
 
     def _still_there(self, present: files.Contents) -> list[Segment]:
@@ -281,11 +281,6 @@ class ReplaySave:
             if not all(f"{prefix}{part}" in present.specs for part in self._parts):
                 return self._known[:i]
         return self._known
-
-
-def _segment_of(name: str) -> str | None:
-    """The name of the segment that a tensor belongs to; None if it belongs to none."""
-    return name.split(".")[1] if name.startswith("segment.") else None
 
 
 def _with_span(segment: Segment, rows: Mapping[str, Any]) -> dict[str, Any]:

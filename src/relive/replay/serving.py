@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from struct import Struct
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from weakref import finalize
 
 from torch.utils.data import get_worker_info
@@ -20,9 +21,9 @@ from ..errors import InvariantError, LifecycleError, WaitTimeoutError
 from ..samplers.contract import OwnSampler
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from typing import Self
 
-__all__ = ["Ahead", "Drawn", "Limit", "Progress", "ProgressSlots", "Request", "Served", "stream_of"]
+__all__ = ["Ahead", "Batches", "Drawn", "Limit", "Progress", "ProgressSlots", "Request", "Served", "stream_of"]
 
 B_co = TypeVar("B_co", covariant=True)
 
@@ -43,7 +44,38 @@ class Limit(Protocol):
         ...
 
 
-class Served(Iterator[B_co], Generic[B_co]):
+class Batches(Iterator[B_co], ABC):
+    """Batches that come to a learner one after another, and figures of how they came."""
+
+    def __init__(self) -> None:
+        self._taken, self._ready_at_once, self._waited, self._completed = 0, 0, 0.0, 0
+
+    def __iter__(self) -> Self:
+        return self
+
+    @property
+    def completed(self) -> int:
+        """How many transitions had been completed when the batch that came last was drawn, as in ``stats()``."""
+        return self._completed
+
+    def stats(self) -> dict[str, float]:
+        """``batches``: how many were taken; ``ready``: how many of them were there when the learner asked; ``waited``:
+        seconds in all that the learner waited for the others.
+        """
+        return {"batches": float(self._taken), "ready": float(self._ready_at_once), "waited": self._waited}
+
+    @abstractmethod
+    def close(self) -> None:
+        """End this."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Served(Batches[B_co]):
     """The batches of :meth:`relive.ReplayBuffer.serve`, in order. Each stays valid, as those of ``sample`` do.
 
     The serving ends with :meth:`close`, at the end of a ``with`` block, or when this iterator is dropped. Batches that
@@ -51,12 +83,9 @@ class Served(Iterator[B_co], Generic[B_co]):
     """
 
     def __init__(self, ahead: Ahead, timeout: float | None) -> None:
+        super().__init__()
         self.ahead, self._timeout = ahead, timeout
-        self._taken, self._at_once, self._waited, self._completed = 0, 0, 0.0, 0
         self._end = finalize(self, ahead.close)
-
-    def __iter__(self) -> Served[B_co]:
-        return self
 
     def __next__(self) -> B_co:
         ahead = self.ahead
@@ -64,7 +93,7 @@ class Served(Iterator[B_co], Generic[B_co]):
             self.close()
             raise StopIteration
         if ahead.ready:
-            self._at_once += 1
+            self._ready_at_once += 1
             drawn = ahead.take(0.0)
         else:
             start = time.perf_counter()
@@ -74,17 +103,6 @@ class Served(Iterator[B_co], Generic[B_co]):
         self._completed = drawn.completed
         return drawn.batch
 
-    @property
-    def completed(self) -> int:
-        """The number of transitions completed when the last batch was drawn, as in ``stats()``."""
-        return self._completed
-
-    def stats(self) -> dict[str, float]:
-        """``batches``: how many were taken; ``ready``: how many of them were there when the learner asked; ``waited``:
-        seconds in all that the learner waited for the others.
-        """
-        return {"batches": float(self._taken), "ready": float(self._at_once), "waited": self._waited}
-
     def close(self) -> None:
         """End the serving. The replay can then be served again."""
         ahead = self.ahead
@@ -93,14 +111,6 @@ class Served(Iterator[B_co], Generic[B_co]):
             self._end.detach()
         with ahead.lock:
             ahead.settle()
-
-    def __enter__(self) -> Served[B_co]:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Request(NamedTuple):
@@ -171,7 +181,7 @@ class Ahead:
     def draw(self) -> None:
         """Draw one batch, or note the error of the draw. The caller holds the replay's lock."""
         try:
-            self._draw(self._next_update())
+            self._draw(self.ready[-1].update + 1 if self.ready else self.taken + 1)
         except Exception as error:
             self.error = error
             self._give_back(1)
@@ -217,9 +227,6 @@ class Ahead:
     def give_back(self) -> None:
         """Take back from the limit the batches that it has counted and that were not taken."""
         self._give_back(len(self.ready) + self._allowed.qsize())
-
-    def _next_update(self) -> int:
-        return self.ready[-1].update + 1 if self.ready else self.taken + 1
 
     def _await(self, timeout: float | None) -> None:
         """Draw the next batch here, or wait until the thread has drawn it. With a limit, also wait for the limit."""

@@ -247,13 +247,7 @@ class Ring:
     @property
     def transitions(self) -> int:
         """How many transitions a window of the newest can have: those that can be drawn, or all complete ones."""
-        if self._rule.length == 1:
-            return self.drawable
-        some = self.heads > self.oldest
-        places = np.arange(self.num_envs) * self.rows + self.oldest % self.rows
-        # `order` has the lower 32 bits of a count, and fewer than 2**32 rows are live: so the difference is exact
-        complete = (self.state[:, COUNT] - self.order[places]) % 2**32
-        return int(complete[some].sum())
+        return self.drawable if self._rule.length == 1 else core.count_complete(self.core)
 
     @property
     def unseen(self) -> int:
@@ -354,16 +348,9 @@ class Ring:
 
     def window_places(self, newest: int) -> tuple[Ints, Ints]:
         """The places of the ``newest`` of :attr:`transitions`: from the first up to the second, ``[2 N]`` each."""
-        first, until = np.empty(self.num_envs, np.int64), np.empty(self.num_envs, np.int64)
-        core.window(self.core, newest, first, until)
-        base = np.arange(self.num_envs) * self.rows
-        begin, length = first % self.rows, self.heads - first
-        # the rows of an env are at most two runs of places: up to the env's last place, and `seam` from its first on
-        seam = np.maximum(begin + length - self.rows, 0)
-        begins, ends = np.empty((2, self.num_envs, 2), np.int64)
-        begins[:, 0], begins[:, 1] = base + begin, base
-        ends[:, 0], ends[:, 1] = base + begin + length - seam, base + seam
-        return begins.reshape(-1), ends.reshape(-1)
+        begins, ends = np.empty((2, 2 * self.num_envs), np.int64)
+        core.window_runs(self.core, newest, begins, ends)
+        return begins, ends
 
     def plan(self, places: Any, n: int = 1, gamma: float = 0.99) -> Plan:
         """The n-step transitions that start at ``places`` ``[B]``, for :meth:`read`; a view may change them first.
@@ -574,6 +561,7 @@ class Ring:
             self.state[:, HEAD] += -self.state[:, HEAD] % self.rows  # a multiple of `rows` lies at the first place
         self.state[:, TAIL], self.state[:, NEXT] = self.state[:, HEAD], 0
         self.counters[DRAWABLE] = 0
+        self.core.changed()
 
     def _follow(self, rule: Rule) -> None:
         _require_rule(rule)
@@ -583,6 +571,7 @@ class Ring:
             self.undo.begin_rebuild(self)
         self._rule = rule
         _note_rule(rule, self.counters)
+        self.core.changed()
         self._addings.clear()  # there may be more events now
         self.counters[DRAWABLE] = len(self.anchors())
 
@@ -610,6 +599,7 @@ class Ring:
             following = np.minimum.accumulate(np.where(stamp < 0, self.completed, stamp)[::-1])[::-1]
             new[places] = np.where(stamp < 0, -1 - following, stamp)
         self.stamp[...] = new  # at once: an exception comes before it or after it
+        self.core.changed()
 
     # -- after an exception, and after a kill -------------------------------------------------------------------
 

@@ -518,7 +518,8 @@ class RolloutBuffer:
         wrong = fill(columns.count, estimator.gamma, estimator.lam)
         if wrong == core.SPOILT:
             self._refuse_spoilt(columns.ordered(ADVANTAGE), estimator)
-        refuse_missing(wrong, columns.num_envs)
+        if wrong >= 0:
+            refuse_missing(wrong, columns.num_envs)
         columns.keep((ADVANTAGE, RETURN))
 
     def _attach_estimate(self, estimator: Estimator) -> None:

@@ -513,13 +513,15 @@ class Columns:
 
     def has_mask(self) -> bool:
         """True if any step is not real."""
-        mask = self.ordered(("mask",))
-        return not (numpy_view(mask) if mask.is_cpu else mask).all()  # NumPy tests many flags at once
+        return not self._flags(("mask",)).all()
 
     def has_truncations(self) -> bool:
         """True if any step was truncated, so that its final value is read."""
-        truncated = self.ordered(("truncated",))
-        return bool((numpy_view(truncated) if truncated.is_cpu else truncated).any())
+        return bool(self._flags(("truncated",)).any())
+
+    def _flags(self, path: Path) -> Any:
+        """The written rows of a column of flags: in RAM an array, as NumPy tests many at once, elsewhere a tensor."""
+        return self.rows(path) if self._on_host else self.ordered(path)
 
     def real_rows(self) -> Tensor | None:
         """The flat rows ``t * N + n`` of the real transitions; None if all are."""

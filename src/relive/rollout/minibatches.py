@@ -20,7 +20,7 @@ from ..errors import FieldError, ParameterError
 from ..memory.allocator import SMALL, Recycled
 from ..memory.layout import LARGE_FIELD, RowLayout, typed
 from ..parameters import COUNT_RULE, is_count, require, seed_or_drawn
-from ..returns import scaled
+from ..returns import scale
 from ..steps.arrays import Ints, numpy_dtype
 from ..steps.schema import Field, Path
 from .columns import ADVANTAGE, Columns, unfinished
@@ -168,7 +168,7 @@ class Minibatches:
             for low, high in bounds:
                 leaves = rows.at(places[low:high])
                 if normalize_advantage:
-                    leaves[0][name] = scaled(leaves[0][name])
+                    scale(leaves[0][name])
                 batch = rows.form.members.batch(leaves, high - low)
                 yield batch if finished else unfinished(batch)
 
@@ -217,8 +217,8 @@ class Form(NamedTuple):
     """The fields that are packed side by side."""
     packed: tuple[core.Fields, ...]
     """Make tensors of these, for each dict of :attr:`members`."""
-    apart: tuple[Path, ...]
-    """The other fields, which are read where they lie."""
+    apart: dict[Path, int]
+    """The other fields, which are read where they lie, and the bytes of each."""
     members: Members
     """Makes TensorDicts of batches."""
 
@@ -237,7 +237,9 @@ def _form_of(leaves: tuple[tuple[Path, tuple[int, ...], torch.dtype], ...], pack
     )
     groups = [[path for path in layout.fields if members.into[path] == k] for k in range(len(members.empty()))]
     packed = tuple(layout.described(group, itemgetter(-1)) for group in groups)
-    return Form(fields, layout, packed, tuple(path for path in fields if path not in layout.fields), members)
+    return Form(
+        fields, layout, packed, {path: x.nbytes for path, x in fields.items() if path not in layout.fields}, members
+    )
 
 
 class DeviceRows:
@@ -287,7 +289,7 @@ class HostRows:
 
     def __init__(self, form: Form, packed: Mapping[Path, Any], apart: Mapping[Path, Tensor], memory: Recycled) -> None:
         self.form, self._memory = form, memory
-        self._apart = {path: column.flatten(0, 1) for path, column in apart.items()}
+        self._apart = {path: (apart[path].flatten(0, 1), nbytes) for path, nbytes in form.apart.items()}
         self._packed: Bytes | None = None
         for column in packed.values():
             self._packed = self._empty(len(column), form.layout.nbytes)
@@ -311,21 +313,22 @@ class HostRows:
         else:
             bad = core.take_fields(packed, places, form.packed, dicts, self._memory)
             self._require_found(bad, places, len(packed))
-        for path in self._apart:
-            dicts[into[path]][path[-1]] = self._column(path, places)
+        few = torch.from_numpy(places)
+        for path, (column, nbytes) in self._apart.items():
+            # torch is quickest for a few rows
+            picked = column.index_select(0, few) if len(places) * nbytes < SMALL else self._many(path, places)
+            dicts[into[path]][path[-1]] = picked
         return dicts
 
     def gather(self, index: Tensor) -> dict[Path, Tensor]:
         """The rows of an index, as :func:`rows_of` says."""
         return self.form.leaves(self.at(index.numpy()))
 
-    def _column(self, path: Path, places: Ints) -> Tensor:
-        """The rows of a field that is not packed; torch is quickest for a few."""
-        field, rows = self.form.fields[path], self._apart[path]
-        if len(places) * field.nbytes < SMALL:
-            return rows.index_select(0, torch.from_numpy(places))
+    def _many(self, path: Path, places: Ints) -> Tensor:
+        """Many rows of a field that is not packed."""
+        field, (rows, nbytes) = self.form.fields[path], self._apart[path]
         source = rows.contiguous().view(-1).view(torch.uint8).numpy()
-        picked = self._picked(source.reshape(len(rows), field.nbytes), places)
+        picked = self._picked(source.reshape(len(rows), nbytes), places)
         return typed(picked.reshape(-1).view(numpy_dtype(field.dtype)).reshape(len(places), *field.shape), field.dtype)
 
     def _picked(self, source: Bytes, places: Ints) -> Bytes:

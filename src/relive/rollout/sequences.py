@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from ..batches import WHOLE, EnvBatch, SequenceBatch, as_tensordict, padding, sw
 from ..errors import FieldError, ParameterError
 from ..memory.allocator import Recycled
 from ..memory.layout import RowLayout
-from ..returns import scaled
+from ..returns import scale
 from ..steps.arrays import Ints, as_host
 from ..steps.schema import Field, Path
 from .columns import Columns
@@ -97,10 +96,6 @@ def splitter(total: int, batch_size: int | None, num_batches: int | None, batch_
     return lambda _: split if total else []
 
 
-Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
-"""Makes a tensor of a shape and dtype, with arbitrary contents."""
-
-
 class WindowReader:
     """Reads windows of one rollout as padded batches.
 
@@ -121,8 +116,7 @@ class WindowReader:
     ) -> None:
         self._columns, self._states, self._schema = columns.select(wanted), states, columns.schema
         self.num_steps, self._envs, self._device = columns.count, columns.num_envs, columns.device
-        self._on_host = self._device.type == "cpu"
-        self._empty: Empty = memory.empty if self._on_host else partial(_fresh, self._device)
+        self._on_host, self._memory = self._device.type == "cpu", memory
         for name in {path[0] for path in wanted} & {"lengths", "burn_in", "env", "start", "done"}:
             raise FieldError(
                 f"field '{name}': batches of sequences have another one of this name; pick others: fields=..."
@@ -137,22 +131,24 @@ class WindowReader:
         column = self._columns[path]
         pad = torch.full(column.shape[2:], padding(path), dtype=column.dtype, device=self._device)
         bits = column.reshape(self.num_steps * self._envs, -1).view(torch.uint8)
-        return WindowSource(bits, pad.reshape(1, -1).view(torch.uint8)[0], self._envs, self._empty)
+        layout = RowLayout({path: self._fields[path]})
+        return WindowSource(bits, pad.reshape(1, -1).view(torch.uint8)[0], self._envs, layout, self._memory)
 
     def _pack(self) -> WindowSource:
         """The fields of the layout side by side, env by env: the next step of an env is the next row."""
         layout, count = self._layout, self.num_steps * self._envs
-        rows = self._empty((count, layout.nbytes), torch.uint8)
-        if rows.is_cpu:
+        if self._on_host:
+            rows = self._memory.empty((count, layout.nbytes))
             flat = {path: self._columns[path].flatten(0, 1).contiguous() for path in layout.fields}
             layout.pack(flat, rows.numpy(), self.num_steps)
         else:
+            rows = torch.empty((count, layout.nbytes), dtype=torch.uint8, device=self._device)
             for path, view in layout.views(rows.view(self._envs, self.num_steps, layout.nbytes)).items():
                 view.copy_(self._columns[path].transpose(0, 1))
         pad = torch.zeros(layout.nbytes, dtype=torch.uint8, device=self._device)
         for path, view in layout.views(pad[None]).items():
             view.fill_(padding(path))
-        return WindowSource(rows, pad, 1, self._empty)
+        return WindowSource(rows, pad, 1, layout, self._memory)
 
     def most_rows(self, windows: Ints, length: int) -> int:
         """Rows that any batch of these windows of up to ``length`` steps needs."""
@@ -208,7 +204,7 @@ class WindowReader:
         for name, flag in zip(("is_start", "mask"), flags, strict=True):
             leaves[name,] = flag.T if time_first else flag
         if normalize_advantage:
-            leaves["advantage",] = scaled(leaves["advantage",], leaves["mask",])
+            scale(leaves["advantage",], leaves["mask",])
         hidden = None if self._states is None else self._hidden(state, stored)
         facts = {"lengths": lengths, "burn_in": burn_in, "env": env, "start": start}
         return SequenceBatch(leaves, {name: _tensor(x) for name, x in facts.items()}, hidden, time_first=time_first)
@@ -238,38 +234,29 @@ class WindowReader:
         env = torch.from_numpy(envs).to(self._device)
         first: Any = envs if self._on_host else env
         lengths = first * 0 + self.num_steps
-        return {  # torch picks numbers time by time, so the row that it picks from is in the nearest cache
-            path: self._read_column(path, first, lengths, self.num_steps, True)
-            if column.dim() > 2
-            else column.index_select(1, env)
-            for path, column in self._columns.items()
-        }
+        leaves: dict[Path, Tensor] = {}
+        for path, column in self._columns.items():
+            if column.dim() > 2:
+                self._read(path, first, lengths, self.num_steps, True, leaves)
+            else:  # torch picks numbers time by time, so the row that it picks from is in the nearest cache
+                leaves[path] = column.index_select(1, env)
+        return leaves
 
     def _hidden(self, index: Any, stored: Any) -> Any:
         assert self._states is not None
-        return self._schema.rebuild("hidden", self._states.at(index, stored, self._empty).__getitem__)
+        return self._schema.rebuild("hidden", self._states.at(index, stored, self._memory).__getitem__)
 
-    def _gather(self, packed_row: Any, row: Any, lengths: Any, rows: int, time_first: bool) -> dict[Path, Tensor]:
-        # A window is one run of bytes, and so is its padding. Time comes first by a view of that: fields that are
-        # packed are strided in either order.
-        packed: dict[Path, Tensor] = {}
+    def _gather(self, packed_row: Any, row: Any, lengths: Any, rows: int, time_first: bool) -> dict[Path, Any]:
+        leaves: dict[Path, Any] = dict.fromkeys(self._columns)  # they keep this order
         if self._packed is not None:
-            windows = self._packed.windows(packed_row, lengths, rows)
-            packed = self._layout.views(windows.transpose(0, 1) if time_first else windows)
-        return {
-            path: packed[path] if path in packed else self._read_column(path, row, lengths, rows, time_first)
-            for path in self._columns
-        }
+            self._packed.read(packed_row, lengths, rows, time_first, leaves)
+        for path in self._unpacked:
+            self._read(path, row, lengths, rows, time_first, leaves)
+        return leaves
 
-    def _read_column(self, path: Path, row: Any, lengths: Any, rows: int, time_first: bool) -> Tensor:
-        source = self._unpacked.get(path) or self._source(path)
-        field, bits = self._fields[path], source.windows(row, lengths, rows)
-        windows = bits.reshape(-1).view(field.dtype).view(*bits.shape[:2], *field.shape)  # fields may be empty
-        return windows.transpose(0, 1) if time_first else windows
-
-
-def _fresh(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device=device)
+    def _read(self, path: Path, row: Any, lengths: Any, rows: int, time_first: bool, into: dict[Path, Any]) -> None:
+        """Read windows of one column, packed elsewhere or not."""
+        (self._unpacked.get(path) or self._source(path)).read(row, lengths, rows, time_first, into)
 
 
 def _tensor(fact: Any) -> Tensor:
@@ -277,27 +264,34 @@ def _tensor(fact: Any) -> Tensor:
 
 
 class WindowSource:
-    """Rows of bytes that windows are read from.
+    """Rows of fields that windows are read from.
+
+    A window is one run of bytes, and so is its padding. Time comes first by a view of that.
 
     Args:
         rows: uint8 ``[R, W]``, contiguous.
         pad: uint8 ``[W]``, the row that fills a window up.
         step: the distance in rows from one step of an env to its next one.
-        empty: makes the windows.
+        layout: of the rows; those of one field may lack its padding.
+        memory: gives the memory of windows, on the CPU.
     """
 
-    def __init__(self, rows: Tensor, pad: Tensor, step: int, empty: Empty) -> None:
-        self._rows, self._pad, self._step, self._empty = rows, pad, step, empty
+    def __init__(self, rows: Tensor, pad: Tensor, step: int, layout: RowLayout, memory: Recycled) -> None:
+        self._rows, self._pad, self._step, self._layout, self._memory = rows, pad, step, layout, memory
         self._arrays = (rows.numpy(), pad.numpy()) if rows.is_cpu else None
+        self._fields = layout.described(layout.fields, width=rows.shape[1])
 
-    def windows(self, first: Any, lengths: Any, count: int) -> Tensor:
-        """Windows of ``lengths`` rows from ``first`` on, uint8 ``[B, count, W]``; both are arrays for rows in RAM."""
+    def read(self, first: Any, lengths: Any, count: int, time_first: bool, into: dict[Path, Any]) -> None:
+        """Put windows of ``lengths`` rows from ``first`` on, ``[count, B, ...]`` or ``[B, count, ...]``, into a dict.
+
+        Both are arrays for rows in RAM, and tensors for others.
+        """
         if self._arrays is None:
-            return core.gather_windows(self._rows, first, self._step, lengths, self._pad, count)
-        out = self._empty((len(first), count, self._rows.shape[1]), torch.uint8)
-        source, pad = self._arrays
-        core.copy_windows(source, first, self._step, lengths, pad, out.numpy())
-        return out
+            windows = core.gather_windows(self._rows, first, self._step, lengths, self._pad, count)
+            into.update(self._layout.views(windows.transpose(0, 1) if time_first else windows))
+            return
+        rows, pad = self._arrays
+        core.take_windows(rows, first, self._step, lengths, pad, count, self._fields, time_first, self._memory, into)
 
 
 class States:
@@ -311,7 +305,13 @@ class States:
 
     def __init__(self, columns: Columns, initial: Any) -> None:
         self._columns = {path: column.flatten(0, 1) for path, column in columns.stored_states().items()}
-        self._bits = {path: x.reshape(len(x), -1).view(torch.uint8) for path, x in self._columns.items()}
+        self._rows: dict[Path, Any] = {}
+        """The columns in RAM as bytes, ``[T * N, W]``, and their field."""
+        for path, column in self._columns.items():
+            if column.is_cpu:
+                bits = column.reshape(len(column), -1).view(torch.uint8).numpy()
+                field = core.Fields([(path, column.dtype, tuple(column.shape[1:]), 0)], bits.shape[1])
+                self._rows[path] = bits, (field,)
         self.every, self._initial = columns.every, columns.initial_states(initial)
 
     def first_rows(self, windows: Ints) -> Ints:
@@ -319,31 +319,27 @@ class States:
         start = windows[:, START]
         return start if self.every == 1 else np.maximum(start // self.every * self.every, windows[:, ORIGIN])
 
-    def at(self, index: Any, stored: Any, empty: Empty) -> dict[Path, Tensor]:
+    def at(self, index: Any, stored: Any, memory: Recycled) -> dict[Path, Tensor]:
         """The states before rows that :meth:`first_rows` gave, ``[layers, B, size]`` or ``[B, size]``.
 
         Args:
             index: ``[B]``, the flat place of each state: number k * N + n is that of env n at step k * every.
             stored: ``[B]``, 0 where that step is not the row itself, which then begins an episode.
-            empty: makes the results.
+            memory: gives the memory of the results, on the CPU.
 
         ``index`` and ``stored`` are arrays if the states are in RAM, and tensors if they are on a device.
         """
         states: dict[Path, Tensor] = {}
         for path, column in self._columns.items():
-            state = empty((len(index), *column.shape[1:]), column.dtype)
-            if column.is_cpu:
-                bits = state.view(len(index), -1).view(torch.uint8).numpy()
-                bad = core.take_rows(self._bits[path].numpy(), index, bits)
+            if path in self._rows:
+                bits, field = self._rows[path]
+                bad = core.take_fields(bits, index, field, (states,), memory)
                 assert bad < 0, "a window begins outside the rollout"
             else:
-                torch.index_select(column, 0, index, out=state)
+                states[path] = column.index_select(0, index)
             if self.every > 1:  # rows between two stored steps begin an episode
-                state[torch.as_tensor(stored == 0)] = self._initial[path]
-            swapped = swap_layers(state)
-            if not swapped.is_contiguous():
-                swapped = empty(tuple(swapped.shape), column.dtype).copy_(swapped)
-            states[path] = swapped
+                states[path][torch.as_tensor(stored == 0)] = self._initial[path]
+            states[path] = swap_layers(states[path]).contiguous()
         return states
 
 

@@ -233,17 +233,17 @@ class Prioritized(OwnSampler):
         if self._ring is None or not self._ring.counters.item(DRAWABLE):
             raise nothing_to_draw(self._ring)
         bound = self._bound()
-        lowest = bound.tree.minimum_positive() if self.normalize == "buffer" else 0.0
-        return self._draw_among(bound, count, key, lowest, bound.tree.total)
+        lowest = bound.stored.tree.minimum_positive() if self.normalize == "buffer" else 0.0
+        return self._draw_among(bound, count, key, lowest, bound.total.item())
 
     def draw_recent(self, count: int, key: int, newest: int) -> Drawn:
         """Places of anchors ``[count]`` among the ``newest`` completed transitions, with the same fields."""
         ring = self._ring
         if ring is None or not ring.drawable:
             raise nothing_to_draw(ring)
-        bound = self._bound()
-        recent = recent_leaves(bound.tree, ring, newest)
-        lowest = bound.tree.minimum_positive(recent.begins, recent.ends) if self.normalize == "buffer" else 0.0
+        bound, tree = self._bound(), self._tree
+        recent = recent_leaves(tree, ring, newest)
+        lowest = tree.minimum_positive(recent.begins, recent.ends) if self.normalize == "buffer" else 0.0
         return self._draw_among(bound, count, key, lowest, recent.cover.total, *recent.cover)
 
     def _draw_among(self, bound: Binding, count: int, key: int, lowest: float, total: float, *cover: Any) -> Draw:
@@ -253,15 +253,14 @@ class Prioritized(OwnSampler):
         """
         if not total > 0:
             raise EmptyError("the priorities of all transitions are 0; choose a larger eps, or a smaller alpha")
-        drawn = core.draw_by_priority(bound.core, count, key, self.stratified, self.current_beta, lowest, *cover)
-        self.count_draw()
+        beta = self.beta_at(self._draws) if isinstance(self.beta, tuple) else self.beta
+        drawn = core.draw_by_priority(bound.core, count, key, self.stratified, beta, lowest, *cover)
+        self.undo_draws(self._draws + 1)
         return drawn
 
     def count_draw(self) -> None:
         """Count a draw, which moves a scheduled beta on."""
-        object.__setattr__(self, "_draws", self._draws + 1)  # other assignments are checked, which takes longer
-        if self._durable is not None:
-            self._durable.facts[DRAWS] = self._draws
+        self.undo_draws(self._draws + 1)
 
     def draw_state(self) -> int:
         """The number of draws, for a schedule of beta."""
@@ -269,7 +268,7 @@ class Prioritized(OwnSampler):
 
     def undo_draws(self, draw_state: int) -> None:
         """See :class:`Sampler`."""
-        self._draws = draw_state
+        object.__setattr__(self, "_draws", draw_state)  # other assignments are checked, which takes longer
         if self._durable is not None:
             self._durable.facts[DRAWS] = draw_state
 
@@ -297,13 +296,13 @@ class Prioritized(OwnSampler):
             mask: True for the errors of sequences that count; None for errors ``[B]``.
             time_first: True if time is the first axis of errors of sequences; None if batches are of transitions.
         """
-        if mask is not None and time_first is None:
-            late = UNUSUAL
-        else:
-            late = self._bound().core.rate(index, td_error, mask, bool(time_first), self.eta)
+        late, bound = UNUSUAL, self._bound()
+        if mask is None or time_first is not None:
+            late = bound.core.rate(index, td_error, mask, bool(time_first), self.eta)
         if late == UNUSUAL:
             late = self._rate_checked(index, td_error, mask, time_first)
-        largest = self._bound().facts.item(LARGEST)
+            bound = self._bound()
+        largest = bound.facts.item(LARGEST)
         if largest != self._largest:  # every assignment is checked, which takes longer than this
             self._largest = largest
         return late
@@ -471,8 +470,8 @@ class Binding:
     """The memory of the priorities, as compiled code takes it; for as long as it consists of the same arrays."""
 
     def __init__(self, stored: StoredPriorities, ring: Ring, largest: float, durable: DurablePriorities | None) -> None:
-        tree = self.tree = stored.tree
-        self.stored, self.whole = stored, tree.whole
+        tree = stored.tree
+        self.stored, self.total = stored, tree.whole.until
         self.facts, undo = (np.empty(FACTS), np.empty(0)) if durable is None else (durable.facts, durable.undo)
         self.facts[[ALPHA, EPS, LARGEST]] = stored.alpha, stored.eps, largest
         self.core = core.Priorities(tree.core, stored.errors, self.facts, ring.core, undo)

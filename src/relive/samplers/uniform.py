@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import core
 from ..core.words import DRAWABLE
 from ..errors import EmptyError, InvariantError, ParameterError
-from ..ring.ring import Ring, Rule
+from ..memory.store import require_rows
+from ..ring.ring import Ring
 from ..steps.arrays import Doubles, Ints
 from .contract import Drawn, Extras, OwnSampler, refuse_weights, require_own_ring
 from .sumtree import Cover, SumTree
@@ -165,13 +166,7 @@ class WindowWeights:
     def __init__(self, ring: Ring) -> None:
         self._ring, self._tree = ring, SumTree(ring.num_envs * ring.rows)
         anchors = ring.anchors()
-        if ring.rule.weigh == "episodes" and len(anchors):
-            index, step = ring.index_of(anchors), ring.step[anchors]
-            number, env = index // ring.num_envs, index % ring.num_envs
-            begins = number - step
-            goes_on = (begins[1:] == begins[:-1]) & (env[1:] == env[:-1])
-            anchors = anchors[~np.append(goes_on, False)]
-        self._tree.set(anchors, self._weights(anchors))
+        self.changed(anchors, np.ones(len(anchors), np.uint8))
 
     @property
     def total(self) -> float:
@@ -180,11 +175,7 @@ class WindowWeights:
 
     def changed(self, places: Ints, drawable: Any) -> None:
         """Note that the windows that end at ``places`` can be drawn from now on (1) or no more (0), in order."""
-        self._tree.set(places, drawable * self._weights(places))
-        if self._ring.rule.weigh == "episodes":
-            drawable_now = places[self._tree.get(places) > 0]  # the last change of a place counts
-            earlier = self._earlier(drawable_now)
-            self._tree.set(earlier, 0.0)
+        require_rows(places, core.weigh_windows(self._tree.core, self._ring.core, places, drawable), len(self._tree))
 
     def draw(self, count: int, key: int, newest: int = 0) -> Drawn:
         """The last rows ``[count]`` of windows drawn with replacement; with ``newest``, they end among so many.
@@ -197,12 +188,11 @@ class WindowWeights:
             raise nothing_to_draw(ring)
         if newest:
             recent = recent_leaves(self._tree, ring, newest)
-        drawn = core.draw_by_weight(self._tree.core, count, key, *(() if recent is None else recent.cover))
-        if ring.rule.weigh != "episodes":
-            return drawn
-        places, extras = cast("tuple[Ints, Extras]", drawn)
-        oldest = ring.oldest if recent is None else ring.heads - recent.rows_of_envs()
-        return self._of_episodes(places, oldest, _uniform(count, core.mix(key), 1.0)), extras
+        episodes = oldest = None
+        if ring.rule.weigh == "episodes":
+            episodes, oldest = ring.core, None if recent is None else ring.heads - recent.rows_of_envs()
+        cover = (None, None) if recent is None else recent.cover
+        return core.draw_by_weight(self._tree.core, count, key, *cover, episodes, oldest)
 
     def check(self) -> None:
         """Check that every window that can be drawn has the right weight, and no other has one.
@@ -212,54 +202,6 @@ class WindowWeights:
         """
         every = np.arange(len(self._tree))
         require_weights(self._tree, every, WindowWeights(self._ring)._tree.get(every))
-
-    def _weights(self, places: Ints) -> Any:
-        if self._ring.rule.weigh != "steps":
-            return np.ones(len(places))
-        rule, at = self._ring.rule, self._ring.step[places].astype(np.int64)
-        return at + 1.0 - _window_start(at, rule)
-
-    def _earlier(self, places: Ints) -> Ints:
-        """The last rows of the windows before these in the same episodes, if they are still stored."""
-        ring, rule = self._ring, self._ring.rule
-        number, env = np.divmod(ring.index_of(places), ring.num_envs)
-        at = ring.step[places].astype(np.int64)
-        # rows from the end of this window back to the end of the whole window before it
-        back = at - (_whole_before(at, rule) + rule.length - 1)
-        # an episode's first window has none before it, and the rows of the one before may be overwritten
-        there = (at >= rule.length) & (number - back >= ring.oldest[env])
-        return (env * ring.rows + (number - back) % ring.rows)[there]
-
-    def _of_episodes(self, places: Ints, oldest: Ints, random: Doubles) -> Ints:
-        """One random window of each episode whose newest window ends at ``places``.
-
-        Only windows that end at row ``oldest`` ``[N]`` or later count.
-        """
-        ring, rule = self._ring, self._ring.rule
-        number, env = np.divmod(ring.index_of(places), ring.num_envs)
-        at = ring.step[places].astype(np.int64)
-        begins = number - at
-        # the first row that can end a window: the episode's first, or the first whose history is still stored
-        low = np.where(begins >= ring.oldest[env], begins, ring.oldest[env] + rule.history)
-        low = np.maximum(low, oldest[env]) - begins
-        # whole windows of the episode, the newest apart: from the one that ends at step ``low`` or next after it
-        first, last = _window_start(low, rule), _whole_before(at, rule)
-        others = np.where(at >= rule.length, np.maximum((last - first) // rule.stride + 1, 0), 0)
-        chosen = (random * (1 + others)).astype(np.int64)  # 0 is the newest, 1 the one before it, and so on
-        start = last - (chosen - 1) * rule.stride
-        back = np.where(chosen > 0, at - (start + rule.length - 1), 0)
-        return env * ring.rows + (number - back) % ring.rows
-
-
-def _window_start(at: Ints, rule: Rule) -> Ints:
-    """The first steps of the windows whose last are the steps ``at`` of their episodes, which may end there."""
-    beyond = at + 1 - rule.length
-    return (beyond + rule.stride - 1) // rule.stride * rule.stride * (beyond > 0)
-
-
-def _whole_before(at: Ints, rule: Rule) -> Ints:
-    """The first step of the last whole window before the one that ends at step ``at``; only where at >= length."""
-    return _window_start(at - rule.stride, rule)
 
 
 def recent_leaves(tree: SumTree, ring: Ring, newest: int) -> RecentLeaves:
@@ -329,9 +271,3 @@ def require_weights(tree: SumTree, places: Ints, wanted: Doubles) -> None:
     if wrong.any():
         at = int(wrong.argmax())
         raise InvariantError(f"sampler: place {at} has the weight {weights[at]}; expected {expected[at]}")
-
-
-def _uniform(count: int, key: int, total: float) -> Doubles:
-    out = np.empty(count, np.float64)
-    core.masses(key, False, total, out)
-    return out

@@ -18,8 +18,8 @@ from ...returns import GAE
 from ...rollout.buffer import RolloutBuffer
 from ...rollout.sequences import ENV, LENGTH, START, Flags, plan_windows
 from ...steps.arrays import as_host
-from ...steps.schema import Field, Schema
-from ..base import Column, DropIn, contents_of, mapped_leaves, renew, table_of, write_column
+from ...steps.schema import Field, Schema, map_leaves
+from ..base import Column, DropIn, contents_of, renew, table_of, write_column
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -142,7 +142,7 @@ class RolloutStorage(DropIn):
         self.num_envs, self.num_transitions_per_env = num_envs, num_transitions_per_env
         self.reshuffle_each_epoch = reshuffle_each_epoch
         action = Field(tuple(actions_shape))
-        fields: dict[str, Any] = {"obs": mapped_leaves(_field, obs), "action": action, "reward": NUMBER}
+        fields: dict[str, Any] = {"obs": map_leaves(_field, obs), "action": action, "reward": NUMBER}
         fields |= {"terminated": FLAG, "truncated": FLAG}
         rl = training_type == "rl"
         fields |= {"value": NUMBER, "log_prob": NUMBER} if rl else {"privileged_action": action}
@@ -346,15 +346,14 @@ class RolloutStorage(DropIn):
         """A transition as a step of the rollout."""
         time_outs, final_values = getattr(transition, "time_outs", None), getattr(transition, "final_values", None)
         dones = self._numbers("dones", required(transition, "dones"), torch.bool)
+        cut = self._no_end if time_outs is None else self._numbers("time_outs", time_outs, torch.bool) & dones
         step = {
-            "obs": mapped_leaves(self._moved, required(transition, "observations")),
+            "obs": map_leaves(self._moved, required(transition, "observations")),
+            "action": self._fit(required(transition, "actions")),
+            "reward": self._numbers("rewards", required(transition, "rewards")),
             "terminated": dones,
-            "truncated": self._no_end,
+            "truncated": cut,
         }
-        if time_outs is not None:
-            step["truncated"] = self._numbers("time_outs", time_outs, torch.bool) & dones
-        step["action"] = self._fit(required(transition, "actions"))
-        step["reward"] = self._numbers("rewards", required(transition, "rewards"))
         if self.training_type == "distillation":
             step["privileged_action"] = self._fit(required(transition, "privileged_actions"))
             return step
@@ -407,10 +406,8 @@ class RolloutStorage(DropIn):
         self._blank[name] = tuple(torch.zeros(s.shape, device=self.device) for s in examples)
 
     def _states_of(self, name: str, transition: Any) -> tuple[Tensor, ...]:
-        state = transition.hidden_states[STATES.index(name)]
-        if state is None:  # the network starts from its initial state
-            return self._blank[name]
-        return tuple([swap_layers(self._fit(s)) for s in _wrapped(state)])
+        state = transition.hidden_states[STATES.index(name)]  # None where the network starts from its initial state
+        return self._blank[name] if state is None else tuple([swap_layers(self._fit(s)) for s in _wrapped(state)])
 
     def _saved(self, name: str) -> list[Tensor] | None:
         if name not in self._states:

@@ -1,0 +1,57 @@
+// Lines: the rows that draws point at, env by env, and how they are kept up to date.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "arrays.hpp"
+
+namespace relive {
+
+class Ring;
+
+// The rows of all envs in a line, of each from `first` up to its head. Both vectors have an entry for each env.
+struct Line {
+    std::vector<std::int64_t> first;  // numbers
+    std::vector<std::int64_t> until;  // running sums of how many rows they are
+
+    std::int64_t total() const { return until.back(); }
+
+    struct Spot {
+        std::int64_t env, number;
+    };
+    // By random number `nth` of a stream. It is below 1, so the spot in line is below the total.
+    Spot at(std::uint64_t stream, std::uint64_t nth) const;
+};
+
+// What a ring keeps of its lines, so that no draw walks through all envs if few of them have changed.
+struct Lines {
+    explicit Lines(std::size_t envs = 0) : whole{std::vector<std::int64_t>(envs), std::vector<std::int64_t>(envs)},
+                                           recent(whole), stale(envs) {}
+
+    // Anything of the ring may have changed, its cursors and its rule as well.
+    void forget() { known = false, ++version; }
+    // Rows were added to an env.
+    void follow(const Ring &ring, std::int64_t e);
+
+    Line whole;                 // of all rows
+    Line recent;                // of those from the `newest` transitions on; at first, and later, a guess
+    bool known = false;         // the first rows of `whole` are right
+    std::size_t stale;          // sums of `whole` are right for the envs before this one
+    std::int64_t newest = 0;    // of `recent`; 0 if it is only a guess
+    std::uint64_t version = 0;  // of the ring
+    std::uint64_t seen = 0;     // the version for which `recent` is right
+    std::int64_t complete = 0;  // transitions of `whole`
+    std::uint64_t counted = ~std::uint64_t{0};  // the version for which that is right
+};
+
+// The rows from the `newest` transitions on (0: from all), in a line that is good until the ring changes, or is asked
+// for another one.
+//
+// Of transitions those count that can be drawn; where windows are longer, every complete one. Newest is in the order of
+// completion, over all envs. Some of these rows cannot be drawn: boundary rows, the newest.
+const Line &line_of(const Ring &ring, std::int64_t newest);
+
+// How many transitions are complete, of the rows that are live; where windows have one step, of those with history.
+std::int64_t count_complete(const Ring &ring);
+
+}  // namespace relive
