@@ -123,7 +123,8 @@ class Reader:
             ReliveError: nothing can be drawn; or the view cannot read it, and then the batch counts as drawn.
         """
         self.keep_rule()
-        progress, worker, view = self.progress, get_worker_info(), cast("Any", self.view)
+        progress, worker = self.progress, get_worker_info()
+        view: Any = self.view
         key = stream(progress.seed if worker is None else stream_of(progress.seed), progress.draws - progress.first)
         drawn: Any = self.sampler.draw(count, key, update, of)
         progress.draws += 1  # before the read: a batch that the view fails to read is used up
