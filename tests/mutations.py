@@ -432,10 +432,24 @@ MUTATIONS = [
     ),
     Mutation(
         "the previous action reaches over an episode's start",
+        "sequences.cpp",
+        "auto before = opens ? -1 :",
+        "auto before = false ? -1 :",
+        "core/test_sequences.py views/test_sequences.py",
+    ),
+    Mutation(
+        "the previous picture reaches over an episode's start",
         "ring/sequences.py",
         "np.where(ring.step[first] == 0, -1, begin",
         "np.where(ring.step[first] < 0, -1, begin",
         "views/test_sequences.py",
+    ),
+    Mutation(
+        "a stored previous action is read beyond the end of its episode",
+        "sequences.cpp",
+        "if (bounds || !last.stored)",
+        "if (!last.stored)",
+        "core/test_sequences.py views/test_sequences.py",
     ),
     # -- samplers
     Mutation(
@@ -668,10 +682,10 @@ MUTATIONS = [
     # -- hindsight
     Mutation(
         "goals of other episodes come from the stream that draws the batch",
-        "views/hindsight.py",
-        "ring.draw(len(places), stream(key, OTHERS))",
-        "ring.draw(len(places), key)",
-        "views/test_hindsight.py",
+        "goals.cpp",
+        "draw_uniform(*ring, key(stream.value, OTHERS), 0, others)",
+        "draw_uniform(*ring, stream.value, 0, others)",
+        "core/test_goals.py views/test_hindsight.py",
     ),
     Mutation(
         "a step added in one call is not told to the sampler if it changes one row",
@@ -704,8 +718,8 @@ MUTATIONS = [
     Mutation(
         "a user's view is read as the class that it inherits from",
         "replay/reader.py",
-        "type(view) is NStep and type(drawn) is Draw",
-        "isinstance(view, NStep) and type(drawn) is Draw",
+        "type(drawn) is Draw and type(view) in READS_DRAWS:",
+        "type(drawn) is Draw and isinstance(view, tuple(READS_DRAWS)):",
         "replay/test_batches.py",
     ),
     Mutation(
@@ -728,13 +742,6 @@ MUTATIONS = [
         "        self.keep_rule()\n        progress, worker",
         "        progress, worker",
         "replay/test_stacks.py replay/test_sequence_batches.py",
-    ),
-    Mutation(
-        "a function of goals that draws a batch overwrites the steps of the outer one",
-        "views/hindsight.py",
-        "scratch, self.spare = self.spare, None",
-        "scratch = self.spare",
-        "replay/test_goal_functions.py",
     ),
     Mutation(
         "a step that is not stored yet overwrites the bootstrap row",
@@ -1270,8 +1277,8 @@ MUTATIONS = [
     Mutation(
         "the last step of burn-in counts",
         "sequences.cpp",
-        "burn_in[b] <= t && t < mark.own);",
-        "burn_in[b] <= t + 1 && t < mark.own);",
+        "facts[b].burn_in <= t && t < mark.own);",
+        "facts[b].burn_in <= t + 1 && t < mark.own);",
         "core/test_sequences.py",
     ),
     Mutation(
@@ -1284,8 +1291,8 @@ MUTATIONS = [
     Mutation(
         "a sequence is said to start with its burn-in",
         "sequences.cpp",
-        "facts[START][b] = number - index + start;",
-        "facts[START][b] = number - index + first;",
+        "fact.start = number - at + start;",
+        "fact.start = number - at + first;",
         "core/test_sequences.py",
     ),
     Mutation(
@@ -1298,8 +1305,8 @@ MUTATIONS = [
     Mutation(
         "a sequence whose burn-in begins its episode does not say so",
         "sequences.cpp",
-        "ring.step[first] == 0, ring.terminated[last]",
-        "ring.step[first] == 0 && own == known, ring.terminated[last]",
+        "bool opens = ring.step[first] == 0;",
+        "bool opens = ring.step[first] == 0 && own == known;",
         "core/test_sequences.py",
     ),
     Mutation(
@@ -1348,16 +1355,23 @@ MUTATIONS = [
     Mutation(
         "with another goal, a window goes on over a truncation",
         "goals.cpp",
-        "terminal = steps.terminated[entry], cut = steps.truncated[entry];\n            if (terminal | cut) break;",
-        "terminal = steps.terminated[entry], cut = steps.truncated[entry];\n            if (terminal) break;",
+        "terminal = steps[entry].terminated, cut = steps[entry].truncated;\n            if (terminal | cut) break;",
+        "terminal = steps[entry].terminated, cut = steps[entry].truncated;\n            if (terminal) break;",
         "core/test_goals.py",
     ),
     Mutation(
         "hindsight takes rewards that are not finite",
         "goals.cpp",
-        "if (!std::isfinite(rewards[entry])) return entry;",
-        "if (std::isinf(rewards[entry])) return entry;",
+        "if (!std::isfinite((*judged)[entry])) return entry;",
+        "if (std::isinf((*judged)[entry])) return entry;",
         "core/test_goals.py views/test_goals.py",
+    ),
+    Mutation(
+        "a batch of hindsight that is drawn by priority has no weights",
+        "goals.cpp",
+        "(weighed ? of->weighed : of->fields)->put",
+        "of->fields->put",
+        "core/test_goals.py",
     ),
     # -- the core: returns and rollouts
     Mutation(

@@ -26,6 +26,7 @@ def stub() -> str:
     found.put(core)
     text: str = found.get()
     body = re.sub(r"\A.*?(?=^(?:class|def) )", "", text, flags=re.S | re.M)
+    body = re.sub(r"\n    __slotnames__: .*\n", "", body)  # what pickle notes of a class, once it was asked
     body = re.sub(r"\bnumpy\.typing\.NDArray\b", "NDArray[Any]", body)
     body = re.sub(r"\bobject(?: \| None)?(?=[,)\]:=\s])", "Any", body)
     body = re.sub(r"(?<=-> )(dict|tuple|list)(?=:)", r"\1[Any, Any]", body)

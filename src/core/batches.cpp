@@ -1,86 +1,68 @@
-// Batches: a draw that is made only when it is read, and n-step windows drawn, read and handed out in one call.
+#include "batches.hpp"
+
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <utility>
-#include <vector>
 
-#include "arrays.hpp"
 #include "bindings.hpp"
-#include "draws.hpp"
 #include "gil.hpp"
-#include "priorities.hpp"
-#include "ring.hpp"
 #include "tensors.hpp"
-#include "tree.hpp"
 #include "weights.hpp"
-#include "windows.hpp"
 
 namespace relive {
 
-namespace {
-
-// What a sampler draws: `count` anchors of a stream of random numbers. Equal draws of a ring that has not changed give
-// equal anchors, so it does not matter when, or how often, it is made.
-struct Draw {
-    enum class By { Chance, Weight, Priority };
-
-    By by = By::Chance;
-    std::int64_t count = 0;
-    std::uint64_t stream = 0;
-    // by chance
-    const Ring *ring = nullptr;
-    std::int64_t newest = 0;  // from so many of the newest; 0: from all
-    // by weight or priority
-    const Tree *tree = nullptr;
-    bool from_some = false;  // from the leaves of a cover alone
-    std::vector<std::int64_t> tops;
-    std::vector<double> until;
-    const Ring *episodes = nullptr;  // a leaf stands for its episode: one of its windows is drawn
-    std::vector<Number> oldest;      // of each env, the first row that may end it; empty: all may
-    // by priority
-    const Priorities *priorities = nullptr;
-    bool stratified = false;
-    double beta = 0.0, lowest = 0.0;
-    nb::object kept;  // what the pointers point into
-
-    bool weighed() const { return by == By::Priority; }
-    Cover among() const { return from_some ? Cover{tops, until} : tree->whole(); }
-
-    // The places of the anchors; by priority, their chances and weights as well. False if there is nothing to draw.
-    bool into(std::span<Place> places, Column<double> probability, Column<float> weight) const {
-        switch (by) {
-        case By::Chance: return draw_uniform(*ring, stream, newest, places);
-        case By::Weight: return leaves_into(places);
-        case By::Priority:
-            return priorities->draw(stream, stratified, beta, lowest, among(), places, probability, weight);
-        }
-        return false;
+bool Draw::into(std::span<Place> places, Column<double> probability, Column<float> weight) const {
+    switch (by) {
+    case By::Chance: return draw_uniform(*ring, stream, newest, places);
+    case By::Weight: return leaves_into(places);
+    case By::Priority:
+        return priorities->draw(stream, stratified, beta, lowest, among(), places, probability, weight);
     }
-
-  private:
-    bool leaves_into(std::span<Place> places) const {
-        auto total = among().total();
-        if (!(total > 0.0)) return false;
-        auto memory = scratch<double>(places.size());
-        std::span<double> wanted{memory.get(), places.size()};
-        masses(stream, false, total, wanted);
-        if (tree->find(among(), wanted, places) >= 0) return false;
-        for (std::size_t i = 0; episodes && i < places.size(); ++i) {
-            auto env = static_cast<std::size_t>(places[i] / episodes->rows);
-            auto low = oldest.empty() ? 0 : oldest[env];
-            places[i] = window_of_episode(*episodes, places[i], low, uniform(mix(stream), i + 1));
-        }
-        return true;
-    }
-};
-
-// The object that Python holds; never null, as a pointer to None would be.
-template <typename T> const T *held(nb::handle object, const char *what) {
-    const T *found = nullptr;
-    if (!nb::try_cast(object, found) || !found) throw nb::type_error(what);
-    return found;
+    return false;
 }
+
+bool Draw::leaves_into(std::span<Place> places) const {
+    auto total = among().total();
+    if (!(total > 0.0)) return false;
+    auto memory = scratch<double>(places.size());
+    std::span<double> wanted{memory.get(), places.size()};
+    masses(stream, false, total, wanted);
+    if (tree->find(among(), wanted, places) >= 0) return false;
+    for (std::size_t i = 0; episodes && i < places.size(); ++i) {
+        auto env = static_cast<std::size_t>(places[i] / episodes->rows);
+        auto low = oldest.empty() ? 0 : oldest[env];
+        places[i] = window_of_episode(*episodes, places[i], low, uniform(mix(stream), i + 1));
+    }
+    return true;
+}
+
+void nothing_to_draw() { throw nb::value_error("there is nothing to draw"); }
+
+Anchors::Anchors(nb::handle what, bool roomy) {
+    if (!(nb::try_cast(what, draw_) && draw_) && !nb::try_cast(what, given_))
+        throw nb::type_error("expected a draw, or places, int64 [B]");
+    if (weighed() && !roomy) throw nb::value_error("these batches have no room for the weights of a draw by priority");
+}
+
+std::size_t Anchors::bytes(std::initializer_list<std::int64_t> sizes) {
+    std::int64_t all = 2;  // so that what is computed of it does not overflow
+    for (auto size : sizes)
+        if (__builtin_mul_overflow(all, size, &all)) throw std::bad_alloc();
+    return static_cast<std::size_t>(all / 2);
+}
+
+bool Anchors::into(std::span<Place> places, Column<double> probability, Column<float> weight) const {
+    if (draw_) return draw_->into(places, probability, weight);
+    std::copy(given_.begin(), given_.end(), places.begin());
+    return true;
+}
+
+void Anchors::require(bool some, std::int64_t bad) const {
+    if (!some) nothing_to_draw();
+    if (bad >= 0 && draw_) throw nb::value_error("the draw is of another ring, which has more rows");
+}
+
+namespace {
 
 Draw draw_of(Draw::By by, std::int64_t count, Word key, nb::object kept) {
     if (count < 0) throw nb::value_error("a draw has no negative number of anchors");
@@ -108,8 +90,6 @@ void take_episodes(Draw &draw, nb::handle ring, nb::handle oldest) {
     require(oldest.is_none() || rows.size() == draw.episodes->num_envs(), "oldest rows: expected one for each env");
     draw.oldest = {rows.begin(), rows.end()};
 }
-
-[[noreturn]] void nothing_to_draw() { throw nb::value_error("there is nothing to draw"); }
 
 // The draw, made: its places, int64 [B], and the further fields of a batch by name.
 nb::tuple made(const Draw &draw) {
@@ -153,37 +133,25 @@ class Windows {
 
     // The tensors [B, ...] of a draw, or of places (int64 [B]); or the position of the first place that is no row's.
     nb::object sample(nb::handle what, std::int64_t steps, double gamma) {
-        const Draw *draw = nullptr;
-        Places given;
-        if (!(nb::try_cast(what, draw) && draw) && !nb::try_cast(what, given))
-            throw nb::type_error("expected a draw, or places, int64 [B]");
-        auto count = draw ? draw->count : given.size();
-        if (draw && draw->weighed() && probability_at_ < 0)
-            throw nb::value_error("these batches have no room for the weights of a draw by priority");
+        Anchors anchors(what, probability_at_ >= 0);
+        auto count = anchors.count(), width = static_cast<std::int64_t>(fields_->width);
         if (steps < 1) throw nb::value_error("a window has at least 1 step");
-        auto width = static_cast<std::int64_t>(fields_->width);
         if (!layout_.fits(width, ring_->width)) throw nb::value_error("the ring was bound to rows of another width");
-        if (count > std::numeric_limits<std::int64_t>::max() / (2 * width)) throw std::bad_alloc();
-        auto block = pool_.take(static_cast<std::size_t>(count * width));
+        auto block = pool_.take(Anchors::bytes({count, width}));
         auto memory = scratch<Place>(static_cast<std::size_t>(2 * count));
         std::span<Place> places{memory.get(), static_cast<std::size_t>(count)};
-        // a copy: while other threads run, they may change the array between the test of a place and its use
-        if (!draw) std::copy(given.begin(), given.end(), places.begin());
-        Rows out{block->rows(), width, count, width};
-        bool some = true;
+        Column<double> chances{block->rows() + probability_at_, width, count};
+        Column<float> weights{block->rows() + weight_at_, width, count};
+        bool some;
         std::int64_t bad = -1;
         {
             LongWork hold(count * width > LONG_WORK || in_files_);
-            if (draw) {
-                Column<double> chances{block->rows() + probability_at_, width, count};
-                Column<float> weights{block->rows() + weight_at_, width, count};
-                some = draw->into(places, chances, weights);
-            }
-            Places anchors{places.data(), count};
-            if (some) bad = read_windows(*ring_, layout_, anchors, steps, gamma, out, {places.data() + count, count});
+            some = anchors.into(places, chances, weights);
+            Rows out{block->rows(), width, count, width};
+            if (some) bad = read_windows(*ring_, layout_, {places.data(), count}, steps, gamma, out,
+                                         {places.data() + count, count});
         }
-        if (!some) nothing_to_draw();
-        if (bad >= 0 && draw) throw nb::value_error("the draw is of another ring, which has more rows");
+        anchors.require(some, bad);
         if (bad >= 0) return nb::int_(bad);
         nb::dict found;
         fields_->put(*block, block->rows(), count, found);

@@ -1,11 +1,16 @@
 #include "goals.hpp"
 
-#include <cmath>
+#include <nanobind/stl/vector.h>
 
+#include <array>
+#include <cmath>
+#include <optional>
+
+#include "batches.hpp"
 #include "bindings.hpp"
 #include "copies.hpp"
 #include "gil.hpp"
-#include "random.hpp"
+#include "tensors.hpp"
 
 namespace relive {
 
@@ -32,25 +37,6 @@ void note_ends(const Ring &ring, std::int64_t e) {
     ring.seen[e] = head;
 }
 
-// The rows to be relabelled: their positions to `which`; and, in the place of what is filled later, their numbers to
-// `first`, the entries of `ends` for their episodes to `end`, and their envs to `aim`. These entries were asked for.
-std::int64_t look_up(const Ring &ring, Places places, std::uint64_t key, double ratio, RelabelledSteps &steps) {
-    std::int64_t found = 0;
-    for (std::int64_t i = 0; i < places.size(); ++i) {
-        // two numbers of the stream belong to row i, so other rows do not change its goal
-        if (uniform(key, GOALS + 2 * i) >= ratio) continue;
-        auto [e, begin, number] = ring.owner_of(places[i]);
-        // a user's sampler may name a place whose row was never written
-        if (number < ring.oldest(e)) continue;
-        note_ends(ring, e);
-        auto entry = ring.place_of(episode_of(ring, e, places[i], number), e);
-        __builtin_prefetch(&ring.ends[entry]);
-        steps.which[found] = i, steps.first[found] = number, steps.end[found] = entry, steps.aim[found] = e;
-        ++found;
-    }
-    return found;
-}
-
 struct Range {
     Number low, high;
 };
@@ -67,36 +53,6 @@ Range choice(Strategy strategy, Number number, Number first, Number end) {
     return {0, 0};
 }
 
-// The steps and goals of the windows of `found` rows. By now these goals, which were asked for, have come. A window has
-// at most n steps, and the lists have room for n steps a row of the batch.
-void list_steps(const Ring &ring, const GoalLayout &layout, Places places, Rows out, std::int64_t found,
-                RelabelledSteps &steps, std::byte *pairs) {
-    auto size = layout.goal_bytes;
-    auto *reached = pairs, *wanted = pairs + steps.steps() * size;
-    std::int64_t entry = 0;
-    steps.begin[0] = 0;
-    for (std::int64_t m = 0; m < found; ++m) {
-        auto i = steps.which[m];
-        auto *row = out.first + i * out.stride;
-        const auto *aim = ring.row(steps.aim[m]) + layout.goal_at;
-        auto here = places[i], begin = here - remainder_of(here, ring.rows, ring.inverse);
-        if (size) {
-            copy_bytes(row + layout.into_obs, aim, size);
-            copy_bytes(row + layout.into_next, aim, size);
-        }
-        for (auto left = get<std::int32_t>(row + layout.window.steps); left > 0; --left, ++entry) {
-            steps.now[entry] = here, steps.rewards[entry] = ring.reward[here];
-            steps.terminated[entry] = ring.terminated[here], steps.truncated[entry] = ring.truncated[here];
-            here = ring.after(here, begin);
-            steps.after[entry] = here;
-            if (!size) continue;
-            copy_bytes(reached + entry * size, ring.row(here) + layout.goal_at, size);
-            copy_bytes(wanted + entry * size, aim, size);
-        }
-        steps.begin[m + 1] = entry;
-    }
-}
-
 }  // namespace
 
 bool GoalLayout::fits(std::int64_t row, std::int64_t ring_row) const {
@@ -107,20 +63,29 @@ bool GoalLayout::fits(std::int64_t row, std::int64_t ring_row) const {
            inside(into_next, goal_bytes, row) && inside(mark, 1, row);
 }
 
-std::int64_t plan_goals(const Ring &ring, const GoalLayout &layout, Places places, std::int64_t n, double gamma,
-                        std::uint64_t key, double ratio, Places others, Rows out, Vector<Place> last,
-                        RelabelledSteps &steps, std::byte *pairs) {
-    steps.found = 0, steps.of = ring.places(), steps.begin[0] = 0;
-    auto bad = read_windows(ring, layout.window, places, n, gamma, out, last);
-    if (bad >= 0) return -1 - bad;
-    for (std::int64_t i = 0; i < places.size(); ++i) out[i][layout.mark] = 0;
+std::int64_t candidates(const Ring &ring, Places places, std::uint64_t key, double ratio, RelabelledRow *chosen) {
     if (ring.ends.size() != ring.places() || ring.seen.size() != ring.num_envs()) return 0;
-    auto drawn = look_up(ring, places, key, ratio, steps);
     std::int64_t found = 0;
-    for (std::int64_t m = 0; m < drawn; ++m) {
-        auto i = steps.which[m], e = steps.aim[m];
-        auto number = steps.first[m];
-        std::int64_t noted = ring.ends[steps.end[m]];
+    for (std::int64_t i = 0; i < places.size(); ++i) {
+        // two numbers of the stream belong to row i, so other rows do not change its goal
+        if (uniform(key, GOALS + 2 * i) >= ratio) continue;
+        auto [e, begin, number] = ring.owner_of(places[i]);
+        // a user's sampler may name a place whose row was never written
+        if (number < ring.oldest(e)) continue;
+        note_ends(ring, e);
+        auto entry = ring.place_of(episode_of(ring, e, places[i], number), e);
+        __builtin_prefetch(&ring.ends[entry]);
+        chosen[found++] = {i, number, entry, e, 0, 0};
+    }
+    return found;
+}
+
+std::int64_t choose_goals(const Ring &ring, const GoalLayout &layout, Places places, std::uint64_t key, Places others,
+                          Rows out, RelabelledRow *chosen, std::int64_t count) {
+    std::int64_t found = 0, steps = 0;
+    for (std::int64_t m = 0; m < count; ++m) {
+        auto [i, number, entry, e, begin, used] = chosen[m];
+        std::int64_t noted = ring.ends[entry];
         // an episode may have begun before the oldest live row
         auto first = number - std::min<std::int64_t>(ring.step[places[i]], number - ring.oldest(e));
         auto end = number + static_cast<std::uint32_t>(noted - number);  // an episode is shorter than 2**32
@@ -136,33 +101,50 @@ std::int64_t plan_goals(const Ring &ring, const GoalLayout &layout, Places place
         }
         fetch(ring.row(aim) + layout.goal_at, layout.goal_bytes);
         // found <= m, so what is overwritten has been read
-        steps.which[found] = i, steps.first[found] = ring.place_of(first, e);
-        steps.end[found] = ring.place_of(end, e), steps.aim[found] = aim;
-        ++found;
+        chosen[found++] = {i, first, end, aim, steps, 0};
+        steps += get<std::int32_t>(out.first + i * out.stride + layout.window.steps);
     }
-    list_steps(ring, layout, places, out, found, steps, pairs);
-    return steps.found = found;
+    chosen[found].begin = steps;
+    return found;
 }
 
-std::int64_t relabel_windows(const Ring &ring, const GoalLayout &layout, double gamma, bool judged, Rows out,
-                             Vector<Place> last, RelabelledSteps &steps, const float *rewards) {
-    for (std::int64_t entry = 0; judged && entry < steps.begin[steps.found]; ++entry)
-        if (!std::isfinite(rewards[entry])) return entry;
+void list_steps(const Ring &ring, const GoalLayout &layout, Places places, Rows out, const RelabelledRow *chosen,
+                std::int64_t count, RelabelledStep *steps, std::byte *reached, std::byte *wanted) {
+    auto size = layout.goal_bytes;
+    for (std::int64_t m = 0; m < count; ++m) {
+        auto i = chosen[m].row;
+        auto *row = out.first + i * out.stride;
+        const auto *aim = ring.row(chosen[m].aim) + layout.goal_at;  // was asked for
+        auto here = places[i], begin = here - remainder_of(here, ring.rows, ring.inverse);
+        copy_bytes(row + layout.into_obs, aim, size);
+        copy_bytes(row + layout.into_next, aim, size);
+        for (auto entry = chosen[m].begin; entry < chosen[m + 1].begin; ++entry) {
+            auto after = ring.after(here, begin);
+            steps[entry] = {here, after, ring.reward[here], ring.terminated[here], ring.truncated[here]};
+            here = after;
+            copy_bytes(reached + entry * size, ring.row(here) + layout.goal_at, size);
+            copy_bytes(wanted + entry * size, aim, size);
+        }
+    }
+}
+
+void relabel_windows(const Ring &ring, const GoalLayout &layout, double gamma, Rows out, Vector<Place> last,
+                     RelabelledRow *chosen, std::int64_t count, const RelabelledStep *steps) {
     auto to = layout.window;
-    for (std::int64_t m = 0; m < steps.found; ++m) {
-        auto i = steps.which[m], entry = steps.begin[m] - 1;
+    for (std::int64_t m = 0; m < count; ++m) {
+        auto i = chosen[m].row, entry = chosen[m].begin - 1;
         auto *row = out.first + i * out.stride;
         double value = 0.0, discount = 1.0;
         std::int32_t k = 0;
         std::uint8_t terminal = 0, cut = 0;
-        while (entry + 1 < steps.begin[m + 1]) {
+        while (entry + 1 < chosen[m + 1].begin) {
             ++entry, ++k;
-            add_reward(value, discount, rewards[entry], gamma);
-            terminal = steps.terminated[entry], cut = steps.truncated[entry];
+            add_reward(value, discount, steps[entry].reward, gamma);
+            terminal = steps[entry].terminated, cut = steps[entry].truncated;
             if (terminal | cut) break;
         }
-        auto after = steps.after[entry];
-        steps.used[m] = entry, last[i] = after, out[i][layout.mark] = 1;
+        auto after = steps[entry].after;
+        chosen[m].used = entry, last[i] = after, out[i][layout.mark] = 1;
         // a window of the same length has its next observation already
         if (to.next_bytes > 0 && k != get<std::int32_t>(row + to.steps)) {
             copy_bytes(row + to.next_at, ring.row(after), to.next_bytes);
@@ -172,91 +154,201 @@ std::int64_t relabel_windows(const Ring &ring, const GoalLayout &layout, double 
         auto following = get<std::int64_t>(row + to.index) + k * ring.num_envs();
         write_window(to, row, following, k, value, bootstrap(discount, terminal), terminal, cut);
     }
-    return -1;
 }
 
 namespace {
 
-template <typename T> nb::object array_of(int type, std::initializer_list<npy_intp> shape, T *&data) {
-    auto *array = PyArray_SimpleNew(static_cast<int>(shape.size()), const_cast<npy_intp *>(shape.begin()), type);
-    if (!array) nb::raise_python_error();
-    data = static_cast<T *>(PyArray_DATA(reinterpret_cast<PyArrayObject *>(array)));
-    return nb::steal(array);
+// The numbers of an array, cast and made contiguous where they are not.
+template <typename T> Vector<const T> numbers(nb::handle given, int type, std::int64_t count, nb::object &kept) {
+    kept = nb::steal(PyArray_FROMANY(given.ptr(), type, 1, 1, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
+    if (!kept.is_valid()) nb::raise_python_error();
+    Vector<const T> found;
+    found.look(reinterpret_cast<PyArrayObject *>(kept.ptr()));
+    require(found.size() == count, "relabel: one reward, and one of each flag, a step");
+    return found;
 }
 
-nb::object array_of(std::int64_t count, Vector<std::int64_t> &out) {
-    out.count = count;
-    return array_of(NPY_INT64, {count}, out.data);
-}
+class GoalBatch;
 
-}  // namespace
-
-RelabelledSteps::RelabelledSteps(std::int64_t rows, std::int64_t n) : rows_(rows), steps_(rows * n) {
-    arrays.which = array_of(rows, which), arrays.begin = array_of(rows + 1, begin);
-    arrays.now = array_of(steps_, now), arrays.after = array_of(steps_, after);
-    arrays.spans = array_of(NPY_INT64, {3, rows}, first);
-    end = first + rows, aim = end + rows;
-    rewards.count = steps_;
-    arrays.rewards = array_of(NPY_FLOAT32, {steps_}, rewards.data);
-    arrays.flags = array_of(NPY_UINT8, {2, steps_}, terminated);
-    truncated = terminated + steps_;
-    arrays.used = array_of(rows, used);
-    begin[0] = 0;
-}
-
-namespace {
-
-[[noreturn]] void refuse(const char *what) { throw nb::value_error(what); }
-
-std::int64_t plan(const Ring &ring, const GoalLayout &layout, Places places, std::int64_t n, double gamma,
-                  std::uint64_t key, double ratio, Places others, Rows out, Vector<Place> last, RelabelledSteps &steps,
-                  Vector<std::uint8_t> pairs) {
-    auto count = places.size();
-    if (n < 1) refuse("plan_goals: `n` is at least 1");
-    if (out.rows != count || last.size() != count || others.size() != count)
-        refuse("plan_goals: one row, one `last` and one of the `others` a place");
-    if (steps.rows() != count || steps.steps() != count * n) refuse("plan_goals: `steps` are those of another batch");
-    if (!layout.fits(out.columns, ring.width)) refuse("plan_goals: the layout reaches beyond a row");
-    if (pairs.size() != 2 * steps.steps() * layout.goal_bytes) refuse("plan_goals: `pairs` are two goals a step");
-    if (layout.strategy == Strategy::RANDOM)
-        for (auto other : others)
-            if (other < 0 || other >= ring.places()) refuse("plan_goals: `others` are places of rows");
-    LongWork hold(count * 2 * (ring.width + out.columns) + pairs.size() > LONG_WORK);
-    return plan_goals(ring, layout, places, n, gamma, key, ratio, others, out, last, steps,
-                      reinterpret_cast<std::byte *>(pairs.data));
-}
-
-// Python has had the arrays since they were planned.
-bool whole(const Ring &ring, const RelabelledSteps &steps) {
-    if (steps.of != ring.places() || steps.begin[0] != 0) return false;
-    for (std::int64_t m = 0; m < steps.found; ++m) {
-        if (steps.which[m] < 0 || steps.which[m] >= steps.rows()) return false;
-        if (steps.begin[m + 1] <= steps.begin[m] || steps.begin[m + 1] > steps.steps()) return false;
+// Windows of one ring as batches of one form, some of whose rows get other goals.
+class GoalWindows {
+  public:
+    GoalWindows(nb::object ring, const GoalLayout &layout, nb::object fields, nb::object weighed,
+                std::int64_t probability_at, std::int64_t weight_at, nb::object dtype, std::vector<npy_intp> shape,
+                bool in_files)
+        : ring(held<Ring>(ring, "expected the compiled ring")), layout(layout),
+          fields(held<Fields>(fields, "expected the fields of packed rows")),
+          weighed(held<Fields>(weighed, "expected the fields of packed rows")), width(this->fields->width),
+          dtype(dtype), shape(std::move(shape)), kept{ring, fields, weighed}, probability_at_(probability_at), weight_at_(weight_at),
+          in_files_(in_files) {
+        auto within = [&](std::int64_t at, int size) { return 0 <= at && at <= width - size && at % size == 0; };
+        require(layout.fits(width, this->ring->width) && this->weighed->width == this->fields->width &&
+                    width % 16 == 0 && within(probability_at, 8) && within(weight_at, 4),
+                "the layout of a batch does not fit its rows, or those of the ring");
+        require(PyArray_DescrCheck(dtype.ptr()), "the dtype of goals is one of NumPy");
+        bool right = std::strchr("fiub", reinterpret_cast<PyArray_Descr *>(dtype.ptr())->kind);
+        auto bytes = nb::cast<std::int64_t>(dtype.attr("itemsize"));
+        for (auto size : this->shape) right &= size >= 0 && !__builtin_mul_overflow(bytes, size, &bytes);
+        require(right && (layout.goal_bytes == 0 || bytes == layout.goal_bytes), "goals are numbers of `goal_bytes`");
     }
-    for (std::int64_t entry = 0; entry < steps.begin[steps.found]; ++entry)
-        if (steps.after[entry] < 0 || steps.after[entry] >= steps.of) return false;
-    return true;
+
+    nb::object draw(nb::handle what, std::int64_t steps, double gamma, Word stream, double ratio);
+
+    const Ring *ring;
+    GoalLayout layout;
+    const Fields *fields, *weighed;
+    std::int64_t width;
+    nb::object dtype;
+    std::vector<npy_intp> shape;  // of a goal
+    std::array<nb::object, 3> kept;
+
+  private:
+    std::int64_t probability_at_, weight_at_;
+    bool in_files_;  // rows may have to be read from a disk first
+    Pool pool_;
+};
+
+// A batch that was drawn. Its memory is its own, whatever a function of goals does meanwhile.
+class GoalBatch {
+  public:
+    const GoalWindows *of;
+    nb::object owner;  // of is in there
+    Kept<Block> block;
+    std::int64_t count;      // B
+    Place places_of_ring;    // when it was drawn
+    double gamma;
+    bool weighed;
+    std::unique_ptr<Place[]> places;  // the anchors, and `last`
+    std::unique_ptr<RelabelledRow[]> rows;
+    std::unique_ptr<RelabelledStep[]> steps = nullptr;
+    std::int64_t chosen = 0, total = 0;
+    nb::object reached = nb::none(), wanted = nb::none();
+
+    Rows out() const { return {block->rows(), of->width, count, of->width}; }
+    Vector<Place> last() const { return {places.get() + count, count}; }
+
+    // Lists the steps of the chosen rows. Their goals become arrays of Python's, so the GIL is held in between.
+    void list() {
+        total = rows[chosen].begin;
+        steps = scratch<RelabelledStep>(static_cast<std::size_t>(total));
+        if (chosen == 0) return;
+        std::byte *goals[2] = {nullptr, nullptr};
+        if (of->layout.goal_bytes) reached = new_goals(goals[0]), wanted = new_goals(goals[1]);
+        LongWork hold(total * of->layout.goal_bytes > LONG_WORK);
+        list_steps(*of->ring, of->layout, {places.get(), count}, out(), rows.get(), chosen, steps.get(), goals[0],
+                   goals[1]);
+    }
+
+    // Answers -1, or the first step whose reward is not finite; then nothing is written. None: as recorded.
+    std::int64_t relabel(nb::handle rewards, nb::handle terminated, nb::handle truncated) {
+        require(of->ring->places() == places_of_ring && of->layout.fits(of->width, of->ring->width),
+                "relabel: the ring was bound to other rows");
+        nb::object kept[3];
+        std::optional<Vector<const float>> judged;
+        std::optional<Vector<const std::uint8_t>> ends, cuts;
+        if (!rewards.is_none()) judged = numbers<float>(rewards, NPY_FLOAT32, total, kept[0]);
+        if (!terminated.is_none()) ends = numbers<std::uint8_t>(terminated, NPY_BOOL, total, kept[1]);
+        if (!truncated.is_none()) cuts = numbers<std::uint8_t>(truncated, NPY_BOOL, total, kept[2]);
+        for (std::int64_t entry = 0; judged && entry < total; ++entry)
+            if (!std::isfinite((*judged)[entry])) return entry;
+        for (std::int64_t entry = 0; entry < total; ++entry) {
+            auto &step = steps[entry];
+            if (judged) step.reward = (*judged)[entry];
+            if (ends) step.terminated = (*ends)[entry] != 0;
+            if (cuts) step.truncated = (*cuts)[entry] != 0;
+        }
+        relabel_windows(*of->ring, of->layout, gamma, out(), last(), rows.get(), chosen, steps.get());
+        return -1;
+    }
+
+    nb::dict fields() {
+        nb::dict into;
+        (weighed ? of->weighed : of->fields)->put(*block, block->rows(), count, into);
+        return into;
+    }
+
+  private:
+    nb::object new_goals(std::byte *&data) const {
+        std::vector<npy_intp> sizes{total};
+        sizes.insert(sizes.end(), of->shape.begin(), of->shape.end());
+        auto *descr = reinterpret_cast<PyArray_Descr *>(Py_NewRef(of->dtype.ptr()));
+        nb::object array = nb::steal(PyArray_NewFromDescr(&PyArray_Type, descr, static_cast<int>(sizes.size()),
+                                                          sizes.data(), nullptr, nullptr, 0, nullptr));
+        if (!array.is_valid()) nb::raise_python_error();
+        data = static_cast<std::byte *>(PyArray_DATA(reinterpret_cast<PyArrayObject *>(array.ptr())));
+        return array;
+    }
+};
+
+nb::object GoalWindows::draw(nb::handle what, std::int64_t steps, double gamma, Word stream, double ratio) {
+    Anchors anchors(what, true);
+    auto count = anchors.count();
+    require(steps >= 1, "a window has at least 1 step");
+    require(layout.fits(width, ring->width), "the ring was bound to rows of another width");
+    auto room = static_cast<std::size_t>(count);
+    GoalBatch batch{this, nb::find(*this), pool_.take(Anchors::bytes({count, width})), count, ring->places(), gamma,
+                    anchors.weighed(), scratch<Place>(3 * room), scratch<RelabelledRow>(room + 1)};
+    std::span<Place> places{batch.places.get(), room}, others{batch.places.get() + 2 * count, room};
+    auto *first = batch.block->rows();
+    bool some;
+    std::int64_t bad = -1;
+    {
+        LongWork hold(count * 2 * (ring->width + width) > LONG_WORK || in_files_);
+        some = anchors.into(places, {first + probability_at_, width, count}, {first + weight_at_, width, count});
+        Places found{places.data(), count};
+        for (std::int64_t i = 0; some && bad < 0 && i < count; ++i)
+            if (places[i] < 0 || places[i] >= ring->places()) bad = i;
+        if (some && bad < 0) {
+            auto *rows = batch.rows.get();
+            auto drawn = ratio > 0 ? candidates(*ring, found, stream.value, ratio, rows) : 0;
+            read_windows(*ring, layout.window, found, steps, gamma, batch.out(), batch.last());
+            for (std::int64_t i = 0; i < count; ++i) batch.out()[i][layout.mark] = 0;
+            // a stream of their own, so that the other random choices of a batch are those of every strategy
+            bool random = ratio > 0 && layout.strategy == Strategy::RANDOM;
+            if (random && !draw_uniform(*ring, key(stream.value, OTHERS), 0, others))
+                std::copy(places.begin(), places.end(), others.begin());
+            batch.chosen = choose_goals(*ring, layout, found, stream.value, {others.data(), count}, batch.out(), rows,
+                                        drawn);
+        }
+    }
+    anchors.require(some, bad);
+    if (bad >= 0) return nb::int_(bad);
+    batch.list();
+    return nb::cast(std::move(batch));
 }
 
-std::int64_t relabel(const Ring &ring, const GoalLayout &layout, double gamma, bool judged, Rows out,
-                     Vector<Place> last, RelabelledSteps &steps, Vector<const float> rewards) {
-    if (out.rows != steps.rows() || last.size() != steps.rows() || !whole(ring, steps))
-        refuse("relabel_windows: `steps` are those of another batch");
-    if (!layout.fits(out.columns, ring.width)) refuse("relabel_windows: the layout reaches beyond a row");
-    if (rewards.size() < steps.begin[steps.found]) refuse("relabel_windows: one reward a step");
-    return relabel_windows(ring, layout, gamma, judged, out, last, steps, rewards.data);
+// A read-only array over what a batch keeps.
+nb::object column(nb::handle batch, const void *first, int type, std::initializer_list<npy_intp> sizes,
+                  std::initializer_list<npy_intp> strides) {
+    auto axes = static_cast<int>(sizes.size());
+    nb::object array = nb::steal(PyArray_New(&PyArray_Type, axes, sizes.begin(), type, strides.begin(),
+                                             const_cast<void *>(first), 0, NPY_ARRAY_ALIGNED, nullptr));
+    if (!array.is_valid()) nb::raise_python_error();
+    if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject *>(array.ptr()), batch.inc_ref().ptr()) < 0)
+        nb::raise_python_error();
+    return array;
+}
+
+template <auto MEMBER> nb::object row_member(nb::handle self) {
+    auto &batch = *nb::inst_ptr<GoalBatch>(self);
+    return column(self, &(batch.rows.get()->*MEMBER), NPY_INT64, {batch.chosen}, {sizeof(RelabelledRow)});
+}
+
+template <auto MEMBER> nb::object step_member(nb::handle self) {
+    auto &batch = *nb::inst_ptr<GoalBatch>(self);
+    return column(self, &(batch.steps.get()->*MEMBER), NPY_INT64, {batch.total}, {sizeof(RelabelledStep)});
 }
 
 }  // namespace
 
 void bind_goals(nb::module_ &module) {
-    using Word = std::int64_t;
+    using Word64 = std::int64_t;
     nb::class_<GoalLayout>(module, "GoalLayout",
                            "Where goals are in rows of a ring and of a batch, in bytes, and how they are chosen.")
         .def("__init__",
-             [](GoalLayout *self, WindowLayout window, Word goal_at, Word goal_bytes, Word into_obs, Word into_next,
-                Word mark, int strategy, bool finished) {
-                 if (strategy < 0 || strategy > static_cast<int>(Strategy::RANDOM)) refuse("no such strategy");
+             [](GoalLayout *self, WindowLayout window, Word64 goal_at, Word64 goal_bytes, Word64 into_obs,
+                Word64 into_next, Word64 mark, int strategy, bool finished) {
+                 require(strategy >= 0 && strategy <= static_cast<int>(Strategy::RANDOM), "no such strategy");
                  new (self) GoalLayout{window,    goal_at, goal_bytes, into_obs,
                                        into_next, mark,    Strategy{strategy}, finished};
              },
@@ -270,36 +362,40 @@ void bind_goals(nb::module_ &module) {
         .def_ro("mark", &GoalLayout::mark)
         .def_prop_ro("strategy", [](const GoalLayout &layout) { return static_cast<int>(layout.strategy); })
         .def_ro("finished", &GoalLayout::finished);
-    auto member = [](nb::object RelabelledSteps::Arrays::*array) {
-        return [array](const RelabelledSteps &steps) { return steps.arrays.*array; };
-    };
-    using Arrays = RelabelledSteps::Arrays;
-    nb::class_<RelabelledSteps>(module, "RelabelledSteps",
-                                "The steps in the windows of relabelled rows: of a batch of B rows at most B rows,\n"
-                                "and M = B * n steps. Those of the m-th such row are entries begin[m] to begin[m + 1].")
-        .def("__init__",
-             [](RelabelledSteps *self, Word rows, Word n) {
-                 if (rows < 0 || n < 1 || rows > (Word{1} << 40) / n) refuse("RelabelledSteps: no such batch");
-                 new (self) RelabelledSteps(rows, n);
-             },
-             nb::arg("rows"), nb::arg("n"))
-        .def_prop_ro("which", member(&Arrays::which), "int64 [B]: the rows of the batch.")
-        .def_prop_ro("begin", member(&Arrays::begin), "int64 [B + 1].")
-        .def_prop_ro("now", member(&Arrays::now), "int64 [M]: the places of the steps.")
-        .def_prop_ro("after", member(&Arrays::after), "int64 [M]: the places of the rows that follow them.")
-        .def_prop_ro("spans", member(&Arrays::spans),
-                     "int64 [3, B]: the places of the episode's first and last live rows, and of the goal.")
-        .def_prop_ro("rewards", member(&Arrays::rewards), "float32 [M]: the recorded rewards.")
-        .def_prop_ro("flags", member(&Arrays::flags),
-                     "uint8 [2, M]: terminated and truncated, as recorded and then with the new goal.")
-        .def_prop_ro("used", member(&Arrays::used), "int64 [B]: the last step of each window with its new goal.");
-    module.def("plan_goals", &plan, nb::arg("ring"), nb::arg("layout"), nb::arg("places"), nb::arg("n"),
-               nb::arg("gamma"), nb::arg("key"), nb::arg("ratio"), nb::arg("others"), nb::arg("out"), nb::arg("last"),
-               nb::arg("steps"), nb::arg("pairs"),
-               "Read windows, and decide which of them get another goal, and which.");
-    module.def("relabel_windows", &relabel, nb::arg("ring"), nb::arg("layout"), nb::arg("gamma"), nb::arg("judged"),
-               nb::arg("out"), nb::arg("last"), nb::arg("steps"), nb::arg("rewards"),
-               "Rewrite the windows of relabelled rows with the rewards and flags of their new goals.");
+    nb::class_<GoalBatch>(module, "GoalBatch",
+                          "A batch of windows some of whose rows get other goals: M steps of C rows of B.")
+        .def_ro("chosen", &GoalBatch::chosen, "C.")
+        .def_ro("total", &GoalBatch::total, "M.")
+        .def_prop_ro("goals", [](const GoalBatch &batch) { return nb::make_tuple(batch.reached, batch.wanted); },
+                     "The goals achieved after the steps, and the new ones, [M, ...]; None where it cannot read them.")
+        .def("relabel", &GoalBatch::relabel, nb::arg("rewards") = nb::none(), nb::arg("terminated") = nb::none(),
+             nb::arg("truncated") = nb::none(),
+             "Rewrite the windows with the rewards and flags [M] of the new goals; -1, or the first bad reward.")
+        .def("fields", &GoalBatch::fields, "The tensors by path.")
+        .def_prop_ro("which", row_member<&RelabelledRow::row>, "int64 [C]: the rows of the batch.")
+        .def_prop_ro("begin", row_member<&RelabelledRow::begin>, "int64 [C]: the first step of each.")
+        .def_prop_ro("used", row_member<&RelabelledRow::used>, "int64 [C]: the last step of each new window.")
+        .def_prop_ro("first", row_member<&RelabelledRow::first>, "int64 [C]: the number of its episode's first row.")
+        .def_prop_ro("end", row_member<&RelabelledRow::end>, "int64 [C]: that of its last one.")
+        .def_prop_ro("aim", row_member<&RelabelledRow::aim>, "int64 [C]: where its new goal is.")
+        .def_prop_ro("now", step_member<&RelabelledStep::now>, "int64 [M]: the places of the steps.")
+        .def_prop_ro("after", step_member<&RelabelledStep::after>, "int64 [M]: and of the rows that follow them.")
+        .def_prop_ro("last", [](nb::handle self) {
+            auto &batch = *nb::inst_ptr<GoalBatch>(self);
+            return column(self, batch.last().data, NPY_INT64, {batch.count}, {sizeof(Place)});
+        }, "int64 [B]: the places of the rows with the next observations.")
+        .def_prop_ro("rows", [](nb::handle self) {
+            auto &batch = *nb::inst_ptr<GoalBatch>(self);
+            return column(self, batch.block->rows(), NPY_UINT8, {batch.count, batch.of->width}, {batch.of->width, 1});
+        }, "uint8 [B, W]: the packed rows.");
+    nb::class_<GoalWindows>(module, "GoalWindows", "Reads n-step windows of a ring some of whose rows get other goals.")
+        .def(nb::init<nb::object, const GoalLayout &, nb::object, nb::object, Word64, Word64, nb::object,
+                      std::vector<npy_intp>, bool>(),
+             nb::arg("ring"), nb::arg("layout"), nb::arg("fields"), nb::arg("weighed"), nb::arg("probability_at"),
+             nb::arg("weight_at"), nb::arg("dtype"), nb::arg("shape"), nb::arg("in_files") = false)
+        .def("draw", &GoalWindows::draw, nb::arg("draw"), nb::arg("steps"), nb::arg("gamma"), nb::arg("key"),
+             nb::arg("ratio"),
+             "The batch of a draw or of places; or the position of the first place that is no row's.");
 }
 
 }  // namespace relive

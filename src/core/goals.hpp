@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "arrays.hpp"
 #include "ring.hpp"
@@ -31,56 +32,44 @@ struct GoalLayout {
     bool fits(std::int64_t row, std::int64_t ring_row) const;
 };
 
-// The steps in the windows of relabelled rows: of a batch of B rows at most B rows, and M = B * n steps.
-//
-// The steps of the m-th such row are entries begin[m] to begin[m + 1] of all that is [M]. The memory is that of NumPy's
-// arrays, which Python reads and writes between the two calls.
-class RelabelledSteps {
-  public:
-    RelabelledSteps(std::int64_t rows, std::int64_t n);
-
-    std::int64_t rows() const { return rows_; }
-    std::int64_t steps() const { return steps_; }
-
-    Vector<std::int64_t> which;  // [B]: the rows of the batch
-    Vector<std::int64_t> begin;  // [B + 1]
-    Vector<Place> now;           // [M]: the places of the steps
-    Vector<Place> after;         // [M]: the places of the rows that follow them
-    Place *first, *end, *aim;    // [B] each: the places of the episode's first and last live rows, and of the goal
-    Vector<float> rewards;       // [M]: as recorded
-    std::uint8_t *terminated, *truncated;  // [M] each: as recorded, and then with the new goal
-    Vector<std::int64_t> used;             // [B]: the last step of each window with its new goal
-
-    std::int64_t found = 0;  // how many rows were relabelled last,
-    Place of = 0;            // in a ring of so many places
-
-    struct Arrays {
-        nb::object which, begin, now, after, spans, rewards, flags, used;
-    };
-    Arrays arrays;
-
-  private:
-    std::int64_t rows_, steps_;
+// A row of a batch that gets another goal. Its steps are `begin` up to the next row's `begin`.
+struct RelabelledRow {
+    std::int64_t row;    // of the batch
+    Number first, end;   // of the episode's first and last live rows
+    Place aim;           // of the goal
+    std::int64_t begin;  // of its steps
+    std::int64_t used;   // the last step of its window with the new goal
 };
 
-// A batch of windows, which of its rows get another goal, which goal, and the steps of these rows' windows.
-//
-// Answers the number of rows with another goal, or -1 - i if `places[i]` is not that of a row. `out` and `last` become
-// those of `read_windows`, with no row marked. Row i of the batch is relabelled if number 2**32 + 2 i of the stream
-// `key` is below `ratio`, it has a step to choose from, and, if only episodes that are over count, its own is over. The
-// next number of the stream chooses among these steps. `others` are the places of transitions drawn for RANDOM. The new
-// goals are written into `out`. `pairs`, 2 * M * goal_bytes bytes, become the goals that were achieved after the steps,
-// and the new goals. The ring notes the ends of its episodes; else no row gets another goal.
-std::int64_t plan_goals(const Ring &ring, const GoalLayout &layout, Places places, std::int64_t n, double gamma,
-                        std::uint64_t key, double ratio, Places others, Rows out, Vector<Place> last,
-                        RelabelledSteps &steps, std::byte *pairs);
+// A step in the window of such a row.
+struct RelabelledStep {
+    Place now, after;  // its place, and that of the row that follows it
+    float reward;      // as recorded, and then with the new goal, as the flags
+    std::uint8_t terminated, truncated;
+};
 
-// Rewrites the windows of relabelled rows: they end where a step terminates or is truncated, or with the last.
+// Which rows of a batch may get another goal; how many. `chosen` has room for all rows, and one more. What is known of
+// each is for `choose_goals`. The lines of memory that it will read are asked for. The ring notes the ends of its
+// episodes; else there are none.
+std::int64_t candidates(const Ring &ring, Places places, std::uint64_t key, double ratio, RelabelledRow *chosen);
+
+// Which of `count` candidates get another goal, and which. `out` is as `read_windows` left it. Answers how many rows;
+// the `begin` of the one after the last is the number of all their steps.
 //
-// `out`, `last` and `steps` are as `plan_goals` left them, but `steps` has the flags of the new goals. `rewards` [M]
-// are those of the new goals. These rows are marked. If the rewards were `judged` by the new goals, they have to be
-// finite. Answers -1, or the first step with another reward; then nothing is written.
-std::int64_t relabel_windows(const Ring &ring, const GoalLayout &layout, double gamma, bool judged, Rows out,
-                             Vector<Place> last, RelabelledSteps &steps, const float *rewards);
+// Row i of the batch is relabelled if number 2**32 + 2 i of the stream `key` is below `ratio`, it has a step to choose
+// from, and, if only episodes that are over count, its own is over. The next number of the stream chooses among these
+// steps. `others` are the places of transitions drawn for RANDOM.
+std::int64_t choose_goals(const Ring &ring, const GoalLayout &layout, Places places, std::uint64_t key, Places others,
+                          Rows out, RelabelledRow *chosen, std::int64_t count);
+
+// The steps of `count` chosen rows, the goals that were achieved after them (`reached`), and the new ones (`wanted`):
+// `goal_bytes` a step each. The new goals are written into `out`.
+void list_steps(const Ring &ring, const GoalLayout &layout, Places places, Rows out, const RelabelledRow *chosen,
+                std::int64_t count, RelabelledStep *steps, std::byte *reached, std::byte *wanted);
+
+// Rewrites and marks the windows of `count` chosen rows: they end where a step terminates or is truncated, or with the
+// last.
+void relabel_windows(const Ring &ring, const GoalLayout &layout, double gamma, Rows out, Vector<Place> last,
+                     RelabelledRow *chosen, std::int64_t count, const RelabelledStep *steps);
 
 }  // namespace relive

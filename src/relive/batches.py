@@ -74,13 +74,13 @@ def _tree(leaves: Mapping[Path, Tensor], size: torch.Size, device: torch.device 
     """The members of the TensorDict of some leaves, in the order of the first leaf of each."""
     tree, branches = dict[str, Any](), dict[str, dict[Path, Tensor]]()
     for path, leaf in leaves.items():
-        name, inner = path[0], path[1:]
-        if not inner:
+        name = path[0]
+        if len(path) == 1:
             tree[name] = leaf
         elif name in branches:
-            branches[name][inner] = leaf
+            branches[name][path[1:]] = leaf
         else:
-            tree[name] = branches[name] = {inner: leaf}
+            tree[name] = branches[name] = {path[1:]: leaf}
     for name, members in branches.items():
         tree[name] = as_tensordict(members, size, device)
     return tree

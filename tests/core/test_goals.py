@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,50 +21,100 @@ from relabelling import HerTwin, view_of
 from relive import core
 from relive.core import windows as numbers
 from relive.core.words import COMPLETED
+from relive.steps.arrays import numpy_dtype
 from relive.views.hindsight import GoalBytes
 from ring_plays import RingPlay
 
-MEMBERS = ("which", "begin", "now", "after", "spans", "rewards", "flags", "used")
+PROBABILITY, WEIGHT, WIDTH = 176, 184, 192
 
 
-def planned(ring: Any, arrays: Any, layout: Any, places: Any, others: Any, n: int, key: int, width: int) -> None:
+def windows_of(ring: Any, layout: Any, width: int = WIDTH, size: int = 0, **options: Any) -> core.GoalWindows:
+    """What reads windows with other goals as bytes; the last 16 have room for weights."""
+    at = {"probability_at": width - 16, "weight_at": width - 8}
+    fields = core.Fields([("rows", torch.uint8, (width - 16,), 0)], width)
+    known = [("rows", torch.uint8, (width - 16,), 0), ("probability", torch.float64, (), width - 16)]
+    weighed = core.Fields([*known, ("weight", torch.float32, (), width - 8)], width)
+    goals = {"dtype": np.dtype(np.uint8), "shape": (size or layout.goal_bytes,)}
+    return core.GoalWindows(ring, layout, fields, weighed, **(at | goals | options))
+
+
+def rows_of(batch: Any) -> Any:
+    return batch.fields()["rows"].contiguous().numpy()
+
+
+class Plain:
+    """A batch by the definition, planned twice in memory that held other bytes: what differs was not written."""
+
+    def __init__(self, arrays: Any, layout: Any, places: Any, n: int, key: int, others: Any, width: int) -> None:
+        count = len(places)
+        self.arrays, self.layout, self.made = arrays, layout, list[Any]()
+        for fill in (0, 255):
+            out, last = np.full((count, width), fill, np.uint8), np.full(count, -9, np.int64)
+            ints = {name: np.zeros(count * n, np.int64) for name in ("now", "after")}
+            ints |= {name: np.zeros(count + 1, np.int64) for name in ("which", "begin", "used")}
+            numbers = {"rewards": np.zeros(count * n, np.float32), "flags": np.zeros((2, count * n), np.uint8)}
+            steps = SimpleNamespace(**ints, **numbers, spans=np.zeros((3, count), np.int64))
+            pairs = np.zeros(2 * count * n * layout.goal_bytes, np.uint8)
+            found = definition.plan_goals(arrays, layout, places, n, 0.7, key, 0.7, others, out, last, steps, pairs)
+            self.made.append((found, out, last, steps))
+        self.found, _, self.last, self.steps = self.made[0]
+        self.total, self.pairs = int(self.steps.begin[self.found]), pairs.reshape(2, count * n, -1)
+
+    def relabel(self, rewards: Any = None, flags: Any = None) -> None:
+        for found, out, last, steps in self.made:
+            if flags is not None:
+                steps.flags[:, : self.total] = flags
+            given = steps.rewards if rewards is None else rewards
+            assert definition.relabel_windows(self.arrays, self.layout, 0.7, found, True, out, last, steps, given) == -1
+
+    def require_rows(self, rows: Any) -> None:
+        """All bytes that the definition writes are the same in these rows."""
+        first, second = (out[:, : rows.shape[1]] for _, out, *_ in self.made)
+        assert np.array_equal(np.where(first == second, rows, first), first)
+
+
+def planned(ring: Any, arrays: Any, layout: Any, places: Any, n: int, key: int, width: int, **options: Any) -> None:
     """Core and the definition plan the same goals in the same memory, and make the same of their rewards."""
-    count, results = len(places), list[list[Any]]()
-    for plain in (False, True):
-        out, last = np.full((count, width), 9, np.uint8), np.full(count, -9, np.int64)
-        steps: Any = core.RelabelledSteps(count, n)
-        for name in MEMBERS:
-            getattr(steps, name)[...] = 0
-        pairs = np.zeros(2 * count * n * layout.goal_bytes, np.uint8)
-        given = layout, places, n, 0.7, key, 0.7, others, out, last
-        if plain:
-            steps = SimpleNamespace(**{name: getattr(steps, name) for name in MEMBERS})
-            found = definition.plan_goals(arrays, *given, steps, pairs)
-        else:
-            found = core.plan_goals(ring, *given, steps, pairs)
-        total = int(steps.begin[found])
-        results.append([found, steps.which[:found].copy(), steps.begin[: found + 1].copy()])
-        results[-1].append(steps.spans[:, :found].copy())
-        results[-1] += [x[..., :total].copy() for x in (steps.now, steps.after, steps.rewards, steps.flags)]
-        results[-1] += [pairs, out.copy(), last.copy()]
-        judge = np.random.default_rng(key % 2**32)
-        rewards, steps.flags[:] = judge.random(count * n, np.float32), judge.random((2, count * n)) < 0.2
-
-        def relabel(judged: bool, given: Any = (found, out, last, steps, rewards), plain: bool = plain) -> int:
-            found, *rest = given
-            if plain:
-                return definition.relabel_windows(arrays, layout, 0.7, found, judged, *rest)
-            return core.relabel_windows(ring, layout, 0.7, judged, *rest)
-
-        assert relabel(True) == -1
-        results[-1] += [out.copy(), last.copy(), steps.used[:found].copy()]
-        if total:
-            rewards[total - 1] = [np.nan, np.inf, -np.inf][key % 3]
-            assert relabel(True) == total - 1
-            assert np.array_equal(out, results[-1][-3])
-            assert relabel(False) == -1
-    for fast, wanted in zip(*results, strict=True):
-        assert np.asarray(fast).tobytes() == np.asarray(wanted).tobytes()
+    windows = windows_of(ring, layout, width, **options)
+    others = np.empty(len(places), np.int64)
+    if not core.draw(ring, core.key(key, definition.GOALS + 1), 0, others):
+        others = places
+    plain = Plain(arrays, layout, places, n, key, others, width)
+    batch = windows.draw(places, n, 0.7, key, 0.7)
+    found, total, steps = plain.found, plain.total, plain.steps
+    assert (batch.chosen, batch.total) == (found, total)
+    for name in ("which", "begin", "now", "after"):
+        assert np.array_equal(
+            getattr(batch, name), getattr(steps, name)[: total if name in ("now", "after") else found]
+        )
+    here = places[batch.which] // arrays.rows * arrays.rows
+    spans = here + batch.first % arrays.rows, here + batch.end % arrays.rows, batch.aim
+    assert np.array_equal(spans, steps.spans[:, :found])
+    assert np.array_equal(batch.last, plain.last)
+    plain.require_rows(rows_of(batch))
+    if layout.goal_bytes and found:
+        for goals, wanted in zip(batch.goals, plain.pairs, strict=True):
+            assert goals.view(np.uint8).reshape(total, -1).tobytes() == wanted[:total].tobytes()
+    else:
+        assert batch.goals == (None, None)
+    again = windows.draw(places, n, 0.7, key, 0.7)
+    assert again.relabel() == -1  # as recorded
+    plain.relabel()
+    plain.require_rows(rows_of(again))
+    judge = np.random.default_rng(key % 2**32)
+    rewards, flags = judge.random(total, np.float32), judge.random((2, total)) < 0.2
+    if total:
+        bad = rewards.copy()
+        bad[total - 1] = [np.nan, np.inf, -np.inf][key % 3]
+        before = rows_of(batch).copy()
+        assert batch.relabel(bad, *flags) == total - 1
+        assert np.array_equal(before, rows_of(batch))
+    plain = Plain(arrays, layout, places, n, key, others, width)
+    plain.relabel(rewards, flags)
+    assert batch.relabel(rewards.astype(np.float64), *flags) == -1
+    plain.require_rows(rows_of(batch))
+    assert np.array_equal(batch.used, plain.steps.used[:found])
+    assert np.array_equal(batch.last, plain.last)
 
 
 @pytest.mark.parametrize(("seed", "strategy"), covering(range(10), range(5)))
@@ -78,9 +131,10 @@ def test_goals_of_a_replay_are_as_defined(seed: int, strategy: int) -> None:
         ring = inside.ring(twin.buffer)
         ring.ends()
         fit = GoalBytes(ring, ("obs", "achieved_goal"), ("obs", "desired_goal"), strategy, bool(seed % 2))
-        places, others = ring.draw(16, t), ring.draw(16, t + 1)
+        places, goal = ring.draw(16, t), ring.leaves["obs", "achieved_goal"]
         assert places is not None
-        planned(ring.core, ring.arrays, fit.core, places, others, n, 77 + t, fit.batch.nbytes)
+        layout, options = fit.layout, {"dtype": numpy_dtype(goal.dtype), "shape": goal.shape} if fit.packed else {}
+        planned(ring.core, ring.arrays, layout, places, n, 77 + t, fit.batch.nbytes, **options)
 
 
 @given(st.integers(0, 2**32), st.integers(0, 4), st.booleans())
@@ -97,98 +151,147 @@ def test_goals_of_bare_rings_are_as_defined(seed: int, strategy: int, finished: 
         count = 2 * len(live)
         places = rng.choice(live, count) if count else live
         never = np.flatnonzero(play.arrays.stamp < 0)
-        others, n = rng.permutation(places), int(rng.integers(1, 8))
-        planned(play.core, play.arrays, layout, places, others, n, int(rng.integers(0, 2**63)) * 2 + 1, 192)
+        n = int(rng.integers(1, 8))
+        planned(play.core, play.arrays, layout, places, n, int(rng.integers(0, 2**63)) * 2 + 1, 208)
         if len(never):  # rows that no sampler of relive draws, but a user's may
-            wild = np.full(3, never[0])
-            out, last = np.zeros((3, 192), np.uint8), np.zeros(3, np.int64)
-            steps, pairs = core.RelabelledSteps(3, n), np.zeros(6 * n * size, np.uint8)
-            core.plan_goals(play.core, layout, wild, n, 0.9, 1, 1.0, wild, out, last, steps, pairs)
+            windows_of(play.core, layout, 208).draw(np.full(3, never[0]), n, 0.9, 1, 1.0)
+
+
+@pytest.mark.parametrize("by", ["chance", "priority"])
+def test_a_batch_of_a_draw_is_that_of_its_places(by: str) -> None:
+    for seed in range(10):
+        twin = HerTwin(2, 11, dress="goals", view=view_of()).play(*[".."] * 9, "TU", "..", "..", "..")
+        ring = inside.ring(twin.buffer)
+        ring.ends()
+        anchors, leaves, rng = ring.anchors(), len(ring.step), np.random.default_rng(seed)
+        tree = core.Tree(np.zeros(core.tree_offsets(leaves)[-1] + 1), leaves, np.empty(0))
+        tree.set(anchors, rng.gamma(1.0, 2.0, len(anchors)))
+        terms = np.array([0.6, 1e-6, 1.0, 0.0])
+        memory = core.Priorities(tree, np.zeros(leaves, np.float32), terms, ring.core, np.zeros(0))
+        drawn: Any = core.draw_by_chance(ring.core, 9, seed)
+        if by == "priority":
+            drawn = core.draw_by_priority(memory, 9, seed, True, 0.4, 0.0)
+        fit = GoalBytes(ring, ("obs", "achieved_goal"), ("obs", "desired_goal"), seed % 5, False)
+        found, wanted = (fit.core.draw(what, 2, 0.9, seed, 0.8) for what in (drawn, drawn[0]))
+        assert found.chosen == wanted.chosen
+        assert np.array_equal(found.aim, wanted.aim)
+        batch, plain = found.fields(), wanted.fields()
+        for name, array in drawn[1].items():
+            assert np.array_equal(batch.pop((name,)).numpy(), array)
+        assert all(torch.equal(batch[path], plain[path]) for path in plain)
+        assert batch.keys() == plain.keys()
 
 
 def test_the_numbers_of_strategies_are_the_same_everywhere() -> None:
     for name in ("FUTURE", "FINAL", "EPISODE", "PAST", "RANDOM"):
         assert getattr(numbers, name) == getattr(definition, name)
-    assert numbers.OTHERS == definition.GOALS + 1
 
 
-def small() -> tuple[Any, Any, Any, Any]:
+def small() -> tuple[Any, Any, Any]:
     play = RingPlay(np.random.default_rng(1), num_envs=2, rows=9).play(40)
-    layout = core.GoalLayout(
-        play.window_layout(), goal_at=8, goal_bytes=8, into_obs=0, into_next=112, mark=110, strategy=numbers.FINAL,
-        finished=False,
-    )  # fmt: skip
-    return play, layout, play.live(), np.full((len(play.live()), 192), 9, np.uint8)
+    known: dict[str, Any] = {"goal_at": 8, "goal_bytes": 8, "into_obs": 0, "into_next": 112, "mark": 110}
+    layout = core.GoalLayout(play.window_layout(), **known, strategy=numbers.FINAL, finished=False)
+    return play, layout, play.live()
 
 
 def test_a_place_that_is_no_rows_is_answered_by_its_position() -> None:
-    play, layout, places, out = small()
-    count, last = len(places), np.zeros(len(places), np.int64)
-    places[3] = 18
-    steps, pairs = core.RelabelledSteps(count, 2), np.zeros(4 * count * 8, np.uint8)
-    assert core.plan_goals(play.core, layout, places, 2, 0.9, 1, 0.5, places, out, last, steps, pairs) == -4
-    assert core.relabel_windows(play.core, layout, 0.9, True, out, last, steps, np.zeros(0, np.float32)) == -1
-    assert (out == 9).all()
+    play, layout, places = small()
+    for beyond in (18, -1, 2**62):
+        places[3] = beyond
+        assert windows_of(play.core, layout).draw(places, 2, 0.9, 1, 0.5) == 3
 
 
 def test_batches_without_rows_are_planned() -> None:
-    play, layout, places, out = small()
-    steps, none = core.RelabelledSteps(0, 3), places[:0]
-    given = none, out[:0], np.zeros(0, np.int64)
-    assert core.plan_goals(play.core, layout, none, 3, 0.9, 1, 0.5, *given, steps, np.zeros(0, np.uint8)) == 0
-    assert core.relabel_windows(play.core, layout, 0.9, True, *given[1:], steps, np.zeros(0, np.float32)) == -1
+    play, layout, places = small()
+    batch = windows_of(play.core, layout).draw(places[:0], 3, 0.9, 1, 0.5)
+    assert (batch.chosen, batch.total, batch.relabel()) == (0, 0, -1)
+    assert [len(x) for x in (batch.which, batch.begin, batch.now, batch.after, batch.last, batch.rows)] == [0] * 6
+    assert rows_of(batch).shape == (0, WIDTH - 16)
 
 
 def test_a_ring_that_notes_no_ends_has_no_other_goals() -> None:
-    play, layout, places, out = small()
+    play, layout, places = small()
     ring = core.Ring(play.arrays._replace(ends=np.zeros(0, np.int32), seen=np.zeros(0, np.int64)))
-    steps, pairs = core.RelabelledSteps(len(places), 1), np.zeros(2 * len(places) * 8, np.uint8)
-    last = np.zeros(len(places), np.int64)
-    assert core.plan_goals(ring, layout, places, 1, 0.9, 1, 1.0, places, out, last, steps, pairs) == 0
-    assert not out[:, layout.mark].any()
+    for ring_, ratio in ((ring, 1.0), (play.core, 0.0)):
+        batch = windows_of(ring_, layout).draw(places, 1, 0.9, 1, ratio)
+        assert batch.chosen == 0
+        assert not rows_of(batch)[:, layout.mark].any()
 
 
-def test_arrays_that_do_not_fit_each_other_are_refused() -> None:
-    play, layout, places, out = small()
-    count = len(places)
-    last, pairs, steps = np.zeros(count, np.int64), np.zeros(4 * count * 8, np.uint8), core.RelabelledSteps(count, 2)
-    good: dict[str, Any] = {
-        "ring": play.core, "layout": layout, "places": places, "n": 2, "gamma": 0.9, "key": 1, "ratio": 1.0,
-        "others": places, "out": out, "last": last, "steps": steps, "pairs": pairs,
-    }  # fmt: skip
-    changes: list[dict[str, Any]] = [
-        {"n": 3}, {"n": 0}, {"others": places[1:]}, {"out": out[1:]}, {"last": last[1:]}, {"pairs": pairs[1:]},
-        {"steps": core.RelabelledSteps(count, 3)}, {"out": out[:, :120].copy()},
+def test_what_does_not_fit_is_refused() -> None:
+    play, layout, places = small()
+    windows = windows_of(play.core, layout)
+    with pytest.raises(ValueError, match="at least 1 step"):
+        windows.draw(places, 0, 0.9, 1, 1.0)
+    for wrong in (places.astype(np.int32), places[None], None):
+        with pytest.raises(TypeError):
+            windows.draw(wrong, 1, 0.9, 1, 1.0)
+    for count in (2**62, 2**50):
+        with pytest.raises(MemoryError):
+            windows.draw(core.draw_by_chance(play.core, count, 1), 1, 0.9, 1, 1.0)
+    wrong_parts: list[dict[str, Any]] = [
+        {"width": 112}, {"probability_at": 180}, {"probability_at": 192}, {"weight_at": 190}, {"weight_at": -1},
+        {"shape": (7,)}, {"shape": (2**62, 2**62)}, {"dtype": np.dtype(np.complex64), "shape": (1,)},
+        {"dtype": np.dtype("O"), "shape": (1,)}, {"dtype": "f4"}, {"shape": (-1, -8)},
     ]  # fmt: skip
-    for change in changes:
-        with pytest.raises(ValueError, match="plan_goals"):
-            core.plan_goals(**(good | change))
-    found = core.plan_goals(**good)
-    assert found > 1
-    rest = {"ring": play.core, "layout": layout, "gamma": 0.9, "judged": True, "out": out, "last": last}
-    rewards = np.zeros(2 * count, np.float32)
-    other = RingPlay(np.random.default_rng(2), num_envs=1, rows=5)
-    wrong: list[dict[str, Any]] = [
-        {"out": out[1:]}, {"last": last[1:]}, {"rewards": rewards[: found - 1]}, {"ring": other.core},
-        {"steps": core.RelabelledSteps(count, 2)},
-    ]  # fmt: skip
-    for change in wrong:
-        with pytest.raises(ValueError, match="relabel_windows"):
-            core.relabel_windows(**(rest | {"steps": steps, "rewards": rewards} | change))
-    for member, value in ((steps.which, count), (steps.begin, 2 * count + 1), (steps.after, 18), (steps.after, -1)):
-        kept, at = member.copy(), 1 if member is steps.begin else 0
-        member[at] = value
-        with pytest.raises(ValueError, match="relabel_windows"):
-            core.relabel_windows(**rest, steps=steps, rewards=rewards)
-        member[:] = kept
-    assert core.relabel_windows(**rest, steps=steps, rewards=rewards) == -1
+    for change in wrong_parts:
+        with pytest.raises(ValueError, match=r"does not fit|goals are numbers|dtype of goals"):
+            windows_of(play.core, layout, **change)
+    with pytest.raises(TypeError):
+        windows_of(None, layout)
     with pytest.raises(ValueError, match="strategy"):
         core.GoalLayout(
             layout.window, goal_at=0, goal_bytes=0, into_obs=0, into_next=0, mark=0, strategy=5, finished=False
         )
-    for rows, n in ((-1, 1), (1, 0), (2**40, 2**40)):
-        with pytest.raises(ValueError, match="RelabelledSteps"):
-            core.RelabelledSteps(rows, n)
+
+
+def test_results_that_do_not_fit_a_batch_are_refused_before_anything_is_written() -> None:
+    play, layout, places = small()
+    batch = windows_of(play.core, layout).draw(places, 2, 0.9, 1, 1.0)
+    assert batch.total > 1
+    good, before = np.zeros(batch.total, np.float32), rows_of(batch).copy()
+    for at in range(3):
+        for wrong in (good[1:], np.append(good, 0), good[None]):
+            given: list[Any] = [None, None, None]
+            given[at] = wrong
+            with pytest.raises(ValueError, match=r"a step|too deep"):
+                batch.relabel(*given)
+    assert np.array_equal(rows_of(batch), before)
+    assert batch.relabel(good[::-1], good == 0, np.zeros(2 * batch.total, bool)[::2]) == -1
+
+
+def test_what_a_batch_knows_cannot_be_changed() -> None:
+    play, layout, places = small()
+    batch = windows_of(play.core, layout).draw(places, 2, 0.9, 1, 1.0)
+    for name in ("which", "begin", "used", "first", "end", "aim", "now", "after", "last", "rows"):
+        array = getattr(batch, name)
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            array.setflags(write=True)
+    kept, begin = batch.rows, batch.begin
+    wanted = kept.copy(), begin.copy()
+    del batch
+    gc.collect()
+    filler = [np.full(n, 255, np.uint8) for n in range(16, 9000, 8)]
+    assert (kept.tobytes(), begin.tobytes()) == (wanted[0].tobytes(), wanted[1].tobytes())
+    del filler
+
+
+def test_a_ring_that_was_bound_to_other_rows_is_refused() -> None:
+    play, layout, places = small()
+    batch = windows_of(play.core, layout).draw(places, 2, 0.9, 1, 1.0)
+    play.core.rebind(RingPlay(np.random.default_rng(2), num_envs=1, rows=5).arrays)
+    with pytest.raises(ValueError, match="other rows"):
+        batch.relabel()
+
+
+def test_windows_are_not_copied_and_not_pickled() -> None:
+    play, layout, _ = small()
+    windows = windows_of(play.core, layout)
+    for refused in (pickle.dumps, copy.copy):
+        with pytest.raises(TypeError, match="pickle"):
+            refused(windows)
 
 
 # Where episodes end.

@@ -19,6 +19,9 @@ def read_sequences(
     A window comes after up to ``burn_in`` steps before it, as far as its episode goes, and before as many rows as its
     n-step rewards (as :func:`definitions.windows.read_windows` has them) reach beyond it.
 
+    Each row has the fields ``lasts`` of the step before, (first byte in the ring, in the row, bytes, stored): those of
+    ``blank`` before an episode's first step. What is ``stored`` is so copied where an episode ended, and else as it is.
+
     The row after an episode's last step is ``blank`` with the observation that it ended on; ``blank`` (uint8 ``[W]``)
     is the row that stands where there is nothing. Each step gets the reward, done bits, discount and number of rewards
     of its n-step window, and the row of the batch after that, 0 and -1 behind the last step; whether it belongs to the
@@ -37,6 +40,7 @@ def read_sequences(
         for t in range(total):
             row = t * count + b if layout.time_first else b * total + t
             at = copy_row(ring, layout, window, window.first + t, out[row], blank)
+            copy_lasts(ring, layout, window, window.first + t, out[row], blank)
             if len(table):
                 table[row] = at
             if window.first + t <= window.known:
@@ -112,6 +116,16 @@ def copy_row(ring: Any, layout: Any, window: Window, i: int, row: Any, blank: An
     nbytes = layout.obs_bytes if bounds else layout.step_bytes
     row[:nbytes] = ring.memory[place, :nbytes]
     return -2 - place if bounds else place
+
+
+def copy_lasts(ring: Any, layout: Any, window: Window, i: int, row: Any, blank: Any) -> None:
+    """Copy the fields of the step before step ``i``, or before the observation after the last one."""
+    bounds = i == window.known and any(window.ended(ring))
+    for source, target, size, stored in layout.lasts:
+        if i > window.known or (stored and not bounds):
+            continue
+        before = ring.memory[window.place(i - 1, ring), source : source + size]
+        row[target : target + size] = blank[target : target + size] if i == 0 else before
 
 
 def write_step(ring: Any, layout: Any, gamma: float, window: Window, t: int, row: Any) -> None:

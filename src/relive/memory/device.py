@@ -45,6 +45,8 @@ class DeviceRows(HostedRows):
         device: the device of the rows; calls run on its current stream.
     """
 
+    sends = True
+
     def __init__(self, leaves: Mapping[Path, Field], num_rows: int, device: torch.device) -> None:
         super().__init__(leaves, num_rows, device)
         self.gathered = self.large  # the others are read with the plan
@@ -170,11 +172,6 @@ class DeviceRows(HostedRows):
         for noted, array in zip(packet.arrays, arrays, strict=True):
             noted[...] = array
         return packet.sent()
-
-    def unpacked(self, layout: RowLayout, rows: Array, *arrays: Array) -> tuple[Any, ...]:
-        """Send packed rows and arrays in one copy."""
-        packed, *others = self.tensors(rows, *arrays)
-        return layout.views(packed), *others
 
     # -- saving -------------------------------------------------------------------------------------------------
 

@@ -73,6 +73,9 @@ class Store(ABC):
     packed = False
     """True if all fields of a batch are in RAM, in the packed rows of :attr:`target`."""
 
+    sends = False
+    """True if batches are sent to a device, so that compiled code cannot make their tensors."""
+
     allocator: Allocator = RAM
     """The allocator that gives the replay the memory of its ring and of its sampler."""
 
@@ -177,10 +180,6 @@ class Store(ABC):
     def tensors(self, *arrays: Array) -> list[Tensor]:
         """Arrays as tensors on the device."""
         return list(map(_from_numpy, arrays))
-
-    def unpacked(self, layout: RowLayout, rows: Array, *arrays: Array) -> tuple[Any, ...]:
-        """The fields of rows ``[..., W]`` that were packed in RAM, by path, and arrays as :meth:`tensors`."""
-        return layout.tensors(rows), *self.tensors(*arrays)
 
     def dump(self, places: Ints) -> Array:
         """Packed rows for a save, in RAM, in the order of ``row_layout``; they may share memory with the storage."""

@@ -29,7 +29,9 @@ from ..steps.arrays import Ints, as_host
 from ..steps.schema import Path, Schema
 from ..views.contract import View, require_readable, rule_of, time_first_of
 from ..views.frames import FrameStack
+from ..views.hindsight import Hindsight
 from ..views.returns_to_go import ReturnsToGo
+from ..views.sequences import Sequence
 from ..views.transitions import NStep
 from .serving import Progress, stream_of
 
@@ -38,6 +40,14 @@ __all__ = ["Prefetch", "Reader", "parts_of"]
 
 OWN_SAMPLERS = frozenset((Uniform, WithoutReplacement, Prioritized, Recent))
 """Samplers whose draws need no check. A class that inherits from one of them is a user's own."""
+
+
+READS_DRAWS = frozenset((NStep, Hindsight, Sequence))
+"""Views that read a draw which is not made yet. A class that inherits from one of them is a user's own."""
+
+
+WEIGHTS = ("weight", "probability")
+"""The fields that a draw by priority adds."""
 
 
 class Reader:
@@ -113,15 +123,20 @@ class Reader:
             ReliveError: nothing can be drawn; or the view cannot read it, and then the batch counts as drawn.
         """
         self.keep_rule()
-        progress, worker, view = self.progress, get_worker_info(), self.view
+        progress, worker = self.progress, get_worker_info()
+        view: Any = self.view
         key = stream(progress.seed if worker is None else stream_of(progress.seed), progress.draws - progress.first)
         drawn: Any = self.sampler.draw(count, key, update, of)
         progress.draws += 1  # before the read: a batch that the view fails to read is used up
         progress.sampled += count
         if progress.slots is not None:
             progress.keep()
-        if self._own_sampler and type(view) is NStep and type(drawn) is Draw:  # made by the call that reads it
-            batch = as_tensordict(view.read(self.ring, drawn, key), (count,))
+        if self._own_sampler and type(drawn) is Draw and type(view) in READS_DRAWS:  # made by the call that reads it
+            fields = view.read(self.ring, drawn, key)
+            if type(view) is Sequence:
+                batch = self._sequence_batch(fields, (*FACTS, *(WEIGHTS if drawn.weighed else ())), view.time_first)
+            else:
+                batch = as_tensordict(fields, (count,))
         else:
             places, extras = drawn if self._own_sampler else self._checked_draw(drawn, count)
             batch = self.read(places, extras, key)
@@ -174,9 +189,8 @@ class Reader:
         states: dict[Path, Tensor] = {}
         for name in known:
             facts[name] = batch.pop((name,))
-        for path in list(batch):
-            if path[0] == "hidden":
-                states[path] = swap_layers(batch.pop(path)).contiguous()
+        for path in [path for path in batch if path[0] == "hidden"]:
+            states[path] = swap_layers(batch.pop(path)).contiguous()
         hidden = self.schema.rebuild("hidden", states.__getitem__) if states else None
         return SequenceBatch(batch, facts, hidden, time_first=time_first)
 

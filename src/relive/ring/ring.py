@@ -54,6 +54,7 @@ from ..core.words import (
     unpacked,
 )
 from ..errors import FieldError, InvariantError, LifecycleError, ParameterError, ReliveError, SchemaError
+from ..memory.allocator import zeroed
 from ..memory.copier import BoundedCache
 from ..memory.layout import WEIGHED, RowLayout
 from ..memory.store import Plan, Remainder, Store, require_rows, vector
@@ -317,14 +318,15 @@ class Ring:
         return chosen
 
     def ends(self) -> tuple[Any, Ints]:
-        """The last row of each episode, as far as it is noted, for :func:`relive.core.plan_goals`.
+        """The last row of each episode, as far as it is noted, for :class:`relive.core.GoalWindows`.
 
         The first array, int32 ``[N * rows]``, holds at ``e * rows + k % rows`` the number of the last row of episode k
         of env e, modulo 2**32. The second, ``[N]``, is the number up to which each env's rows were noted. The kernel
         notes what has come since. A ring that is never asked for its ends keeps neither.
         """
         if not self.notes_ends:
-            ends, noted = np.zeros(self.num_envs * self.rows, np.int32), np.zeros(self.num_envs, np.int64)
+            ends = zeroed(4 * self.num_envs * self.rows).view(np.int32)
+            noted = np.zeros(self.num_envs, np.int64)
             self.arrays = self.arrays._replace(ends=ends, seen=noted)
             self.core.rebind(self.arrays)
             self.notes_ends = True  # last: an exception before this line has the next call begin again

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from .. import core
 from ..batches import padding
-from ..core.windows import FIRST
+from ..core import Draw
 from ..errors import SchemaError
-from ..memory.layout import RowLayout, field_groups
+from ..memory.layout import WEIGHED, RowLayout, field_groups
 from ..memory.store import Store, require_rows, vector
 from ..steps.arrays import Ints
 from ..steps.schema import Field, Path
 from .ring import Ring
 
-__all__ = ["FACTS", "FACT_FIELDS", "Cut", "Sequences"]
+__all__ = ["FACTS", "Cut", "Sequences"]
 
 
 RESULTS = {
@@ -32,10 +32,18 @@ RESULTS = {
 
 
 FACTS = ("index", "lengths", "burn_in", "env", "start")
-"""Facts about each window in the kernel's order; the place of its row 0 comes after them."""
+"""Facts about each window in the kernel's order. Those of a draw by priority come after them."""
 
 
 FACT_FIELDS: dict[Path, Field] = {(name,): Field((), torch.int64) for name in FACTS}
+
+
+WINDOW_FACTS = RowLayout({**FACT_FIELDS, ("first",): Field((), torch.int64)}, WEIGHED)
+"""A row of facts as the kernel has it: with the place of row 0, and with room for the weights of a draw."""
+
+
+ROWS: Path = ("_rows",)
+"""The name of packed rows that are to be sent to a device."""
 
 
 WRITTEN = ("reward", "terminated", "truncated", "discount", "steps", "next", "mask", "is_start")
@@ -77,63 +85,73 @@ class Sequences:
         clash = {path[0] for path in leaves} & {"next", *FACTS}
         if clash:
             raise SchemaError(f"field {min(clash)!r}: Sequence gives batches a field of that name; give yours another")
-        obs, others, _ = store.groups
-        self.layout = layout = RowLayout(obs, others, RESULTS)
-        starts = layout.starts
-        at = {name: layout.offsets[name,] for name in WRITTEN}
-        self.core = core.SequenceLayout(
-            **at, step_bytes=starts[2], obs_bytes=starts[1], burn_in=cut.burn_in, n=cut.n, time_first=cut.time_first
-        )
-        """The layout and the cut, as compiled code takes them."""
+        stored, derived = _lasts(leaves, cut.last)
+        held, (obs, others, _) = store.layout.offsets, store.groups
+        near = {path: leaves[source] for path, source in derived.items() if source in held}
+        self.layout = layout = RowLayout(obs, others, RESULTS, near)
         # the bytes of a row of padding: -1 for the place of the next row, what `padding` says for masks, else zeros
         blank = np.zeros((1, layout.nbytes), np.uint8)
         for path, array in layout.arrays(blank).items():
             array[...] = -1 if path == ("next",) else padding(path)
         self.blank = blank[0]
+        # what the kernel gives every row of the step before, and what only the rows after an episode's last step
+        lasts = {path: source for path, source in (stored | derived).items() if source in held}
+        self.stored, self.derived = (
+            {path: source for path, source in some.items() if path not in lasts} for some in (stored, derived)
+        )
         made = layout.fields
         self.states = [path for path in leaves if path[0] == "hidden"]
         self.obs = [path for path in leaves if path[0] == "obs" and path not in made]
         self.others = [path for path in leaves if path[0] not in ("obs", "hidden") and path not in made]
-        self.has_large = bool(self.obs or self.others)
-        self.stored, self.derived = _lasts(leaves, cut.last)
-        self.tabled = bool(self.has_large or self.stored or self.derived)
+        self.tabled = bool(self.obs or self.others or self.stored or self.derived)
         """True if a batch has more than the kernel's rows and the states, so that the place of each row is needed."""
-        small = field_groups(leaves, store.large)[:2]
-        order = *RowLayout(*small, RESULTS).fields, *FACT_FIELDS, *store.large, *self.derived
-        self.order = list(dict.fromkeys(order))
-
-    def shape(self, count: int) -> tuple[int, int, int]:
-        """The shape of the packed rows of so many sequences."""
-        total, width = self.cut.rows, self.layout.nbytes
-        return (total, count, width) if self.cut.time_first else (count, total, width)
+        small = RowLayout(*field_groups(leaves, store.large)[:2], RESULTS).fields
+        self.order = list(dict.fromkeys((*small, *FACT_FIELDS, *store.large, *derived)))
+        self.core_layout = core.SequenceLayout(
+            **{name: layout.offsets[name,] for name in WRITTEN}, step_bytes=layout.starts[2],
+            obs_bytes=layout.starts[1], burn_in=cut.burn_in, n=cut.n, time_first=cut.time_first,
+            lasts=[(held[of], layout.offsets[path], leaves[of].nbytes, path in stored) for path, of in lasts.items()],
+        )  # fmt: skip
+        """The layout and the cut, as compiled code takes them."""
+        rows, facts = layout.described([path for path in made if path not in near] + list(near)), list(FACT_FIELDS)
+        if store.sends:
+            rows = core.Fields([(ROWS, torch.uint8, (layout.nbytes,), 0)], layout.nbytes)
+        self.core = core.SequenceWindows(
+            ring.core, self.core_layout, cut.rows, rows, WINDOW_FACTS.described(facts),
+            WINDOW_FACTS.described([*facts, *WEIGHED]), self.blank, self.tabled, ring.undo is not None,
+        )  # fmt: skip
+        """Draws and reads the packed rows."""
 
     def read(self, ring: Ring, places: Any, gamma: float) -> dict[Path, Tensor]:
         """The fields ``[T', B, ...]`` of the sequences whose windows end at ``places``, and facts ``[B]`` about each.
 
+        Places are those of anchors, or a draw; one by priority gives its ``weight`` and ``probability`` as well.
+
         Raises:
             ParameterError, ShapeError, DTypeError: they are not places of rows, or their windows are no longer stored.
         """
-        places, store = vector(places), ring.store
-        count = len(places)
-        *shape, width = self.shape(count)
-        rows = np.empty((*shape, width), np.uint8)  # the small fields, packed
-        facts = np.empty((6, count), np.int64)  # FACTS, and the place of each sequence's row 0
-        # the place of each row, -1 for padding, and -2 - place for the observation that an episode ended on
-        table = np.empty(shape if self.tabled else 0, np.int64)
-        flat, listed = rows.reshape(-1, width), table.reshape(-1)
-        bad = core.read_sequences(ring.core, self.core, gamma, places, flat, self.blank, facts, listed)
-        if bad >= 0:  # before the facts are read: the kernel stops at the bad one
-            require_rows(places, bad, store.num_rows)
-        fields: dict[Path, Tensor]
-        fields, known = store.unpacked(self.layout, rows, facts[:FIRST])
-        fields.update(zip(FACT_FIELDS, known.unbind(), strict=True))
-        if self.has_large:
-            fields |= self._large_fields(store, facts[FIRST], table)
+        store = ring.store
+        if places.__class__ is not Draw:
+            places = vector(places)
+        found = self.core.sample(places, gamma)
+        if found.__class__ is int:
+            require_rows(places, found, store.num_rows)
+        fields, first, table = found
+        if not self.states and not self.tabled and not store.sends:
+            return fields
+        if store.sends:
+            rows = fields.pop(ROWS)
+            sent, *facts = store.tensors(rows.numpy(), *(fact.numpy() for fact in fields.values()))
+            fields = self.layout.views(sent) | dict(zip(fields, facts, strict=True))
+        weights = [path for path in WEIGHED if path in fields]
+        if self.obs or self.others:
+            fields |= self._large_fields(store, first, table)
         elif self.states:
-            fields |= store.gather(self.states, *store.places(facts[FIRST]))
+            fields |= store.gather(self.states, *store.places(first))
         if self.stored or self.derived:
-            self._complete(ring, facts[FIRST], table, fields)
-        return dict(zip(self.order, map(fields.__getitem__, self.order), strict=True))
+            self._complete(ring, first, table, fields)
+        order = [*self.order, *weights]
+        return dict(zip(order, map(fields.__getitem__, order), strict=True))
 
     def _large_fields(self, store: Store, first: Ints, table: Ints) -> dict[Path, Tensor]:
         """Fields that the kernel does not read: hidden states before the ``first`` rows, large fields of all rows."""

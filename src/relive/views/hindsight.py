@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from inspect import signature
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, cast, get_args
 from weakref import ref
 
 import numpy as np
@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from .. import core
+from ..core import Draw
 from ..core import key as stream
-from ..core.windows import EPISODE, FINAL, FUTURE, OTHERS, PAST, RANDOM
+from ..core.windows import EPISODE, FINAL, FUTURE, PAST, RANDOM
 from ..errors import DTypeError, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
-from ..memory.layout import BatchLayout
-from ..memory.store import Plan, require_rows, vector
+from ..memory.layout import WEIGHED, BatchLayout
+from ..memory.store import require_rows, vector
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_number, is_steps
 from ..ring.ring import Ring
 from ..steps.arrays import Array, Ints, as_host, as_tensor, check_castable, numpy_dtype, numpy_view
@@ -38,10 +39,9 @@ STRATEGIES: dict[str, int] = {"future": FUTURE, "final": FINAL, "episode": EPISO
 COPIES = 2**32 + 2
 """The number of an episode's further random stream, for copies."""
 
-RESULTS = ("reward", "terminated", "truncated")
-"""The fields that functions of goals compute."""
 REWARD: Path = ("reward",)
-FLOAT32 = np.dtype(np.float32)
+RESULTS: tuple[Path, ...] = (REWARD, ("terminated",), ("truncated",))
+"""The fields that functions of goals compute."""
 
 _facts = attrgetter(
     "achieved", "desired", "info", "strategy", "finished_only", "reward_fn", "terminated_fn", "truncated_fn", "relabel"
@@ -202,110 +202,78 @@ class Hindsight:
         names = [name for name in signature(Hindsight).parameters if name != "k"]
         return partial(Hindsight, **{name: getattr(self, name) for name in names}), ()
 
-    def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
+    def read(self, ring: Ring, places: Ints | Draw, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of the windows that start at ``places``; ``key`` decides which get another goal.
+
+        Places are those of anchors, or a draw; one by priority gives its ``weight`` and ``probability`` as well.
 
         Raises:
             SchemaError: the ring has no such goals.
             ShapeError, DTypeError, NotFiniteError, FieldError: a function returned a wrong result.
         """
-        fit, functions = self._fit(ring)
-        store, n, gamma = ring.store, self.n, self.gamma
-        plan = store.plan(vector(places), fit.batch)
-        rows, last, places, batch = plan.rows, plan.last, plan.places, fit.batch.core
-        if key is None or self.ratio == 0:
-            require_rows(places, core.read_windows(ring.core, batch, places, n, gamma, rows, last), store.num_rows)
-            plan.column("relabelled")[...] = False
-            return store.fields(plan)
-        scratch, pairs = fit.scratch(len(places), n), np.empty(2 * len(places) * n * fit.nbytes, np.uint8)
-        if not ring.notes_ends:
-            ring.ends()
-        # a stream of their own, so that the other random choices of a batch are those of every strategy
-        others = ring.draw(len(places), stream(key, OTHERS)) if self.strategy == "random" else None
-        chosen = core.plan_goals(
-            ring.core, fit.core, places, n, gamma, key, self.ratio, places if others is None else others, rows, last,
-            scratch.steps, pairs,
-        )  # fmt: skip
-        if chosen < 0:  # -1 - k: entry k of the places cannot be read
-            require_rows(places, -1 - chosen, store.num_rows)
-        changed = self._relabel(ring, plan, fit, functions, scratch, pairs, chosen) if chosen else None
-        fields = store.fields(plan)
-        if changed:
-            _write_changed(ring, fields, changed, scratch.steps, chosen)
-        fit.spare = scratch
-        return fields
-
-    def _relabel(
-        self, ring: Ring, plan: Plan, fit: GoalBytes, functions: list[GoalFunction], scratch: Scratch, pairs: Array,
-        chosen: int,
-    ) -> Arrays:  # fmt: skip
-        """Have the functions judge the steps of ``chosen`` rows, and then a kernel write the windows of these rows.
-
-        Returns the fields that the kernel cannot write, by path, for each step.
-        """
-        total, rewards = scratch.steps.begin.item(chosen), scratch.steps.rewards
-        if self.relabel is not None:
-            changed = self._relabelled(self.relabel, ring, scratch, chosen, total)
-            judged = ("reward",) in changed
-            for name, results in scratch.results.items():
-                if (name,) in changed:
-                    results[:total] = changed.pop((name,))
-        else:
-            goals = fit.as_goals(pairs, total) if fit.packed else scratch.goals(ring, ("obs", self.achieved), chosen)
-            rewards, judged, changed = self._judged(ring, fit, functions, scratch, goals, total), True, Arrays()
-            if not fit.packed:
-                changed = {(name, self.desired): goals[1] for name in ("obs", "next_obs")}
-        bad = core.relabel_windows(
-            ring.core, fit.core, self.gamma, judged, plan.rows, plan.last, scratch.steps, rewards
-        )
-        if bad >= 0:
-            _refuse_reward(functions[0] if functions else "Hindsight(relabel=...)", rewards[:total], bad)
-        return changed
-
-    def _judged(
-        self, ring: Ring, fit: GoalBytes, functions: list[GoalFunction], scratch: Scratch, goals: list[Array],
-        total: int,
-    ) -> Array:  # fmt: skip
-        """The rewards of ``total`` steps by these goals, ``[M]`` or more; flags are put into ``scratch``."""
-        rewards: Array = scratch.steps.rewards
-        info: Any = {} if self.info is None else _info_of(ring, self.info, scratch.steps.now[:total])
-        for function in functions:
-            spare = fit.packed and function is functions[-1]  # nobody reads these goals afterwards
-            achieved, desired = goals if spare else [x.copy() for x in goals]
-            result = function(achieved, desired, info)
-            if function.path == REWARD and result.dtype is FLOAT32 and result.flags.carray:
-                rewards = result
-            else:
-                scratch.results[function.path[0]][:total] = result
-        return rewards
-
-    def _fit(self, ring: Ring) -> tuple[GoalBytes, list[GoalFunction]]:
-        """The offsets of the ring's goals, once checked, and the functions of goals; kept until a parameter changes."""
         now, (of, then, fit, functions) = _facts(self), self._fitted
         if of() is not ring or then != now:
             self.require(ring)
-            strategy, finished = STRATEGIES[self.strategy], bool(self.finished_only)
-            fit = GoalBytes(ring, ("obs", self.achieved), ("obs", self.desired), strategy, finished)
+            fit = GoalBytes(
+                ring, ("obs", self.achieved), ("obs", self.desired), STRATEGIES[self.strategy], bool(self.finished_only)
+            )
             functions = self._goal_functions()
             self._fitted = ref(ring), now, fit, functions
-        return fit, functions
+        store, extras, ratio = ring.store, dict[str, Any](), 0.0 if key is None else self.ratio
+        if ratio and not ring.notes_ends:
+            ring.ends()
+        chosen: Any = places
+        if places.__class__ is not Draw:
+            chosen = vector(places)
+        elif not store.packed:
+            chosen, extras = chosen
+        batch = fit.core.draw(chosen, self.n, self.gamma, key or 0, ratio)
+        if batch.__class__ is int:
+            require_rows(chosen, batch, store.num_rows)
+        changed = self._relabel(ring, fit, functions, batch) if batch.chosen else None
+        fields = batch.fields() if store.packed else fit.fields(ring, chosen, batch) | ring.extras(extras)
+        if changed:
+            _write_changed(ring, fields, changed, batch)
+        return fields
+
+    def _relabel(self, ring: Ring, fit: GoalBytes, functions: list[GoalFunction], batch: core.GoalBatch) -> Arrays:
+        """Have the functions judge the steps of the chosen rows, and then a kernel write the windows of these rows.
+
+        Returns the fields that the kernel cannot write, by path, for each step.
+        """
+        results, changed = Arrays(), Arrays()
+        if self.relabel is not None:
+            changed = self._relabelled(self.relabel, ring, batch)
+            results = {path: changed.pop(path) for path in RESULTS if path in changed}
+        else:
+            goals: Any = batch.goals
+            if not fit.packed:  # kernels cannot read them
+                rows, path = (batch.after, batch.aim[_owners(batch)]), ("obs", self.achieved)
+                goals = [_arrays_of(ring, places, [path])[path] for places in rows]
+                changed = {(name, self.desired): goals[1] for name in ("obs", "next_obs")}
+            info: Any = {} if self.info is None else _info_of(ring, self.info, batch.now)
+            for function in functions:
+                spare = fit.packed and function is functions[-1]  # nobody reads these goals afterwards
+                achieved, desired = goals if spare else [x.copy() for x in goals]
+                results[function.path] = function(achieved, desired, info)
+        bad = batch.relabel(*map(results.get, RESULTS))
+        if bad >= 0:
+            _refuse_reward(functions[0] if functions else "Hindsight(relabel=...)", results[REWARD], bad)
+        return changed
 
     def _goal_functions(self) -> list[GoalFunction]:
         """The functions of goals that were given."""
-        functions = {name: getattr(self, f"{name}_fn") for name in RESULTS}
-        return [
-            GoalFunction(name, function, self.info is not None)
-            for name, function in functions.items()
-            if function is not None
-        ]
+        functions = {path: getattr(self, f"{path[0]}_fn") for path in RESULTS}
+        return [GoalFunction(path, f, self.info is not None) for path, f in functions.items() if f is not None]
 
-    def _relabelled(self, relabel: Callable[..., Any], ring: Ring, scratch: Scratch, chosen: int, total: int) -> Arrays:
+    def _relabelled(self, relabel: Callable[..., Any], ring: Ring, batch: core.GoalBatch) -> Arrays:
         """The fields of each step that ``relabel`` changes, ``[M, ...]``, by path."""
-        obs, per, steps = [path for path in ring.leaves if path[0] == "obs"], scratch.owners(chosen), scratch.steps
-        fields = _arrays_of(ring, steps.now[:total])
-        after = _arrays_of(ring, steps.after[:total], obs)
+        obs, owners = [path for path in ring.leaves if path[0] == "obs"], _owners(batch)
+        fields, after = _arrays_of(ring, batch.now), _arrays_of(ring, batch.after, obs)
         fields |= {("next_obs", *path[1:]): x for path, x in after.items()}
-        ends = [_arrays_of(ring, places[per], obs) for places in steps.spans]
+        begins = batch.now // ring.rows * ring.rows
+        ends = [begins + (numbers % ring.rows)[owners] for numbers in (batch.first, batch.end)]
+        ends = [_arrays_of(ring, places, obs) for places in (*ends, batch.aim[owners])]
         return _changed_fields(relabel, ring.leaves, fields, *ends)
 
     def copies(self, episode: Mapping[str, Any], k: int = 4, *, seed: int, number: int = 0) -> dict[str, Any]:
@@ -359,14 +327,13 @@ class GoalFunction:
     """A user's function of goals, with checks of its results.
 
     Args:
-        name: the field that it computes: "reward", "terminated" or "truncated".
+        path: the field that it computes: reward, terminated or truncated.
         function: (achieved, desired[, info]) -> ``[M]``.
         stored: True if a stored field is passed as info.
     """
 
-    def __init__(self, name: str, function: Callable[..., Any], stored: bool) -> None:
-        self.path: Path = (name,)
-        self._kinds = "fiub" if name == "reward" else "b"
+    def __init__(self, path: Path, function: Callable[..., Any], stored: bool) -> None:
+        self.path, self._kinds = path, "fiub" if path == REWARD else "b"
         self._function, self._informed = function, _takes_info(function, stored)
 
     def __call__(self, achieved: Array, desired: Array, info: Any) -> Array:
@@ -426,54 +393,36 @@ class GoalBytes:
 
     def __init__(self, ring: Ring, achieved: Path, desired: Path, strategy: int, finished: bool) -> None:
         store, following = ring.store, ("next_obs", *desired[1:])
-        self.batch = BatchLayout(store.groups, store.layout, False, {("relabelled",): Field((), torch.bool)})
-        stored, written = store.layout.offsets, self.batch.offsets
+        more = {("relabelled",): Field((), torch.bool), **WEIGHED}  # the weights of a draw by priority
+        self.batch = batch = BatchLayout(store.groups, store.layout, False, more)
+        stored, written = store.layout.offsets, batch.offsets
         self.packed = achieved in stored and desired in written
         """True if the kernels can read goals and write them into a batch."""
         field = ring.leaves[achieved] if self.packed else Field((0,), torch.uint8)
-        self.shape, self.dtype, self.nbytes = field.shape, numpy_dtype(field.dtype), field.nbytes
         places = (stored[achieved], field.nbytes, written[desired], written[following]) if self.packed else (0,) * 4
         goal_at, goal_bytes, into_obs, into_next = places
-        self.core = core.GoalLayout(
-            self.batch.core, goal_at=goal_at, goal_bytes=goal_bytes, into_obs=into_obs, into_next=into_next,
+        self.layout = core.GoalLayout(
+            batch.core, goal_at=goal_at, goal_bytes=goal_bytes, into_obs=into_obs, into_next=into_next,
             mark=written["relabelled",], strategy=strategy, finished=finished,
         )  # fmt: skip
-        self.spare: Scratch | None = None
-        """Memory that a batch is done with."""
+        plain = [path for path in batch.fields if path not in WEIGHED]
+        fields, weighed = batch.described(plain), batch.described([*plain, *WEIGHED])
+        self.core = core.GoalWindows(
+            ring.core, self.layout, fields, weighed, **{f"{path[0]}_at": written[path] for path in WEIGHED},
+            dtype=numpy_dtype(field.dtype), shape=field.shape, in_files=ring.undo is not None,
+        )  # fmt: skip
+        """Draws and reads the packed rows."""
 
-    def scratch(self, count: int, n: int) -> Scratch:
-        """Memory for the steps of a batch. A batch that a function of goals draws gets other memory."""
-        scratch, self.spare = self.spare, None
-        if scratch is None or scratch.size != (count, n):
-            steps = core.RelabelledSteps(count, n)
-            rewards, (terminated, truncated) = steps.rewards, steps.flags
-            results: dict[str, Any] = {"reward": rewards, "terminated": terminated, "truncated": truncated}
-            scratch = Scratch((count, n), steps, results)
-        return scratch
-
-    def as_goals(self, pairs: Any, total: int) -> list[Array]:
-        """The first ``total`` achieved goals and new goals of ``pairs`` ``[2 * M * nbytes]``, as arrays of goals."""
-        shape, after = (total, *self.shape), pairs.nbytes // 2
-        return [np.ndarray(shape, self.dtype, pairs), np.ndarray(shape, self.dtype, pairs, after)]
+    def fields(self, ring: Ring, places: Ints, batch: core.GoalBatch) -> dict[Path, Tensor]:
+        """The fields of a batch of which a part is not in the packed rows."""
+        plan = ring.store.plan(places, self.batch)
+        plan.rows[...], plan.last[...] = batch.rows, batch.last
+        return {path: field for path, field in ring.read(plan).items() if path not in WEIGHED}
 
 
-class Scratch(NamedTuple):
-    """Memory for the steps of relabelled rows."""
-
-    size: tuple[int, int]
-    """B and n."""
-    steps: core.RelabelledSteps
-    results: dict[str, Array]
-    """The rewards and flags of ``steps`` by the names of their fields."""
-
-    def owners(self, chosen: int) -> Ints:
-        """For each step, the position of its row among the first ``chosen`` relabelled rows."""
-        return np.repeat(np.arange(chosen), np.diff(self.steps.begin[: chosen + 1]))
-
-    def goals(self, ring: Ring, path: Path, chosen: int) -> list[Array]:
-        """The goals achieved after each step, and the new goals, ``[M, ...]``, where kernels cannot read them."""
-        places = self.steps.after[: self.steps.begin[chosen]], self.steps.spans[2][self.owners(chosen)]
-        return [_arrays_of(ring, rows, [path])[path] for rows in places]
+def _owners(batch: core.GoalBatch) -> Ints:
+    """For each step, the position of its row among the relabelled ones."""
+    return np.repeat(np.arange(batch.chosen), np.diff(batch.begin, append=batch.total))
 
 
 def _has_numpy_dtype(field: Field) -> bool:
@@ -493,13 +442,10 @@ def _info_of(ring: Ring, name: str, places: Ints) -> Any:
     return nest(_arrays_of(ring, places, paths))[name]
 
 
-def _write_changed(
-    ring: Ring, fields: dict[Path, Tensor], changed: Arrays, steps: core.RelabelledSteps, chosen: int
-) -> None:
+def _write_changed(ring: Ring, fields: dict[Path, Tensor], changed: Arrays, batch: core.GoalBatch) -> None:
     """Write changed fields into the batch: those of each window's first step, and the observation after its last."""
-    begin, used = steps.begin[:chosen], steps.used[:chosen]
-    arrays = [x[used if path[0] == "next_obs" else begin] for path, x in changed.items()]
-    rows, *values = ring.tensors(steps.which[:chosen], *arrays)
+    arrays = [x[batch.used if path[0] == "next_obs" else batch.begin] for path, x in changed.items()]
+    rows, *values = ring.tensors(batch.which.copy(), *arrays)
     for path, value in zip(changed, values, strict=True):
         field = fields[path]
         field[rows] = value if value.dtype is field.dtype else value.view(field.dtype)

@@ -6,11 +6,12 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, partial
 from inspect import signature
 from typing import Any, Literal, get_args
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 from torch import Tensor
 
 from ..batches import Overlap, stride_of
+from ..core import Draw
 from ..errors import ParameterError
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_names, is_steps
 from ..ring.ring import Ring, Rule, Weigh
@@ -31,6 +32,10 @@ def _rule(length: int, burn_in: int, before: bool, overlap: Overlap, drop_tail: 
 @cache
 def _cut(length: int, burn_in: int, n: int, time_first: bool, last: tuple[str, ...]) -> Cut:
     return Cut(burn_in + length + n, burn_in, n, time_first, last)
+
+
+def _nothing() -> None:
+    """The ring of a view that has read none."""
 
 
 @checked(
@@ -103,9 +108,8 @@ class Sequence:
     time_first: bool = True
     weigh: Weigh = "windows"
     last: tuple[str, ...] = ()
-    _readers: WeakKeyDictionary[Ring, Sequences] = field(
-        default_factory=WeakKeyDictionary["Ring", "Sequences"], init=False, repr=False, compare=False
-    )
+    _reader: tuple[Any, Sequences | None] = field(default=(_nothing, None), init=False, repr=False, compare=False)
+    """The ring that was read last, weakly, and what reads its windows; kept until a parameter changes."""
 
     def __post_init__(self) -> None:
         _ = self.rule
@@ -133,7 +137,7 @@ class Sequence:
         """
         return _rule(self.length, self.burn_in, bool(self.last), self.overlap, self.drop_tail, self.weigh)
 
-    def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
+    def read(self, ring: Ring, places: Ints | Draw, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[T', B, ...]`` of the windows that end at ``places``, and facts about each window, ``[B, ...]``.
 
         Raises:
@@ -142,16 +146,8 @@ class Sequence:
         """
         if ring.rule != self.rule:
             raise ParameterError(f"a view that reads through {self!r} must also have its `rule` and `time_first`")
-        return self._sequences(ring).read(ring, places, self.gamma)
-
-    def _sequences(self, ring: Ring) -> Sequences:
-        """The reader of the ring's windows; kept until a parameter changes.
-
-        Raises:
-            SchemaError: the schema has a field with a name that batches use, or lacks a field that ``last`` names.
-        """
-        cut = _cut(self.length, self.burn_in, self.n, self.time_first, tuple(self.last))
-        sequences = self._readers.get(ring)
-        if sequences is None or sequences.cut != cut:
-            sequences = self._readers[ring] = Sequences(ring, cut)
-        return sequences
+        cut, (of, reader) = _cut(self.length, self.burn_in, self.n, self.time_first, tuple(self.last)), self._reader
+        if reader is None or of() is not ring or reader.cut != cut:
+            reader = Sequences(ring, cut)
+            self._reader = ref(ring), reader
+        return reader.read(ring, places, self.gamma)

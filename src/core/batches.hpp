@@ -1,0 +1,79 @@
+// What batches are made of: anchors, drawn when they are read, or given.
+#pragma once
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <vector>
+
+#include "arrays.hpp"
+#include "draws.hpp"
+#include "priorities.hpp"
+#include "ring.hpp"
+#include "tree.hpp"
+#include "windows.hpp"
+
+namespace relive {
+
+// What a sampler draws: `count` anchors of a stream of random numbers. Equal draws of a ring that has not changed give
+// equal anchors, so it does not matter when, or how often, it is made.
+struct Draw {
+    enum class By { Chance, Weight, Priority };
+
+    By by = By::Chance;
+    std::int64_t count = 0;
+    std::uint64_t stream = 0;
+    // by chance
+    const Ring *ring = nullptr;
+    std::int64_t newest = 0;  // from so many of the newest; 0: from all
+    // by weight or priority
+    const Tree *tree = nullptr;
+    bool from_some = false;  // from the leaves of a cover alone
+    std::vector<std::int64_t> tops;
+    std::vector<double> until;
+    const Ring *episodes = nullptr;  // a leaf stands for its episode: one of its windows is drawn
+    std::vector<Number> oldest;      // of each env, the first row that may end it; empty: all may
+    // by priority
+    const Priorities *priorities = nullptr;
+    bool stratified = false;
+    double beta = 0.0, lowest = 0.0;
+    nb::object kept;  // what the pointers point into
+
+    bool weighed() const { return by == By::Priority; }
+    Cover among() const { return from_some ? Cover{tops, until} : tree->whole(); }
+    // The places of the anchors; by priority, their chances and weights as well. False if there is nothing to draw.
+    bool into(std::span<Place> places, Column<double> probability, Column<float> weight) const;
+
+  private:
+    bool leaves_into(std::span<Place> places) const;
+};
+
+[[noreturn]] void nothing_to_draw();
+
+// The object that Python holds; never null, as a pointer to None would be.
+template <typename T> const T *held(nb::handle object, const char *what) {
+    const T *found = nullptr;
+    if (!nb::try_cast(object, found) || !found) throw nb::type_error(what);
+    return found;
+}
+
+// The anchors of a batch: those of a draw, or places (int64 [B]). They are found without the GIL.
+class Anchors {
+  public:
+    // `roomy` if the batch has room for the weights of a draw by priority.
+    Anchors(nb::handle what, bool roomy);
+    std::int64_t count() const { return draw_ ? draw_->count : given_.size(); }
+    bool weighed() const { return draw_ && draw_->weighed(); }
+    // Memory for `sizes[0] * sizes[1] * ...` bytes and a few more for each anchor, or std::bad_alloc.
+    static std::size_t bytes(std::initializer_list<std::int64_t> sizes);
+    // Copies: other threads may change the array between the test of a place and its use.
+    bool into(std::span<Place> places, Column<double> probability, Column<float> weight) const;
+    // Throws if there was nothing to draw, or if a draw gave a place that is no row's. What is no row's of places that
+    // were given is answered by its position.
+    void require(bool some, std::int64_t bad) const;
+
+  private:
+    const Draw *draw_ = nullptr;
+    Places given_;
+};
+
+}  // namespace relive
