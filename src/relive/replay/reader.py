@@ -122,9 +122,10 @@ class Reader:
         Raises:
             ReliveError: nothing can be drawn; or the view cannot read it, and then the batch counts as drawn.
         """
-        self.keep_rule()
-        progress, worker = self.progress, get_worker_info()
         view: Any = self.view
+        if getattr(view, "rule", None) is not self.ring.rule:  # in place of a call that most often changes nothing
+            self.keep_rule()
+        progress, worker = self.progress, get_worker_info()
         key = stream(progress.seed if worker is None else stream_of(progress.seed), progress.draws - progress.first)
         drawn: Any = self.sampler.draw(count, key, update, of)
         progress.draws += 1  # before the read: a batch that the view fails to read is used up
