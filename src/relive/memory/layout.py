@@ -58,6 +58,10 @@ COPIED = ("step_bytes", "next_at", "next_bytes", "own_at", "own_bytes")
 """What it copies of rows, in bytes."""
 
 
+LINE = 64
+"""Bytes of a cache line."""
+
+
 LARGE_FIELD = 1024
 """A field of more bytes than this is a block of its own, as packing it gains nothing."""
 
@@ -67,9 +71,13 @@ class RowLayout:
 
     Groups of fields follow one another. Each begins at a multiple of 16 bytes and has its widest dtypes first. So
     every field is aligned, and a group has the same layout in every row.
+
+    Args:
+        groups: path -> field.
+        lines: make rows whole cache lines if they grow by a quarter at most.
     """
 
-    def __init__(self, *groups: Mapping[Path, Field]) -> None:
+    def __init__(self, *groups: Mapping[Path, Field], lines: bool = False) -> None:
         self.groups = groups
         self.fields: dict[Path, Field] = {}
         self.offsets: dict[Path, int] = {}
@@ -84,6 +92,8 @@ class RowLayout:
                 end += field.nbytes
             end = -(-end // 16) * 16  # kernels copy groups by 16 bytes at a time
         end = max(end, 16)  # no array can be made over rows without bytes
+        if lines and -end % LINE <= end // 4:
+            end += -end % LINE
         self.starts.append(end)
         self.nbytes = end
         self._paths = tuple(self.fields)

@@ -45,6 +45,10 @@ MANY = 16
 """Packing costs as much as an epoch that gathers each field by itself. So it pays from the second epoch on, or if an
 epoch has so many batches that their calls for each field cost more."""
 
+FEW_ROWS = 2**15
+"""Up to so many rows stay in the processor's caches, where a row costs what its cache lines cost; more cost what their
+bytes cost."""
+
 SHARED_WORK = 2**20
 """A batch of at least this many bytes is copied faster by torch's threads than by one thread."""
 
@@ -177,7 +181,8 @@ class Minibatches:
         columns = self._columns
         if columns.device.type != "cpu":
             return DeviceRows(columns.select(wanted), pack)
-        form = _form_of(tuple([columns.described(path) for path in wanted]), pack)
+        lines = columns.num_steps * columns.num_envs <= FEW_ROWS
+        form = _form_of(tuple([columns.described(path) for path in wanted]), pack, lines)
         packed = {path: columns.rows(path) for path in form.layout.fields}
         return HostRows(form, packed, columns.select(form.apart), self._memory)
 
@@ -229,10 +234,10 @@ class Form(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _form_of(leaves: tuple[tuple[Path, tuple[int, ...], torch.dtype], ...], pack: bool) -> Form:
+def _form_of(leaves: tuple[tuple[Path, tuple[int, ...], torch.dtype], ...], pack: bool, lines: bool = False) -> Form:
     fields = {path: Field(shape, dtype) for path, shape, dtype in leaves}
     layout, members = (
-        RowLayout({path: x for path, x in fields.items() if pack and x.nbytes <= LARGE_FIELD}),
+        RowLayout({path: x for path, x in fields.items() if pack and x.nbytes <= LARGE_FIELD}, lines=lines),
         Members(fields),
     )
     groups = [[path for path in layout.fields if members.into[path] == k] for k in range(len(members.empty()))]
