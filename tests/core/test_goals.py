@@ -58,7 +58,7 @@ class Plain:
             found = definition.plan_goals(arrays, layout, places, n, 0.7, key, 0.7, others, out, last, steps, pairs)
             self.made.append((found, out, last, steps))
         self.found, _, self.last, self.steps = self.made[0]
-        self.total, self.pairs = int(self.steps.begin[self.found]), pairs.reshape(2, count * n, -1)
+        self.total, self.pairs = int(self.steps.begin[self.found]), pairs.reshape(2, count * n, layout.goal_bytes)
 
     def relabel(self, rewards: Any = None, flags: Any = None) -> None:
         for found, out, last, steps in self.made:

@@ -173,6 +173,7 @@ def test_rsl_rls_and_embodichains_rollouts() -> None:
     shared = buffer.start_rollout()
     for name in ("obs", "action", "reward", "terminated", "truncated"):
         shared[name][:, :-1] = torch.from_numpy(rows[name].swapaxes(0, 1))
+    shared["value"].zero_()  # new memory, which may hold anything
     assert not relive.audit(storage).findings
     assert rules(relive.audit(buffer)) == {"truncation-without-final-observation"}
     assert relive.audit(storage).rows == relive.audit(buffer).rows == 3 * size
