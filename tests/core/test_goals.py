@@ -19,7 +19,7 @@ from covering import covering
 from definitions import goals as definition
 from relabelling import HerTwin, view_of
 from relive import core
-from relive.core import windows as numbers
+from relive.core import words as numbers
 from relive.core.words import COMPLETED
 from relive.steps.arrays import numpy_dtype
 from relive.views.hindsight import GoalBytes

@@ -67,9 +67,8 @@ from ._core import (
     window,
     window_runs,
 )
-from .draws import permutation
 from .returns import Grid, discounted_return, gae, refuse_missing, vtrace
-from .rollouts import gather_on_device, gather_windows, mark_on_device, mark_windows
+from .rollouts import gather_on_device, gather_windows, mark_on_device, mark_windows, permutation
 
 __all__ = [
     "SPOILT",

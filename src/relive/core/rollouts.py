@@ -1,4 +1,4 @@
-"""Windows of a rollout, on any device: compiled code on the CPU, torch elsewhere."""
+"""Windows and random orders of a rollout, on any device: compiled code on the CPU, torch elsewhere."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._core import copy_windows
+from ._core import copy_windows, permute
 from ._core import mark_windows as marks_of
 
-__all__ = ["gather_on_device", "gather_windows", "mark_on_device", "mark_windows"]
+__all__ = ["gather_on_device", "gather_windows", "mark_on_device", "mark_windows", "permutation"]
 
 
 def gather_windows(source: Tensor, first: Tensor, step: int, lengths: Tensor, pad: Tensor, length: int) -> Tensor:
@@ -69,3 +69,10 @@ def mark_on_device(lengths: Tensor, burn_in: Tensor, is_start: Tensor, length: i
     """:func:`mark_windows` in torch."""
     time = torch.arange(length, device=lengths.device)
     return (time == 0) & (is_start[:, None] == 1), (time < lengths[:, None]) & (time >= burn_in[:, None])
+
+
+def permutation(n: int, seed: int, counter: int) -> Tensor:
+    """0..n-1 (int64 ``[n]``, in RAM) in an order that depends on (seed, counter) alone, alike for every device."""
+    order = np.empty(n, np.int64)
+    permute(seed, counter, order)
+    return torch.from_numpy(order)

@@ -25,12 +25,15 @@ __all__ = [
     "DRAWABLE",
     "DRAWS",
     "ENDED",
+    "EPISODE",
     "EPISODES",
     "EPS",
     "FACTS",
     "FANOUT",
+    "FINAL",
     "FINALS",
     "FOLLOWED",
+    "FUTURE",
     "GOES_ON",
     "HEAD",
     "HISTORY",
@@ -48,7 +51,9 @@ __all__ = [
     "NOT_FINITE",
     "NO_FINALS",
     "OTHERS",
+    "PAST",
     "PENDING",
+    "RANDOM",
     "RATED",
     "RATED_LARGEST",
     "RATED_START",
@@ -359,3 +364,8 @@ ALL_RATED = -1.0
 
 UNUSUAL = -1
 """Returned by ``Priorities.rate`` of compiled code for a batch that it does not take. Nothing is changed then."""
+
+
+FUTURE, FINAL, EPISODE, PAST, RANDOM = range(5)
+"""The strategies, which say where a goal may come from: the steps from the anchor on, the last, all of the episode,
+those before the anchor; or any step of the whole replay."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import core
 from ..core import Draw
 from ..core import key as stream
-from ..core.windows import EPISODE, FINAL, FUTURE, PAST, RANDOM
+from ..core.words import EPISODE, FINAL, FUTURE, PAST, RANDOM
 from ..errors import DTypeError, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
 from ..memory.layout import WEIGHED, BatchLayout
 from ..memory.store import require_rows, vector
@@ -387,7 +387,7 @@ class GoalBytes:
         ring: the ring.
         achieved: the field with the achieved goal.
         desired: the field with the desired goal.
-        strategy: the number of the strategy, one of :mod:`relive.core.windows`.
+        strategy: the number of the strategy, one of :mod:`relive.core.words`.
         finished: True if only episodes that are over count.
     """
 
