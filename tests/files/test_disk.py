@@ -60,6 +60,22 @@ def test_a_file_is_not_overwritten_by_a_save(tmp_path: Path):
     assert (tmp_path / "model.pt").read_text() == "years of work"
 
 
+def test_a_directory_that_somebody_else_makes_meanwhile_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, make = tmp_path / "deep" / "save", Path.mkdir
+
+    def made_twice(self: Path, *args: Any, **kwargs: Any) -> None:
+        make(self)  # by another saver, since this one looked
+        make(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", made_twice)
+        assert disk.make_directory(path) is False
+    assert path.is_dir()
+    assert disk.make_directory(path / "new") is True
+
+
 def test_the_directory_itself_may_be_a_link(tmp_path: Path):
     save(tmp_path / "there", 1)
     (tmp_path / "here").symlink_to(tmp_path / "there")

@@ -194,12 +194,17 @@ def make_directory(path: Path) -> bool:
     """Create the directory ``path`` and write its name to the disk. Returns True if it is new."""
     if path.is_dir():
         return False
-    if os.path.lexists(path):
-        raise FileFormatError(f"'{path}': expected a directory or nothing, got a file; give another path")
     make_directory(path.parent)
-    path.mkdir(exist_ok=True)
+    try:
+        path.mkdir()
+        is_new = True
+    except FileExistsError as error:
+        if not path.is_dir():  # else somebody has made it just now
+            problem = f"'{path}': expected a directory or nothing, got a file; give another path"
+            raise FileFormatError(problem) from error
+        is_new = False
     sync_path(path.parent)  # its name is in the parent's list: without this, a power cut takes the directory away
-    return True
+    return is_new
 
 
 def sync_path(directory: Path) -> None:
