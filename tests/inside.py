@@ -228,10 +228,6 @@ def reader(owner: Any) -> Any:
     return owner._reader
 
 
-def readers(owner: Any) -> Any:
-    return owner._readers
-
-
 def received(owner: Any) -> Any:
     return owner._received
 

@@ -154,7 +154,7 @@ def guarded(count: int, width: int) -> Any:
 def test_no_byte_outside_of_frames_and_stacks_is_read_or_written() -> None:
     def work() -> bool:
         rng = np.random.default_rng(0)
-        for width in (1, 3, 4, 8, 15, 63, 256, 257, 2305):
+        for width in (1, 3, 4, 8, 15, 63, 255, 256, 257, 700, 1024, 2305):
             source = guarded(9, width)
             source[...] = rng.integers(0, 256, source.shape)
             for depth in (1, 2, 4):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,3 +58,10 @@ def test_views_of_rows_alias_their_memory_both_ways() -> None:
     assert views["x",].count_nonzero() == 0
     views["flag",].fill_(True)
     assert rows.count_nonzero() == 3
+
+
+@pytest.mark.parametrize(("floats", "nbytes"), [(28, 128), (16, 64), (44, 192), (20, 80), (1, 16)])
+def test_rows_become_whole_cache_lines_if_they_grow_by_a_quarter_at_most(floats: int, nbytes: int) -> None:
+    fields = {("x",): Field((floats,))}
+    assert RowLayout(fields).nbytes == -(-4 * floats // 16) * 16
+    assert RowLayout(fields, lines=True).nbytes == nbytes

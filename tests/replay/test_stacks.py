@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,8 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from covering import covering
 from drawing import EVERY_SAMPLER, SEEDED_WAYS, World, assert_same, assert_same_in, facts, filled, seen_of
 from effort import often
-from forked import in_fork
-from relive import FrameStack, NStep, Transition, core
+from relive import FrameStack, NStep, Transition
 from relive.memory.allocator import SMALL
 
 KINDS = "large", "cameras"
@@ -115,35 +110,6 @@ def test_stacks_are_contiguous() -> None:
 
 
 # the memory
-
-
-def guarded(count: int, width: int) -> Any:
-    """Rows that end where memory ends: what comes after cannot be read."""
-    size = -(-count * width // mmap.PAGESIZE) * mmap.PAGESIZE
-    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
-    whole = np.frombuffer(memory, np.uint8)
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.mprotect(ctypes.c_void_p(whole.ctypes.data + size), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
-    return whole[size - count * width : size].reshape(count, width)
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is protected as Linux does it")
-def test_no_byte_outside_of_frames_and_stacks_is_read_or_written() -> None:
-    def work() -> bool:
-        rng = np.random.default_rng(0)
-        for width in (1, 63, 255, 256, 700, 1024, 2305):
-            source = guarded(9, width)
-            source[...] = rng.integers(0, 256, source.shape)
-            for depth in (1, 2, 4):
-                first = rng.integers(0, 9 - depth, 5)
-                first[[1, -1]] = 8 - depth  # the last next stack ends with the last row
-                places = np.concatenate([first, first + 1])[:, None] + np.arange(depth)
-                out = guarded(places.size, width)
-                assert core.gather_pairs(source, places, out) == -1
-                assert np.array_equal(out, source[places.reshape(-1)])
-        return True
-
-    assert in_fork(work)
 
 
 def test_the_memory_of_a_batch_is_used_again_once_it_is_dropped_and_not_before() -> None:

@@ -46,10 +46,6 @@ READS_DRAWS = frozenset((NStep, Hindsight, Sequence))
 """Views that read a draw which is not made yet. A class that inherits from one of them is a user's own."""
 
 
-WEIGHTS = ("weight", "probability")
-"""The fields that a draw by priority adds."""
-
-
 class Reader:
     """Makes batches: draws transitions with the sampler and reads them through the view.
 
@@ -103,7 +99,7 @@ class Reader:
     def keep_rule(self) -> None:
         """Apply the view's rule of what can be drawn to the ring, if it has changed."""
         ring, view = self.ring, self.view
-        before, rule = ring.rule, getattr(view, "rule", None) or rule_of(view)
+        before, rule = ring.rule, rule_of(view)
         if rule == before:
             return
         ring.pending = Change(rule=before)
@@ -135,7 +131,7 @@ class Reader:
         if self._own_sampler and type(drawn) is Draw and type(view) in READS_DRAWS:  # made by the call that reads it
             fields = view.read(self.ring, drawn, key)
             if type(view) is Sequence:
-                batch = self._sequence_batch(fields, (*FACTS, *(WEIGHTS if drawn.weighed else ())), view.time_first)
+                batch = self._sequence_batch(fields, (*FACTS, *self.sampler.extras), view.time_first)
             else:
                 batch = as_tensordict(fields, (count,))
         else:
