@@ -63,6 +63,7 @@ from ..steps.arrays import Ints
 from ..steps.schema import Path
 
 __all__ = [
+    "EVERY_ROW",
     "LARGEST",
     "PIECE",
     "Change",
@@ -162,7 +163,7 @@ class Ring:
         """The same as compiled code takes them."""
         self.notes_ends = False
         """True once :meth:`ends` was called."""
-        self._rule = Rule()
+        self._rule = EVERY_ROW
         self.doubtful: Ints | None = NO_ENVS
         """Places where a kill may have left a sampler's numbers wrong, when this ring was resumed; None for all."""
         self.fresh = NO_ENVS
@@ -901,6 +902,10 @@ class Rule(NamedTuple):
         return self.length > 1 or self.weigh == "episodes"
 
 
+EVERY_ROW = Rule()
+"""The rule of single transitions. It is one object, so that readers see by identity that a ring follows it."""
+
+
 def _require_rule(rule: Rule) -> None:
     """Refuse a rule that kernels cannot follow; the views of relive give none.
 
@@ -933,7 +938,7 @@ def _noted_rule(counters: Ints) -> Rule:
     known = cast("Any", WEIGHS[weigh]) if 0 <= weigh < len(WEIGHS) else weigh
     rule = Rule(history, length, stride, bool(tails) if tails in (0, 1) else tails, known)
     _require_rule(rule)
-    return rule
+    return EVERY_ROW if rule == EVERY_ROW else rule
 
 
 class Change(NamedTuple):

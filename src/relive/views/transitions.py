@@ -14,7 +14,7 @@ from ..errors import DTypeError, SchemaError, ShapeError
 from ..memory.store import Plan
 from ..parameters import GAMMA_RULE, checked, is_steps
 from ..printable import add_note
-from ..ring.ring import Ring, Rule
+from ..ring.ring import EVERY_ROW, Ring, Rule
 from ..steps.arrays import Ints, as_host
 from ..steps.schema import Path
 
@@ -58,7 +58,7 @@ class NStep:
     each_reward: Callable[[Any], Any] | None = field(default=None, repr=False, compare=False)
     history: ClassVar[int] = 0
     """No row before the anchor is read."""
-    rule: ClassVar[Rule] = Rule()
+    rule: ClassVar[Rule] = EVERY_ROW
     """Every complete transition is an anchor."""
 
     def read(self, ring: Ring, places: Ints | Draw, key: int | None = None) -> dict[Path, Tensor]:
