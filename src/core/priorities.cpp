@@ -6,6 +6,7 @@
 #include "bindings.hpp"
 #include "draws.hpp"
 #include "gil.hpp"
+#include "power.hpp"
 #include "tensors.hpp"
 
 namespace relive {
@@ -60,10 +61,12 @@ bool Priorities::draw(std::uint64_t stream, bool stratified, double beta, double
     }
     if (lowest > 0.0) least = lowest / total;
     for (std::size_t i = 0; i < places.size(); ++i) {
-        auto at = static_cast<std::int64_t>(i);
-        probability[at] = numbers[i];
-        weight[at] = static_cast<float>(std::pow(numbers[i] / least, -beta));
+        probability[static_cast<std::int64_t>(i)] = numbers[i];
+        numbers[i] /= least;
     }
+    raise(numbers, -beta);
+    for (std::size_t i = 0; i < places.size(); ++i)
+        weight[static_cast<std::int64_t>(i)] = static_cast<float>(numbers[i]);
     return true;
 }
 
@@ -80,21 +83,26 @@ void Priorities::note(std::span<const Rated> rated) {
 }
 
 // Write the errors of rows, their weights, and all sums that follow from them. False if one is too large.
-bool Priorities::set(std::span<Rated> rated) {
+bool Priorities::set(std::span<const Rated> rated) {
     auto memory = scratch<std::int64_t>(rated.size());
     std::span walkers(memory.get(), rated.size());
+    auto numbers = scratch<double>(rated.size());
+    std::span weights(numbers.get(), rated.size());
+    for (std::size_t i = 0; i < rated.size(); ++i) weights[i] = static_cast<double>(rated[i].size) + facts_->eps;
+    raise(weights, facts_->alpha);
     auto limit = tree->heaviest();
-    for (auto &row : rated)
-        if (!((row.weight = weight(row.size)) <= limit)) return false;
+    for (auto weight : weights)
+        if (!(weight <= limit)) return false;
     if (undo_.count) note(rated);
     std::size_t changed = 0;
     auto *nodes = tree->nodes.data;
     auto *stored = errors_.data;
     auto largest = facts_->largest;
-    for (auto &[place, size, weight] : rated) {
+    for (std::size_t i = 0; i < rated.size(); ++i) {
+        auto [place, size] = rated[i];
         walkers[changed] = place;
-        changed += nodes[place] != weight;
-        nodes[place] = weight, stored[place] = size;
+        changed += nodes[place] != weights[i];
+        nodes[place] = weights[i], stored[place] = size;
         largest = std::max<double>(largest, size);  // never lowered: new rows get the largest that was ever set
     }
     facts_->largest = largest;
@@ -221,7 +229,8 @@ void bind_priorities(nb::module_ &module) {
     module.def("powers", [](Vector<const float> errors, double alpha, double eps, Vector<double> out) {
         require(errors.size() == out.size(), "powers: expected room for each error");
         LongWork hold(errors.size() > MANY_ITEMS);
-        for (std::int64_t i = 0; i < errors.size(); ++i) out[i] = std::pow(static_cast<double>(errors[i]) + eps, alpha);
+        for (std::int64_t i = 0; i < errors.size(); ++i) out[i] = static_cast<double>(errors[i]) + eps;
+        raise({out.begin(), out.end()}, alpha);
     }, "errors"_a, "alpha"_a, "eps"_a, "out"_a, "(error + eps)^alpha of each error.");
 }
 

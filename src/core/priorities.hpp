@@ -55,12 +55,10 @@ class Priorities {
     struct Rated {
         Place place;
         float size;
-        double weight = 0.0;
     };
     void require_fit() const;
-    bool set(std::span<Rated> rated);
+    bool set(std::span<const Rated> rated);
     void note(std::span<const Rated> rated);
-    double weight(float error) const { return std::pow(static_cast<double>(error) + facts_->eps, facts_->alpha); }
     void expect(Place place) const { tree->expect(place), __builtin_prefetch(&errors_[place]); }
 
     KeptVector<float> errors_;  // of each row; means nothing where the leaf is 0

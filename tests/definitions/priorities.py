@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from definitions import draws, tree
+from definitions import draws, powers, tree
 from definitions.places import oldest, place_of
 from relive.core.words import (
     ALL_RATED,
@@ -40,8 +40,7 @@ class Memory(NamedTuple):
 
 def power(error: Any, alpha: float, eps: float) -> Any:
     """(error + eps)^alpha; infinite where that is too large for float64."""
-    with np.errstate(over="ignore"):
-        return (np.float64(error) + eps) ** np.float64(alpha)
+    return np.float64(powers.power(float(np.float64(error) + eps), alpha))
 
 
 def draw_weighted(
@@ -60,7 +59,7 @@ def draw_weighted(
     shares = [np.float64(memory.nodes[place]) / total for place in places]
     least = np.float64(lowest / total if lowest > 0.0 else min(shares, default=np.inf))
     with np.errstate(all="ignore"):  # shares of subnormal weights may be 0
-        return places, shares, [np.float32((share / least) ** -np.float64(beta)) for share in shares]
+        return places, shares, [np.float32(powers.power(share / least, -beta)) for share in shares]
 
 
 def set_errors(memory: Memory, places: list[int], sizes: list[Any]) -> int:
