@@ -115,3 +115,63 @@ def far_device() -> Iterator[Traffic]:
     traffic = Traffic()
     with _Mode(traffic):
         yield traffic
+
+
+WAITS = {
+    aten._local_scalar_dense.default, aten.equal.default, aten.masked_select.default, aten.nonzero.default,
+    aten.repeat_interleave.Tensor, aten._unique2.default, aten.unique_dim.default, aten.unique_consecutive.default,
+}  # fmt: skip
+"""Operations whose result the host has to know: a number, or how large a tensor is."""
+
+INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
+
+UNCOUNTED = {aten.empty.memory_format, aten.empty_strided.default, aten.detach.default, aten.lift_fresh.default}
+
+
+class Watch(TorchDispatchMode):
+    """Raises where an operation would make the host wait for a device, or send it something; counts the others.
+
+    Args:
+        allow: only count.
+    """
+
+    def __init__(self, allow: bool = False) -> None:
+        super().__init__()
+        self.allow, self.launches, self.waits = allow, list[str](), list[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        reason = self._reason(func, args, kwargs)
+        if reason:
+            self.waits.append(f"{func}: {reason}")
+            if not self.allow:
+                raise AssertionError(f"{func}: {reason}")
+        result = func(*args, **kwargs)
+        returns = func._schema.returns
+        views = any(x.alias_info is not None and not x.alias_info.is_write for x in returns)
+        if not views and func not in UNCOUNTED:
+            self.launches.append(str(func))
+        return result
+
+    @staticmethod
+    def _reason(func: Any, args: Any, kwargs: dict[str, Any]) -> str:
+        if func in WAITS:
+            return "the host has to know the result"
+        if func in INDEXED:
+            flags = (torch.bool, torch.uint8)
+            if any(isinstance(index, Tensor) and index.dtype in flags for index in args[1]):
+                return "a mask gives a tensor of unknown size"
+        if func in CROSSING:
+            source = args[1] if func is aten.copy_.default else args[0]
+            target = args[0].device if func is aten.copy_.default else kwargs.get("device") or source.device
+            if source.device != target:
+                return f"a copy from {source.device} to {target}"
+        return ""
+
+
+@contextmanager
+def no_waiting(allow: bool = False) -> Iterator[Watch]:
+    """Inside, whatever would wait for a device raises an AssertionError, on the CPU as well; or is only noted."""
+    watch = Watch(allow)
+    with watch:
+        yield watch

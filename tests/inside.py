@@ -192,8 +192,13 @@ def offsets(owner: Any) -> Any:
     return owner._offsets
 
 
+def is_ahead(buffer: Any) -> bool:
+    """True if the device knows what the host does not."""
+    return type(buffer._ring.pending).__name__ == "Ahead"
+
+
 def parts(owner: Any) -> Any:
-    return owner._parts
+    return owner.parts
 
 
 def permutations(owner: Any) -> Any:

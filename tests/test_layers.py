@@ -20,6 +20,7 @@ FLOORS: list[set[str]] = [
     {"memory", "returns", "batches"},
     {"ring", "rollout"},
     {"samplers", "views"},
+    {"device"},
     {"replay"},
     {"collect", "compat", "processes"},
     {"cluster"},

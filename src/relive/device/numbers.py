@@ -11,16 +11,16 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["GOLDEN", "mix", "power", "stream_of", "uniform"]
+__all__ = ["mix", "power", "signed", "stream_of", "uniform"]
 
 
-def _signed(word: int) -> int:
+def signed(word: int) -> int:
     """A word of 64 bits as int64 has it."""
     return word - 2**64 if word >= 2**63 else word
 
 
-GOLDEN = _signed(0x9E3779B97F4A7C15)
-FIRST, SECOND = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+GOLDEN = signed(0x9E3779B97F4A7C15)
+FIRST, SECOND = signed(0xBF58476D1CE4E5B9), signed(0x94D049BB133111EB)
 
 
 def _right(z: Tensor, bits: int) -> Tensor:

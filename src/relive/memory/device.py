@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..steps.arrays import Array, Ints, numpy_view
+from ..steps.arrays import Array, Ints, numpy_dtype, numpy_view
 from ..steps.schema import Field, Path
 from .layout import BatchLayout, RowLayout, field_groups, row_layout
 from .ram import HOSTED, HostedRows, first_beyond, in_ram, staged_leaves
@@ -35,9 +35,9 @@ class DeviceRows(HostedRows):
     """The rows of a replay on a device.
 
     Rewards, flags and bookkeeping are in RAM, 32 bytes a row. There the same kernels draw anchors and plan n-step
-    transitions, and no step or batch waits for the device. All other fields stay on the device: the plan of a batch
-    goes to it in one copy, and the rows are gathered there. Steps given as arrays are packed in RAM and copied over.
-    If steps are given as tensors on the device, only their rewards and flags leave it.
+    transitions. All other fields stay on the device: the plan of a batch goes to it in one copy, and the rows are
+    gathered there. Steps given as arrays are sent in one copy. :class:`relive.device.replay.OnDevice` has the same
+    bookkeeping on the device as well, for steps and batches that are there.
 
     Args:
         leaves: the fields of a step, including ``reward``, ``terminated`` and ``truncated``.
@@ -51,9 +51,10 @@ class DeviceRows(HostedRows):
         super().__init__(leaves, num_rows, device)
         self.gathered = self.large  # the others are read with the plan
         self._order = tuple(BatchLayout(field_groups(leaves, self.large), self._saved, self._own_next).fields)
-        self._parts = [_Part(layout, num_rows, device) for layout in _layouts(leaves)]
-        self._part_of = {path: part for part in self._parts for path in part.layout.fields}
-        self._packed = [part for part in self._parts if not any(path in self.large for path in part.layout.fields)]
+        self.parts = [Part(layout, num_rows, device) for layout in _layouts(leaves)]
+        """The rows themselves: one part for all small fields, one for each large one."""
+        self._part_of = {path: part for part in self.parts for path in part.layout.fields}
+        self._packed = [part for part in self.parts if not any(path in self.large for path in part.layout.fields)]
         self._following = [
             path for path in leaves if path[0] == ("next_obs" if self._own_next else "obs") and path not in self.large
         ]
@@ -68,7 +69,7 @@ class DeviceRows(HostedRows):
             rows, _ = self._host.stage(role, count, self._on_host([given[path] for path in HOSTED]))
             flags = self.layout.arrays(rows)
             self._ended = flags["terminated",] | flags["truncated",]
-            return rows, [(part, part.staged(given)) for part in self._parts]
+            return rows, [(part, part.staged(given)) for part in self.parts]
         rows, _ = self._host.stage(role, count, [])
         # of the steps staged just before: only these need their final observations on the device
         ended = np.flatnonzero(self._ended)
@@ -127,6 +128,28 @@ class DeviceRows(HostedRows):
             self.add_gathered(plan, found, now, then)
         return found
 
+    def read_planned(self, now: Tensor, then: Tensor, found: dict[Path, Tensor]) -> dict[Path, Tensor]:
+        """The fields of windows in the order of a batch; ``found`` has those that are not read of rows.
+
+        The windows begin at the rows ``now`` and have their next observation in the rows ``then``, int64 ``[B]``. No
+        operation waits for the device.
+        """
+        for part in self.parts:
+            paths = list(part.layout.fields)
+            found |= part.fields(now, [path for path in paths if path[0] != "next_obs"])
+            after = part.fields(then, [path for path in paths if path[0] == ("next_obs" if self._own_next else "obs")])
+            found |= {("next_obs", *path[1:]): field for path, field in after.items()}
+        return {path: found[path] for path in (*self._order, *self._order_of_large())}
+
+    def _order_of_large(self) -> list[Path]:
+        """The large fields of a batch, in the order in which :meth:`add_gathered` adds them."""
+        order = list[Path]()
+        for path in self.large:
+            order += [path] if path[0] != "next_obs" else []
+            if path[0] == ("next_obs" if self._own_next else "obs"):
+                order.append(("next_obs", *path[1:]))
+        return order
+
     def places(self, *arrays: Ints) -> tuple[Where, ...]:
         """Send places in one copy. Negative ones become the row of zeros after the last."""
         arrays = tuple(map(as_places, arrays))
@@ -162,7 +185,7 @@ class DeviceRows(HostedRows):
     def views(self) -> dict[Path, Tensor]:
         """Tensors over the storage; rewards and flags are in RAM."""
         found = self._host.views()
-        for part in self._parts:
+        for part in self.parts:
             found |= part.views()
         return {path: found[path] for path in self.leaves}
 
@@ -191,58 +214,74 @@ class DeviceRows(HostedRows):
         arrays = self._restore_hosted(places, rows, large)
         for piece in self._pieces(places):
             (where,) = self.places(places[piece])
-            for part in self._parts:
+            for part in self.parts:
                 part.put(where, part.staged({path: arrays[path][piece] for path in part.layout.fields}))
 
     def _pieces(self, places: Ints) -> Iterator[slice]:
         """Slices of ``places`` whose rows take little of the device's memory."""
-        rows = max(PIECE // max(sum(part.layout.nbytes for part in self._parts), 1), 1)
+        rows = max(PIECE // max(sum(part.layout.nbytes for part in self.parts), 1), 1)
         return (slice(low, low + rows) for low in range(0, len(places), rows))
 
 
-class _Part:
-    """Rows of some fields on the device, followed by one row of zeros."""
+class Part:
+    """Rows of some fields on the device, then a row of zeros, then one that takes what nobody wants."""
 
     def __init__(self, layout: RowLayout, num_rows: int, device: torch.device) -> None:
-        self.layout, self._device = layout, device
+        self.layout, self._device, self._num_rows = layout, device, num_rows
         self.obs_bytes = layout.starts[1]
         """Bytes of the observation, which comes first in a row."""
-        # one row more than there are places: negative ones read it as zeros
-        self._words = torch.zeros((num_rows + 1, layout.nbytes // WORD), dtype=torch.int64, device=device)
+        # negative places read the row of zeros
+        self._words = torch.zeros((num_rows + 2, layout.nbytes // WORD), dtype=torch.int64, device=device)
 
     def staged(self, given: Mapping[Path, Any], nbytes: int | None = None) -> Tensor:
         """The first ``nbytes`` (default: all) of rows to store, packed on the device: int64 ``[K, nbytes / 8]``.
 
-        Arrays are packed in RAM and sent in one copy. Tensors are already on the device and are packed there.
+        Arrays are sent in one copy. Tensors are already on the device.
         """
         values = {path: given[path] for path in self.layout.fields if path in given}
-        shape = len(next(iter(values.values()))), self.layout.nbytes
-        if all(isinstance(value, Tensor) for value in values.values()):
-            rows = torch.empty(shape, dtype=torch.uint8, device=self._device)
-        else:
-            packet = _Packet(self._device, (shape, np.uint8))
-            arrays = self.layout.arrays(packet.arrays[0])
-            for path, value in values.items():
-                if not isinstance(value, Tensor):
-                    arrays[path][...] = value
-            (rows,) = packet.sent()
-        for path, value in values.items():
-            if isinstance(value, Tensor):
-                self.layout.view(rows, path).copy_(value)
-        words = rows.view(torch.int64)
-        return words if nbytes is None else words[:, : nbytes // WORD]
+        arrays = [path for path, value in values.items() if not isinstance(value, Tensor)]
+        if arrays:
+            # in the order of memory and of the field's dtype, so that a copy of bytes is one of numbers
+            shapes = [(len(values[path]), *self.layout.fields[path].shape) for path in arrays]
+            dtypes = [numpy_dtype(self.layout.fields[path].dtype) for path in arrays]
+            packet = _Packet(self._device, *zip(shapes, dtypes, strict=True))
+            for noted, path in zip(packet.arrays, arrays, strict=True):
+                noted[...] = values[path]
+            for path, sent in zip(arrays, packet.sent(), strict=True):
+                values[path] = sent.view(self.layout.fields[path].dtype)
+        return self.packed(values, nbytes)
+
+    def packed(self, values: Mapping[Path, Tensor], nbytes: int | None = None) -> Tensor:
+        """Fields ``[K, ...]`` side by side in rows, with zeros between them and for those that are missing."""
+        end = self.layout.nbytes if nbytes is None else nbytes
+        count, at, columns = len(next(iter(values.values()))), 0, list[Tensor]()
+        for path, offset in [*self.layout.offsets.items(), (None, end)]:
+            if path is not None and (path not in values or not self.layout.fields[path].nbytes):
+                continue
+            if offset > at:
+                columns.append(torch.zeros((count, offset - at), dtype=torch.uint8, device=self._device))
+            at = offset
+            if path is not None:
+                columns.append(values[path].reshape(count, -1).contiguous().view(torch.uint8))
+                at += self.layout.fields[path].nbytes
+        return torch.cat(columns, 1).view(torch.int64)
 
     def put(self, where: Tensor, words: Tensor) -> None:
-        """Store staged rows at ``where`` (int64 ``[K]``)."""
-        self._words[:, : words.shape[1]].index_copy_(0, where, words)
+        """Store rows at ``where`` (int64 ``[K]``): whole ones, or the beginnings of some."""
+        if words.shape[1] == self._words.shape[1]:
+            self._words.index_put_((where,), words)
+        else:
+            self._words[:, : words.shape[1]].index_copy_(0, where, words)
 
     def views(self) -> dict[Path, Tensor]:
         """The fields of all rows, as tensors over the storage."""
-        return self.layout.views(self._words[:-1].view(torch.uint8))
+        return self.layout.views(self._words[: self._num_rows].view(torch.uint8))
 
     def fields(self, where: Tensor, paths: Iterable[Path]) -> dict[Path, Tensor]:
         """Fields of the rows ``where`` (int64 ``[K]``), as ``[K, ...]``; one copy of the bytes that hold them all."""
         wanted, offsets = list(paths), self.layout.offsets
+        if not wanted:
+            return {}
         begin = min(offsets[path] for path in wanted)
         end = max(offsets[path] + self.layout.fields[path].nbytes for path in wanted)
         start = begin // ALIGNED * ALIGNED  # whole words, and the fields within stay aligned

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from ..batches import as_dataframe, as_tensordict
+from ..device.replay import OnDevice
 from ..errors import FieldError, FileFormatError, LifecycleError, ParameterError, SchemaError
 from ..files import SaveHandle
 from ..files.disk import contradictions, usable, whole
@@ -254,6 +255,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         own_view = Transition() if view is None else view
         self._reader = Reader(self._ring, self._sampler, schema, own_view, self._progress)
         self._saver = Saver(self._writer, self._reader, self._progress, self.device)
+        self._on_device = self._writer.on_device = OnDevice.of(self._ring, self._sampler, self._progress)
 
     @staticmethod
     def plan(
@@ -382,6 +384,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
             values = step if step.__class__ is dict and not fields else {**step, **fields}
         chosen = writer.all_envs if envs is None else writer.chosen(envs)
         with self.lock:  # as one_at_a_time, which takes longer
+            if self._on_device is not None and self._ahead is None and writer.add_on_device(values, chosen):
+                return
             if self._ring.pending is not None or self._ahead is not None:
                 self._prepare()
             writer.add(values, chosen)
@@ -489,6 +493,10 @@ class ReplayBuffer(Generic[S_co, V_co]):
             require_rows(batch_size)
             batch_size = int(batch_size)  # a small NumPy integer could overflow
         with self.lock:
+            if self._on_device is not None and self._ahead is None:
+                fields = self._on_device.sample(batch_size, self._reader.view)
+                if fields is not None:
+                    return as_tensordict(fields, (batch_size,))
             if self._ring.pending is not None or self._ahead is not None:
                 self._prepare()
             return self._reader.sample(batch_size, update, of)
@@ -507,7 +515,6 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self._reader.keep_rule()
         return (*self._reader.read(np.empty(0, np.int64), {}, None).keys(), *self._sampler.extras)
 
-    @one_at_a_time
     def update_priorities(self, index: Any, td_error: Any, mask: Any = None) -> int:
         """Set the priorities of a batch from its TD errors; returns how many transitions were overwritten meanwhile.
 
@@ -525,6 +532,16 @@ class ReplayBuffer(Generic[S_co, V_co]):
             ParameterError: an index was never issued, or errors of sequences come without their mask.
             NotFiniteError: a TD error that counts is NaN or infinite. Nothing is changed in any of these cases.
         """
+        with self.lock:
+            if self._on_device is not None and mask is None and self._ahead is None:
+                late = self._on_device.rate(index, td_error)
+                if late is not None:
+                    return cast("Any", late)
+            if self._ring.pending is not None or self._ahead is not None:
+                self._prepare()
+            return self._update_priorities(index, td_error, mask)
+
+    def _update_priorities(self, index: Any, td_error: Any, mask: Any) -> int:
         reader, sampler, progress = self._reader, self._prioritized, self._progress
         reader.keep_rule()
         if sampler is None:

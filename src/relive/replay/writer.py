@@ -11,11 +11,12 @@ from torch import Tensor
 
 from .. import core
 from ..core.words import ALONE, COMPLETED, EPISODES, FINALS, LINKED, NO_FINALS
+from ..device.replay import Ahead, OnDevice
 from ..errors import ParameterError, ShapeError
 from ..memory.copier import BoundedCache, StepCopier
 from ..memory.store import Staging, Store
 from ..parameters import FLAG_RULE, require
-from ..ring.ring import PIECE, Ring, Rule, missing_final, piece_of
+from ..ring.ring import PIECE, Ended, Ring, Rule, missing_final, piece_of
 from ..samplers.contract import OwnSampler
 from ..steps.arrays import Array, Ints, as_host, whole_numbers
 from ..steps.checker import StepChecker, refuse_unreadable
@@ -74,6 +75,8 @@ class Writer:
         self._adders: list[StepAdder | None] = [None, None]
         """Adds steps of all envs without ``next_obs``, and with it; None until there are some, or always."""
         self._repeated = BoundedCache[int, Ints]()
+        self.on_device: OnDevice | None = None
+        """Stores whole steps of tensors on the device; None where the ring is in RAM alone."""
 
     @property
     def ordered(self) -> bool:
@@ -113,6 +116,16 @@ class Writer:
         if ends is not None and not ends.go_on(ended, envs, leaves, final, kept):
             self.ends = None
             ends.warn()
+
+    def add_on_device(self, values: Mapping[str, Any], envs: Ints) -> bool:
+        """Store a step without the host, if all of it is on the device; or change nothing and return False."""
+        device, ring = self.on_device, self.ring
+        if device is None or envs is not self.all_envs or self.debug or "mask" in values:
+            return False
+        if ring.before_overwriting is not None or isinstance(ring.pending, Ended):
+            return False
+        checked = self._checked(values, len(envs))
+        return device.add(checked.leaves[: self._leaves], checked.final)
 
     def _check_resets(
         self, check: ResetCheck, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Array | None
@@ -210,8 +223,11 @@ class Writer:
         self.ring.settle()
 
     def mend(self) -> None:
-        """Repair rows, counters and sampler after a call that an exception interrupted."""
-        if self.ring.pending is not None:
+        """Repair rows, counters and sampler after a call that an exception interrupted, or whose effect is on a device."""
+        pending = self.ring.pending
+        if isinstance(pending, Ahead):
+            pending.device.bring_back()
+        elif pending is not None:
             self.ring.mend()
             self.sampler.attach(self.ring)
             self.ring.settle()

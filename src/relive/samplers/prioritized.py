@@ -141,6 +141,11 @@ class Prioritized(OwnSampler):
     def _errors(self) -> NDArray[np.float32]:
         return self._stored.errors
 
+    @property
+    def arrays(self) -> tuple[NDArray[np.float32], Doubles]:
+        """The errors of all rows, and the nodes of the tree."""
+        return self._errors, self._tree.arrays[0]
+
     def _new_error(self) -> np.float32:
         return np.float32(self._largest if self.default_error is None else self.default_error)
 

@@ -1,0 +1,161 @@
+"""DevicePriorities: the TD errors of a ring's rows on a device, and the sum tree that draws by them.
+
+They have the bits of :class:`relive.Prioritized`, whose tree in RAM has the same nodes, added up in the same order.
+Every function is as those of :class:`relive.device.ring.DeviceRing`: fixed shapes, and no wait for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import core
+from ..core.words import FANOUT, LARGEST_ERROR
+from .numbers import power, uniform
+from .ring import Added, DeviceRing, Spots
+
+__all__ = ["DevicePriorities", "Weighed"]
+
+
+FLOAT64, INT64 = torch.float64, torch.int64
+
+
+class Weighed(NamedTuple):
+    """Rows that were drawn by priority, ``[B]`` each."""
+
+    spots: Spots
+    weight: Tensor
+    """float32."""
+    probability: Tensor
+    """float64."""
+
+
+class DevicePriorities:
+    """The priorities of the rows of a ring.
+
+    Args:
+        ring: the rows.
+        device: of all tensors.
+    """
+
+    def __init__(self, ring: DeviceRing, device: torch.device) -> None:
+        self.ring, rows = ring, ring.num_envs * ring.rows
+        self.offsets: list[int] = core.tree_offsets(rows)
+        """Where each level of the tree starts; last, its root."""
+        self.rows = rows
+        self.nodes = torch.zeros(self.offsets[-1] + 2, dtype=FLOAT64, device=device)
+        """The nodes of the tree, and at last one that takes writes that are not wanted."""
+        self.errors = torch.zeros(rows + 2, dtype=torch.float32, device=device)
+        self.newest = torch.zeros(rows + 2, dtype=INT64, device=device)
+        """Memory for :meth:`rate`: of each row, the last of its errors in one update."""
+        self.alpha, self.eps, self.largest = (torch.zeros(1, dtype=FLOAT64, device=device)[0] for _ in range(3))
+        self.default = torch.zeros(1, dtype=FLOAT64, device=device)[0]
+        """The error of new rows; NaN for the largest so far."""
+        self.beta = torch.zeros(3, dtype=FLOAT64, device=device)
+        """The first and the last exponent of weights, and in how many draws it gets from one to the other."""
+        self.draws, self.late, self.refused = (torch.zeros(1, dtype=INT64, device=device)[0] for _ in range(3))
+        """Draws of this sampler; errors that came too late; errors that were no float32, or too large for a sum."""
+
+    @property
+    def heaviest(self) -> float:
+        """The largest weight that all leaves can have without an infinite sum anywhere."""
+        return torch.finfo(FLOAT64).max / (2.0 * self.rows)
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def added(self, added: Added) -> None:
+        """Give rows that are complete now the error of new rows, and those that were overwritten no weight."""
+        error = torch.where(torch.isnan(self.default), self.largest, self.default).to(torch.float32)
+        weight = power(error.to(FLOAT64) + self.eps, self.alpha)
+        fresh = torch.cat([added.before, added.own])
+        nowhere = self.ring.nowhere
+        # a row of the step is complete at once, or waits; either way what lay there is gone
+        gone = torch.cat([torch.where(added.own == nowhere, added.places, nowhere), added.finals])
+        self.errors.index_put_((fresh,), error.expand(len(fresh)))
+        places = torch.cat([fresh, gone])
+        self._put(places, torch.cat([weight.expand(len(fresh)), torch.zeros_like(gone, dtype=FLOAT64)]))
+
+    def rate(self, index: Tensor, errors: Tensor) -> Tensor:
+        """Set the errors, of either sign, of rows with these public indices; how many are gone, int64 without axes.
+
+        Of several errors for one row the last counts. One that is no float32, or makes too large a priority, is passed
+        over and counted in :attr:`refused`, and so is an index that was never issued.
+        """
+        spots, able = self.ring.find(index)
+        sizes = errors.to(FLOAT64).abs()
+        sizes = torch.where(sizes <= LARGEST_ERROR, sizes, math.nan).to(torch.float32)
+        weights = power(sizes.to(FLOAT64) + self.eps, self.alpha)
+        issued = (index >= 0) & (index // self.ring.num_envs < self.ring.head[index % self.ring.num_envs])
+        right = issued & (weights <= self.heaviest)  # False for NaN
+        late = (right & ~able).sum()
+        taken = right & able
+        places = torch.where(taken, spots.places, self.ring.nowhere)
+        # the last of several: each row notes the position of the last error that is for it
+        order = torch.arange(len(index), device=index.device)
+        self.newest.index_put_((places,), torch.full_like(places, -1))
+        self.newest.scatter_reduce_(0, places, order, "amax")
+        last = taken & (self.newest[places] == order)
+        places = torch.where(last, places, self.ring.nowhere)
+        self.errors.index_put_((places,), sizes)
+        self._put(places, weights)
+        self.largest.copy_(torch.maximum(self.largest, torch.where(taken, sizes, 0.0).max().to(FLOAT64)))
+        self.late.add_(late)
+        self.refused.add_((~right).sum())
+        return late
+
+    def _put(self, places: Tensor, weights: Tensor) -> None:
+        """Give leaves their weights, each at most once, and sum all nodes above them anew."""
+        real = places < self.rows
+        self.nodes.index_put_((torch.where(real, places, len(self.nodes) - 1),), weights)
+        node = torch.where(real, places, 0)  # a sum that is made again stays what it is
+        for below, above in zip(self.offsets, self.offsets[1:], strict=False):
+            node = node // FANOUT
+            children = self.nodes[below + (node * FANOUT)[:, None] + torch.arange(FANOUT, device=node.device)]
+            self.nodes.index_put_((above + node,), _summed(children)[-1])
+
+    # -- drawing ------------------------------------------------------------------------------------------------
+
+    def draw(self, count: int, stream: Tensor, stratified: bool) -> Weighed:
+        """Rows ``[count]`` by their priority; with ``stratified`` one from each of so many equal parts of the total."""
+        total = self.nodes[self.offsets[-1]]
+        item = torch.arange(count, device=self.nodes.device)
+        u = uniform(stream, 1 + item)
+        if stratified:
+            u = (item.to(FLOAT64) + u) / float(count)
+        below = torch.nextafter(total, torch.zeros_like(total))
+        places = self._leaves_at(torch.minimum(below, u * total))
+        probability = self.nodes[places] / total
+        first, last, until = self.beta
+        beta = torch.where(until > 0, first + (last - first) * torch.clamp(self.draws / until, max=1.0), first)
+        self.draws.add_(1)
+        weight = power(probability / probability.min(), -beta).to(torch.float32)
+        return Weighed(self.ring.spots_of(places), weight, probability)
+
+    def _leaves_at(self, masses: Tensor) -> Tensor:
+        """The leaf whose interval holds each mass, int64 ``[B]``: down the tree, one level for all before the next."""
+        node, start = torch.zeros_like(masses, dtype=INT64), torch.zeros_like(masses)
+        children_of = torch.arange(FANOUT, device=masses.device)
+        for level in range(len(self.offsets) - 2, -1, -1):
+            children = self.nodes[self.offsets[level] + (node * FANOUT)[:, None] + children_of]
+            edges = _summed(children, start)
+            child = sum((edge <= masses).to(INT64) for edge in edges)
+            # rounding may leave a mass beyond all children: it goes to the last that has weight
+            positive = torch.where(children > 0.0, children_of, 0).amax(1)
+            child = torch.where(child == FANOUT, positive, child)
+            for k, edge in enumerate(edges[:-1], 1):
+                start = torch.where(child == k, edge, start)
+            node = node * FANOUT + child
+        return node
+
+
+def _summed(children: Tensor, start: Tensor | None = None) -> list[Tensor]:
+    """The running sums of ``[B, 8]`` from left to right, ``[B]`` each; from ``start``, or from 0."""
+    sums: list[Tensor] = []
+    total = torch.zeros_like(children[:, 0]) if start is None else start
+    for k in range(FANOUT):
+        total = total + children[:, k]
+        sums.append(total)
+    return sums

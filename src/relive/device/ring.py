@@ -1,0 +1,259 @@
+"""DeviceRing: the cursors, flags and bookkeeping of a ring as tensors, with what it draws and reads.
+
+Every function runs the same operations of fixed shapes whatever the tensors hold, so none waits for the device, and all
+of them can be compiled with ``fullgraph=True`` or captured in a CUDA graph. They do what ``adding.cpp``, ``draws.cpp``
+and ``windows.cpp`` do for a ring in RAM, row by row the same.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.words import ALONE, FINALS, LINKED, LONGEST
+from .numbers import stream_of, uniform
+
+__all__ = ["Added", "DeviceRing", "Spots", "Windows"]
+
+
+INT32, INT64, FLOAT64 = torch.int32, torch.int64, torch.float64
+
+AT_ONCE = 8
+"""Attempts that are made for all rows of a batch."""
+
+PATIENCE = 100
+"""Attempts before a ring in RAM counts the rows that can be drawn one by one; here none comes so far."""
+
+
+class Added(NamedTuple):
+    """Where a step of each env went, int64 ``[N]`` each; ``DeviceRing.nowhere`` where there is nothing."""
+
+    places: Tensor
+    finals: Tensor
+    """Of the final observations."""
+    before: Tensor
+    """Of the rows that the step completed."""
+    own: Tensor
+    """Of the step's rows that are complete at once."""
+
+
+class Spots(NamedTuple):
+    """Rows, int64 ``[B]`` each."""
+
+    places: Tensor
+    envs: Tensor
+    numbers: Tensor
+
+
+class Windows(NamedTuple):
+    """n-step windows ``[B]``: what a batch has of them, and the rows that hold their next observations."""
+
+    index: Tensor
+    next_index: Tensor
+    reward: Tensor
+    discount: Tensor
+    steps: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    last: Tensor
+
+
+class DeviceRing:
+    """What :class:`relive.ring.Ring` knows of its rows, as tensors of one device.
+
+    The arrays of rows have two entries more than there are rows. The first stands for the row of zeros that negative
+    places read, and is never written; :attr:`nowhere`, the second, takes writes that are not wanted.
+
+    Args:
+        num_envs: N.
+        rows: rows per env, at least 4.
+        mode: ``FINALS``, or for rows with a next observation of their own ``ALONE`` or ``LINKED``.
+        history: how many rows before a row must be live, as far as its episode has them, so that it can be drawn.
+        device: of all tensors.
+    """
+
+    def __init__(self, num_envs: int, rows: int, mode: int, history: int, device: torch.device) -> None:
+        self.num_envs, self.rows, self.mode, self.history = num_envs, rows, mode, history
+        self.nowhere = num_envs * rows + 1
+
+        def zeros(count: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(count, dtype=dtype, device=device)
+
+        size = num_envs * rows + 2
+        self.head, self.tail, self.following, self.count = (zeros(num_envs, INT64) for _ in range(4))
+        self.completed, self.episodes, self.not_finite = (zeros(1, INT64)[0] for _ in range(3))
+        self.step, self.stamp, self.order = zeros(size, INT32), zeros(size, INT64), zeros(size, INT32)
+        self.reward = zeros(size, torch.float32)
+        self.terminated, self.truncated = zeros(size, torch.uint8), zeros(size, torch.uint8)
+        self.seed, self.draws = zeros(1, INT64)[0], zeros(1, INT64)[0]
+        """The seed of the batches, as the signed number of its bits; how many were drawn with it."""
+        self.envs = torch.arange(num_envs, device=device)
+        self.base = self.envs * rows
+        """The first place of each env."""
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def add(self, reward: Tensor, terminated: Tensor, truncated: Tensor) -> Added:
+        """One more step of each env: its reward (float32 ``[N]``) and flags (bool ``[N]``)."""
+        done = terminated | truncated
+        number, count, base = self.head, self.count, self.base
+        index = torch.where(self.following < LONGEST, self.following, 0)
+        place = base + number % self.rows
+        nowhere = torch.full_like(place, self.nowhere)
+        if self.mode == FINALS:
+            completes = index > 0  # the row before is of the same episode, and is complete now
+            each = completes.to(INT64) + done.to(INT64)
+            issued = self.completed + torch.cumsum(each, 0) - each  # stamps that the envs before this one have taken
+            stamp = issued + completes
+            before = torch.where(completes, base + (number - 1) % self.rows, nowhere)
+            final = torch.where(done, base + (number + 1) % self.rows, nowhere)
+            own = torch.where(done, place, nowhere)
+            where = torch.cat([before, place, final])
+            # a row that is not complete has -1 - the stamps issued before it, a boundary row one more
+            stamps = torch.cat([issued, torch.where(done, stamp, -1 - issued), -2 - stamp])
+            orders = torch.cat([count, count + completes, count + completes + 1])
+            steps = torch.cat([index, index + 1])
+            following = torch.where(done | (index + 1 >= LONGEST), 0, index + 1)
+            ended = done.to(INT64)
+        else:
+            each = torch.ones_like(number)
+            issued = self.completed + self.envs
+            before, final, own, where = nowhere, nowhere, place, place
+            stamps, orders, steps = issued, count, index
+            goes_on = ~done & (index + 1 < LONGEST) if self.mode == LINKED else torch.zeros_like(done)
+            following = torch.where(goes_on, index + 1, 0)
+            ended = done.to(INT64) if self.mode == LINKED else torch.zeros_like(number)
+        self.stamp.index_put_((where,), stamps)
+        self.order.index_put_((where,), orders.to(INT32))  # the lower 32 bits
+        self.step.index_put_((where[-len(steps) :],), steps.to(INT32))
+        self.reward.index_put_((place,), reward)
+        self.terminated.index_put_((place,), terminated.to(torch.uint8))
+        self.truncated.index_put_((place,), truncated.to(torch.uint8))
+        self.head.copy_(number + 1 + (ended if self.mode == FINALS else 0))
+        self.following.copy_(following)
+        self.count.copy_(count + each)
+        self.completed.add_(each.sum())
+        self.episodes.add_(ended.sum())
+        self.not_finite.add_((~torch.isfinite(reward)).sum())
+        return Added(place, final, before, own)
+
+    # -- which rows can be drawn --------------------------------------------------------------------------------
+
+    @property
+    def oldest(self) -> Tensor:
+        """The number of the oldest live row of each env, ``[N]``."""
+        return torch.maximum(self.tail, self.head - self.rows)
+
+    def can_draw(self, spots: Spots) -> Tensor:
+        """True for rows, live ones, that can be drawn; bool of their shape."""
+        able = self.stamp[spots.places] >= 0
+        if not self.history:
+            return able
+        behind = torch.clamp(self.step[spots.places], max=self.history)
+        return able & (spots.numbers - behind >= self.oldest[spots.envs])
+
+    def spots_of(self, places: Tensor) -> Spots:
+        """The env and the number of the newest row that was written at each place, ``[B]``."""
+        envs = places // self.rows
+        newest = self.head[envs] - 1
+        back = torch.where(newest < 0, self.rows - 1, newest % self.rows) - places % self.rows
+        return Spots(places, envs, newest - torch.where(back >= 0, back, back + self.rows))
+
+    def find(self, index: Tensor) -> tuple[Spots, Tensor]:
+        """The rows of public indices ``[B]``, and True for those that can be drawn. Others have any place."""
+        number, env = index // self.num_envs, index % self.num_envs
+        live = (index >= 0) & (number < self.head[env]) & (number >= self.oldest[env])
+        number = torch.where(live, number, 0)
+        spots = Spots(env * self.rows + number % self.rows, env, number)
+        return spots, live & self.can_draw(spots)
+
+
+    # -- drawing ------------------------------------------------------------------------------------------------
+
+    def next_stream(self) -> Tensor:
+        """The stream of random numbers of the next batch, int64 without axes; counts the batch."""
+        stream = stream_of(self.seed, self.draws)
+        self.draws.add_(1)
+        return stream
+
+    def draw(self, count: int, stream: Tensor) -> Spots:
+        """Rows ``[count]`` that can be drawn, each equally often and with replacement.
+
+        A row that cannot be drawn is drawn again, at most :data:`PATIENCE` times. It is for rings of which a third of
+        the rows or more can be drawn: then one of a batch misses so often once in 10**12 batches.
+        """
+        first = self._first()
+        rows = self.head - first
+        line = first, torch.cumsum(rows, 0), rows
+        item = torch.arange(count, device=self.envs.device)
+        spots, found = self._attempts(line, stream, item, count, range(AT_ONCE))
+        # the few that have missed are put together, as far as there is room, and try on
+        room = min(count, max(64, count // 8))
+        missed = ~found
+        turn = torch.cumsum(missed.to(INT64), 0) - 1
+        slot = torch.where(missed & (turn < room), turn, room)
+        waiting = torch.zeros(room + 1, dtype=INT64, device=item.device).index_put_((slot,), item)[:room]
+        later, _ = self._attempts(line, stream, waiting, count, range(AT_ONCE, PATIENCE))
+        again = torch.clamp(slot, max=room - 1)
+        taken = slot < room
+        return Spots(*(torch.where(taken, late[again], soon) for soon, late in zip(spots, later, strict=True)))
+
+    def _first(self) -> Tensor:
+        """The first row of each env that draws point at: the oldest that has its history, ``[N]``."""
+        oldest = self.oldest
+        if not self.history:
+            return oldest
+        numbers = oldest[:, None] + torch.arange(self.history + 1, device=oldest.device)
+        behind = torch.clamp(self.step[self.base[:, None] + numbers % self.rows], max=self.history)
+        lacks = numbers - behind < oldest[:, None]
+        # the first that does not lack it, and none beyond the newest row
+        return torch.minimum(oldest + torch.cumprod(lacks.to(INT64), 1).sum(1), self.head)
+
+    def _attempts(
+        self, line: tuple[Tensor, Tensor, Tensor], stream: Tensor, item: Tensor, count: int, numbers: range
+    ) -> tuple[Spots, Tensor]:
+        """The first of several attempts at each item of a batch of ``count`` that can be drawn; True if there is one.
+
+        Where there is none it is the first attempt.
+        """
+        first, until, rows = line
+        tries = torch.arange(numbers.start, numbers.stop, device=item.device)
+        at = (uniform(stream, 1 + item + count * tries[:, None]) * until[-1].to(FLOAT64)).to(INT64)
+        env = torch.searchsorted(until, at, right=True).clamp(max=self.num_envs - 1)
+        number = torch.clamp(first[env] + at - (until - rows)[env], min=0)
+        spots = Spots(env * self.rows + number % self.rows, env, number)
+        able = self.can_draw(spots)
+        which = able.to(torch.uint8).argmax(0, keepdim=True)
+        return Spots(*(x.gather(0, which)[0] for x in spots)), able.any(0)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def windows(self, spots: Spots, n: int, gamma: float) -> Windows:
+        """The windows of up to ``n`` steps from these rows on."""
+        own = self.mode != FINALS
+        begin, newest = self.base[spots.envs], self.head[spots.envs] - 1
+        here, going = spots.places, torch.ones_like(spots.places, dtype=torch.bool)
+        value = torch.zeros_like(here, dtype=FLOAT64)
+        discount, steps = torch.ones_like(value), torch.zeros_like(here)
+        last, terminal, cut = here, torch.zeros_like(going), torch.zeros_like(going)
+        for k in range(1, n + 1):
+            value = torch.where(going, value + discount * self.reward[here].to(FLOAT64), value)
+            discount = torch.where(going, discount * gamma, discount)
+            terminal = torch.where(going, self.terminated[here] > 0, terminal)
+            cut = torch.where(going, self.truncated[here] > 0, cut)
+            steps = steps + going
+            after = torch.where(here + 1 < begin + self.rows, here + 1, begin)
+            last = torch.where(going, here if own else after, last)
+            if k < n:
+                going = going & ~(terminal | cut) & (self.stamp[after] >= 0)
+                if own:
+                    going = going & (spots.numbers + k <= newest) & (self.step[after] != 0)
+                here = after
+        following = spots.numbers + steps - (1 if own else 0)
+        return Windows(
+            spots.numbers * self.num_envs + spots.envs, following * self.num_envs + spots.envs,
+            value.to(torch.float32), torch.where(terminal, 0.0, discount).to(torch.float32), steps.to(INT32),
+            terminal, cut, last,
+        )  # fmt: skip
