@@ -7,7 +7,7 @@ of some envs, brings the bookkeeping back first, which waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 from warnings import warn
 
@@ -27,7 +27,7 @@ from .numbers import signed
 from .priorities import DevicePriorities
 from .ring import DeviceRing
 
-__all__ = ["Ahead", "OnDevice"]
+__all__ = ["Ahead", "OnDevice", "bookkeeping_bytes"]
 
 
 LONGEST_WINDOW = 64
@@ -91,8 +91,14 @@ class OnDevice:
     def of(cls, ring: Ring, sampler: Any, progress: Progress) -> OnDevice | None:
         """One for a ring whose rows are on a device; None if this ring, sampler or device is for the host alone."""
         store = ring.store
-        known = isinstance(store, DeviceRows) and store.device.type != "mps" and ring.rows >= FEWEST_ROWS
-        return cls(ring, sampler, progress) if known and type(sampler) in (Uniform, Prioritized) else None
+        known = isinstance(store, DeviceRows) and _suits(store.device, sampler, ring.rows)
+        return cls(ring, sampler, progress) if known else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        parts = [self._rows] if self._priorities is None else [self._rows, self._priorities]
+        return sum(x.nbytes for part in parts for x in vars(part).values() if isinstance(x, Tensor))
 
     def compile(self, **options: Any) -> None:
         """Compile all functions, each as a whole; see ``torch.compile`` for the options."""
@@ -276,3 +282,21 @@ def warn_of_refused(count: int) -> None:
         "issued; they were passed over. Check the loss, and pass batch['index']",
         stacklevel=2,
     )
+
+
+def bookkeeping_bytes(device: torch.device, sampler: Any, num_envs: int) -> Callable[[int], int]:
+    """A function that gives the bytes on a device besides those of the rows, for so many rows."""
+
+    def of(rows: int) -> int:
+        if not _suits(device, sampler, rows // num_envs):
+            return 0
+        return DeviceRing.count_bytes(num_envs, rows) + (
+            DevicePriorities.count_bytes(rows) if type(sampler) is Prioritized else 0
+        )
+
+    return of
+
+
+def _suits(device: torch.device, sampler: Any, rows: int) -> bool:
+    """True if the bookkeeping of such a ring can be on the device."""
+    return device.type != "mps" and rows >= FEWEST_ROWS and type(sampler) in (Uniform, Prioritized)

@@ -93,6 +93,11 @@ class DeviceRing:
         self.base = self.envs * rows
         """The first place of each env."""
 
+    @staticmethod
+    def count_bytes(num_envs: int, num_rows: int) -> int:
+        """The bytes of all tensors for so many envs and rows over all of them."""
+        return 22 * (num_rows + 2) + 8 * (6 * num_envs + 5)
+
     # -- writing ------------------------------------------------------------------------------------------------
 
     def add(self, reward: Tensor, terminated: Tensor, truncated: Tensor) -> Added:
