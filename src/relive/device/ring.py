@@ -20,7 +20,7 @@ __all__ = ["Added", "DeviceRing", "Spots", "Windows"]
 
 INT32, INT64, FLOAT64 = torch.int32, torch.int64, torch.float64
 
-AT_ONCE = 8
+AT_ONCE = 16
 """Attempts that are made for all rows of a batch."""
 
 PATIENCE = 100
@@ -87,8 +87,8 @@ class DeviceRing:
         self.step, self.stamp, self.order = zeros(size, INT32), zeros(size, INT64), zeros(size, INT32)
         self.reward = zeros(size, torch.float32)
         self.terminated, self.truncated = zeros(size, torch.uint8), zeros(size, torch.uint8)
-        self.seed, self.draws = zeros(1, INT64)[0], zeros(1, INT64)[0]
-        """The seed of the batches, as the signed number of its bits; how many were drawn with it."""
+        self.mixed, self.draws = zeros(1, INT64)[0], zeros(1, INT64)[0]
+        """The seed of the batches, as :func:`relive.device.numbers.mix` gives it; how many were drawn with it."""
         self.envs = torch.arange(num_envs, device=device)
         self.base = self.envs * rows
         """The first place of each env."""
@@ -159,6 +159,12 @@ class DeviceRing:
         behind = torch.clamp(self.step[spots.places], max=self.history)
         return able & (spots.numbers - behind >= self.oldest[spots.envs])
 
+    def count_drawable(self) -> Tensor:
+        """How many rows can be drawn, int64 without axes; reads the bookkeeping of all rows."""
+        spots = self.spots_of(torch.arange(self.nowhere - 1, device=self.envs.device))
+        live = (spots.numbers >= self.oldest[spots.envs]) & (spots.numbers >= 0)
+        return (live & self.can_draw(spots)).sum()
+
     def spots_of(self, places: Tensor) -> Spots:
         """The env and the number of the newest row that was written at each place, ``[B]``."""
         envs = places // self.rows
@@ -179,7 +185,7 @@ class DeviceRing:
 
     def next_stream(self) -> Tensor:
         """The stream of random numbers of the next batch, int64 without axes; counts the batch."""
-        stream = stream_of(self.seed, self.draws)
+        stream = stream_of(self.mixed, self.draws)
         self.draws.add_(1)
         return stream
 
@@ -195,7 +201,7 @@ class DeviceRing:
         item = torch.arange(count, device=self.envs.device)
         spots, found = self._attempts(line, stream, item, count, range(AT_ONCE))
         # the few that have missed are put together, as far as there is room, and try on
-        room = min(count, max(64, count // 8))
+        room = min(count, max(64, count // 64))
         missed = ~found
         turn = torch.cumsum(missed.to(INT64), 0) - 1
         slot = torch.where(missed & (turn < room), turn, room)

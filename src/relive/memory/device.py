@@ -143,7 +143,7 @@ class DeviceRows(HostedRows):
 
     def _order_of_large(self) -> list[Path]:
         """The large fields of a batch, in the order in which :meth:`add_gathered` adds them."""
-        order = list[Path]()
+        order: list[Path] = []
         for path in self.large:
             order += [path] if path[0] != "next_obs" else []
             if path[0] == ("next_obs" if self._own_next else "obs"):
@@ -254,7 +254,8 @@ class Part:
     def packed(self, values: Mapping[Path, Tensor], nbytes: int | None = None) -> Tensor:
         """Fields ``[K, ...]`` side by side in rows, with zeros between them and for those that are missing."""
         end = self.layout.nbytes if nbytes is None else nbytes
-        count, at, columns = len(next(iter(values.values()))), 0, list[Tensor]()
+        count, at = len(next(iter(values.values()))), 0
+        columns: list[Tensor] = []
         for path, offset in [*self.layout.offsets.items(), (None, end)]:
             if path is not None and (path not in values or not self.layout.fields[path].nbytes):
                 continue

@@ -44,6 +44,7 @@ from ..parameters import (
     torch_device,
 )
 from ..printable import shown
+from ..ring.ring import Ahead as AheadOnDevice
 from ..ring.ring import Ended, Ring
 from ..samplers.contract import AnySampler, completed
 from ..samplers.prioritized import Prioritized
@@ -386,7 +387,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             values = step if step.__class__ is dict and not fields else {**step, **fields}
         chosen = writer.all_envs if envs is None else writer.chosen(envs)
         with self.lock:  # as one_at_a_time, which takes longer
-            if self._on_device is not None and self._ahead is None and writer.add_on_device(values, chosen):
+            if self._on_device is not None and self._ahead is None and writer.add_on_device(values, chosen, self._reader.view):
                 return
             if self._ring.pending is not None or self._ahead is not None:
                 self._prepare()
@@ -548,6 +549,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         reader.keep_rule()
         if sampler is None:
             raise self._no_priorities()
+        if self._on_device is not None:
+            self._on_device.forget()
         late = sampler.rate(index, td_error, mask, time_first_of(reader.view))
         progress.late += late
         if late:
@@ -577,11 +580,18 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
     # -- reading without a draw -----------------------------------------------------------------------------------
 
-    @one_at_a_time
     def __len__(self) -> int:
-        """The number of transitions that can be drawn, or of sequences if the view reads sequences."""
-        self._reader.keep_rule()
-        return self._ring.drawable
+        """The number of transitions that can be drawn, or of sequences if the view reads sequences.
+
+        It waits for the device, if the replay is on one.
+        """
+        with self.lock:
+            if isinstance(self._ring.pending, AheadOnDevice) and self._on_device is not None:
+                return self._on_device.count()
+            if self._ring.pending is not None or self._ahead is not None:
+                self._prepare()
+            self._reader.keep_rule()
+            return self._ring.drawable
 
     @one_at_a_time
     def stats(self) -> dict[str, float]:
@@ -1192,6 +1202,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     def _repr_html_(self) -> str:
         return html(self._summary())
 
+    @one_at_a_time
     def _summary(self) -> Summary:
         """The facts that printing shows."""
         ring, progress, plan = self._ring, self._progress, self._plan
