@@ -19,10 +19,12 @@ from torch.utils.data import get_worker_info
 from .. import core
 from ..core.words import ALONE, COMPLETED, COUNT, DRAWABLE, EPISODES, FINALS, HEAD, LINKED, NEXT, NOT_FINITE, TAIL
 from ..memory.device import DeviceRows
-from ..ring.ring import EVERY_ROW, Ahead, Ring
+from ..ring.ring import Ahead, Ring
 from ..samplers.prioritized import Prioritized
 from ..samplers.uniform import Uniform
 from ..steps.schema import Path
+from ..views.contract import rule_of
+from ..views.frames import FrameStack
 from ..views.transitions import NStep
 from .numbers import signed
 from .priorities import DevicePriorities
@@ -62,7 +64,7 @@ class OnDevice:
         store = cast("DeviceRows", ring.store)
         mode = LINKED if ring.ordered_own_next else ALONE if ring.own_next else FINALS
         self._ring, self._store, self._progress = ring, store, progress
-        self._rows = DeviceRing(ring.num_envs, ring.rows, mode, 0, store.device)
+        self._rows = DeviceRing(ring.num_envs, ring.rows, mode, store.device)
         self._sampler = sampler if isinstance(sampler, Prioritized) else None
         self._priorities = None if self._sampler is None else DevicePriorities(self._rows, store.device)
         self._ahead = Ahead(self.bring_back)
@@ -105,11 +107,15 @@ class OnDevice:
 
     def suits(self, view: Any) -> bool:
         """True if batches can be read here; if not, steps are better stored where the host knows of them."""
-        if type(view) is not NStep or view.each_reward is not None or view.n > LONGEST_WINDOW:
+        stacks = type(view) is FrameStack
+        window = view.window if stacks else view
+        if type(window) is not NStep or window.each_reward is not None or window.n > LONGEST_WINDOW:
             return False
-        if view.n > 1 and self._rows.mode == ALONE:
+        if stacks and (self._rows.mode != FINALS or self._sampler is not None or view.history >= LONGEST_WINDOW):
             return False
-        return self._ring.rule == EVERY_ROW and (self._sampler is None or self._sampler.normalize == "batch")
+        if window.n > 1 and self._rows.mode == ALONE:
+            return False
+        return self._ring.rule == rule_of(view) and (self._sampler is None or self._sampler.normalize == "batch")
 
     def add(self, leaves: Sequence[Any], final: Sequence[Any] | None) -> bool:
         """Store a checked step of each env; or change nothing and return False if the host has to."""
@@ -125,8 +131,8 @@ class OnDevice:
 
     def sample(self, count: int, view: Any) -> dict[Path, Tensor] | None:
         """The fields ``[count]`` of the next batch as a view reads them; None if the host has to."""
-        # each env of a ring that was empty has a transition from its second step on
-        dense = self._adds >= 2 if self._dense is None else self._dense
+        # each env of a ring that was empty has transitions, with their history, from its second step on
+        dense = self._adds > 1 + self._rows.history if self._dense is None else self._dense
         if not (self._is_ready and dense and self.suits(view) and get_worker_info() is None):
             return None
         self._prepare()
@@ -141,7 +147,10 @@ class OnDevice:
         if sampler is not None:
             sampler.count_draw()  # as the device does
             self._parameters = (*cast("Any", self._parameters)[:3], sampler.draw_state())
-        return self._read_batch(count, view.n, float(view.gamma))
+        window, stack = view, None
+        if isinstance(view, FrameStack):
+            window, stack = view.window, (view.stacked_of(self._ring), view.depth, view.pad == "repeat")
+        return self._read_batch(count, window.n, float(window.gamma), stack)
 
     def rate(self, index: Any, errors: Any) -> Tensor | None:
         """Set the errors of a batch; how many of its rows are gone. None if the host has to."""
@@ -177,7 +186,9 @@ class OnDevice:
         if self._priorities is not None:
             self._priorities.added(added)
 
-    def _batch(self, count: int, n: int, gamma: float) -> dict[Path, Tensor]:
+    def _batch(
+        self, count: int, n: int, gamma: float, stack: tuple[Sequence[Path], int, bool] | None = None
+    ) -> dict[Path, Tensor]:
         stream, weighed = self._rows.next_stream(), {}
         if self._priorities is None or self._sampler is None:
             spots = self._rows.draw(count, stream)
@@ -186,7 +197,12 @@ class OnDevice:
             spots, weighed = drawn.spots, {("weight",): drawn.weight, ("probability",): drawn.probability}
         windows = self._rows.windows(spots, n, gamma)
         found = {(name,): field for name, field in windows._asdict().items() if name != "last"}
-        return self._store.read_planned(spots.places, windows.last, found) | weighed
+        stacks: dict[Path, tuple[Tensor, Tensor]] = {}
+        if stack is not None:
+            paths, depth, repeat = stack
+            frames = self._rows.frames(spots.places, depth, repeat), self._rows.frames(windows.last, depth, repeat)
+            stacks = dict.fromkeys(paths, frames)
+        return self._store.read_planned(spots.places, windows.last, found, stacks) | weighed
 
     def _rate(self, index: Tensor, errors: Tensor) -> Tensor:
         assert self._priorities is not None
@@ -235,6 +251,7 @@ class OnDevice:
             mine.late.zero_()
             mine.refused.zero_()
             self._stored = sampler.stored
+        self._rows.history = ring.rule.history
         live = ring.rows_live
         self._dense, self._adds = None if not live else 3 * ring.drawable >= live, 0
         self._seeded = self._parameters = None

@@ -70,12 +70,13 @@ class DeviceRing:
         num_envs: N.
         rows: rows per env, at least 4.
         mode: ``FINALS``, or for rows with a next observation of their own ``ALONE`` or ``LINKED``.
-        history: how many rows before a row must be live, as far as its episode has them, so that it can be drawn.
         device: of all tensors.
     """
 
-    def __init__(self, num_envs: int, rows: int, mode: int, history: int, device: torch.device) -> None:
-        self.num_envs, self.rows, self.mode, self.history = num_envs, rows, mode, history
+    def __init__(self, num_envs: int, rows: int, mode: int, device: torch.device) -> None:
+        self.num_envs, self.rows, self.mode = num_envs, rows, mode
+        self.history = 0
+        """How many rows before a row must be live, as far as its episode has them, so that it can be drawn."""
         self.nowhere = num_envs * rows + 1
 
         def zeros(count: int, dtype: torch.dtype) -> Tensor:
@@ -268,3 +269,14 @@ class DeviceRing:
             value.to(torch.float32), torch.where(terminal, 0.0, discount).to(torch.float32), steps.to(INT32),
             terminal, cut, last,
         )  # fmt: skip
+
+    def frames(self, places: Tensor, depth: int, repeat: bool) -> Tensor:
+        """The rows ``[B, depth]`` of the frames that end at places, oldest first, none of another episode.
+
+        Before an episode's first frame that one is repeated, or it is the row of zeros.
+        """
+        back = torch.arange(depth - 1, -1, -1, device=places.device)
+        index = self.step[places].to(INT64)[:, None]  # so many frames of its episode lie before it
+        begin = (places // self.rows * self.rows)[:, None]
+        frames = begin + (places[:, None] - begin - torch.minimum(back, index)) % self.rows
+        return frames if repeat else torch.where(back <= index, frames, self.nowhere - 1)
