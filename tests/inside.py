@@ -196,6 +196,10 @@ def on_device(buffer: Any) -> Any:
     return buffer._on_device
 
 
+def read_batch(owner: Any) -> Any:
+    return owner._read_batch
+
+
 def is_ahead(buffer: Any) -> bool:
     """True if the device knows what the host does not."""
     return type(buffer._ring.pending).__name__ == "Ahead"

@@ -12,10 +12,12 @@ from torch import Tensor
 
 import inside
 import relive.replay.buffer
-from effort import often
+from effort import in_ci, often
 from elsewhere import ELSEWHERE, far_device, no_waiting
 from relive import Field, FrameStack, NStep, Prioritized, ReplayBuffer, Schema, Uniform
+from relive.errors import LifecycleError
 from relive.memory.device import DeviceRows
+from relive.steps.arrays import numpy_view
 
 SCHEMA = Schema({
     "obs": {"x": (5,), "camera": Field((3, 400), torch.uint8), "half": Field((3,), torch.bfloat16)},
@@ -29,16 +31,13 @@ PLACES = ["cpu", "stand-in", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 @pytest.fixture(params=PLACES)
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """Each device on which a replay has its rows; the CPU is made one."""
     if request.param == "stand-in":
         with far_device():
             yield ELSEWHERE
         return
-    chosen = torch.empty(0, device=request.param).device
-    if chosen.type == "cpu":
-        monkeypatch.setattr(relive.replay.buffer, "DeviceRows", DeviceRows)
-    yield chosen
+    yield torch.empty(0, device=request.param).device
 
 
 class Twins:
@@ -103,7 +102,11 @@ def assert_same(ours: Any, theirs: Any) -> None:
     for name, tensor in one.items():
         there = other[name].cpu()
         assert (there.dtype, there.shape) == (tensor.dtype, tensor.shape), name
-        assert there.contiguous().view(torch.uint8).equal(tensor.contiguous().view(torch.uint8)), name
+        assert bits(there) == bits(tensor), name
+
+
+def bits(tensor: Tensor) -> bytes:
+    return np.ascontiguousarray(numpy_view(tensor)).tobytes()
 
 
 WORLDS = [
@@ -155,3 +158,107 @@ def test_batches_are_those_of_a_replay_in_ram(
             twins.update(ours, theirs)
     twins.check()
     assert_same(*twins.batches(33))
+
+
+def test_the_host_takes_its_turns_between(device: torch.device, tmp_path: Any) -> None:
+    """Whatever needs the ring in RAM has it up to date, and what it changes is known on the device afterwards."""
+    twins = Twins(device, 4, 12, seed=3, sampler=Prioritized, view=lambda: NStep(3))
+    both = twins.ram, twins.there
+    turns = [
+        lambda buffer: buffer.interrupt([1]),
+        lambda buffer: buffer.clear(),
+        lambda buffer: setattr(buffer.sampler, "alpha", 0.9),
+        lambda buffer: setattr(buffer.sampler, "eps", 1e-3),
+        lambda buffer: setattr(buffer.sampler, "beta", (0.1, 0.7, 20)),
+        lambda buffer: setattr(buffer.sampler, "default_error", 2.5),
+        lambda buffer: setattr(buffer.sampler, "default_error", None),
+        lambda buffer: setattr(buffer.sampler, "largest_error", 50.0),
+        lambda buffer: setattr(buffer, "view", NStep(2, 0.5)),
+        lambda buffer: setattr(buffer.view, "n", 4),
+        lambda buffer: setattr(buffer, "seed", 2**64 - 3),
+        lambda buffer: setattr(buffer.sampler, "normalize", "buffer"),
+        lambda buffer: setattr(buffer.sampler, "normalize", "batch"),
+        lambda buffer: setattr(buffer.sampler, "stratified", False),
+        lambda buffer: buffer.stats(),
+        lambda buffer: str(buffer),
+        lambda buffer: buffer.update_priorities(buffer.data()["index"], np.linspace(0, 9, len(buffer))),
+    ]
+    for turn, change in enumerate([*turns, *turns[::-1]]):
+        for _ in range(7):
+            twins.add(0.15)
+        for _ in range(3):
+            twins.update(*twins.batches(16))
+        assert len(twins.there) == len(twins.ram)
+        assert inside.is_ahead(twins.there) or twins.there.sampler.normalize == "buffer", turn
+        for buffer in both:
+            change(buffer)
+        if turn % 3 == 0:
+            step = twins.step(0.2)  # of some envs: for the host alone
+            some = {name: rows(value, [0, 2]) for name, value in step.items()}
+            twins.ram.add(some, envs=[0, 2])
+            twins.there.add(twins.far(some), envs=[0, 2])
+        twins.check()
+    twins.add(0.1)
+    for name, buffer in zip(("ram", "there"), both, strict=True):
+        buffer.save(tmp_path / name)
+    loaded = [ReplayBuffer.load(tmp_path / name) for name in ("ram", "there")]
+    assert_same(*(buffer.data() for buffer in loaded))
+    assert_same(*(buffer.sample(20) for buffer in loaded))
+
+
+def rows(value: Any, chosen: list[int]) -> Any:
+    return {name: rows(part, chosen) for name, part in value.items()} if isinstance(value, dict) else value[chosen]
+
+
+def test_errors_that_cannot_be_stored_are_passed_over_and_told_of_later(device: torch.device) -> None:
+    twins = Twins(device, 4, 12, seed=3, sampler=Prioritized)
+    for _ in range(9):
+        twins.add()
+    ours, theirs = twins.batches(8)
+    errors = torch.rand(8, generator=torch.Generator().manual_seed(0))
+    keep = torch.tensor([True, False, True, True, False, True, True, False])
+    bad = torch.where(keep, errors, torch.tensor([0, torch.nan, 0, 0, torch.inf, 0, 0, 0]))
+    index = torch.where(torch.arange(8) == 7, 10**9, ours["index"])
+    bad[7] = errors[7]
+    twins.ram.update_priorities(ours["index"][keep], errors[keep])
+    far = twins.far(index), twins.far(bad)
+    with no_waiting():
+        late = twins.there.update_priorities(*far)
+    assert int(late) == 0
+    with pytest.warns(UserWarning, match="3 TD errors were NaN"):
+        twins.there.stats()
+    twins.check()
+
+
+def test_batches_of_a_captured_graph_count(device: torch.device) -> None:
+    """A graph draws batches of which the host does not know: they are counted when the bookkeeping comes back."""
+    twins = Twins(device, 4, 12, seed=3)
+    for _ in range(9):
+        twins.add()
+    drawn = [twins.ram.sample(8) for _ in range(4)]
+    twins.there.sample(8)
+    part = inside.on_device(twins.there)
+    for _ in range(2):
+        inside.read_batch(part)(8, 1, 0.99)  # what a graph replays
+    assert twins.there.stats()["batches"] == 3
+    assert_same(drawn[3], twins.there.sample(8))
+
+
+def test_a_replay_in_ram_alone_cannot_be_compiled() -> None:
+    with pytest.raises(LifecycleError, match="in RAM"):
+        ReplayBuffer(SCHEMA, 20).compile()
+
+
+@pytest.mark.parametrize("sampler", [in_ci(Uniform), pytest.param(Prioritized, marks=pytest.mark.slow)])
+def test_compiled_batches_are_those_of_a_replay_in_ram(sampler: Any) -> None:
+    """All three calls compile as a whole, and give the same bits."""
+    twins = Twins(torch.device("cpu"), 8, 12, seed=3, sampler=sampler, view=lambda: NStep(3))
+    twins.there.compile()
+    for t in range(30):
+        twins.add(0.1)
+        if t > 3 and t % 4 == 0:
+            ours, theirs = twins.batches(40)
+            if twins.ram.has_priorities:
+                twins.update(ours, theirs)
+    twins.check()
+

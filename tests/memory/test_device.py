@@ -656,10 +656,10 @@ def test_what_does_not_fit_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) 
         {"obs": (16,), "reward": (), "terminated": Field((), torch.bool), "truncated": Field((), torch.bool)}
     )
     fits = ReplayBuffer.plan(schema, capacity_bytes=4_000, device="cuda")
-    assert (fits.rows, fits.device_bytes) == (43, 45 * (64 + 22) + 8 * (6 + 5))
+    assert (fits.rows, fits.device_bytes) == (43, 45 * (64 + 22) + 8 * (6 + 6))
     fits.require_memory()
     with pytest.raises(
-        ParameterError, match=r"would take 4,044 bytes on cuda and 4,000 are free; lower the capacity:\n44"
+        ParameterError, match=r"would take 4,052 bytes on cuda and 4,000 are free; lower the capacity:\n44"
     ):
         ReplayBuffer.plan(schema, 44, device="cuda").require_memory()
 

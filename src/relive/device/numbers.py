@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["mix", "power", "signed", "stream_of", "uniform"]
+__all__ = ["GOLDEN", "mix", "power", "signed", "stream_of", "uniform"]
 
 
 def signed(word: int) -> int:
@@ -20,6 +20,8 @@ def signed(word: int) -> int:
 
 
 GOLDEN = signed(0x9E3779B97F4A7C15)
+"""What the states of splitmix64 are apart."""
+
 FIRST, SECOND = signed(0xBF58476D1CE4E5B9), signed(0x94D049BB133111EB)
 
 
@@ -40,9 +42,13 @@ def stream_of(mixed: Tensor, counter: Tensor) -> Tensor:
     return mix(mixed + GOLDEN * counter)
 
 
-def uniform(stream: Tensor, nth: Tensor) -> Tensor:
-    """Number ``nth`` of a stream, float64 in [0, 1)."""
-    return _right(mix(stream + GOLDEN * nth), 11).to(torch.float64) * 2.0**-53
+def uniform(stream: Tensor, nth: Tensor, golden: Tensor) -> Tensor:
+    """Number ``nth`` of a stream, float64 in [0, 1).
+
+    ``golden`` is a tensor of :data:`GOLDEN`. Compilers take a plain number times a position for the computation of an
+    index, which may never overflow and may be done with 32 bits; this one overflows on purpose.
+    """
+    return _right(mix(stream + golden * nth), 11).to(torch.float64) * 2.0**-53
 
 
 FARTHEST = 1100.0

@@ -51,12 +51,12 @@ class DevicePriorities:
         self.errors = torch.zeros(rows + 2, dtype=torch.float32, device=device)
         self.newest = torch.zeros(rows + 2, dtype=torch.int32, device=device)
         """Memory for :meth:`rate`: of each row, the last of its errors in one update."""
-        self.alpha, self.eps, self.largest = (torch.zeros(1, dtype=FLOAT64, device=device)[0] for _ in range(3))
-        self.default = torch.zeros(1, dtype=FLOAT64, device=device)[0]
+        self.alpha, self.eps, self.largest = (torch.zeros(1, dtype=FLOAT64, device=device) for _ in range(3))
+        self.default = torch.zeros(1, dtype=FLOAT64, device=device)
         """The error of new rows; NaN for the largest so far."""
         self.beta = torch.zeros(3, dtype=FLOAT64, device=device)
         """The first and the last exponent of weights, and in how many draws it gets from one to the other."""
-        self.draws, self.late, self.refused = (torch.zeros(1, dtype=INT64, device=device)[0] for _ in range(3))
+        self.draws, self.late, self.refused = (torch.zeros(1, dtype=INT64, device=device) for _ in range(3))
         """Draws of this sampler; errors that came too late; errors that were no float32, or too large for a sum."""
 
     @staticmethod
@@ -125,12 +125,12 @@ class DevicePriorities:
 
     def draw(self, count: int, stream: Tensor, stratified: bool) -> Weighed:
         """Rows ``[count]`` by their priority; with ``stratified`` one from each of so many equal parts of the total."""
-        total = self.nodes[self.offsets[-1]]
+        total = self.nodes[self.offsets[-1] : self.offsets[-1] + 1]
         item = torch.arange(count, device=self.nodes.device)
-        u = uniform(stream, 1 + item)
+        u = uniform(stream, 1 + item, self.ring.golden)
         if stratified:
             u = (item.to(FLOAT64) + u) / float(count)
-        below = torch.nextafter(total, torch.zeros_like(total))
+        below = (total.view(INT64) - 1).view(FLOAT64)  # the largest number below it
         places = self._leaves_at(torch.minimum(below, u * total))
         probability = self.nodes[places] / total
         first, last, until = self.beta
@@ -146,9 +146,11 @@ class DevicePriorities:
         for level in range(len(self.offsets) - 2, -1, -1):
             children = self.nodes[self.offsets[level] + (node * FANOUT)[:, None] + children_of]
             edges = _summed(children, start)
-            child = sum((edge <= masses).to(INT64) for edge in edges)
+            child, positive = torch.zeros_like(node), torch.zeros_like(node)
+            for k, edge in enumerate(edges):
+                child = child + (edge <= masses)
+                positive = torch.where(children[:, k] > 0.0, k, positive)
             # rounding may leave a mass beyond all children: it goes to the last that has weight
-            positive = torch.where(children > 0.0, children_of, 0).amax(1)
             child = torch.where(child == FANOUT, positive, child)
             for k, edge in enumerate(edges[:-1], 1):
                 start = torch.where(child == k, edge, start)

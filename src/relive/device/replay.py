@@ -279,7 +279,8 @@ class OnDevice:
             refused = int(mine.refused)
             mine.late.zero_()
             mine.refused.zero_()
-            self._parameters = (sampler.beta, sampler.default_error, sampler.largest_error, sampler.draw_state())
+            if self._parameters is not None:  # those that were set meanwhile have still to be sent
+                self._parameters = (*self._parameters[:2], sampler.largest_error, sampler.draw_state())
         ring.pending = None
         if refused:
             warn(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.words import ALONE, FINALS, LINKED, LONGEST
-from .numbers import stream_of, uniform
+from .numbers import GOLDEN, stream_of, uniform
 
 __all__ = ["Added", "DeviceRing", "Spots", "Windows"]
 
@@ -79,17 +79,18 @@ class DeviceRing:
         """How many rows before a row must be live, as far as its episode has them, so that it can be drawn."""
         self.nowhere = num_envs * rows + 1
 
-        def zeros(count: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(count, dtype=dtype, device=device)
+        def zeros(shape: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
 
         size = num_envs * rows + 2
         self.head, self.tail, self.following, self.count = (zeros(num_envs, INT64) for _ in range(4))
-        self.completed, self.episodes, self.not_finite = (zeros(1, INT64)[0] for _ in range(3))
+        self.completed, self.episodes, self.not_finite = (zeros(1, INT64) for _ in range(3))
         self.step, self.stamp, self.order = zeros(size, INT32), zeros(size, INT64), zeros(size, INT32)
         self.reward = zeros(size, torch.float32)
         self.terminated, self.truncated = zeros(size, torch.uint8), zeros(size, torch.uint8)
-        self.mixed, self.draws = zeros(1, INT64)[0], zeros(1, INT64)[0]
+        self.mixed, self.draws = zeros(1, INT64), zeros(1, INT64)
         """The seed of the batches, as :func:`relive.device.numbers.mix` gives it; how many were drawn with it."""
+        self.golden = torch.full((1,), GOLDEN, dtype=INT64, device=device)
         self.envs = torch.arange(num_envs, device=device)
         self.base = self.envs * rows
         """The first place of each env."""
@@ -97,7 +98,7 @@ class DeviceRing:
     @staticmethod
     def count_bytes(num_envs: int, num_rows: int) -> int:
         """The bytes of all tensors for so many envs and rows over all of them."""
-        return 22 * (num_rows + 2) + 8 * (6 * num_envs + 5)
+        return 22 * (num_rows + 2) + 8 * (6 * num_envs + 6)
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -232,7 +233,7 @@ class DeviceRing:
         """
         first, until, rows = line
         tries = torch.arange(numbers.start, numbers.stop, device=item.device)
-        at = (uniform(stream, 1 + item + count * tries[:, None]) * until[-1].to(FLOAT64)).to(INT64)
+        at = (uniform(stream, 1 + item + count * tries[:, None], self.golden) * until[-1].to(FLOAT64)).to(INT64)
         env = torch.searchsorted(until, at, right=True).clamp(max=self.num_envs - 1)
         number = torch.clamp(first[env] + at - (until - rows)[env], min=0)
         spots = Spots(env * self.rows + number % self.rows, env, number)

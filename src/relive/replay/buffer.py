@@ -578,6 +578,27 @@ class ReplayBuffer(Generic[S_co, V_co]):
             raise self._no_priorities()
         return torch.from_numpy(self._prioritized.priorities_of(whole_numbers(index, "index")))
 
+    def compile(self, **options: Any) -> Self:
+        """Compile what :meth:`add`, :meth:`sample` and :meth:`update_priorities` do on the device; returns this buffer.
+
+        Each is compiled as a whole when it is first called, which takes some seconds, and again for another batch size.
+        It then takes a tenth of the launches.
+
+        Args:
+            options: of ``torch.compile``, such as ``mode="max-autotune-no-cudagraphs"``.
+
+        Raises:
+            LifecycleError: the bookkeeping of this replay is in RAM alone.
+        """
+        if self._on_device is None:
+            raise LifecycleError(
+                f"compile: the bookkeeping of this replay is in RAM ({self._sampler!r}, device='{self.device}'); it is on a "
+                "device with device='cuda', Uniform() or Prioritized(), and 4 rows an env or more"
+            )
+        with self.lock:
+            self._on_device.compile(**options)
+        return self
+
     # -- reading without a draw -----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
