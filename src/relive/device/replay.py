@@ -74,8 +74,8 @@ class OnDevice:
         """Steps since this was made from the ring."""
         self._dense: bool | None = None
         """True if a third of the ring's rows or more could be drawn then; None if it had none."""
-        self._seeded: tuple[int, int] | None = None
-        """The seed, and the number of the next batch, that the device has."""
+        self._seeded: tuple[int, int, int] | None = None
+        """The seed, the batches before it, and the number of the next one, that the device has."""
         self._parameters: tuple[Any, ...] | None = None
         """The sampler's parameters that the device has."""
         self._stored: Any = None
@@ -137,11 +137,11 @@ class OnDevice:
             return None
         self._prepare()
         progress, sampler = self._progress, self._sampler
-        seed, number = progress.seed, progress.draws - progress.first
-        if (seed, number) != self._seeded:
+        seed, first, number = progress.seed, progress.first, progress.draws - progress.first
+        if (seed, first, number) != self._seeded:
             self._rows.mixed.fill_(signed(core.mix(seed)))
             self._rows.draws.fill_(number)
-        self._seeded = seed, number + 1
+        self._seeded = seed, first, number + 1
         progress.draws += 1
         progress.sampled += count
         if sampler is not None:
@@ -267,20 +267,23 @@ class OnDevice:
         ring.counters[DRAWABLE] = self.count()
         ring.core.changed()
         if self._seeded is not None:  # a graph that was captured draws batches of which the host knows nothing
-            progress.draws = progress.first + int(self._rows.draws)
-            self._seeded = progress.seed, progress.draws - progress.first
+            seed, first, _ = self._seeded
+            drawn = int(self._rows.draws)
+            progress.draws = max(progress.draws, first + drawn)
+            self._seeded = seed, first, drawn
         refused = 0
         if mine is not None and sampler is not None:
             if len(sampler.stored.tree.minima):
                 sampler.stored.tree.core.build()
-            sampler.largest_error = float(mine.largest)
-            sampler.undo_draws(int(mine.draws))
+            largest, draws = float(mine.largest), int(mine.draws)
+            sampler.largest_error = largest
+            sampler.undo_draws(draws)
             progress.late += int(mine.late)
             refused = int(mine.refused)
             mine.late.zero_()
             mine.refused.zero_()
             if self._parameters is not None:  # those that were set meanwhile have still to be sent
-                self._parameters = (*self._parameters[:2], sampler.largest_error, sampler.draw_state())
+                self._parameters = (*self._parameters[:2], largest, draws)
         ring.pending = None
         if refused:
             warn(
