@@ -62,10 +62,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.set_threshold(10_000, 20, 20)
 
 
-def pytest_runtest_teardown() -> None:
-    """End the processes that a test has left, as one that fails does."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """End the processes that a test has left, as one that fails does.
+
+    What is left of a file's tests is looked at by one garbage collection, and kept out of those of the next files.
+    """
     if "children" in sys.modules:
         sys.modules["children"].end_all()
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -359,8 +359,8 @@ def filled(kind: str = "flat", **options: Any) -> Any:
     return world.buffer
 
 
-def others_run_during(work: Callable[[int], Any]) -> bool:
-    """Whether another thread of Python runs while ``work(1)``, ``work(2)``, ... do theirs.
+def others_run_during(work: Callable[[int], Any], calls: int = 2000) -> bool:
+    """Whether another thread of Python runs while ``work(1)``, ``work(2)``, ... do theirs, in so many calls.
 
     What the calls return is kept to the end, as torch lets threads run when a tensor is dropped.
     """
@@ -374,7 +374,7 @@ def others_run_during(work: Callable[[int], Any]) -> bool:
     sys.setswitchinterval(1000)  # so that a thread runs only where another one lets it
     try:
         begin.set()
-        while not ran.is_set() and time.monotonic() < deadline and len(kept) < 2000:
+        while not ran.is_set() and time.monotonic() < deadline and len(kept) < calls:
             kept.append(work(len(kept) + 1))
         return ran.is_set()
     finally:

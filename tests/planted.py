@@ -10,10 +10,14 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from effort import often
+
 Arrays = dict[str, Any]
 
 
-def walk(episodes: int = 60, seed: int = 0, limit: int = 40, stop: float = 0.03, dims: int = 3) -> list[Arrays]:
+def walk(
+    episodes: int = often(30, 60), seed: int = 0, limit: int = 40, stop: float = 0.03, dims: int = 3
+) -> list[Arrays]:
     """Episodes of a drifting point that starts near 0: some terminate by themselves, others at a time limit."""
     return [{name: x.copy() for name, x in episode.items()} for episode in _walk(episodes, seed, limit, stop, dims)]
 
@@ -101,9 +105,10 @@ def truncated_as_terminal(episodes: list[Arrays]) -> Arrays:
     return found
 
 
-def blocks(loop: Callable[[list[Arrays]], Arrays] = stored, envs: int = 3, seed: int = 0) -> Arrays:
+def blocks(loop: Callable[[list[Arrays]], Arrays] = stored, envs: int = 3, seed: int = 0,
+           episodes: int = often(10, 20)) -> Arrays:  # fmt: skip
     """Steps ``[T, N, ...]`` of a loop over N envs, cut to one length."""
-    parts = [loop(walk(20, seed=envs * seed + i)) for i in range(envs)]
+    parts = [loop(walk(episodes, seed=envs * seed + i)) for i in range(envs)]
     size = min(len(part["reward"]) for part in parts)
     return {name: np.stack([part[name][:size] for part in parts], 1) for name in parts[0]}
 
@@ -151,7 +156,7 @@ def windows(mistake: str, n: int = 3, gamma: float = 0.99) -> Arrays:
     ``first``: the flag of the window's first step is not looked at. ``others``: one env's end cuts all windows.
     ``tails``: the last n - 1 steps of an episode begin no window. ``sums``: flags are added up, since windows go on.
     """
-    rows = blocks()
+    rows = blocks(episodes=20)
     size, ended = len(rows["reward"]) - n, rows["terminated"] | rows["truncated"]
     out = {name: x[:size].copy() for name, x in rows.items()}
     out["terminated"] = out["terminated"].astype(np.float32)

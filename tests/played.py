@@ -12,6 +12,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from effort import often
+
 Arrays = dict[str, Any]
 Policy = Callable[[Any, Any], Any]
 
@@ -233,8 +235,8 @@ def _played(env: str, steps: int, envs: int, policy: Policy, seed: int, skip: in
     return found | {"reward": found["reward"].astype(np.float32)}
 
 
-def played(env: str, steps: int = 600, envs: int = 2, policy: Policy = anything, seed: int = 0, skip: int = 1,
-           sticky: float = 0.0, **options: Any) -> Arrays:  # fmt: skip
+def played(env: str, steps: int = often(400, 600), envs: int = 2, policy: Policy = anything, seed: int = 0,
+           skip: int = 1, sticky: float = 0.0, **options: Any) -> Arrays:  # fmt: skip
     """A log ``[T, N, ...]`` of an env, as a loop should store it; ``skip`` steps with each action."""
     found = _played(env, steps, envs, policy, seed, skip, sticky, tuple(options.items()))
     return {name: x.copy() for name, x in found.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path as File
 from typing import Any, cast
 
 import numpy as np
@@ -23,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from definitions import tensors as definition
+from effort import QUICK
 from fields import LEAVES, bits
 from forked import in_fork
 from relive import Field, core
@@ -162,9 +165,11 @@ def test_reading_keeps_no_reference() -> None:
     assert counts() == before
 
 
-def test_torch_is_found_at_the_first_use_and_not_before(exchange: bool) -> None:
+def test_torch_is_found_at_the_first_use_and_not_before(exchange: bool, tmp_path: File) -> None:
     if not exchange:
         pytest.skip("it is found in the same way")
+    if QUICK:  # torch itself would take two seconds
+        (tmp_path / "torch.py").write_text("import time\ntime.sleep(0.2)\nclass Tensor: ...\n_C = None\n")
     code = (
         "import importlib.util, pathlib, sys, numpy as np\n"
         "spec = importlib.util.spec_from_file_location('_core', sys.argv[1])\n"
@@ -179,7 +184,10 @@ def test_torch_is_found_at_the_first_use_and_not_before(exchange: bool) -> None:
         "assert len(found) == 8 and len(set(found)) == 1 and 'torch' in sys.modules\n"
     )
     path = cast("Any", sys.modules["relive.core._core"]).__file__
-    done = subprocess.run([sys.executable, "-c", code, path], check=False, capture_output=True, text=True, timeout=60)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], env=environment, check=False, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -390,9 +390,9 @@ def kill_savers(path: Path, times: int) -> list[int]:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_process_killed_again_and_again_while_it_saves_loses_nothing(tmp_path: Path, tried: Tried):
-    tried("a process killed while it saves", often(5, 12))
+    tried("a process killed while it saves", often(3, 12))
     path = tmp_path / "save"
-    assert min(in_fork(kill_savers, path, often(5, 12))) > 0
+    assert min(in_fork(kill_savers, path, often(3, 12))) > 0
     persist.write(path, numbered(1), {"k": 1})
     with persist.Save(path) as saved:
         assert set(os.listdir(path)) == {"manifest.json", *saved.contents.files}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import often
@@ -73,6 +73,7 @@ WAYS: list[Callable[[torch.Tensor], Any]] = [
 ]
 
 
+@settings(max_examples=often(6, settings.default.max_examples))
 @given(values=st.dictionaries(NAMES, any_tensor(), max_size=5), content=st.dictionaries(st.text(), JSON, max_size=3))
 def test_what_is_saved_comes_back_bit_for_bit(values: Tensors, content: dict[str, Any], tmp_path_factory: Any):
     path = tmp_path_factory.mktemp("saves") / "save"

@@ -19,7 +19,6 @@ import planted
 import relive
 from relive import Field, Prioritized, ReplayBuffer, RolloutBuffer, Schema, errors
 from relive.cli import app
-from relive.look.inspection import page
 
 SCHEMA = Schema({
     "obs": (3,), "action": (2,), "reward": (), "terminated": Field((), torch.bool),
@@ -209,13 +208,18 @@ def cart(images: bool = False) -> ReplayBuffer:
     return replay
 
 
-def test_a_page_has_everything_and_escapes_what_is_foreign(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the command line writes; it is drawn once."""
     pytest.importorskip("matplotlib")
-    save = tmp_path / "<b>save"
-    cart().save(save)
-    result = CliRunner().invoke(app, ["inspect", str(save), "--html", str(tmp_path / "page.html")])
+    folder = tmp_path_factory.mktemp("page")
+    cart().save(folder / "<b>save")
+    result = CliRunner().invoke(app, ["inspect", str(folder / "<b>save"), "--html", str(folder / "page.html")])
     assert result.exit_code == 0, result.output
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    return (folder / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_page_has_everything_and_escapes_what_is_foreign(page: str) -> None:
     assert "<b>save" not in page
     assert "&lt;b&gt;save" in page
     assert page.count("<svg") == 1
@@ -253,10 +257,8 @@ class Used(HTMLParser):
             self.sheets.append(data)
 
 
-def test_a_page_allows_no_more_than_it_uses(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    found = relive.inspect(cart())
-    used = Used(page(found, relive.audit(found.experience)))
+def test_a_page_allows_no_more_than_it_uses(page: str) -> None:
+    used = Used(page)
     directives = dict(part.strip().split(" ", 1) for part in used.policy.split(";"))
     sheets = " ".join(f"'sha256-{b64encode(sha256(sheet.encode()).digest()).decode()}'" for sheet in used.sheets)
     assert directives == {

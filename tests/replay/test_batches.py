@@ -80,7 +80,7 @@ def test_a_save_goes_on_with_the_same_batches(kind: str, tmp_path: Any) -> None:
     view = GOALS["past, info"] if kind == "goals" else lambda: NStep(3)
     options = {"sampler": EVERY_SAMPLER["beta by schedule"], "view": view}
     found = []
-    for way in ("in one call", "places first", "in files"):
+    for way in ("in one call", "places first", "in files")[:: often(2, 1)]:
         for saved in (False, True):
 
             def play(world: World, to: Any = tmp_path / f"{way}, {saved}", saved: bool = saved) -> None:
@@ -244,7 +244,7 @@ def test_other_threads_run_while_many_bytes_are_read_and_only_then(kind: str) ->
     make, count = LONG[kind]
     buffer = make()
     assert others_run_during(lambda _: buffer.sample(count))
-    assert not others_run_during(lambda _: buffer.sample(5))
+    assert not others_run_during(lambda _: buffer.sample(5), often(300, 2000))
 
 
 def test_many_rows_in_files_are_read_like_those_in_ram() -> None:
@@ -347,7 +347,7 @@ def test_after_a_batch_that_is_broken_off_anywhere_the_next_ones_are_as_expected
     view = GOALS[goals]() if goals else NStep(2)
     buffer, at = filled("goals", sampler=EVERY_SAMPLER["beta by schedule"](), view=view), 0
     while broken_off(lambda: buffer.sample(5), at):
-        at += often(2, 1)
+        at += often(4, 1)
         other = inside.check_draws(copy.deepcopy(buffer))
         if at % 3 == 0:
             buffer.sampler.alpha = other.sampler.alpha = at / 99  # new priorities: all is made ready again

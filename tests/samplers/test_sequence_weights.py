@@ -42,7 +42,7 @@ def test_every_sampler_draws_windows_that_are_there(sampler: str, view: str, wor
         twin.add("".join(ending if (t + env) % (5 + env) == 4 else "." for env in range(num_envs)))
         if t % 11 == 10:
             twin.interrupt([0])
-        if t % often(8, 3) == 0 or t == 33:
+        if t % often(12, 3) == 0 or t == 33:
             check_draws(twin)
 
 

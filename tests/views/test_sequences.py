@@ -63,7 +63,7 @@ def check_views(twin: Twin, turn: int = 0, of: int = 1) -> None:
 # Every window of small worlds.
 
 
-@pytest.mark.parametrize("of", [often(83, 29), pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("of", [often(127, 29), pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rows", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 def test_every_short_play_reads_as_the_list_of_episodes(rows: int, of: int) -> None:
     for turn, play in enumerate(itertools.chain(plays(".TU", 3), plays("B", 2), plays(".T|", 4))):
@@ -182,7 +182,7 @@ def test_steps_beyond_the_window_have_all_that_they_were_stored_with_but_no_rewa
 BEFORE = ("action", "reward")
 
 
-@pytest.mark.parametrize("of", [often(101, 37), pytest.param(11, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("of", [often(151, 37), pytest.param(11, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rows", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 def test_the_step_before_each_row_is_given_at_starts_at_ends_and_where_the_ring_came_round(rows: int, of: int) -> None:
     for turn, play in enumerate(itertools.chain(plays(".TU", 3), plays(".U|", 4))):
