@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from ..core.numbers import signed
 from ..core.words import ALONE, COMPLETED, COUNT, EPISODES, FINALS, HEAD, LINKED, NEXT, NOT_FINITE, TAIL
 from ..memory.device import DeviceRows
 from ..ring.ring import EVERY_ROW, NO_ENVS, Ring
@@ -23,7 +24,6 @@ from ..samplers.prioritized import Prioritized
 from ..samplers.uniform import Uniform
 from ..steps.schema import Path
 from ..views.transitions import NStep
-from .numbers import signed
 from .priorities import DevicePriorities
 from .ring import DeviceRing
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.numbers import stream_of, uniform
 from ..core.words import ALONE, FINALS, LINKED, LONGEST
-from .numbers import stream_of, uniform
 
 __all__ = ["Added", "DeviceRing", "Spots", "Windows"]
 
