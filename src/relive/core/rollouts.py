@@ -13,8 +13,20 @@ from ._core import mark_windows as marks_of
 from .numbers import signed, uniform
 
 __all__ = [
-    "gather_on_device", "gather_windows", "mark_on_device", "mark_windows", "permutation", "permute_on_device",
+    "episodes_on_device", "gather_on_device", "gather_windows", "mark_on_device", "mark_windows", "permutation",
+    "permute_on_device",
 ]  # fmt: skip
+
+
+def episodes_on_device(done: Tensor, real: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
+    """``episode_starts`` in torch: the first step of each episode, ``[T, N]``, and where the newest has ended, ``[N]``.
+
+    A step that is not real and ends no episode changes nothing, so each step is after the newest one of the others.
+    """
+    time = torch.arange(1, len(done) + 1, device=done.device)[:, None]
+    newest = torch.where(done | real, time, 0).cummax(0).values
+    states = torch.cat([ended[None], torch.cat([ended[None], done]).gather(0, newest)])
+    return real & states[:-1], states[-1]
 
 
 def gather_windows(source: Tensor, first: Tensor, step: int, lengths: Tensor, pad: Tensor, length: int) -> Tensor:
