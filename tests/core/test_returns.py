@@ -156,7 +156,7 @@ def test_torch_operations_give_what_the_definition_gives_but_for_rounding(name: 
                 exact = grid_of(block | changes, np.float64)
                 expected = defined(name, exact, ratio_of(block, torch.float64), numbers)
                 estimator = "monte_carlo" if name == "discounted_return" else name
-                agree(in_torch(estimator, block | changes, dtype, **numbers), expected, block | changes, numbers)
+                agree(in_torch(estimator, block | changes, dtype, **numbers), expected, block, numbers)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

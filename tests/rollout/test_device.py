@@ -5,8 +5,10 @@ The device is a stand-in (:mod:`elsewhere`) whose tensors refuse to meet those o
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -211,6 +213,22 @@ def test_an_iteration_of_training_waits_for_nothing(device: torch.device) -> Non
     starts = [next(rollout.add(step) or rollout.chunks())["is_start"].cpu() for rollout in (ours, theirs)
               for step in [{name: x.to(rollout.device) for name, x in given[0].items()}]]  # fmt: skip
     assert torch.equal(*starts)  # clear knows where episodes ended
+
+
+@pytest.mark.parametrize(
+    "copied", [deepcopy, lambda rollout: pickle.loads(pickle.dumps(rollout))], ids=["copy", "pickle"]
+)
+def test_a_copy_knows_where_episodes_ended_and_which_steps_are_real(
+    device: torch.device, copied: Callable[[RolloutBuffer], RolloutBuffer]
+) -> None:
+    rollout = filled(device)
+    rollout.clear()
+    again = copied(rollout)
+    step = {name: torch.from_numpy(array).to(device) for name, array in next(steps(1)).items()}
+    ours, theirs = (next((x.add(step), x.chunks())[1])["is_start"].cpu() for x in (rollout, again))
+    assert torch.equal(ours, theirs)
+    again["mask"][0, 1] = False
+    assert len(again) == int(again["mask"].cpu().sum()) < N
 
 
 @pytest.mark.parametrize("how", ["column", "view", "data", "reserved", "attached"])

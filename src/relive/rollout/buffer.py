@@ -149,7 +149,12 @@ class RolloutBuffer:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: everything but addresses and the views that :meth:`reserve` returned."""
-        return {**self.__dict__, "_reserved_views": [], "_gae_layout": None, "_gae_in_place": None}
+        forgotten: dict[str, Any] = {"_reserved_views": [], "_gae_layout": None, "_gae_in_place": None}
+        return {**self.__dict__, **forgotten, "_ended": as_host(self._ended)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._set_ended(state["_ended"])
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -454,6 +459,10 @@ class RolloutBuffer:
         if self.device.type == "cpu":
             return np.ones(self.num_envs, np.bool_)
         return torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+
+    def _set_ended(self, ended: Bools) -> None:
+        """Set :attr:`_ended` to what was saved of it."""
+        self._ended = ended if self.device.type == "cpu" else torch.from_numpy(ended).to(self.device)
 
     def _ended_now(self) -> Bools | Tensor:
         """True where the next step starts an episode, ``[N]``."""
@@ -1022,8 +1031,7 @@ class RolloutBuffer:
             buffer._preset = False
             buffer.__init__(**saving.arguments(tensors, content), device=device)
             progress = saving.restore(buffer._columns, tensors, content)
-            there = torch.from_numpy(progress.ended).to(buffer.device)
-            buffer._ended = progress.ended if there.is_cpu else there
+            buffer._set_ended(progress.ended)
             buffer._interrupted = progress.interrupted
             buffer._permutations.draws, buffer._has_last = progress.draws, progress.has_last
             buffer.initial_hidden = progress.initial_hidden

@@ -220,8 +220,8 @@ class Columns:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._real_at = None
         if not self._on_host:
-            self._real_at = None
             dtypes = self._dtypes | {path: self.schema.leaves[path].dtype for path in self.states}
             for name in "_memory", "states":
                 columns = {path: typed(array, dtypes[path]) for path, array in state[name].items()}

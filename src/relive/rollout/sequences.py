@@ -72,7 +72,12 @@ class Flags(NamedTuple):
             done = terminated | truncated
             return cls(done, real, *core.episodes_on_device(done, real, ended))
         terminated, truncated, real = (as_host(column) for column in columns)
-        done, real = (np.ascontiguousarray(x) for x in (terminated | truncated, real))
+        return cls.of_arrays(terminated | truncated, real, ended)
+
+    @classmethod
+    def of_arrays(cls, done: NDArray[Any], real: NDArray[Any], ended: NDArray[Any]) -> Flags:
+        """The flags of ``done`` and ``real``, bool ``[T, N]``, after an episode that had ``ended`` or not, ``[N]``."""
+        done, real = (np.ascontiguousarray(x) for x in (done, real))
         starts, ended = np.empty(real.shape, np.bool_), ended.copy()
         core.episode_starts(*(x.view(np.uint8) for x in (done, real, ended, starts)))
         return cls(done, real, starts, ended)
