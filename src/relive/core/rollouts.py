@@ -114,8 +114,7 @@ def permute_on_device(n: int, stream: Tensor) -> Tensor:
     before = torch.where(grouped[1:] == grouped[:-1], order[:-1], -1)
     earlier = torch.full_like(swap, -1).scatter_(0, order[1:], before)  # the latest swap before with the same ``other``
     latest = torch.full_like(swap, -1).scatter_reduce_(0, other, swap, "amax").flip(0)  # that had this final place
-    writer = torch.where(latest == swap, earlier, latest)  # -1 if the final place holds its own number by then
-    source = torch.where(writer < 0, swap, writer)
+    source = torch.where(latest < 0, swap, latest)  # or itself, whose place holds its own number or is never asked for
     for _ in range((n - 1).bit_length()):  # each time twice as many swaps back
         source = source.index_select(0, source)
     held = place.index_select(0, source.index_select(0, earlier.clamp(min=0)))
