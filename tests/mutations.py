@@ -551,7 +551,42 @@ MUTATIONS = [
         'lam=self.lam)\n        return ret - columns["value"][1:], ret',
         "returns/test_estimators.py rollout/test_finishing.py",
     ),
+    Mutation(
+        "on a device, advantages of the next episode but one come back",
+        "core/returns.py",
+        "ends = ends[:-distance] | ends[distance:]",
+        "ends = ends[:-distance] & ends[distance:]",
+        "core/test_returns.py",
+    ),
+    Mutation(
+        "on a device, a truncation without final value counts as a termination",
+        "core/returns.py",
+        "final = zero * math.nan if grid.final_value is None else grid.final_value",
+        "final = zero if grid.final_value is None else grid.final_value",
+        "core/test_returns.py",
+    ),
     # -- rollouts
+    Mutation(
+        "on a device, a permutation looks back to the swap of another place",
+        "core/rollouts.py",
+        "torch.where(grouped[1:] == grouped[:-1], order[:-1], -1)",
+        "order[:-1]",
+        "core/test_draws.py",
+    ),
+    Mutation(
+        "on a device, an episode's end is forgotten by the next step that is not real",
+        "core/rollouts.py",
+        "torch.where(done | real, time, 0)",
+        "torch.where(done | ~done, time, 0)",
+        "core/test_rollouts.py",
+    ),
+    Mutation(
+        "on a device, a mask that was written after a look at it is not heeded",
+        "rollout/columns.py",
+        "self._real_at is not None and self._real_at == self._mask_writes()",
+        "self._real_at is not None",
+        "rollout/test_device.py",
+    ),
     Mutation(
         "even parts of a rollout lose what does not divide",
         "rollout/minibatches.py",

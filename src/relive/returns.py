@@ -8,11 +8,11 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from .core import is_grid
 from .core import returns as recursions
 from .core import scale as scale_numbers
-from .core.returns import Grid
+from .core.returns import Grid, is_known_grid
 from .errors import DeviceError, DTypeError, ParameterError, ShapeError
 from .parameters import (
     CLIP_RULE,
@@ -501,7 +501,7 @@ def _grid(
     if len(shape) != 2 or not shape[0] or not shape[1]:
         raise ShapeError(f"field 'reward': expected a grid [T, N] of at least one step, got {tuple(shape)}")
     grid = Grid(reward, value, terminated, truncated, final_value, mask)
-    if is_grid(*grid):  # then each member is as `_fit` would return it
+    if is_known_grid(*grid):  # then each member is as `_fit` would return it
         return grid
     double = reward.dtype is torch.float64 or getattr(value, "dtype", None) is torch.float64
     numbers = _fit("reward", reward, reward, torch.float64 if double else torch.float32)
@@ -546,4 +546,4 @@ def _fit(name: str, x: Tensor, like: Tensor, dtype: torch.dtype | None = None, r
     if x.dtype is not dtype or not x.is_contiguous():
         x = x.to(dtype).contiguous()
     x = x.detach() if x.requires_grad else x
-    return in_memory(x, f"field '{name}'") if x.is_cpu else x
+    return in_memory(x, f"field '{name}'") if x.is_cpu and not is_compiling() else x

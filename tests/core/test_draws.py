@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 import inside
 from definitions import draws as plain
 from effort import often
+from elsewhere import no_waiting
 from fit import deviation
 from relive import FrameStack, NStep, core
 from relive import Sequence as SequenceView
+from relive.core.numbers import GOLDEN, signed
 from relive.core.words import ALONE, DRAWABLE, HEAD, LINKED, RULE
 from ring_plays import RingPlay
 from twins import Twin
@@ -88,6 +90,21 @@ def test_permutations_are_those_of_the_definition(n: int, seed: int) -> None:
         found = core.permutation(n, seed, counter)
         assert found.dtype is torch.int64
         assert found.tolist() == plain.permutation(n, seed, counter)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 7, 16, 17, 100, 1000, 40_000])
+def test_a_device_makes_the_same_permutations_without_waiting(n: int) -> None:
+    for seed, counter in itertools.product(SEEDS, range(often(3, 100) if n < 1000 else 1)):
+        stream = torch.tensor(signed(core.key(seed, counter)))
+        with no_waiting() as watch:
+            found = core.permute_on_device(n, stream, torch.tensor([GOLDEN]))
+        assert torch.equal(found, core.permutation(n, seed, counter))
+        assert len(watch.launches) <= 42 + n.bit_length()
+
+
+def test_permutations_of_four_on_a_device_are_the_same_in_all_their_orders() -> None:
+    made = {tuple(core.permute_on_device(4, torch.tensor([signed(core.key(5, k))]), torch.tensor([GOLDEN])).tolist()) for k in range(300)}
+    assert len(made) == 24
 
 
 def test_permutations_stay_the_same_in_every_version() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from definitions.powers import power, powers
 from relive import core
-from relive.device import numbers
+from relive.core import numbers
 
 EXPONENTS = (0.0, 0.3, 0.5, 0.6, 1.0, 2.0, 3.7, -0.4, -1.0, 40.0, 1e300, -1e300)
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor import metrics
 
+import relive
 from covering import covering
 from definitions import returns as definition
 from definitions.returns import Array, Grid
+from elsewhere import ELSEWHERE, far_device, no_waiting
 from relive import core
 from relive.core import returns
 from relive.errors import FieldError
@@ -20,6 +24,7 @@ from returned import (
     ESTIMATORS,
     Block,
     Numbers,
+    _ask,
     agree,
     drawn,
     envs_of,
@@ -141,15 +146,64 @@ def test_compiled_code_gives_what_the_definition_gives_of_random_and_rough_numbe
 
 @pytest.mark.parametrize(("name", "num_envs"), covering(PASSES, [1, 5, 17]))
 @pytest.mark.parametrize("kind", ["float32", "float64"])
-def test_torch_operations_give_what_the_definition_gives_to_the_bit(name: str, num_envs: int, kind: str) -> None:
+def test_torch_operations_give_what_the_definition_gives_but_for_rounding(name: str, num_envs: int, kind: str) -> None:
+    """They add the same numbers in another order; the bound is that of ``agree``, which docs/returns.md states."""
     dtype = getattr(torch, kind)
     for play, numbers in enumerate(COEFFICIENTS):
-        block = drawn(play, 9, num_envs, ends=0.3, unreal=None if play % 2 else 0.3)
-        for changes in ({}, {"value": None, "final_value": None})[: 2 if name == "discounted_return" else 1]:
-            grid = grid_of(block | changes, kind)
-            expected = defined(name, grid, ratio_of(block, dtype), numbers)
-            estimator = "monte_carlo" if name == "discounted_return" else name
-            assert bits(in_torch(estimator, block | changes, dtype, **numbers)) == bits(expected)
+        for length in (1, 2, 9, 24, 33, 200):
+            block = drawn(play, length, num_envs, ends=0.1, unreal=None if play % 2 else 0.1)
+            for changes in ({}, {"value": None, "final_value": None})[: 2 if name == "discounted_return" else 1]:
+                exact = grid_of(block | changes, np.float64)
+                expected = defined(name, exact, ratio_of(block, torch.float64), numbers)
+                estimator = "monte_carlo" if name == "discounted_return" else name
+                agree(in_torch(estimator, block | changes, dtype, **numbers), expected, block, numbers)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_in_torch_a_number_that_is_not_finite_stays_in_its_episode(name: str, wrong: float) -> None:
+    for seed in range(5):
+        numbers = COEFFICIENTS[seed]
+        block = drawn(seed, 40, 6, ends=0.2, unreal=None if seed % 2 else 0.1)
+        good = in_torch(name, block, **numbers)
+        done = block["terminated"] | block["truncated"]
+        if block["mask"] is not None:
+            done |= ~block["mask"]
+        episode = np.cumsum(done, axis=0) - done
+        spoilt = episode == episode[20]
+        block["reward"][20, done[20] == 0] = wrong
+        for one, other in zip(in_torch(name, block, **numbers), good, strict=True):
+            assert one.isfinite()[torch.from_numpy(~spoilt)].all()
+            assert torch.equal(one[torch.from_numpy(~spoilt)], other[torch.from_numpy(~spoilt)])
+
+
+def test_what_follows_a_truncation_without_final_value_is_no_number_where_a_look_would_wait() -> None:
+    flags, x = torch.zeros(3, 2, dtype=torch.bool), torch.ones(3, 2)
+    cut = flags.clone()
+    cut[1, 0] = True
+    for final in (None, x * math.nan):
+        with far_device():
+            given = (x, torch.ones(4, 2), flags, cut, final, None)
+            grid = returns.Grid(*(y if y is None else y.to(ELSEWHERE) for y in given))
+            with no_waiting():
+                found = [*returns.gae(grid, 0.9, 0.9), returns.discounted_return(grid, 0.9)]
+                found += returns.vtrace(torch.zeros_like(grid.reward), grid, 0.9, 0.9, 1.0, 1.0)
+            for out in found:
+                assert out.cpu().isnan().tolist() == [[True, False], [True, False], [False, False]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 24, 100])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_torch_compiles_each_function_as_a_whole(name: str, steps: int) -> None:
+    block, numbers = drawn(7, steps, 16), COEFFICIENTS[0]
+    given = {key: tensor(grid) for key, grid in block.items()}
+    torch._dynamo.reset()
+    metrics.reset()
+    ask = torch.compile(lambda grids: _ask(relive.returns, name, grids, lambda x: x, numbers), fullgraph=True)
+    agree(ask(given), truth(name, block, **numbers), block, numbers)
+    passes = (steps - 1).bit_length() * (2 if name == "vtrace" else 1)
+    assert metrics.generated_kernel_count <= 3 + passes  # one more than passes as a rule
 
 
 # The oracle

@@ -11,8 +11,15 @@ import pytest
 import torch
 
 from definitions import rollouts as definition
+from elsewhere import no_waiting
 from relive import core
-from relive.core.rollouts import gather_on_device, gather_windows, mark_on_device, mark_windows
+from relive.core.rollouts import (
+    episodes_on_device,
+    gather_on_device,
+    gather_windows,
+    mark_on_device,
+    mark_windows,
+)
 
 BOTH = core, definition
 COMPILED: Any = importlib.import_module("relive.core._core")
@@ -30,6 +37,10 @@ def test_episodes_and_windows_are_found_as_defined(seed: int) -> None:
         module.episode_starts(done, real, ended, starts)
         flags.append((starts.tolist(), ended.tolist()))
     assert flags[0] == flags[1]
+    before = torch.from_numpy(np.random.default_rng(seed).random(envs) < 0.5)
+    with no_waiting():
+        there = episodes_on_device(*(torch.from_numpy(flag.view(np.bool_)) for flag in (done, real)), before)
+    assert [x.int().tolist() for x in there] == [*flags[0]]
     starts = np.array(flags[0][0], np.uint8).reshape(steps, envs)
     for length, tails, complete in itertools.product((1, 3, 2**31), (True, False), (True, False)):
         stride = min(int(rng.integers(1, length + 1)), 2**31)

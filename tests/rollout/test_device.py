@@ -1,12 +1,14 @@
-"""Rollouts on a device: the same numbers as in RAM, few launches, and no waiting but where the answer decides.
+"""Rollouts on a device: the same numbers as in RAM, few launches, and no waiting but where the answer is a shape.
 
 The device is a stand-in (:mod:`elsewhere`) whose tensors refuse to meet those of the CPU, and CUDA where there is one.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import relive
-from elsewhere import ELSEWHERE, far_device
+from elsewhere import ELSEWHERE, far_device, no_waiting
 from relive import GAE, RolloutBuffer, errors, returns
 
 T, N = 6, 4
@@ -31,6 +33,9 @@ ESTIMATORS = [
     returns.VTrace(0.9, 0.8),
     returns.GroupAdvantage(2),
 ]
+MOST_LAUNCHES = {
+    GAE: 24, returns.TDLambda: 26, returns.MonteCarlo: 30, returns.VTrace: 48, returns.GroupAdvantage: 60,
+}  # fmt: skip
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero")
 """Operations that wait for their result."""
 VIEWS = (
@@ -154,32 +159,108 @@ def test_writing_in_place_waits_for_nothing(device: torch.device) -> None:
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=repr)
 @pytest.mark.parametrize("real", [True, False])
-def test_an_estimator_gives_the_same_and_waits_once(device: torch.device, estimator: Any, real: bool) -> None:
+def test_an_estimator_gives_the_same_and_waits_for_nothing(device: torch.device, estimator: Any, real: bool) -> None:
     ours, theirs = filled("cpu", real).finish(estimator), filled(device, real)
-    _, work = counted(device, lambda: theirs.finish(estimator))
+    with no_waiting() as watch:
+        theirs.finish(estimator)
     assert_same(ours.data(), theirs.data())
-    once = getattr(estimator, "critic", True) and not isinstance(estimator, returns.GroupAdvantage)
-    assert sum(work.waits.values()) == once, work.waits  # for missing final values, which only a critic needs
+    assert len(watch.launches) <= MOST_LAUNCHES[type(estimator)] + 24 * getattr(estimator, "normalize", False)
 
 
-def test_a_missing_final_value_is_found_on_a_device(device: torch.device) -> None:
+def test_a_missing_final_value_is_not_a_number_on_a_device_and_refused_in_debug_mode(device: torch.device) -> None:
     rollout = empty(device)
-    for step in steps():
-        rollout.add({**{name: x for name, x in step.items() if name != "final_value"}, "truncated": np.ones(N, bool)})
+    for t, step in enumerate(steps()):
+        del step["final_value"], step["mask"]
+        flags = {"terminated": np.zeros(N, bool), "truncated": np.array([t == 3, False, False, False])}
+        rollout.add({**step, **flags})
     rollout.set_last(value=np.zeros(N, np.float32))
-    with pytest.raises(errors.FieldError, match="was truncated"):
+    for estimator in (GAE(), returns.TDLambda(), returns.MonteCarlo()):
+        rollout.finish(estimator)
+        wrong = rollout["advantage"].isnan().cpu()
+        assert wrong[:4, 0].all()
+        assert wrong.sum() == 4
+    rollout.debug = True
+    with pytest.raises(errors.FieldError, match="step 3 of env 0 was truncated"):
         rollout.finish(GAE())
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 24, 100])
+def test_launches_of_gae_grow_with_the_bits_of_the_number_of_steps(device: torch.device, steps: int) -> None:
+    x, no = torch.zeros(steps, N).to(device), torch.zeros(steps, N, dtype=torch.bool).to(device)
+    value, done = torch.zeros(steps + 1, N).to(device), no.clone()
+    with no_waiting() as watch:
+        returns.gae(x, value, done, no, final_value=x, mask=no)
+    assert len(watch.launches) <= 10 + 3 * (steps - 1).bit_length()
+
+
+def test_an_iteration_of_training_waits_for_nothing(device: torch.device) -> None:
+    given = [{name: torch.from_numpy(x).to(device) for name, x in step.items() if name != "mask"} for step in steps()]
+    ours, theirs = empty("cpu"), empty(device)
+    for _ in range(2):
+        for step in given:
+            ours.add({name: x.cpu() for name, x in step.items()})
+        ours.set_last(value=torch.ones(N))
+        expected = list(ours.finish(GAE()).minibatches(5, epochs=2, normalize_advantage=True))
+        with no_waiting():
+            for step in given:
+                theirs.add(step)
+            theirs.set_last(value=torch.ones(N, device=device))
+            batches = list(theirs.finish(GAE()).minibatches(5, epochs=2, normalize_advantage=True))
+            theirs.clear()
+        ours.clear()
+        for one, other in zip(expected, batches, strict=True):
+            assert_same(one, other)
+    starts = [next(rollout.add(step) or rollout.chunks())["is_start"].cpu() for rollout in (ours, theirs)
+              for step in [{name: x.to(rollout.device) for name, x in given[0].items()}]]  # fmt: skip
+    assert torch.equal(*starts)  # clear knows where episodes ended
+
+
+@pytest.mark.parametrize(
+    "copied", [deepcopy, lambda rollout: pickle.loads(pickle.dumps(rollout))], ids=["copy", "pickle"]
+)
+def test_a_copy_knows_where_episodes_ended_and_which_steps_are_real(
+    device: torch.device, copied: Callable[[RolloutBuffer], RolloutBuffer]
+) -> None:
+    rollout = filled(device)
+    rollout.clear()
+    again = copied(rollout)
+    step = {name: torch.from_numpy(array).to(device) for name, array in next(steps(1)).items()}
+    ours, theirs = (next((x.add(step), x.chunks())[1])["is_start"].cpu() for x in (rollout, again))
+    assert torch.equal(ours, theirs)
+    again["mask"][0, 1] = False
+    assert len(again) == int(again["mask"].cpu().sum()) < N
+
+
+@pytest.mark.parametrize("how", ["column", "view", "data", "reserved", "attached"])
+def test_a_mask_that_is_written_anyhow_is_heeded(device: torch.device, how: str) -> None:
+    rollout = filled(device, real=True)
+    if how == "column":
+        rollout["mask"] = rollout["mask"] & (rollout["reward"] > 0)
+    elif how == "view":
+        rollout["mask"].copy_(rollout["reward"] > 0)
+    elif how == "data":
+        rollout.data()["mask"][2] = False
+    elif how == "reserved":
+        rollout.clear()
+        rows = rollout.reserve()
+        rows["mask"][1] = False
+        rollout.commit(last=True)
+    else:
+        rollout.finish(returns.GroupAdvantage(2))
+    real = int(rollout["mask"].cpu().sum())
+    assert 0 < real < T * N
+    assert len(rollout) == real == sum(len(batch["reward"]) for batch in rollout.minibatches(5))
 
 
 @pytest.mark.parametrize("real", [True, False])
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_minibatches_wait_once_a_call_and_not_for_each_batch(device: torch.device, real: bool, epochs: int) -> None:
+def test_minibatches_wait_only_to_count_real_steps(device: torch.device, real: bool, epochs: int) -> None:
     ours, theirs = filled("cpu", real).finish(GAE()), filled(device, real).finish(GAE())
     options: dict[str, Any] = {"num_batches": 3, "epochs": epochs, "normalize_advantage": True}
     batches, work = counted(device, lambda: list(theirs.minibatches(**options)))
     for one, other in zip(ours.minibatches(**options), batches, strict=True):
         assert_same(one, other)
-    assert sum(work.waits.values()) == (1 if real else 2), work.waits  # is any step not real, and which are
+    assert sum(work.waits.values()) == (not real), work.waits  # how many steps are real
 
 
 def test_a_minibatch_of_packed_fields_is_one_gather(device: torch.device) -> None:
@@ -200,6 +281,19 @@ def test_sequences_wait_only_to_cut_episodes(device: torch.device, length: int |
     assert sum(work.waits.values()) == 1, work.waits
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_batch_of_sequences_takes_few_launches(device: torch.device, every: int) -> None:
+    rollout = empty(device, hidden_every=every)
+    for step in steps():
+        rollout.add({name: torch.from_numpy(array).to(device) for name, array in step.items()})
+    rollout.set_last(value=torch.ones(N).to(device))
+    batches = rollout.finish(GAE()).sequences(2, num_batches=4)
+    next(batches)  # packs the fields
+    with no_waiting() as watch:
+        next(batches)
+    assert len(watch.launches) <= 20, watch.launches
+
+
 def test_batches_of_envs_wait_only_to_cut_episodes(device: torch.device) -> None:
     ours, theirs = filled("cpu").finish(GAE()), filled(device).finish(GAE())
     batches, work = counted(device, lambda: list(theirs.env_batches(num_batches=2, epochs=2)))
@@ -209,9 +303,11 @@ def test_batches_of_envs_wait_only_to_cut_episodes(device: torch.device) -> None
     assert sum(work.waits.values()) == 1, work.waits
 
 
-def test_chunks_are_the_same(device: torch.device) -> None:
+def test_chunks_are_the_same_and_wait_for_nothing(device: torch.device) -> None:
     ours, theirs = filled("cpu").finish(GAE()), filled(device).finish(GAE())
-    for one, other in zip(ours.chunks(4), theirs.chunks(4), strict=True):
+    with no_waiting():
+        chunks = list(theirs.chunks(4))
+    for one, other in zip(ours.chunks(4), chunks, strict=True):
         assert_same(one, other)
 
 
@@ -221,11 +317,11 @@ def test_other_calls_wait_as_often_as_their_page_says(device: torch.device) -> N
         unvalued.add({**step, "terminated": np.ones(N, bool), "truncated": np.zeros(N, bool), "mask": np.ones(N, bool)})
     rollout = filled(device, real=True).finish(GAE())
     calls: dict[str, tuple[Callable[[], Any], int]] = {
-        "finish": (lambda: unvalued.finish(GAE()), 3),
-        "flat": (rollout.flat, 1),
-        "sample": (lambda: rollout.sample(2), 1),
-        "chunks": (lambda: list(rollout.chunks(2)), 1),
-        "clear": (rollout.clear, 1),
+        "finish": (lambda: unvalued.finish(GAE()), 2),
+        "flat": (rollout.flat, 0),
+        "sample": (lambda: rollout.sample(2), 0),
+        "sequences": (lambda: list(rollout.sequences(2)), 1),
+        "clear": (rollout.clear, 0),
     }
     for name, (call, waits) in calls.items():
         _, work = counted(device, call)

@@ -68,7 +68,15 @@ from ._core import (
     window_runs,
 )
 from .returns import Grid, discounted_return, gae, refuse_missing, vtrace
-from .rollouts import gather_on_device, gather_windows, mark_on_device, mark_windows, permutation
+from .rollouts import (
+    episodes_on_device,
+    gather_on_device,
+    gather_windows,
+    mark_on_device,
+    mark_windows,
+    permutation,
+    permute_on_device,
+)
 
 __all__ = [
     "SPOILT",
@@ -106,6 +114,7 @@ __all__ = [
     "draw_by_priority",
     "draw_by_weight",
     "episode_starts",
+    "episodes_on_device",
     "fill_gae",
     "fill_returns",
     "fill_vtrace",
@@ -125,6 +134,7 @@ __all__ = [
     "mix",
     "permutation",
     "permute",
+    "permute_on_device",
     "plan_rows",
     "plan_windows",
     "powers",

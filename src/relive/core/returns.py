@@ -1,16 +1,18 @@
-"""Returns and advantages: compiled for float32 in RAM, in torch operations for all else."""
+"""Returns and advantages: compiled C++ for float32 in RAM, torch operations for all else and while torch compiles."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from ..errors import FieldError
 from ._core import fill_gae, fill_returns, fill_vtrace, is_grid
 
-__all__ = ["Grid", "discounted_return", "gae", "refuse_missing", "vtrace"]
+__all__ = ["Grid", "discounted_return", "gae", "is_known_grid", "refuse_missing", "require_final_values", "vtrace"]
 
 
 class Grid(NamedTuple):
@@ -31,10 +33,10 @@ def gae(grid: Grid, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """Advantage and return: Âₜ = δₜ + γλ(1 - doneₜ)Âₜ₊₁ with δₜ = rₜ - vₜ + γv'ₜ; the return is Âₜ + vₜ.
 
     Raises:
-        FieldError: a truncated step has no final value.
+        FieldError: in RAM, a truncated step has no final value. Elsewhere to look would wait: what comes of it is NaN.
     """
     reward = grid.reward
-    if not is_grid(*grid):
+    if not is_known_grid(*grid):
         return _gae(grid, gamma, lam)
     advantage, ret = torch.empty_like(reward), torch.empty_like(reward)
     refuse_missing(fill_gae(*grid, advantage, ret, len(reward), gamma, lam), reward.shape[1])
@@ -47,10 +49,10 @@ def discounted_return(grid: Grid, gamma: float) -> Tensor:
     Without values, what follows a truncation and the last row counts as 0.
 
     Raises:
-        FieldError: with values, a truncated step has no final value.
+        FieldError: as :func:`gae`, with values.
     """
     reward = grid.reward
-    if not is_grid(*grid):
+    if not is_known_grid(*grid):
         return _discounted_return(grid, gamma)
     ret = torch.empty_like(reward)
     refuse_missing(fill_returns(*grid, ret, len(reward), gamma), reward.shape[1])
@@ -63,15 +65,35 @@ def vtrace(
     """Advantage and vs: vsₜ = vₜ + ρₜδₜ + γcₜ(vsₜ₊₁ - vₜ₊₁), and the advantage is ρₜ(rₜ + γvs'ₜ - vₜ).
 
     Raises:
-        FieldError: a truncated step has no final value.
+        FieldError: in RAM, a truncated step has no final value. Elsewhere to look would wait: what comes of it is NaN.
     """
     reward, ratio = grid.reward, log_rho.exp()
-    if not is_grid(*grid, ratio):
+    if not is_known_grid(*grid, ratio):
         return _vtrace(ratio, grid, gamma, lam, rho_clip, c_clip)
     advantage, target = torch.empty_like(reward), torch.empty_like(reward)
     found = fill_vtrace(*grid, ratio, advantage, target, len(reward), gamma, lam, rho_clip, c_clip)
     refuse_missing(found, reward.shape[1])
     return advantage, target
+
+
+def is_known_grid(*columns: Any) -> bool:
+    """True if compiled C++ takes these columns as they are. While torch compiles, what it sees has no memory."""
+    return not is_compiling() and is_grid(*columns)
+
+
+def require_final_values(grid: Grid) -> None:
+    """Refuse truncated steps without a final value; waits for the device.
+
+    Raises:
+        FieldError: names the first.
+    """
+    missing = grid.truncated & ~grid.terminated
+    if grid.mask is not None:
+        missing &= grid.mask
+    if grid.final_value is not None:
+        missing &= grid.final_value.isnan()
+    if bool(missing.any()):
+        refuse_missing(int(missing.flatten().nonzero()[0]), missing.shape[1])
 
 
 def refuse_missing(position: int, num_envs: int) -> None:
@@ -89,75 +111,85 @@ def refuse_missing(position: int, num_envs: int) -> None:
         )
 
 
-# In torch operations, to the bit what compiled code gives
+# In torch operations of fixed shapes, which never wait for a device. They add in another order than compiled C++.
 
 
 def _gae(grid: Grid, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    _require_final_values(grid)
-    delta = _delta(grid, grid.value[1:], gamma)
-    trace = torch.where(grid.terminated | grid.truncated, 0.0, torch.full_like(delta, gamma * lam))
-    advantage = _scan(*_drop(delta, trace, grid.mask))
+    _require_if_known(grid)
+    zero = grid.reward.new_zeros(())  # made once: a number in `where` becomes a tensor each time
+    delta = _delta(grid, grid.value[1:], gamma, zero)
+    advantage = _scan(_real(grid, delta, zero), _ends(grid), gamma * lam, zero)
     return advantage, advantage + grid.value[:-1]
 
 
 def _discounted_return(grid: Grid, gamma: float) -> Tensor:
-    reward, value, terminated, truncated, final_value, mask = grid
-    term = reward
-    if value is not None:
-        _require_final_values(grid)
-        if final_value is not None:
-            term = torch.where(truncated & ~terminated, reward + gamma * final_value, reward)
-    trace = torch.where(terminated | truncated, 0.0, torch.full_like(reward, gamma))
-    v = torch.zeros_like(reward) if value is None else value[:-1]
-    if mask is not None:
-        term, trace = torch.where(mask, term, v), torch.where(mask, trace, 0.0)
-    return _scan(term, trace, None if value is None else value[-1])
+    reward, value, terminated, truncated, final_value, _ = grid
+    ends, zero = _ends(grid), reward.new_zeros(())
+    if value is None:
+        return _scan(_real(grid, reward.clone(), zero), ends, gamma, zero)
+    _require_if_known(grid)
+    final = zero * math.nan if final_value is None else final_value
+    after = torch.where(truncated & ~terminated, final, zero)
+    after[-1] += torch.where(terminated[-1] | truncated[-1], zero, value[-1])
+    term = _real(grid, torch.add(reward, after, alpha=gamma), value[:-1])
+    return _scan(term, ends, gamma, zero)
 
 
 def _vtrace(
     ratio: Tensor, grid: Grid, gamma: float, lam: float, rho_clip: float, c_clip: float
 ) -> tuple[Tensor, Tensor]:
-    _require_final_values(grid)
-    value, mask = grid.value, grid.mask
-    rho, c = ratio.clamp(max=rho_clip), lam * ratio.clamp(max=c_clip)
-    term = rho * _delta(grid, value[1:], gamma)
-    trace = torch.where(grid.terminated | grid.truncated, 0.0, gamma * c)
-    target = _scan(*_drop(term, trace, mask)) + value[:-1]
-    advantage = rho * _delta(grid, torch.cat([target[1:], value[-1:]]), gamma)
-    return (advantage if mask is None else torch.where(mask, advantage, 0.0)), target
+    _require_if_known(grid)
+    value, rho, zero = grid.value, ratio.clamp(max=rho_clip), grid.reward.new_zeros(())
+    term = _real(grid, rho * _delta(grid, value[1:], gamma, zero), zero)
+    trace = ratio.clamp(max=c_clip) * (gamma * lam)
+    target = _scan(term, _ends(grid), trace, zero) + value[:-1]
+    advantage = rho * _delta(grid, torch.cat([target[1:], value[-1:]]), gamma, zero)
+    return _real(grid, advantage, zero), target
 
 
-def _require_final_values(grid: Grid) -> None:
-    missing = grid.truncated & ~grid.terminated
-    if grid.mask is not None:
-        missing &= grid.mask
-    if grid.final_value is not None:
-        missing &= grid.final_value.isnan()
-    if bool(missing.any()):  # the only line that waits for a device
-        refuse_missing(int(missing.flatten().nonzero()[0]), missing.shape[1])
+def _require_if_known(grid: Grid) -> None:
+    if grid.reward.is_cpu and not is_compiling():
+        require_final_values(grid)
 
 
-def _delta(grid: Grid, following: Tensor, gamma: float) -> Tensor:
+def _delta(grid: Grid, following: Tensor, gamma: float, zero: Tensor) -> Tensor:
     """rₜ - vₜ + γv'ₜ, where v' is 0 after a terminal and final_value after a truncation."""
-    none = grid.terminated
-    if grid.final_value is None:
-        none = none | grid.truncated
-    else:
-        following = torch.where(grid.truncated, grid.final_value, following)
-    return (grid.reward - grid.value[:-1]) + torch.where(none, 0.0, gamma * following)
+    final = zero * math.nan if grid.final_value is None else grid.final_value
+    after = torch.where(grid.terminated, zero, torch.where(grid.truncated, final, following))
+    return (grid.reward - grid.value[:-1]).add_(after, alpha=gamma)
 
 
-def _drop(term: Tensor, trace: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    if mask is None:
-        return term, trace
-    return torch.where(mask, term, 0.0), torch.where(mask, trace, 0.0)
+def _ends(grid: Grid) -> Tensor:
+    """True where nothing comes back from the step after."""
+    done = grid.terminated | grid.truncated
+    return done if grid.mask is None else done | ~grid.mask
 
 
-def _scan(term: Tensor, trace: Tensor, last: Tensor | None = None) -> Tensor:
-    """xₜ = termₜ + traceₜxₜ₊₁; a trace of 0 cuts even where xₜ₊₁ is not finite."""
-    out = torch.empty_like(term)
-    following = torch.zeros_like(term[0]) if last is None else last
-    for t in range(len(term) - 1, -1, -1):
-        following = term[t] + torch.where(trace[t] == 0, 0.0, trace[t] * following)
-        out[t] = following
-    return out
+def _real(grid: Grid, x: Tensor, otherwise: Tensor) -> Tensor:
+    return x if grid.mask is None else torch.where(grid.mask, x, otherwise)
+
+
+def _scan(x: Tensor, ends: Tensor, trace: Any, zero: Tensor) -> Tensor:
+    """xₜ + traceₜxₜ₊₁ from the last row to the first, in place; after an end nothing comes back, not even NaN.
+
+    Before the pass of distance d, row t has the terms of d steps, ``ends`` says whether one of them is an end, and
+    ``trace`` is their product. So there are as many passes as the number of steps has bits.
+
+    Args:
+        x: ``[T, N]``, overwritten.
+        ends: bool ``[T, N]``.
+        trace: a number, or ``[T, N]``.
+        zero: 0 as a tensor of that device.
+    """
+    distance, steps, ends, varies = 1, len(x), ends[:-1], isinstance(trace, Tensor)
+    trace = trace[:-1] if varies else trace
+    while distance < steps and (varies or trace != 0):
+        if varies:
+            x[:-distance] += torch.where(ends, zero, trace * x[distance:])
+        else:
+            x[:-distance].add_(torch.where(ends, zero, x[distance:]), alpha=trace)
+        if 2 * distance < steps:
+            ends = ends[:-distance] | ends[distance:]
+            trace = trace[:-distance] * trace[distance:] if varies else trace * trace
+        distance *= 2
+    return x

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from .. import core
+from ..core.numbers import power, uniform
 from ..core.words import FANOUT, LARGEST_ERROR
-from .numbers import power, uniform
 from .ring import Added, DeviceRing, Spots
 
 __all__ = ["DevicePriorities", "Weighed"]

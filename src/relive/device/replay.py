@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from .. import core
+from ..core.numbers import signed
 from ..core.words import ALONE, COMPLETED, COUNT, DRAWABLE, EPISODES, FINALS, HEAD, LINKED, NEXT, NOT_FINITE, TAIL
 from ..memory.device import DeviceRows
 from ..ring.ring import Ahead, Ring
@@ -26,7 +27,6 @@ from ..steps.schema import Path
 from ..views.contract import rule_of
 from ..views.frames import FrameStack
 from ..views.transitions import NStep
-from .numbers import signed
 from .priorities import DevicePriorities
 from .ring import DeviceRing
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.words import ALONE, FINALS, LINKED, LONGEST
-from .numbers import GOLDEN, stream_of, uniform
+from ..core.numbers import GOLDEN, stream_of, uniform
+from ..core.words import FINALS, LINKED, LONGEST
 
 __all__ = ["Added", "DeviceRing", "Spots", "Windows"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import core
 from ..batches import WHOLE, EnvBatch, Overlap, SequenceBatch, as_tensordict, stride_of
-from ..core.returns import refuse_missing
+from ..core.returns import Grid, refuse_missing, require_final_values
 from ..errors import (
     DTypeError,
     FieldError,
@@ -128,8 +128,8 @@ class RolloutBuffer:
 
         self._has_last = False
         """True if the value of the bootstrap row is written."""
-        self._ended: Bools = np.ones(self.num_envs, np.bool_)
-        """True where the episode before the first row had ended, ``[N]``."""
+        self._ended: Bools | Tensor = self._all_ended()
+        """True where the episode before the first row had ended, ``[N]``; on the device, if there is one."""
         self._interrupted = False
         """True if the episodes of the newest row were broken off, although its flags do not say so."""
         self._reserved = 0
@@ -149,7 +149,12 @@ class RolloutBuffer:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: everything but addresses and the views that :meth:`reserve` returned."""
-        return {**self.__dict__, "_reserved_views": [], "_gae_layout": None, "_gae_in_place": None}
+        forgotten: dict[str, Any] = {"_reserved_views": [], "_gae_layout": None, "_gae_in_place": None}
+        return {**self.__dict__, **forgotten, "_ended": as_host(self._ended)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._set_ended(state["_ended"])
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -222,7 +227,7 @@ class RolloutBuffer:
         columns, count = self._columns, rows.stop - rows.start
         ended = self._ended
         if self._has_ends:
-            ended = Flags.of([columns.view((name,), rows) for name in ENDS], ended).ended.view(np.bool_)
+            ended = Flags.of([columns.view((name,), rows) for name in ENDS], ended).ended
         columns.detach()
         start = (columns.start + count) % columns.num_steps
         self._ended, columns.start, columns.count = ended, start, columns.count - count  # all or none
@@ -230,8 +235,12 @@ class RolloutBuffer:
     def _write_bookkeeping(self, rows: int | slice, values: Mapping[str, Any]) -> None:
         """Write the mask and the final values of rows: these ``values``, or their defaults."""
         self._bookkeeping_used = True  # before the write, in case it is interrupted
-        for (name,) in self._columns.bookkeeping:
-            self._columns.put((name,), rows, values.get(name, BOOKKEEPING[name]))
+        columns = self._columns
+        is_real = (rows == slice(None) or columns.is_real) and "mask" not in values
+        for (name,) in columns.bookkeeping:
+            columns.put((name,), rows, values.get(name, BOOKKEEPING[name]))
+        if is_real:
+            columns.note_real()
 
     def _refuse_nonfinite(self, values: Mapping[str, Any], steps: int = 1) -> None:
         """Refuse rewards and values of the next ``steps`` steps that are not finite; they fit otherwise."""
@@ -410,7 +419,7 @@ class RolloutBuffer:
         """
         columns = self._columns
         if not columns.count:
-            self._ended = np.ones(columns.num_envs, np.bool_)
+            self._ended = self._all_ended()
         if not columns.count or (columns.is_full and not columns.wrap):
             self._interrupted = bool(columns.count)
             return
@@ -445,11 +454,21 @@ class RolloutBuffer:
         leaves = [leaf for name in ENDS for leaf in self._columns.leaves((name,))]
         return Flags.of([self._columns.ordered(leaf) for leaf in leaves], self._ended)
 
-    def _ended_now(self) -> Bools:
+    def _all_ended(self) -> Bools | Tensor:
+        """True for each env, where :attr:`_ended` is."""
+        if self.device.type == "cpu":
+            return np.ones(self.num_envs, np.bool_)
+        return torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+
+    def _set_ended(self, ended: Bools) -> None:
+        """Set :attr:`_ended` to what was saved of it."""
+        self._ended = ended if self.device.type == "cpu" else torch.from_numpy(ended).to(self.device)
+
+    def _ended_now(self) -> Bools | Tensor:
         """True where the next step starts an episode, ``[N]``."""
         if self._interrupted:
-            return np.ones(self.num_envs, np.bool_)
-        return self._flags().ended.view(np.bool_) if self._columns.count and self._has_ends else self._ended
+            return self._all_ended()
+        return self._flags().ended if self._columns.count and self._has_ends else self._ended
 
     # -- finishing ----------------------------------------------------------------------------------------------------
 
@@ -466,8 +485,12 @@ class RolloutBuffer:
             EmptyError: no step was added.
             UnfinishedError: the rollout is not full, or the bootstrap value is missing.
             FieldError: a column that the estimator reads is missing, or a truncated step has no final value.
-            NotFiniteError: an advantage would be NaN or infinite, such as those before a value that is. On other
-                devices than the CPU only in debug mode, as it takes time there. There are no advantages then.
+            NotFiniteError: an advantage would be NaN or infinite, such as those before a value that is. There are no
+                advantages then.
+
+        On other devices than the CPU nobody looks for a missing final value, or for advantages that are not finite,
+        unless ``debug`` is set: to look would wait. A missing final value is NaN there, and so are the advantages of
+        the steps that lead to it.
         """
         columns = self._columns
         in_place = estimator if type(estimator) is GAE and not estimator.normalize else None
@@ -526,7 +549,10 @@ class RolloutBuffer:
         if "value" in estimator.reads and not self._has_last:
             self._require_all_ended()
         own, host = is_own(estimator), columns.device.type == "cpu"
-        result = estimator(**{name: self._estimator_input(name, host or not own) for name in estimator.reads})
+        inputs = {name: self._estimator_input(name, host or not own) for name in estimator.reads}
+        if own and self._debug and "final_value" in inputs:
+            require_final_values(Grid(*[inputs[name] for name in Grid._fields]))
+        result = estimator(**inputs)
         advantage = result["advantage"] if own and (host or self._debug) else None
         if advantage is not None and not bool(advantage.isfinite().all()):
             self._refuse_spoilt(advantage, estimator)
@@ -546,7 +572,7 @@ class RolloutBuffer:
         A look at the flags waits for the device. Without ``may_wait`` there is none, and bookkeeping always comes.
         """
         columns = self._columns
-        if name == "mask" and may_wait and not columns.has_mask():
+        if name == "mask" and (may_wait or columns.is_real) and not columns.has_mask():
             return None
         if name == "final_value" and (name not in columns or (may_wait and not columns.has_truncations())):
             return None
@@ -699,7 +725,7 @@ class RolloutBuffer:
 
     def _permutation(self, rows: Tensor | None) -> Tensor:
         """The next permutation of the flat rows that are real."""
-        order = self._permutations.next(self._columns.num_real(rows)).to(self.device)
+        order = self._permutations.next(self._columns.num_real(rows), self.device)
         return order if rows is None else rows[order]
 
     def _orders(self, rows: Tensor | None, epochs: int, reshuffle: bool) -> Iterator[Tensor]:
@@ -749,7 +775,8 @@ class RolloutBuffer:
         wanted = columns.wanted(fields)
         require_advantage(normalize_advantage, wanted)
         orders = self._orders(rows, epochs, reshuffle)
-        pack = epochs > 1 or len(bounds) >= MANY
+        # On a device only calls count, and those of the second batch pay for packing.
+        pack = epochs > 1 or len(bounds) >= (MANY if self.device.type == "cpu" else 2)
         return self._minibatches.batches(wanted, bounds, orders, pack=pack, normalize_advantage=normalize_advantage)
 
     def sequences(
@@ -984,7 +1011,7 @@ class RolloutBuffer:
             draws=self._permutations.draws,
             has_last=self._has_last,
             interrupted=self._interrupted,
-            ended=self._ended,
+            ended=as_host(self._ended),
             initial_hidden=self.initial_hidden,
         )
         return self._saves.begin(saving.save(path, self._columns, progress, extra=extra, background=background))
@@ -1004,7 +1031,8 @@ class RolloutBuffer:
             buffer._preset = False
             buffer.__init__(**saving.arguments(tensors, content), device=device)
             progress = saving.restore(buffer._columns, tensors, content)
-            buffer._ended, buffer._interrupted = progress.ended, progress.interrupted
+            buffer._set_ended(progress.ended)
+            buffer._interrupted = progress.interrupted
             buffer._permutations.draws, buffer._has_last = progress.draws, progress.has_last
             buffer.initial_hidden = progress.initial_hidden
         buffer.extra = extra

@@ -118,6 +118,8 @@ class Columns:
         """The columns that exist from the start."""
         self.start = self.count = 0
         """The place of the oldest row, and the number of rows."""
+        self._real_at: int | None = None
+        """How often torch had written to the mask when each of its rows was True; on a device only."""
         hidden = {path: field for path, field in schema.leaves.items() if self._is_sparse(path)}
         self.states: dict[Path, Any] = {path: self._zeros(x.shape, x.dtype, self.every) for path, x in hidden.items()}
         """Row i has the recurrent states of step i * k, ``[ceil(T / k) + 1, N, ...]``; empty if k is 1."""
@@ -218,6 +220,7 @@ class Columns:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._real_at = None
         if not self._on_host:
             dtypes = self._dtypes | {path: self.schema.leaves[path].dtype for path in self.states}
             for name in "_memory", "states":
@@ -514,9 +517,23 @@ class Columns:
         if not self.count:
             raise EmptyError("the rollout has no steps; call add() or let a Collector fill it")
 
+    @property
+    def is_real(self) -> bool:
+        """True if all steps are known to be real without asking a device."""
+        return self._real_at is not None and self._real_at == self._mask_writes()
+
+    def note_real(self) -> None:
+        """Each row of the mask is True by now. It is known until somebody writes to the mask or to a view of it."""
+        if not self._on_host:
+            self._real_at = self._mask_writes()
+
+    def _mask_writes(self) -> int:
+        """How often torch has written to the mask, by whatever view."""
+        return self._memory["mask",]._version
+
     def has_mask(self) -> bool:
-        """True if any step is not real."""
-        return not self._flags(("mask",)).all()
+        """True if any step is not real; waits for a device unless :attr:`is_real`."""
+        return not self.is_real and not self._flags(("mask",)).all()
 
     def has_truncations(self) -> bool:
         """True if any step was truncated, so that its final value is read."""
@@ -528,7 +545,10 @@ class Columns:
 
     def real_rows(self) -> Tensor | None:
         """The flat rows ``t * N + n`` of the real transitions; None if all are."""
-        return self["mask"].flatten().nonzero().squeeze(1) if self.has_mask() else None
+        if self.is_real or (self._on_host and not self.has_mask()):
+            return None
+        rows = self["mask"].flatten().nonzero().squeeze(1)
+        return rows if len(rows) < self.count * self.num_envs else None
 
     def num_real(self, rows: Tensor | None) -> int:
         """The number of real transitions, given the flat rows that :meth:`real_rows` returned."""

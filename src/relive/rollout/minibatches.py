@@ -75,9 +75,9 @@ class Permutations:
         self.draws += count
         return self.draws - count
 
-    def next(self, count: int) -> Tensor:
-        """The next permutation of ``count`` items, on the CPU."""
-        order = core.permutation(count, self.seed, self.draws)
+    def next(self, count: int, device: torch.device | None = None) -> Tensor:
+        """The next permutation of ``count`` items, on a device; in RAM if None."""
+        order = core.permutation(count, self.seed, self.draws, device)
         self.draws += 1
         return order
 

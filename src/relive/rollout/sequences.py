@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from .. import core
 from ..batches import WHOLE, EnvBatch, SequenceBatch, as_tensordict, padding, swap_layers
 from ..errors import FieldError, ParameterError
 from ..memory.allocator import Recycled
-from ..memory.layout import RowLayout
+from ..memory.layout import LARGE_FIELD, RowLayout
 from ..returns import scale
 from ..steps.arrays import Ints, as_host
 from ..steps.schema import Field, Path
@@ -43,37 +44,57 @@ ENV, START, LENGTH, ORIGIN, BEGINS = range(5)
 or 0, and 1 if the episode begins there."""
 
 
-class Flags:
-    """Where the episodes of a rollout start and end: ``done``, ``real`` and ``starts``, uint8 ``[T, N]``.
+class Flags(NamedTuple):
+    """Where the episodes of a rollout start and end: arrays of bools for columns in RAM, tensors for others.
 
     Args:
-        done: bool ``[T, N]``, ``terminated | truncated``.
-        real: bool ``[T, N]``, the rollout's mask.
-        ended: bool ``[N]``, True if the episode before the first row had ended.
+        done: ``[T, N]``, ``terminated | truncated``.
+        real: ``[T, N]``, the rollout's mask.
+        starts: ``[T, N]``, True at the first step of an episode.
+        ended: ``[N]``, True where the newest episode has ended.
     """
 
-    def __init__(self, done: NDArray[Any], real: NDArray[Any], ended: NDArray[Any]) -> None:
-        self.done, self.real = (np.ascontiguousarray(x).view(np.uint8) for x in (done, real))
-        self.starts, self.ended = np.empty_like(self.done), ended.astype(np.uint8)
-        """1 at the first step of an episode, ``[T, N]``; and 1 where the newest episode has ended, ``[N]``."""
-        core.episode_starts(self.done, self.real, self.ended, self.starts)
+    done: Any
+    real: Any
+    starts: Any
+    ended: Any
 
     @classmethod
-    def of(cls, columns: Sequence[Tensor], ended: NDArray[Any]) -> Flags:
-        """The flags of the columns :data:`ENDS`, ``[T, N]`` each."""
-        if columns[0].is_cpu:
-            terminated, truncated, real = (as_host(column) for column in columns)
-        else:  # in one copy: each one waits for the device
-            terminated, truncated, real = as_host(torch.stack([*columns]))
-        return cls(terminated | truncated, real, ended)
+    def of(cls, columns: Sequence[Tensor], ended: Any) -> Flags:
+        """The flags of the columns :data:`ENDS`, ``[T, N]`` each; on a device without waiting for it.
+
+        Args:
+            columns: the columns.
+            ended: ``[N]``, True if the episode before the first row had ended.
+        """
+        if not columns[0].is_cpu:
+            terminated, truncated, real = columns
+            done = terminated | truncated
+            return cls(done, real, *core.episodes_on_device(done, real, ended))
+        terminated, truncated, real = (as_host(column) for column in columns)
+        return cls.of_arrays(terminated | truncated, real, ended)
+
+    @classmethod
+    def of_arrays(cls, done: NDArray[Any], real: NDArray[Any], ended: NDArray[Any]) -> Flags:
+        """The flags of ``done`` and ``real``, bool ``[T, N]``, after an episode that had ``ended`` or not, ``[N]``."""
+        done, real = (np.ascontiguousarray(x) for x in (done, real))
+        starts, ended = np.empty(real.shape, np.bool_), ended.copy()
+        core.episode_starts(*(x.view(np.uint8) for x in (done, real, ended, starts)))
+        return cls(done, real, starts, ended)
+
+    def in_ram(self) -> list[NDArray[np.uint8]]:
+        """``done``, ``real`` and ``starts`` as arrays; this waits for a device, once."""
+        flags: Any = self.done, self.real, self.starts
+        if isinstance(self.done, Tensor):
+            flags = as_host(torch.stack(flags))
+        return [flag.view(np.uint8) for flag in flags]
 
 
 def plan_windows(flags: Flags, length: int | None, stride: int, *, drop_tail: bool, complete: bool) -> Ints:
     """The windows of ``length`` steps, or of whole episodes if it is None, as a table ``[K, 5]``."""
     size, stride = WHOLE if length is None else min(length, WHOLE), min(stride, WHOLE)
-    return core.plan_windows(
-        flags.done, flags.real, flags.starts, size, stride, not drop_tail or length is None, complete
-    )
+    done, real, starts = flags.in_ram()
+    return core.plan_windows(done, real, starts, size, stride, not drop_tail or length is None, complete)
 
 
 Split = Callable[[Ints], list[tuple[int, int]]]
@@ -104,7 +125,7 @@ class WindowReader:
         wanted: which of them to read, without the hidden states.
         states: the hidden states, if there are any.
         pack: first pack the fields of at most this many bytes side by side, env by env. This costs one pass over them;
-            each window is then one run of bytes.
+            each window is then one run of bytes. On a device all but large fields are packed, as calls are what counts.
         memory: gives the memory of batches, on the CPU.
 
     Raises:
@@ -122,9 +143,9 @@ class WindowReader:
                 f"field '{name}': batches of sequences have another one of this name; pick others: fields=..."
             )
         self._fields = {path: Field(tuple(column.shape[2:]), column.dtype) for path, column in self._columns.items()}
-        self._layout = RowLayout({path: field for path, field in self._fields.items() if field.nbytes <= pack})
+        most = pack if self._on_host else LARGE_FIELD
+        self._layout = RowLayout({path: field for path, field in self._fields.items() if field.nbytes <= most})
         self._unpacked = {path: self._source(path) for path in wanted if path not in self._layout.fields}
-        self._packed = self._pack() if self._layout.fields else None
 
     def _source(self, path: Path) -> WindowSource:
         """A column as it lies, time by time: the next step of an env is N rows further."""
@@ -134,9 +155,12 @@ class WindowReader:
         layout = RowLayout({path: self._fields[path]})
         return WindowSource(bits, pad.reshape(1, -1).view(torch.uint8)[0], self._envs, layout, self._memory)
 
-    def _pack(self) -> WindowSource:
+    @cached_property
+    def _packed(self) -> WindowSource | None:
         """The fields of the layout side by side, env by env: the next step of an env is the next row."""
         layout, count = self._layout, self.num_steps * self._envs
+        if not layout.fields:
+            return None
         if self._on_host:
             rows = self._memory.empty((count, layout.nbytes))
             flat = {path: self._columns[path].flatten(0, 1).contiguous() for path in layout.fields}
@@ -147,7 +171,8 @@ class WindowReader:
                 view.copy_(self._columns[path].transpose(0, 1))
         pad = torch.zeros(layout.nbytes, dtype=torch.uint8, device=self._device)
         for path, view in layout.views(pad[None]).items():
-            view.fill_(padding(path))
+            if padding(path):
+                view.fill_(True)
         return WindowSource(rows, pad, 1, layout, self._memory)
 
     def most_rows(self, windows: Ints, length: int) -> int:
@@ -180,7 +205,7 @@ class WindowReader:
         table = self._table(windows)
         lengths = table[0]
         # Compiled code takes arrays, and each row of this table is one.
-        facts = table if self._on_host else torch.from_numpy(table).to(self._device)
+        facts = table if self._on_host else _sent(table, self._device)
         for low, high in bounds:
             most = rows or int(lengths[low:high].max())
             yield self._batch(facts[:, low:high], most, time_first, normalize_advantage)
@@ -213,31 +238,25 @@ class WindowReader:
         """The steps from ``low`` up to, not including, ``high`` of all envs, ``[L, N, ...]``."""
         leaves = {path: column[low:high] for path, column in self._columns.items()}
         for name, flag in (("is_start", flags.starts), ("mask", flags.real), ("done", flags.done)):
-            leaves[name,] = torch.from_numpy(flag[low:high].view(np.bool_)).to(self._device)
-        facts = {
-            "lengths": np.full(self._envs, high - low),
-            "burn_in": np.zeros(self._envs, np.int64),
-            "env": np.arange(self._envs),
-            "start": np.full(self._envs, low),
-        }
-        moved = {name: torch.from_numpy(fact).to(self._device) for name, fact in facts.items()}
+            leaves[name,] = _tensor(flag[low:high])
+        env = torch.arange(self._envs, device=self._device)
+        numbers = {"lengths": high - low, "burn_in": 0, "start": low}
+        facts = {name: torch.full_like(env, number) for name, number in numbers.items()} | {"env": env}
         hidden = None
         if self._states is not None:  # chunks begin at multiples of k, where the state of each env is stored
-            index = moved["env"] + low // self._states.every * self._envs
+            index = env + low // self._states.every * self._envs
             hidden = self._hidden(index.numpy() if self._on_host else index, index * 0 + 1)
-        return SequenceBatch(leaves, moved, hidden, time_first=True)
+        return SequenceBatch(leaves, facts, hidden, time_first=True)
 
     def whole(self, envs: Ints | None) -> dict[Path, Tensor]:
         """A copy of all steps of some envs, ``[T, B, ...]``; None gives the columns of all envs, uncopied."""
         if envs is None:
             return dict(self._columns)
-        env = torch.from_numpy(envs).to(self._device)
-        first: Any = envs if self._on_host else env
-        lengths = first * 0 + self.num_steps
+        env = _sent(envs, self._device)
         leaves: dict[Path, Tensor] = {}
         for path, column in self._columns.items():
-            if column.dim() > 2:
-                self._read(path, first, lengths, self.num_steps, True, leaves)
+            if self._on_host and column.dim() > 2:
+                self._read(path, envs, envs * 0 + self.num_steps, self.num_steps, True, leaves)
             else:  # torch picks numbers time by time, so the row that it picks from is in the nearest cache
                 leaves[path] = column.index_select(1, env)
         return leaves
@@ -261,6 +280,12 @@ class WindowReader:
 
 def _tensor(fact: Any) -> Tensor:
     return fact if isinstance(fact, Tensor) else torch.from_numpy(fact)
+
+
+def _sent(array: Ints, device: torch.device) -> Tensor:
+    """An array on a device. From page-locked memory it is sent while the caller goes on."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class WindowSource:
@@ -338,7 +363,8 @@ class States:
             else:
                 states[path] = column.index_select(0, index)
             if self.every > 1:  # rows between two stored steps begin an episode
-                states[path][torch.as_tensor(stored == 0)] = self._initial[path]
+                lacking, initial = torch.as_tensor(stored == 0), self._initial[path]
+                states[path] = torch.where(lacking.view(-1, *[1] * initial.dim()), initial, states[path])
             states[path] = swap_layers(states[path]).contiguous()
         return states
 

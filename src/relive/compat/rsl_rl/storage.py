@@ -492,7 +492,7 @@ def split_and_pad_trajectories(tensor: Any, dones: Tensor) -> tuple[Any, Tensor]
     if tuple(dones.shape) not in ((steps, envs), (steps, envs, 1)):
         raise ShapeError(f"dones: expected {(steps, envs)}, with or without a last axis of 1, got {tuple(dones.shape)}")
     done = as_host(dones.reshape(steps, envs)) != 0
-    flags = Flags(done, np.ones_like(done), np.ones(envs, np.bool_))
+    flags = Flags.of_arrays(done, np.ones_like(done), np.ones(envs, np.bool_))
     windows = torch.from_numpy(plan_windows(flags, None, WHOLE, drop_tail=False, complete=False)).to(dones.device)
     time = torch.arange(steps, device=dones.device).unsqueeze(1)
     masks = time < windows[:, LENGTH]
