@@ -144,7 +144,7 @@ class VectorEnvs:
         obs: Any = self.envs.get_observations() if reset is None else reset(**wanted)
         info: dict[str, Any] = {}
         if isinstance(obs, tuple) and len(cast("Any", obs)) == 2 and isinstance(obs[1], Mapping):
-            obs, info = cast("Any", obs)
+            obs, info = cast("tuple[Any, dict[str, Any]]", obs)
         if not isinstance(_first_leaf(obs), Tensor):
             raise EnvError(
                 f"the envs have a device, {self.device}, and return observations of type "

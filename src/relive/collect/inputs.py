@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -303,7 +304,8 @@ class Inputs:
         for path, leaf in self.leaves.items():
             if path[0] != "hidden":
                 continue
-            state = torch.zeros(leaf.shape) if tree is None else self._initial_leaf(tree, path)
+            zeros = partial(torch.zeros, leaf.shape, dtype=leaf.dtype, device=self.device)
+            state = zeros() if tree is None else self._initial_leaf(tree, path)
             if state.shape != leaf.shape:
                 raise ShapeError(
                     f"initial_hidden: expected {leaf.shape} for '{dotted(path)}', without the axis of envs, "
