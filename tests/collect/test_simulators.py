@@ -28,6 +28,8 @@ from support.point_masses import FINAL, PointMasses
 N, LIMIT = 5, 8
 PLACES = ["cpu", "stand-in", *(["cuda"] if torch.cuda.is_available() else [])]
 SHOWN = [final for final in FINAL if final]
+FORMS = [(False, False), (True, False), (False, True), (True, True)]
+"""Whether a simulator returns what rsl_rl's do; whether the replay stores a next observation with each step."""
 
 every_shown = pytest.mark.parametrize("final", SHOWN)
 
@@ -64,13 +66,14 @@ def steps_of(count: int, **options: Any) -> list[list[Step]]:
 
 
 @pytest.mark.parametrize(
-    ("final", "device", "as_rsl_rl", "own"),
-    covering(SHOWN, PLACES, [False, True], [False, True], full=2),
+    ("final", "device", "form"),
+    covering(SHOWN, PLACES, FORMS, full=2),
     indirect=["device"],
 )
 def test_a_replay_has_the_true_final_observations_under_every_name(
-    device: torch.device, final: str, as_rsl_rl: bool, own: bool
+    device: torch.device, final: str, form: tuple[bool, bool]
 ) -> None:
+    as_rsl_rl, own = form
     envs = simulator(device, final=final, as_rsl_rl=as_rsl_rl)
     replay = replay_of(envs, device, own_next_obs=own)
     Collector(envs, push, replay).collect(40)
@@ -215,7 +218,6 @@ def test_a_simulator_that_hides_them_is_refused_at_the_first_truncation_and_told
         Collector(envs, push, replay).collect(30)
     kept = rows(replay.data())
     first = next(t for t in range(30) if any(mine[t].truncated and not mine[t].terminated for mine in steps_of(30)))
-    assert sorted(map(repr, kept)) != []
     assert len(kept) == N * first
     assert not any(step.truncated and not step.terminated for step in kept)
 
@@ -297,13 +299,14 @@ def test_a_mask_that_says_no_is_believed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("final", "device", "as_rsl_rl", "own", "sampler"),
-    covering(SHOWN, PLACES, [False, True], [False, True], [None, Prioritized], full=2),
+    ("final", "device", "form", "sampler"),
+    covering(SHOWN, PLACES, FORMS, [None, Prioritized], full=2),
     indirect=["device"],
 )
 def test_no_vector_step_into_a_replay_waits_for_the_device(
-    device: torch.device, final: str, as_rsl_rl: bool, own: bool, sampler: Any
+    device: torch.device, final: str, form: tuple[bool, bool], sampler: Any
 ) -> None:
+    as_rsl_rl, own = form
     made = simulator(device, final=final, as_rsl_rl=as_rsl_rl)
     replay = replay_of(made, device, on_device=True, own_next_obs=own, sampler=sampler and sampler())
     collector = Collector(Again(made, LIMIT + 24), push, replay)
@@ -407,9 +410,9 @@ def test_a_simulator_that_never_truncates_may_say_none() -> None:
     replay = replay_of(simulator(), on_device=True)
     collector = Collector(envs, push, replay)
     collector.collect(2)
-    with no_waiting(allow=True) as watch:
+    with no_waiting():
         collector.collect(20)
-    assert not [wait for wait in watch.waits if "equal" not in wait and "_local_scalar" in wait and "host" not in wait]
+    assert replay.data()["terminated"].any()
     assert not replay.data()["truncated"].any()
 
 

@@ -143,8 +143,8 @@ class VectorEnvs:
             )
         obs: Any = self.envs.get_observations() if reset is None else reset(**wanted)
         info: dict[str, Any] = {}
-        if isinstance(obs, tuple) and len(cast("Any", obs)) == 2 and isinstance(obs[1], Mapping):
-            obs, info = cast("tuple[Any, dict[str, Any]]", obs)
+        if _has_info(obs):
+            obs, info = obs
         if not isinstance(_first_leaf(obs), Tensor):
             raise EnvError(
                 f"the envs have a device, {self.device}, and return observations of type "
@@ -375,6 +375,11 @@ def _of(envs: Any, name: str) -> Any:
     """An attribute of envs, or of the envs in their wrappers; None if neither has it."""
     found = getattr(envs, name, None)
     return getattr(getattr(envs, "unwrapped", None), name, None) if found is None else found
+
+
+def _has_info(answer: Any) -> bool:
+    """True if a reset returned observations and info, and not the observations alone, which may be a tuple as well."""
+    return isinstance(answer, tuple) and len(cast("Any", answer)) == 2 and isinstance(answer[1], Mapping)
 
 
 def _takes(function: Any, name: str) -> bool:
