@@ -425,7 +425,7 @@ class Collector:
             self._last = inputs.last({"action": fields["action"], "reward": reward}, self._last)
 
         if self._sums is not None:
-            self._add_of_simulator(self._sums, into, step, obs, info, states)
+            self._add_of_simulator(into, step, done, cut, obs, info, states)
             return
         real = played
         if isinstance(into, RolloutBuffer):
@@ -442,9 +442,10 @@ class Collector:
 
     def _add_of_simulator(
         self,
-        sums: EpisodeSums,
         into: RolloutBuffer | StepSink,
         step: dict[str, Any],
+        done: Tensor,
+        cut: Tensor,
         obs: Any,
         info: dict[str, Any],
         states: Leaves,
@@ -452,30 +453,33 @@ class Collector:
         """Store a step of a simulator, and let the episodes go on. No operation waits for its device.
 
         Args:
-            sums: of the simulator's rewards.
             into: where the step goes.
             step: its fields, which are completed here.
-            obs: the observations that it returned.
-            info: the info that it returned.
-            states: the hidden states after it, ``[N, ...]``.
+            done: the envs whose episode ended, ``[N]``.
+            cut: those that were truncated and not terminated, ``[N]``.
+            obs: the observations that the step returned.
+            info: the info that the step returned.
+            states: the hidden states after the step, ``[N, ...]``.
+
+        Raises:
+            EnvError: an env hides the final observation of a truncated episode, which is required.
         """
-        inputs, before = self._inputs, cast("Leaves", self._obs)
-        terminated, truncated = step["terminated"], step["truncated"]
-        done, cut, after = terminated | truncated, truncated & ~terminated, inputs.obs(obs)
+        inputs, before, after = self._inputs, cast("Leaves", self._obs), self._inputs.obs(obs)
+        done, cut = done.to(inputs.device), cut.to(inputs.device)
         if self._has_value or not isinstance(into, RolloutBuffer):
             final, hidden = self._vector.final_tensors(cut, info)
-            ended_on = inputs.true_next(final, done, after, before)
+            true_next = inputs.true_next(final, done, after, before)
             if hidden is not None:
                 step["mask"] = ~hidden
             if not isinstance(into, RolloutBuffer):
-                step["next_obs"] = inputs.as_given(ended_on)
+                step["next_obs"] = inputs.as_given(true_next)
             elif final is not None:
                 known = inputs.all_final_info(final_info(info), self._info, self._last)
-                value = _ask(self.value_fn, inputs.as_given(ended_on), inputs.keywords(states, known))
+                value = _ask(self.value_fn, inputs.as_given(true_next), inputs.keywords(states, known))
                 step["final_value"] = value.where(shaped_as(cut, value), torch.nan)
-        into.add(step)
-        self._ended.append(sums.add(step["reward"], done))
-        self.total_steps += len(done)
+        into.add(step)  # before anything goes on: a step that does not fit ends the collection here
+        self._ended.append(cast("EpisodeSums", self._sums).add(step["reward"], done))
+        self.total_steps += inputs.num_envs
         self._go_on(after, info, done, states)
 
     def _note_finals(self, t: int, cut: Bools, real: Bools, obs: Any, info: dict[str, Any], states: Leaves) -> Bools:
@@ -573,7 +577,7 @@ class Collector:
         self._info = known
         self._obs = after
         if states:
-            self._hidden = self._started(states, starts)
+            self._hidden = self._started(states, self._at_start)
 
     def _bootstrap(self, buffer: RolloutBuffer, count: int) -> None:
         """Set the values after a collection of ``count`` steps, in one call of the value function.
