@@ -27,7 +27,7 @@ from ..steps.arrays import Bools, as_host, numpy_dtype, numpy_view
 from ..steps.checker import StepChecker
 from ..steps.schema import Path, Schema, descend
 from ..steps.summary import Summary, html, text
-from .envs import VectorEnvs, final_info, is_factory, require_start, vectorized
+from .envs import VectorEnvs, final_info, is_factory, require_start, seed_for, vectorized
 from .episodes import Ended, EpisodeSums, read_ended
 from .inputs import Inputs, Leaves, shaped_as
 from .progress import progress_bar
@@ -101,8 +101,8 @@ class Collector:
             ``policy(...)["value"]``; the actions that the policy then draws are not used.
         seed: of the first reset of the envs.
         final_obs: what to do if an env hides the final observation of a truncated episode. "require" raises an
-            EnvError. "mask" leaves the truncated step out of every batch; in a rollout the step before it bootstraps
-            from its observation.
+            EnvError, which names the switch of simulators that have one. "mask" leaves the truncated step out of every
+            batch; in a rollout the step before it bootstraps from its observation.
         from_info: fields of the schema that are read from the ``info`` that comes with the observation.
         initial_hidden: the state at an episode's start, nested as ``hidden``, without the axis of envs: such as
             ``[layers, size]``; or a function that returns it, for learned states, called at every episode start.
@@ -329,7 +329,7 @@ class Collector:
             policy: default: uniformly random actions among those that ``action_mask`` allows. The other fields that a
                 policy returns are then 0.
             envs: envs to play in, or a function that makes them; default: new ones like this collector's.
-            seed: of the new envs and of the random actions.
+            seed: of the new envs, unless they are a simulator whose ``reset`` takes none, and of the random actions.
 
         Raises:
             EnvError: it is unknown how to make such envs (they may be wrapped); pass ``envs``.
@@ -350,7 +350,7 @@ class Collector:
                 buffer,
                 # the given policy's own value, where it is not the one that acts here
                 value_fn=self.value_fn if policy is None and self._has_value else None,
-                seed=seed,
+                seed=seed_for(fresh, seed),
                 final_obs=self._vector.final_obs,
                 from_info=self._wanted_info,
                 initial_hidden=self._inputs.initial_hidden if "hidden" in schema else None,

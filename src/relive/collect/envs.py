@@ -30,6 +30,7 @@ __all__ = [
     "is_factory",
     "pick",
     "require_start",
+    "seed_for",
     "unknown_info",
     "vectorized",
 ]
@@ -135,7 +136,7 @@ class VectorEnvs:
         """Start new episodes, or, if the simulator has no ``reset``, go on from its current observations."""
         reset: Any = getattr(self.envs, "reset", None)
         wanted = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
-        unknown = [name for name in wanted if reset is None or not _takes(reset, name)]
+        unknown = [name for name in wanted if not _resets_with(self.envs, name)]
         if unknown:
             raise EnvError(
                 f"reset({unknown[0]}={wanted[unknown[0]]!r:.200}): this simulator's reset() does not take it; give it "
@@ -382,9 +383,15 @@ def _has_info(answer: Any) -> bool:
     return isinstance(answer, tuple) and len(cast("Any", answer)) == 2 and isinstance(answer[1], Mapping)
 
 
-def _takes(function: Any, name: str) -> bool:
-    """True if a function takes a keyword of this name, or any."""
-    parameters = inspect.signature(function).parameters
+def seed_for(envs: Any, seed: int | None) -> int | None:
+    """The seed for the reset of some envs, or None for a simulator that takes none."""
+    return seed if _of(envs, "device") is None or _resets_with(envs, "seed") else None
+
+
+def _resets_with(envs: Any, name: str) -> bool:
+    """True if the envs have a ``reset`` that takes a keyword of this name, or any."""
+    reset: Any = getattr(envs, "reset", None)
+    parameters = {} if reset is None else inspect.signature(reset).parameters
     return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
