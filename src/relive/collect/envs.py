@@ -391,7 +391,9 @@ def seed_for(envs: Any, seed: int | None) -> int | None:
 def _resets_with(envs: Any, name: str) -> bool:
     """True if the envs have a ``reset`` that takes a keyword of this name, or any."""
     reset: Any = getattr(envs, "reset", None)
-    parameters = {} if reset is None else inspect.signature(reset).parameters
+    if reset is None:
+        return False
+    parameters = inspect.signature(reset).parameters
     return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
