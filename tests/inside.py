@@ -192,6 +192,10 @@ def offsets(owner: Any) -> Any:
     return owner._offsets
 
 
+def on_device(buffer: Any) -> Any:
+    return buffer._on_device
+
+
 def is_ahead(buffer: Any) -> bool:
     """True if the device knows what the host does not."""
     return type(buffer._ring.pending).__name__ == "Ahead"

@@ -59,8 +59,9 @@ def test_random_numbers_of_tensors_are_those_of_the_core() -> None:
     for seed in seeds:
         for counter in (0, 1, 999):
             stream = core.key(seed, counter)
-            words = torch.tensor([seed - 2**64 if seed >= 2**63 else seed]), torch.tensor([counter])
-            mine = numbers.stream_of(*words)
+            mixed = torch.tensor([numbers.signed(core.mix(seed))])
+            assert numbers.mix(torch.tensor([numbers.signed(seed)])).equal(mixed)
+            mine = numbers.stream_of(mixed, torch.tensor([counter]))
             assert int(mine) % 2**64 == stream
             wanted = np.empty(50)
             core.masses(stream, False, 1.0, wanted)

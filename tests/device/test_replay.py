@@ -14,7 +14,7 @@ import inside
 import relive.replay.buffer
 from effort import often
 from elsewhere import ELSEWHERE, far_device, no_waiting
-from relive import Field, NStep, Prioritized, ReplayBuffer, Schema, Uniform
+from relive import Field, FrameStack, NStep, Prioritized, ReplayBuffer, Schema, Uniform
 from relive.memory.device import DeviceRows
 
 SCHEMA = Schema({
@@ -115,6 +115,22 @@ WORLDS = [
     (32, 7, 3, 0.02),
     (64, 20, 5, 0.0),
 ]
+
+
+@pytest.mark.parametrize(("envs", "rows", "n", "odds"), WORLDS)
+@pytest.mark.parametrize(("depth", "pad", "keys"), [(2, "repeat", None), (3, "zeros", ("camera",))])
+def test_stacks_are_those_of_a_replay_in_ram(
+    device: torch.device, depth: int, pad: Any, keys: Any, envs: int, rows: int, n: int, odds: float
+) -> None:
+    twins = Twins(device, envs, rows, seed=rows, view=lambda: FrameStack(depth, NStep(n, 0.9), pad, keys))
+    for t in range(4 * rows):
+        twins.add(odds)
+        if t > 2 and len(twins.ram) * 3 > envs * min(t, rows):
+            with no_waiting() as watch:
+                watch.allow = not inside.is_ahead(twins.there)
+                theirs = twins.there.sample(20)
+            assert_same(twins.ram.sample(20), theirs)
+    twins.check()
 
 
 @pytest.mark.parametrize(("envs", "rows", "n", "odds"), WORLDS)

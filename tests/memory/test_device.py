@@ -270,7 +270,10 @@ def test_every_dtype_keeps_its_bits(place: Place) -> None:
     for view in (Transition(), FrameStack(3), FrameStack(2, NStep(3), pad="zeros")):
         ram.view, there.view = view, deepcopy(view)
         assert_alike(ram.sample(32), there.sample(32), place.device)
-    assert_alike(ram.slice(1), there.slice(1), place.device)
+    ours, theirs = ram.slice(1), there.slice(1)
+    assert_alike(ours["obs"], theirs["obs"], place.device)  # all that the row of a final observation has
+    complete = ours["complete"]
+    assert_alike(ours[complete], theirs[complete.to(place.device)], place.device)
 
 
 def test_tensors_that_are_strided_or_need_a_gradient_are_stored_like_others(place: Place) -> None:
@@ -432,17 +435,15 @@ def test_only_what_plans_windows_is_in_ram(place: Place) -> None:
 
 
 def test_what_crosses_to_the_device_and_back() -> None:
-    """One copy for a batch and nothing back; of a step on the device only flags and rewards leave it."""
+    """Of a step and a batch on the device nothing at all. Where the host has to know of an end, flags and rewards."""
     with far_device() as traffic:
         place = Place(ELSEWHERE, traffic)
         for dress in ("box", "mixed"):
             pair = Pair(place, 30, dress=dress)
             pair.there.check_ends = False  # which reads what the first episodes end on
-            for kinds in ("..", "..", "T.", "..", ".."):
-                step = place.tensors(pair.twin.step(kinds))
+            for _ in range(3):
+                step = place.tensors(pair.twin.step(".."))
                 step.pop("next_obs", None)
-                if kinds == "T.":
-                    step["next_obs"] = step["obs"]
                 traffic.clear()
                 pair.there.add(step)
                 assert traffic.back == [2 * 16]
@@ -456,6 +457,14 @@ def test_what_crosses_to_the_device_and_back() -> None:
             pair.there.sample(16)
             assert traffic.back == []
             assert len(traffic.out) == 1
+            for turn, kinds in enumerate(("..", "T.", "..", ".U", "..")):
+                step = place.tensors(pair.twin.step(kinds))
+                step["next_obs"] = step["obs"]
+                traffic.clear()
+                pair.there.add(step)
+                pair.there.sample(16)
+                assert traffic.back == []
+                assert bool(traffic.out) == (turn == 0)  # the bookkeeping goes there once
 
 
 # Refusals.
@@ -616,13 +625,15 @@ def test_the_plan_is_what_the_buffer_takes_to_the_byte(dress: str, ordered: bool
         plan = ReplayBuffer.plan(schema, 15, 2, ordered=ordered, device=ELSEWHERE)
         assert plan.rows == store.num_rows == 14
         assert plan.host_bytes == store.target.nbytes == 14 * 32
-        assert plan.device_bytes == sum(inside.words(part).numel() * 8 for part in inside.parts(store))
+        rows = sum(inside.words(part).nbytes for part in inside.parts(store))
+        assert plan.device_bytes == rows + inside.on_device(pair.there).nbytes
         assert plan.total_bytes == plan.host_bytes + plan.device_bytes
         assert sum(plan.fields.values()) == plan.row_bytes
         for path, field in store.leaves.items():
             assert plan.fields[".".join(path)] == field.nbytes
         assert re.search(r"in RAM +32 B a row", str(plan))
         assert re.search(rf"on meta +{plan.row_bytes - 32:,} B a row", str(plan))
+        assert re.search(rf"bookkeeping on meta +{plan.bookkeeping_bytes} B", str(plan))
         for spare, rows in ((0, 14), (-1, 12)):
             size = plan.device_bytes + spare
             sized = ReplayBuffer.plan(schema, None, 2, capacity_bytes=size, ordered=ordered, device=ELSEWHERE)
@@ -645,12 +656,12 @@ def test_what_does_not_fit_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) 
         {"obs": (16,), "reward": (), "terminated": Field((), torch.bool), "truncated": Field((), torch.bool)}
     )
     fits = ReplayBuffer.plan(schema, capacity_bytes=4_000, device="cuda")
-    assert (fits.rows, fits.device_bytes) == (61, 62 * 64)
+    assert (fits.rows, fits.device_bytes) == (43, 45 * (64 + 22) + 8 * (6 + 5))
     fits.require_memory()
     with pytest.raises(
-        ParameterError, match=r"would take 4,032 bytes on cuda and 4,000 are free; lower the capacity:\n62"
+        ParameterError, match=r"would take 4,044 bytes on cuda and 4,000 are free; lower the capacity:\n44"
     ):
-        ReplayBuffer.plan(schema, 62, device="cuda").require_memory()
+        ReplayBuffer.plan(schema, 44, device="cuda").require_memory()
 
 
 # Hindsight.

@@ -35,9 +35,9 @@ def mix(z: Tensor) -> Tensor:
     return z ^ _right(z, 31)
 
 
-def stream_of(seed: Tensor, counter: Tensor) -> Tensor:
-    """The stream of random numbers that belongs to draw number ``counter`` of a seed; int64."""
-    return mix(mix(seed) + GOLDEN * counter)
+def stream_of(mixed: Tensor, counter: Tensor) -> Tensor:
+    """The stream of random numbers that belongs to draw number ``counter`` of a seed, of which ``mixed`` is the mix."""
+    return mix(mixed + GOLDEN * counter)
 
 
 def uniform(stream: Tensor, nth: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class DevicePriorities:
         self.nodes = torch.zeros(self.offsets[-1] + 2, dtype=FLOAT64, device=device)
         """The nodes of the tree, and at last one that takes writes that are not wanted."""
         self.errors = torch.zeros(rows + 2, dtype=torch.float32, device=device)
-        self.newest = torch.zeros(rows + 2, dtype=INT64, device=device)
+        self.newest = torch.zeros(rows + 2, dtype=torch.int32, device=device)
         """Memory for :meth:`rate`: of each row, the last of its errors in one update."""
         self.alpha, self.eps, self.largest = (torch.zeros(1, dtype=FLOAT64, device=device)[0] for _ in range(3))
         self.default = torch.zeros(1, dtype=FLOAT64, device=device)[0]
@@ -58,6 +58,11 @@ class DevicePriorities:
         """The first and the last exponent of weights, and in how many draws it gets from one to the other."""
         self.draws, self.late, self.refused = (torch.zeros(1, dtype=INT64, device=device)[0] for _ in range(3))
         """Draws of this sampler; errors that came too late; errors that were no float32, or too large for a sum."""
+
+    @staticmethod
+    def count_bytes(num_rows: int) -> int:
+        """The bytes of all tensors for so many rows."""
+        return 8 * (core.tree_offsets(num_rows)[-1] + 2) + 8 * (num_rows + 2) + 8 * 10
 
     @property
     def heaviest(self) -> float:
@@ -94,8 +99,8 @@ class DevicePriorities:
         taken = right & able
         places = torch.where(taken, spots.places, self.ring.nowhere)
         # the last of several: each row notes the position of the last error that is for it
-        order = torch.arange(len(index), device=index.device)
-        self.newest.index_put_((places,), torch.full_like(places, -1))
+        order = torch.arange(len(index), dtype=torch.int32, device=index.device)
+        self.newest.index_put_((places,), torch.full_like(order, -1))
         self.newest.scatter_reduce_(0, places, order, "amax")
         last = taken & (self.newest[places] == order)
         places = torch.where(last, places, self.ring.nowhere)

@@ -20,7 +20,7 @@ __all__ = ["Added", "DeviceRing", "Spots", "Windows"]
 
 INT32, INT64, FLOAT64 = torch.int32, torch.int64, torch.float64
 
-AT_ONCE = 8
+AT_ONCE = 16
 """Attempts that are made for all rows of a batch."""
 
 PATIENCE = 100
@@ -70,12 +70,13 @@ class DeviceRing:
         num_envs: N.
         rows: rows per env, at least 4.
         mode: ``FINALS``, or for rows with a next observation of their own ``ALONE`` or ``LINKED``.
-        history: how many rows before a row must be live, as far as its episode has them, so that it can be drawn.
         device: of all tensors.
     """
 
-    def __init__(self, num_envs: int, rows: int, mode: int, history: int, device: torch.device) -> None:
-        self.num_envs, self.rows, self.mode, self.history = num_envs, rows, mode, history
+    def __init__(self, num_envs: int, rows: int, mode: int, device: torch.device) -> None:
+        self.num_envs, self.rows, self.mode = num_envs, rows, mode
+        self.history = 0
+        """How many rows before a row must be live, as far as its episode has them, so that it can be drawn."""
         self.nowhere = num_envs * rows + 1
 
         def zeros(count: int, dtype: torch.dtype) -> Tensor:
@@ -87,11 +88,16 @@ class DeviceRing:
         self.step, self.stamp, self.order = zeros(size, INT32), zeros(size, INT64), zeros(size, INT32)
         self.reward = zeros(size, torch.float32)
         self.terminated, self.truncated = zeros(size, torch.uint8), zeros(size, torch.uint8)
-        self.seed, self.draws = zeros(1, INT64)[0], zeros(1, INT64)[0]
-        """The seed of the batches, as the signed number of its bits; how many were drawn with it."""
+        self.mixed, self.draws = zeros(1, INT64)[0], zeros(1, INT64)[0]
+        """The seed of the batches, as :func:`relive.device.numbers.mix` gives it; how many were drawn with it."""
         self.envs = torch.arange(num_envs, device=device)
         self.base = self.envs * rows
         """The first place of each env."""
+
+    @staticmethod
+    def count_bytes(num_envs: int, num_rows: int) -> int:
+        """The bytes of all tensors for so many envs and rows over all of them."""
+        return 22 * (num_rows + 2) + 8 * (6 * num_envs + 5)
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -154,6 +160,12 @@ class DeviceRing:
         behind = torch.clamp(self.step[spots.places], max=self.history)
         return able & (spots.numbers - behind >= self.oldest[spots.envs])
 
+    def count_drawable(self) -> Tensor:
+        """How many rows can be drawn, int64 without axes; reads the bookkeeping of all rows."""
+        spots = self.spots_of(torch.arange(self.nowhere - 1, device=self.envs.device))
+        live = (spots.numbers >= self.oldest[spots.envs]) & (spots.numbers >= 0)
+        return (live & self.can_draw(spots)).sum()
+
     def spots_of(self, places: Tensor) -> Spots:
         """The env and the number of the newest row that was written at each place, ``[B]``."""
         envs = places // self.rows
@@ -174,7 +186,7 @@ class DeviceRing:
 
     def next_stream(self) -> Tensor:
         """The stream of random numbers of the next batch, int64 without axes; counts the batch."""
-        stream = stream_of(self.seed, self.draws)
+        stream = stream_of(self.mixed, self.draws)
         self.draws.add_(1)
         return stream
 
@@ -190,7 +202,7 @@ class DeviceRing:
         item = torch.arange(count, device=self.envs.device)
         spots, found = self._attempts(line, stream, item, count, range(AT_ONCE))
         # the few that have missed are put together, as far as there is room, and try on
-        room = min(count, max(64, count // 8))
+        room = min(count, max(64, count // 64))
         missed = ~found
         turn = torch.cumsum(missed.to(INT64), 0) - 1
         slot = torch.where(missed & (turn < room), turn, room)
@@ -257,3 +269,14 @@ class DeviceRing:
             value.to(torch.float32), torch.where(terminal, 0.0, discount).to(torch.float32), steps.to(INT32),
             terminal, cut, last,
         )  # fmt: skip
+
+    def frames(self, places: Tensor, depth: int, repeat: bool) -> Tensor:
+        """The rows ``[B, depth]`` of the frames that end at places, oldest first, none of another episode.
+
+        Before an episode's first frame that one is repeated, or it is the row of zeros.
+        """
+        back = torch.arange(depth - 1, -1, -1, device=places.device)
+        index = self.step[places].to(INT64)[:, None]  # so many frames of its episode lie before it
+        begin = (places // self.rows * self.rows)[:, None]
+        frames = begin + (places[:, None] - begin - torch.minimum(back, index)) % self.rows
+        return frames if repeat else torch.where(back <= index, frames, self.nowhere - 1)

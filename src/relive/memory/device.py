@@ -128,22 +128,29 @@ class DeviceRows(HostedRows):
             self.add_gathered(plan, found, now, then)
         return found
 
-    def read_planned(self, now: Tensor, then: Tensor, found: dict[Path, Tensor]) -> dict[Path, Tensor]:
+    def read_planned(
+        self, now: Tensor, then: Tensor, found: dict[Path, Tensor], stacks: Mapping[Path, tuple[Tensor, Tensor]]
+    ) -> dict[Path, Tensor]:
         """The fields of windows in the order of a batch; ``found`` has those that are not read of rows.
 
-        The windows begin at the rows ``now`` and have their next observation in the rows ``then``, int64 ``[B]``. No
-        operation waits for the device.
+        The windows begin at the rows ``now`` and have their next observation in the rows ``then``, int64 ``[B]``.
+        ``stacks`` are fields of the observation and the rows ``[B, depth]`` of their frames, now and then. No operation
+        waits for the device.
         """
+        following = "next_obs" if self._own_next else "obs"
         for part in self.parts:
-            paths = list(part.layout.fields)
+            paths = [path for path in part.layout.fields if path not in stacks]
             found |= part.fields(now, [path for path in paths if path[0] != "next_obs"])
-            after = part.fields(then, [path for path in paths if path[0] == ("next_obs" if self._own_next else "obs")])
+            after = part.fields(then, [path for path in paths if path[0] == following])
             found |= {("next_obs", *path[1:]): field for path, field in after.items()}
+            for path in [path for path in part.layout.fields if path in stacks]:
+                for frames, name in zip(stacks[path], ("obs", "next_obs"), strict=True):
+                    found[name, *path[1:]] = part.fields(frames.reshape(-1), [path])[path].unflatten(0, frames.shape)
         return {path: found[path] for path in (*self._order, *self._order_of_large())}
 
     def _order_of_large(self) -> list[Path]:
         """The large fields of a batch, in the order in which :meth:`add_gathered` adds them."""
-        order = list[Path]()
+        order: list[Path] = []
         for path in self.large:
             order += [path] if path[0] != "next_obs" else []
             if path[0] == ("next_obs" if self._own_next else "obs"):
@@ -254,7 +261,8 @@ class Part:
     def packed(self, values: Mapping[Path, Tensor], nbytes: int | None = None) -> Tensor:
         """Fields ``[K, ...]`` side by side in rows, with zeros between them and for those that are missing."""
         end = self.layout.nbytes if nbytes is None else nbytes
-        count, at, columns = len(next(iter(values.values()))), 0, list[Tensor]()
+        count, at = len(next(iter(values.values()))), 0
+        columns: list[Tensor] = []
         for path, offset in [*self.layout.offsets.items(), (None, end)]:
             if path is not None and (path not in values or not self.layout.fields[path].nbytes):
                 continue

@@ -39,8 +39,9 @@ class StoragePlan:
     """The memory of a replay; ``print`` shows it as a table.
 
     ``fields`` is field -> bytes in a row, including the ring's bookkeeping and the padding between fields.
-    ``host_row_bytes`` of a row are in RAM, the rest on ``device``, which also holds one row of zeros.
-    ``sampler_bytes`` is the memory of the sampler in RAM once the buffer is full.
+    ``host_row_bytes`` of a row are in RAM, the rest on ``device``, which also holds two rows that nobody reads, and
+    ``bookkeeping_bytes`` of what it has to know. ``sampler_bytes`` is the memory of the sampler in RAM once the buffer
+    is full.
     """
 
     rows: int
@@ -49,6 +50,7 @@ class StoragePlan:
     host_row_bytes: int
     device: torch.device
     sampler_bytes: int
+    bookkeeping_bytes: int = 0
 
     @property
     def row_bytes(self) -> int:
@@ -63,7 +65,9 @@ class StoragePlan:
     @property
     def device_bytes(self) -> int:
         """Bytes on the device; 0 for the CPU."""
-        return (self.rows + 1) * (self.row_bytes - self.host_row_bytes)
+        if self.device.type == "cpu":
+            return 0
+        return (self.rows + 2) * (self.row_bytes - self.host_row_bytes) + self.bookkeeping_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -77,7 +81,7 @@ class StoragePlan:
 
     def __str__(self) -> str:
         lines = [f"{self.rows:,} rows, {self.rows // self.num_envs:,} for each of {self.num_envs} envs"]
-        width = max(map(len, self.fields))
+        width = max(map(len, [*self.fields, f"bookkeeping on {self.device}"] if self.bookkeeping_bytes else self.fields))
 
         def add(name: str, size: int) -> None:
             lines.append(f"  {name:<{width}}  {size:>9,} B a row  {readable(size * self.rows):>10}")
@@ -91,8 +95,11 @@ class StoragePlan:
         if self.device_bytes:
             add("in RAM", self.host_row_bytes)
             add(f"on {self.device}", self.row_bytes - self.host_row_bytes)
+        if self.bookkeeping_bytes:
+            add_whole(f"bookkeeping on {self.device}", self.bookkeeping_bytes)
         if self.sampler_bytes:
             add_whole("sampler", self.sampler_bytes)
+        if self.bookkeeping_bytes or self.sampler_bytes:
             add_whole("in all", self.total_bytes)
         return "\n".join(lines)
 
@@ -104,10 +111,12 @@ def storage_plan(
     capacity_bytes: int | None,
     device: torch.device,
     sampler_bytes: Callable[[int], int],
+    bookkeeping_bytes: Callable[[int], int],
 ) -> StoragePlan:
     """The plan for ``capacity`` rows, or for as many as fit into ``capacity_bytes`` of the device.
 
-    ``sampler_bytes(rows)`` is the sampler's memory in RAM.
+    ``sampler_bytes(rows)`` is the sampler's memory in RAM, and ``bookkeeping_bytes(rows)`` all that a device has
+    besides the rows.
 
     Raises:
         ParameterError: neither or both are given, a size is not a whole number, or an env gets less than 2 rows.
@@ -126,12 +135,13 @@ def storage_plan(
     if device.type == "cpu":
         layout, blocks = row_layout(leaves)
         host = row = layout.nbytes + sum(leaves[path].nbytes for path in blocks)
-        most = max(capacity_bytes or 0, 0)
-        # the bytes grow with the rows, so the first number of rows that is too large is found by halving
-        fit = bisect_right(range(most // row + 1), most, key=lambda rows: rows * row + sampler_bytes(rows)) - 1
+        apart, all_bytes = 0, lambda rows: rows * row + sampler_bytes(rows)
     else:
         host, apart = device_row_bytes(leaves)
-        row, fit = host + apart, (capacity_bytes or 0) // max(apart, 1) - 1  # less the row of zeros
+        row, all_bytes = host + apart, lambda rows: (rows + 2) * apart + bookkeeping_bytes(rows // num_envs * num_envs)
+    most = capacity_bytes or 0
+    # the bytes grow with the rows, so the first number of rows that is too large is found by halving
+    fit = bisect_right(range(most // max(apart or row, 1) + 1), most, key=all_bytes) - 1
     fields = known | {"padding": row - sum(known.values())}
     wanted = capacity if capacity is not None else fit
     if wanted < 2 * num_envs:
@@ -139,7 +149,8 @@ def storage_plan(
             f"a capacity of {wanted} rows ({row} bytes each): each of the {num_envs} envs needs at least 2"
         )
     rows = int(wanted // num_envs * num_envs)
-    return StoragePlan(rows, int(num_envs), fields, host, device, sampler_bytes(rows))
+    known_there = 0 if device.type == "cpu" else bookkeeping_bytes(rows)
+    return StoragePlan(rows, int(num_envs), fields, host, device, sampler_bytes(rows), known_there)
 
 
 def require_free(size: int, device: torch.device, what: str, advice: str) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ..batches import as_dataframe, as_tensordict
-from ..device.replay import OnDevice
+from ..device.replay import OnDevice, bookkeeping_bytes
 from ..errors import FieldError, FileFormatError, LifecycleError, ParameterError, SchemaError
 from ..files import SaveHandle
 from ..files.disk import contradictions, usable, whole
@@ -44,6 +44,7 @@ from ..parameters import (
     torch_device,
 )
 from ..printable import shown
+from ..ring.ring import Ahead as AheadOnDevice
 from ..ring.ring import Ended, Ring
 from ..samplers.contract import AnySampler, completed
 from ..samplers.prioritized import Prioritized
@@ -194,8 +195,10 @@ class ReplayBuffer(Generic[S_co, V_co]):
         store: keep all fields but rewards and flags in a store of your own, such as files. It is a function or class
             that is called with the fields (path -> :class:`relive.Field`) and the number of rows. It returns an object
             with the two methods of :class:`relive.memory.ram.UserStore`.
-        device: where rows and batches live. If it is not the CPU, rewards, flags and bookkeeping stay in RAM (32 bytes
-            a row), and so does the sampler. Batches have the same values on every device.
+        device: where rows and batches live. Batches have the same values on every device. Steps of all envs that are
+            tensors there, with ``next_obs``, and batches of :func:`relive.Transition` and :class:`relive.NStep` drawn
+            by :class:`relive.Uniform` or :class:`relive.Prioritized` never wait for the device. For all else the
+            bookkeeping comes back to RAM first; see ``docs/device.md``.
         debug: refuse steps in which a reward, an action or an observation is NaN or infinite.
         seed: batch number t is a function of (seed, t) and of what is stored. None draws a seed from torch's default
             generator, and ``buffer.seed`` is that number. Each worker of a ``torch.utils.data.DataLoader`` draws
@@ -240,7 +243,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         inner = self._sampler.inner if isinstance(self._sampler, Recent) else self._sampler
         self._prioritized = inner if isinstance(inner, Prioritized) else None
         leaves = stored.leaves if store is None or isinstance(store, Allocator) else in_ram(stored.leaves)
-        plan = storage_plan(leaves, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
+        known_there = bookkeeping_bytes(self.device, self._sampler, num_envs)
+        plan = storage_plan(leaves, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes, known_there)
         if not isinstance(store, Allocator):  # an Allocator takes its own space
             plan.require_memory()
         self._plan, self.num_envs = plan, plan.num_envs
@@ -278,10 +282,9 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """
         require("plan", FLAG_RULE, ordered=ordered, own_next_obs=own_next_obs)
         leaves = stored_fields(schema, own_next_obs or not ordered).leaves
-        sampler_bytes = completed(Uniform() if sampler is None else sampler).nbytes
-        return storage_plan(
-            leaves, num_envs, capacity, capacity_bytes, torch_device("plan", device, here=False), sampler_bytes
-        )
+        whole, there = completed(Uniform() if sampler is None else sampler), torch_device("plan", device, here=False)
+        known_there = bookkeeping_bytes(there, whole, num_envs)
+        return storage_plan(leaves, num_envs, capacity, capacity_bytes, there, whole.nbytes, known_there)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any], schema: Schema | None = None, **options: Any) -> ReplayBuffer:
@@ -384,7 +387,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             values = step if step.__class__ is dict and not fields else {**step, **fields}
         chosen = writer.all_envs if envs is None else writer.chosen(envs)
         with self.lock:  # as one_at_a_time, which takes longer
-            if self._on_device is not None and self._ahead is None and writer.add_on_device(values, chosen):
+            if self._on_device is not None and self._ahead is None and writer.add_on_device(values, chosen, self._reader.view):
                 return
             if self._ring.pending is not None or self._ahead is not None:
                 self._prepare()
@@ -546,6 +549,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         reader.keep_rule()
         if sampler is None:
             raise self._no_priorities()
+        if self._on_device is not None:
+            self._on_device.forget()
         late = sampler.rate(index, td_error, mask, time_first_of(reader.view))
         progress.late += late
         if late:
@@ -575,11 +580,18 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
     # -- reading without a draw -----------------------------------------------------------------------------------
 
-    @one_at_a_time
     def __len__(self) -> int:
-        """The number of transitions that can be drawn, or of sequences if the view reads sequences."""
-        self._reader.keep_rule()
-        return self._ring.drawable
+        """The number of transitions that can be drawn, or of sequences if the view reads sequences.
+
+        It waits for the device, if the replay is on one.
+        """
+        with self.lock:
+            if isinstance(self._ring.pending, AheadOnDevice) and self._on_device is not None:
+                return self._on_device.count()
+            if self._ring.pending is not None or self._ahead is not None:
+                self._prepare()
+            self._reader.keep_rule()
+            return self._ring.drawable
 
     @one_at_a_time
     def stats(self) -> dict[str, float]:
@@ -1190,6 +1202,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     def _repr_html_(self) -> str:
         return html(self._summary())
 
+    @one_at_a_time
     def _summary(self) -> Summary:
         """The facts that printing shows."""
         ring, progress, plan = self._ring, self._progress, self._plan

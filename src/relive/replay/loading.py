@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .. import files
 from ..core.words import COLUMNS, COMPLETED, COUNT, HEAD, LARGEST_ERROR, NEXT, RULE, TAIL
+from ..device.replay import bookkeeping_bytes
 from ..errors import FileFormatError, ParameterError
 from ..files.disk import MOST, entry, fitting, integers, whole
 from ..files.save import EXTRA, read_extra
@@ -128,7 +129,9 @@ def changed_arguments(
         leaves, device = stored_fields(arguments["schema"], own).leaves, torch.device(arguments["device"])
         leaves = in_ram(leaves) if "store" in arguments else leaves
         # a larger capacity is the caller's wish, so it is tested against the memory; that of the save is not
-        storage_plan(leaves, num_envs, capacity, None, device, arguments["sampler"].nbytes).require_memory()
+        sampler = arguments["sampler"]
+        there = bookkeeping_bytes(device, sampler, num_envs)
+        storage_plan(leaves, num_envs, capacity, None, device, sampler.nbytes, there).require_memory()
         arguments["capacity"] = capacity
     return origins
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from .. import core
 from ..core.words import ALONE, COMPLETED, EPISODES, FINALS, LINKED, NO_FINALS
-from ..device.replay import Ahead, OnDevice
+from ..device.replay import OnDevice
 from ..errors import ParameterError, ShapeError
 from ..memory.copier import BoundedCache, StepCopier
 from ..memory.store import Staging, Store
 from ..parameters import FLAG_RULE, require
-from ..ring.ring import PIECE, Ended, Ring, Rule, missing_final, piece_of
+from ..ring.ring import PIECE, Ahead, Ring, Rule, missing_final, piece_of
 from ..samplers.contract import OwnSampler
 from ..steps.arrays import Array, Ints, as_host, whole_numbers
 from ..steps.checker import StepChecker, refuse_unreadable
@@ -117,12 +117,12 @@ class Writer:
             self.ends = None
             ends.warn()
 
-    def add_on_device(self, values: Mapping[str, Any], envs: Ints) -> bool:
+    def add_on_device(self, values: Mapping[str, Any], envs: Ints, view: Any) -> bool:
         """Store a step without the host, if all of it is on the device; or change nothing and return False."""
         device, ring = self.on_device, self.ring
-        if device is None or envs is not self.all_envs or self.debug or "mask" in values:
+        if device is None or envs is not self.all_envs or self.debug or "mask" in values or not device.suits(view):
             return False
-        if ring.before_overwriting is not None or isinstance(ring.pending, Ended):
+        if ring.before_overwriting is not None or not (ring.pending is None or isinstance(ring.pending, Ahead)):
             return False
         checked = self._checked(values, len(envs))
         return device.add(checked.leaves[: self._leaves], checked.final)
@@ -216,6 +216,7 @@ class Writer:
 
     def clear(self, rewind: bool) -> None:
         """Forget everything stored."""
+        self._changes()
         places = self.ring.anchors() if self.sampler.watches else None
         self.ring.clear(rewind)
         if places is not None:
@@ -225,12 +226,12 @@ class Writer:
     def mend(self) -> None:
         """Repair rows, counters and sampler after a call that an exception interrupted, or whose effect is on a device."""
         pending = self.ring.pending
-        if isinstance(pending, Ahead):
-            pending.device.bring_back()
-        elif pending is not None:
+        if pending is not None:
             self.ring.mend()
+        if pending is not None and not isinstance(pending, Ahead):
             self.sampler.attach(self.ring)
             self.ring.settle()
+            self._changes()
 
     # -- another buffer's transitions ---------------------------------------------------------------------------
 
@@ -240,6 +241,7 @@ class Writer:
         for env in range(other.num_envs):
             self.append_env(other, env, env)
         self.ring.order_as(other, completed)
+        self._changes()
 
     def append_env(self, ring: Ring, env: int, to: int) -> None:
         """Add all transitions of env ``env`` of another ring to env ``to`` of this one, in the order of time."""
@@ -282,12 +284,19 @@ class Writer:
 
     def _store(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, cut: Ints | None = None) -> None:
         """Store checked steps. The caller clears ``pending`` once all is done; until then the next call repairs."""
+        self._changes()
         watches = self.sampler.watches
         places, drawable = self.ring.add(envs, leaves, final, watches, cut)
         if watches and len(places):
             self.sampler.changed(places, drawable)
 
+    def _changes(self) -> None:
+        """The ring in RAM is about to change, or has: what a device knows of it is out of date."""
+        if self.on_device is not None:
+            self.on_device.forget()
+
     def _interrupt(self, envs: Ints) -> None:
+        self._changes()
         places, drawable = self.ring.interrupt(envs)
         if self.sampler.watches and len(places):
             self.sampler.changed(places, drawable)

@@ -66,6 +66,7 @@ __all__ = [
     "EVERY_ROW",
     "LARGEST",
     "PIECE",
+    "Ahead",
     "Change",
     "Ended",
     "Ring",
@@ -172,7 +173,7 @@ class Ring:
             self._resume(allocator.died)
         else:
             _note_rule(self._rule, self.counters)
-        self.pending: Change | Adding | Ended | None = None
+        self.pending: Change | Adding | Ended | Ahead | None = None
         """The change under way; set by the ring, and None again once the sampler knows of it, too. A call that finds
         it set was preceded by one that an exception broke off: :meth:`mend` comes first then."""
         self.before_overwriting: Callable[[Ints], object] | None = None
@@ -625,6 +626,9 @@ class Ring:
             return
         if isinstance(change, Ended):
             raise change.error()
+        if isinstance(change, Ahead):
+            change.bring_back()
+            return
         if change.clears:
             self._forget(change.rewinds)
         # maximum.at: an env may come several times, and a tail never goes back
@@ -973,6 +977,15 @@ class Ended(NamedTuple):
     def error(self) -> LifecycleError:
         """The error for every further call."""
         return LifecycleError(self.reason)
+
+
+class Ahead(NamedTuple):
+    """Takes the place of a change in a ring that is out of date, since a device knows of steps that it does not."""
+
+    bring_back: Callable[[], None]
+    """Brings the ring up to date, and the sampler, and takes this away again."""
+    cut: Ints = NO_ENVS
+    since: int = NO_STAMP
 
 
 class Adding:

@@ -29,7 +29,7 @@ from ..core.words import (
 from ..errors import DTypeError, EmptyError, InvariantError, NotFiniteError, ParameterError, ShapeError
 from ..memory.allocator import zeroed
 from ..parameters import checked, is_count, is_flag, is_number
-from ..ring.ring import Change, Ended, Ring
+from ..ring.ring import Ahead, Change, Ended, Ring
 from ..steps.arrays import Doubles, Ints, as_host, whole_numbers
 from .contract import Drawn, OwnSampler, refuse_weights, require_own_ring
 from .sumtree import SumTree
@@ -142,9 +142,9 @@ class Prioritized(OwnSampler):
         return self._stored.errors
 
     @property
-    def arrays(self) -> tuple[NDArray[np.float32], Doubles]:
-        """The errors of all rows, and the nodes of the tree."""
-        return self._errors, self._tree.arrays[0]
+    def stored(self) -> StoredPriorities:
+        """The errors of all rows and the tree; another object when they were made anew."""
+        return self._stored
 
     def _new_error(self) -> np.float32:
         return np.float32(self._largest if self.default_error is None else self.default_error)
@@ -214,6 +214,8 @@ class Prioritized(OwnSampler):
         if self._ring is None:
             self._stored = self._stored._replace(alpha=alpha, eps=eps)
             return
+        if isinstance(self._ring.pending, Ahead):
+            self._ring.mend()
         try:
             stored = self._computed(self._ring.anchors(), self._errors, alpha, eps)
         except NotFiniteError as error:

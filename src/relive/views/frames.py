@@ -54,7 +54,7 @@ class FrameStack:
         """The number of frames before the anchor's."""
         return self.depth - 1
 
-    def _stacked_of(self, ring: Ring) -> tuple[Path, ...]:
+    def stacked_of(self, ring: Ring) -> tuple[Path, ...]:
         """The fields of the observation that are stacked.
 
         Raises:
@@ -70,7 +70,7 @@ class FrameStack:
         """
         if ring.own_next:
             raise SchemaError("FrameStack needs steps in order that share observations; here each has its own")
-        stacked = list(self._stacked_of(ring))
+        stacked = list(self.stacked_of(ring))
         plan = self.window.plan(ring, places)
         count = len(plan.places)
         ends = np.empty(2 * count, np.int64)  # of the stacks before the steps, then of those after them
