@@ -272,6 +272,7 @@ def test_one_that_shows_some_and_hides_others_is_refused_when_the_episodes_are_r
     for look in (lambda: stats.num_episodes, lambda: collector.returns, lambda: collector.total_episodes):
         with pytest.raises(EnvError, match="an env was truncated and its final observation is hidden"):
             look()
+    assert "Collector: " in str(collector)
     collector.reset()
     assert collector.total_episodes > 0
 
@@ -469,6 +470,8 @@ class Wrapped(gym.Env[Any, Any]):
     def __init__(self) -> None:
         self._simulator = simulator()
         self.num_envs, self.device = N, self._simulator.device
+        self.single_observation_space = self._simulator.single_observation_space
+        self.single_action_space = self._simulator.single_action_space
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (N, 6), np.float32)
         self.action_space = gym.spaces.Box(-1.0, 1.0, (N, 2), np.float32)
         self.seeds: list[Any] = []
@@ -487,6 +490,9 @@ def test_one_in_wrappers_of_a_single_env_is_a_simulator() -> None:
     Collector(gym.Wrapper(gym.Wrapper(envs)), push, replay, seed=4).collect(20)
     assert envs.seeds == [4]
     assert sorted(rows(replay.data())) == sorted(sum(steps_of(20), []))
+    assert Collector(gym.Wrapper(Wrapped()), push).steps(2)["obs"].shape == (2, N, 6)
+    warmed = Collector(lambda: gym.Wrapper(Wrapped()), push, replay).warm(replay, 3)
+    assert warmed.num_steps == 3 * N
 
 
 def test_an_action_mask_of_the_info_reaches_the_policy() -> None:
@@ -519,6 +525,14 @@ def test_warm_plays_random_actions_in_simulators_of_its_own() -> None:
     assert stats.num_steps == 30 * N
     assert stats.num_episodes > 0
     assert collector.total_steps == 0
+
+
+def test_warm_needs_a_space_or_a_policy() -> None:
+    replay = replay_of(simulator(as_rsl_rl=True))
+    collector = Collector(Streaming, push, replay)
+    with pytest.raises(EnvError, match=r"single_action_space.* pass warm\(..., policy=...\)"):
+        collector.warm(replay, 3)
+    assert collector.warm(replay, 3, policy=push).num_steps == 3 * N
 
 
 def test_a_policy_that_does_not_fit_is_told_before_the_simulator_steps() -> None:

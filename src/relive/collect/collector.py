@@ -6,6 +6,7 @@ import inspect
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from statistics import fmean
 from typing import Any, Literal, NamedTuple, Protocol, cast
@@ -27,7 +28,7 @@ from ..steps.arrays import Bools, as_host, numpy_dtype, numpy_view
 from ..steps.checker import StepChecker
 from ..steps.schema import Path, Schema, descend
 from ..steps.summary import Summary, html, text
-from .envs import VectorEnvs, final_info, is_factory, require_start, seed_for, vectorized
+from .envs import VectorEnvs, final_info, inner, is_factory, require_start, seed_for, vectorized
 from .episodes import Ended, EpisodeSums, read_ended
 from .inputs import Inputs, Leaves, shaped_as
 from .progress import progress_bar
@@ -143,7 +144,7 @@ class Collector:
             raise ParameterError("Collector: the schema is the buffer's; pass a buffer or a schema, not both")
         if buffer is not None and n != buffer.num_envs:
             raise EnvError(f"the buffer was made for {buffer.num_envs} envs, the vector env has {n}; give num_envs={n}")
-        fields = (Schema.from_env(self.envs) if schema is None else schema) if buffer is None else buffer.schema
+        fields = (Schema.from_env(inner(self.envs)) if schema is None else schema) if buffer is None else buffer.schema
         self._chunks = _Chunks(fields, n, device) if buffer is None else None
         self._wanted_info = from_info
         self._inputs = Inputs(fields, n, device, from_info, initial_hidden)
@@ -340,7 +341,13 @@ class Collector:
             fresh, made = self._vector.remake(), True
         fresh, schema = vectorized(fresh() if is_factory(fresh) else fresh), buffer.schema
         if policy is None:
-            acting: Policy = _RandomPolicy(fresh.single_action_space, schema, buffer.num_envs, buffer.device, seed)
+            space = getattr(inner(fresh), "single_action_space", None)
+            if space is None:
+                raise EnvError(
+                    f"warm() draws random actions from the single_action_space of envs, and {fresh!r:.200} has none; "
+                    "pass warm(..., policy=...)"
+                )
+            acting: Policy = _RandomPolicy(space, schema, buffer.num_envs, buffer.device, seed)
         else:
             acting = policy
         try:
@@ -370,13 +377,15 @@ class Collector:
         return html(self._summary())
 
     def _summary(self) -> Summary:
-        returns = self.returns
+        with suppress(EnvError):  # which a look at the episodes raises, and this text does not
+            self._read_episodes()
+        returns = self._returns
         mean = f", mean return of the last {len(returns)}: {np.mean(returns):.4g}" if returns else ""
         facts = {
             "envs": f"{self._vector.num_envs} of {self._vector.given!r}, autoreset {self._vector.mode}",
             "policy": getattr(self.policy, "__qualname__", type(self.policy).__name__),
             "buffer": "none; steps() returns the steps" if self.buffer is None else str(self.buffer).partition("\n")[0],
-            "episodes": f"{self.total_episodes:,} ended{mean}",
+            "episodes": f"{self._total_episodes:,} ended{mean}",
         }
         return f"Collector: {self.total_steps:,} steps", facts
 

@@ -26,6 +26,7 @@ __all__ = [
     "final_info",
     "final_observations",
     "info_field",
+    "inner",
     "is_by_env",
     "is_factory",
     "pick",
@@ -370,6 +371,11 @@ def _remade(envs: Any, mode: str) -> Any:
         except (ValueError, gymnasium.error.Error):  # a wrapper that does not say how it was made
             return None
     return None
+
+
+def inner(envs: Any) -> Any:
+    """The envs whose spaces are those of one env: those in the wrappers, if these are of a single env."""
+    return envs if hasattr(envs, "num_envs") else envs.unwrapped
 
 
 def _of(envs: Any, name: str) -> Any:
