@@ -714,6 +714,41 @@ MUTATIONS = [
         "truncated, ~vector.ignored",
         "collect/test_collector.py",
     ),
+    Mutation(
+        "a simulator's episodes end on the next episode's first observation",
+        "collect/inputs.py",
+        "found[path] = torch.where(shaped_as(done, x), rows, x)",
+        "found[path] = x",
+        "collect/test_simulators.py",
+    ),
+    Mutation(
+        "final observations with numbers of envs go to other envs",
+        "collect/inputs.py",
+        "x.index_copy(0, envs.to(self.device), rows)",
+        "x.index_copy(0, envs.to(self.device).flip(0), rows)",
+        "collect/test_simulators.py",
+    ),
+    Mutation(
+        "a time limit of a simulator is a terminal",
+        "collect/envs.py",
+        "done if truncated is None else done & ~truncated",
+        "done",
+        "collect/test_simulators.py",
+    ),
+    Mutation(
+        "a simulator may hide a final observation behind its mask",
+        "collect/envs.py",
+        "(found is not None and found.present is None)",
+        "found is not None",
+        "collect/test_simulators.py",
+    ),
+    Mutation(
+        "the newest episodes of a simulator are listed backwards",
+        "collect/episodes.py",
+        ".indices.flip(0)",
+        ".indices",
+        "collect/test_simulators.py",
+    ),
     # -- hindsight
     Mutation(
         "goals of other episodes come from the stream that draws the batch",

@@ -6,7 +6,8 @@ import inspect
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from functools import partial
 from statistics import fmean
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
@@ -27,7 +28,8 @@ from ..steps.arrays import Bools, as_host, numpy_dtype, numpy_view
 from ..steps.checker import StepChecker
 from ..steps.schema import Path, Schema, descend
 from ..steps.summary import Summary, html, text
-from .envs import VectorEnvs, is_factory, require_start, vectorized
+from .envs import VectorEnvs, final_info, inner, is_factory, require_start, seed_for, vectorized
+from .episodes import Ended, EpisodeSums, read_ended
 from .inputs import Inputs, Leaves, shaped_as
 from .progress import progress_bar
 
@@ -72,13 +74,19 @@ Policy = Callable[..., Any]
 """A policy or a value function."""
 
 
+KEPT = 100
+"""How many of the newest episodes a collector keeps."""
+
+
 class Collector:
     """Plays ``policy`` in ``envs``. :meth:`collect` fills ``buffer``; without one, :meth:`steps` returns the steps.
 
-    All three autoreset modes of Gymnasium give the same data.
+    All three autoreset modes of Gymnasium give the same data, and so do simulators that step all envs at once in
+    tensors. These have ``num_envs``, ``device``, ``reset()`` and ``step(action)``, which returns observations, rewards,
+    terminated, truncated and info, or what rsl_rl's ``VecEnv`` returns. See docs/collector.md.
 
     Args:
-        envs: a ``gymnasium.vector.VectorEnv``, a single ``gymnasium.Env``, or a function that makes either.
+        envs: a ``gymnasium.vector.VectorEnv``, a single ``gymnasium.Env``, a simulator, or a function that makes one.
         policy: ``policy(obs, **inputs)`` returns the actions ``[N, ...]``, or a mapping with ``action`` and the other
             fields of the schema that it decides (``value``, ``log_prob``, ``hidden``, ...). ``obs`` is a tensor of
             the schema's dtype, on the buffer's device or else the CPU; or a TensorDict if observations are nested. If
@@ -94,8 +102,8 @@ class Collector:
             ``policy(...)["value"]``; the actions that the policy then draws are not used.
         seed: of the first reset of the envs.
         final_obs: what to do if an env hides the final observation of a truncated episode. "require" raises an
-            EnvError. "mask" leaves the truncated step out of every batch; in a rollout the step before it bootstraps
-            from its observation.
+            EnvError, which names the switch of simulators that have one. "mask" leaves the truncated step out of every
+            batch; in a rollout the step before it bootstraps from its observation.
         from_info: fields of the schema that are read from the ``info`` that comes with the observation.
         initial_hidden: the state at an episode's start, nested as ``hidden``, without the axis of envs: such as
             ``[layers, size]``; or a function that returns it, for learned states, called at every episode start.
@@ -131,19 +139,22 @@ class Collector:
         self.envs = self._vector.envs
         self.policy, self.buffer, self.seed = policy, buffer, seed
         self.value_fn = _value_of(policy) if value_fn is None else value_fn
-        n, device = self.envs.num_envs, torch.device("cpu") if buffer is None else buffer.device
+        n, device = self._vector.num_envs, torch.device("cpu") if buffer is None else buffer.device
         if buffer is not None and schema is not None:
             raise ParameterError("Collector: the schema is the buffer's; pass a buffer or a schema, not both")
         if buffer is not None and n != buffer.num_envs:
             raise EnvError(f"the buffer was made for {buffer.num_envs} envs, the vector env has {n}; give num_envs={n}")
-        fields = (Schema.from_env(self.envs) if schema is None else schema) if buffer is None else buffer.schema
+        fields = (Schema.from_env(inner(self.envs)) if schema is None else schema) if buffer is None else buffer.schema
         self._chunks = _Chunks(fields, n, device) if buffer is None else None
         self._wanted_info = from_info
         self._inputs = Inputs(fields, n, device, from_info, initial_hidden)
         self._has_value = "value" in fields and isinstance(buffer, RolloutBuffer)
-        self.returns: deque[float] = deque(maxlen=100)
-        self.lengths: deque[int] = deque(maxlen=100)
-        self.total_steps = self.total_episodes = 0
+        self._returns: deque[float] = deque(maxlen=KEPT)
+        self._lengths: deque[int] = deque(maxlen=KEPT)
+        self._total_episodes = 0
+        self._sums = None if self._vector.device is None else EpisodeSums(n, device, KEPT)
+        """Has the episodes of a simulator; the three above are then as old as the last look at them."""
+        self.total_steps = 0
         self._obs: Leaves | None = None  # None: the next call resets the envs
         self._was_reset = False  # True from the first reset on, which takes the seed
         self._under_way = False  # True while steps are played: still True at the next call, an exception ended them
@@ -157,6 +168,35 @@ class Collector:
 
     # -- the public face ----------------------------------------------------------------------------------------
 
+    @property
+    def returns(self) -> deque[float]:
+        """The undiscounted returns of the last 100 episodes. Those of a simulator are read when you ask for them.
+
+        Raises:
+            EnvError: a simulator has hidden a final observation, which is required.
+        """
+        self._read_episodes()
+        return self._returns
+
+    @property
+    def lengths(self) -> deque[int]:
+        """The lengths of the last 100 episodes, as :attr:`returns`."""
+        self._read_episodes()
+        return self._lengths
+
+    @property
+    def total_episodes(self) -> int:
+        """How many episodes have ended, as :attr:`returns`."""
+        self._read_episodes()
+        return self._total_episodes
+
+    def _read_episodes(self) -> None:
+        """Read what a simulator's device knows of the episodes; waits for it."""
+        if self._sums is not None and self._was_reset:
+            self._vector.refuse_hidden()
+            returns, lengths, self._total_episodes = self._sums.read()
+            self._returns, self._lengths = deque(returns, maxlen=KEPT), deque(lengths, maxlen=KEPT)
+
     def reset(self, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> None:
         """Start new episodes in all envs. The first :meth:`collect` or :meth:`steps` does it with the collector's seed.
 
@@ -164,16 +204,18 @@ class Collector:
         their newest steps are truncated in a rollout, and incomplete in a replay. To start a rollout over, clear the
         buffer as well.
         """
-        initial, n = self._initial_states(), self.envs.num_envs
+        initial, n = self._initial_states(), self._vector.num_envs
         seed = require_start("reset", n, seed, options)
         self._was_reset, self._obs = True, None
         obs, info = self._vector.reset(seed, options)
         self._into.interrupt()
-        start = np.ones(n, np.bool_)
+        start = self._vector.everywhere()
         self._last = self._inputs.no_last()
         self._info = self._inputs.info(info, start) | self._inputs.starts(start) | self._last
         self._hidden: Leaves = {path: x.expand(n, *x.shape).clone() for path, x in initial.items()}
         self._at_start = start
+        if self._sums is not None:
+            self._sums.restart()
         self._episode_return = np.zeros(n, np.float64)
         self._episode_length = np.zeros(n, np.int64)
         self._under_way = False
@@ -209,8 +251,15 @@ class Collector:
         began, before = time.perf_counter(), self.total_steps
         self._play(count, progress)
         self._under_way = False
-        seconds, episodes = time.perf_counter() - began, self._episodes
-        return CollectStats(self.total_steps - before, seconds, [r for r, _ in episodes], [n for _, n in episodes])
+        seconds, steps = time.perf_counter() - began, self.total_steps - before
+        if self._sums is not None:
+            return CollectStats(steps, seconds, read=partial(self._read_ended, self._ended))
+        episodes = self._episodes
+        return CollectStats(steps, seconds, [r for r, _ in episodes], [n for _, n in episodes])
+
+    def _read_ended(self, ended: list[Ended]) -> tuple[list[float], list[int]]:
+        self._vector.refuse_hidden()
+        return read_ended(ended)
 
     def steps(self, num_steps: int = 1, *, progress: bool | None = None) -> dict[str, Any]:
         """Play some steps and return them, for :meth:`relive.ReplayBuffer.extend`, here or in another process.
@@ -281,7 +330,7 @@ class Collector:
             policy: default: uniformly random actions among those that ``action_mask`` allows. The other fields that a
                 policy returns are then 0.
             envs: envs to play in, or a function that makes them; default: new ones like this collector's.
-            seed: of the new envs and of the random actions.
+            seed: of the new envs, unless they are a simulator whose ``reset`` takes none, and of the random actions.
 
         Raises:
             EnvError: it is unknown how to make such envs (they may be wrapped); pass ``envs``.
@@ -292,7 +341,13 @@ class Collector:
             fresh, made = self._vector.remake(), True
         fresh, schema = vectorized(fresh() if is_factory(fresh) else fresh), buffer.schema
         if policy is None:
-            acting: Policy = _RandomPolicy(fresh.single_action_space, schema, fresh.num_envs, buffer.device, seed)
+            space = getattr(inner(fresh), "single_action_space", None)
+            if space is None:
+                raise EnvError(
+                    f"warm() draws random actions from the single_action_space of envs, and {fresh!r:.200} has none; "
+                    "pass warm(..., policy=...)"
+                )
+            acting: Policy = _RandomPolicy(space, schema, buffer.num_envs, buffer.device, seed)
         else:
             acting = policy
         try:
@@ -302,7 +357,7 @@ class Collector:
                 buffer,
                 # the given policy's own value, where it is not the one that acts here
                 value_fn=self.value_fn if policy is None and self._has_value else None,
-                seed=seed,
+                seed=seed_for(fresh, seed),
                 final_obs=self._vector.final_obs,
                 from_info=self._wanted_info,
                 initial_hidden=self._inputs.initial_hidden if "hidden" in schema else None,
@@ -312,7 +367,7 @@ class Collector:
         finally:
             if not isinstance(buffer, RolloutBuffer):
                 buffer.interrupt()  # the next steps do not follow the last ones of these envs
-            if made:
+            if made and hasattr(fresh, "close"):
                 fresh.close()
 
     def __str__(self) -> str:
@@ -322,12 +377,15 @@ class Collector:
         return html(self._summary())
 
     def _summary(self) -> Summary:
-        mean = f", mean return of the last {len(self.returns)}: {np.mean(self.returns):.4g}" if self.returns else ""
+        with suppress(EnvError):  # which a look at the episodes raises, and this text does not
+            self._read_episodes()
+        returns = self._returns
+        mean = f", mean return of the last {len(returns)}: {np.mean(returns):.4g}" if returns else ""
         facts = {
-            "envs": f"{self.envs.num_envs} of {self._vector.given!r}, autoreset {self._vector.mode}",
+            "envs": f"{self._vector.num_envs} of {self._vector.given!r}, autoreset {self._vector.mode}",
             "policy": getattr(self.policy, "__qualname__", type(self.policy).__name__),
             "buffer": "none; steps() returns the steps" if self.buffer is None else str(self.buffer).partition("\n")[0],
-            "episodes": f"{self.total_episodes:,} ended{mean}",
+            "episodes": f"{self._total_episodes:,} ended{mean}",
         }
         return f"Collector: {self.total_steps:,} steps", facts
 
@@ -337,6 +395,7 @@ class Collector:
     def _play(self, count: int, progress: bool | None) -> None:
         """Play ``count`` vector steps; the caller clears ``_under_way``. After an exception the next call resets."""
         self._episodes: list[tuple[float, int]] = []
+        self._ended: list[Ended] = []
         self._finals: list[_Final] = []
         into = self._into
         with progress_bar(count, progress) as tick:
@@ -374,6 +433,9 @@ class Collector:
         if self._last:
             self._last = inputs.last({"action": fields["action"], "reward": reward}, self._last)
 
+        if self._sums is not None:
+            self._add_of_simulator(into, step, done, cut, obs, info, states)
+            return
         real = played
         if isinstance(into, RolloutBuffer):
             if self._has_value and cut.any():
@@ -385,9 +447,49 @@ class Collector:
         into.add(step)  # before anything goes on: a step that does not fit ends the collection here
 
         self._count_episodes(as_host(reward), played, done)
-        self._go_on(obs, info, done)
-        if states:
-            self._hidden = self._started(states, self._at_start)
+        self._go_on(inputs.obs(obs), info, done, states)
+
+    def _add_of_simulator(
+        self,
+        into: RolloutBuffer | StepSink,
+        step: dict[str, Any],
+        done: Tensor,
+        cut: Tensor,
+        obs: Any,
+        info: dict[str, Any],
+        states: Leaves,
+    ) -> None:
+        """Store a step of a simulator, and let the episodes go on. No operation waits for its device.
+
+        Args:
+            into: where the step goes.
+            step: its fields, which are completed here.
+            done: the envs whose episode ended, ``[N]``.
+            cut: those that were truncated and not terminated, ``[N]``.
+            obs: the observations that the step returned.
+            info: the info that the step returned.
+            states: the hidden states after the step, ``[N, ...]``.
+
+        Raises:
+            EnvError: an env hides the final observation of a truncated episode, which is required.
+        """
+        inputs, before, after = self._inputs, cast("Leaves", self._obs), self._inputs.obs(obs)
+        done, cut = done.to(inputs.device), cut.to(inputs.device)
+        if self._has_value or not isinstance(into, RolloutBuffer):
+            final, hidden = self._vector.final_tensors(cut, info)
+            true_next = inputs.true_next(final, done, after, before)
+            if hidden is not None:
+                step["mask"] = ~hidden
+            if not isinstance(into, RolloutBuffer):
+                step["next_obs"] = inputs.as_given(true_next)
+            elif final is not None:
+                known = inputs.all_final_info(final_info(info), self._info, self._last)
+                value = _ask(self.value_fn, inputs.as_given(true_next), inputs.keywords(states, known))
+                step["final_value"] = value.where(shaped_as(cut, value), torch.nan)
+        into.add(step)  # before anything goes on: a step that does not fit ends the collection here
+        self._ended.append(cast("EpisodeSums", self._sums).add(step["reward"], done))
+        self.total_steps += inputs.num_envs
+        self._go_on(after, info, done, states)
 
     def _note_finals(self, t: int, cut: Bools, real: Bools, obs: Any, info: dict[str, Any], states: Leaves) -> Bools:
         """Note the final observations of step ``t``, to be valued at the end of the collection.
@@ -454,20 +556,27 @@ class Collector:
         for n in np.flatnonzero(done):
             episode = float(self._episode_return[n]), int(self._episode_length[n])
             self._episodes.append(episode)
-            self.returns.append(episode[0])
-            self.lengths.append(episode[1])
-            self.total_episodes += 1
+            self._returns.append(episode[0])
+            self._lengths.append(episode[1])
+            self._total_episodes += 1
             self._episode_return[n] = self._episode_length[n] = 0
 
-    def _go_on(self, obs: Any, info: dict[str, Any], done: Bools) -> None:
-        """Keep what the policy gets next, and which envs are at the start of an episode."""
+    def _go_on(self, after: Leaves, info: dict[str, Any], done: Any, states: Leaves) -> None:
+        """Keep what the policy gets next, and which envs are at the start of an episode.
+
+        Args:
+            after: the observations that the step returned.
+            info: the info that it returned.
+            done: the envs whose episode ended, ``[N]``.
+            states: the hidden states after the step.
+        """
         inputs, vector = self._inputs, self._vector
         self._at_start = starts = vector.start(done)
         # after an episode's end no action follows, so its info may be missing
         known = inputs.info(info, vector.informed(done)) if inputs.from_info else {}
         if vector.mode == "Disabled" and done.any():
             obs, info = self.envs.reset(options={"reset_mask": done})  # which this mode leaves to us
-            fresh, rows = inputs.info(info, done), inputs.rows(done)
+            fresh, rows, after = inputs.info(info, done), inputs.rows(done), inputs.obs(obs)
             known = {path: torch.where(shaped_as(rows, x), fresh[path], x) for path, x in known.items()}
         if self._last:
             begun = inputs.rows(starts)
@@ -475,7 +584,9 @@ class Collector:
         if inputs.keyword_names:
             known |= inputs.starts(starts) | self._last
         self._info = known
-        self._obs = inputs.obs(obs)
+        self._obs = after
+        if states:
+            self._hidden = self._started(states, self._at_start)
 
     def _bootstrap(self, buffer: RolloutBuffer, count: int) -> None:
         """Set the values after a collection of ``count`` steps, in one call of the value function.
@@ -505,9 +616,9 @@ class Collector:
             self.buffer.initial_hidden = self.buffer.schema.rebuild("hidden", states.__getitem__)
         return states
 
-    def _started(self, states: Leaves, where: Bools) -> Leaves:
+    def _started(self, states: Leaves, where: Any) -> Leaves:
         """The states, with the initial state where an episode starts."""
-        if not states or not where.any():
+        if not states or not (isinstance(where, Tensor) or where.any()):
             return states
         initial, rows = self._initial_states(), self._inputs.rows(where)
         return {path: torch.where(shaped_as(rows, x), initial[path], x) for path, x in states.items()}
@@ -551,18 +662,33 @@ def _steps_to_play(buffer: RolloutBuffer, requested: int | None) -> int:
     return count
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class CollectStats:
     """The result of one call of :meth:`Collector.collect`.
 
-    ``num_steps`` counts real transitions of all envs; ``seconds`` is wall time. ``episode_returns`` (undiscounted) and
-    ``episode_lengths`` describe the episodes that ended, in that order.
+    ``num_steps`` counts real transitions of all envs. ``seconds`` is wall time; a simulator's device may still be at
+    work. ``episode_returns`` (undiscounted) and ``episode_lengths`` describe the episodes that ended, in that order.
+    Those of a simulator are read when you first ask for one of them, which waits for its device.
+
+    Raises:
+        EnvError: when you ask, a simulator has hidden a final observation, which is required.
     """
 
-    num_steps: int
-    seconds: float
-    episode_returns: list[float] = field(default_factory=list[float])
-    episode_lengths: list[int] = field(default_factory=list[int])
+    __slots__ = ("_episodes", "_read", "num_steps", "seconds")
+
+    def __init__(
+        self,
+        num_steps: int,
+        seconds: float,
+        episode_returns: Sequence[float] = (),
+        episode_lengths: Sequence[int] = (),
+        *,
+        read: Callable[[], tuple[list[float], list[int]]] | None = None,
+    ) -> None:
+        self.num_steps, self.seconds = num_steps, seconds
+        self._episodes, self._read = (list(episode_returns), list(episode_lengths)), read
+
+    def __reduce__(self) -> Any:
+        return CollectStats, (self.num_steps, self.seconds, self.episode_returns, self.episode_lengths)
 
     def __repr__(self) -> str:
         """One line without the lists: with thousands of envs, thousands of episodes may end in one call."""
@@ -571,6 +697,21 @@ class CollectStats:
             mean_return, mean_length = fmean(self.episode_returns), fmean(self.episode_lengths)
             text += f" with a mean return of {mean_return:.4g} and a mean length of {mean_length:.4g}"
         return f"CollectStats: {text}"
+
+    @property
+    def episode_returns(self) -> list[float]:
+        """The undiscounted return of each episode that ended."""
+        return self._known()[0]
+
+    @property
+    def episode_lengths(self) -> list[int]:
+        """The number of its steps."""
+        return self._known()[1]
+
+    def _known(self) -> tuple[list[float], list[int]]:
+        if self._read is not None:
+            self._episodes, self._read = self._read(), None
+        return self._episodes
 
     @property
     def num_episodes(self) -> int:

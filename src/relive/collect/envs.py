@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -14,17 +15,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import EnvError, LifecycleError, NotFiniteError, ParameterError
-from ..parameters import Rule, is_count, one_of, require
+from ..parameters import Rule, is_count, one_of, require, torch_device
 from ..steps.arrays import Array, Bools, as_host
 from ..steps.schema import Path, descend, map_leaves
 
 __all__ = [
+    "Finals",
     "VectorEnvs",
     "copied",
+    "final_info",
+    "final_observations",
     "info_field",
+    "inner",
+    "is_by_env",
     "is_factory",
     "pick",
     "require_start",
+    "seed_for",
     "unknown_info",
     "vectorized",
 ]
@@ -34,11 +41,57 @@ PLAYED_BY: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
 """Envs -> the token of the collector that reset them last."""
 
 
-class VectorEnvs:
-    """The envs that a collector plays in. It hides the differences between Gymnasium's three autoreset modes.
+FINAL_NAMES = ("final_obs", "final_observation", "AutoResetWrapper_final_obs")
+"""What final observations are called in the info of a step: by Gymnasium and Isaac Lab; by Gymnasium before 1.0 and
+ManiSkill; by Brax-style autoreset, as in MuJoCo Playground."""
+
+
+class Finals(NamedTuple):
+    """The final observations in the info of a step."""
+
+    given: Any
+    """Nested as the observations are. The leaves are rows ``[N, ...]``, one for each env, or ``[K, ...]`` of ``envs``;
+    or it is an object array or a list, by env."""
+    envs: Tensor | None
+    """The envs of the rows, int64 ``[K]``; None: all envs."""
+    present: Any
+    """Which envs have one: an array or a tensor, bool ``[N]``; None: all that ended an episode."""
+
+    def where(self, num_envs: int) -> Bools:
+        """Which envs have one, bool ``[N]``, in RAM."""
+        return np.ones(num_envs, np.bool_) if self.present is None else as_host(self.present).astype(np.bool_)
+
+
+def final_observations(info: Mapping[str, Any], num_envs: int) -> Finals | None:
+    """The final observations in the info of a step, under any of their names; None if there are none.
+
+    No operation waits for a device.
 
     Args:
-        given: a vector env, a single env, or a function that makes either.
+        info: as the step returned it. mjlab's ``info["terminal"]`` holds rows and the envs that they are of. All others
+            hold rows by env, in some versions beside a mask, ``_final_obs``, of the envs that have one.
+        num_envs: N.
+    """
+    for name in FINAL_NAMES:
+        if info.get(name) is not None:
+            return Finals(info[name], None, _present(info, name))
+    terminal: Any = info.get("terminal")
+    if not isinstance(terminal, Mapping) or not {"env_ids", "observations"} <= terminal.keys():
+        return None
+    envs = torch.as_tensor(terminal["env_ids"]).to(torch.int64)
+    present = torch.zeros(num_envs, dtype=torch.bool, device=envs.device).index_fill(0, envs, True)
+    return Finals(terminal["observations"], envs, present)
+
+
+class VectorEnvs:
+    """The envs that a collector plays in. It hides the differences between their kinds.
+
+    There are vector envs of Gymnasium, in three autoreset modes, and simulators, which have a ``device``. These step
+    all envs at once in tensors and reset those that ended in the same step. A step returns what one of Gymnasium
+    returns, or, as rsl_rl's ``VecEnv``, observations, rewards, ``dones`` and extras with ``time_outs``.
+
+    Args:
+        given: a vector env, a simulator, a single env, or a function that makes one of them.
         final_obs: "require" the final observation of truncated episodes, or "mask" the step where an env hides it.
         mode: the autoreset mode; None reads it from ``metadata``.
 
@@ -54,20 +107,53 @@ class VectorEnvs:
         self._unwrapped = getattr(self.given, "unwrapped", self.given)
         require("Collector", one_of("require", "mask"), final_obs=final_obs)
         self.final_obs: Literal["require", "mask"] = final_obs
-        self.mode = autoreset_mode(self.envs, mode)
+        named = _of(self.envs, "device")
+        self.mode = autoreset_mode(self.envs, mode, "SameStep" if named is not None else None)
+        self.device = torch_device("Collector", named) if named is not None and self.mode == "SameStep" else None
+        """Of all tensors of a simulator; None for vector envs of Gymnasium, whose flags come to RAM."""
+        self.num_envs = int(_of(self.envs, "num_envs"))
         self._player = object()
-        self.ignored: Bools = np.zeros(self.envs.num_envs, np.bool_)
+        self.ignored: Bools = np.zeros(self.num_envs, np.bool_)
         """The envs whose next action is ignored, because NEXT_STEP autoreset resets them."""
         self.takes_tensors = False
         """True if the envs return tensors, and so get their actions as tensors."""
+        self._cuts = self._shows = False
+        """Of a simulator: whether the last step can have truncated envs; whether one has shown final observations."""
+        self._hidden: Tensor | None = None
+        """True, on a device, if a simulator has hidden a final observation since, though it has shown others."""
 
     def reset(self, seed: int | list[int | None] | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Start new episodes in all envs, which belong to this player from now on. Returns observations and info."""
         with suppress(TypeError):  # envs without weak references
             PLAYED_BY[self._unwrapped] = self._player
+        if self.device is not None:
+            return self._reset_simulator(seed, options)
         obs, info = self.envs.reset(seed=seed, options=options)
         self.takes_tensors = isinstance(_first_leaf(obs), Tensor)
-        self.ignored = np.zeros(self.envs.num_envs, np.bool_)
+        self.ignored = np.zeros(self.num_envs, np.bool_)
+        return obs, info
+
+    def _reset_simulator(self, seed: Any, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        """Start new episodes, or, if the simulator has no ``reset``, go on from its current observations."""
+        reset: Any = getattr(self.envs, "reset", None)
+        wanted = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
+        unknown = [name for name in wanted if not _resets_with(self.envs, name)]
+        if unknown:
+            raise EnvError(
+                f"reset({unknown[0]}={wanted[unknown[0]]!r:.200}): this simulator's reset() does not take it; give it "
+                "to the simulator itself, and leave it out here"
+            )
+        obs: Any = self.envs.get_observations() if reset is None else reset(**wanted)
+        info: dict[str, Any] = {}
+        if _has_info(obs):
+            obs, info = obs
+        if not isinstance(_first_leaf(obs), Tensor):
+            raise EnvError(
+                f"the envs have a device, {self.device}, and return observations of type "
+                f"{type(_first_leaf(obs)).__name__}; expected tensors [N, ...] on it"
+            )
+        self.takes_tensors, self._shows = True, False
+        self._hidden = None
         return obs, info
 
     def require_own(self) -> None:
@@ -79,12 +165,16 @@ class VectorEnvs:
                     "own envs, or call reset() to start new episodes with this one"
                 )
 
-    def step(self, action: Any) -> tuple[Any, Any, Bools, Bools, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Make one step in all envs. Returns observations, rewards, ``terminated``, ``truncated`` and info.
+
+        The flags of a simulator are tensors on its device, all others are arrays.
 
         Raises:
             NotFiniteError: the envs failed on an action outside its space.
         """
+        if self.device is not None:
+            return self._step_simulator(map_leaves(partial(torch.Tensor.to, device=self.device), action))
         try:
             obs, reward, terminated, truncated, info = self.envs.step(action)
         except Exception as error:
@@ -93,7 +183,25 @@ class VectorEnvs:
         # copied: the envs may write the next flags into the same memory
         return obs, reward, as_host(terminated).astype(np.bool_), as_host(truncated).astype(np.bool_), info
 
-    def start(self, done: Bools) -> Bools:
+    def _step_simulator(self, action: Any) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
+        answer = self.envs.step(action)
+        if len(answer) == 4:  # of rsl_rl: it has one flag for both ends, and another for time limits, if it has any
+            obs, reward, dones, info = answer
+            done, late = dones.bool(), info.get("time_outs")
+            truncated = None if late is None else late.bool() & done
+            terminated = done if truncated is None else done & ~truncated
+        else:
+            obs, reward, terminated, truncated, info = answer
+            terminated, truncated = terminated.bool(), None if truncated is None else truncated.bool()
+        self._cuts = truncated is not None
+        return obs, reward, terminated, torch.zeros_like(terminated) if truncated is None else truncated, info
+
+    def everywhere(self) -> Any:
+        """True for each env, as the flags of a step are."""
+        n = self.num_envs
+        return np.ones(n, np.bool_) if self.device is None else torch.ones(n, dtype=torch.bool, device=self.device)
+
+    def start(self, done: Any) -> Any:
         """The envs that begin an episode with the next observation, bool ``[N]``, after those in ``done`` ended one."""
         if self.mode != "NextStep":
             return done
@@ -104,7 +212,7 @@ class VectorEnvs:
         """The envs in which an action follows the next observation, so its info must be there."""
         return np.ones_like(done) if self.mode == "SameStep" else ~done
 
-    def final_observations(self, cut: Bools, obs: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any], Bools]:
+    def final_observations(self, cut: Bools, obs: Any, info: dict[str, Any]) -> tuple[Finals, dict[str, Any], Bools]:
         """The final observations, the info that came with them, and which envs have one.
 
         Args:
@@ -116,17 +224,49 @@ class VectorEnvs:
             EnvError: an env of ``cut`` hides its final observation, which is required.
         """
         if self.mode != "SameStep":
-            return obs, info, np.ones_like(cut)
-        given, present = _final_observations(info, self.envs.num_envs)
-        final_info = info.get("final_info")
+            return Finals(obs, None, None), info, np.ones_like(cut)
+        found = final_observations(info, self.num_envs)
+        present = np.zeros_like(cut) if found is None else found.where(self.num_envs)
         hidden = cut & ~present
         if hidden.any() and self.final_obs == "require":
-            raise EnvError(
-                f"env {int(np.flatnonzero(hidden)[0])} was truncated and its final observation is hidden: neither "
-                "info['final_obs'] nor info['final_observation'] has it, and the next observation belongs to "
-                "another episode. Use an env that reports it, or Collector(..., final_obs='mask')"
-            )
-        return given, cast("dict[str, Any]", final_info if isinstance(final_info, dict) else {}), present
+            raise EnvError(_hides(int(np.flatnonzero(hidden)[0])))
+        return found or Finals(None, None, present), final_info(info), present
+
+    def final_tensors(self, cut: Tensor, info: dict[str, Any]) -> tuple[Finals | None, Tensor | None]:
+        """The final observations of a simulator's step, and which truncated envs hide theirs, bool ``[N]``.
+
+        None stands for no final observations, and for no envs. The host waits for the device only until a simulator has
+        shown its first final observations, or if hidden ones are left out.
+
+        Args:
+            cut: the envs whose episode was truncated, and whose final observation is needed.
+            info: the info that the step returned.
+
+        Raises:
+            EnvError: an env of ``cut`` hides its final observation, which is required, and so did all before it. If
+                others have shown theirs, :meth:`refuse_hidden` raises it.
+        """
+        found = final_observations(info, self.num_envs)
+        self._shows |= found is not None
+        if not self._cuts or (found is not None and found.present is None):
+            return found, None
+        hidden = cut if found is None else cut & ~torch.as_tensor(found.present, device=cut.device)
+        if self.final_obs == "require" and self._shows:
+            self._hidden = hidden.any() if self._hidden is None else self._hidden | hidden.any()
+        elif bool(hidden.any()):
+            if self.final_obs == "mask":
+                return found, hidden
+            raise EnvError(_hides(int(hidden.nonzero()[0])))
+        return found, None
+
+    def refuse_hidden(self) -> None:
+        """Refuse what a simulator has hidden since its reset; waits for its device.
+
+        Raises:
+            EnvError: an env was truncated and hid its final observation, which is required.
+        """
+        if self._hidden is not None and bool(self._hidden):
+            raise EnvError(_hides(None))
 
     def _refuse_outside(self, action: Any, error: Exception) -> None:
         """Name the action outside its space, after the envs failed on it with an error that does not.
@@ -140,7 +280,7 @@ class VectorEnvs:
 
         space: Any = getattr(self.envs, "single_action_space", None)
         by_action = isinstance(error, AssertionError | IndexError | KeyError) and hasattr(space, "contains")
-        for env in range(self.envs.num_envs if by_action and not isinstance(space, Box) else 0):
+        for env in range(self.num_envs if by_action and not isinstance(space, Box) else 0):
             row = map_leaves(partial(_row_of, env), action)
             if not space.contains(row):
                 raise NotFiniteError(
@@ -193,17 +333,18 @@ def is_factory(envs: Any) -> bool:
 
 
 def vectorized(envs: Any) -> Any:
-    """A vector env as it is; a single env as a vector of one.
+    """A vector env or a simulator as it is, also in wrappers of a single env; a single env as a vector of one.
 
     Raises:
         EnvError: it is neither.
     """
-    if hasattr(envs, "num_envs"):
+    if _of(envs, "num_envs") is not None:
         return envs
     if not callable(getattr(envs, "step", None)):
         raise EnvError(
             f"envs: expected a gymnasium.vector.VectorEnv, a gymnasium.Env, or a function that makes either, got "
-            f"{envs!r:.200}; make them first, such as gymnasium.make_vec('CartPole-v1', num_envs=8)"
+            f"{envs!r:.200}; make them first, such as gymnasium.make_vec('CartPole-v1', num_envs=8). A simulator of "
+            "tensors needs num_envs, device, reset and step"
         )
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -232,15 +373,50 @@ def _remade(envs: Any, mode: str) -> Any:
     return None
 
 
-def autoreset_mode(envs: Any, given: Any) -> str:
+def inner(envs: Any) -> Any:
+    """The envs whose spaces are those of one env: those in the wrappers, if these are of a single env."""
+    return envs if hasattr(envs, "num_envs") else envs.unwrapped
+
+
+def _of(envs: Any, name: str) -> Any:
+    """An attribute of envs, or of the envs in their wrappers; None if neither has it."""
+    found = getattr(envs, name, None)
+    return getattr(getattr(envs, "unwrapped", None), name, None) if found is None else found
+
+
+def _has_info(answer: Any) -> bool:
+    """True if a reset returned observations and info, and not the observations alone, which may be a tuple as well."""
+    return isinstance(answer, tuple) and len(cast("Any", answer)) == 2 and isinstance(answer[1], Mapping)
+
+
+def seed_for(envs: Any, seed: int | None) -> int | None:
+    """The seed for the reset of some envs, or None for a simulator that takes none."""
+    return seed if _of(envs, "device") is None or _resets_with(envs, "seed") else None
+
+
+def _resets_with(envs: Any, name: str) -> bool:
+    """True if the envs have a ``reset`` that takes a keyword of this name, or any."""
+    reset: Any = getattr(envs, "reset", None)
+    if reset is None:
+        return False
+    parameters = inspect.signature(reset).parameters
+    return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+
+def autoreset_mode(envs: Any, given: Any, default: str | None = None) -> str:
     """The value of the gymnasium.vector.AutoresetMode: "NextStep", "SameStep" or "Disabled".
+
+    Args:
+        envs: which report it.
+        given: the mode instead; None reads what the envs report.
+        default: the mode of envs that report none.
 
     Raises:
         ParameterError: ``given`` is not such a mode.
         EnvError: nothing is given, and the env does not report a mode, or not such a one.
     """
-    metadata: dict[str, Any] = envs.metadata or {}
-    reported = metadata.get("autoreset_mode") if given is None else given
+    metadata: dict[str, Any] = getattr(envs, "metadata", None) or {}
+    reported = metadata.get("autoreset_mode", default) if given is None else given
     mode: Any = getattr(reported, "value", reported)
     if not isinstance(mode, str) or mode not in ("NextStep", "SameStep", "Disabled"):
         if given is not None:
@@ -252,33 +428,52 @@ def autoreset_mode(envs: Any, given: Any) -> str:
     return mode
 
 
-def _final_observations(info: Mapping[str, Any], num_envs: int) -> tuple[Any, Bools]:
-    """The final observations by env, and the envs that have one. Each Gymnasium version has its own name for them."""
-    return info_field(info, "final_obs" if "final_obs" in info else "final_observation", num_envs)
+def final_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The info that came with the final observations, as far as the step returned it."""
+    found = info.get("final_info")
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _hides(env: int | None) -> str:
+    """The message for an env, or some env, that hides its final observation."""
+    some, known = "an env" if env is None else f"env {env}", ", ".join((*FINAL_NAMES, "terminal"))
+    return (
+        f"{some} was truncated and its final observation is hidden: info has it under none of the names {known}, "
+        "and the next observation belongs to another episode. Turn it on in the simulator's configuration "
+        "(Isaac Lab: compute_final_obs = True; mjlab: capture_terminal_observations = True), use an env that reports "
+        "it, or leave such steps out: Collector(..., final_obs='mask')"
+    )
 
 
 def info_field(info: Mapping[str, Any], name: str, num_envs: int) -> tuple[Any, Bools]:
     """One entry of a vector env's info, or None, and the envs that report it."""
     if name not in info:
         return None, np.zeros(num_envs, np.bool_)
-    return info[name], _present(info, name, num_envs)
+    return info[name], Finals(None, None, _present(info, name)).where(num_envs)
 
 
-def _present(info: Mapping[str, Any], name: str, num_envs: int) -> Bools:
-    """The envs that report an entry, bool ``[N]``: Gymnasium's mask ``_name`` beside it, or else those not None."""
+def _present(info: Mapping[str, Any], name: str) -> Any:
+    """The envs that report an entry, bool ``[N]``: Gymnasium's mask ``_name`` beside it, or else those not None.
+
+    None stands for all of them.
+    """
     if f"_{name}" in info:
-        return as_host(info[f"_{name}"]).astype(np.bool_)
+        return info[f"_{name}"]
     given = info[name]
-    if isinstance(given, np.ndarray) and given.dtype == object:
-        return np.array([row is not None for row in cast("Any", given)])
-    return np.ones(num_envs, np.bool_)
+    if is_by_env(given):
+        return np.array([row is not None for row in given])
+    return None
+
+
+def is_by_env(given: Any) -> bool:
+    """True for one object an env, in an object array or a list."""
+    return isinstance(given, list) or (isinstance(given, np.ndarray) and cast("Any", given).dtype == object)
 
 
 def pick(given: Any, inner: Path, envs: NDArray[np.intp]) -> Tensor:
     """Rows of one leaf, out of an object array by env or out of a batch."""
-    if isinstance(given, list) or (isinstance(given, np.ndarray) and given.dtype == object):
-        by_env = cast("Any", given)
-        return torch.stack([copied(descend(by_env[n], inner)) for n in envs])
+    if is_by_env(given):
+        return torch.stack([copied(descend(given[n], inner)) for n in envs])
     leaf = copied(descend(given, inner))
     return leaf[torch.as_tensor(envs, device=leaf.device)]
 
@@ -296,8 +491,8 @@ def unknown_info(name: str, like: Tensor, count: int) -> Tensor:
 
 def _first_leaf(tree: Any) -> Any:
     """The first leaf of nested mappings and tuples."""
-    while isinstance(tree, Mapping | tuple):
-        branches = cast("Any", tree.values() if isinstance(tree, Mapping) else tree)
+    while isinstance(tree, tuple) or hasattr(tree, "keys"):  # a TensorDict is no Mapping
+        branches = cast("Any", tree if isinstance(tree, tuple) else tree.values())
         tree = next(iter(branches))
     return tree
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,10 @@ from torch import Tensor
 from ..batches import as_tensordict, swap_layers
 from ..errors import DTypeError, EnvError, FieldError, SchemaError, ShapeError
 from ..parameters import Rule, is_names, require
-from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, Bools, as_host, check_castable, is_plain
+from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, as_host, check_castable, is_plain
 from ..steps.checker import StepChecker
 from ..steps.schema import Field, Path, Schema, descend, dotted
-from .envs import copied, info_field, pick, unknown_info
+from .envs import Finals, copied, info_field, is_by_env, pick, unknown_info
 
 __all__ = ["Inputs", "Leaves", "shaped_as"]
 
@@ -87,7 +88,7 @@ class Inputs:
 
     # -- observations -------------------------------------------------------------------------------------------
 
-    def rows(self, which: NDArray[Any]) -> Tensor:
+    def rows(self, which: Any) -> Tensor:
         """Flags, or numbers of envs, on the buffer's device."""
         return torch.as_tensor(which, device=self.device)
 
@@ -99,9 +100,61 @@ class Inputs:
             leaves[path] = x.to(self.device) if x.dtype is dtype else self._leaf(path, x)
         return leaves
 
-    def obs_of(self, given: Any, envs: NDArray[np.intp]) -> Leaves:
-        """The observations of some envs, rows ``[K, ...]``; ``given`` has one of each env, or of those at least."""
-        return {path: self._leaf(path, pick(given, path[1:], envs)) for path, _ in self._obs_dtypes}
+    def obs_of(self, final: Finals, envs: NDArray[np.intp]) -> Leaves:
+        """The final observations of some envs that have one, rows ``[K, ...]``."""
+        rows = envs
+        if final.envs is not None:
+            place = np.zeros(self.num_envs, np.intp)
+            place[as_host(final.envs)] = np.arange(len(final.envs))
+            rows = place[envs]
+        return {path: self._leaf(path, pick(final.given, path[1:], rows)) for path, _ in self._obs_dtypes}
+
+    def true_next(self, final: Finals | None, done: Tensor, after: Leaves, before: Leaves) -> Leaves:
+        """The true next observations ``[N, ...]`` of a simulator's step. No operation waits for a device.
+
+        Args:
+            final: the final observations that came with the step; None if there were none.
+            done: the envs whose episode ended, ``[N]``.
+            after: the observations that the step returned, those of new episodes where one ended.
+            before: the observations before the step. They stand for final ones that are not there: such a row is a
+                terminal or is masked, so it is never bootstrapped, and any observation will do.
+        """
+        done = done.to(self.device)
+        if final is None:
+            return {path: torch.where(shaped_as(done, x), before[path], x) for path, x in after.items()}
+        envs, shown = final.envs, None if final.present is None else self.rows(final.present)
+        by_env = is_by_env(final.given)
+        some = np.flatnonzero(final.where(self.num_envs)) if by_env else None
+        found: Leaves = {}
+        for path, x in after.items():
+            if some is not None:
+                rows = pick(final.given, path[1:], some) if len(some) else x[:0]
+                rows = x.index_copy(0, self.rows(some), self._leaf(path, rows))
+            else:
+                rows = self._leaf(path, self._final_leaf(path, final.given))
+                self._require_rows(path, rows, self.num_envs if envs is None else len(envs))
+                rows = rows if envs is None else x.index_copy(0, envs.to(self.device), rows)
+            if shown is not None:
+                rows = torch.where(shaped_as(shown, x), rows, before[path])
+            found[path] = torch.where(shaped_as(done, x), rows, x)
+        return found
+
+    def _final_leaf(self, path: Path, given: Any) -> Tensor:
+        try:
+            return torch.as_tensor(descend(given, path[1:]))
+        except (KeyError, IndexError, ValueError, TypeError, RuntimeError) as error:
+            raise EnvError(
+                f"field '{dotted(path)}': missing from the final observations that the step returned, of type "
+                f"{type(given).__name__}; they are nested as the observations are: {self.schema['obs']!r}"
+            ) from error
+
+    def _require_rows(self, path: Path, rows: Tensor, count: int) -> None:
+        expected = count, *self.leaves[path].shape
+        if rows.shape != expected:
+            raise ShapeError(
+                f"field '{dotted(path)}': expected final observations {expected}, one row for each env that they are "
+                f"of, got {tuple(rows.shape)}"
+            )
 
     def _leaf(self, path: Path, given: Tensor) -> Tensor:
         """Rows of a leaf in the schema's dtype on the buffer's device; the policy gets the same."""
@@ -131,12 +184,16 @@ class Inputs:
 
     # -- what comes with an observation -------------------------------------------------------------------------
 
-    def info(self, info: dict[str, Any], required: Bools) -> Leaves:
+    def info(self, info: dict[str, Any], required: Any) -> Leaves:
         """The fields ``[N, ...]`` that come with an observation. Those of ``required`` envs must be there."""
         fields: Leaves = {}
         n = self.num_envs
         for name in self.from_info:
+            if isinstance(info.get(name), Tensor) and f"_{name}" not in info:  # all are there, and may be on a device
+                fields[name,] = self._leaf((name,), copied(info[name])).reshape(n, *self.leaves[name,].shape)
+                continue
             given, present = info_field(info, name, n)
+            required = as_host(required)
             if (required & ~present).any():
                 env = int(np.flatnonzero(required & ~present)[0])
                 raise EnvError(
@@ -150,6 +207,15 @@ class Inputs:
             if len(envs):
                 rows[torch.as_tensor(envs, device=rows.device)] = pick(given, (), envs).to(rows)
             fields[name,] = rows
+        return fields
+
+    def all_final_info(self, details: dict[str, Any], info: Leaves, last: Leaves) -> Leaves:
+        """:meth:`final_info` of all envs of a simulator, ``[N, ...]``, as if each had ended an episode."""
+        fields = self.starts(torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)) | last
+        for name in self.from_info:
+            there = isinstance(details.get(name), Tensor)
+            like = info[name,]
+            fields[name,] = details[name].to(like) if there else unknown_info(name, like, self.num_envs)
         return fields
 
     def final_info(self, details: dict[str, Any], envs: NDArray[np.intp], info: Leaves, last: Leaves) -> Leaves:
@@ -238,7 +304,8 @@ class Inputs:
         for path, leaf in self.leaves.items():
             if path[0] != "hidden":
                 continue
-            state = torch.zeros(leaf.shape) if tree is None else self._initial_leaf(tree, path)
+            zeros = partial(torch.zeros, leaf.shape, dtype=leaf.dtype, device=self.device)
+            state = zeros() if tree is None else self._initial_leaf(tree, path)
             if state.shape != leaf.shape:
                 raise ShapeError(
                     f"initial_hidden: expected {leaf.shape} for '{dotted(path)}', without the axis of envs, "
@@ -281,6 +348,8 @@ class Inputs:
         if kind is Tensor and action.dtype is self._action_dtype and action.shape == self._action_shape:
             if self.device.type == "cpu" and action.is_cpu and not action.requires_grad and is_plain(action):
                 return action if tensors else action.numpy()
+            if tensors and action.device == self.device:
+                return action.detach()
         elif kind is np.ndarray and action.dtype is self._action_array and action.shape == self._action_shape:
             return torch.as_tensor(action) if tensors else action
         return self._converted(action, tensors)
