@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ..batches import as_tensordict
-from ..device.replay import FEWEST_ROWS
 from ..errors import EpisodeEndWarning, ParameterError
 from ..parameters import is_count
 from ..replay.buffer import ReplayBuffer
@@ -30,6 +29,8 @@ __all__ = ["HolosomaReplayBuffer", "SimpleReplayBuffer"]
 
 SIZES = ("n_env", "buffer_size", "n_obs", "n_act", "n_critic_obs")
 """The arguments by position."""
+FEWEST_ROWS = 4
+"""Rows an env needs so that a device keeps the books of its ring itself."""
 FIRST_LOOK = 16
 """The check of time limits looks at what it has counted after this many steps, after twice as many, and so on."""
 ENOUGH = 3
@@ -68,8 +69,8 @@ class SimpleReplayBuffer(DropIn):
     """
 
     _own_attribute = "_replay"
-    n_steps = alias("_view.n", "The most rewards of a transition.")
-    gamma = alias("_view.gamma", "Discount per step.")
+    n_steps = alias("_replay.view.n", "The most rewards of a transition.")
+    gamma = alias("_replay.view.gamma", "Discount per step.")
 
     def __init__(
         self,
@@ -103,10 +104,16 @@ class SimpleReplayBuffer(DropIn):
         obs: Any = {"actor": (n_obs,), "critic": (privileged,)} if privileged else (n_obs,)
         flags = dict.fromkeys(("terminated", "truncated"), Field((), torch.bool))
         schema = Schema({"obs": obs, "action": (n_act,), "reward": (), **flags})
-        self._privileged, self._view, self._seed = privileged, NStep(n_steps, gamma), seed
+        self._privileged, self._seed = privileged, seed
         rows = max(buffer_size + 1, FEWEST_ROWS)  # the newest row has no next observation yet
         self._replay = ReplayBuffer(
-            schema, rows * n_env, n_env, view=self._view, check_ends=False, device=device or "cpu", seed=seed or 0
+            schema,
+            rows * n_env,
+            n_env,
+            view=NStep(n_steps, gamma),
+            check_ends=False,
+            device=device or "cpu",
+            seed=seed or 0,
         )
         self._newest = self._room(schema)
         """The newest step, in memory of its own: an env may write the next one over what it gave."""
@@ -196,7 +203,7 @@ class SimpleReplayBuffer(DropIn):
         limits += torch.stack([truncated, truncated & ~apart]).sum(1)
         if self.ptr < FIRST_LOOK or self.ptr & (self.ptr - 1):
             return
-        count, alike = limits.tolist()
+        count, alike = (int(x) for x in limits.cpu())
         if count < ENOUGH:
             return
         self._limits = None
@@ -240,8 +247,8 @@ class SimpleReplayBuffer(DropIn):
         done = batch["terminated"] | batch["truncated"]
         leaves: dict[Path, Any] = {
             ("observations",): None,
-            ("actions",): batch["action"],
-            ("next", "rewards"): batch["reward"],
+            ("actions",): batch["action"].contiguous(),
+            ("next", "rewards"): batch["reward"].contiguous(),
             ("next", "dones"): done.long(),
             ("next", "truncations"): batch["truncated"].long(),
             ("next", "observations"): None,
@@ -249,7 +256,7 @@ class SimpleReplayBuffer(DropIn):
         }
         for name, front in (("obs", ()), ("next_obs", ("next",))):
             actor = batch[name, "actor"] if self._privileged else batch[name]
-            leaves[(*front, "observations")] = actor
+            leaves[(*front, "observations")] = actor.contiguous()  # the fields of a row lie side by side
             if self.asymmetric_obs:
                 parts = [actor] if self.playground_mode else []
                 parts += [batch[name, "critic"]] if self._privileged else []
