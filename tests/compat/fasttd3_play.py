@@ -103,7 +103,8 @@ class Play:
             "observations": self.critic[t, env, :OBS], "actions": self.action[t, env],
             "critic_observations": self.critic[t, env], "rewards": np.float32(reward),
             "dones": int(self.ends[last, env]), "effective_n_steps": k,
-            "truncations": int(self.truncations[last, env] | self.resets[last, env]), "next_observations": self.next_critic[last, env, :OBS],
+            "truncations": int(self.truncations[last, env] | self.resets[last, env]),
+            "next_observations": self.next_critic[last, env, :OBS],
             "next_critic_observations": self.next_critic[last, env],
         }  # fmt: skip
 

@@ -93,7 +93,7 @@ def test_batches_have_the_same_layout(n: int) -> None:
         assert (theirs.batch_size, theirs.device, theirs["next"].batch_size) == (
             ours.batch_size, ours.device, ours["next"].batch_size,
         )  # fmt: skip
-        one, other = ({name: x for name, x in batch.items(True, True)} for batch in (theirs, ours))
+        one, other = (dict(batch.items(True, True)) for batch in (theirs, ours))
         assert one.keys() == other.keys()
         for name, x in one.items():
             y = other[name]
@@ -178,7 +178,7 @@ def test_the_host_stores_each_observation_twice(library: str) -> None:
     held = sum(x.nbytes for x in vars(theirs).values() if isinstance(x, torch.Tensor))
     numbers = OBS + (CRITIC if library == "holosoma" else 0)
     assert held == 4 * 100 * (4 * (2 * numbers + 2 + 1) + 16)
-    assert ours._replay.nbytes <= 4 * 101 * (4 * (numbers + 2) + 32 + 8)
+    assert ours.nbytes <= 4 * 101 * (4 * (numbers + 2) + 32 + 8)
 
 
 def test_the_host_learns_from_reset_observations_on_isaac_lab_and_ours_says_so() -> None:

@@ -132,6 +132,11 @@ class SimpleReplayBuffer(DropIn):
         room: dict[str, Any] = {name: schema.rebuild(name, leaf) for name in schema.names}
         return room | {"next_obs": schema.rebuild("obs", leaf)}
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return self._replay.nbytes
+
     # -- writing ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
