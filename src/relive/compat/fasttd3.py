@@ -315,7 +315,8 @@ def differ(one: Any, other: Any) -> Tensor:
     if isinstance(one, Mapping):
         members = cast("Mapping[str, Tensor]", one).items()
         return reduce(torch.logical_or, [differ(member, other[key]) for key, member in members])
-    return (one.view(torch.int32) != other.view(torch.int32)).any(1)  # a NaN equals itself
+    apart = one.view(torch.int32) != other.view(torch.int32)  # a NaN equals itself
+    return apart.view(torch.uint8).amax(1) != 0  # on the CPU, any(1) takes longer
 
 
 def _part(source: Any, name: str, where: str | None = None) -> Any:
