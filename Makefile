@@ -28,8 +28,8 @@ RELIVE_ZIG := $(if $(strip $(shell for name in c++ g++ clang++; do command -v $$
 endif
 export RELIVE_ZIG
 
-.PHONY: help setup demo test test-slow test-all sanitize zig wheel attacks mutations stub walks test-peers test-hosts lint \
-	format bench clean outdated
+.PHONY: help setup demo test test-slow test-all sanitize zig wheel attacks mutations stub walks checkouts test-peers \
+	test-hosts lint format bench clean outdated
 
 help: ## show this list
 	@echo "relive: the data layer of a reinforcement learning loop in PyTorch"
@@ -83,7 +83,11 @@ stub: setup ## the types of the compiled core: rewrites src/relive/core/_core.py
 walks: setup ## the files of src that ten public calls enter; rewrites the table in CONTRIBUTING.md
 	@$(PY) tests/walks.py
 
-test-peers: $(BENCH_VENV)/installed ## the known mistakes of the installed peers, beside what we do there
+FASTTD3 := build/checkouts/FastTD3/fast_td3/fast_td3_utils.py
+HOLOSOMA := build/checkouts/holosoma/src/holosoma/holosoma/agents/fast_sac/fast_sac_utils.py
+checkouts: $(FASTTD3) $(HOLOSOMA) ## sources of peers that no index has, in build/checkouts
+
+test-peers: $(BENCH_VENV)/installed checkouts ## the known mistakes of the installed peers, beside what we do there
 	@RELIVE_PEERS=1 $(BENCH_PY) -m pytest tests/peers
 
 test-hosts: $(foreach host,$(HOSTS),.venv-$(host)/installed) ## other libraries' own training on our classes, each in its .venv-*
@@ -98,7 +102,7 @@ format: setup ## let ruff mend style and format
 	@$(PY) -m ruff check --fix --exit-zero
 	@$(PY) -m ruff format
 
-bench: $(BENCH_VENV)/installed ## measure beside the installed peers; rewrites the tables and the chart
+bench: $(BENCH_VENV)/installed checkouts ## measure beside the installed peers; rewrites the tables and the chart
 	@$(BENCH_PY) benchmarks/run.py
 
 clean: ## remove the environments, the caches and runs/
@@ -164,6 +168,20 @@ $(BENCH_VENV)/installed: pyproject.toml $(CORE) $(PEERS) $(LOOSE_PEERS) $(call o
 	@$(BENCH_PY) -m pip install --no-warn-conflicts --editable ".[test]"
 	@$(BENCH_PY) -m pip install --no-deps --requirement $(LOOSE_PEERS)
 	@touch $@
+
+# $(call checkout,REPOSITORY,COMMIT,PATH): one folder or file of a repository on GitHub, without its history
+define checkout
+	@echo "fetching $(1)"
+	@rm -rf build/checkouts/$(notdir $(1)) && git init --quiet build/checkouts/$(notdir $(1))
+	@cd build/checkouts/$(notdir $(1)) && git remote add origin https://github.com/$(1) \
+		&& git fetch --quiet --depth 1 --filter=blob:none origin $(2) && git checkout --quiet FETCH_HEAD -- $(3)
+endef
+
+$(FASTTD3):
+	$(call checkout,younggyoseo/FastTD3,229ed59bbf43ea2f7a2d5d90d1076314839944d7,fast_td3)
+
+$(HOLOSOMA):
+	$(call checkout,amazon-far/holosoma,fc600e7db2de580509eedaa656ca6c601bd3af9b,$(HOLOSOMA:build/checkouts/holosoma/%=%))
 
 define host_environment
 .venv-$(1)/installed: pyproject.toml $(CORE) tests/hosts/requirements-$(1).txt $$(call outdated,.venv-$(1))

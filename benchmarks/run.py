@@ -41,6 +41,7 @@ BENCHMARKS = {
     "compat_velora": "bench_compat_velora",
     "compat_rsl_rl": "bench_compat_rsl_rl",
     "compat_embodichain": "bench_compat_embodichain",
+    "compat_fasttd3": "bench_compat_fasttd3",
 }
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 

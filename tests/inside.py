@@ -245,6 +245,10 @@ def received(owner: Any) -> Any:
     return owner._received
 
 
+def replay(owner: Any) -> Any:
+    return owner._replay
+
+
 def reuse(owner: Any) -> Any:
     return owner._reuse
 

@@ -223,6 +223,42 @@ MUTATIONS = [
         "folder.parent, prefix",
         "exchange/test_velora.py",
     ),
+    # -- FastTD3's buffer
+    Mutation(
+        "FastTD3: a reset in mid-episode is no end",
+        "compat/fasttd3.py",
+        'self._store(newest["truncated"] | (apart & ~newest["terminated"]))',
+        'self._store(newest["truncated"])',
+        "compat/test_fasttd3.py",
+    ),
+    Mutation(
+        "FastTD3: a truncated step is a terminal as well",
+        "compat/fasttd3.py",
+        '"terminated": done & ~truncated,',
+        '"terminated": done,',
+        "look/test_readers.py",
+    ),
+    Mutation(
+        "FastTD3: the newest step is what the env wrote last",
+        "compat/fasttd3.py",
+        "mapped(Tensor.copy_, newest[name], value)",
+        "newest[name] = value",
+        "compat/test_fasttd3.py",
+    ),
+    Mutation(
+        "FastTD3: an observation with NaN never goes on",
+        "compat/fasttd3.py",
+        "apart = one.view(torch.int32) != other.view(torch.int32)",
+        "apart = one != other",
+        "compat/test_fasttd3.py",
+    ),
+    Mutation(
+        "FastTD3: one row is too few for the newest step",
+        "compat/fasttd3.py",
+        "rows = max(buffer_size + 1, FEWEST_ROWS)",
+        "rows = max(buffer_size, FEWEST_ROWS)",
+        "compat/test_fasttd3.py",
+    ),
     # -- shards: what each has, and what it lost
     Mutation(
         "a chunk that comes again is stored again",

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-HOSTS = ("agilerl", "embodichain", "pytorchrl", "rsl_rl", "stable_baselines3", "velora")
+HOSTS = ("agilerl", "embodichain", "fast_td3_utils", "holosoma", "pytorchrl", "rsl_rl", "stable_baselines3", "velora")
 
 
 @pytest.fixture

@@ -12,10 +12,12 @@ import torch
 from tensordict import TensorDict
 
 from agilerl_buffers import BOX, MOVES, STATES, steps
+from compat import fasttd3_play
+from compat.fasttd3_play import CRITIC, Play, by_start, same_row
 from compat.pytorchrl_play import assert_same, parts, play
 from pytorchrl_buffers import made as made_buffer
 from pytorchrl_buffers import memory, stacked
-from relive.compat import agilerl, embodichain, pytorchrl, rsl_rl, velora
+from relive.compat import agilerl, embodichain, fasttd3, pytorchrl, rsl_rl, velora
 from relive.compat.base import oldest_first
 from relive.compat.pytorchrl import OBS, RHS, RHS2
 from relive.errors import LifecycleError
@@ -111,6 +113,53 @@ def test_the_rollout_of_embodichains_buffer_comes_over_with_attached_fields(full
             assert torch.equal(made.get()["obs"], held["obs"][:, :-1].flatten(0, 1))
         rollout = made.start_rollout()
         assert rollout is made.buffer
+
+
+# FastTD3
+
+
+def fasttd3s(play: Play, size: int, asymmetric: bool | None, playground: bool) -> Any:
+    """What FastTD3's buffer holds after a play, or holosoma's, which has no choice of what is observed."""
+
+    def ring(values: torch.Tensor) -> torch.Tensor:
+        rows = torch.zeros(play.envs, size, *values.shape[2:])
+        for t in range(play.steps):
+            rows[:, t % size] = values[t].float()
+        return rows
+
+    width = fasttd3_play.OBS
+    names = {f"{front}observations": x[..., :width] for front, x in (("", play.critic), ("next_", play.next_critic))}
+    names |= {"actions": play.action, "rewards": play.reward}
+    if asymmetric is not False:
+        name, front = ("privileged_observations", width) if playground else ("critic_observations", 0)
+        names |= {name: play.critic[..., front:], f"next_{name}": play.next_critic[..., front:]}
+    flags = {"dones": ring(play.dones).long(), "truncations": ring(play.truncations).long()}
+    modes = {} if asymmetric is None else {"asymmetric_obs": asymmetric, "playground_mode": playground}
+    return SimpleNamespace(
+        n_env=play.envs, buffer_size=size, n_obs=width, n_act=2, n_critic_obs=CRITIC, n_steps=3, gamma=0.5, device=None,
+        ptr=play.steps, **{name: ring(x[: play.steps]) for name, x in names.items()}, **flags, **modes,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("asymmetric", "playground"), [(False, False), (True, False), (True, True), (None, False)])
+@pytest.mark.parametrize("count", [0, 5, 12, 31])
+def test_the_steps_of_fasttd3s_buffer_come_over_in_the_order_of_time(
+    count: int, asymmetric: bool | None, playground: bool
+) -> None:
+    play, size = Play(2, 34, reset=0.1), 12
+    play.steps = count
+    original = fasttd3s(play, size, asymmetric, playground)
+    for made in both_ways(fasttd3.SimpleReplayBuffer, original, seed=0):
+        assert (made.ptr, made.n_steps, made.gamma) == (count, 3, 0.5)
+        assert (made.asymmetric_obs, made.playground_mode) == (asymmetric is not False, playground)
+        first = max(count - size, 0)
+        for t in range(count, 34):  # and it goes on with the step after
+            made.extend(play.step(t))
+        play.steps = 34
+        found = by_start(made.sample(200))
+        assert set(found) == {start for start in play.starts(size) if start[1] >= first}
+        assert all(same_row(row, play.row(env, t, 3, 0.5)) for (env, t), row in found.items())
+        play.steps = count
 
 
 # rsl_rl

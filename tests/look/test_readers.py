@@ -16,7 +16,7 @@ from tensordict import TensorDict
 import planted
 import relive
 from planted import Arrays, blocks
-from relive.compat import agilerl, embodichain, pytorchrl, rsl_rl, velora
+from relive.compat import agilerl, embodichain, fasttd3, pytorchrl, rsl_rl, velora
 from relive.exchange import log_of
 from relive.look.experience import Experience
 from relive.look.readers import experience_of
@@ -346,6 +346,25 @@ def test_the_drop_in_for_embodichain() -> None:
     assert rules(relive.audit(buffer)) == {"truncation-without-final-observation"}
     rollout["final_value"].fill_(1.0)
     assert not relive.audit(buffer).findings
+
+
+@pytest.mark.filterwarnings("ignore::relive.errors.EpisodeEndWarning")
+def test_the_drop_in_for_fasttd3() -> None:
+    for rows, expected in ((blocks(), set[str]()), (blocks(planted.reset_as_final), {"reset-as-final-observation"})):
+        buffer = fasttd3.SimpleReplayBuffer(N, 2 * len(rows["reward"]), 3, 2, 3)
+        for t in range(len(rows["reward"])):
+            step = {name: torch.from_numpy(x[t]) for name, x in rows.items()}
+            following = {
+                "observations": step["next_obs"], "rewards": step["reward"], "truncations": step["truncated"],
+                "dones": step["terminated"] | step["truncated"],
+            }  # fmt: skip
+            buffer.extend({"observations": step["obs"], "actions": step["action"], "next": following})
+        found, report = experience_of(buffer), relive.audit(buffer)
+        assert N * (len(rows["reward"]) - 2) <= len(found) < N * len(rows["reward"])  # two of each env wait
+        assert found.truncated is not None
+        assert found.truncated.any()
+        assert not (found.truncated & found.terminated).any()
+        assert (report.source, rules(report)) == ("relive.compat.fasttd3 SimpleReplayBuffer", expected)
 
 
 def test_the_drop_in_for_velora() -> None:

@@ -7,11 +7,12 @@ from ..names import lazy_modules
 if TYPE_CHECKING:
     from . import agilerl as agilerl
     from . import embodichain as embodichain
+    from . import fasttd3 as fasttd3
     from . import pytorchrl as pytorchrl
     from . import rsl_rl as rsl_rl
     from . import stable_baselines3 as stable_baselines3
     from . import velora as velora
 else:  # each is imported on its own, as one needs its library
     __getattr__, __dir__ = lazy_modules(
-        __name__, ("agilerl", "embodichain", "pytorchrl", "rsl_rl", "stable_baselines3", "velora")
+        __name__, ("agilerl", "embodichain", "fasttd3", "pytorchrl", "rsl_rl", "stable_baselines3", "velora")
     )

@@ -219,7 +219,8 @@ def _selected(steps: Experience, selected: Bools) -> Experience:
                       place=rows)  # fmt: skip
 
 
-INSIDE = {"agilerl": "_rollout", "pytorchrl": "_rows", "stable_baselines3": "_replay", "velora": "rollout"}
+INSIDE = {"agilerl": "_rollout", "fasttd3": "_replay", "pytorchrl": "_rows", "stable_baselines3": "_replay",
+          "velora": "rollout"}  # fmt: skip
 """Drop-in -> the attribute with relive's buffer, where that knows more than the attributes of the host's class."""
 
 
@@ -231,11 +232,15 @@ def of_drop_in(source: Any) -> Experience | None:
     inside = getattr(inside, "replay", inside)
     if isinstance(inside, RolloutBuffer):
         experience = of_rollout(inside)
-    elif isinstance(inside, ReplayBuffer) and (host == "pytorchrl" or getattr(source, "optimize_memory_usage", False)):
+    elif isinstance(inside, ReplayBuffer) and (
+        host in ("fasttd3", "pytorchrl") or getattr(source, "optimize_memory_usage", False)
+    ):
         experience = of_replay(cast("ReplayBuffer", inside))
     else:
         return None
     experience.source = f"relive.compat.{host} {type(source).__name__}"
+    if host == "fasttd3":
+        return experience
     # the host has one flag for ends of both kinds, which is stored as `terminated`
     if experience.truncated is not None and experience.truncated.any():
         experience.terminated &= ~experience.truncated
