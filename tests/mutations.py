@@ -412,8 +412,8 @@ MUTATIONS = [
     Mutation(
         "another view's rule leaves the count of drawable rows as it was",
         "ring/ring.py",
-        "may be more events now\n        self.counters[DRAWABLE] = len(self.anchors())",
-        "may be more events now\n        self.counters[DRAWABLE] = self.drawable",
+        "may be more events now\n        self.recount()",
+        "may be more events now\n        self.core.changed()",
         "ring",
     ),
     Mutation(
@@ -1098,10 +1098,10 @@ MUTATIONS = [
         "core/test_tree.py",
     ),
     Mutation(
-        "eps is added to the power, not to the error",
-        "priorities.hpp",
-        "return std::pow(static_cast<double>(error) + facts_->eps, facts_->alpha);",
-        "return std::pow(static_cast<double>(error), facts_->alpha) + facts_->eps;",
+        "eps is not added to an error",
+        "priorities.cpp",
+        "static_cast<double>(rated[i].size) + facts_->eps;",
+        "static_cast<double>(rated[i].size);",
         "core/test_priorities.py",
     ),
     Mutation(

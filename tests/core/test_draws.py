@@ -103,7 +103,10 @@ def test_a_device_makes_the_same_permutations_without_waiting(n: int) -> None:
 
 
 def test_permutations_of_four_on_a_device_are_the_same_in_all_their_orders() -> None:
-    made = {tuple(core.permute_on_device(4, torch.tensor([signed(core.key(5, k))]), torch.tensor([GOLDEN])).tolist()) for k in range(300)}
+    made = {
+        tuple(core.permute_on_device(4, torch.tensor([signed(core.key(5, k))]), torch.tensor([GOLDEN])).tolist())
+        for k in range(300)
+    }
     assert len(made) == 24
 
 

@@ -65,4 +65,6 @@ def test_random_numbers_of_tensors_are_those_of_the_core() -> None:
             assert int(mine) % 2**64 == stream
             wanted = np.empty(50)
             core.masses(stream, False, 1.0, wanted)
-            assert numbers.uniform(mine, torch.arange(1, 51), torch.tensor([numbers.GOLDEN])).tolist() == wanted.tolist()
+            assert (
+                numbers.uniform(mine, torch.arange(1, 51), torch.tensor([numbers.GOLDEN])).tolist() == wanted.tolist()
+            )

@@ -98,7 +98,7 @@ class OnDevice:
         return sum(x.nbytes for part in parts for x in vars(part).values() if isinstance(x, Tensor))
 
     def compile(self, **options: Any) -> None:
-        """Compile what the three calls do, each as a whole, the next time it is needed; options of ``torch.compile``."""
+        """Compile what the three calls do, each as a whole, when it is next needed; options of ``torch.compile``."""
         self._store_step = torch.compile(self._add, fullgraph=True, **options)
         self._read_batch = torch.compile(self._batch, fullgraph=True, **options)
         self._set_errors = torch.compile(self._rate, fullgraph=True, **options)
@@ -287,8 +287,8 @@ class OnDevice:
         ring.pending = None
         if refused:
             warn(
-                f"update_priorities: {refused} TD errors were NaN, infinite or too large for a sum, or had an index that "
-                "was never issued. They were passed over; check the loss, and pass batch['index']",
+                f"update_priorities: {refused} TD errors were NaN, infinite or too large for a sum, or had an index "
+                "that was never issued. They were passed over; check the loss, and pass batch['index']",
                 stacklevel=2,
             )
 

@@ -182,7 +182,6 @@ class DeviceRing:
         spots = Spots(env * self.rows + number % self.rows, env, number)
         return spots, live & self.can_draw(spots)
 
-
     # -- drawing ------------------------------------------------------------------------------------------------
 
     def next_stream(self) -> Tensor:

@@ -145,7 +145,7 @@ class DeviceRows(HostedRows):
             found |= {("next_obs", *path[1:]): field for path, field in after.items()}
             for path in [path for path in part.layout.fields if path in stacks]:
                 for frames, name in zip(stacks[path], ("obs", "next_obs"), strict=True):
-                    found[name, *path[1:]] = part.fields(frames.reshape(-1), [path])[path].unflatten(0, frames.shape)
+                    found[(name, *path[1:])] = part.fields(frames.reshape(-1), [path])[path].unflatten(0, frames.shape)
         return {path: found[path] for path in (*self._order, *self._order_of_large())}
 
     def _order_of_large(self) -> list[Path]:

@@ -81,7 +81,8 @@ class StoragePlan:
 
     def __str__(self) -> str:
         lines = [f"{self.rows:,} rows, {self.rows // self.num_envs:,} for each of {self.num_envs} envs"]
-        width = max(map(len, [*self.fields, f"bookkeeping on {self.device}"] if self.bookkeeping_bytes else self.fields))
+        there = [f"bookkeeping on {self.device}"] if self.bookkeeping_bytes else []
+        width = max(map(len, [*self.fields, *there]))
 
         def add(name: str, size: int) -> None:
             lines.append(f"  {name:<{width}}  {size:>9,} B a row  {readable(size * self.rows):>10}")
@@ -95,8 +96,8 @@ class StoragePlan:
         if self.device_bytes:
             add("in RAM", self.host_row_bytes)
             add(f"on {self.device}", self.row_bytes - self.host_row_bytes)
-        if self.bookkeeping_bytes:
-            add_whole(f"bookkeeping on {self.device}", self.bookkeeping_bytes)
+        for name in there:
+            add_whole(name, self.bookkeeping_bytes)
         if self.sampler_bytes:
             add_whole("sampler", self.sampler_bytes)
         if self.bookkeeping_bytes or self.sampler_bytes:

@@ -387,7 +387,11 @@ class ReplayBuffer(Generic[S_co, V_co]):
             values = step if step.__class__ is dict and not fields else {**step, **fields}
         chosen = writer.all_envs if envs is None else writer.chosen(envs)
         with self.lock:  # as one_at_a_time, which takes longer
-            if self._on_device is not None and self._ahead is None and writer.add_on_device(values, chosen, self._reader.view):
+            if (
+                self._on_device is not None
+                and self._ahead is None
+                and writer.add_on_device(values, chosen, self._reader.view)
+            ):
                 return
             if self._ring.pending is not None or self._ahead is not None:
                 self._prepare()
@@ -592,8 +596,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """
         if self._on_device is None:
             raise LifecycleError(
-                f"compile: the bookkeeping of this replay is in RAM ({self._sampler!r}, device='{self.device}'); it is on a "
-                "device with device='cuda', Uniform() or Prioritized(), and 4 rows an env or more"
+                f"compile: the bookkeeping of this replay is in RAM ({self._sampler!r}, device='{self.device}'); it is "
+                "on a device with device='cuda', Uniform() or Prioritized(), and 4 rows an env or more"
             )
         with self.lock:
             self._on_device.compile(**options)

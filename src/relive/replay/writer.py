@@ -224,7 +224,7 @@ class Writer:
         self.ring.settle()
 
     def mend(self) -> None:
-        """Repair rows, counters and sampler after a call that an exception interrupted, or whose effect is on a device."""
+        """Repair what a call left half done that an exception interrupted; or learn what a device knows."""
         pending = self.ring.pending
         if pending is not None:
             self.ring.mend()
