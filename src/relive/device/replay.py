@@ -131,9 +131,7 @@ class OnDevice:
 
     def sample(self, count: int, view: Any) -> dict[Path, Tensor] | None:
         """The fields ``[count]`` of the next batch as a view reads them; None if the host has to."""
-        # each env of a ring that was empty has transitions, with their history, from its second step on
-        dense = self._adds > 1 + self._rows.history if self._dense is None else self._dense
-        if not (self._is_ready and dense and self.suits(view) and get_worker_info() is None):
+        if not (self.has_some and self.suits(view) and get_worker_info() is None):
             return None
         self._prepare()
         progress, sampler = self._progress, self._sampler
@@ -162,6 +160,13 @@ class OnDevice:
             return None
         self._prepare()
         return self._set_errors(index, errors.detach())
+
+    @property
+    def has_some(self) -> bool:
+        """True if a good part of the rows can be drawn, as far as the host knows without waiting."""
+        # each env of a ring that was empty has transitions, with their history, from its second step on
+        dense = self._adds > 1 + self._rows.history if self._dense is None else self._dense
+        return self._is_ready and dense
 
     def count(self) -> int:
         """How many rows can be drawn. It waits for the device."""

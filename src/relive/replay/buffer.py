@@ -490,7 +490,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """
         require("batches", COUNT_RULE, count=count)
         require_rows(batch_size)
-        if not len(self):
+        device = self._on_device
+        if not (device is not None and device.has_some) and not len(self):  # the latter waits for the device
             raise nothing_to_draw(self._ring)
         return (self._batch(batch_size, k, count) for k in range(1, count + 1))
 
