@@ -3,9 +3,9 @@
     python examples/fast_td3.py                     512 point masses, on the CPU
     python examples/fast_td3.py --device cuda --num-envs 4096 --batch-size 32768
 
-The simulator, the replay and the networks are on one device. On a GPU no step, batch or update of the loop waits for it:
-the replay keeps its rows and all that it has to know of them there, and ``compile`` makes a few kernels of each call. The
-returns of episodes are read once a round.
+The simulator, the replay and the networks are on one device. On a GPU no step, batch or update of the loop waits for
+it: the replay keeps its rows and all that it has to know of them there, and ``compile`` makes a few kernels of each
+call. The returns of episodes are read once a round.
 
 A simulator shows the observation after a reset, and hands the true final one out beside it. The collector stores that
 where an episode ended, so a time limit bootstraps from where the episode really was.
@@ -46,6 +46,7 @@ class Critics(nn.Module):
     def __init__(self, inputs: int) -> None:
         super().__init__()
         self.one, self.two = network(inputs, ATOMS), network(inputs, ATOMS)
+        self.values: Tensor
         self.register_buffer("values", torch.linspace(LOWEST, HIGHEST, ATOMS))
 
     def forward(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:

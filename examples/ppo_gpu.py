@@ -88,7 +88,7 @@ def main() -> None:
     torch.set_num_threads(1)  # networks this small are slower on several threads
     with Run("PPO-GPU", ENV, GOAL, args) as run:
         train(args, run)
-    print("Next: examples/fast_td3.py plays the same simulator off-policy; docs/device.md says what stays on the device.")
+    print("Next: examples/fast_td3.py plays the same simulator off-policy; docs/device.md says what stays there.")
 
 
 if __name__ == "__main__":

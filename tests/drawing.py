@@ -314,6 +314,7 @@ def facts(batch: Any) -> Any:
 
 def state(buffer: Any) -> Any:
     """All that a draw may change, and all rows, whatever memory they are in."""
+    inside.mend(buffer)
     ring, come = inside.ring(buffer), inside.progress(buffer)
     places = ring.places()
     complete = places[ring.stamp[places] >= 0]  # other rows may be final observations alone

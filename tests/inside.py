@@ -192,6 +192,11 @@ def offsets(owner: Any) -> Any:
     return owner._offsets
 
 
+def mend(buffer: Any) -> None:
+    """Have the ring in RAM know all."""
+    buffer._writer.mend()
+
+
 def on_device(buffer: Any) -> Any:
     return buffer._on_device
 

@@ -201,7 +201,7 @@ class OnDevice:
             drawn = self._priorities.draw(count, stream, self._sampler.stratified)
             spots, weighed = drawn.spots, {("weight",): drawn.weight, ("probability",): drawn.probability}
         windows = self._rows.windows(spots, n, gamma)
-        found = {(name,): field for name, field in windows._asdict().items() if name != "last"}
+        found: dict[Path, Tensor] = {(name,): field for name, field in windows.facts.items()}
         stacks: dict[Path, tuple[Tensor, Tensor]] = {}
         if stack is not None:
             paths, depth, repeat = stack

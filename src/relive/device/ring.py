@@ -48,16 +48,12 @@ class Spots(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """n-step windows ``[B]``: what a batch has of them, and the rows that hold their next observations."""
+    """n-step windows ``[B]``."""
 
-    index: Tensor
-    next_index: Tensor
-    reward: Tensor
-    discount: Tensor
-    steps: Tensor
-    terminated: Tensor
-    truncated: Tensor
+    facts: dict[str, Tensor]
+    """What a batch has of them, by name."""
     last: Tensor
+    """The rows that hold their next observations."""
 
 
 class DeviceRing:
@@ -264,11 +260,16 @@ class DeviceRing:
                     going = going & (spots.numbers + k <= newest) & (self.step[after] != 0)
                 here = after
         following = spots.numbers + steps - (1 if own else 0)
-        return Windows(
-            spots.numbers * self.num_envs + spots.envs, following * self.num_envs + spots.envs,
-            value.to(torch.float32), torch.where(terminal, 0.0, discount).to(torch.float32), steps.to(INT32),
-            terminal, cut, last,
-        )  # fmt: skip
+        facts = {
+            "index": spots.numbers * self.num_envs + spots.envs,
+            "next_index": following * self.num_envs + spots.envs,
+            "reward": value.to(torch.float32),
+            "discount": torch.where(terminal, 0.0, discount).to(torch.float32),
+            "steps": steps.to(INT32),
+            "terminated": terminal,
+            "truncated": cut,
+        }
+        return Windows(facts, last)
 
     def frames(self, places: Tensor, depth: int, repeat: bool) -> Tensor:
         """The rows ``[B, depth]`` of the frames that end at places, oldest first, none of another episode.

@@ -145,8 +145,8 @@ def of_monitor(monitor: Monitor) -> Experience:
 def of_replay(replay: ReplayBuffer) -> Experience:
     """The transitions of a replay, each with the observation after it."""
     with replay.lock:
-        len(replay)  # mends what a call that was broken off left half done
         inside: Any = replay
+        inside._writer.mend()  # what a call that was broken off left half done, and what a device knows
         ring: Any = inside._ring
         envs, numbers = ring.live()
         places: Ints = ring.places()

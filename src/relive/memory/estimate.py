@@ -135,14 +135,20 @@ def storage_plan(
     known["bookkeeping"] = sum(field.nbytes for field in BOOKKEEPING.values())
     if device.type == "cpu":
         layout, blocks = row_layout(leaves)
-        host = row = layout.nbytes + sum(leaves[path].nbytes for path in blocks)
-        apart, all_bytes = 0, lambda rows: rows * row + sampler_bytes(rows)
+        host, there = layout.nbytes + sum(leaves[path].nbytes for path in blocks), 0
     else:
-        host, apart = device_row_bytes(leaves)
-        row, all_bytes = host + apart, lambda rows: (rows + 2) * apart + bookkeeping_bytes(rows // num_envs * num_envs)
+        host, there = device_row_bytes(leaves)
+    row = host + there
+
+    def bytes_of(rows: int) -> int:
+        """The bytes of so many rows where ``capacity_bytes`` counts."""
+        if device.type == "cpu":
+            return rows * row + sampler_bytes(rows)
+        return (rows + 2) * there + bookkeeping_bytes(rows // num_envs * num_envs)
+
     most = capacity_bytes or 0
     # the bytes grow with the rows, so the first number of rows that is too large is found by halving
-    fit = bisect_right(range(most // max(apart or row, 1) + 1), most, key=all_bytes) - 1
+    fit = bisect_right(range(most // max(there or row, 1) + 1), most, key=bytes_of) - 1
     fields = known | {"padding": row - sum(known.values())}
     wanted = capacity if capacity is not None else fit
     if wanted < 2 * num_envs:

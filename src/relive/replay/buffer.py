@@ -731,9 +731,11 @@ class ReplayBuffer(Generic[S_co, V_co]):
         are those of final observations. Reward and flags are always in RAM.
 
         You can write to the rows, and :meth:`save` cannot see that. So once this was read, every save writes all rows.
+        If the replay is on a device, the bookkeeping is in RAM alone from then on.
         """
         self._saver.segments.give_up()
         self._saver.await_rows()
+        self._on_device = self._writer.on_device = None  # it could not see what is written to rewards and flags
         return as_tensordict(self._ring.store.views(), (self._plan.rows,))
 
     @one_at_a_time
