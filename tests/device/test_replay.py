@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -260,4 +261,15 @@ def test_compiled_batches_are_those_of_a_replay_in_ram(sampler: Any) -> None:
             ours, theirs = twins.batches(40)
             if twins.ram.has_priorities:
                 twins.update(ours, theirs)
+    twins.check()
+
+
+def test_another_view_is_followed(device: torch.device) -> None:
+    twins = Twins(device, 4, 12, seed=3)
+    for view in (NStep(3), FrameStack(3), FrameStack(2, NStep(2), "zeros"), NStep(1), FrameStack(4)):
+        for buffer in (twins.ram, twins.there):
+            buffer.view = deepcopy(view)
+        for _ in range(5):
+            twins.add()
+            twins.batches(12)
     twins.check()

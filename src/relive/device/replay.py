@@ -217,8 +217,9 @@ class OnDevice:
 
     @property
     def _is_ready(self) -> bool:
-        """True if this is at least as new as the ring and the sampler."""
-        return self._ready and (self._sampler is None or self._sampler.stored is self._stored)
+        """True if this is at least as new as the ring, its rule and the sampler."""
+        same_rule = self._rows.history == self._ring.rule.history
+        return self._ready and same_rule and (self._sampler is None or self._sampler.stored is self._stored)
 
     def _prepare(self) -> None:
         """Make this as new as the ring, with the sampler's parameters; from now on it is ahead."""
