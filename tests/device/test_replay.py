@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import inside
 import relive.replay.buffer
@@ -273,3 +274,53 @@ def test_another_view_is_followed(device: torch.device) -> None:
             twins.add()
             twins.batches(12)
     twins.check()
+
+
+class Breaking(TorchDispatchMode):
+    """Ctrl-C before so many operations."""
+
+    def __init__(self, operations: int) -> None:
+        super().__init__()
+        self.left = operations
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("call", ["add", "update"])
+def test_a_call_that_is_broken_off_leaves_only_whole_rows(device: torch.device, call: str) -> None:
+    broken = 0
+    for operations in range(0, 400, often(23, 3)):
+        twins = Twins(device, 3, 8, seed=operations, sampler=Prioritized, view=lambda: NStep(2))
+        for _ in range(17):
+            twins.add(0.2)
+        for _ in range(2):
+            twins.update(*twins.batches(9))
+        known = {int(i): row for i, row in zip(twins.ram.data()["index"], twins.ram.data(), strict=True)}
+        step, batch = twins.far(twins.step(0.3)), twins.there.sample(9)
+        errors = twins.far(torch.rand(9))
+        try:
+            with Breaking(operations):
+                twins.there.add(step) if call == "add" else twins.there.update_priorities(batch["index"], errors)
+            break
+        except KeyboardInterrupt:
+            broken += 1
+        if operations % 2:  # either the host or the device comes next
+            twins.there.add(twins.far(twins.step(0.3)))
+        twins.there.check()
+        data = twins.there.data()
+        rows = {int(i): row for i, row in zip(data["index"].cpu(), data, strict=True)}
+        old = [i for i in rows if i in known]
+        assert len(old) >= 3
+        for i in old:
+            one, other = known[i], rows[i]
+            assert bits(one["obs", "x"]) == bits(other["obs", "x"].cpu())
+            assert bits(one["action"]) == bits(other["action"].cpu())
+        for _ in range(9):
+            twins.there.add(twins.far(twins.step(0.2)))
+            twins.there.update_priorities(twins.there.sample(9)["index"], errors)
+        twins.there.check()
+    assert broken > 5

@@ -20,7 +20,7 @@ from .. import core
 from ..core.numbers import signed
 from ..core.words import ALONE, COMPLETED, COUNT, DRAWABLE, EPISODES, FINALS, HEAD, LINKED, NEXT, NOT_FINITE, TAIL
 from ..memory.device import DeviceRows
-from ..ring.ring import Ahead, Ring
+from ..ring.ring import Ahead, Change, Ring
 from ..samplers.prioritized import Prioritized
 from ..samplers.uniform import Uniform
 from ..steps.schema import Path
@@ -35,6 +35,10 @@ __all__ = ["OnDevice", "bookkeeping_bytes"]
 
 LONGEST_WINDOW = 64
 """The most steps of a window that is read here: each takes operations of its own."""
+
+
+COUNTED = COMPLETED, EPISODES, NOT_FINITE
+"""The words of a ring's counters that the device counts, in its order."""
 
 
 FEWEST_ROWS = 4
@@ -70,6 +74,9 @@ class OnDevice:
         self._ahead = Ahead(self.bring_back)
         self._ready = False
         """True if this is at least as new as the ring."""
+        self._changing = False
+        """True within a call that changes the device. A call that finds it set was preceded by one that an exception,
+        such as Ctrl-C, broke off."""
         self._adds = 0
         """Steps since this was made from the ring."""
         self._dense: bool | None = None
@@ -126,7 +133,9 @@ class OnDevice:
             return False  # whether an episode ended is known on the device alone
         self._prepare()
         self._adds += 1
+        self._changing = True
         self._store_step(list(leaves), None if final is None else list(final))
+        self._changing = False
         return True
 
     def sample(self, count: int, view: Any) -> dict[Path, Tensor] | None:
@@ -159,7 +168,10 @@ class OnDevice:
         if self._priorities is None or not len(index):
             return None
         self._prepare()
-        return self._set_errors(index, errors.detach())
+        self._changing = True
+        late = self._set_errors(index, errors.detach())
+        self._changing = False
+        return late
 
     @property
     def has_some(self) -> bool:
@@ -180,7 +192,8 @@ class OnDevice:
 
     def _add(self, leaves: list[Tensor], final: list[Tensor] | None) -> None:
         given = dict(zip(self._store.leaves, leaves, strict=True))
-        added = self._rows.add(given["reward",], given["terminated",], given["truncated",])
+        facts = given["reward",], given["terminated",], given["truncated",]
+        added = self._rows.plan(*facts)
         ended = {} if final is None else dict(zip([path for path in given if path[0] == "obs"], final, strict=True))
         for part in self._store.parts:
             paths = part.layout.fields
@@ -188,6 +201,7 @@ class OnDevice:
             last = {path: ended[path] for path in paths if path in ended}
             if last:
                 part.put(added.finals, part.packed(last))
+        self._rows.write(added, *facts)
         if self._priorities is not None:
             self._priorities.added(added)
 
@@ -223,6 +237,8 @@ class OnDevice:
 
     def _prepare(self) -> None:
         """Make this as new as the ring, with the sampler's parameters; from now on it is ahead."""
+        if self._changing:
+            self.bring_back()
         if not self._is_ready:
             self._send()
         sampler, mine = self._sampler, self._priorities
@@ -250,8 +266,8 @@ class OnDevice:
         ring, mine, sampler = self._ring, self._priorities, self._sampler
         for array, tensor in self._arrays():
             tensor[: len(array)].copy_(torch.from_numpy(np.ascontiguousarray(array)))
-        for word, tensor in self._counters():
-            tensor.fill_(int(ring.counters[word]))
+        words = torch.from_numpy(ring.counters[list(COUNTED)])
+        self._rows.counters.copy_(words)
         if mine is not None and sampler is not None:
             mine.largest.fill_(sampler.largest_error)
             mine.late.zero_()
@@ -268,8 +284,7 @@ class OnDevice:
         ring, mine, progress, sampler = self._ring, self._priorities, self._progress, self._sampler
         for array, tensor in self._arrays():
             array[:] = tensor[: len(array)].cpu().numpy()
-        for word, tensor in self._counters():
-            ring.counters[word] = int(tensor)
+        ring.counters[list(COUNTED)] = self._rows.counters.cpu().numpy()
         ring.counters[DRAWABLE] = self.count()
         ring.core.changed()
         if self._seeded is not None:  # a graph that was captured draws batches of which the host knows nothing
@@ -291,12 +306,31 @@ class OnDevice:
             if self._parameters is not None:  # those that were set meanwhile have still to be sent
                 self._parameters = (*self._parameters[:2], largest, draws)
         ring.pending = None
+        if self._changing:
+            self._mend()
         if refused:
             warn(
                 f"update_priorities: {refused} TD errors were NaN, infinite or too large for a sum, or had an index "
                 "that was never issued. They were passed over; check the loss, and pass batch['index']",
                 stacklevel=2,
             )
+
+    def _mend(self) -> None:
+        """Give up what a call that was broken off may have left half done; the ring in RAM has all else.
+
+        Its cursors are those from before or after the step. Rows that it was to overwrite are given up, and no episode
+        goes on, since nobody knows whether the step is in.
+        """
+        ring, every = self._ring, np.arange(self._ring.num_envs)
+        newest = every * ring.rows + (ring.heads - 1) % ring.rows
+        waits = ring.under_way & (not ring.own_next)
+        ring.stamp[newest[waits]] = -1 - ring.completed  # it may have been noted as complete already
+        ring.pending = Change(every, every, np.maximum(ring.heads + 2 - ring.rows, 0))
+        ring.mend()
+        if self._sampler is not None:
+            self._sampler.attach(ring)
+        ring.settle()
+        self._changing = self._ready = False
 
     def _arrays(self) -> list[tuple[Any, Tensor]]:
         """What is known of each env and row: in RAM, and on the device."""
@@ -310,10 +344,6 @@ class OnDevice:
             stored = self._sampler.stored
             pairs += [(stored.errors, self._priorities.errors), (stored.tree.arrays[0], self._priorities.nodes)]
         return pairs
-
-    def _counters(self) -> list[tuple[int, Tensor]]:
-        mine = self._rows
-        return [(COMPLETED, mine.completed), (EPISODES, mine.episodes), (NOT_FINITE, mine.not_finite)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle and deepcopy: None. A copy of a replay makes one of its own."""

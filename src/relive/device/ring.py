@@ -28,15 +28,21 @@ PATIENCE = 100
 
 
 class Added(NamedTuple):
-    """Where a step of each env went, int64 ``[N]`` each; ``DeviceRing.nowhere`` where there is nothing."""
+    """Where a step of each env goes, int64 ``[N]`` each; ``DeviceRing.nowhere`` where there is nothing."""
 
     places: Tensor
     finals: Tensor
     """Of the final observations."""
     before: Tensor
-    """Of the rows that the step completed."""
+    """Of the rows that the step completes."""
     own: Tensor
     """Of the step's rows that are complete at once."""
+    noted: tuple[Tensor, Tensor, Tensor]
+    """Rows whose bookkeeping changes, their stamps and their orders."""
+    steps: Tensor
+    """The indices within episodes of the last of these rows."""
+    cursors: Tensor
+    """The ring's cursors afterwards."""
 
 
 class Spots(NamedTuple):
@@ -79,8 +85,9 @@ class DeviceRing:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         size = num_envs * rows + 2
-        self.head, self.tail, self.following, self.count = (zeros(num_envs, INT64) for _ in range(4))
-        self.completed, self.episodes, self.not_finite = (zeros(1, INT64) for _ in range(3))
+        self.cursors = zeros(4 * num_envs + 3, INT64)
+        """Of all envs ``head``, ``tail``, ``following`` and ``count``; then ``completed``, ``episodes`` and
+        ``not_finite``. One operation changes them all, so that they always fit each other."""
         self.step, self.stamp, self.order = zeros(size, INT32), zeros(size, INT64), zeros(size, INT32)
         self.reward = zeros(size, torch.float32)
         self.terminated, self.truncated = zeros(size, torch.uint8), zeros(size, torch.uint8)
@@ -96,19 +103,45 @@ class DeviceRing:
         """The bytes of all tensors for so many envs and rows over all of them."""
         return 22 * (num_rows + 2) + 8 * (6 * num_envs + 6)
 
+    @property
+    def head(self) -> Tensor:
+        """The number of the row that each env gets next, ``[N]``."""
+        return self.cursors[: self.num_envs]
+
+    @property
+    def tail(self) -> Tensor:
+        """The number of the first row of each env that was not cleared, ``[N]``."""
+        return self.cursors[self.num_envs : 2 * self.num_envs]
+
+    @property
+    def following(self) -> Tensor:
+        """The index within its episode of the row that each env gets next, ``[N]``."""
+        return self.cursors[2 * self.num_envs : 3 * self.num_envs]
+
+    @property
+    def count(self) -> Tensor:
+        """How many transitions of each env were completed, ``[N]``."""
+        return self.cursors[3 * self.num_envs : 4 * self.num_envs]
+
+    @property
+    def counters(self) -> Tensor:
+        """How many transitions were completed, how many episodes have ended, how many rewards were not finite."""
+        return self.cursors[4 * self.num_envs :]
+
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def add(self, reward: Tensor, terminated: Tensor, truncated: Tensor) -> Added:
-        """One more step of each env: its reward (float32 ``[N]``) and flags (bool ``[N]``)."""
+    def plan(self, reward: Tensor, terminated: Tensor, truncated: Tensor) -> Added:
+        """Where one more step of each env goes, of a reward (float32 ``[N]``) and flags (bool ``[N]``); writes nothing."""
         done = terminated | truncated
         number, count, base = self.head, self.count, self.base
+        completed, episodes, not_finite = self.counters.split(1)
         index = torch.where(self.following < LONGEST, self.following, 0)
         place = base + number % self.rows
         nowhere = torch.full_like(place, self.nowhere)
         if self.mode == FINALS:
             completes = index > 0  # the row before is of the same episode, and is complete now
             each = completes.to(INT64) + done.to(INT64)
-            issued = self.completed + torch.cumsum(each, 0) - each  # stamps that the envs before this one have taken
+            issued = completed + torch.cumsum(each, 0) - each  # stamps that the envs before this one have taken
             stamp = issued + completes
             before = torch.where(completes, base + (number - 1) % self.rows, nowhere)
             final = torch.where(done, base + (number + 1) % self.rows, nowhere)
@@ -120,27 +153,32 @@ class DeviceRing:
             steps = torch.cat([index, index + 1])
             following = torch.where(done | (index + 1 >= LONGEST), 0, index + 1)
             ended = done.to(INT64)
+            head = number + 1 + ended
         else:
             each = torch.ones_like(number)
-            issued = self.completed + self.envs
+            issued = completed + self.envs
             before, final, own, where = nowhere, nowhere, place, place
             stamps, orders, steps = issued, count, index
             goes_on = ~done & (index + 1 < LONGEST) if self.mode == LINKED else torch.zeros_like(done)
             following = torch.where(goes_on, index + 1, 0)
             ended = done.to(INT64) if self.mode == LINKED else torch.zeros_like(number)
+            head = number + 1
+        wrong = (~torch.isfinite(reward)).sum()
+        totals = [completed + each.sum(), episodes + ended.sum(), not_finite + wrong]
+        cursors = torch.cat([head, self.tail, following, count + each, *totals])
+        noted = where, stamps, orders.to(INT32)  # the lower 32 bits
+        return Added(place, final, before, own, noted, steps.to(INT32), cursors)
+
+    def write(self, added: Added, reward: Tensor, terminated: Tensor, truncated: Tensor) -> None:
+        """Add a planned step. The cursors come last: before that, no row counts that is not all there."""
+        where, stamps, orders = added.noted
         self.stamp.index_put_((where,), stamps)
-        self.order.index_put_((where,), orders.to(INT32))  # the lower 32 bits
-        self.step.index_put_((where[-len(steps) :],), steps.to(INT32))
-        self.reward.index_put_((place,), reward)
-        self.terminated.index_put_((place,), terminated.to(torch.uint8))
-        self.truncated.index_put_((place,), truncated.to(torch.uint8))
-        self.head.copy_(number + 1 + (ended if self.mode == FINALS else 0))
-        self.following.copy_(following)
-        self.count.copy_(count + each)
-        self.completed.add_(each.sum())
-        self.episodes.add_(ended.sum())
-        self.not_finite.add_((~torch.isfinite(reward)).sum())
-        return Added(place, final, before, own)
+        self.order.index_put_((where,), orders)
+        self.step.index_put_((where[-len(added.steps) :],), added.steps)
+        self.reward.index_put_((added.places,), reward)
+        self.terminated.index_put_((added.places,), terminated.to(torch.uint8))
+        self.truncated.index_put_((added.places,), truncated.to(torch.uint8))
+        self.cursors.copy_(added.cursors)
 
     # -- which rows can be drawn --------------------------------------------------------------------------------
 
