@@ -131,17 +131,17 @@ class DeviceRing:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def plan(self, reward: Tensor, terminated: Tensor, truncated: Tensor) -> Added:
-        """Where one more step of each env goes, of a reward (float32 ``[N]``) and flags (bool ``[N]``); writes nothing."""
+        """Where one more step of each env goes, its reward float32 ``[N]``, its flags bool ``[N]``. Writes nothing."""
         done = terminated | truncated
         number, count, base = self.head, self.count, self.base
-        completed, episodes, not_finite = self.counters.split(1)
+        counts = self.counters
         index = torch.where(self.following < LONGEST, self.following, 0)
         place = base + number % self.rows
         nowhere = torch.full_like(place, self.nowhere)
         if self.mode == FINALS:
             completes = index > 0  # the row before is of the same episode, and is complete now
             each = completes.to(INT64) + done.to(INT64)
-            issued = completed + torch.cumsum(each, 0) - each  # stamps that the envs before this one have taken
+            issued = counts[:1] + torch.cumsum(each, 0) - each  # stamps that the envs before this one have taken
             stamp = issued + completes
             before = torch.where(completes, base + (number - 1) % self.rows, nowhere)
             final = torch.where(done, base + (number + 1) % self.rows, nowhere)
@@ -156,16 +156,15 @@ class DeviceRing:
             head = number + 1 + ended
         else:
             each = torch.ones_like(number)
-            issued = completed + self.envs
+            issued = counts[:1] + self.envs
             before, final, own, where = nowhere, nowhere, place, place
             stamps, orders, steps = issued, count, index
             goes_on = ~done & (index + 1 < LONGEST) if self.mode == LINKED else torch.zeros_like(done)
             following = torch.where(goes_on, index + 1, 0)
             ended = done.to(INT64) if self.mode == LINKED else torch.zeros_like(number)
             head = number + 1
-        wrong = (~torch.isfinite(reward)).sum()
-        totals = [completed + each.sum(), episodes + ended.sum(), not_finite + wrong]
-        cursors = torch.cat([head, self.tail, following, count + each, *totals])
+        more = torch.stack([each.sum(), ended.sum(), (~torch.isfinite(reward)).sum()])
+        cursors = torch.cat([head, self.tail, following, count + each, counts + more])
         noted = where, stamps, orders.to(INT32)  # the lower 32 bits
         return Added(place, final, before, own, noted, steps.to(INT32), cursors)
 
