@@ -1,12 +1,13 @@
 """On a GPU: batches have the bits of a replay in RAM, no call waits, and all of them can be captured in a CUDA graph.
 
-``make test-gpu`` runs these tests, and those of the other folders that take a device. Without a GPU they are skipped.
+``make test-gpu`` runs these tests on a GPU, with those of other folders that take a device. Without one they are
+skipped, and run on the CPU: there a watch raises where a call would wait, and a tape stands in for the graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 import inside
+from elsewhere import ELSEWHERE, far_device, no_waiting
 from launching import as_on_device
 from relive import (
     GAE,
@@ -30,10 +32,8 @@ from relive import (
     returns,
 )
 from relive.steps.arrays import numpy_view
+from taped import Tape
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-GPU = torch.device("cuda", 0)
 N, ROWS, BATCH = 64, 40, 96
 
 SCHEMA = Schema({
@@ -57,9 +57,21 @@ REPLAYS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+ON_GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
+
+
+@pytest.fixture(params=["cpu", ON_GPU])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.empty(0, device=request.param).device
+
+
 @contextmanager
-def no_sync() -> Iterator[None]:
-    """Inside, whatever makes the host wait for the GPU raises an error."""
+def no_sync(device: torch.device) -> Iterator[None]:
+    """Inside, whatever makes the host wait for the device raises an error."""
+    if device.type != "cuda":
+        with no_waiting():
+            yield
+        return
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -68,14 +80,27 @@ def no_sync() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-class Twins:
-    """A replay in RAM and one on the GPU, which are told the same."""
+def captured(device: torch.device, call: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    """What replays the operations of a call, and the tensors that it gives each time."""
+    if device.type != "cuda":
+        with Tape() as tape:
+            result = call()
+        return tape.replay, result
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    return graph.replay, result
 
-    def __init__(self, name: str, compiled: bool = False) -> None:
-        self.rng = np.random.default_rng(3)
+
+class Twins:
+    """A replay in RAM and one on the device, which are told the same."""
+
+    def __init__(self, device: torch.device, name: str, compiled: bool = False) -> None:
+        self.device, self.rng = device, np.random.default_rng(3)
         options: dict[str, Any] = {"seed": 3, "check_ends": False}
         self.ram = ReplayBuffer(SCHEMA, N * ROWS, N, **options, **REPLAYS[name]())
-        self.there = as_on_device(GPU, SCHEMA, N * ROWS, N, **options, **REPLAYS[name]())
+        self.there = as_on_device(device, SCHEMA, N * ROWS, N, **options, **REPLAYS[name]())
         if compiled:
             self.there.compile(options=EXACT)
 
@@ -92,13 +117,13 @@ class Twins:
         return torch.from_numpy(self.rng.gamma(1.0, 2.0, BATCH).astype(np.float32))
 
     def turn(self, wait: bool = False) -> None:
-        """A step, a batch and its errors in both; on the GPU without waiting for it, but for the first ones."""
+        """A step, a batch and its errors in both; on the device without waiting for it, but for the first ones."""
         step, errors = self.step(), self.errors()
-        far, far_errors = there(step), there(errors)
+        far, far_errors = there(step, self.device), there(errors, self.device)
         if wait:
             late, batch = self.act(far, far_errors)
         else:
-            with no_sync():
+            with no_sync(self.device):
                 late, batch = self.act(far, far_errors)
         self.ram.add(step)
         expected = self.ram.sample(BATCH)
@@ -119,15 +144,17 @@ class Twins:
         assert_same(self.ram.data(), self.there.data())
 
 
-def there(value: Any) -> Any:
-    return {name: there(part) for name, part in value.items()} if isinstance(value, dict) else value.to(GPU)
+def there(value: Any, device: torch.device) -> Any:
+    """Copies on a device."""
+    if isinstance(value, dict):
+        return {name: there(part, device) for name, part in value.items()}
+    return value.to(device, copy=True)
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
     one, other = (dict(batch.items(include_nested=True, leaves_only=True)) for batch in (ours, theirs))
     assert list(one) == list(other)
     for name, tensor in one.items():
-        assert other[name].device == GPU, name
         back = other[name].cpu()
         assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape), name
         assert bits(back) == bits(tensor), name
@@ -137,22 +164,30 @@ def bits(tensor: Tensor) -> bytes:
     return np.ascontiguousarray(numpy_view(tensor)).tobytes()
 
 
-def begun(name: str, compiled: bool = False) -> Twins:
-    """Twins with some steps, whose calls are compiled and whose bookkeeping is on the GPU."""
-    twins = Twins(name, compiled)
+def begun(device: torch.device, name: str, compiled: bool = False) -> Twins:
+    """Twins with some steps, whose calls are compiled and whose bookkeeping is on the device."""
+    twins = Twins(device, name, compiled)
     for _ in range(6):
         step = twins.step()
         twins.ram.add(step)
-        twins.there.add(there(step))
+        twins.there.add(there(step, device))
     for _ in range(3):
         twins.turn(wait=True)
     return twins
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("name", REPLAYS)
-def test_batches_are_those_in_ram_and_no_call_waits(name: str, compiled: bool) -> None:
-    twins = begun(name, compiled)
+def test_batches_are_those_in_ram_and_no_call_waits(device: torch.device, name: str) -> None:
+    play(begun(device, name))
+
+
+@pytest.mark.parametrize("name", REPLAYS)
+@pytest.mark.parametrize("device", [ON_GPU], indirect=True)  # the CPU's are in tests/device
+def test_compiled_batches_are_those_in_ram(device: torch.device, name: str) -> None:
+    play(begun(device, name, compiled=True))
+
+
+def play(twins: Twins) -> None:
     for _ in range(3 * ROWS):  # the ring wraps
         twins.turn()
     assert inside.is_ahead(twins.there)
@@ -161,29 +196,25 @@ def test_batches_are_those_in_ram_and_no_call_waits(name: str, compiled: bool) -
 
 
 @pytest.mark.parametrize("name", REPLAYS)
-def test_a_captured_graph_adds_draws_and_rates_as_in_ram(name: str) -> None:
+def test_a_captured_graph_adds_draws_and_rates_as_in_ram(device: torch.device, name: str) -> None:
     """Batch t of a graph that is replayed is batch t of the replay in RAM."""
-    twins = begun(name)
-    step, errors = there(twins.step()), there(twins.errors())
-    graph = torch.cuda.CUDAGraph()
-    before = twins.there.stats()  # brings the bookkeeping back, so that the capture must not send it
-    twins.turn(wait=True)
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        late, batch = twins.act(step, errors)
+    twins = begun(device, name)
+    step, errors = there(twins.step(), device), there(twins.errors(), device)
+    twins.turn()
+    replay, (late, batch) = captured(device, lambda: twins.act(step, errors))
     for _ in range(2 * ROWS):
         given, rates = twins.step(), twins.errors()
         write(step, given)
         errors.copy_(rates)
-        graph.replay()
+        replay()
         twins.ram.add(given)
         expected = twins.ram.sample(BATCH)
         assert_same(expected, batch)
         if late is not None:
             assert int(late) == twins.ram.update_priorities(expected["index"], rates)
-    twins.check()
-    assert twins.there.stats()["batches"] > before["batches"]
-    twins.turn(wait=True)  # and goes on as ever
+    assert_same(twins.ram.data(), twins.there.data())
+    assert twins.there.stats()["batches"] == twins.ram.stats()["batches"]
+    twins.turn()  # and it goes on as ever
 
 
 def write(into: Any, step: Any) -> None:
@@ -204,6 +235,17 @@ ROLLOUT = Schema({
     "obs": (48,), "action": (12,), "reward": (), "terminated": Field((), torch.bool),
     "truncated": Field((), torch.bool), "value": (), "log_prob": (),
 })  # fmt: skip
+
+
+@pytest.fixture(params=["stand-in", ON_GPU])
+def far(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """On the CPU, a rollout is computed by the core; the stand-in has the operations of a device."""
+    if request.param == "stand-in":
+        with far_device():
+            yield ELSEWHERE
+    else:
+        yield torch.empty(0, device=request.param).device
+
 
 ESTIMATORS = [GAE(0.9, 0.8), GAE(0.9, 0.8, normalize=True), returns.TDLambda(0.9, 0.8), returns.MonteCarlo(0.9)]
 
@@ -229,54 +271,44 @@ def assert_close(ours: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=repr)
-def test_an_iteration_of_a_rollout_does_not_wait(estimator: Any) -> None:
+def test_an_iteration_of_a_rollout_does_not_wait(far: torch.device, estimator: Any) -> None:
     steps = rollout_steps()
-    far, last = [there(step) for step in steps], torch.ones(N, device=GPU)
+    given, last = [there(step, far) for step in steps], torch.ones(N, device=far)
     ram = RolloutBuffer(ROLLOUT, T, N, seed=3)
-    rollout = RolloutBuffer(ROLLOUT, T, N, seed=3, device=GPU)
+    rollout = RolloutBuffer(ROLLOUT, T, N, seed=3, device=far)
     options: dict[str, Any] = {"num_batches": 4, "epochs": 2, "normalize_advantage": True}
     for turn in range(3):  # in the first one, constants go to the GPU
         for step in steps:
             ram.add(step)
         expected = list(ram.set_last(value=torch.ones(N)) or ram.finish(estimator).minibatches(**options))
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error" if turn else "default")
-        try:
-            for step in far:
+        with no_sync(far) if turn else nullcontext():
+            for step in given:
                 rollout.add(step)
             rollout.set_last(value=last)
             batches = list(rollout.finish(estimator).minibatches(**options))
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         assert len(batches) == len(expected)
         for one, other in zip(expected, batches, strict=True):
             assert_close(one, other)
         ram.clear()
-        with no_sync():
+        with no_sync(far):
             rollout.clear()
 
 
-def test_returns_are_captured_in_a_graph() -> None:
+def test_returns_are_captured_in_a_graph(far: torch.device) -> None:
     steps = rollout_steps()
     columns = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
     value = torch.cat([columns["value"], torch.zeros(1, N)])
     names = ("reward", "terminated", "truncated", "final_value")
-    reward, terminated, truncated, final = (columns[name].to(GPU) for name in names)
-    far_value = value.to(GPU)
+    reward, terminated, truncated, final = (there(columns[name], far) for name in names)
+    far_value = there(value, far)
 
     def call() -> tuple[Tensor, ...]:
         return returns.gae(reward, far_value, terminated, truncated, gamma=0.9, lam=0.8, final_value=final)
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = call()
+    call()
+    replay, found = captured(far, call)
     reward.mul_(2)
-    graph.replay()
+    replay()
     expected = returns.gae(
         columns["reward"] * 2, value, columns["terminated"], columns["truncated"], gamma=0.9, lam=0.8,
         final_value=columns["final_value"],
