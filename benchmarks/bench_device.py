@@ -48,7 +48,7 @@ ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "build/checkouts/FastTD3/fast_td3/fast_td3_utils.py"
 
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), "cuda"
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Work:
 
     def repeated(self, call: Callable[[], Any]) -> Callable[[], None]:
         """One run: on a GPU several calls, and a wait for the last."""
-        if self.device.type != "cuda" or self.counted:
+        if self.device.type != GPU or self.counted:
             return call
 
         def run() -> None:
@@ -272,7 +272,7 @@ def whole_passes(work: Work, passes: Callable[[], Iterator[Any]], read: Callable
     def run() -> None:
         for _ in passes():
             pass
-        if work.device.type == "cuda" and not work.counted:
+        if work.device.type == GPU and not work.counted:
             torch.cuda.synchronize(work.device)
 
     def check() -> str:
@@ -444,21 +444,25 @@ class DeviceCopyFloor:
     def setup(self, data: Work) -> None:
         size = -(-data.bytes_moved // 2)
         source, target = (torch.ones(size, dtype=torch.uint8, device=data.device) for _ in range(2))
-        call, times = (lambda: target.copy_(source)), data.units
 
         def run() -> None:
-            for _ in range(times):
-                call()
+            for _ in range(data.units if data.units > 1 else AT_ONCE):
+                target.copy_(source)
+            torch.cuda.synchronize(data.device)
 
-        self.run = data.repeated(run if times > 1 else call)
+        self.run = run
 
     def check(self) -> str:
         return ""
 
 
+UNWATCHED = COMPILED, CAPTURED = "relive, compiled", "relive, captured"
+"""Lines of a GPU alone. Their launches are not seen: `tests/device/test_launches.py` counts those of compiled calls."""
+
+
 def contenders(work: Work) -> list[Contender]:
     """Those of one column."""
-    there = work.device.type == "cuda"
+    there = work.device.type == GPU
     if there:
         floor: Contender = DeviceCopyFloor()
     else:
@@ -473,7 +477,7 @@ def contenders(work: Work) -> list[Contender]:
             Line("FastTD3", "FastTD3", "SimpleReplayBuffer.extend", fasttd3_add),
             Line("torchrl", "torchrl", "TensorDictReplayBuffer.extend, LazyTensorStorage", torchrl_add),
         ]
-        more = [ours("relive, compiled", "the same after compile()", relive_compiled)]
+        more = [ours(COMPILED, "the same after compile()", relive_compiled)]
     elif not work.in_rollouts:
         lines = [
             ours("relive", f"ReplayBuffer(view=NStep({work.n})).sample", relive_sample),
@@ -482,8 +486,8 @@ def contenders(work: Work) -> list[Contender]:
         if work.n == 1:
             lines += [Line("torchrl", "torchrl", "TensorDictReplayBuffer.sample, RandomSampler", torchrl_sample)]
         more = [
-            ours("relive, compiled", "the same after compile()", relive_compiled),
-            ours("relive, captured", "the same in a CUDA graph", relive_graph),
+            ours(COMPILED, "the same after compile()", relive_compiled),
+            ours(CAPTURED, "the same in a CUDA graph", relive_graph),
         ]
     else:
         made: dict[str, tuple[str, Callable[[Any], Made], str, Callable[[Any], Made]]] = {
@@ -518,7 +522,7 @@ def counted(work: Work) -> list[dict[str, Any]]:
     """How many operations a call launches, and how often it waits for the device."""
     launches, waits = [], []
     for contender in contenders(work):
-        if contender.role == "floor":
+        if contender.role == "floor" or contender.label in UNWATCHED:
             continue
         line: dict[str, Any] = {"label": contender.label, "role": contender.role, "package": contender.package}
         line["note"] = contender.note
@@ -598,7 +602,7 @@ def columns(device: torch.device) -> list[Work]:
 def times(device: torch.device, effort: Effort) -> list[dict[str, Any]]:
     found = []
     for work in columns(device):
-        once = AT_ONCE if device.type == "cuda" and work.name != "a minibatch" else 1
+        once = AT_ONCE if device.type == GPU and work.name != "a minibatch" else 1
         found.append(measure(Workload(work.name, work, units=work.units * once), contenders(work), effort))
     return found
 
@@ -624,8 +628,9 @@ def on_gpu(effort: Effort, folder: Path) -> None:
     name = "gpu-" + re.sub(r"[^a-z0-9]+", "-", card.lower()).strip("-")
     where = {"gpu": card, "cuda": torch.version.cuda or str(torch.version.hip)}
     command = "python benchmarks/bench_device.py --device cuda"
-    both = times(device, effort) + [work | {"name": f"launches: {work['name']}"} for work in counts(device)]
-    write(name, f"{TITLE}, on a GPU", both, folder, where=where, command=command)
+    kinds = {work.name: f"launches: {work.name}" for work in columns(device)}
+    counted_there = [work | {"name": kinds.get(work["name"], work["name"])} for work in counts(device)]
+    write(name, f"{TITLE}, on a GPU", times(device, effort) + counted_there, folder, where=where, command=command)
     print(
         f"\n{folder / name}.json is written; a page shows it between <!-- bench:{name} --> and <!-- /bench:{name} -->"
     )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import inside
+from effort import often
 from elsewhere import ELSEWHERE, far_device, no_waiting
 from launching import as_on_device
 from relive import (
@@ -188,7 +189,7 @@ def test_compiled_batches_are_those_in_ram(device: torch.device, name: str) -> N
 
 
 def play(twins: Twins) -> None:
-    for _ in range(3 * ROWS):  # the ring wraps
+    for _ in range(often(5, 12) * ROWS // 4):  # the ring wraps
         twins.turn()
     assert inside.is_ahead(twins.there)
     twins.check()
@@ -202,7 +203,7 @@ def test_a_captured_graph_adds_draws_and_rates_as_in_ram(device: torch.device, n
     step, errors = there(twins.step(), device), there(twins.errors(), device)
     twins.turn()
     replay, (late, batch) = captured(device, lambda: twins.act(step, errors))
-    for _ in range(2 * ROWS):
+    for _ in range(often(5, 12) * ROWS // 4):
         given, rates = twins.step(), twins.errors()
         write(step, given)
         errors.copy_(rates)
