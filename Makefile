@@ -28,8 +28,8 @@ RELIVE_ZIG := $(if $(strip $(shell for name in c++ g++ clang++; do command -v $$
 endif
 export RELIVE_ZIG
 
-.PHONY: help setup demo test test-slow test-all sanitize zig wheel attacks mutations stub walks checkouts test-peers \
-	test-hosts lint format bench clean outdated
+.PHONY: help setup demo test test-slow test-all test-gpu sanitize zig wheel attacks mutations stub walks checkouts \
+	test-peers test-hosts lint format bench clean outdated
 
 help: ## show this list
 	@echo "relive: the data layer of a reinforcement learning loop in PyTorch"
@@ -51,6 +51,11 @@ test-slow: setup ## the tests that `make test` leaves out
 
 test-all: lint ## the same with the slow tests and many more random examples
 	@$(PY) -m pytest -n 2 --dist worksteal --hypothesis-profile thorough
+
+test-gpu: setup ## the tests of devices on an NVIDIA GPU, which has to be there
+	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("torch finds no GPU here")'
+	@$(PY) -m pytest -n 0 -k cuda --hypothesis-profile ci tests/gpu tests/device tests/memory/test_device.py \
+		tests/rollout/test_device.py
 
 # a sanitizer takes memory and time itself
 sanitize: setup ## the tests of the core, rings and replays while g++'s sanitizers watch the core

@@ -358,15 +358,24 @@ def print_workload(result: dict[str, Any]) -> None:
         print(f"  after a learner's step ({later['best_peer']}): {later['best_peer_over_ours']:.2f}")
 
 
-def write(name: str, title: str, workloads: list[dict[str, Any]], folder: Path, unit: str = "s") -> None:
-    """Writes `folder/name.json`."""
+def write(
+    name: str,
+    title: str,
+    workloads: list[dict[str, Any]],
+    folder: Path,
+    unit: str = "s",
+    where: dict[str, str] | None = None,
+    command: str = "",
+) -> None:
+    """Writes `folder/name.json`; `where` adds to the environment, and `command` made it if `run.py` did not."""
     report = {
         "name": name,
         "title": title,
         "unit": unit,
-        "environment": environment(),
+        "environment": environment() | (where or {}),
         "workloads": workloads,
     }
+    report |= {"command": command} if command else {}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
 

@@ -42,6 +42,7 @@ BENCHMARKS = {
     "compat_rsl_rl": "bench_compat_rsl_rl",
     "compat_embodichain": "bench_compat_embodichain",
     "compat_fasttd3": "bench_compat_fasttd3",
+    "device": "bench_device",
 }
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 

@@ -107,8 +107,9 @@ def ratio(workload: dict[str, Any]) -> str:
 def machine(environment: dict[str, Any]) -> str:
     """One sentence on where and when the figures were measured."""
     packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
+    gpu = f"{environment['gpu']}, CUDA {environment['cuda']}, " if "gpu" in environment else ""
     return (
-        f"{environment['cpu']}, {environment['cores']} cores, {environment['system']},"
+        f"{gpu}{environment['cpu']}, {environment['cores']} cores, {environment['system']},"
         f" Python {environment['python']}, {packages}; {environment['date']}"
         + (f", commit {environment['commit']}" if environment.get("commit") else "")
     )
@@ -192,7 +193,7 @@ def table(report: dict[str, Any]) -> str:
     peers = versions(report)
     foot = ["Medians of interleaved rounds in one run, one thread.", *remarks(report)]
     foot += [f"Peers: {peers}."] if peers else []
-    command = f"python benchmarks/run.py --only {report['name']}"
+    command = report.get("command", f"python benchmarks/run.py --only {report['name']}")
     return "\n".join([*out, "", f"{' '.join(foot)} Made by `{command}` on {machine(report['environment'])}."])
 
 
