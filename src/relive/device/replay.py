@@ -22,12 +22,14 @@ from ..core.words import ALONE, COMPLETED, COUNT, DRAWABLE, EPISODES, FINALS, HE
 from ..memory.device import DeviceRows
 from ..ring.ring import Ahead, Ring
 from ..samplers.prioritized import Prioritized
+from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform
 from ..steps.schema import Path
 from ..views.contract import rule_of
 from ..views.frames import FrameStack
 from ..views.transitions import NStep
 from .priorities import DevicePriorities
+from .recent import DeviceRecent
 from .ring import DeviceRing
 
 __all__ = ["OnDevice", "bookkeeping_bytes"]
@@ -39,6 +41,14 @@ LONGEST_WINDOW = 64
 
 FEWEST_ROWS = 4
 """Rows an env needs so that a step, its final observation and the step before have different places."""
+
+
+FEWEST_NEWEST = 2
+"""Newest transitions for each env, so that a third of the rows among them or more can be drawn: an env's newest row is
+not complete, and neither is the final observation that may follow each of the others."""
+
+
+MOST = 2**62
 
 
 class Progress(Protocol):
@@ -56,17 +66,21 @@ class OnDevice:
 
     Args:
         ring: the same in RAM, of rows that are on the device.
-        sampler: its sampler, :class:`relive.Uniform` or :class:`relive.Prioritized`.
+        sampler: its sampler, one that is drawn by here.
         progress: the counts of its draws.
     """
 
-    def __init__(self, ring: Ring, sampler: Uniform | Prioritized, progress: Progress) -> None:
+    def __init__(self, ring: Ring, sampler: Uniform | Prioritized | Recent, progress: Progress) -> None:
         store = cast("DeviceRows", ring.store)
         mode = LINKED if ring.ordered_own_next else ALONE if ring.own_next else FINALS
         self._ring, self._store, self._progress = ring, store, progress
         self._rows = DeviceRing(ring.num_envs, ring.rows, mode, store.device)
         self._sampler = sampler if isinstance(sampler, Prioritized) else None
         self._priorities = None if self._sampler is None else DevicePriorities(self._rows, store.device)
+        self._emphasis = sampler if isinstance(sampler, Recent) else None
+        self._recent = None if self._emphasis is None else DeviceRecent(self._rows, store.device)
+        self._source = self._rows if self._recent is None else self._recent
+        """What knows the first row of each env that is drawn from."""
         self._ahead = Ahead(self.bring_back)
         self._ready = False
         """True if this is at least as new as the ring."""
@@ -78,6 +92,8 @@ class OnDevice:
         """The seed, the batches before it, and the number of the next one, that the device has."""
         self._parameters: tuple[Any, ...] | None = None
         """The sampler's parameters that the device has."""
+        self._newest: tuple[float, int] | None = None
+        """Which share of the transitions are the newest, and at least how many, as the device has it."""
         self._stored: Any = None
         """The sampler's arrays that the device had its own from."""
         self._store_step: Any = self._add  # `compile` replaces these three
@@ -94,7 +110,7 @@ class OnDevice:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        parts = [self._rows] if self._priorities is None else [self._rows, self._priorities]
+        parts = [part for part in (self._rows, self._priorities, self._recent) if part is not None]
         return sum(x.nbytes for part in parts for x in vars(part).values() if isinstance(x, Tensor))
 
     def compile(self, **options: Any) -> None:
@@ -115,6 +131,8 @@ class OnDevice:
             return False
         if window.n > 1 and self._rows.mode == ALONE:
             return False
+        if self._emphasis is not None and self._emphasis.c_min < FEWEST_NEWEST * self._rows.num_envs:
+            return False
         return self._ring.rule == rule_of(view) and (self._sampler is None or self._sampler.normalize == "batch")
 
     def add(self, leaves: Sequence[Any], final: Sequence[Any] | None) -> bool:
@@ -129,8 +147,11 @@ class OnDevice:
         self._store_step(list(leaves), None if final is None else list(final))
         return True
 
-    def sample(self, count: int, view: Any) -> dict[Path, Tensor] | None:
-        """The fields ``[count]`` of the next batch as a view reads them; None if the host has to."""
+    def sample(self, count: int, view: Any, update: int, of: int) -> dict[Path, Tensor] | None:
+        """The fields ``[count]`` of the next batch as a view reads them; None if the host has to.
+
+        It is number ``update`` of the ``of`` batches of its round.
+        """
         if not (self.has_some and self.suits(view) and get_worker_info() is None):
             return None
         self._prepare()
@@ -145,6 +166,12 @@ class OnDevice:
         if sampler is not None:
             sampler.count_draw()  # as the device does
             self._parameters = (*cast("Any", self._parameters)[:3], sampler.draw_state())
+        if self._emphasis is not None and self._recent is not None:
+            newest = self._emphasis.share(update, of), min(self._emphasis.c_min, MOST)
+            if newest != self._newest:
+                self._recent.share.fill_(newest[0])
+                self._recent.least.fill_(newest[1])
+            self._newest = newest
         window, stack = view, None
         if isinstance(view, FrameStack):
             window, stack = view.window, (view.stacked_of(self._ring), view.depth, view.pad == "repeat")
@@ -196,7 +223,7 @@ class OnDevice:
     ) -> dict[Path, Tensor]:
         stream, weighed = self._rows.next_stream(), {}
         if self._priorities is None or self._sampler is None:
-            spots = self._rows.draw(count, stream)
+            spots = self._rows.draw(count, stream, self._source.first())
         else:
             drawn = self._priorities.draw(count, stream, self._sampler.stratified)
             spots, weighed = drawn.spots, {("weight",): drawn.weight, ("probability",): drawn.probability}
@@ -259,7 +286,11 @@ class OnDevice:
         self._rows.history = ring.rule.history
         live = ring.rows_live
         self._dense, self._adds = None if not live else 3 * ring.drawable >= live, 0
-        self._seeded = self._parameters = None
+        self._seeded = self._parameters = self._newest = None
+        if self._recent is not None and live:
+            some = np.flatnonzero(ring.heads > ring.oldest)
+            stamps = ring.stamp[some * ring.rows + ring.oldest[some] % ring.rows]
+            self._recent.expect(ring.completed - int(np.where(stamps < 0, -1 - stamps, stamps).min()))
         self._ready = True
 
     def bring_back(self) -> None:
@@ -326,11 +357,13 @@ def bookkeeping_bytes(device: torch.device, sampler: Any, num_envs: int) -> Call
         if not _suits(device, sampler, rows // num_envs):
             return 0
         priorities = DevicePriorities.count_bytes(rows) if type(sampler) is Prioritized else 0
-        return DeviceRing.count_bytes(num_envs, rows) + priorities
+        recent = DeviceRecent.count_bytes() if type(sampler) is Recent else 0
+        return DeviceRing.count_bytes(num_envs, rows) + priorities + recent
 
     return of
 
 
 def _suits(device: torch.device, sampler: Any, rows: int) -> bool:
     """True if the bookkeeping of such a ring can be on the device: MPS has no float64."""
-    return device.type != "mps" and rows >= FEWEST_ROWS and type(sampler) in (Uniform, Prioritized)
+    known = type(sampler) in (Uniform, Prioritized) or (type(sampler) is Recent and type(sampler.inner) is Uniform)
+    return device.type != "mps" and rows >= FEWEST_ROWS and known

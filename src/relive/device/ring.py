@@ -190,13 +190,14 @@ class DeviceRing:
         self.draws.add_(1)
         return stream
 
-    def draw(self, count: int, stream: Tensor) -> Spots:
-        """Rows ``[count]`` that can be drawn, each equally often and with replacement.
+    def draw(self, count: int, stream: Tensor, first: Tensor) -> Spots:
+        """Rows ``[count]`` that can be drawn, of those from row ``first`` (``[N]``) of each env on.
+
+        Each comes equally often, and with replacement.
 
         A row that cannot be drawn is drawn again, at most :data:`PATIENCE` times. It is for rings of which a third of
         the rows or more can be drawn: then one of a batch misses so often once in 10**12 batches.
         """
-        first = self._first()
         rows = self.head - first
         line = first, torch.cumsum(rows, 0), rows
         item = torch.arange(count, device=self.envs.device)
@@ -212,7 +213,7 @@ class DeviceRing:
         taken = slot < room
         return Spots(*(torch.where(taken, late[again], soon) for soon, late in zip(spots, later, strict=True)))
 
-    def _first(self) -> Tensor:
+    def first(self) -> Tensor:
         """The first row of each env that draws point at: the oldest that has its history, ``[N]``."""
         oldest = self.oldest
         if not self.history:
@@ -222,6 +223,13 @@ class DeviceRing:
         lacks = numbers - behind < oldest[:, None]
         # the first that does not lack it, and none beyond the newest row
         return torch.minimum(oldest + torch.cumprod(lacks.to(INT64), 1).sum(1), self.head)
+
+    def transitions_since(self, first: Tensor) -> Tensor:
+        """How many transitions of each env begin at these rows, ``[N, K]``, or later; live rows or the env's next."""
+        order = self.order[self.base[:, None] + first % self.rows]
+        # at most `rows` lie between, so the difference of two counts fits 32 bits
+        since = (self.count[:, None] - order) & 0xFFFFFFFF
+        return torch.where(first < self.head[:, None], since, 0)
 
     def _attempts(
         self, line: tuple[Tensor, Tensor, Tensor], stream: Tensor, item: Tensor, count: int, numbers: range
