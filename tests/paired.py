@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import relive.replay.buffer
-from relive import Field, ReplayBuffer, Schema
+from relive import Field, ReplayBuffer, Schema, SequenceBatch
 from relive.memory.device import DeviceRows
 from relive.steps.arrays import numpy_view
 
@@ -36,26 +36,29 @@ WORLDS = [
 class Twins:
     """A replay in RAM and one on a device, which are told the same; every step comes with a next observation."""
 
-    def __init__(self, device: torch.device, envs: int, rows: int, seed: int, **options: Any) -> None:
+    def __init__(
+        self, device: torch.device, envs: int, rows: int, seed: int, schema: Schema = SCHEMA, **options: Any
+    ) -> None:
+        self.schema = schema
         self.rng, self.envs, self.device = np.random.default_rng(seed), envs, device
         parts = lambda: {name: make() for name, make in options.items() if callable(make)}  # noqa: E731
         rest = {name: value for name, value in options.items() if not callable(value)}
-        self.ram = ReplayBuffer(SCHEMA, envs * rows, envs, seed=seed, check_ends=False, **parts(), **rest)
+        self.ram = ReplayBuffer(schema, envs * rows, envs, seed=seed, check_ends=False, **parts(), **rest)
         patch = pytest.MonkeyPatch()
         if device.type == "cpu":
             patch.setattr(relive.replay.buffer, "ReplayRows", lambda leaves, n: DeviceRows(leaves, n, device))
-        there = ReplayBuffer(SCHEMA, envs * rows, envs, seed=seed, check_ends=False, device=device, **parts(), **rest)
+        there = ReplayBuffer(schema, envs * rows, envs, seed=seed, check_ends=False, device=device, **parts(), **rest)
         patch.undo()
         self.there = there
 
     def step(self, odds: float) -> dict[str, Any]:
         def leaf(path: tuple[str, ...]) -> Tensor:
-            field = SCHEMA.leaves[path]
+            field = self.schema.leaves[path]
             numbers = torch.from_numpy(self.rng.standard_normal((self.envs, *field.shape)))
             return numbers < -3 if field.dtype is torch.bool else (numbers * 50).to(field.dtype)
 
-        step: dict[str, Any] = {name: SCHEMA.rebuild(name, leaf) for name in SCHEMA.names}
-        step["next_obs"] = SCHEMA.rebuild("obs", leaf)
+        step: dict[str, Any] = {name: self.schema.rebuild(name, leaf) for name in self.schema.names}
+        step["next_obs"] = self.schema.rebuild("obs", leaf)
         for flag in ("terminated", "truncated"):
             step[flag] = torch.from_numpy(self.rng.random(self.envs) < odds)
         return step
@@ -90,12 +93,19 @@ class Twins:
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
-    one, other = (dict(batch.items(include_nested=True, leaves_only=True)) for batch in (ours, theirs))
+    one, other = tensors_of(ours), tensors_of(theirs)
     assert list(one) == list(other)
     for name, tensor in one.items():
         there = other[name].cpu()
         assert (there.dtype, there.shape) == (tensor.dtype, tensor.shape), name
         assert bits(there) == bits(tensor), name
+
+
+def tensors_of(batch: Any) -> dict[Any, Tensor]:
+    if not isinstance(batch, SequenceBatch):
+        return dict(batch.items(include_nested=True, leaves_only=True))
+    leaves, facts, hidden = batch.parts
+    return {**leaves, **facts, **{("hidden", name): state for name, state in (hidden or {}).items()}}
 
 
 def bits(tensor: Tensor) -> bytes:

@@ -17,20 +17,25 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from .. import core
+from ..batches import padding
 from ..core.numbers import signed
 from ..core.words import ALONE, COMPLETED, COUNT, DRAWABLE, EPISODES, FINALS, HEAD, LINKED, NEXT, NOT_FINITE, TAIL
 from ..memory.device import DeviceRows
 from ..ring.ring import Ahead, Ring
+from ..ring.sequences import lasts_of
 from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform
 from ..steps.schema import Path
 from ..views.contract import rule_of
 from ..views.frames import FrameStack
+from ..views.sequences import Sequence as Sequences
 from ..views.transitions import NStep
 from .priorities import DevicePriorities
 from .recent import DeviceRecent
-from .ring import DeviceRing
+from .ring import DeviceRing, Spots
+from .sequences import Form, rows_of
+from .windows import DeviceWindows
 
 __all__ = ["OnDevice", "bookkeeping_bytes"]
 
@@ -77,6 +82,9 @@ class OnDevice:
         self._rows = DeviceRing(ring.num_envs, ring.rows, mode, store.device)
         self._sampler = sampler if isinstance(sampler, Prioritized) else None
         self._priorities = None if self._sampler is None else DevicePriorities(self._rows, store.device)
+        self._uniform = sampler if isinstance(sampler, Uniform) else None
+        self._windows: DeviceWindows | None = None
+        """The weights of windows, where draws need them."""
         self._emphasis = sampler if isinstance(sampler, Recent) else None
         self._recent = None if self._emphasis is None else DeviceRecent(self._rows, store.device)
         self._source = self._rows if self._recent is None else self._recent
@@ -88,6 +96,8 @@ class OnDevice:
         """Steps since this was made from the ring."""
         self._dense: bool | None = None
         """True if a third of the ring's rows or more could be drawn then; None if it had none."""
+        self._lasting = -1
+        """The steps for which one of its windows can be drawn, from then on."""
         self._seeded: tuple[int, int, int] | None = None
         """The seed, the batches before it, and the number of the next one, that the device has."""
         self._parameters: tuple[Any, ...] | None = None
@@ -96,8 +106,9 @@ class OnDevice:
         """Which share of the transitions are the newest, and at least how many, as the device has it."""
         self._stored: Any = None
         """The sampler's arrays that the device had its own from."""
-        self._store_step: Any = self._add  # `compile` replaces these three
+        self._store_step: Any = self._add  # `compile` replaces these four
         self._read_batch: Any = self._batch
+        self._read_sequences: Any = self._sequences
         self._set_errors: Any = self._rate
 
     @classmethod
@@ -110,19 +121,23 @@ class OnDevice:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        parts = [part for part in (self._rows, self._priorities, self._recent) if part is not None]
-        return sum(x.nbytes for part in parts for x in vars(part).values() if isinstance(x, Tensor))
+        trees = [part.tree for part in (self._priorities, self._windows) if part is not None]
+        parts = [self._rows, self._priorities, self._recent, *trees]
+        return sum(x.nbytes for part in parts if part is not None for x in vars(part).values() if isinstance(x, Tensor))
 
     def compile(self, **options: Any) -> None:
-        """Compile what the three calls do, each as a whole, when it is next needed; options of ``torch.compile``."""
+        """Compile what the calls do, each as a whole, when it is next needed; options of ``torch.compile``."""
         self._store_step = torch.compile(self._add, fullgraph=True, **options)
         self._read_batch = torch.compile(self._batch, fullgraph=True, **options)
+        self._read_sequences = torch.compile(self._sequences, fullgraph=True, **options)
         self._set_errors = torch.compile(self._rate, fullgraph=True, **options)
 
     # -- calls --------------------------------------------------------------------------------------------------
 
     def suits(self, view: Any) -> bool:
         """True if batches can be read here; if not, steps are better stored where the host knows of them."""
+        if type(view) is Sequences:
+            return self._suits_sequences(view)
         stacks = type(view) is FrameStack
         window = view.window if stacks else view
         if type(window) is not NStep or window.each_reward is not None or window.n > LONGEST_WINDOW:
@@ -134,6 +149,13 @@ class OnDevice:
         if self._emphasis is not None and self._emphasis.c_min < FEWEST_NEWEST * self._rows.num_envs:
             return False
         return self._ring.rule == rule_of(view) and (self._sampler is None or self._sampler.normalize == "batch")
+
+    def _suits_sequences(self, view: Sequences) -> bool:
+        rule, rows = view.rule, self._rows
+        if self._uniform is None or rows.mode != FINALS or view.n > LONGEST_WINDOW or self._ring.rule != rule:
+            return False
+        # with these, an env that has got some rows has a window: it ends in its episode that goes on, or with the last
+        return not rule.sparse or (rule.tails and rows.rows >= rule.history + rule.length + rule.stride + 4)
 
     def add(self, leaves: Sequence[Any], final: Sequence[Any] | None) -> bool:
         """Store a checked step of each env; or change nothing and return False if the host has to."""
@@ -154,6 +176,7 @@ class OnDevice:
         """
         if not (self.has_some and self.suits(view) and get_worker_info() is None):
             return None
+        form = self._form_of(view) if isinstance(view, Sequences) else None
         self._prepare()
         progress, sampler = self._progress, self._sampler
         seed, first, number = progress.seed, progress.first, progress.draws - progress.first
@@ -172,6 +195,8 @@ class OnDevice:
                 self._recent.share.fill_(newest[0])
                 self._recent.least.fill_(newest[1])
             self._newest = newest
+        if isinstance(view, Sequences):
+            return self._read_sequences(count, form)
         window, stack = view, None
         if isinstance(view, FrameStack):
             window, stack = view.window, (view.stacked_of(self._ring), view.depth, view.pad == "repeat")
@@ -191,8 +216,11 @@ class OnDevice:
     @property
     def has_some(self) -> bool:
         """True if a good part of the rows can be drawn, as far as the host knows without waiting."""
+        if self._windows is not None:
+            rule = self._rows.rule
+            return self._is_ready and (self._adds <= self._lasting or self._adds > rule.history + rule.length + 1)
         # each env of a ring that was empty has transitions, with their history, from its second step on
-        dense = self._adds > 1 + self._rows.history if self._dense is None else self._dense
+        dense = self._adds > 1 + self._rows.rule.history if self._dense is None else self._dense
         return self._is_ready and dense
 
     def count(self) -> int:
@@ -217,13 +245,15 @@ class OnDevice:
                 part.put(added.finals, part.packed(last))
         if self._priorities is not None:
             self._priorities.added(added)
+        if self._windows is not None:
+            self._windows.added(added)
 
     def _batch(
         self, count: int, n: int, gamma: float, stack: tuple[Sequence[Path], int, bool] | None = None
     ) -> dict[Path, Tensor]:
         stream, weighed = self._rows.next_stream(), {}
         if self._priorities is None or self._sampler is None:
-            spots = self._rows.draw(count, stream, self._source.first())
+            spots = self._drawn(count, stream)
         else:
             drawn = self._priorities.draw(count, stream, self._sampler.stratified)
             spots, weighed = drawn.spots, {("weight",): drawn.weight, ("probability",): drawn.probability}
@@ -236,6 +266,37 @@ class OnDevice:
             stacks = dict.fromkeys(paths, frames)
         return self._store.read_planned(spots.places, windows.last, found, stacks) | weighed
 
+    def _drawn(self, count: int, stream: Tensor) -> Spots:
+        if self._windows is not None:
+            return self._windows.draw(count, stream)
+        return self._rows.draw(count, stream, self._source.first())
+
+    def _sequences(self, count: int, form: Form) -> dict[Path, Tensor]:
+        store = self._store
+        rows = rows_of(self._rows, self._drawn(count, self._rows.next_stream()), form.cut, form.gamma)
+        found = dict(rows.found)
+        found |= store.read_rows(rows.shown, [path for path in store.leaves if path[0] == "obs"])
+        found |= store.read_rows(rows.first, [path for path in store.leaves if path[0] == "hidden"])
+        found |= store.read_rows(rows.steps, [path for path in store.leaves if path[0] not in ("obs", "hidden")])
+        for path in [path for path in found if padding(path)]:
+            field, blank = found[path], rows.steps == self._rows.nowhere - 1
+            found[path] = torch.where(blank.view(*blank.shape, *[1] * (field.ndim - blank.ndim)), True, field)
+        lasts = (*form.stored, *form.derived)
+        read = store.read_rows(rows.before, [of for _, of in lasts]) | {("reward",): self._rows.reward[rows.before]}
+        found |= {name: read[of] for name, of in form.derived}
+        for name, of in form.stored:  # the row after an episode's end has none of its own
+            stored = found[name]
+            ended = rows.ended.view(*rows.ended.shape, *[1] * (stored.ndim - rows.ended.ndim))
+            found[name] = torch.where(ended, read[of], stored)
+        return {path: found[path] for path in form.order}
+
+    def _form_of(self, view: Sequences) -> Form:
+        """How a view reads batches."""
+        cut = view.cut
+        stored, derived = lasts_of(self._ring.leaves, cut.last)
+        order = tuple(view.reader(self._ring).order)
+        return Form(cut, float(view.gamma), tuple(stored.items()), tuple(derived.items()), order)
+
     def _rate(self, index: Tensor, errors: Tensor) -> Tensor:
         assert self._priorities is not None
         return self._priorities.rate(index, errors)
@@ -245,7 +306,14 @@ class OnDevice:
     @property
     def _is_ready(self) -> bool:
         """True if this is at least as new as the ring and the sampler."""
-        return self._ready and (self._sampler is None or self._sampler.stored is self._stored)
+        return self._ready and self._kept is self._stored
+
+    @property
+    def _kept(self) -> Any:
+        """What the sampler keeps of each row; None if that is nothing."""
+        if self._sampler is not None:
+            return self._sampler.stored
+        return None if self._uniform is None else self._uniform.windows
 
     def _prepare(self) -> None:
         """Make this as new as the ring, with the sampler's parameters; from now on it is ahead."""
@@ -274,6 +342,10 @@ class OnDevice:
     def _send(self) -> None:
         """Give the device what the ring in RAM knows."""
         ring, mine, sampler = self._ring, self._priorities, self._sampler
+        if not ring.rule.sparse:
+            self._windows = None
+        elif self._windows is None:
+            self._windows = DeviceWindows(self._rows, self._store.device)
         for array, tensor in self._arrays():
             tensor[: len(array)].copy_(torch.from_numpy(np.ascontiguousarray(array)))
         for word, tensor in self._counters():
@@ -282,11 +354,17 @@ class OnDevice:
             mine.largest.fill_(sampler.largest_error)
             mine.late.zero_()
             mine.refused.zero_()
-            self._stored = sampler.stored
-        self._rows.history = ring.rule.history
+        self._rows.rule = ring.rule
+        self._stored = self._kept
         live = ring.rows_live
         self._dense, self._adds = None if not live else 3 * ring.drawable >= live, 0
         self._seeded = self._parameters = self._newest = None
+        if self._windows is not None:
+            ends = ring.index_of(ring.anchors())
+            number, env = ends // ring.num_envs, ends % ring.num_envs
+            # a step overwrites two rows of an env at most
+            lasting = (number - ring.rule.history + ring.rows - ring.heads[env]) // 2
+            self._lasting = int(lasting.max(initial=-1))
         if self._recent is not None and live:
             some = np.flatnonzero(ring.heads > ring.oldest)
             stamps = ring.stamp[some * ring.rows + ring.oldest[some] % ring.rows]
@@ -338,7 +416,9 @@ class OnDevice:
         pairs += [(self._store.meta(name), tensor) for name, tensor in hosted]
         if self._priorities is not None and self._sampler is not None:
             stored = self._sampler.stored
-            pairs += [(stored.errors, self._priorities.errors), (stored.tree.arrays[0], self._priorities.nodes)]
+            pairs += [(stored.errors, self._priorities.errors), (stored.tree.arrays[0], self._priorities.tree.nodes)]
+        if self._windows is not None:
+            pairs.append((self._kept.tree.arrays[0], self._windows.tree.nodes))
         return pairs
 
     def _counters(self) -> list[tuple[int, Tensor]]:

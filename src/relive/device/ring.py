@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..core.numbers import GOLDEN, stream_of, uniform
 from ..core.words import FINALS, LINKED, LONGEST
+from ..ring.ring import EVERY_ROW
 
 __all__ = ["Added", "DeviceRing", "Spots", "Windows"]
 
@@ -75,8 +76,8 @@ class DeviceRing:
 
     def __init__(self, num_envs: int, rows: int, mode: int, device: torch.device) -> None:
         self.num_envs, self.rows, self.mode = num_envs, rows, mode
-        self.history = 0
-        """How many rows before a row must be live, as far as its episode has them, so that it can be drawn."""
+        self.rule = EVERY_ROW
+        """The rule of what can be drawn."""
         self.nowhere = num_envs * rows + 1
 
         def zeros(shape: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -155,11 +156,28 @@ class DeviceRing:
 
     def can_draw(self, spots: Spots) -> Tensor:
         """True for rows, live ones, that can be drawn; bool of their shape."""
-        able = self.stamp[spots.places] >= 0
-        if not self.history:
-            return able
-        behind = torch.clamp(self.step[spots.places], max=self.history)
-        return able & (spots.numbers - behind >= self.oldest[spots.envs])
+        able, rule = self.stamp[spots.places] >= 0, self.rule
+        if rule.history:
+            behind = torch.clamp(self.step[spots.places], max=rule.history)
+            able = able & (spots.numbers - behind >= self.oldest[spots.envs])
+        return able & self._end_windows(spots) if rule.length > 1 else able
+
+    def _end_windows(self, spots: Spots) -> Tensor:
+        """True for complete rows that end a window: a full one or, where tails count, the last of an episode."""
+        rule, begin = self.rule, self.base[spots.envs]
+        beyond = self.step[spots.places].to(INT64) + 1 - rule.length
+        full = (beyond >= 0) & (beyond % rule.stride == 0)
+        if not rule.tails:
+            return full
+        next_row, one_more = (begin + (spots.places - begin + k) % self.rows for k in (1, 2))
+        newest = spots.numbers + 2 == self.head[spots.envs]  # the row after it
+        over = torch.where(newest, self.following[spots.envs] == 0, self.step[one_more] == 0)
+        return full | (over & (self.stamp[next_row] < 0))
+
+    def window_start(self, at: Tensor) -> Tensor:
+        """The first step of the window whose last is step ``at`` (int64) of an episode: a full window, or a tail."""
+        beyond, stride = at + 1 - self.rule.length, self.rule.stride
+        return torch.where(beyond > 0, ((beyond - 1) // stride + 1) * stride, 0)
 
     def count_drawable(self) -> Tensor:
         """How many rows can be drawn, int64 without axes; reads the bookkeeping of all rows."""
@@ -215,11 +233,11 @@ class DeviceRing:
 
     def first(self) -> Tensor:
         """The first row of each env that draws point at: the oldest that has its history, ``[N]``."""
-        oldest = self.oldest
-        if not self.history:
+        oldest, history = self.oldest, self.rule.history
+        if not history:
             return oldest
-        numbers = oldest[:, None] + torch.arange(self.history + 1, device=oldest.device)
-        behind = torch.clamp(self.step[self.base[:, None] + numbers % self.rows], max=self.history)
+        numbers = oldest[:, None] + torch.arange(history + 1, device=oldest.device)
+        behind = torch.clamp(self.step[self.base[:, None] + numbers % self.rows], max=history)
         lacks = numbers - behind < oldest[:, None]
         # the first that does not lack it, and none beyond the newest row
         return torch.minimum(oldest + torch.cumprod(lacks.to(INT64), 1).sum(1), self.head)

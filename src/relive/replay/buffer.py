@@ -504,7 +504,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             if self._on_device is not None and self._ahead is None:
                 fields = self._on_device.sample(batch_size, self._reader.view, update, of)
                 if fields is not None:
-                    return as_tensordict(fields, (batch_size,))
+                    return self._reader.assembled(fields, batch_size)
             if self._ring.pending is not None or self._ahead is not None:
                 self._prepare()
             return self._reader.sample(batch_size, update, of)
