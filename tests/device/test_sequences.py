@@ -33,10 +33,9 @@ VIEWS: list[Any] = [
 
 
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize(("envs", "size", "odds"), first_of(2, [(1, 30, 0.15), (4, 23, 0.4), (5, 64, 0.02)]))
-def test_batches_are_those_of_a_replay_in_ram(
-    device: torch.device, envs: int, size: int, odds: float, view: Any
-) -> None:
+@pytest.mark.parametrize("world", first_of(2, [(1, 30, 0.15), (4, 23, 0.4), (5, 64, 0.02)]))
+def test_batches_are_those_of_a_replay_in_ram(device: torch.device, world: Any, view: Any) -> None:
+    envs, size, odds = world
     twins = Twins(device, envs, size, seed=size, schema=RECURRENT, view=view)
     ahead = 0
     for t in range(often(2, 4) * size):

@@ -8,7 +8,7 @@ needs it, such as ``save`` or a step of some envs, brings it up to date first, w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 from warnings import warn
 
 import numpy as np
@@ -20,17 +20,21 @@ from .. import core
 from ..batches import padding
 from ..core.numbers import signed
 from ..core.words import ALONE, COMPLETED, COUNT, DRAWABLE, EPISODES, FINALS, HEAD, LINKED, NEXT, NOT_FINITE, TAIL
+from ..errors import DTypeError
 from ..memory.device import DeviceRows
+from ..memory.ram import HOSTED
 from ..ring.ring import Ahead, Ring
 from ..ring.sequences import lasts_of
 from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform
-from ..steps.schema import Path
+from ..steps.schema import Field, Path, nest
 from ..views.contract import rule_of
 from ..views.frames import FrameStack
+from ..views.hindsight import RESULTS, STRATEGIES, GoalFunction, Hindsight, facts
 from ..views.sequences import Sequence as Sequences
 from ..views.transitions import NStep
+from .goals import DeviceGoals, Judged
 from .priorities import DevicePriorities
 from .recent import DeviceRecent
 from .ring import DeviceRing, Spots
@@ -66,6 +70,22 @@ class Progress(Protocol):
     late: int
 
 
+class GoalForm(NamedTuple):
+    """How batches with other goals are drawn: as the parameters of :class:`relive.Hindsight` say."""
+
+    n: int
+    gamma: float
+    ratio: float
+    strategy: int
+    finished: bool
+    achieved: Path
+    desired: Path
+    info: tuple[Path, ...]
+    functions: tuple[GoalFunction, ...]
+    order: tuple[Path, ...]
+    """The fields of a batch."""
+
+
 class OnDevice:
     """The bookkeeping of a replay on its device.
 
@@ -85,6 +105,10 @@ class OnDevice:
         self._uniform = sampler if isinstance(sampler, Uniform) else None
         self._windows: DeviceWindows | None = None
         """The weights of windows, where draws need them."""
+        self._goals: DeviceGoals | None = None
+        """Where episodes end, for goals that were reached later."""
+        self._goal_form: tuple[Any, GoalForm] | None = None
+        """The parameters of the view that such a batch was read by, and what they say."""
         self._emphasis = sampler if isinstance(sampler, Recent) else None
         self._recent = None if self._emphasis is None else DeviceRecent(self._rows, store.device)
         self._source = self._rows if self._recent is None else self._recent
@@ -94,8 +118,8 @@ class OnDevice:
         """True if this is at least as new as the ring."""
         self._adds = 0
         """Steps since this was made from the ring."""
-        self._dense: bool | None = None
-        """True if a third of the ring's rows or more could be drawn then; None if it had none."""
+        self._sparse_until = 0
+        """After more steps than these a third of the ring's rows or more can be drawn."""
         self._lasting = -1
         """The steps for which one of its windows can be drawn, from then on."""
         self._seeded: tuple[int, int, int] | None = None
@@ -106,9 +130,10 @@ class OnDevice:
         """Which share of the transitions are the newest, and at least how many, as the device has it."""
         self._stored: Any = None
         """The sampler's arrays that the device had its own from."""
-        self._store_step: Any = self._add  # `compile` replaces these four
+        self._store_step: Any = self._add  # `compile` replaces these five
         self._read_batch: Any = self._batch
         self._read_sequences: Any = self._sequences
+        self._read_relabelled: Any = self._relabelled
         self._set_errors: Any = self._rate
 
     @classmethod
@@ -122,7 +147,7 @@ class OnDevice:
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         trees = [part.tree for part in (self._priorities, self._windows) if part is not None]
-        parts = [self._rows, self._priorities, self._recent, *trees]
+        parts = [self._rows, self._priorities, self._recent, self._goals, *trees]
         return sum(x.nbytes for part in parts if part is not None for x in vars(part).values() if isinstance(x, Tensor))
 
     def compile(self, **options: Any) -> None:
@@ -130,6 +155,7 @@ class OnDevice:
         self._store_step = torch.compile(self._add, fullgraph=True, **options)
         self._read_batch = torch.compile(self._batch, fullgraph=True, **options)
         self._read_sequences = torch.compile(self._sequences, fullgraph=True, **options)
+        self._read_relabelled = torch.compile(self._relabelled, fullgraph=True, **options)
         self._set_errors = torch.compile(self._rate, fullgraph=True, **options)
 
     # -- calls --------------------------------------------------------------------------------------------------
@@ -140,7 +166,14 @@ class OnDevice:
             return self._suits_sequences(view)
         stacks = type(view) is FrameStack
         window = view.window if stacks else view
-        if type(window) is not NStep or window.each_reward is not None or window.n > LONGEST_WINDOW:
+        if type(window) is Hindsight:
+            if not (window.tensors and window.relabel is None and self._rows.mode == FINALS and not stacks):
+                return False
+            if (window.info,) in HOSTED:
+                return False
+        elif type(window) is not NStep or window.each_reward is not None:
+            return False
+        if window.n > LONGEST_WINDOW:
             return False
         if stacks and (self._rows.mode != FINALS or self._sampler is not None or view.history >= LONGEST_WINDOW):
             return False
@@ -177,7 +210,11 @@ class OnDevice:
         if not (self.has_some and self.suits(view) and get_worker_info() is None):
             return None
         form = self._form_of(view) if isinstance(view, Sequences) else None
+        goals = self._goal_form_of(view) if isinstance(view, Hindsight) else None
         self._prepare()
+        if goals is not None and self._goals is None:
+            self._goals = DeviceGoals(self._rows, self._store.device)
+            self._goals.note_all()
         progress, sampler = self._progress, self._sampler
         seed, first, number = progress.seed, progress.first, progress.draws - progress.first
         if (seed, first, number) != self._seeded:
@@ -197,6 +234,8 @@ class OnDevice:
             self._newest = newest
         if isinstance(view, Sequences):
             return self._read_sequences(count, form)
+        if goals is not None:
+            return self._read_relabelled(count, goals)
         window, stack = view, None
         if isinstance(view, FrameStack):
             window, stack = view.window, (view.stacked_of(self._ring), view.depth, view.pad == "repeat")
@@ -219,9 +258,7 @@ class OnDevice:
         if self._windows is not None:
             rule = self._rows.rule
             return self._is_ready and (self._adds <= self._lasting or self._adds > rule.history + rule.length + 1)
-        # each env of a ring that was empty has transitions, with their history, from its second step on
-        dense = self._adds > 1 + self._rows.rule.history if self._dense is None else self._dense
-        return self._is_ready and dense
+        return self._is_ready and self._adds > self._sparse_until
 
     def count(self) -> int:
         """How many rows can be drawn. It waits for the device."""
@@ -247,16 +284,13 @@ class OnDevice:
             self._priorities.added(added)
         if self._windows is not None:
             self._windows.added(added)
+        if self._goals is not None:
+            self._goals.added(added)
 
     def _batch(
         self, count: int, n: int, gamma: float, stack: tuple[Sequence[Path], int, bool] | None = None
     ) -> dict[Path, Tensor]:
-        stream, weighed = self._rows.next_stream(), {}
-        if self._priorities is None or self._sampler is None:
-            spots = self._drawn(count, stream)
-        else:
-            drawn = self._priorities.draw(count, stream, self._sampler.stratified)
-            spots, weighed = drawn.spots, {("weight",): drawn.weight, ("probability",): drawn.probability}
+        spots, weighed = self._drawn(count, self._rows.next_stream())
         windows = self._rows.windows(spots, n, gamma)
         found = {(name,): field for name, field in windows._asdict().items() if name != "last"}
         stacks: dict[Path, tuple[Tensor, Tensor]] = {}
@@ -266,14 +300,61 @@ class OnDevice:
             stacks = dict.fromkeys(paths, frames)
         return self._store.read_planned(spots.places, windows.last, found, stacks) | weighed
 
-    def _drawn(self, count: int, stream: Tensor) -> Spots:
+    def _relabelled(self, count: int, form: GoalForm) -> dict[Path, Tensor]:
+        assert self._goals is not None
+        store, goals, n, stream = self._store, self._goals, form.n, self._rows.next_stream()
+        spots, weighed = self._drawn(count, stream)
+        windows = self._rows.windows(spots, n, form.gamma)
+        choice = goals.choose(spots, windows, stream, form.strategy, form.ratio, form.finished, n)
+        reached = store.read_rows(choice.after.reshape(-1), [form.achieved])[form.achieved]
+        aimed = store.read_rows(choice.aim, [form.achieved])[form.achieved]
+        wanted = aimed[:, None].expand(count, n, *aimed.shape[1:]).flatten(0, 1)
+        info: Any = {}
+        if form.info:
+            info = nest(store.read_rows(choice.now.reshape(-1), form.info))[form.info[0][0]]
+        results: dict[Path, Tensor] = {}
+        for function in form.functions:
+            result: Any = function.judge(reached.clone(), wanted.clone(), info)
+            if not isinstance(result, Tensor):
+                raise DTypeError(f"{function}: expected a tensor, got {type(result)}; pass tensors=False")
+            kind = "b" if result.dtype is torch.bool else "c" if result.is_complex() else "f"
+            function.require(count * n, tuple(result.shape), result.dtype, kind)
+            results[function.path] = result.view(count, n)
+        windows = goals.relabel(windows, choice, Judged(*map(results.get, RESULTS)), form.gamma)
+        found = {(name,): field for name, field in windows._asdict().items() if name != "last"}
+        found = store.read_planned(spots.places, windows.last, found, {}) | {("relabelled",): choice.relabelled}
+        chosen = choice.relabelled.view(count, *[1] * (aimed.ndim - 1))
+        for path in (form.desired, ("next_obs", *form.desired[1:])):
+            found[path] = torch.where(chosen, aimed, found[path])
+        return {path: found[path] for path in form.order} | weighed
+
+    def _goal_form_of(self, view: Hindsight) -> GoalForm:
+        """How a view gives other goals."""
+        now = facts(view), view.n, view.gamma, view.ratio
+        if self._goal_form is not None and self._goal_form[0] == now:
+            return self._goal_form[1]
+        info = tuple(path for path in self._ring.leaves if path[0] == view.info)
+        form = GoalForm(
+            view.n, float(view.gamma), float(view.ratio), STRATEGIES[view.strategy], bool(view.finished_only),
+            ("obs", view.achieved), ("obs", view.desired), info, tuple(view.goal_functions()),
+            self._store.order_with({("relabelled",): Field((), torch.bool)}),
+        )  # fmt: skip
+        self._goal_form = now, form
+        return form
+
+    def _drawn(self, count: int, stream: Tensor) -> tuple[Spots, dict[Path, Tensor]]:
+        """Rows, and the fields that the sampler adds to a batch."""
         if self._windows is not None:
-            return self._windows.draw(count, stream)
-        return self._rows.draw(count, stream, self._source.first())
+            return self._windows.draw(count, stream), {}
+        if self._priorities is None or self._sampler is None:
+            return self._rows.draw(count, stream, self._source.first()), {}
+        drawn = self._priorities.draw(count, stream, self._sampler.stratified)
+        return drawn.spots, {("weight",): drawn.weight, ("probability",): drawn.probability}
 
     def _sequences(self, count: int, form: Form) -> dict[Path, Tensor]:
         store = self._store
-        rows = rows_of(self._rows, self._drawn(count, self._rows.next_stream()), form.cut, form.gamma)
+        spots, _ = self._drawn(count, self._rows.next_stream())
+        rows = rows_of(self._rows, spots, form.cut, form.gamma)
         found = dict(rows.found)
         found |= store.read_rows(rows.shown, [path for path in store.leaves if path[0] == "obs"])
         found |= store.read_rows(rows.first, [path for path in store.leaves if path[0] == "hidden"])
@@ -355,9 +436,15 @@ class OnDevice:
             mine.late.zero_()
             mine.refused.zero_()
         self._rows.rule = ring.rule
+        self._goals = None
         self._stored = self._kept
         live = ring.rows_live
-        self._dense, self._adds = None if not live else 3 * ring.drawable >= live, 0
+        self._adds, self._sparse_until = 0, -1
+        if not live or 3 * ring.drawable < live:
+            # each env of a ring that was empty has transitions, with their history, from its second step on; in any
+            # other, those that are added are many enough after some time
+            waits = 1 + ring.rule.history
+            self._sparse_until = waits if not live else 3 * waits + live // ring.num_envs
         self._seeded = self._parameters = self._newest = None
         if self._windows is not None:
             ends = ring.index_of(ring.anchors())
@@ -385,6 +472,10 @@ class OnDevice:
             drawn = int(self._rows.draws)
             progress.draws = max(progress.draws, first + drawn)
             self._seeded = seed, first, drawn
+        goals, not_finite = self._goals, 0
+        if goals is not None:
+            not_finite = int(goals.not_finite)
+            goals.not_finite.zero_()
         refused = 0
         if mine is not None and sampler is not None:
             if len(sampler.stored.tree.minima):
@@ -399,6 +490,8 @@ class OnDevice:
             if self._parameters is not None:  # those that were set meanwhile have still to be sent
                 self._parameters = (*self._parameters[:2], largest, draws)
         ring.pending = None
+        if not_finite:
+            warn(f"Hindsight: {not_finite} rewards of new goals were NaN or infinite; check reward_fn", stacklevel=2)
         if refused:
             warn(
                 f"update_priorities: {refused} TD errors were NaN, infinite or too large for a sum, or had an index "

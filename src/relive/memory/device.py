@@ -156,6 +156,11 @@ class DeviceRows(HostedRows):
             found |= part.fields(where.reshape(-1), [path for path in part.layout.fields if path in wanted])
         return {path: field.unflatten(0, where.shape) for path, field in found.items()}
 
+    def order_with(self, more: Mapping[Path, Field]) -> tuple[Path, ...]:
+        """The fields of a batch with ``more`` fields, in the order of :meth:`fields`."""
+        layout = BatchLayout(field_groups(self.leaves, self.large), self._saved, self._own_next, more)
+        return *layout.fields, *self._order_of_large()
+
     def _order_of_large(self) -> list[Path]:
         """The large fields of a batch, in the order in which :meth:`add_gathered` adds them."""
         order: list[Path] = []
