@@ -49,10 +49,11 @@ std::int64_t weigh_windows(Tree &tree, const Ring &ring, Vector<const Place> pla
         auto weight = rule.weigh == STEPS ? static_cast<double>(at + 1 - rule.window_start(at)) : 1.0;
         weigh(given[i], drawable[static_cast<std::int64_t>(i)] ? weight : 0.0);
     }
-    if (rule.weigh == EPISODES)
-        for (auto place : given)
-            if (tree.nodes[place] > 0.0)
-                if (auto before = window_before(ring, place); before >= 0) weigh(before, 0.0);
+    // in order, so that each takes the weight of the one before it: a place is in turn when its own window is opened,
+    // not when that of a row which lay there before is closed
+    for (std::size_t i = 0; rule.weigh == EPISODES && i < count; ++i)
+        if (drawable[static_cast<std::int64_t>(i)] && tree.nodes[given[i]] > 0.0)
+            if (auto before = window_before(ring, given[i]); before >= 0) weigh(before, 0.0);
     tree.climb(walkers.first(changed));
     return -1;
 }

@@ -46,6 +46,15 @@ def test_every_sampler_draws_windows_that_are_there(sampler: str, view: str, wor
             check_draws(twin)
 
 
+@pytest.mark.parametrize("rows", range(6, 13))
+def test_the_windows_of_an_episode_weigh_one_in_all_whatever_made_way_for_its_end(rows: int) -> None:
+    """An episode's last row ends its newest window, and may lie where the same step closed an older window."""
+    twin = Twin(1, rows, view=Sequence(1, weigh="episodes"))
+    for t in range(5 * rows):
+        twin.add("T" if t % 11 in (4, 6, 7) else ".")
+        twin.buffer.check()
+
+
 def check_draws(twin: Twin) -> None:
     """Batches are of windows that can be drawn, and priorities are those of the definition."""
     buffer, anchors = twin.buffer, twin.anchors()

@@ -1,6 +1,6 @@
 """DevicePriorities: the TD errors of a ring's rows on a device, and the sum tree that draws by them.
 
-They have the bits of :class:`relive.Prioritized`, whose tree in RAM has the same nodes, added up in the same order.
+They have the bits of :class:`relive.Prioritized`.
 Every function is as those of :class:`relive.device.ring.DeviceRing`: fixed shapes, and no wait for the device.
 """
 
@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import core
-from ..core.numbers import power, uniform
-from ..core.words import FANOUT, LARGEST_ERROR
+from ..core.numbers import power
+from ..core.words import LARGEST_ERROR
 from .ring import Added, DeviceRing, Spots
+from .tree import DeviceTree
 
 __all__ = ["DevicePriorities", "Weighed"]
 
@@ -43,11 +43,8 @@ class DevicePriorities:
 
     def __init__(self, ring: DeviceRing, device: torch.device) -> None:
         self.ring, rows = ring, ring.num_envs * ring.rows
-        self.offsets: list[int] = core.tree_offsets(rows)
-        """Where each level of the tree starts; last, its root."""
         self.rows = rows
-        self.nodes = torch.zeros(self.offsets[-1] + 2, dtype=FLOAT64, device=device)
-        """The nodes of the tree, and at last one that takes writes that are not wanted."""
+        self.tree = DeviceTree(rows, device)
         self.errors = torch.zeros(rows + 2, dtype=torch.float32, device=device)
         self.newest = torch.zeros(rows + 2, dtype=torch.int32, device=device)
         """Memory for :meth:`rate`: of each row, the last of its errors in one update."""
@@ -62,7 +59,7 @@ class DevicePriorities:
     @staticmethod
     def count_bytes(num_rows: int) -> int:
         """The bytes of all tensors for so many rows."""
-        return 8 * (core.tree_offsets(num_rows)[-1] + 2) + 8 * (num_rows + 2) + 8 * 10
+        return DeviceTree.count_bytes(num_rows) + 8 * (num_rows + 2) + 8 * 10
 
     @property
     def heaviest(self) -> float:
@@ -81,7 +78,7 @@ class DevicePriorities:
         gone = torch.cat([torch.where(added.own == nowhere, added.places, nowhere), added.finals])
         self.errors.index_put_((fresh,), error.expand(len(fresh)))
         places = torch.cat([fresh, gone])
-        self._put(places, torch.cat([weight.expand(len(fresh)), torch.zeros_like(gone, dtype=FLOAT64)]))
+        self.tree.put(places, torch.cat([weight.expand(len(fresh)), torch.zeros_like(gone, dtype=FLOAT64)]))
 
     def rate(self, index: Tensor, errors: Tensor) -> Tensor:
         """Set the errors, of either sign, of rows with these public indices; how many are gone, int64 without axes.
@@ -105,64 +102,20 @@ class DevicePriorities:
         last = taken & (self.newest[places] == order)
         places = torch.where(last, places, self.ring.nowhere)
         self.errors.index_put_((places,), sizes)
-        self._put(places, weights)
+        self.tree.put(places, weights)
         self.largest.copy_(torch.maximum(self.largest, torch.where(taken, sizes, 0.0).max().to(FLOAT64)))
         self.late.add_(late)
         self.refused.add_((~right).sum())
         return late
 
-    def _put(self, places: Tensor, weights: Tensor) -> None:
-        """Give leaves their weights, each at most once, and sum all nodes above them anew."""
-        real = places < self.rows
-        self.nodes.index_put_((torch.where(real, places, len(self.nodes) - 1),), weights)
-        node = torch.where(real, places, 0)  # a sum that is made again stays what it is
-        for below, above in zip(self.offsets, self.offsets[1:], strict=False):
-            node = node // FANOUT
-            children = self.nodes[below + (node * FANOUT)[:, None] + torch.arange(FANOUT, device=node.device)]
-            self.nodes.index_put_((above + node,), _summed(children)[-1])
-
     # -- drawing ------------------------------------------------------------------------------------------------
 
     def draw(self, count: int, stream: Tensor, stratified: bool) -> Weighed:
         """Rows ``[count]`` by their priority; with ``stratified`` one from each of so many equal parts of the total."""
-        total = self.nodes[self.offsets[-1] : self.offsets[-1] + 1]
-        item = torch.arange(count, device=self.nodes.device)
-        u = uniform(stream, 1 + item, self.ring.golden)
-        if stratified:
-            u = (item.to(FLOAT64) + u) / float(count)
-        below = (total.view(INT64) - 1).view(FLOAT64)  # the largest number below it
-        places = self._leaves_at(torch.minimum(below, u * total))
-        probability = self.nodes[places] / total
+        places = self.tree.draw(count, stream, self.ring.golden, stratified)
+        probability = self.tree.nodes[places] / self.tree.total
         first, last, until = self.beta
         beta = torch.where(until > 0, first + (last - first) * torch.clamp(self.draws / until, max=1.0), first)
         self.draws.add_(1)
         weight = power(probability / probability.min(), -beta).to(torch.float32)
         return Weighed(self.ring.spots_of(places), weight, probability)
-
-    def _leaves_at(self, masses: Tensor) -> Tensor:
-        """The leaf whose interval holds each mass, int64 ``[B]``: down the tree, one level for all before the next."""
-        node, start = torch.zeros_like(masses, dtype=INT64), torch.zeros_like(masses)
-        children_of = torch.arange(FANOUT, device=masses.device)
-        for level in range(len(self.offsets) - 2, -1, -1):
-            children = self.nodes[self.offsets[level] + (node * FANOUT)[:, None] + children_of]
-            edges = _summed(children, start)
-            child, positive = torch.zeros_like(node), torch.zeros_like(node)
-            for k, edge in enumerate(edges):
-                child = child + (edge <= masses)
-                positive = torch.where(children[:, k] > 0.0, k, positive)
-            # rounding may leave a mass beyond all children: it goes to the last that has weight
-            child = torch.where(child == FANOUT, positive, child)
-            for k, edge in enumerate(edges[:-1], 1):
-                start = torch.where(child == k, edge, start)
-            node = node * FANOUT + child
-        return node
-
-
-def _summed(children: Tensor, start: Tensor | None = None) -> list[Tensor]:
-    """The running sums of ``[B, 8]`` from left to right, ``[B]`` each; from ``start``, or from 0."""
-    sums: list[Tensor] = []
-    total = torch.zeros_like(children[:, 0]) if start is None else start
-    for k in range(FANOUT):
-        total = total + children[:, k]
-        sums.append(total)
-    return sums

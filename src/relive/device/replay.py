@@ -8,7 +8,7 @@ needs it, such as ``save`` or a step of some envs, brings it up to date first, w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 from warnings import warn
 
 import numpy as np
@@ -17,18 +17,29 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from .. import core
+from ..batches import padding
 from ..core.numbers import signed
 from ..core.words import ALONE, COMPLETED, COUNT, DRAWABLE, EPISODES, FINALS, HEAD, LINKED, NEXT, NOT_FINITE, TAIL
+from ..errors import DTypeError
 from ..memory.device import DeviceRows
+from ..memory.ram import HOSTED
 from ..ring.ring import Ahead, Change, Ring
+from ..ring.sequences import lasts_of
 from ..samplers.prioritized import Prioritized
+from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform
-from ..steps.schema import Path
+from ..steps.schema import Field, Path, nest
 from ..views.contract import rule_of
 from ..views.frames import FrameStack
+from ..views.hindsight import RESULTS, STRATEGIES, GoalFunction, Hindsight, facts
+from ..views.sequences import Sequence as Sequences
 from ..views.transitions import NStep
+from .goals import DeviceGoals, Judged
 from .priorities import DevicePriorities
-from .ring import DeviceRing
+from .recent import DeviceRecent
+from .ring import DeviceRing, Spots
+from .sequences import Form, rows_of
+from .windows import DeviceWindows
 
 __all__ = ["OnDevice", "bookkeeping_bytes"]
 
@@ -45,6 +56,14 @@ FEWEST_ROWS = 4
 """Rows an env needs so that a step, its final observation and the step before have different places."""
 
 
+FEWEST_NEWEST = 2
+"""Newest transitions for each env, so that a third of the rows among them or more can be drawn: an env's newest row is
+not complete, and neither is the final observation that may follow each of the others."""
+
+
+MOST = 2**62
+
+
 class Progress(Protocol):
     """What a replay has drawn: its seed, the batches drawn, in all and before this seed, rows, and late priorities."""
 
@@ -55,22 +74,49 @@ class Progress(Protocol):
     late: int
 
 
+class GoalForm(NamedTuple):
+    """How batches with other goals are drawn: as the parameters of :class:`relive.Hindsight` say."""
+
+    n: int
+    gamma: float
+    ratio: float
+    strategy: int
+    finished: bool
+    achieved: Path
+    desired: Path
+    info: tuple[Path, ...]
+    functions: tuple[GoalFunction, ...]
+    order: tuple[Path, ...]
+    """The fields of a batch."""
+
+
 class OnDevice:
     """The bookkeeping of a replay on its device.
 
     Args:
         ring: the same in RAM, of rows that are on the device.
-        sampler: its sampler, :class:`relive.Uniform` or :class:`relive.Prioritized`.
+        sampler: its sampler, one that is drawn by here.
         progress: the counts of its draws.
     """
 
-    def __init__(self, ring: Ring, sampler: Uniform | Prioritized, progress: Progress) -> None:
+    def __init__(self, ring: Ring, sampler: Uniform | Prioritized | Recent, progress: Progress) -> None:
         store = cast("DeviceRows", ring.store)
         mode = LINKED if ring.ordered_own_next else ALONE if ring.own_next else FINALS
         self._ring, self._store, self._progress = ring, store, progress
         self._rows = DeviceRing(ring.num_envs, ring.rows, mode, store.device)
         self._sampler = sampler if isinstance(sampler, Prioritized) else None
         self._priorities = None if self._sampler is None else DevicePriorities(self._rows, store.device)
+        self._uniform = sampler if isinstance(sampler, Uniform) else None
+        self._windows: DeviceWindows | None = None
+        """The weights of windows, where draws need them."""
+        self._goals: DeviceGoals | None = None
+        """Where episodes end, for goals that were reached later."""
+        self._goal_form: tuple[Any, GoalForm] | None = None
+        """The parameters of the view that such a batch was read by, and what they say."""
+        self._emphasis = sampler if isinstance(sampler, Recent) else None
+        self._recent = None if self._emphasis is None else DeviceRecent(self._rows, store.device)
+        self._source = self._rows if self._recent is None else self._recent
+        """What knows the first row of each env that is drawn from."""
         self._ahead = Ahead(self.bring_back)
         self._ready = False
         """True if this is at least as new as the ring."""
@@ -79,16 +125,22 @@ class OnDevice:
         such as Ctrl-C, broke off."""
         self._adds = 0
         """Steps since this was made from the ring."""
-        self._dense: bool | None = None
-        """True if a third of the ring's rows or more could be drawn then; None if it had none."""
+        self._sparse_until = 0
+        """After more steps than these a third of the ring's rows or more can be drawn."""
+        self._lasting = -1
+        """The steps for which one of its windows can be drawn, from then on."""
         self._seeded: tuple[int, int, int] | None = None
         """The seed, the batches before it, and the number of the next one, that the device has."""
         self._parameters: tuple[Any, ...] | None = None
         """The sampler's parameters that the device has."""
+        self._newest: tuple[float, int] | None = None
+        """Which share of the transitions are the newest, and at least how many, as the device has it."""
         self._stored: Any = None
         """The sampler's arrays that the device had its own from."""
-        self._store_step: Any = self._add  # `compile` replaces these three
+        self._store_step: Any = self._add  # `compile` replaces these five
         self._read_batch: Any = self._batch
+        self._read_sequences: Any = self._sequences
+        self._read_relabelled: Any = self._relabelled
         self._set_errors: Any = self._rate
 
     @classmethod
@@ -101,28 +153,49 @@ class OnDevice:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        parts = [self._rows] if self._priorities is None else [self._rows, self._priorities]
-        return sum(x.nbytes for part in parts for x in vars(part).values() if isinstance(x, Tensor))
+        trees = [part.tree for part in (self._priorities, self._windows) if part is not None]
+        parts = [self._rows, self._priorities, self._recent, self._goals, *trees]
+        return sum(x.nbytes for part in parts if part is not None for x in vars(part).values() if isinstance(x, Tensor))
 
     def compile(self, **options: Any) -> None:
-        """Compile what the three calls do, each as a whole, when it is next needed; options of ``torch.compile``."""
+        """Compile what the calls do, each as a whole, when it is next needed; options of ``torch.compile``."""
         self._store_step = torch.compile(self._add, fullgraph=True, **options)
         self._read_batch = torch.compile(self._batch, fullgraph=True, **options)
+        self._read_sequences = torch.compile(self._sequences, fullgraph=True, **options)
+        self._read_relabelled = torch.compile(self._relabelled, fullgraph=True, **options)
         self._set_errors = torch.compile(self._rate, fullgraph=True, **options)
 
     # -- calls --------------------------------------------------------------------------------------------------
 
     def suits(self, view: Any) -> bool:
         """True if batches can be read here; if not, steps are better stored where the host knows of them."""
+        if type(view) is Sequences:
+            return self._suits_sequences(view)
         stacks = type(view) is FrameStack
         window = view.window if stacks else view
-        if type(window) is not NStep or window.each_reward is not None or window.n > LONGEST_WINDOW:
+        if type(window) is Hindsight:
+            if not (window.tensors and window.relabel is None and self._rows.mode == FINALS and not stacks):
+                return False
+            if (window.info,) in HOSTED:
+                return False
+        elif type(window) is not NStep or window.each_reward is not None:
+            return False
+        if window.n > LONGEST_WINDOW:
             return False
         if stacks and (self._rows.mode != FINALS or self._sampler is not None or view.history >= LONGEST_WINDOW):
             return False
         if window.n > 1 and self._rows.mode == ALONE:
             return False
+        if self._emphasis is not None and self._emphasis.c_min < FEWEST_NEWEST * self._rows.num_envs:
+            return False
         return self._ring.rule == rule_of(view) and (self._sampler is None or self._sampler.normalize == "batch")
+
+    def _suits_sequences(self, view: Sequences) -> bool:
+        rule, rows = view.rule, self._rows
+        if self._uniform is None or rows.mode != FINALS or view.n > LONGEST_WINDOW or self._ring.rule != rule:
+            return False
+        # with these, an env that has got some rows has a window: it ends in its episode that goes on, or with the last
+        return not rule.sparse or (rule.tails and rows.rows >= rule.history + rule.length + rule.stride + 4)
 
     def add(self, leaves: Sequence[Any], final: Sequence[Any] | None) -> bool:
         """Store a checked step of each env; or change nothing and return False if the host has to."""
@@ -138,11 +211,19 @@ class OnDevice:
         self._changing = False
         return True
 
-    def sample(self, count: int, view: Any) -> dict[Path, Tensor] | None:
-        """The fields ``[count]`` of the next batch as a view reads them; None if the host has to."""
+    def sample(self, count: int, view: Any, update: int, of: int) -> dict[Path, Tensor] | None:
+        """The fields ``[count]`` of the next batch as a view reads them; None if the host has to.
+
+        It is number ``update`` of the ``of`` batches of its round.
+        """
         if not (self.has_some and self.suits(view) and get_worker_info() is None):
             return None
+        form = self._form_of(view) if isinstance(view, Sequences) else None
+        goals = self._goal_form_of(view) if isinstance(view, Hindsight) else None
         self._prepare()
+        if goals is not None and self._goals is None:
+            self._goals = DeviceGoals(self._rows, self._store.device)
+            self._goals.note_all()
         progress, sampler = self._progress, self._sampler
         seed, first, number = progress.seed, progress.first, progress.draws - progress.first
         if (seed, first, number) != self._seeded:
@@ -154,6 +235,16 @@ class OnDevice:
         if sampler is not None:
             sampler.count_draw()  # as the device does
             self._parameters = (*cast("Any", self._parameters)[:3], sampler.draw_state())
+        if self._emphasis is not None and self._recent is not None:
+            newest = self._emphasis.share(update, of), min(self._emphasis.c_min, MOST)
+            if newest != self._newest:
+                self._recent.share.fill_(newest[0])
+                self._recent.least.fill_(newest[1])
+            self._newest = newest
+        if isinstance(view, Sequences):
+            return self._read_sequences(count, form)
+        if goals is not None:
+            return self._read_relabelled(count, goals)
         window, stack = view, None
         if isinstance(view, FrameStack):
             window, stack = view.window, (view.stacked_of(self._ring), view.depth, view.pad == "repeat")
@@ -176,9 +267,10 @@ class OnDevice:
     @property
     def has_some(self) -> bool:
         """True if a good part of the rows can be drawn, as far as the host knows without waiting."""
-        # each env of a ring that was empty has transitions, with their history, from its second step on
-        dense = self._adds > 1 + self._rows.history if self._dense is None else self._dense
-        return self._is_ready and dense
+        if self._windows is not None:
+            rule = self._rows.rule
+            return self._is_ready and (self._adds <= self._lasting or self._adds > rule.history + rule.length + 1)
+        return self._is_ready and self._adds > self._sparse_until
 
     def count(self) -> int:
         """How many rows can be drawn. It waits for the device."""
@@ -204,24 +296,101 @@ class OnDevice:
         self._rows.write(added, *facts)
         if self._priorities is not None:
             self._priorities.added(added)
+        if self._windows is not None:
+            self._windows.added(added)
+        if self._goals is not None:
+            self._goals.added(added)
 
     def _batch(
         self, count: int, n: int, gamma: float, stack: tuple[Sequence[Path], int, bool] | None = None
     ) -> dict[Path, Tensor]:
-        stream, weighed = self._rows.next_stream(), {}
-        if self._priorities is None or self._sampler is None:
-            spots = self._rows.draw(count, stream)
-        else:
-            drawn = self._priorities.draw(count, stream, self._sampler.stratified)
-            spots, weighed = drawn.spots, {("weight",): drawn.weight, ("probability",): drawn.probability}
+        spots, weighed = self._drawn(count, self._rows.next_stream())
         windows = self._rows.windows(spots, n, gamma)
-        found: dict[Path, Tensor] = {(name,): field for name, field in windows.facts.items()}
+        found = windows.facts
         stacks: dict[Path, tuple[Tensor, Tensor]] = {}
         if stack is not None:
             paths, depth, repeat = stack
             frames = self._rows.frames(spots.places, depth, repeat), self._rows.frames(windows.last, depth, repeat)
             stacks = dict.fromkeys(paths, frames)
         return self._store.read_planned(spots.places, windows.last, found, stacks) | weighed
+
+    def _relabelled(self, count: int, form: GoalForm) -> dict[Path, Tensor]:
+        assert self._goals is not None
+        store, goals, n, stream = self._store, self._goals, form.n, self._rows.next_stream()
+        spots, weighed = self._drawn(count, stream)
+        windows = self._rows.windows(spots, n, form.gamma)
+        choice = goals.choose(spots, windows, stream, form.strategy, form.ratio, form.finished, n)
+        reached = store.read_rows(choice.after.reshape(-1), [form.achieved])[form.achieved]
+        aimed = store.read_rows(choice.aim, [form.achieved])[form.achieved]
+        wanted = aimed[:, None].expand(count, n, *aimed.shape[1:]).flatten(0, 1)
+        info: Any = {}
+        if form.info:
+            info = nest(store.read_rows(choice.now.reshape(-1), form.info))[form.info[0][0]]
+        results: dict[Path, Tensor] = {}
+        for function in form.functions:
+            result: Any = function.judge(reached.clone(), wanted.clone(), info)
+            if not isinstance(result, Tensor):
+                raise DTypeError(f"{function}: expected a tensor, got {type(result)}; pass tensors=False")
+            kind = "b" if result.dtype is torch.bool else "c" if result.is_complex() else "f"
+            function.require(count * n, tuple(result.shape), result.dtype, kind)
+            results[function.path] = result.view(count, n)
+        windows = goals.relabel(windows, choice, Judged(*map(results.get, RESULTS)), form.gamma)
+        found = windows.facts
+        found = store.read_planned(spots.places, windows.last, found, {}) | {("relabelled",): choice.relabelled}
+        chosen = choice.relabelled.view(count, *[1] * (aimed.ndim - 1))
+        for path in (form.desired, ("next_obs", *form.desired[1:])):
+            found[path] = torch.where(chosen, aimed, found[path])
+        return {path: found[path] for path in form.order} | weighed
+
+    def _goal_form_of(self, view: Hindsight) -> GoalForm:
+        """How a view gives other goals."""
+        now = facts(view), view.n, view.gamma, view.ratio
+        if self._goal_form is not None and self._goal_form[0] == now:
+            return self._goal_form[1]
+        info = tuple(path for path in self._ring.leaves if path[0] == view.info)
+        form = GoalForm(
+            view.n, float(view.gamma), float(view.ratio), STRATEGIES[view.strategy], bool(view.finished_only),
+            ("obs", view.achieved), ("obs", view.desired), info, tuple(view.goal_functions()),
+            self._store.order_with({("relabelled",): Field((), torch.bool)}),
+        )  # fmt: skip
+        self._goal_form = now, form
+        return form
+
+    def _drawn(self, count: int, stream: Tensor) -> tuple[Spots, dict[Path, Tensor]]:
+        """Rows, and the fields that the sampler adds to a batch."""
+        if self._windows is not None:
+            return self._windows.draw(count, stream), {}
+        if self._priorities is None or self._sampler is None:
+            return self._rows.draw(count, stream, self._source.first()), {}
+        drawn = self._priorities.draw(count, stream, self._sampler.stratified)
+        return drawn.spots, {("weight",): drawn.weight, ("probability",): drawn.probability}
+
+    def _sequences(self, count: int, form: Form) -> dict[Path, Tensor]:
+        store = self._store
+        spots, _ = self._drawn(count, self._rows.next_stream())
+        rows = rows_of(self._rows, spots, form.cut, form.gamma)
+        found = dict(rows.found)
+        found |= store.read_rows(rows.shown, [path for path in store.leaves if path[0] == "obs"])
+        found |= store.read_rows(rows.first, [path for path in store.leaves if path[0] == "hidden"])
+        found |= store.read_rows(rows.steps, [path for path in store.leaves if path[0] not in ("obs", "hidden")])
+        for path in [path for path in found if padding(path)]:
+            field, blank = found[path], rows.steps == self._rows.nowhere - 1
+            found[path] = torch.where(blank.view(*blank.shape, *[1] * (field.ndim - blank.ndim)), True, field)
+        lasts = (*form.stored, *form.derived)
+        read = store.read_rows(rows.before, [of for _, of in lasts]) | {("reward",): self._rows.reward[rows.before]}
+        found |= {name: read[of] for name, of in form.derived}
+        for name, of in form.stored:  # the row after an episode's end has none of its own
+            stored = found[name]
+            ended = rows.ended.view(*rows.ended.shape, *[1] * (stored.ndim - rows.ended.ndim))
+            found[name] = torch.where(ended, read[of], stored)
+        return {path: found[path] for path in form.order}
+
+    def _form_of(self, view: Sequences) -> Form:
+        """How a view reads batches."""
+        cut = view.cut
+        stored, derived = lasts_of(self._ring.leaves, cut.last)
+        order = tuple(view.reader(self._ring).order)
+        return Form(cut, float(view.gamma), tuple(stored.items()), tuple(derived.items()), order)
 
     def _rate(self, index: Tensor, errors: Tensor) -> Tensor:
         assert self._priorities is not None
@@ -232,8 +401,14 @@ class OnDevice:
     @property
     def _is_ready(self) -> bool:
         """True if this is at least as new as the ring, its rule and the sampler."""
-        same_rule = self._rows.history == self._ring.rule.history
-        return self._ready and same_rule and (self._sampler is None or self._sampler.stored is self._stored)
+        return self._ready and self._rows.rule == self._ring.rule and self._kept is self._stored
+
+    @property
+    def _kept(self) -> Any:
+        """What the sampler keeps of each row; None if that is nothing."""
+        if self._sampler is not None:
+            return self._sampler.stored
+        return None if self._uniform is None else self._uniform.windows
 
     def _prepare(self) -> None:
         """Make this as new as the ring, with the sampler's parameters; from now on it is ahead."""
@@ -264,6 +439,10 @@ class OnDevice:
     def _send(self) -> None:
         """Give the device what the ring in RAM knows."""
         ring, mine, sampler = self._ring, self._priorities, self._sampler
+        if not ring.rule.sparse:
+            self._windows = None
+        elif self._windows is None:
+            self._windows = DeviceWindows(self._rows, self._store.device)
         for array, tensor in self._arrays():
             tensor[: len(array)].copy_(torch.from_numpy(np.ascontiguousarray(array)))
         words = torch.from_numpy(ring.counters[list(COUNTED)])
@@ -272,11 +451,27 @@ class OnDevice:
             mine.largest.fill_(sampler.largest_error)
             mine.late.zero_()
             mine.refused.zero_()
-            self._stored = sampler.stored
-        self._rows.history = ring.rule.history
+        self._rows.rule = ring.rule
+        self._goals = None
+        self._stored = self._kept
         live = ring.rows_live
-        self._dense, self._adds = None if not live else 3 * ring.drawable >= live, 0
-        self._seeded = self._parameters = None
+        self._adds, self._sparse_until = 0, -1
+        if not live or 3 * ring.drawable < live:
+            # each env of a ring that was empty has transitions, with their history, from its second step on; in any
+            # other, those that are added are many enough after some time
+            waits = 1 + ring.rule.history
+            self._sparse_until = waits if not live else 3 * waits + live // ring.num_envs
+        self._seeded = self._parameters = self._newest = None
+        if self._windows is not None:
+            ends = ring.index_of(ring.anchors())
+            number, env = ends // ring.num_envs, ends % ring.num_envs
+            # a step overwrites two rows of an env at most
+            lasting = (number - ring.rule.history + ring.rows - ring.heads[env]) // 2
+            self._lasting = int(lasting.max(initial=-1))
+        if self._recent is not None and live:
+            some = np.flatnonzero(ring.heads > ring.oldest)
+            stamps = ring.stamp[some * ring.rows + ring.oldest[some] % ring.rows]
+            self._recent.expect(ring.completed - int(np.where(stamps < 0, -1 - stamps, stamps).min()))
         self._ready = True
 
     def bring_back(self) -> None:
@@ -292,6 +487,10 @@ class OnDevice:
             drawn = int(self._rows.draws)
             progress.draws = max(progress.draws, first + drawn)
             self._seeded = seed, first, drawn
+        goals, not_finite = self._goals, 0
+        if goals is not None:
+            not_finite = int(goals.not_finite)
+            goals.not_finite.zero_()
         refused = 0
         if mine is not None and sampler is not None:
             if len(sampler.stored.tree.minima):
@@ -308,6 +507,8 @@ class OnDevice:
         ring.pending = None
         if self._changing:
             self._mend()
+        if not_finite:
+            warn(f"Hindsight: {not_finite} rewards of new goals were NaN or infinite; check reward_fn", stacklevel=2)
         if refused:
             warn(
                 f"update_priorities: {refused} TD errors were NaN, infinite or too large for a sum, or had an index "
@@ -342,7 +543,9 @@ class OnDevice:
         pairs += [(self._store.meta(name), tensor) for name, tensor in hosted]
         if self._priorities is not None and self._sampler is not None:
             stored = self._sampler.stored
-            pairs += [(stored.errors, self._priorities.errors), (stored.tree.arrays[0], self._priorities.nodes)]
+            pairs += [(stored.errors, self._priorities.errors), (stored.tree.arrays[0], self._priorities.tree.nodes)]
+        if self._windows is not None:
+            pairs.append((self._kept.tree.arrays[0], self._windows.tree.nodes))
         return pairs
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -357,11 +560,13 @@ def bookkeeping_bytes(device: torch.device, sampler: Any, num_envs: int) -> Call
         if not _suits(device, sampler, rows // num_envs):
             return 0
         priorities = DevicePriorities.count_bytes(rows) if type(sampler) is Prioritized else 0
-        return DeviceRing.count_bytes(num_envs, rows) + priorities
+        recent = DeviceRecent.count_bytes() if type(sampler) is Recent else 0
+        return DeviceRing.count_bytes(num_envs, rows) + priorities + recent
 
     return of
 
 
 def _suits(device: torch.device, sampler: Any, rows: int) -> bool:
     """True if the bookkeeping of such a ring can be on the device: MPS has no float64."""
-    return device.type != "mps" and rows >= FEWEST_ROWS and type(sampler) in (Uniform, Prioritized)
+    known = type(sampler) in (Uniform, Prioritized) or (type(sampler) is Recent and type(sampler.inner) is Uniform)
+    return device.type != "mps" and rows >= FEWEST_ROWS and known

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from ..core.numbers import GOLDEN, stream_of, uniform
 from ..core.words import FINALS, LINKED, LONGEST
+from ..ring.ring import EVERY_ROW
+from ..steps.schema import Path
 
 __all__ = ["Added", "DeviceRing", "Spots", "Windows"]
 
@@ -54,12 +56,24 @@ class Spots(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """n-step windows ``[B]``."""
+    """n-step windows, ``[B]`` each."""
 
-    facts: dict[str, Tensor]
-    """What a batch has of them, by name."""
+    indices: Tensor
+    next_indices: Tensor
+    reward: Tensor
+    discount: Tensor
+    steps: Tensor
+    terminated: Tensor
+    truncated: Tensor
     last: Tensor
     """The rows that hold their next observations."""
+
+    @property
+    def facts(self) -> dict[Path, Tensor]:
+        """What a batch has of them."""
+        known = self.reward, self.discount, self.steps, self.terminated, self.truncated
+        names = "index", "next_index", "reward", "discount", "steps", "terminated", "truncated"
+        return {(name,): x for name, x in zip(names, (self.indices, self.next_indices, *known), strict=True)}
 
 
 class DeviceRing:
@@ -77,8 +91,8 @@ class DeviceRing:
 
     def __init__(self, num_envs: int, rows: int, mode: int, device: torch.device) -> None:
         self.num_envs, self.rows, self.mode = num_envs, rows, mode
-        self.history = 0
-        """How many rows before a row must be live, as far as its episode has them, so that it can be drawn."""
+        self.rule = EVERY_ROW
+        """The rule of what can be drawn."""
         self.nowhere = num_envs * rows + 1
 
         def zeros(shape: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -188,11 +202,28 @@ class DeviceRing:
 
     def can_draw(self, spots: Spots) -> Tensor:
         """True for rows, live ones, that can be drawn; bool of their shape."""
-        able = self.stamp[spots.places] >= 0
-        if not self.history:
-            return able
-        behind = torch.clamp(self.step[spots.places], max=self.history)
-        return able & (spots.numbers - behind >= self.oldest[spots.envs])
+        able, rule = self.stamp[spots.places] >= 0, self.rule
+        if rule.history:
+            behind = torch.clamp(self.step[spots.places], max=rule.history)
+            able = able & (spots.numbers - behind >= self.oldest[spots.envs])
+        return able & self._end_windows(spots) if rule.length > 1 else able
+
+    def _end_windows(self, spots: Spots) -> Tensor:
+        """True for complete rows that end a window: a full one or, where tails count, the last of an episode."""
+        rule, begin = self.rule, self.base[spots.envs]
+        beyond = self.step[spots.places].to(INT64) + 1 - rule.length
+        full = (beyond >= 0) & (beyond % rule.stride == 0)
+        if not rule.tails:
+            return full
+        next_row, one_more = (begin + (spots.places - begin + k) % self.rows for k in (1, 2))
+        newest = spots.numbers + 2 == self.head[spots.envs]  # the row after it
+        over = torch.where(newest, self.following[spots.envs] == 0, self.step[one_more] == 0)
+        return full | (over & (self.stamp[next_row] < 0))
+
+    def window_start(self, at: Tensor) -> Tensor:
+        """The first step of the window whose last is step ``at`` (int64) of an episode: a full window, or a tail."""
+        beyond, stride = at + 1 - self.rule.length, self.rule.stride
+        return torch.where(beyond > 0, ((beyond - 1) // stride + 1) * stride, 0)
 
     def count_drawable(self) -> Tensor:
         """How many rows can be drawn, int64 without axes; reads the bookkeeping of all rows."""
@@ -223,13 +254,14 @@ class DeviceRing:
         self.draws.add_(1)
         return stream
 
-    def draw(self, count: int, stream: Tensor) -> Spots:
-        """Rows ``[count]`` that can be drawn, each equally often and with replacement.
+    def draw(self, count: int, stream: Tensor, first: Tensor) -> Spots:
+        """Rows ``[count]`` that can be drawn, of those from row ``first`` (``[N]``) of each env on.
+
+        Each comes equally often, and with replacement.
 
         A row that cannot be drawn is drawn again, at most :data:`PATIENCE` times. It is for rings of which a third of
         the rows or more can be drawn: then one of a batch misses so often once in 10**12 batches.
         """
-        first = self._first()
         rows = self.head - first
         line = first, torch.cumsum(rows, 0), rows
         item = torch.arange(count, device=self.envs.device)
@@ -245,16 +277,23 @@ class DeviceRing:
         taken = slot < room
         return Spots(*(torch.where(taken, late[again], soon) for soon, late in zip(spots, later, strict=True)))
 
-    def _first(self) -> Tensor:
+    def first(self) -> Tensor:
         """The first row of each env that draws point at: the oldest that has its history, ``[N]``."""
-        oldest = self.oldest
-        if not self.history:
+        oldest, history = self.oldest, self.rule.history
+        if not history:
             return oldest
-        numbers = oldest[:, None] + torch.arange(self.history + 1, device=oldest.device)
-        behind = torch.clamp(self.step[self.base[:, None] + numbers % self.rows], max=self.history)
+        numbers = oldest[:, None] + torch.arange(history + 1, device=oldest.device)
+        behind = torch.clamp(self.step[self.base[:, None] + numbers % self.rows], max=history)
         lacks = numbers - behind < oldest[:, None]
         # the first that does not lack it, and none beyond the newest row
         return torch.minimum(oldest + torch.cumprod(lacks.to(INT64), 1).sum(1), self.head)
+
+    def transitions_since(self, first: Tensor) -> Tensor:
+        """How many transitions of each env begin at these rows, ``[N, K]``, or later; live rows or the env's next."""
+        order = self.order[self.base[:, None] + first % self.rows]
+        # at most `rows` lie between, so the difference of two counts fits 32 bits
+        since = (self.count[:, None] - order) & 0xFFFFFFFF
+        return torch.where(first < self.head[:, None], since, 0)
 
     def _attempts(
         self, line: tuple[Tensor, Tensor, Tensor], stream: Tensor, item: Tensor, count: int, numbers: range
@@ -297,16 +336,11 @@ class DeviceRing:
                     going = going & (spots.numbers + k <= newest) & (self.step[after] != 0)
                 here = after
         following = spots.numbers + steps - (1 if own else 0)
-        facts = {
-            "index": spots.numbers * self.num_envs + spots.envs,
-            "next_index": following * self.num_envs + spots.envs,
-            "reward": value.to(torch.float32),
-            "discount": torch.where(terminal, 0.0, discount).to(torch.float32),
-            "steps": steps.to(INT32),
-            "terminated": terminal,
-            "truncated": cut,
-        }
-        return Windows(facts, last)
+        envs, count = spots.envs, self.num_envs
+        return Windows(
+            spots.numbers * count + envs, following * count + envs, value.to(torch.float32),
+            torch.where(terminal, 0.0, discount).to(torch.float32), steps.to(INT32), terminal, cut, last,
+        )  # fmt: skip
 
     def frames(self, places: Tensor, depth: int, repeat: bool) -> Tensor:
         """The rows ``[B, depth]`` of the frames that end at places, oldest first, none of another episode.

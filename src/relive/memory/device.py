@@ -148,6 +148,19 @@ class DeviceRows(HostedRows):
                     found[(name, *path[1:])] = part.fields(frames.reshape(-1), [path])[path].unflatten(0, frames.shape)
         return {path: found[path] for path in (*self._order, *self._order_of_large())}
 
+    def read_rows(self, where: Tensor, paths: Iterable[Path]) -> dict[Path, Tensor]:
+        """Fields that are on the device of rows ``where`` (int64 of any shape). No operation waits for the device."""
+        wanted = set(paths)
+        found: dict[Path, Tensor] = {}
+        for part in self.parts:
+            found |= part.fields(where.reshape(-1), [path for path in part.layout.fields if path in wanted])
+        return {path: field.unflatten(0, where.shape) for path, field in found.items()}
+
+    def order_with(self, more: Mapping[Path, Field]) -> tuple[Path, ...]:
+        """The fields of a batch with ``more`` fields, in the order of :meth:`fields`."""
+        layout = BatchLayout(field_groups(self.leaves, self.large), self._saved, self._own_next, more)
+        return *layout.fields, *self._order_of_large()
+
     def _order_of_large(self) -> list[Path]:
         """The large fields of a batch, in the order in which :meth:`add_gathered` adds them."""
         order: list[Path] = []

@@ -502,9 +502,9 @@ class ReplayBuffer(Generic[S_co, V_co]):
             batch_size = int(batch_size)  # a small NumPy integer could overflow
         with self.lock:
             if self._on_device is not None and self._ahead is None:
-                fields = self._on_device.sample(batch_size, self._reader.view)
+                fields = self._on_device.sample(batch_size, self._reader.view, update, of)
                 if fields is not None:
-                    return as_tensordict(fields, (batch_size,))
+                    return self._reader.assembled(fields, batch_size)
             if self._ring.pending is not None or self._ahead is not None:
                 self._prepare()
             return self._reader.sample(batch_size, update, of)
@@ -598,7 +598,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         if self._on_device is None:
             raise LifecycleError(
                 f"compile: the bookkeeping of this replay is in RAM ({self._sampler!r}, device='{self.device}'); it is "
-                "on a device with device='cuda', Uniform() or Prioritized(), and 4 rows an env or more"
+                "on a device with device='cuda', Uniform(), Prioritized() or Recent(), and 4 rows an env or more"
             )
         with self.lock:
             self._on_device.compile(**options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
@@ -175,9 +175,13 @@ class Reader:
             tensors = self.ring.store.tensors(*extras.values())
             for name, tensor in zip(extras, tensors, strict=True):
                 batch[name,] = tensor
+        return self.assembled(batch, len(places), extras)
+
+    def assembled(self, batch: dict[Path, Tensor], count: int, extras: Iterable[str] = ()) -> Any:
+        """The batch ``[count]`` of these fields, which a sampler's ``extras`` are among."""
         time_first = time_first_of(self.view)
         if time_first is None:
-            return as_tensordict(batch, (len(places),))
+            return as_tensordict(batch, (count,))
         return self._sequence_batch(batch, (*FACTS, *extras), time_first)
 
     def _sequence_batch(self, batch: dict[Path, Tensor], known: tuple[str, ...], time_first: bool) -> SequenceBatch:

@@ -19,7 +19,7 @@ from ..steps.arrays import Ints
 from ..steps.schema import Field, Path
 from .ring import Ring
 
-__all__ = ["FACTS", "Cut", "Sequences"]
+__all__ = ["FACTS", "Cut", "Sequences", "lasts_of"]
 
 
 RESULTS = {
@@ -85,7 +85,7 @@ class Sequences:
         clash = {path[0] for path in leaves} & {"next", *FACTS}
         if clash:
             raise SchemaError(f"field {min(clash)!r}: Sequence gives batches a field of that name; give yours another")
-        stored, derived = _lasts(leaves, cut.last)
+        stored, derived = lasts_of(leaves, cut.last)
         held, (obs, others, _) = store.layout.offsets, store.groups
         near = {path: leaves[source] for path, source in derived.items() if source in held}
         self.layout = layout = RowLayout(obs, others, RESULTS, near)
@@ -190,7 +190,7 @@ def _steps(store: Store, wanted: dict[Path, Path], places: Ints) -> dict[Path, T
     return {name: fields[path] for name, path in wanted.items()}
 
 
-def _lasts(leaves: Mapping[Path, Field], last: tuple[str, ...]) -> tuple[dict[Path, Path], dict[Path, Path]]:
+def lasts_of(leaves: Mapping[Path, Field], last: tuple[str, ...]) -> tuple[dict[Path, Path], dict[Path, Path]]:
     """``last_<name>`` -> ``<name>``, leaf by leaf: first those stored with each step, then those to derive.
 
     Raises:

@@ -93,7 +93,11 @@ class Recent(OwnSampler):
     def window(self, update: int, of: int) -> int:
         """cₖ, the number of newest transitions that update ``update`` of ``of`` may draw from now."""
         stored = self._ring.transitions if self._ring is not None else 0
-        return int(max(stored * self.eta ** (1000 * update / of), self.c_min))
+        return int(max(stored * self.share(update, of), self.c_min))
+
+    def share(self, update: int, of: int) -> float:
+        """cₖ as a part of N, where c_min is not larger."""
+        return self.eta ** (1000 * update / of)
 
     def draw(self, count: int, key: int, update: int, of: int) -> Drawn:
         """Places of anchors ``[count]`` among the newest cₖ, and the inner sampler's fields."""

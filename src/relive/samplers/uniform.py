@@ -34,6 +34,11 @@ class Uniform(OwnSampler):
         self._windows = WindowWeights(ring) if ring.rule.sparse else None
         self.watches = ring.rule.sparse
 
+    @property
+    def windows(self) -> WindowWeights | None:
+        """The weights of sequences; None without them."""
+        return self._windows
+
     def nbytes(self, rows: int) -> int:
         """Bytes of the tree of window weights; 0 without sequences."""
         return SumTree.nbytes(rows) if self._windows is not None else 0
@@ -164,18 +169,18 @@ class WindowWeights:
     """
 
     def __init__(self, ring: Ring) -> None:
-        self._ring, self._tree = ring, SumTree(ring.num_envs * ring.rows)
+        self._ring, self.tree = ring, SumTree(ring.num_envs * ring.rows)
         anchors = ring.anchors()
         self.changed(anchors, np.ones(len(anchors), np.uint8))
 
     @property
     def total(self) -> float:
         """The sum of all weights."""
-        return self._tree.total
+        return self.tree.total
 
     def changed(self, places: Ints, drawable: Any) -> None:
         """Note that the windows that end at ``places`` can be drawn from now on (1) or no more (0), in order."""
-        require_rows(places, core.weigh_windows(self._tree.core, self._ring.core, places, drawable), len(self._tree))
+        require_rows(places, core.weigh_windows(self.tree.core, self._ring.core, places, drawable), len(self.tree))
 
     def draw(self, count: int, key: int, newest: int = 0) -> Drawn:
         """The last rows ``[count]`` of windows drawn with replacement; with ``newest``, they end among so many.
@@ -187,12 +192,12 @@ class WindowWeights:
         if not ring.counters.item(DRAWABLE):
             raise nothing_to_draw(ring)
         if newest:
-            recent = recent_leaves(self._tree, ring, newest)
+            recent = recent_leaves(self.tree, ring, newest)
         episodes = oldest = None
         if ring.rule.weigh == "episodes":
             episodes, oldest = ring.core, None if recent is None else ring.heads - recent.rows_of_envs()
         cover = (None, None) if recent is None else recent.cover
-        return core.draw_by_weight(self._tree.core, count, key, *cover, episodes, oldest)
+        return core.draw_by_weight(self.tree.core, count, key, *cover, episodes, oldest)
 
     def check(self) -> None:
         """Check that every window that can be drawn has the right weight, and no other has one.
@@ -200,8 +205,8 @@ class WindowWeights:
         Raises:
             InvariantError: names the first place with a wrong weight.
         """
-        every = np.arange(len(self._tree))
-        require_weights(self._tree, every, WindowWeights(self._ring)._tree.get(every))
+        every = np.arange(len(self.tree))
+        require_weights(self.tree, every, WindowWeights(self._ring).tree.get(every))
 
 
 def recent_leaves(tree: SumTree, ring: Ring, newest: int) -> RecentLeaves:

@@ -26,7 +26,7 @@ from ..ring.ring import Ring
 from ..steps.arrays import Array, Ints, as_host, as_tensor, check_castable, numpy_dtype, numpy_view
 from ..steps.schema import Field, Path, dotted, nest, unknown_field
 
-__all__ = ["Hindsight"]
+__all__ = ["RESULTS", "STRATEGIES", "GoalFunction", "Hindsight", "facts"]
 
 
 Arrays = dict[Path, Array]
@@ -43,9 +43,10 @@ REWARD: Path = ("reward",)
 RESULTS: tuple[Path, ...] = (REWARD, ("terminated",), ("truncated",))
 """The fields that functions of goals compute."""
 
-_facts = attrgetter(
-    "achieved", "desired", "info", "strategy", "finished_only", "reward_fn", "terminated_fn", "truncated_fn", "relabel"
-)
+facts = attrgetter(
+    "achieved", "desired", "info", "strategy", "finished_only", "reward_fn", "terminated_fn", "truncated_fn", "relabel",
+    "tensors",
+)  # fmt: skip
 """The parameters that decide what is read, and how."""
 
 
@@ -75,6 +76,7 @@ NAME_RULE = (_is_name, "the name of a member of the observation")
     achieved=NAME_RULE,
     desired=NAME_RULE,
     finished_only=(is_flag, "finished_only is True or False"),
+    tensors=(is_flag, "tensors is True or False"),
     n=(is_steps, "n is a whole number of at least 1 and below 2**30"),
     gamma=GAMMA_RULE,
 )
@@ -116,6 +118,10 @@ class Hindsight:
         n: rewards per window.
         gamma: discount per step. All parameters but ``k`` may be changed at any time.
         relabel: a function of whole steps that replaces all functions above.
+        tensors: the functions of goals get tensors on the replay's device, and return such, instead of NumPy arrays. A
+            replay on a device then draws such batches without the host: ``M`` is the batch size times n for each batch,
+            with steps among them whose results nobody uses. A reward that is NaN or infinite is found later, and there
+            is a warning.
 
     Raises:
         ParameterError: a parameter is out of range, here or when it is set later.
@@ -142,6 +148,7 @@ class Hindsight:
         n: int = 1,
         gamma: float = 0.99,
         relabel: Callable[..., Any] | None = None,
+        tensors: bool = False,
     ) -> None:
         if k is not None and (ratio is not None or not is_number(k, 0)):
             raise ParameterError(
@@ -151,7 +158,7 @@ class Hindsight:
         self.ratio = ratio if ratio is not None else 0.8 if k is None else k / (k + 1)
         self.terminated_fn, self.truncated_fn, self.info = terminated_fn, truncated_fn, info
         self.achieved, self.desired, self.finished_only = achieved, desired, finished_only
-        self.n, self.gamma, self.relabel = n, gamma, relabel
+        self.n, self.gamma, self.relabel, self.tensors = n, gamma, relabel, tensors
         self._fitted: tuple[Any, Any, Any, Any] = (lambda: None), None, None, None
         """The ring that was read last, the parameters then, and what :meth:`_fit` gave."""
         self._require_functions()
@@ -194,7 +201,7 @@ class Hindsight:
 
     def __repr__(self) -> str:
         names = ("reward_fn", "strategy", "ratio", "terminated_fn", "truncated_fn", "info", "achieved", "desired",
-                 "finished_only", "n", "gamma", "relabel")  # fmt: skip
+                 "finished_only", "n", "gamma", "relabel", "tensors")  # fmt: skip
         return f"Hindsight({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -211,13 +218,13 @@ class Hindsight:
             SchemaError: the ring has no such goals.
             ShapeError, DTypeError, NotFiniteError, FieldError: a function returned a wrong result.
         """
-        now, (of, then, fit, functions) = _facts(self), self._fitted
+        now, (of, then, fit, functions) = facts(self), self._fitted
         if of() is not ring or then != now:
             self.require(ring)
             fit = GoalBytes(
                 ring, ("obs", self.achieved), ("obs", self.desired), STRATEGIES[self.strategy], bool(self.finished_only)
             )
-            functions = self._goal_functions()
+            functions = self.goal_functions()
             self._fitted = ref(ring), now, fit, functions
         store, extras, ratio = ring.store, dict[str, Any](), 0.0 if key is None else self.ratio
         if ratio and not ring.notes_ends:
@@ -251,17 +258,19 @@ class Hindsight:
                 rows, path = (batch.after, batch.aim[_owners(batch)]), ("obs", self.achieved)
                 goals = [_arrays_of(ring, places, [path])[path] for places in rows]
                 changed = {(name, self.desired): goals[1] for name in ("obs", "next_obs")}
-            info: Any = {} if self.info is None else _info_of(ring, self.info, batch.now)
+            info: Any = {} if self.info is None else _info_of(ring, self.info, batch.now, self.tensors)
             for function in functions:
                 spare = fit.packed and function is functions[-1]  # nobody reads these goals afterwards
                 achieved, desired = goals if spare else [x.copy() for x in goals]
+                if self.tensors:
+                    achieved, desired = ring.tensors(achieved, desired)
                 results[function.path] = function(achieved, desired, info)
         bad = batch.relabel(*map(results.get, RESULTS))
         if bad >= 0:
             _refuse_reward(functions[0] if functions else "Hindsight(relabel=...)", results[REWARD], bad)
         return changed
 
-    def _goal_functions(self) -> list[GoalFunction]:
+    def goal_functions(self) -> list[GoalFunction]:
         """The functions of goals that were given."""
         functions = {path: getattr(self, f"{path[0]}_fn") for path in RESULTS}
         return [GoalFunction(path, f, self.info is not None) for path, f in functions.items() if f is not None]
@@ -311,10 +320,12 @@ class Hindsight:
             changed = _changed_copies(self.relabel, steps, copies, at, aim)
         else:
             called, changed = "Hindsight's function of reward", Arrays()
-            info: Any = nest(copies)[self.info] if self.info is not None else {}
+            stored = {path: torch.from_numpy(x) if self.tensors else x for path, x in copies.items()}
+            info: Any = nest(stored)[self.info] if self.info is not None else {}
             reached, goals = (steps["next_obs", self.achieved][rows] for rows in (at, aim))
-            for function in self._goal_functions():
-                result = function(reached.copy(), goals.copy(), info)
+            for function in self.goal_functions():
+                achieved, desired = (torch.from_numpy(x.copy()) if self.tensors else x.copy() for x in (reached, goals))
+                result = function(achieved, desired, info)
                 changed[function.path] = np.array(result, np.float32 if function.path == REWARD else np.uint8)
             changed |= {(name, self.desired): goals for name in ("obs", "next_obs")}
         if REWARD in changed:
@@ -336,7 +347,7 @@ class GoalFunction:
         self.path, self._kinds = path, "fiub" if path == REWARD else "b"
         self._function, self._informed = function, _takes_info(function, stored)
 
-    def __call__(self, achieved: Array, desired: Array, info: Any) -> Array:
+    def __call__(self, achieved: Any, desired: Any, info: Any) -> Array:
         """The results for M goals, ``[M]``. The function may have written to the goals, and may keep them.
 
         Rewards may still be NaN or infinite: see :func:`_refuse_reward`.
@@ -345,20 +356,31 @@ class GoalFunction:
             ShapeError: the function did not return one number per step.
             DTypeError: a flag is not a bool, or a reward not a number.
         """
-        result = self._function(achieved, desired, info) if self._informed else self._function(achieved, desired)
+        result = self.judge(achieved, desired, info)
         if type(result) is not np.ndarray:
             result = as_host(result)
-        count, kind = len(achieved), result.dtype.kind
-        if result.shape != (count,):
+        self.require(len(achieved), tuple(result.shape), result.dtype, result.dtype.kind)
+        return result
+
+    def judge(self, achieved: Any, desired: Any, info: Any) -> Any:
+        """The results as the function gives them."""
+        return self._function(achieved, desired, info) if self._informed else self._function(achieved, desired)
+
+    def require(self, count: int, shape: tuple[int, ...], dtype: Any, kind: str) -> None:
+        """Refuse results of another form; ``kind`` is that of NumPy's dtypes.
+
+        Raises:
+            ShapeError, DTypeError: as for a call.
+        """
+        if shape != (count,):
             raise ShapeError(
-                f"{self}: expected ({count},), one result for each of the {count} goals, got {result.shape}; it gets "
+                f"{self}: expected ({count},), one result for each of the {count} goals, got {shape}; it gets "
                 "all goals at once, so compute along the last axis: np.linalg.norm(achieved - desired, axis=-1)"
             )
         if kind not in self._kinds:
             if self._kinds == "b":
-                raise DTypeError(f"{self}: expected bools, got {result.dtype}; return a comparison, or .astype(bool)")
-            raise DTypeError(f"{self}: expected numbers, got {result.dtype}")
-        return result
+                raise DTypeError(f"{self}: expected bools, got {dtype}; return a comparison, or .astype(bool)")
+            raise DTypeError(f"{self}: expected numbers, got {dtype}")
 
     def __str__(self) -> str:
         return f"Hindsight's function of {self.path[0]}"
@@ -436,10 +458,10 @@ def _arrays_of(ring: Ring, places: Ints, paths: Iterable[Path] | None = None) ->
     return {path: numpy_view(tensor.cpu()) for path, tensor in ring.take(places, paths).items()}
 
 
-def _info_of(ring: Ring, name: str, places: Ints) -> Any:
-    """The field ``name`` of steps, with the members that it may have."""
+def _info_of(ring: Ring, name: str, places: Ints, tensors: bool) -> Any:
+    """The field ``name`` of steps, with the members that it may have; as tensors, or as arrays in RAM."""
     paths = [path for path in ring.leaves if path[0] == name]
-    return nest(_arrays_of(ring, places, paths))[name]
+    return nest(ring.take(places, paths) if tensors else _arrays_of(ring, places, paths))[name]
 
 
 def _write_changed(ring: Ring, fields: dict[Path, Tensor], changed: Arrays, batch: core.GoalBatch) -> None:

@@ -137,6 +137,11 @@ class Sequence:
         """
         return _rule(self.length, self.burn_in, bool(self.last), self.overlap, self.drop_tail, self.weigh)
 
+    @property
+    def cut(self) -> Cut:
+        """How windows are read."""
+        return _cut(self.length, self.burn_in, self.n, self.time_first, tuple(self.last))
+
     def read(self, ring: Ring, places: Ints | Draw, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[T', B, ...]`` of the windows that end at ``places``, and facts about each window, ``[B, ...]``.
 
@@ -146,8 +151,16 @@ class Sequence:
         """
         if ring.rule != self.rule:
             raise ParameterError(f"a view that reads through {self!r} must also have its `rule` and `time_first`")
-        cut, (of, reader) = _cut(self.length, self.burn_in, self.n, self.time_first, tuple(self.last)), self._reader
+        return self.reader(ring).read(ring, places, self.gamma)
+
+    def reader(self, ring: Ring) -> Sequences:
+        """What reads the windows of a ring.
+
+        Raises:
+            SchemaError: as :meth:`read`.
+        """
+        cut, (of, reader) = self.cut, self._reader
         if reader is None or of() is not ring or reader.cut != cut:
             reader = Sequences(ring, cut)
             self._reader = ref(ring), reader
-        return reader.read(ring, places, self.gamma)
+        return reader

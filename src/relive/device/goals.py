@@ -1,0 +1,145 @@
+"""DeviceGoals: which rows of a batch on a device get another goal, and what their windows are with it.
+
+It does what ``goals.cpp`` does for a ring in RAM. Every function is as those of :class:`relive.device.ring.DeviceRing`:
+fixed shapes, and no wait for the device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.numbers import mix, stream_of, uniform
+from ..core.words import EPISODE, FINAL, FUTURE, PAST, RANDOM
+from .ring import Added, DeviceRing, Spots, Windows
+
+__all__ = ["Choice", "DeviceGoals", "Judged"]
+
+
+FLOAT64, INT64, INT32 = torch.float64, torch.int64, torch.int32
+
+GOALS = 2**32
+"""The first number of a batch's stream that decides on goals."""
+
+OTHERS = 2**32 + 1
+"""The number of a batch's further stream, by which the goals of RANDOM are drawn."""
+
+
+class Choice(NamedTuple):
+    """The rows of a batch ``[B]`` that get another goal, and the steps of their windows ``[B, n]``."""
+
+    relabelled: Tensor
+    aim: Tensor
+    """The place of the new goal."""
+    now: Tensor
+    """The places of the steps. Those beyond a window are its last."""
+    after: Tensor
+    """The places of the rows that follow them."""
+
+
+class Judged(NamedTuple):
+    """Rewards and flags ``[B, n]`` of steps with their new goals; None as recorded."""
+
+    reward: Tensor | None
+    terminated: Tensor | None
+    truncated: Tensor | None
+
+
+class DeviceGoals:
+    """Where the episodes of a ring end.
+
+    Args:
+        ring: the rows.
+        device: of all tensors.
+    """
+
+    def __init__(self, ring: DeviceRing, device: torch.device) -> None:
+        self.ring = ring
+        self.ends = torch.zeros(ring.num_envs * ring.rows + 2, dtype=INT32, device=device)
+        """The lower 32 bits of the number of the last row of each episode, by its ordinal in the env."""
+        self.not_finite = torch.zeros(1, dtype=INT64, device=device)
+        """Rewards of new goals that were NaN or infinite."""
+
+    def note_all(self) -> None:
+        """Note all rows of the ring."""
+        ring = self.ring
+        spots = ring.spots_of(torch.arange(ring.nowhere - 1, device=self.ends.device))
+        entry = self._entry(spots)
+        after = torch.clamp(spots.numbers + 1, min=0)
+        following = Spots(ring.base[spots.envs] + after % ring.rows, spots.envs, after)
+        last = (after == ring.head[spots.envs]) | (self._entry(following) != entry)
+        live = (spots.numbers >= ring.oldest[spots.envs]) & (spots.numbers >= 0)
+        self._note(torch.where(last & live, entry, ring.nowhere), spots.numbers)
+
+    def added(self, added: Added) -> None:
+        """Note the rows of a step: the newest of each env is the last of its episode so far."""
+        ring = self.ring
+        newest = ring.head - 1
+        places = torch.where(added.finals == ring.nowhere, added.places, added.finals)
+        self._note(self._entry(Spots(places, ring.envs, newest)), newest)
+
+    def _note(self, entry: Tensor, numbers: Tensor) -> None:
+        self.ends.index_put_((entry,), numbers.to(INT32))
+
+    def _entry(self, spots: Spots) -> Tensor:
+        """Where the end of the episode of live rows is noted: each episode has one row that is no transition."""
+        count = self.ring.count[spots.envs]
+        episode = spots.numbers - count + ((count - self.ring.order[spots.places]) & 0xFFFFFFFF)
+        return self.ring.base[spots.envs] + episode % self.ring.rows
+
+    def choose(
+        self, spots: Spots, windows: Windows, stream: Tensor, strategy: int, ratio: float, finished: bool, n: int
+    ) -> Choice:
+        """Which of the rows get another goal, and which."""
+        ring, item = self.ring, torch.arange(len(spots.places), device=stream.device)
+        number, begin, oldest = spots.numbers, ring.base[spots.envs], ring.oldest[spots.envs]
+        end = number + ((self.ends[self._entry(spots)] - number) & 0xFFFFFFFF)
+        first = number - torch.minimum(ring.step[spots.places].to(INT64), number - oldest)
+        low, high = {
+            FUTURE: (number + 1, end), FINAL: (end, end), EPISODE: (first + 1, end), PAST: (first + 1, number),
+            RANDOM: (number, number),
+        }[strategy]  # fmt: skip
+        relabelled = (uniform(stream, GOALS + 2 * item, ring.golden) < ratio) & (high >= low)
+        if finished:
+            goes_on = (end == ring.head[spots.envs] - 1) & (ring.following[spots.envs] > 0)
+            relabelled = relabelled & ~goes_on
+        if strategy == RANDOM:
+            others = ring.draw(len(item), stream_of(mix(stream), torch.full_like(stream, OTHERS)), ring.first())
+            aim = ring.base[others.envs] + (others.numbers + 1) % ring.rows
+        else:
+            u = uniform(stream, GOALS + 1 + 2 * item, ring.golden)
+            aim = begin + (low + (u * (high - low + 1).to(FLOAT64)).to(INT64)) % ring.rows
+        k = torch.minimum(torch.arange(n, device=item.device), windows.steps[:, None] - 1)
+        now, after = (begin[:, None] + (number[:, None] + k + more) % ring.rows for more in (0, 1))
+        return Choice(relabelled, torch.where(relabelled, aim, spots.places), now, after)
+
+    def relabel(self, windows: Windows, choice: Choice, judged: Judged, gamma: float) -> Windows:
+        """The windows of the chosen rows with the new rewards and flags, and the others as they are."""
+        ring = self.ring
+        recorded = ring.reward[choice.now], ring.terminated[choice.now] > 0, ring.truncated[choice.now] > 0
+        reward, terminated, truncated = (
+            old if new is None else new.to(old.dtype) for old, new in zip(recorded, judged, strict=True)
+        )
+        going = choice.relabelled
+        value = torch.zeros_like(going, dtype=FLOAT64)
+        discount, steps = torch.ones_like(value), torch.zeros_like(windows.steps)
+        last, terminal, cut = choice.after[:, 0], torch.zeros_like(going), torch.zeros_like(going)
+        for k in range(choice.now.shape[1]):
+            going = going & (k < windows.steps) & ~(terminal | cut)
+            value = torch.where(going, value + discount * reward[:, k].to(FLOAT64), value)
+            discount = torch.where(going, discount * gamma, discount)
+            terminal = torch.where(going, terminated[:, k], terminal)
+            cut = torch.where(going, truncated[:, k], cut)
+            last = torch.where(going, choice.after[:, k], last)
+            steps = steps + going
+        if judged.reward is not None:
+            within = torch.arange(choice.now.shape[1], device=going.device) < windows.steps[:, None]
+            self.not_finite.add_((within & choice.relabelled[:, None] & ~torch.isfinite(reward)).sum())
+        made = Windows(
+            windows.indices, windows.indices + steps * ring.num_envs, value.to(torch.float32),
+            torch.where(terminal, 0.0, discount).to(torch.float32), steps, terminal, cut, last,
+        )  # fmt: skip
+        pairs = zip(made, windows, strict=True)
+        return Windows(*(torch.where(choice.relabelled, new, old) for new, old in pairs))

@@ -1,0 +1,105 @@
+"""The rows of sequences of a ring on a device, as ``sequences.cpp`` finds and computes them in RAM.
+
+Fixed shapes, and no wait for the device, as in :class:`relive.device.ring.DeviceRing`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..ring.sequences import Cut
+from ..steps.schema import Path
+from .ring import DeviceRing, Spots
+
+__all__ = ["Form", "Rows", "rows_of"]
+
+
+FLOAT64, INT64 = torch.float64, torch.int64
+
+
+class Form(NamedTuple):
+    """How batches of sequences are read."""
+
+    cut: Cut
+    gamma: float
+    stored: tuple[tuple[Path, Path], ...]
+    """``last_<name>`` that steps have, and ``<name>``."""
+    derived: tuple[tuple[Path, Path], ...]
+    """``last_<name>`` that they do not have."""
+    order: tuple[Path, ...]
+    """The fields of a batch."""
+
+
+class Rows(NamedTuple):
+    """Which rows a batch reads, int64 ``[T, B]``, or ``[B, T]``; ``zeros``, the row of zeros, where there is none."""
+
+    steps: Tensor
+    shown: Tensor
+    """The same, with the final observations of episodes."""
+    before: Tensor
+    """The step before each of those."""
+    ended: Tensor
+    """Bool: True for final observations."""
+    first: Tensor
+    """``[B]``: row 0."""
+    found: dict[Path, Tensor]
+    """The fields of a batch that are computed, and facts ``[B]``."""
+
+
+def rows_of(ring: DeviceRing, spots: Spots, cut: Cut, gamma: float) -> Rows:
+    """The rows of the sequences whose windows end at ``spots``."""
+    time, batch = (0, 1) if cut.time_first else (1, 0)
+
+    def each(x: Tensor) -> Tensor:
+        """One for each sequence, for all of its rows."""
+        return x.unsqueeze(time)
+
+    zeros = ring.nowhere - 1
+    t = torch.arange(cut.rows, device=ring.envs.device).unsqueeze(batch)
+    at, begin = ring.step[spots.places].to(INT64), ring.base[spots.envs]
+    start = ring.window_start(at)
+    skipped = torch.clamp(start - cut.burn_in, min=0)
+    own = at - skipped + 1  # rows up to the window's last
+    burn_in, before = start - skipped, spots.places - begin - own
+    first = begin + (before + 1) % ring.rows
+    places = each(begin) + (each(before + 1) + t) % ring.rows
+    # rewards beyond the window count only while rows are complete
+    reached = (t < each(own)) | ((t < each(own) + (min(cut.n, ring.rows) - 1)) & (ring.stamp[places] >= 0))
+    known = torch.cumprod(reached.to(INT64), time).sum(time)
+    last = begin + (before + known) % ring.rows
+    terminated, truncated = ring.terminated[last] > 0, ring.truncated[last] > 0
+    opens = ring.step[first] == 0
+    ended = (t == each(known)) & each(terminated | truncated)
+    shown = torch.where(t <= each(known), places, zeros)
+    previous = each(begin) + (each(before) + t) % ring.rows
+    lacks = (t > each(known)) | ((t == 0) & each(opens))
+
+    k = torch.where(t < each(own), torch.clamp(each(known) - t, max=cut.n), 0)
+    rewards = ring.reward[places].to(FLOAT64)
+    value, discount = torch.zeros_like(rewards), torch.ones_like(rewards)
+    for j in range(min(cut.n, cut.rows)):
+        going = j < k
+        later = rewards.roll(-j, time)  # what comes round is beyond all that count
+        value = torch.where(going, value + discount * later, value)
+        discount = torch.where(going, discount * gamma, discount)
+    ends = (k > 0) & (t + k == each(known))
+    terminal = ends & each(terminated)
+    found = {
+        ("reward",): value.to(torch.float32),
+        ("terminated",): terminal,
+        ("truncated",): ends & each(truncated),
+        ("discount",): torch.where((k == 0) | terminal, 0.0, discount).to(torch.float32),
+        ("steps",): k.to(torch.int32),
+        ("next",): torch.where(k > 0, t + k, -1),
+        ("mask",): (each(burn_in) <= t) & (t < each(own)),
+        ("is_start",): (t == 0) & each(opens),
+        ("index",): spots.numbers * ring.num_envs + spots.envs,
+        ("lengths",): known + 1,
+        ("burn_in",): burn_in,
+        ("env",): spots.envs,
+        ("start",): spots.numbers - at + start,
+    }
+    return Rows(torch.where(ended, zeros, shown), shown, torch.where(lacks, zeros, previous), ended, first, found)

@@ -1,0 +1,100 @@
+"""DeviceTree: a sum tree on a device.
+
+It has the bits of :class:`relive.samplers.sumtree.SumTree`: the same nodes, added up in the same order. Every function
+is as those of :class:`relive.device.ring.DeviceRing`: fixed shapes, and no wait for the device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import core
+from ..core.numbers import uniform
+from ..core.words import FANOUT
+
+__all__ = ["DeviceTree"]
+
+
+FLOAT64, INT64 = torch.float64, torch.int64
+
+
+class DeviceTree:
+    """Weights (float64), all 0 at first, with sums over them.
+
+    Args:
+        leaves: how many weights.
+        device: of all tensors.
+    """
+
+    def __init__(self, leaves: int, device: torch.device) -> None:
+        self.offsets: list[int] = core.tree_offsets(leaves)
+        """Where each level of the tree starts; last, its root."""
+        self.leaves = leaves
+        self.nodes = torch.zeros(self.offsets[-1] + 2, dtype=FLOAT64, device=device)
+        """The nodes of the tree, and at last one that takes writes that are not wanted."""
+
+    @staticmethod
+    def count_bytes(leaves: int) -> int:
+        """The bytes of all tensors for so many leaves."""
+        return 8 * (core.tree_offsets(leaves)[-1] + 2)
+
+    @property
+    def total(self) -> Tensor:
+        """The sum of all weights, ``[1]``."""
+        return self.nodes[self.offsets[-1] : self.offsets[-1] + 1]
+
+    def put(self, places: Tensor, weights: Tensor) -> None:
+        """Give leaves their weights, each at most once, and sum all nodes above them anew; others are passed over."""
+        self.note(places, weights)
+        self.climb(places)
+
+    def note(self, places: Tensor, weights: Tensor) -> None:
+        """Give leaves their weights; the sums above them wait for :meth:`climb`."""
+        self.nodes.index_put_((torch.where(places < self.leaves, places, len(self.nodes) - 1),), weights)
+
+    def climb(self, places: Tensor) -> None:
+        """Sum all nodes above these leaves anew; what is no leaf is passed over."""
+        node = torch.where(places < self.leaves, places, 0)  # a sum that is made again stays what it is
+        for below, above in zip(self.offsets, self.offsets[1:], strict=False):
+            node = node // FANOUT
+            children = self.nodes[below + (node * FANOUT)[:, None] + torch.arange(FANOUT, device=node.device)]
+            self.nodes.index_put_((above + node,), _summed(children)[-1])
+
+    def draw(self, count: int, stream: Tensor, golden: Tensor, stratified: bool) -> Tensor:
+        """Leaves ``[count]`` by their weight; with ``stratified`` one from each of so many equal parts of the total."""
+        total = self.total
+        item = torch.arange(count, device=self.nodes.device)
+        u = uniform(stream, 1 + item, golden)
+        if stratified:
+            u = (item.to(FLOAT64) + u) / float(count)
+        below = (total.view(INT64) - 1).view(FLOAT64)  # the largest number below it
+        return self._leaves_at(torch.minimum(below, u * total))
+
+    def _leaves_at(self, masses: Tensor) -> Tensor:
+        """The leaf whose interval holds each mass, int64 ``[B]``: down the tree, one level for all before the next."""
+        node, start = torch.zeros_like(masses, dtype=INT64), torch.zeros_like(masses)
+        children_of = torch.arange(FANOUT, device=masses.device)
+        for level in range(len(self.offsets) - 2, -1, -1):
+            children = self.nodes[self.offsets[level] + (node * FANOUT)[:, None] + children_of]
+            edges = _summed(children, start)
+            child, positive = torch.zeros_like(node), torch.zeros_like(node)
+            for k, edge in enumerate(edges):
+                child = child + (edge <= masses)
+                positive = torch.where(children[:, k] > 0.0, k, positive)
+            # rounding may leave a mass beyond all children: it goes to the last that has weight
+            child = torch.where(child == FANOUT, positive, child)
+            for k, edge in enumerate(edges[:-1], 1):
+                start = torch.where(child == k, edge, start)
+            node = node * FANOUT + child
+        return node
+
+
+def _summed(children: Tensor, start: Tensor | None = None) -> list[Tensor]:
+    """The running sums of ``[B, 8]`` from left to right, ``[B]`` each; from ``start``, or from 0."""
+    sums: list[Tensor] = []
+    total = torch.zeros_like(children[:, 0]) if start is None else start
+    for k in range(FANOUT):
+        total = total + children[:, k]
+        sums.append(total)
+    return sums
