@@ -317,8 +317,8 @@ class OnDevice:
 
     @property
     def _is_ready(self) -> bool:
-        """True if this is at least as new as the ring and the sampler."""
-        return self._ready and self._kept is self._stored
+        """True if this is at least as new as the ring, its rule and the sampler."""
+        return self._ready and self._rows.rule == self._ring.rule and self._kept is self._stored
 
     @property
     def _kept(self) -> Any:
