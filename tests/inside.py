@@ -295,7 +295,7 @@ def take_rows(owner: Any) -> Any:
 
 
 def tree(owner: Any) -> Any:
-    return owner._tree
+    return getattr(owner, "_tree", None) or owner.tree
 
 
 def under_way(owner: Any) -> Any:

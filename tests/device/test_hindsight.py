@@ -129,6 +129,13 @@ def test_wrong_results_are_refused(device: torch.device, function: Any, error: A
         twins.add(0.1)
     with pytest.raises(error, match=message):
         twins.there.sample(20)
+    with pytest.raises((ShapeError, DTypeError)):
+        twins.ram.sample(20)
+    for buffer in (twins.ram, twins.there):
+        buffer.view.reward_fn = reward
+    with no_waiting():
+        theirs = twins.there.sample(20)
+    assert_same(twins.ram.sample(20), theirs)
 
 
 def test_rewards_that_are_not_finite_are_told_of_later(device: torch.device) -> None:

@@ -6,16 +6,20 @@ fixed shapes, and no wait for the device.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.numbers import mix, stream_of, uniform
 from ..core.words import EPISODE, FINAL, FUTURE, PAST, RANDOM
+from ..errors import DTypeError
+from ..memory.device import DeviceRows
+from ..steps.schema import Field, Path, nest
+from ..views.hindsight import RESULTS, STRATEGIES, GoalFunction, Hindsight
 from .ring import Added, DeviceRing, Spots, Windows
 
-__all__ = ["Choice", "DeviceGoals", "Judged"]
+__all__ = ["DeviceGoals", "GoalForm"]
 
 
 FLOAT64, INT64, INT32 = torch.float64, torch.int64, torch.int32
@@ -25,6 +29,32 @@ GOALS = 2**32
 
 OTHERS = 2**32 + 1
 """The number of a batch's further stream, by which the goals of RANDOM are drawn."""
+
+
+class GoalForm(NamedTuple):
+    """How batches with other goals are drawn: as the parameters of :class:`relive.Hindsight` say."""
+
+    n: int
+    gamma: float
+    ratio: float
+    strategy: int
+    finished: bool
+    achieved: Path
+    desired: Path
+    info: tuple[Path, ...]
+    functions: tuple[GoalFunction, ...]
+    order: tuple[Path, ...]
+    """The fields of a batch."""
+
+    @classmethod
+    def of(cls, view: Hindsight, store: DeviceRows) -> GoalForm:
+        """How a view gives other goals."""
+        info = tuple(path for path in store.leaves if path[0] == view.info)
+        return cls(
+            view.n, float(view.gamma), float(view.ratio), STRATEGIES[view.strategy], bool(view.finished_only),
+            ("obs", view.achieved), ("obs", view.desired), info, tuple(view.goal_functions()),
+            store.order_with({("relabelled",): Field((), torch.bool)}),
+        )  # fmt: skip
 
 
 class Choice(NamedTuple):
@@ -88,6 +118,37 @@ class DeviceGoals:
         count = self.ring.count[spots.envs]
         episode = spots.numbers - count + ((count - self.ring.order[spots.places]) & 0xFFFFFFFF)
         return self.ring.base[spots.envs] + episode % self.ring.rows
+
+    def read(self, store: DeviceRows, spots: Spots, stream: Tensor, form: GoalForm) -> dict[Path, Tensor]:
+        """The fields ``[B, ...]`` of the windows from these rows on, some with another goal.
+
+        Raises:
+            ShapeError, DTypeError: a function returned a wrong result.
+        """
+        count, n = len(spots.places), form.n
+        windows = self.ring.windows(spots, n, form.gamma)
+        choice = self.choose(spots, windows, stream, form.strategy, form.ratio, form.finished, n)
+        reached = store.read_rows(choice.after.reshape(-1), [form.achieved])[form.achieved]
+        aimed = store.read_rows(choice.aim, [form.achieved])[form.achieved]
+        wanted = aimed[:, None].expand(count, n, *aimed.shape[1:]).flatten(0, 1)
+        info: Any = {}
+        if form.info:
+            info = nest(store.read_rows(choice.now.reshape(-1), form.info))[form.info[0][0]]
+        results: dict[Path, Tensor] = {}
+        for function in form.functions:
+            result: Any = function.judge(reached.clone(), wanted.clone(), info)
+            if not isinstance(result, Tensor):
+                raise DTypeError(f"{function}: expected a tensor, got {type(result)}; pass tensors=False")
+            kind = "b" if result.dtype is torch.bool else "c" if result.is_complex() else "f"
+            function.require(count * n, tuple(result.shape), result.dtype, kind)
+            results[function.path] = result.view(count, n)
+        windows = self.relabel(windows, choice, Judged(*map(results.get, RESULTS)), form.gamma)
+        found = {(name,): field for name, field in windows._asdict().items() if name != "last"}
+        found = store.read_planned(spots.places, windows.last, found, {}) | {("relabelled",): choice.relabelled}
+        chosen = choice.relabelled.view(count, *[1] * (aimed.ndim - 1))
+        for path in (form.desired, ("next_obs", *form.desired[1:])):
+            found[path] = torch.where(chosen, aimed, found[path])
+        return {path: found[path] for path in form.order}
 
     def choose(
         self, spots: Spots, windows: Windows, stream: Tensor, strategy: int, ratio: float, finished: bool, n: int

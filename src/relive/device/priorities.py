@@ -1,7 +1,7 @@
 """DevicePriorities: the TD errors of a ring's rows on a device, and the sum tree that draws by them.
 
-They have the bits of :class:`relive.Prioritized`.
-Every function is as those of :class:`relive.device.ring.DeviceRing`: fixed shapes, and no wait for the device.
+They have the bits of :class:`relive.Prioritized`. Every function is as those of
+:class:`relive.device.ring.DeviceRing`: fixed shapes, and no wait for the device.
 """
 
 from __future__ import annotations

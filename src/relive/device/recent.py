@@ -64,7 +64,7 @@ class DeviceRecent:
         stored = ring.transitions_since(whole[:, None]).sum(0)
         newest = torch.maximum((stored.to(FLOAT64) * self.share).to(INT64), self.least)
         # the stamp since which there are so many: the largest of which that is true
-        stamp = torch.clamp(ring.completed - 2 ** (self.bits * self.rounds), min=0)
+        stamp = torch.clamp(ring.counters[:1] - 2 ** (self.bits * self.rounds), min=0)
         parts = torch.arange(2**self.bits, device=whole.device)
         first = whole[:, None]
         for turn in range(self.rounds - 1, -1, -1):

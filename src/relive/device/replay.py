@@ -8,7 +8,7 @@ needs it, such as ``save`` or a step of some envs, brings it up to date first, w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 from warnings import warn
 
 import numpy as np
@@ -17,10 +17,8 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from .. import core
-from ..batches import padding
 from ..core.numbers import signed
 from ..core.words import ALONE, COMPLETED, COUNT, DRAWABLE, EPISODES, FINALS, HEAD, LINKED, NEXT, NOT_FINITE, TAIL
-from ..errors import DTypeError
 from ..memory.device import DeviceRows
 from ..memory.ram import HOSTED
 from ..ring.ring import Ahead, Change, Ring
@@ -28,17 +26,17 @@ from ..ring.sequences import lasts_of
 from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform
-from ..steps.schema import Field, Path, nest
+from ..steps.schema import Path
 from ..views.contract import rule_of
 from ..views.frames import FrameStack
-from ..views.hindsight import RESULTS, STRATEGIES, GoalFunction, Hindsight, facts
+from ..views.hindsight import Hindsight, facts
 from ..views.sequences import Sequence as Sequences
 from ..views.transitions import NStep
-from .goals import DeviceGoals, Judged
+from .goals import DeviceGoals, GoalForm
 from .priorities import DevicePriorities
 from .recent import DeviceRecent
 from .ring import DeviceRing, Spots
-from .sequences import Form, rows_of
+from .sequences import Form, read_sequences
 from .windows import DeviceWindows
 
 __all__ = ["OnDevice", "bookkeeping_bytes"]
@@ -72,22 +70,6 @@ class Progress(Protocol):
     draws: int
     sampled: int
     late: int
-
-
-class GoalForm(NamedTuple):
-    """How batches with other goals are drawn: as the parameters of :class:`relive.Hindsight` say."""
-
-    n: int
-    gamma: float
-    ratio: float
-    strategy: int
-    finished: bool
-    achieved: Path
-    desired: Path
-    info: tuple[Path, ...]
-    functions: tuple[GoalFunction, ...]
-    order: tuple[Path, ...]
-    """The fields of a batch."""
 
 
 class OnDevice:
@@ -218,12 +200,7 @@ class OnDevice:
         """
         if not (self.has_some and self.suits(view) and get_worker_info() is None):
             return None
-        form = self._form_of(view) if isinstance(view, Sequences) else None
-        goals = self._goal_form_of(view) if isinstance(view, Hindsight) else None
         self._prepare()
-        if goals is not None and self._goals is None:
-            self._goals = DeviceGoals(self._rows, self._store.device)
-            self._goals.note_all()
         progress, sampler = self._progress, self._sampler
         seed, first, number = progress.seed, progress.first, progress.draws - progress.first
         if (seed, first, number) != self._seeded:
@@ -241,10 +218,24 @@ class OnDevice:
                 self._recent.share.fill_(newest[0])
                 self._recent.least.fill_(newest[1])
             self._newest = newest
+        try:
+            return self._read(count, view)
+        except BaseException:
+            self._seeded = self._parameters = None  # the batch is used up, and it is not known how far the device came
+            raise
+
+    def _read(self, count: int, view: Any) -> dict[Path, Tensor]:
+        """The next batch, as a view reads it."""
         if isinstance(view, Sequences):
-            return self._read_sequences(count, form)
-        if goals is not None:
-            return self._read_relabelled(count, goals)
+            return self._read_sequences(count, Form.of(view, self._ring))
+        if isinstance(view, Hindsight):
+            now = facts(view), view.n, view.gamma, view.ratio
+            if self._goal_form is None or self._goal_form[0] != now:
+                self._goal_form = now, GoalForm.of(view, self._store)
+            if self._goals is None:
+                self._goals = DeviceGoals(self._rows, self._store.device)
+                self._goals.note_all()
+            return self._read_relabelled(count, self._goal_form[1])
         window, stack = view, None
         if isinstance(view, FrameStack):
             window, stack = view.window, (view.stacked_of(self._ring), view.depth, view.pad == "repeat")
@@ -316,7 +307,7 @@ class OnDevice:
 
     def _relabelled(self, count: int, form: GoalForm) -> dict[Path, Tensor]:
         assert self._goals is not None
-        store, goals, n, stream = self._store, self._goals, form.n, self._rows.next_stream()
+        stream = self._rows.next_stream()
         spots, weighed = self._drawn(count, stream)
         windows = self._rows.windows(spots, n, form.gamma)
         choice = goals.choose(spots, windows, stream, form.strategy, form.ratio, form.finished, n)
@@ -366,31 +357,8 @@ class OnDevice:
         return drawn.spots, {("weight",): drawn.weight, ("probability",): drawn.probability}
 
     def _sequences(self, count: int, form: Form) -> dict[Path, Tensor]:
-        store = self._store
         spots, _ = self._drawn(count, self._rows.next_stream())
-        rows = rows_of(self._rows, spots, form.cut, form.gamma)
-        found = dict(rows.found)
-        found |= store.read_rows(rows.shown, [path for path in store.leaves if path[0] == "obs"])
-        found |= store.read_rows(rows.first, [path for path in store.leaves if path[0] == "hidden"])
-        found |= store.read_rows(rows.steps, [path for path in store.leaves if path[0] not in ("obs", "hidden")])
-        for path in [path for path in found if padding(path)]:
-            field, blank = found[path], rows.steps == self._rows.nowhere - 1
-            found[path] = torch.where(blank.view(*blank.shape, *[1] * (field.ndim - blank.ndim)), True, field)
-        lasts = (*form.stored, *form.derived)
-        read = store.read_rows(rows.before, [of for _, of in lasts]) | {("reward",): self._rows.reward[rows.before]}
-        found |= {name: read[of] for name, of in form.derived}
-        for name, of in form.stored:  # the row after an episode's end has none of its own
-            stored = found[name]
-            ended = rows.ended.view(*rows.ended.shape, *[1] * (stored.ndim - rows.ended.ndim))
-            found[name] = torch.where(ended, read[of], stored)
-        return {path: found[path] for path in form.order}
-
-    def _form_of(self, view: Sequences) -> Form:
-        """How a view reads batches."""
-        cut = view.cut
-        stored, derived = lasts_of(self._ring.leaves, cut.last)
-        order = tuple(view.reader(self._ring).order)
-        return Form(cut, float(view.gamma), tuple(stored.items()), tuple(derived.items()), order)
+        return read_sequences(self._store, self._rows, spots, form)
 
     def _rate(self, index: Tensor, errors: Tensor) -> Tensor:
         assert self._priorities is not None

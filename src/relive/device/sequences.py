@@ -10,11 +10,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..ring.sequences import Cut
+from ..batches import padding
+from ..memory.device import DeviceRows
+from ..ring.ring import Ring
+from ..ring.sequences import Cut, lasts_of
 from ..steps.schema import Path
+from ..views.sequences import Sequence
 from .ring import DeviceRing, Spots
 
-__all__ = ["Form", "Rows", "rows_of"]
+__all__ = ["Form", "read_sequences"]
 
 
 FLOAT64, INT64 = torch.float64, torch.int64
@@ -31,6 +35,16 @@ class Form(NamedTuple):
     """``last_<name>`` that they do not have."""
     order: tuple[Path, ...]
     """The fields of a batch."""
+
+    @classmethod
+    def of(cls, view: Sequence, ring: Ring) -> Form:
+        """How a view reads a ring.
+
+        Raises:
+            SchemaError: as the view says.
+        """
+        order, (stored, derived) = tuple(view.reader(ring).order), lasts_of(ring.leaves, view.cut.last)
+        return cls(view.cut, float(view.gamma), tuple(stored.items()), tuple(derived.items()), order)
 
 
 class Rows(NamedTuple):
@@ -103,3 +117,23 @@ def rows_of(ring: DeviceRing, spots: Spots, cut: Cut, gamma: float) -> Rows:
         ("start",): spots.numbers - at + start,
     }
     return Rows(torch.where(ended, zeros, shown), shown, torch.where(lacks, zeros, previous), ended, first, found)
+
+
+def read_sequences(store: DeviceRows, ring: DeviceRing, spots: Spots, form: Form) -> dict[Path, Tensor]:
+    """The fields ``[T, B, ...]``, or ``[B, T, ...]``, of the sequences whose windows end at ``spots``, and facts."""
+    rows = rows_of(ring, spots, form.cut, form.gamma)
+    found = dict(rows.found)
+    found |= store.read_rows(rows.shown, [path for path in store.leaves if path[0] == "obs"])
+    found |= store.read_rows(rows.first, [path for path in store.leaves if path[0] == "hidden"])
+    found |= store.read_rows(rows.steps, [path for path in store.leaves if path[0] not in ("obs", "hidden")])
+    for path in [path for path in found if padding(path)]:
+        field, blank = found[path], rows.steps == ring.nowhere - 1
+        found[path] = torch.where(blank.view(*blank.shape, *[1] * (field.ndim - blank.ndim)), True, field)
+    lasts = (*form.stored, *form.derived)
+    read = store.read_rows(rows.before, [of for _, of in lasts]) | {("reward",): ring.reward[rows.before]}
+    found |= {name: read[of] for name, of in form.derived}
+    for name, of in form.stored:  # the row after an episode's end has none of its own
+        stored = found[name]
+        ended = rows.ended.view(*rows.ended.shape, *[1] * (stored.ndim - rows.ended.ndim))
+        found[name] = torch.where(ended, read[of], stored)
+    return {path: found[path] for path in form.order}
