@@ -143,7 +143,7 @@ class DeviceGoals:
             function.require(count * n, tuple(result.shape), result.dtype, kind)
             results[function.path] = result.view(count, n)
         windows = self.relabel(windows, choice, Judged(*map(results.get, RESULTS)), form.gamma)
-        found = {(name,): field for name, field in windows._asdict().items() if name != "last"}
+        found = windows.facts
         found = store.read_planned(spots.places, windows.last, found, {}) | {("relabelled",): choice.relabelled}
         chosen = choice.relabelled.view(count, *[1] * (aimed.ndim - 1))
         for path in (form.desired, ("next_obs", *form.desired[1:])):

@@ -309,43 +309,7 @@ class OnDevice:
         assert self._goals is not None
         stream = self._rows.next_stream()
         spots, weighed = self._drawn(count, stream)
-        windows = self._rows.windows(spots, n, form.gamma)
-        choice = goals.choose(spots, windows, stream, form.strategy, form.ratio, form.finished, n)
-        reached = store.read_rows(choice.after.reshape(-1), [form.achieved])[form.achieved]
-        aimed = store.read_rows(choice.aim, [form.achieved])[form.achieved]
-        wanted = aimed[:, None].expand(count, n, *aimed.shape[1:]).flatten(0, 1)
-        info: Any = {}
-        if form.info:
-            info = nest(store.read_rows(choice.now.reshape(-1), form.info))[form.info[0][0]]
-        results: dict[Path, Tensor] = {}
-        for function in form.functions:
-            result: Any = function.judge(reached.clone(), wanted.clone(), info)
-            if not isinstance(result, Tensor):
-                raise DTypeError(f"{function}: expected a tensor, got {type(result)}; pass tensors=False")
-            kind = "b" if result.dtype is torch.bool else "c" if result.is_complex() else "f"
-            function.require(count * n, tuple(result.shape), result.dtype, kind)
-            results[function.path] = result.view(count, n)
-        windows = goals.relabel(windows, choice, Judged(*map(results.get, RESULTS)), form.gamma)
-        found = windows.facts
-        found = store.read_planned(spots.places, windows.last, found, {}) | {("relabelled",): choice.relabelled}
-        chosen = choice.relabelled.view(count, *[1] * (aimed.ndim - 1))
-        for path in (form.desired, ("next_obs", *form.desired[1:])):
-            found[path] = torch.where(chosen, aimed, found[path])
-        return {path: found[path] for path in form.order} | weighed
-
-    def _goal_form_of(self, view: Hindsight) -> GoalForm:
-        """How a view gives other goals."""
-        now = facts(view), view.n, view.gamma, view.ratio
-        if self._goal_form is not None and self._goal_form[0] == now:
-            return self._goal_form[1]
-        info = tuple(path for path in self._ring.leaves if path[0] == view.info)
-        form = GoalForm(
-            view.n, float(view.gamma), float(view.ratio), STRATEGIES[view.strategy], bool(view.finished_only),
-            ("obs", view.achieved), ("obs", view.desired), info, tuple(view.goal_functions()),
-            self._store.order_with({("relabelled",): Field((), torch.bool)}),
-        )  # fmt: skip
-        self._goal_form = now, form
-        return form
+        return self._goals.read(self._store, spots, stream, form) | weighed
 
     def _drawn(self, count: int, stream: Tensor) -> tuple[Spots, dict[Path, Tensor]]:
         """Rows, and the fields that the sampler adds to a batch."""
@@ -451,9 +415,9 @@ class OnDevice:
         ring.counters[DRAWABLE] = self.count()
         ring.core.changed()
         if self._seeded is not None:  # a graph that was captured draws batches of which the host knows nothing
-            seed, first, _ = self._seeded
-            drawn = int(self._rows.draws)
-            progress.draws = max(progress.draws, first + drawn)
+            seed, first, number = self._seeded
+            drawn, alone = int(self._rows.draws), progress.draws == first + number
+            progress.draws = first + drawn if alone else max(progress.draws, first + drawn)
             self._seeded = seed, first, drawn
         goals, not_finite = self._goals, 0
         if goals is not None:

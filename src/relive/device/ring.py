@@ -317,24 +317,28 @@ class DeviceRing:
     def windows(self, spots: Spots, n: int, gamma: float) -> Windows:
         """The windows of up to ``n`` steps from these rows on."""
         own = self.mode != FINALS
-        begin, newest = self.base[spots.envs], self.head[spots.envs] - 1
-        here, going = spots.places, torch.ones_like(spots.places, dtype=torch.bool)
-        value = torch.zeros_like(here, dtype=FLOAT64)
-        discount, steps = torch.ones_like(value), torch.zeros_like(here)
-        last, terminal, cut = here, torch.zeros_like(going), torch.zeros_like(going)
-        for k in range(1, n + 1):
-            value = torch.where(going, value + discount * self.reward[here].to(FLOAT64), value)
-            discount = torch.where(going, discount * gamma, discount)
-            terminal = torch.where(going, self.terminated[here] > 0, terminal)
-            cut = torch.where(going, self.truncated[here] > 0, cut)
-            steps = steps + going
-            after = torch.where(here + 1 < begin + self.rows, here + 1, begin)
-            last = torch.where(going, here if own else after, last)
-            if k < n:
-                going = going & ~(terminal | cut) & (self.stamp[after] >= 0)
-                if own:
-                    going = going & (spots.numbers + k <= newest) & (self.step[after] != 0)
-                here = after
+        begin, ahead = self.base[spots.envs], torch.arange(n + 1, device=spots.places.device)[:, None]
+        places = begin + (spots.places - begin + ahead) % self.rows  # [n + 1, B]
+        going = torch.ones_like(begin, dtype=torch.bool)
+        steps = torch.ones_like(begin)
+        if n > 1:
+            here, after = places[: n - 1], places[1:n]
+            joins = ~((self.terminated[here] > 0) | (self.truncated[here] > 0)) & (self.stamp[after] >= 0)
+            if own:
+                joins = joins & (spots.numbers + ahead[1:n] < self.head[spots.envs]) & (self.step[after] != 0)
+            for each in joins:
+                going = going & each
+                steps = steps + going
+        used = ahead[:n] < steps
+        # each name is read once a step: a compiler writes the whole expression anew wherever one is read
+        value, discount, factor = torch.zeros_like(begin, dtype=FLOAT64), torch.ones_like(begin, dtype=FLOAT64), 1.0
+        for goes, reward in zip(used, torch.where(used, self.reward[places[:n]].to(FLOAT64), 0.0), strict=True):
+            value = value + factor * reward  # 0.0 changes no bit, for no sum is -0.0
+            factor *= gamma
+            discount = torch.where(goes, factor, discount)
+        newest = places.gather(0, (steps - 1)[None])[0]
+        terminal, cut = self.terminated[newest] > 0, self.truncated[newest] > 0
+        last = newest if own else places.gather(0, steps[None])[0]
         following = spots.numbers + steps - (1 if own else 0)
         envs, count = spots.envs, self.num_envs
         return Windows(
