@@ -46,16 +46,17 @@ class DeviceTree:
 
     def put(self, places: Tensor, weights: Tensor) -> None:
         """Give leaves their weights, each at most once, and sum all nodes above them anew; others are passed over."""
-        self.note(places, weights)
-        self.climb(places)
+        self.climb(places, self.note(places, weights))
 
-    def note(self, places: Tensor, weights: Tensor) -> None:
-        """Give leaves their weights; the sums above them wait for :meth:`climb`."""
-        self.nodes.index_put_((torch.where(places < self.leaves, places, len(self.nodes) - 1),), weights)
+    def note(self, places: Tensor, weights: Tensor) -> Tensor:
+        """Give leaves their weights; the sums above them wait for :meth:`climb`. True for places that are leaves."""
+        real = places < self.leaves
+        self.nodes.index_put_((torch.where(real, places, len(self.nodes) - 1),), weights)
+        return real
 
-    def climb(self, places: Tensor) -> None:
-        """Sum all nodes above these leaves anew; what is no leaf is passed over."""
-        node = torch.where(places < self.leaves, places, 0)  # a sum that is made again stays what it is
+    def climb(self, places: Tensor, real: Tensor) -> None:
+        """Sum all nodes above these places anew where they are ``real`` leaves."""
+        node = torch.where(real, places, 0)  # a sum that is made again stays what it is
         for below, above in zip(self.offsets, self.offsets[1:], strict=False):
             node = node // FANOUT
             children = self.nodes[below + (node * FANOUT)[:, None] + torch.arange(FANOUT, device=node.device)]

@@ -62,7 +62,8 @@ class DeviceWindows:
             before = torch.where(opens, self._window_before(spots), ring.nowhere)
             tree.note(before, torch.zeros_like(before, dtype=FLOAT64))
             groups.append(before)
-        tree.climb(torch.cat([*groups, spots.places]))
+        changed = torch.cat([*groups, spots.places])
+        tree.climb(changed, changed < tree.leaves)
 
     def _weights(self, spots: Spots) -> Tensor:
         """The weights of windows that can be drawn."""
