@@ -22,7 +22,6 @@ from ..core.words import ALONE, COMPLETED, COUNT, DRAWABLE, EPISODES, FINALS, HE
 from ..memory.device import DeviceRows
 from ..memory.ram import HOSTED
 from ..ring.ring import Ahead, Change, Ring
-from ..ring.sequences import lasts_of
 from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform
@@ -140,7 +139,13 @@ class OnDevice:
         return sum(x.nbytes for part in parts if part is not None for x in vars(part).values() if isinstance(x, Tensor))
 
     def compile(self, **options: Any) -> None:
-        """Compile what the calls do, each as a whole, when it is next needed; options of ``torch.compile``."""
+        """Compile what the calls do, each as a whole, when it is next needed; options of ``torch.compile``.
+
+        On a GPU, a multiplication and an addition are not fused, which would round once, unless ``mode`` or
+        ``backend`` is given.
+        """
+        if not options.keys() & {"mode", "backend"}:
+            options["options"] = {"emulate_precision_casts": True, **options.get("options", {})}
         self._store_step = torch.compile(self._add, fullgraph=True, **options)
         self._read_batch = torch.compile(self._batch, fullgraph=True, **options)
         self._read_sequences = torch.compile(self._sequences, fullgraph=True, **options)
@@ -333,7 +338,8 @@ class OnDevice:
     @property
     def _is_ready(self) -> bool:
         """True if this is at least as new as the ring, its rule and the sampler."""
-        return self._ready and self._rows.rule == self._ring.rule and self._kept is self._stored
+        known = self._ready and not self._changing
+        return known and self._rows.rule == self._ring.rule and self._kept is self._stored
 
     @property
     def _kept(self) -> Any:
@@ -460,8 +466,9 @@ class OnDevice:
         ring.stamp[newest[waits]] = -1 - ring.completed  # it may have been noted as complete already
         ring.pending = Change(every, every, np.maximum(ring.heads + 2 - ring.rows, 0))
         ring.mend()
-        if self._sampler is not None:
-            self._sampler.attach(ring)
+        for sampler in (self._sampler, self._uniform):
+            if sampler is not None:
+                sampler.attach(ring)
         ring.settle()
         self._changing = self._ready = False
 
