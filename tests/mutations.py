@@ -412,8 +412,8 @@ MUTATIONS = [
     Mutation(
         "another view's rule leaves the count of drawable rows as it was",
         "ring/ring.py",
-        "may be more events now\n        self.recount()",
-        "may be more events now\n        self.core.changed()",
+        "may be more events now\n        self.counters[DRAWABLE] = len(self.anchors())",
+        "may be more events now\n        self.counters[DRAWABLE] = self.drawable",
         "ring",
     ),
     Mutation(

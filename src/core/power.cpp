@@ -8,7 +8,7 @@
 
 // The C library of each system rounds its pow in its own way, and a GPU's does so again. Priorities are added up and
 // compared, so one bit may draw another row. Here are only operations of which IEEE 754 defines every bit;
-// `relive.device.numbers` has the same ones in the same order.
+// `relive.core.numbers` has the same ones in the same order.
 namespace relive {
 
 namespace {

@@ -15,7 +15,7 @@ from effort import in_ci, often
 from elsewhere import no_waiting
 from paired import SCHEMA, WORLDS, Twins, assert_same, bits, rows
 from relive import FrameStack, NStep, Prioritized, ReplayBuffer, Uniform
-from relive.errors import LifecycleError
+from relive.errors import EmptyError, LifecycleError, ReliveError
 
 
 @pytest.mark.parametrize(("envs", "rows", "n", "odds"), WORLDS)
@@ -216,3 +216,79 @@ def test_a_call_that_is_broken_off_leaves_only_whole_rows(device: torch.device, 
             twins.there.update_priorities(twins.there.sample(9)["index"], errors)
         twins.there.check()
     assert broken > 5
+
+
+def test_what_a_sampler_says_and_takes_while_the_device_is_ahead(device: torch.device) -> None:
+    twins = Twins(device, 3, 12, seed=5, sampler=Prioritized)
+    other = Prioritized()
+    source = ReplayBuffer(SCHEMA, 36, 3, sampler=other, seed=1, check_ends=False)
+    for _ in range(12):
+        step = twins.step(0.2)
+        for buffer in (twins.ram, source):
+            buffer.add(step)
+        twins.there.add(twins.far(step))
+    source.update_priorities(source.data()["index"], torch.linspace(1, 9, len(source)))
+    for read in (
+        lambda sampler: sampler.mass,
+        lambda sampler: sampler.smallest,
+        lambda sampler: sampler.largest_error,
+        lambda sampler: sampler.priorities().sum(),
+        lambda sampler: sampler.state_dict()["largest"],
+    ):
+        twins.update(*twins.batches(9))
+        assert inside.is_ahead(twins.there)
+        assert read(twins.there.sampler) == read(twins.ram.sampler)
+    twins.update(*twins.batches(9))
+    for buffer in (twins.ram, twins.there):
+        buffer.sampler.load_state_dict(other.state_dict())
+    twins.check()
+    twins.batches(9)
+
+
+def test_a_single_row_is_stored_whatever_its_strides(device: torch.device) -> None:
+    twins = Twins(device, 1, 9, seed=5)
+    for _ in range(12):
+        step = twins.step(0.3)
+        strided = {**step, "reward": torch.stack([step["reward"], step["reward"]], 1)[:, 1]}
+        twins.ram.add(step)
+        twins.there.add(twins.far(strided))
+    twins.check()
+    for buffer in (twins.ram, twins.there):  # runs of one row
+        buffer.append(deepcopy(twins.ram))
+    twins.check()
+
+
+def test_stacks_too_deep_for_the_ring_are_left_to_the_host(device: torch.device) -> None:
+    twins = Twins(device, 2, 4, seed=5, view=lambda: FrameStack(4))
+    for _ in range(9):
+        twins.add(0.0)
+    for buffer in (twins.ram, twins.there):
+        assert len(buffer) == 0
+        with pytest.raises(EmptyError):
+            buffer.sample(3)
+
+
+def test_wrong_errors_are_refused_as_in_ram(device: torch.device) -> None:
+    twins = Twins(device, 3, 9, seed=5, sampler=Prioritized)
+    for _ in range(9):
+        twins.add(0.2)
+    ours, theirs = twins.batches(2)
+    assert twins.ram.update_priorities(ours["index"], [1.0, 2.0]) == 0
+    assert twins.there.update_priorities(theirs["index"], [1.0, 2.0]) == 0
+    for errors in (1.0, [1.0], "x"):
+        kinds = []
+        for buffer, batch in ((twins.ram, ours), (twins.there, theirs)):
+            with pytest.raises(ReliveError) as caught:
+                buffer.update_priorities(batch["index"], errors)
+            kinds.append(type(caught.value))
+        assert kinds[0] is kinds[1]
+    twins.check()
+
+
+def test_a_view_whose_depth_was_changed_is_counted_anew(device: torch.device) -> None:
+    twins = Twins(device, 2, 12, seed=5, view=lambda: FrameStack(2))
+    for _ in range(15):
+        twins.add(0.1)
+    for buffer in (twins.ram, twins.there):
+        buffer.view.depth = 6
+    assert len(twins.there) == len(twins.ram)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..batches import as_tensordict
+from ..device.replay import FEWEST_ROWS
 from ..errors import EpisodeEndWarning, ParameterError
 from ..parameters import is_count
 from ..replay.buffer import ReplayBuffer
@@ -29,8 +30,6 @@ __all__ = ["HolosomaReplayBuffer", "SimpleReplayBuffer"]
 
 SIZES = ("n_env", "buffer_size", "n_obs", "n_act", "n_critic_obs")
 """The arguments by position."""
-FEWEST_ROWS = 4
-"""Rows an env needs so that a device keeps the books of its ring itself."""
 FIRST_LOOK = 16
 """The check of time limits looks at what it has counted after this many steps, after twice as many, and so on."""
 ENOUGH = 3

@@ -57,7 +57,7 @@ FACTORIALS = tuple(float(math.factorial(k)) for k in range(12, -1, -1))
 
 
 def power(x: Tensor, a: Tensor) -> Tensor:
-    """x**a of float64, as ``power`` of ``src/core/power.hpp``: the same operations in the same order."""
+    """x**a of float64, as ``raise`` of ``src/core/power.hpp``: the same operations in the same order."""
     subnormal = x < torch.finfo(torch.float64).tiny
     bits = torch.where(subnormal, x * 2.0**54, x).view(torch.int64)
     e = ((bits >> 52) - torch.where(subnormal, 1077, 1023)).to(torch.float64)

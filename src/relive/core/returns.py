@@ -141,7 +141,7 @@ def _vtrace(
     _require_if_known(grid)
     value, rho, zero = grid.value, ratio.clamp(max=rho_clip), grid.reward.new_zeros(())
     term = _real(grid, rho * _delta(grid, value[1:], gamma, zero), zero)
-    trace = ratio.clamp(max=c_clip) * (gamma * lam)
+    trace = ratio.clamp(max=c_clip) * (gamma * lam) if gamma * lam else 0.0  # 0 times NaN would come back
     target = _scan(term, _ends(grid), trace, zero) + value[:-1]
     advantage = rho * _delta(grid, torch.cat([target[1:], value[-1:]]), gamma, zero)
     return _real(grid, advantage, zero), target

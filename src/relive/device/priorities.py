@@ -53,13 +53,14 @@ class DevicePriorities:
         """The error of new rows; NaN for the largest so far."""
         self.beta = torch.zeros(3, dtype=FLOAT64, device=device)
         """The first and the last exponent of weights, and in how many draws it gets from one to the other."""
-        self.draws, self.late, self.refused = (torch.zeros(1, dtype=INT64, device=device) for _ in range(3))
-        """Draws of this sampler; errors that came too late; errors that were no float32, or too large for a sum."""
+        self.draws, self.late, self.refused, self.empty = (torch.zeros(1, dtype=INT64, device=device) for _ in range(4))
+        """Draws of this sampler; errors that came too late; errors that were no float32, or too large for a sum; draws
+        while all priorities were 0."""
 
     @staticmethod
     def count_bytes(num_rows: int) -> int:
         """The bytes of all tensors for so many rows."""
-        return DeviceTree.count_bytes(num_rows) + 8 * (num_rows + 2) + 8 * 10
+        return DeviceTree.count_bytes(num_rows) + 8 * (num_rows + 2) + 8 * 11
 
     @property
     def heaviest(self) -> float:
@@ -117,5 +118,6 @@ class DevicePriorities:
         first, last, until = self.beta
         beta = torch.where(until > 0, first + (last - first) * torch.clamp(self.draws / until, max=1.0), first)
         self.draws.add_(1)
+        self.empty.add_(self.tree.total <= 0.0)
         weight = power(probability / probability.min(), -beta).to(torch.float32)
         return Weighed(self.ring.spots_of(places), weight, probability)

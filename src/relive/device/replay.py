@@ -38,7 +38,7 @@ from .ring import DeviceRing, Spots
 from .sequences import Form, read_sequences
 from .windows import DeviceWindows
 
-__all__ = ["OnDevice", "bookkeeping_bytes"]
+__all__ = ["FEWEST_ROWS", "OnDevice", "bookkeeping_bytes"]
 
 
 LONGEST_WINDOW = 64
@@ -78,12 +78,13 @@ class OnDevice:
         ring: the same in RAM, of rows that are on the device.
         sampler: its sampler, one that is drawn by here.
         progress: the counts of its draws.
+        lock: of the replay.
     """
 
-    def __init__(self, ring: Ring, sampler: Uniform | Prioritized | Recent, progress: Progress) -> None:
+    def __init__(self, ring: Ring, sampler: Uniform | Prioritized | Recent, progress: Progress, lock: Any) -> None:
         store = cast("DeviceRows", ring.store)
         mode = LINKED if ring.ordered_own_next else ALONE if ring.own_next else FINALS
-        self._ring, self._store, self._progress = ring, store, progress
+        self._ring, self._store, self._progress, self._lock = ring, store, progress, lock
         self._rows = DeviceRing(ring.num_envs, ring.rows, mode, store.device)
         self._sampler = sampler if isinstance(sampler, Prioritized) else None
         self._priorities = None if self._sampler is None else DevicePriorities(self._rows, store.device)
@@ -125,11 +126,11 @@ class OnDevice:
         self._set_errors: Any = self._rate
 
     @classmethod
-    def of(cls, ring: Ring, sampler: Any, progress: Progress) -> OnDevice | None:
+    def of(cls, ring: Ring, sampler: Any, progress: Progress, lock: Any) -> OnDevice | None:
         """One for a ring whose rows are on a device; None if this ring, sampler or device is for the host alone."""
         store = ring.store
         known = isinstance(store, DeviceRows) and _suits(store.device, sampler, ring.rows)
-        return cls(ring, sampler, progress) if known else None
+        return cls(ring, sampler, progress, lock) if known else None
 
     @property
     def nbytes(self) -> int:
@@ -171,6 +172,8 @@ class OnDevice:
             return False
         if stacks and (self._rows.mode != FINALS or self._sampler is not None or view.history >= LONGEST_WINDOW):
             return False
+        if stacks and view.history + 2 > self._rows.rows:
+            return False  # an env may have no row with its history
         if window.n > 1 and self._rows.mode == ALONE:
             return False
         if self._emphasis is not None and self._emphasis.c_min < FEWEST_NEWEST * self._rows.num_envs:
@@ -249,8 +252,8 @@ class OnDevice:
     def rate(self, index: Any, errors: Any) -> Tensor | None:
         """Set the errors of a batch; how many of its rows are gone. None if the host has to."""
         floats = isinstance(errors, Tensor) and errors.dtype in (torch.float32, torch.float64) and errors.ndim == 1
-        whole = isinstance(index, Tensor) and index.dtype is torch.int64 and index.shape == errors.shape
-        if not (self._is_ready and floats and whole and index.device == errors.device == self._store.device):
+        whole = floats and isinstance(index, Tensor) and index.dtype is torch.int64 and index.shape == errors.shape
+        if not (self._is_ready and whole and index.device == errors.device == self._store.device):
             return None
         if self._priorities is None or not len(index):
             return None
@@ -270,6 +273,9 @@ class OnDevice:
 
     def count(self) -> int:
         """How many rows can be drawn. It waits for the device."""
+        if self._changing:
+            self.bring_back()
+            return self._ring.drawable
         return int(self._rows.count_drawable())
 
     def forget(self) -> None:
@@ -356,7 +362,7 @@ class OnDevice:
             self._send()
         sampler, mine = self._sampler, self._priorities
         if sampler is not None and mine is not None:
-            now = sampler.beta, sampler.default_error, sampler.largest_error, sampler.draw_state()
+            now = sampler.beta, sampler.default_error, sampler.noted_largest, sampler.draw_state()
             if now != self._parameters:
                 self._send_parameters(sampler, mine)
             self._parameters = now
@@ -372,7 +378,7 @@ class OnDevice:
         mine.eps.fill_(float(sampler.eps))
         mine.draws.fill_(sampler.draw_state())
         # one that was set meanwhile is larger than all that there were
-        mine.largest.copy_(torch.clamp(mine.largest, min=sampler.largest_error))
+        mine.largest.copy_(torch.clamp(mine.largest, min=sampler.noted_largest))
 
     def _send(self) -> None:
         """Give the device what the ring in RAM knows."""
@@ -386,9 +392,10 @@ class OnDevice:
         words = torch.from_numpy(ring.counters[list(COUNTED)])
         self._rows.counters.copy_(words)
         if mine is not None and sampler is not None:
-            mine.largest.fill_(sampler.largest_error)
+            mine.largest.fill_(sampler.noted_largest)
             mine.late.zero_()
             mine.refused.zero_()
+            mine.empty.zero_()
         self._rows.rule = ring.rule
         self._goals = None
         self._stored = self._kept
@@ -414,11 +421,16 @@ class OnDevice:
 
     def bring_back(self) -> None:
         """Give the ring in RAM, and the sampler, what the device knows; waits for it."""
+        with self._lock:  # a parameter of the sampler may be set while another thread adds a step
+            if self._ring.pending is self._ahead:
+                self._bring_back()
+
+    def _bring_back(self) -> None:
         ring, mine, progress, sampler = self._ring, self._priorities, self._progress, self._sampler
         for array, tensor in self._arrays():
             array[:] = tensor[: len(array)].cpu().numpy()
         ring.counters[list(COUNTED)] = self._rows.counters.cpu().numpy()
-        ring.counters[DRAWABLE] = self.count()
+        ring.counters[DRAWABLE] = int(self._rows.count_drawable())
         ring.core.changed()
         if self._seeded is not None:  # a graph that was captured draws batches of which the host knows nothing
             seed, first, number = self._seeded
@@ -429,7 +441,7 @@ class OnDevice:
         if goals is not None:
             not_finite = int(goals.not_finite)
             goals.not_finite.zero_()
-        refused = 0
+        refused = empty = 0
         if mine is not None and sampler is not None:
             if len(sampler.stored.tree.minima):
                 sampler.stored.tree.core.build()
@@ -437,9 +449,10 @@ class OnDevice:
             sampler.largest_error = largest
             sampler.undo_draws(draws)
             progress.late += int(mine.late)
-            refused = int(mine.refused)
+            refused, empty = int(mine.refused), int(mine.empty)
             mine.late.zero_()
             mine.refused.zero_()
+            mine.empty.zero_()
             if self._parameters is not None:  # those that were set meanwhile have still to be sent
                 self._parameters = (*self._parameters[:2], largest, draws)
         ring.pending = None
@@ -447,6 +460,12 @@ class OnDevice:
             self._mend()
         if not_finite:
             warn(f"Hindsight: {not_finite} rewards of new goals were NaN or infinite; check reward_fn", stacklevel=2)
+        if empty:
+            warn(
+                f"sample: {empty} batches were drawn while all priorities were 0, and mean nothing; choose a larger "
+                "eps, or a smaller alpha",
+                stacklevel=2,
+            )
         if refused:
             warn(
                 f"update_priorities: {refused} TD errors were NaN, infinite or too large for a sum, or had an index "

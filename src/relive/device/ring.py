@@ -106,7 +106,7 @@ class DeviceRing:
         self.reward = zeros(size, torch.float32)
         self.terminated, self.truncated = zeros(size, torch.uint8), zeros(size, torch.uint8)
         self.mixed, self.draws = zeros(1, INT64), zeros(1, INT64)
-        """The seed of the batches, as :func:`relive.device.numbers.mix` gives it; how many were drawn with it."""
+        """The seed of the batches, as :func:`relive.core.numbers.mix` gives it; how many were drawn with it."""
         self.golden = torch.full((1,), GOLDEN, dtype=INT64, device=device)
         self.envs = torch.arange(num_envs, device=device)
         self.base = self.envs * rows

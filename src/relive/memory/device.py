@@ -283,7 +283,10 @@ class Part:
                 columns.append(torch.zeros((count, offset - at), dtype=torch.uint8, device=self._device))
             at = offset
             if path is not None:
-                columns.append(values[path].reshape(count, -1).contiguous().view(torch.uint8))
+                column = values[path].reshape(count, -1).contiguous()
+                if column.stride(-1) != 1:  # one number counts as contiguous whatever its strides
+                    column = column.clone(memory_format=torch.contiguous_format)
+                columns.append(column.view(torch.uint8))
                 at += self.layout.fields[path].nbytes
         return torch.cat(columns, 1).view(torch.int64)
 

@@ -39,7 +39,7 @@ class StoragePlan:
     """The memory of a replay; ``print`` shows it as a table.
 
     ``fields`` is field -> bytes in a row, including the ring's bookkeeping and the padding between fields.
-    ``host_row_bytes`` of a row are in RAM, the rest on ``device``, which also holds two rows that nobody reads, and
+    ``host_row_bytes`` of a row are in RAM, the rest on ``device``, which also holds two further rows, and
     ``bookkeeping_bytes`` of what it has to know. ``sampler_bytes`` is the memory of the sampler in RAM once the buffer
     is full.
     """

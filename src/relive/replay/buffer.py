@@ -54,7 +54,7 @@ from ..steps.arrays import whole_numbers
 from ..steps.changes import DoesNotFitError, SchemaChanges
 from ..steps.schema import Field, Path, Schema, not_named
 from ..steps.summary import Summary, described, html, text
-from ..views.contract import SequenceReader, View, time_first_of
+from ..views.contract import SequenceReader, View, rule_of, time_first_of
 from ..views.transitions import NStep, Transition
 from .arrays import Episode, EpisodeRows, columns_of, episode_at, episodes_of, filled
 from .checks import MOST_ROWS, require_alike, require_rows, stored_fields
@@ -259,7 +259,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         own_view = Transition() if view is None else view
         self._reader = Reader(self._ring, self._sampler, schema, own_view, self._progress)
         self._saver = Saver(self._writer, self._reader, self._progress, self.device)
-        self._on_device = self._writer.on_device = OnDevice.of(self._ring, self._sampler, self._progress)
+        self._on_device = self._writer.on_device = OnDevice.of(self._ring, self._sampler, self._progress, self.lock)
 
     @staticmethod
     def plan(
@@ -612,7 +612,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         It waits for the device, if the replay is on one.
         """
         with self.lock:
-            if isinstance(self._ring.pending, AheadOnDevice) and self._on_device is not None:
+            ahead = isinstance(self._ring.pending, AheadOnDevice) and self._ring.rule == rule_of(self._reader.view)
+            if ahead and self._on_device is not None:
                 return self._on_device.count()
             if self._ring.pending is not None or self._ahead is not None:
                 self._prepare()

@@ -283,11 +283,6 @@ class Ring:
         count = core.anchors(self.core, places)
         return places[:count]
 
-    def recount(self) -> None:
-        """Count what can be drawn, after cursors or rows were changed from outside."""
-        self.core.changed()
-        self.counters[DRAWABLE] = len(self.anchors())
-
     def find(self, index: Ints) -> tuple[Ints, int]:
         """Places of public indices, -1 for those that can no longer be drawn; and the first never issued, or -1."""
         index = vector(index)
@@ -578,8 +573,9 @@ class Ring:
             self.undo.begin_rebuild(self)
         self._rule = rule
         _note_rule(rule, self.counters)
+        self.core.changed()
         self._addings.clear()  # there may be more events now
-        self.recount()
+        self.counters[DRAWABLE] = len(self.anchors())
 
     rule: Rule = cast("Any", property(attrgetter("_rule"), _follow))  # every batch reads it, this way without a call
     """The rule of what can be drawn; set by the view that reads it.

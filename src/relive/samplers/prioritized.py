@@ -135,11 +135,18 @@ class Prioritized(OwnSampler):
 
     @property
     def _tree(self) -> SumTree:
+        self._learn()
         return self._stored.tree
 
     @property
     def _errors(self) -> NDArray[np.float32]:
+        self._learn()
         return self._stored.errors
+
+    def _learn(self) -> None:
+        """Bring the priorities up to date, if a device knows newer ones."""
+        if self._ring is not None and isinstance(self._ring.pending, Ahead):
+            self._ring.mend()
 
     @property
     def stored(self) -> StoredPriorities:
@@ -214,8 +221,7 @@ class Prioritized(OwnSampler):
         if self._ring is None:
             self._stored = self._stored._replace(alpha=alpha, eps=eps)
             return
-        if isinstance(self._ring.pending, Ahead):
-            self._ring.mend()
+        self._learn()
         try:
             stored = self._computed(self._ring.anchors(), self._errors, alpha, eps)
         except NotFiniteError as error:
@@ -388,6 +394,12 @@ class Prioritized(OwnSampler):
     @property
     def largest_error(self) -> float:
         """The largest TD error known, which new transitions get unless ``default_error`` is given. It only grows."""
+        self._learn()
+        return self._largest
+
+    @property
+    def noted_largest(self) -> float:
+        """The largest error as far as RAM knows, while a device may know of a larger one."""
         return self._largest
 
     @largest_error.setter
