@@ -66,8 +66,8 @@ CASES: list[tuple[str, str, Callable[[], dict[str, Any]], Most, bool]] = [
     ("a batch of single steps", "sample", partial(plain, 1), Most(162, 13, 4), True),
     ("a batch of 3 steps", "sample", partial(plain, 3), Most(183, 16, 4), True),
     ("a batch of stacks", "sample", stacked, Most(233, 17, 5), False),
-    ("a batch by priority", "sample", by_priority, Most(518, 11, 0), False),
-    ("errors of a batch", "update", by_priority, Most(237, 17, 0), False),
+    ("a batch by priority", "sample", by_priority, Most(520, 12, 0), False),
+    ("errors of a batch", "update", by_priority, Most(236, 17, 0), False),
     ("GAE", "gae", dict, Most(21, 5, 0), True),
 ]
 
