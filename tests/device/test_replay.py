@@ -11,14 +11,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import inside
-from effort import every_nth, in_ci, often
+from covering import covering
+from effort import in_ci, often
 from elsewhere import no_waiting
 from paired import SCHEMA, WORLDS, Twins, assert_same, bits, rows
 from relive import FrameStack, NStep, Prioritized, ReplayBuffer, Uniform
 from relive.errors import EmptyError, LifecycleError, ReliveError
 
+STACKS = [(2, "repeat", None), (3, "zeros", ("camera",))]
 
-@pytest.mark.parametrize(("world", "stack"), every_nth(5, WORLDS, [(2, "repeat", None), (3, "zeros", ("camera",))]))
+
+@pytest.mark.parametrize(("world", "stack"), covering(WORLDS, STACKS, full=2, quick=1))
 def test_stacks_are_those_of_a_replay_in_ram(device: torch.device, world: Any, stack: Any) -> None:
     (envs, rows, n, odds), (depth, pad, keys) = world, stack
     twins = Twins(device, envs, rows, seed=rows, view=lambda: FrameStack(depth, NStep(n, 0.9), pad, keys))
@@ -36,7 +39,7 @@ SAMPLERS = [Uniform, Prioritized, lambda: Prioritized(0.7, (0.3, 1.0, 9), strati
 FORMS = ["shared", "own", "unordered"]
 
 
-@pytest.mark.parametrize(("world", "sampler", "form"), every_nth(7, WORLDS, SAMPLERS, FORMS))
+@pytest.mark.parametrize(("world", "sampler", "form"), covering(WORLDS, SAMPLERS, FORMS, full=2, quick=1))
 def test_batches_are_those_of_a_replay_in_ram(device: torch.device, world: Any, sampler: Any, form: str) -> None:
     envs, rows, n, odds = world
     options: dict[str, Any] = {"own": {"own_next_obs": True}, "unordered": {"ordered": False}}.get(form, {})
