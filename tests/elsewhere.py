@@ -109,6 +109,20 @@ def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
     return function(tree)
 
 
+PLACES = ["cpu", "stand-in", *(["cuda"] if torch.cuda.is_available() else [])]
+"""The devices on which tests of devices run; a test has the CPU stand in for one, too."""
+
+
+@contextmanager
+def place(name: str) -> Iterator[torch.device]:
+    """One of PLACES."""
+    if name == "stand-in":
+        with far_device():
+            yield ELSEWHERE
+    else:
+        yield torch.empty(0, device=name).device
+
+
 @contextmanager
 def far_device() -> Iterator[Traffic]:
     """Inside, ``torch.device("meta")`` is such a device."""

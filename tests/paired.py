@@ -85,6 +85,17 @@ class Twins:
         late = self.ram.update_priorities(ours["index"], errors)
         assert int(self.there.update_priorities(theirs["index"], self.far(errors))) == late
 
+    def hold_compiled(self, count: int, adds: int, first: int) -> None:
+        """So many steps; after the first ones some batches of a compiled replay, which are those of one in RAM."""
+        self.there.compile()
+        for t in range(adds):
+            self.add(0.1)
+            if t > first and t % 4 == 0:
+                ours, theirs = self.batches(count)
+                if self.ram.has_priorities:
+                    self.update(ours, theirs)
+        self.check()
+
     def check(self) -> None:
         """All that is stored is the same."""
         self.there.check()

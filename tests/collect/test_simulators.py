@@ -15,7 +15,7 @@ from torch import Tensor
 import inside
 import relive.replay.buffer
 from covering import covering
-from elsewhere import ELSEWHERE, far_device, no_waiting
+from elsewhere import ELSEWHERE, PLACES, far_device, no_waiting, place
 from relive import GAE, Collector, Field, Prioritized, ReplayBuffer, RolloutBuffer, Schema
 from relive.collect import CollectStats
 from relive.collect.envs import final_observations
@@ -26,7 +26,6 @@ from simulated import Again, Edited, InArrays, Step, by_env, ended, plain, playe
 from support.point_masses import FINAL, PointMasses
 
 N, LIMIT = 5, 8
-PLACES = ["cpu", "stand-in", *(["cuda"] if torch.cuda.is_available() else [])]
 SHOWN = [final for final in FINAL if final]
 FORMS = [(False, False), (True, False), (False, True), (True, True)]
 """Whether a simulator returns what rsl_rl's do; whether the replay stores a next observation with each step."""
@@ -36,11 +35,8 @@ every_shown = pytest.mark.parametrize("final", SHOWN)
 
 @pytest.fixture(params=PLACES)
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    if request.param == "stand-in":
-        with far_device():
-            yield ELSEWHERE
-        return
-    yield torch.empty(0, device=request.param).device
+    with place(request.param) as chosen:
+        yield chosen
 
 
 def simulator(device: Any = "cpu", **options: Any) -> PointMasses:

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 import inside
 import relive.replay.buffer
 from compat.fasttd3_play import CRITIC, OBS, Host, Play, by_start, same_row
-from elsewhere import ELSEWHERE, far_device, no_waiting
+from elsewhere import PLACES, no_waiting, place
 from relive.compat.fasttd3 import HolosomaReplayBuffer, SimpleReplayBuffer
 from relive.errors import EmptyError, EpisodeEndWarning, FieldError, ParameterError, ShapeError
 from relive.memory.device import DeviceRows
@@ -303,21 +303,14 @@ def test_reset_observations_after_terminals_alone_are_not_reported() -> None:
 
 # -- elsewhere --------------------------------------------------------------------------------------------------------
 
-PLACES = ["cpu", "stand-in", *(["cuda"] if torch.cuda.is_available() else [])]
-
 
 @pytest.fixture(params=PLACES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     """Each device on which a replay has its rows; the CPU is made one."""
-    if request.param == "stand-in":
-        with far_device():
-            yield ELSEWHERE
-        return
-    chosen = torch.empty(0, device=request.param).device
-    if chosen.type == "cpu":
-        monkeypatch.setattr(relive.replay.buffer, "DeviceRows", DeviceRows)
-        monkeypatch.setattr(relive.replay.buffer, "ReplayRows", lambda leaves, n: DeviceRows(leaves, n, chosen))
-    yield chosen
+    with place(request.param) as chosen:
+        if chosen.type == "cpu":
+            monkeypatch.setattr(relive.replay.buffer, "ReplayRows", lambda leaves, n: DeviceRows(leaves, n, chosen))
+        yield chosen
 
 
 @pytest.mark.parametrize(("mode", "n"), [(0, 1), (1, 3), (2, 8)])

@@ -370,3 +370,12 @@ def test_other_dtypes_devices_and_layouts_are_left_to_torch(monkeypatch: pytest.
         returns.vtrace(number, grid, 0.9, 0.9, 1.0, 1.0)
     compiled, plain = ["fill_gae", "fill_returns", "fill_vtrace"], ["_gae", "_discounted_return", "_vtrace"]
     assert called == [*compiled, *plain, *plain, *plain]
+
+
+def test_no_number_comes_back_along_a_trace_of_0_elsewhere() -> None:
+    reward, value, flag = torch.zeros(5, 1), torch.zeros(6, 1), torch.zeros(5, 1, dtype=torch.bool)
+    reward[3] = math.nan
+    with far_device():
+        columns = [x.to(ELSEWHERE) for x in (torch.ones(5, 1), reward, value, flag, flag)]
+        _, target = relive.returns.vtrace(*columns, gamma=0.9, lam=0.0)
+        assert target.cpu().isnan().flatten().tolist() == [False, False, False, True, False]

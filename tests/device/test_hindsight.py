@@ -152,9 +152,4 @@ def test_rewards_that_are_not_finite_are_told_of_later(device: torch.device) -> 
 @pytest.mark.parametrize("view", [in_ci(VIEWS[2])])
 def test_compiled_batches_are_those_of_a_replay_in_ram(view: Any) -> None:
     twins = Twins(torch.device("cpu"), 4, 20, seed=3, schema=GOALS, view=view)
-    twins.there.compile()
-    for t in range(30):
-        twins.add(0.1)
-        if t > 10 and t % 4 == 0:
-            twins.batches(20)
-    twins.check()
+    twins.hold_compiled(20, adds=30, first=10)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from copy import deepcopy
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -149,14 +151,7 @@ def test_a_replay_in_ram_alone_cannot_be_compiled() -> None:
 def test_compiled_batches_are_those_of_a_replay_in_ram(sampler: Any) -> None:
     """All three calls compile as a whole, and give the same bits."""
     twins = Twins(torch.device("cpu"), 8, 12, seed=3, sampler=sampler, view=lambda: NStep(3))
-    twins.there.compile()
-    for t in range(30):
-        twins.add(0.1)
-        if t > 3 and t % 4 == 0:
-            ours, theirs = twins.batches(40)
-            if twins.ram.has_priorities:
-                twins.update(ours, theirs)
-    twins.check()
+    twins.hold_compiled(40, adds=30, first=3)
 
 
 def test_another_view_is_followed(device: torch.device) -> None:
@@ -294,3 +289,57 @@ def test_a_view_whose_depth_was_changed_is_counted_anew(device: torch.device) ->
     for buffer in (twins.ram, twins.there):
         buffer.view.depth = 6
     assert len(twins.there) == len(twins.ram)
+
+
+def test_batches_without_any_priority_are_told_of_later(device: torch.device) -> None:
+    twins = Twins(device, 3, 9, seed=5, sampler=lambda: Prioritized(2.0, eps=1e-200, default_error=0.0))
+    for _ in range(6):
+        twins.there.add(twins.far(twins.step(0.2)))
+    for _ in range(2):
+        twins.there.sample(4)
+    with pytest.warns(UserWarning, match="2 batches were drawn while all priorities were 0"):
+        twins.there.stats()
+
+
+def test_a_parameter_that_is_set_by_another_thread_waits_for_the_step_under_way() -> None:
+    twins = Twins(torch.device("cpu"), 3, 9, seed=5, sampler=Prioritized)
+    for _ in range(8):
+        twins.add(0.2)
+    done = Event()
+
+    def change() -> None:
+        twins.there.sampler.alpha = 0.9
+        done.set()
+
+    other = Thread(target=change)
+    with twins.there.lock:  # as in the middle of a step
+        other.start()
+        assert not done.wait(0.2)
+    other.join(60)
+    assert done.is_set()
+    twins.ram.sampler.alpha = 0.9
+    twins.check()
+
+
+def test_bringing_back_may_be_broken_off_as_well(device: torch.device) -> None:
+    """Ctrl-C in a step, and again while the next call learns of it: a third call finds whole rows."""
+    broken = 0
+    for operations in range(0, 200, often(23, 3)):
+        twins = Twins(device, 3, 8, seed=operations, sampler=Prioritized, view=lambda: NStep(2))
+        for _ in range(12):
+            twins.add(0.2)
+        step = twins.far(twins.step(0.3))
+        with suppress(KeyboardInterrupt), Breaking(40):
+            twins.there.add(step)
+        try:
+            with Breaking(operations):
+                twins.there.stats()
+        except KeyboardInterrupt:
+            broken += 1
+        twins.there.check()
+        for _ in range(9):
+            twins.there.add(twins.far(twins.step(0.2)))
+            twins.there.sample(9)
+        assert inside.is_ahead(twins.there)
+        twins.there.check()
+    assert broken

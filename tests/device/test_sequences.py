@@ -90,9 +90,4 @@ def test_the_host_takes_its_turns_between(device: torch.device) -> None:
 @pytest.mark.parametrize("view", [in_ci(view) for view in VIEWS[2:4]])
 def test_compiled_batches_are_those_of_a_replay_in_ram(view: Any) -> None:
     twins = Twins(torch.device("cpu"), 4, 30, seed=3, schema=RECURRENT, view=view)
-    twins.there.compile()
-    for t in range(50):
-        twins.add(0.1)
-        if t > 20 and t % 4 == 0:
-            twins.batches(20)
-    twins.check()
+    twins.hold_compiled(20, adds=50, first=20)

@@ -20,6 +20,7 @@ import inside
 from effort import often
 from elsewhere import ELSEWHERE, far_device, no_waiting
 from launching import as_on_device
+from paired import SCHEMA
 from relive import (
     GAE,
     Field,
@@ -36,14 +37,6 @@ from relive.steps.arrays import numpy_view
 from taped import Tape
 
 N, ROWS, BATCH = 64, 40, 96
-
-SCHEMA = Schema({
-    "obs": {"x": (5,), "camera": Field((3, 400), torch.uint8), "half": Field((3,), torch.bfloat16)},
-    "action": (2,),
-    "reward": (),
-    "terminated": Field((), torch.bool),
-    "truncated": Field((), torch.bool),
-})  # fmt: skip
 
 EXACT = {"emulate_precision_casts": True}
 """Options of the compiler for GPUs: without this one it joins a product and a sum, which then have other bits."""

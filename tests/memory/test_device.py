@@ -26,7 +26,7 @@ import relive.replay.buffer
 import twins
 from covering import covering
 from effort import often
-from elsewhere import ELSEWHERE, far_device
+from elsewhere import ELSEWHERE, PLACES, far_device
 from relive import (
     Collector,
     Field,
@@ -103,9 +103,6 @@ class patched:  # noqa: N801
 
     def __exit__(self, *_: object) -> None:
         self._patch.undo()
-
-
-PLACES = ["cpu", "stand-in", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 @pytest.fixture(params=PLACES)

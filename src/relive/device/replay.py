@@ -59,6 +59,7 @@ not complete, and neither is the final observation that may follow each of the o
 
 
 MOST = 2**62
+"""More transitions than any ring has; a larger ``c_min`` may be no int64."""
 
 
 class Progress(Protocol):
@@ -382,6 +383,7 @@ class OnDevice:
 
     def _send(self) -> None:
         """Give the device what the ring in RAM knows."""
+        self._ready = False  # first: what is broken off here is sent again
         ring, mine, sampler = self._ring, self._priorities, self._sampler
         if not ring.rule.sparse:
             self._windows = None
@@ -417,7 +419,7 @@ class OnDevice:
             some = np.flatnonzero(ring.heads > ring.oldest)
             stamps = ring.stamp[some * ring.rows + ring.oldest[some] % ring.rows]
             self._recent.expect(ring.completed - int(np.where(stamps < 0, -1 - stamps, stamps).min()))
-        self._ready = True
+        self._ready, self._changing = True, False
 
     def bring_back(self) -> None:
         """Give the ring in RAM, and the sampler, what the device knows; waits for it."""
@@ -455,9 +457,10 @@ class OnDevice:
             mine.empty.zero_()
             if self._parameters is not None:  # those that were set meanwhile have still to be sent
                 self._parameters = (*self._parameters[:2], largest, draws)
-        ring.pending = None
         if self._changing:
             self._mend()
+        else:
+            ring.pending = None
         if not_finite:
             warn(f"Hindsight: {not_finite} rewards of new goals were NaN or infinite; check reward_fn", stacklevel=2)
         if empty:
@@ -477,7 +480,8 @@ class OnDevice:
         """Give up what a call that was broken off may have left half done; the ring in RAM has all else.
 
         Its cursors are those from before or after the step. Rows that it was to overwrite are given up, and no episode
-        goes on, since nobody knows whether the step is in.
+        goes on, since nobody knows whether the step is in. Until the ring has noted the change, a call that this one is
+        broken off by brings all back once more.
         """
         ring, every = self._ring, np.arange(self._ring.num_envs)
         newest = every * ring.rows + (ring.heads - 1) % ring.rows
@@ -488,8 +492,8 @@ class OnDevice:
         for sampler in (self._sampler, self._uniform):
             if sampler is not None:
                 sampler.attach(ring)
+        self._ready = False
         ring.settle()
-        self._changing = self._ready = False
 
     def _arrays(self) -> list[tuple[Any, Tensor]]:
         """What is known of each env and row: in RAM, and on the device."""

@@ -196,9 +196,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
             that is called with the fields (path -> :class:`relive.Field`) and the number of rows. It returns an object
             with the two methods of :class:`relive.memory.ram.UserStore`.
         device: where rows and batches live. Batches have the same values on every device. Steps of all envs that are
-            tensors there, with ``next_obs``, and batches of :func:`relive.Transition` and :class:`relive.NStep` drawn
-            by :class:`relive.Uniform` or :class:`relive.Prioritized` never wait for the device. For all else the
-            bookkeeping comes back to RAM first; see ``docs/device.md``.
+            tensors there, with ``next_obs``, and the batches of most samplers and views never wait for the device. For
+            all else the bookkeeping comes back to RAM first; see ``docs/device.md``.
         debug: refuse steps in which a reward, an action or an observation is NaN or infinite.
         seed: batch number t is a function of (seed, t) and of what is stored. None draws a seed from torch's default
             generator, and ``buffer.seed`` is that number. Each worker of a ``torch.utils.data.DataLoader`` draws
@@ -534,6 +533,9 @@ class ReplayBuffer(Generic[S_co, V_co]):
             mask: required for errors of sequences: ``batch["mask"]``, bool, of the shape of ``td_error``. It is True
                 for the errors that count. The others may be NaN.
 
+        If all of this is on the replay's device, the number is a tensor there, and what would be an error is passed
+        over and told of later, since the call does not wait.
+
         Raises:
             LifecycleError: the sampler has no priorities.
             ShapeError: the shapes differ, or do not have the batch's layout.
@@ -587,7 +589,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """Compile what :meth:`add`, :meth:`sample` and :meth:`update_priorities` do on the device; returns this buffer.
 
         Each is compiled as a whole when it is first called, which takes some seconds, and again for another batch size.
-        It then takes a tenth of the launches.
+        It then takes a small part of the launches: ``docs/device.md`` has a table.
 
         Args:
             options: of ``torch.compile``, such as ``mode="max-autotune-no-cudagraphs"``.
