@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import inside
 from covering import covering
 from effort import in_ci, often
-from elsewhere import no_waiting
+from elsewhere import PLACES, no_waiting
 from paired import SCHEMA, WORLDS, Twins, assert_same, bits, rows
 from relive import FrameStack, NStep, Prioritized, ReplayBuffer, Uniform
 from relive.errors import EmptyError, LifecycleError, ReliveError
@@ -62,6 +62,7 @@ def test_batches_are_those_of_a_replay_in_ram(device: torch.device, world: Any, 
     assert_same(*twins.batches(33))
 
 
+@pytest.mark.parametrize("device", PLACES, indirect=True)
 def test_the_host_takes_its_turns_between(device: torch.device, tmp_path: Any) -> None:
     """Whatever needs the ring in RAM has it up to date, and what it changes is known on the device afterwards."""
     twins = Twins(device, 4, 12, seed=3, sampler=Prioritized, view=lambda: NStep(3))

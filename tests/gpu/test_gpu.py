@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import inside
-from effort import often
+from effort import in_ci, often
 from elsewhere import ELSEWHERE, far_device, no_waiting
 from launching import as_on_device
 from paired import SCHEMA
@@ -54,7 +54,7 @@ REPLAYS: dict[str, Callable[[], dict[str, Any]]] = {
 ON_GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 
 
-@pytest.fixture(params=["cpu", ON_GPU])
+@pytest.fixture(params=[in_ci("cpu"), ON_GPU])
 def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.empty(0, device=request.param).device
 
