@@ -181,8 +181,8 @@ def relive_compiled(work: Work) -> Made:
 
 
 def relive_graph(work: Work) -> Made:
-    """Batches of a captured CUDA graph."""
-    replay = relive_replay(work)
+    """Batches of a CUDA graph of the caller's, each written over the one before."""
+    replay = relive_replay(work).compile()
     filling(replay.add, steps(work.device))
     graph, batch = captured(lambda: replay.sample(BATCH))
     found = batch["obs"], batch["steps"], batch["reward"]
@@ -313,6 +313,14 @@ def fasttd3_sample(work: Work) -> Made:
     replay, given = fasttd3_replay(work)
     filling(replay.extend, given)
     return work.repeated(lambda: replay.sample(BATCH // N)), lambda: fasttd3_wrong(replay, work)
+
+
+def fasttd3_graph(work: Work) -> Made:
+    """Batches of a CUDA graph of the caller's, each written over the one before."""
+    replay, given = fasttd3_replay(work)
+    filling(replay.extend, given)
+    graph, _ = captured(lambda: replay.sample(BATCH // N))
+    return work.repeated(graph.replay), lambda: fasttd3_wrong(replay, work)
 
 
 def fasttd3_wrong(replay: Any, work: Work) -> str:
@@ -456,8 +464,10 @@ class DeviceCopyFloor:
         return ""
 
 
-UNWATCHED = COMPILED, CAPTURED = "relive, compiled", "relive, captured"
-"""Lines of a GPU alone. Their launches are not seen: `tests/device/test_launches.py` counts those of compiled calls."""
+COMPILED, CAPTURED, PEER = "relive, compiled", "relive, compiled, own graph", "FastTD3, own graph"
+"""Lines of a GPU alone."""
+
+OVERWRITTEN = "the same in a CUDA graph of the caller's, which writes each batch over the one before"
 
 
 def contenders(work: Work) -> list[Contender]:
@@ -487,7 +497,8 @@ def contenders(work: Work) -> list[Contender]:
             lines += [Line("torchrl", "torchrl", "TensorDictReplayBuffer.sample, RandomSampler", torchrl_sample)]
         more = [
             ours(COMPILED, "the same after compile()", relive_compiled),
-            ours(CAPTURED, "the same in a CUDA graph", relive_graph),
+            ours(CAPTURED, OVERWRITTEN, relive_graph),
+            Line(PEER, "FastTD3", OVERWRITTEN, fasttd3_graph),
         ]
     else:
         made: dict[str, tuple[str, Callable[[Any], Made], str, Callable[[Any], Made]]] = {
@@ -522,7 +533,7 @@ def counted(work: Work) -> list[dict[str, Any]]:
     """How many operations a call launches, and how often it waits for the device."""
     launches, waits = [], []
     for contender in contenders(work):
-        if contender.role == "floor" or contender.label in UNWATCHED:
+        if contender.role == "floor":
             continue
         line: dict[str, Any] = {"label": contender.label, "role": contender.role, "package": contender.package}
         line["note"] = contender.note
@@ -628,9 +639,7 @@ def on_gpu(effort: Effort, folder: Path) -> None:
     name = "gpu-" + re.sub(r"[^a-z0-9]+", "-", card.lower()).strip("-")
     where = {"gpu": card, "cuda": torch.version.cuda or str(torch.version.hip)}
     command = "python benchmarks/bench_device.py --device cuda"
-    kinds = {work.name: f"launches: {work.name}" for work in columns(device)}
-    counted_there = [work | {"name": kinds.get(work["name"], work["name"])} for work in counts(device)]
-    write(name, f"{TITLE}, on a GPU", times(device, effort) + counted_there, folder, where=where, command=command)
+    write(name, f"{TITLE}, on a GPU", [*times(device, effort), memory(device)], folder, where=where, command=command)
     print(
         f"\n{folder / name}.json is written; a page shows it between <!-- bench:{name} --> and <!-- /bench:{name} -->"
     )
