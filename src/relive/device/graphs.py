@@ -2,6 +2,8 @@
 
 The host takes about 20 µs to queue one operation of torch, and a GPU less than 3 µs to do a small one. A CUDA graph
 holds the operations of a call and the memory that they read and write, and is queued as a whole.
+
+torch does not recover from an operation that cannot be captured. So what is captured has just been run in the same way.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ __all__ = ["Graphed", "capture", "has_graphs"]
 
 
 TRIALS = 2
-"""Calls of a form before it is captured: by then a compiler has compiled it, and all constants are on the GPU."""
+"""Calls of a form that are made as they are. In the first, something may be compiled. After the last comes the graph, so
+none is made of a form that comes once."""
 
 
 def has_graphs(device: torch.device) -> bool:
@@ -47,8 +50,7 @@ class Graphed:
         self, call: Callable[..., Any], device: torch.device, relied_on: Callable[[], tuple[Any, ...]]
     ) -> None:
         self._call, self._device, self._relied_on = call, device, relied_on
-        self._known = BoundedCache[tuple[Any, ...], "_Graph | int"]()
-        """By form: its graph, or after how many more calls there is one; -1 if it cannot be captured."""
+        self._forms = BoundedCache[tuple[Any, ...], _Form]()
         self._pool: Any = None
         """The memory of all graphs. What one of them needs only while it runs, the others use as well."""
 
@@ -56,44 +58,52 @@ class Graphed:
         """What the function returns for these arguments."""
         if torch.cuda.is_current_stream_capturing():
             return self._call(*given)  # it becomes a part of the caller's graph
-        form = *map(_form_of, given), *self._relied_on()
-        known = self._known.get(form, TRIALS)
-        if known == 0:
-            known = self._known.keep(form, self._captured(given))
-        if not isinstance(known, int):
-            return known(given)
-        if known > 0:
-            self._known.keep(form, known - 1)
-        return self._call(*given)
+        key = *map(_form_of, given), *self._relied_on()
+        form = self._forms.get(key)
+        if form is None:
+            form = self._forms.keep(key, _Form(given))
+        form.take(given)
+        if form.replay is not None:
+            form.replay()
+            return _copy_of(form.result)
+        # All is as it will be in the graph, the tensors and torch's modes: or a compiler would begin to compile there.
+        with torch.inference_mode(False), torch.no_grad():
+            result = self._call(*form.arguments)
+            form.trials -= 1
+            if form.trials == 0:
+                self._capture(form)
+        return result
 
-    def _captured(self, given: tuple[Any, ...]) -> _Graph | int:
+    def _capture(self, form: _Form) -> None:
+        call = lambda: self._call(*form.arguments)  # noqa: E731
         try:
-            graph = _Graph(self._call, self._device, self._pool, given)
-        except RuntimeError as error:
-            warn(f"no CUDA graph could be made of a call, so calls like it stay slow: {error}", stacklevel=2)
-            return -1
-        self._pool = graph.pool
-        return graph
+            form.replay, form.result, self._pool = capture(call, self._device, self._pool)
+        except torch.cuda.OutOfMemoryError as error:
+            warn(f"there is no memory for a CUDA graph, so calls of this batch size stay slow: {error}", stacklevel=2)
 
 
-class _Graph:
-    """One call: its operations, and the memory that they read and write."""
+class _Form:
+    """What is kept for calls of one form: their arguments, and their graph once there is one."""
 
-    def __init__(self, call: Callable[..., Any], device: torch.device, pool: Any, given: tuple[Any, ...]) -> None:
-        with torch.inference_mode(False), torch.no_grad():  # its tensors are used with and without these modes
-            arguments = [_copied(value) for value in given]
-            self._inputs = _tensors(arguments)
-            self._replay, self._result, self.pool = capture(lambda: call(*arguments), device, pool)
+    def __init__(self, given: tuple[Any, ...]) -> None:
+        with torch.inference_mode(False):
+            self.arguments = [_emptied(value) for value in given]
+        self.trials = TRIALS
+        self.replay: Callable[[], None] | None = None
+        self.result: Any = None
+        """Where the graph writes its results."""
+        tensors = _tensors(self.arguments)
+        dtypes = {x.dtype: None for x in tensors}
+        alike = ([k for k, x in enumerate(tensors) if x.dtype is dtype] for dtype in dtypes)
+        self._alike = [([tensors[k] for k in places], places) for places in alike]
+        """The tensors of each dtype, which are copied at once, and their places."""
 
-    def __call__(self, given: tuple[Any, ...]) -> Any:
-        if self._inputs:
-            with torch.no_grad():
-                torch._foreach_copy_(self._inputs, _tensors(given))
-        self._replay()
-        result = self._result
-        if isinstance(result, dict):
-            return {name: tensor.clone() for name, tensor in result.items()}
-        return None if result is None else result.clone()
+    def take(self, given: tuple[Any, ...]) -> None:
+        """Copy the tensors of a call."""
+        tensors = _tensors(given)
+        with torch.no_grad():
+            for mine, places in self._alike:
+                torch._foreach_copy_(mine, [tensors[k] for k in places])
 
 
 def capture(call: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Callable[[], None], Any, Any]:
@@ -131,11 +141,18 @@ def _form_of(value: Any) -> Any:
     return tuple(map(_form_of, value)) if isinstance(value, list) else value
 
 
-def _copied(value: Any) -> Any:
-    """An argument in memory of its own."""
+def _emptied(value: Any) -> Any:
+    """Memory for an argument."""
     if isinstance(value, Tensor):
-        return torch.empty(value.shape, dtype=value.dtype, device=value.device).copy_(value)
-    return [_copied(member) for member in value] if isinstance(value, list) else value
+        return torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    return [_emptied(member) for member in value] if isinstance(value, list) else value
+
+
+def _copy_of(result: Any) -> Any:
+    """What a graph wrote, for the caller."""
+    if isinstance(result, dict):
+        return {name: tensor.clone() for name, tensor in result.items()}
+    return None if result is None else result.clone()
 
 
 def _tensors(arguments: Any) -> list[Tensor]:
