@@ -215,7 +215,7 @@ def test_a_call_that_is_broken_off_leaves_only_whole_rows(device: torch.device, 
             twins.there.add(twins.far(twins.step(0.2)))
             twins.there.update_priorities(twins.there.sample(9)["index"], errors)
         twins.there.check()
-    assert broken > 3
+    assert broken > 1
 
 
 def test_what_a_sampler_says_and_takes_while_the_device_is_ahead(device: torch.device) -> None:

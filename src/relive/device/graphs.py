@@ -8,22 +8,23 @@ torch does not recover from an operation that cannot be captured. So what is cap
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 from warnings import warn
 
 import torch
 from torch import Tensor
 
-from ..memory.copier import BoundedCache
+from ..memory.copier import BoundedCache, copy_all
 
 __all__ = ["Graphed", "capture", "has_graphs"]
 
 
 TRIALS = 2
-"""Calls of a form that are made as they are. In the first, something may be compiled. After the last comes the graph, so
-none is made of a form that comes once."""
+"""Calls of a form that are made as they are. In the first, a compiler may have work to do; after the last, a graph is
+made. So there is none of a form that comes once."""
 
 
 def has_graphs(device: torch.device) -> bool:
@@ -56,54 +57,69 @@ class Graphed:
 
     def __call__(self, *given: Any) -> Any:
         """What the function returns for these arguments."""
-        if torch.cuda.is_current_stream_capturing():
-            return self._call(*given)  # it becomes a part of the caller's graph
         key = *map(_form_of, given), *self._relied_on()
         form = self._forms.get(key)
         if form is None:
             form = self._forms.keep(key, _Form(given))
         form.take(given)
-        if form.replay is not None:
-            form.replay()
-            return _copy_of(form.result)
+        within = torch.cuda.is_current_stream_capturing()  # then the call becomes a part of the caller's graph
+        if form.graph is not None and not within:
+            return form.graph()
         # All is as it will be in the graph, the tensors and torch's modes: or a compiler would begin to compile there.
         with torch.inference_mode(False), torch.no_grad():
             result = self._call(*form.arguments)
-            form.trials -= 1
-            if form.trials == 0:
-                self._capture(form)
+            if not within:
+                form.trials -= 1
+                if form.trials == 0:
+                    self._capture(form)
         return result
 
     def _capture(self, form: _Form) -> None:
         call = lambda: self._call(*form.arguments)  # noqa: E731
         try:
-            form.replay, form.result, self._pool = capture(call, self._device, self._pool)
+            replay, result, self._pool = capture(call, self._device, self._pool)
         except torch.cuda.OutOfMemoryError as error:
             warn(f"there is no memory for a CUDA graph, so calls of this batch size stay slow: {error}", stacklevel=2)
+        else:
+            form.graph = _Graph(replay, result)
 
 
 class _Form:
-    """What is kept for calls of one form: their arguments, and their graph once there is one."""
+    """What is kept for calls of one form: memory for their arguments, and their graph once there is one."""
 
     def __init__(self, given: tuple[Any, ...]) -> None:
         with torch.inference_mode(False):
             self.arguments = [_emptied(value) for value in given]
         self.trials = TRIALS
-        self.replay: Callable[[], None] | None = None
-        self.result: Any = None
-        """Where the graph writes its results."""
-        tensors = _tensors(self.arguments)
-        dtypes = {x.dtype: None for x in tensors}
-        alike = ([k for k, x in enumerate(tensors) if x.dtype is dtype] for dtype in dtypes)
-        self._alike = [([tensors[k] for k in places], places) for places in alike]
-        """The tensors of each dtype, which are copied at once, and their places."""
+        self.graph: _Graph | None = None
+        self._tensors = _tensors(self.arguments)
 
     def take(self, given: tuple[Any, ...]) -> None:
         """Copy the tensors of a call."""
-        tensors = _tensors(given)
         with torch.no_grad():
-            for mine, places in self._alike:
-                torch._foreach_copy_(mine, [tensors[k] for k in places])
+            copy_all(self._tensors, _tensors(given))
+
+
+class _Graph:
+    """A call that was captured.
+
+    Args:
+        replay: runs it.
+        result: where it then writes its result.
+    """
+
+    def __init__(self, replay: Callable[[], None], result: Any) -> None:
+        self._replay, self._result = replay, result
+        self._tensors = list(result.values()) if isinstance(result, dict) else _tensors([result])
+
+    def __call__(self) -> Any:
+        """Run it; returns a copy of its result."""
+        self._replay()
+        copies = [torch.empty_like(tensor) for tensor in self._tensors]
+        copy_all(copies, self._tensors)
+        if isinstance(self._result, dict):
+            return dict(zip(self._result, copies, strict=True))
+        return copies[0] if copies else None
 
 
 def capture(call: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Callable[[], None], Any, Any]:
@@ -118,7 +134,7 @@ def capture(call: Callable[[], Any], device: torch.device, pool: Any) -> tuple[C
         RuntimeError: an operation cannot be captured.
     """
     graph, pools = torch.cuda.CUDAGraph(), () if pool is None else (pool,)
-    with torch.cuda.device(device):
+    with torch.cuda.device(device), _no_garbage_collection():
         here, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(here)
         with torch.cuda.stream(side):
@@ -134,6 +150,18 @@ def capture(call: Callable[[], Any], device: torch.device, pool: Any) -> tuple[C
     return graph.replay, result, graph.pool()
 
 
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Inside, none is made: it could free another graph, which is no operation that a graph may have."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def _form_of(value: Any) -> Any:
     """All of an argument that decides on operations: of a tensor, its shape and dtype."""
     if isinstance(value, Tensor):
@@ -146,13 +174,6 @@ def _emptied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return torch.empty(value.shape, dtype=value.dtype, device=value.device)
     return [_emptied(member) for member in value] if isinstance(value, list) else value
-
-
-def _copy_of(result: Any) -> Any:
-    """What a graph wrote, for the caller."""
-    if isinstance(result, dict):
-        return {name: tensor.clone() for name, tensor in result.items()}
-    return None if result is None else result.clone()
 
 
 def _tensors(arguments: Any) -> list[Tensor]:
