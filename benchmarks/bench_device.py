@@ -185,8 +185,12 @@ def relive_graph(work: Work) -> Made:
     replay = relive_replay(work).compile()
     filling(replay.add, steps(work.device))
     graph, batch = captured(lambda: replay.sample(BATCH))
-    found = batch["obs"], batch["steps"], batch["reward"]
-    return work.repeated(graph.replay), lambda: sums_differ(found[0][:, 0], found[1], found[2], work.n)
+
+    def check() -> str:
+        assert len(replay)  # a graph does not keep the replay that it reads
+        return sums_differ(batch["obs"][:, 0], batch["steps"], batch["reward"], work.n)
+
+    return work.repeated(graph.replay), check
 
 
 def captured(call: Callable[[], Any]) -> tuple[Any, Any]:

@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from relive.device import graphs, replay
+from relive.device import replay
+from relive.memory import graphs
+from relive.rollout import minibatches
 
 __all__ = ["TAPED", "Tape", "with_tapes"]
 
@@ -58,7 +60,7 @@ class Tape(TorchDispatchMode):
 
 @contextmanager
 def with_tapes() -> Iterator[list[Tape]]:
-    """Inside, replays whose bookkeeping is on a device capture their calls, whatever that device is: on these tapes."""
+    """Inside, calls on a device are captured whatever that device is: on these tapes."""
     made: list[Tape] = []
 
     def capture(call: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Callable[[], None], Any, Any]:
@@ -70,6 +72,7 @@ def with_tapes() -> Iterator[list[Tape]]:
     with (
         mock.patch.object(graphs, "capture", capture),
         mock.patch.object(replay, "has_graphs", return_value=True),
+        mock.patch.object(minibatches, "has_graphs", return_value=True),
         mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=False),  # an error without CUDA
     ):
         yield made

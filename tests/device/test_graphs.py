@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-import relive.device.graphs
+import relive.memory.graphs
+from elsewhere import ELSEWHERE, far_device
 from paired import Twins, assert_same
 from relive import NStep, Prioritized
-from relive.device.graphs import Graphed
+from relive.memory.graphs import Graphed
+from relive.rollout.minibatches import Permutations
 from taped import Tape, with_tapes
 
 CPU = torch.device("cpu")
@@ -80,7 +83,7 @@ def test_without_memory_for_a_graph_a_call_is_made_as_it_is(tapes: list[Tape], m
     def capture(*given: Any) -> Any:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(relive.device.graphs, "capture", capture)
+    monkeypatch.setattr(relive.memory.graphs, "capture", capture)
     sums = Sums()
     graphed = Graphed(sums, CPU, lambda: ())
     graphed([torch.ones(3)], 1)
@@ -132,3 +135,13 @@ def test_a_replay_goes_on_with_its_graphs_after_a_turn_of_the_host(tapes: list[T
     assert len(tapes) == 7
     for ours, theirs in kept:
         assert_same(ours, theirs)  # no later call has written to a batch
+
+
+def test_permutations_are_made_by_a_graph(tapes: list[Tape]) -> None:
+    ram, there = Permutations(3), Permutations(3)
+    with far_device():
+        for count in [50] * 5 + [7] * 3:
+            assert there.next(count, ELSEWHERE).cpu().tolist() == ram.next(count).tolist()
+    assert len(tapes) == 2
+    copied = deepcopy(there)
+    assert copied.next(9).tolist() == ram.next(9).tolist()

@@ -20,6 +20,7 @@ from .. import core
 from ..core.numbers import signed
 from ..core.words import ALONE, COMPLETED, COUNT, DRAWABLE, EPISODES, FINALS, HEAD, LINKED, NEXT, NOT_FINITE, TAIL
 from ..memory.device import DeviceRows
+from ..memory.graphs import Graphed, has_graphs
 from ..memory.ram import HOSTED
 from ..ring.ring import Ahead, Change, Ring
 from ..samplers.prioritized import Prioritized
@@ -32,7 +33,6 @@ from ..views.hindsight import Hindsight, facts
 from ..views.sequences import Sequence as Sequences
 from ..views.transitions import NStep
 from .goals import DeviceGoals, GoalForm
-from .graphs import Graphed, has_graphs
 from .priorities import DevicePriorities
 from .recent import DeviceRecent
 from .ring import DeviceRing, Spots

@@ -15,8 +15,8 @@ from ..steps.schema import Field, Path
 __all__ = ["BoundedCache", "StepCopier", "copy_all"]
 
 
-LONE = {getattr(torch, name) for name in ("uint16", "uint32", "uint64")}
-"""Dtypes of which torch cannot copy several tensors at once."""
+AT_ONCE = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool}
+"""Dtypes of which torch copies several tensors at once. It does not keep the bits of a NaN in float16 or bfloat16."""
 
 
 class StepCopier:
@@ -71,12 +71,12 @@ def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
     """Copy tensors to others of the same shapes on one device, all that are of one dtype at once."""
     alike: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(targets, sources, strict=False):
-        if target.dtype in LONE:
-            target.copy_(source, non_blocking=True)
-        else:
+        if target.dtype in AT_ONCE:
             pair = alike.setdefault(target.dtype, ([], []))
             pair[0].append(target)
             pair[1].append(source)
+        else:
+            target.copy_(source, non_blocking=True)
     for pair in alike.values():
         torch._foreach_copy_(*pair, non_blocking=True)
 

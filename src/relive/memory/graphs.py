@@ -17,7 +17,7 @@ from warnings import warn
 import torch
 from torch import Tensor
 
-from ..memory.copier import BoundedCache, copy_all
+from .copier import BoundedCache, copy_all
 
 __all__ = ["Graphed", "capture", "has_graphs"]
 
