@@ -14,7 +14,7 @@ import relive.memory.graphs
 from elsewhere import ELSEWHERE, far_device
 from paired import Twins, assert_same
 from relive import NStep, Prioritized
-from relive.memory.graphs import Graphed
+from relive.memory.graphs import MOST_FORMS, Graphed
 from relive.rollout.minibatches import Permutations
 from taped import Tape, with_tapes
 
@@ -102,6 +102,17 @@ def test_a_call_within_a_graph_of_the_caller_is_a_part_of_that(
     for _ in range(5):
         graphed([torch.ones(3)], 1)
     assert (len(tapes), sums.calls) == (0, 5)
+
+
+def test_only_some_forms_are_kept(tapes: list[Tape]) -> None:
+    sums = Sums()
+    graphed = Graphed(sums, CPU, lambda: ())
+    many = 2 * MOST_FORMS
+    for times in [*range(many), 0]:
+        for _ in range(3):
+            graphed([torch.ones(3)], times)
+    assert len(tapes) == many + 1  # the first was given up, and is made anew
+    assert sums.total.tolist() == [3 * sum(range(many))] * 3
 
 
 def test_a_replay_goes_on_with_its_graphs_after_a_turn_of_the_host(tapes: list[Tape]) -> None:

