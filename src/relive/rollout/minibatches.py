@@ -83,7 +83,7 @@ class Permutations:
 
     def next(self, count: int, device: torch.device | None = None) -> Tensor:
         """The next permutation of ``count`` items, on a device; in RAM if None."""
-        if self._graphed is None and device is not None and has_graphs(device):
+        if device is not None and device.type != "cpu" and self._graphed is None and has_graphs(device):
             self._graphed = Graphed(core.permute_on_device, device, tuple)
         order = core.permutation(count, self.seed, self.draws, device, self._graphed)
         self.draws += 1
