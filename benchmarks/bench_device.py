@@ -65,7 +65,7 @@ class Work:
 
     @property
     def in_rollouts(self) -> bool:
-        return self.name not in REPLAYS
+        return self.name in ROLLOUTS
 
     def repeated(self, call: Callable[[], Any]) -> Callable[[], None]:
         """One run: on a GPU several calls, and a wait for the last."""
@@ -181,12 +181,16 @@ def relive_compiled(work: Work) -> Made:
 
 
 def relive_graph(work: Work) -> Made:
-    """Batches of a captured CUDA graph."""
-    replay = relive_replay(work)
+    """Batches of a CUDA graph of the caller's, each written over the one before."""
+    replay = relive_replay(work).compile()
     filling(replay.add, steps(work.device))
     graph, batch = captured(lambda: replay.sample(BATCH))
-    found = batch["obs"], batch["steps"], batch["reward"]
-    return work.repeated(graph.replay), lambda: sums_differ(found[0][:, 0], found[1], found[2], work.n)
+
+    def check() -> str:
+        assert len(replay)  # a graph does not keep the replay that it reads
+        return sums_differ(batch["obs"][:, 0], batch["steps"], batch["reward"], work.n)
+
+    return work.repeated(graph.replay), check
 
 
 def captured(call: Callable[[], Any]) -> tuple[Any, Any]:
@@ -313,6 +317,14 @@ def fasttd3_sample(work: Work) -> Made:
     replay, given = fasttd3_replay(work)
     filling(replay.extend, given)
     return work.repeated(lambda: replay.sample(BATCH // N)), lambda: fasttd3_wrong(replay, work)
+
+
+def fasttd3_graph(work: Work) -> Made:
+    """Batches of a CUDA graph of the caller's, each written over the one before."""
+    replay, given = fasttd3_replay(work)
+    filling(replay.extend, given)
+    graph, _ = captured(lambda: replay.sample(BATCH // N))
+    return work.repeated(graph.replay), lambda: fasttd3_wrong(replay, work)
 
 
 def fasttd3_wrong(replay: Any, work: Work) -> str:
@@ -456,8 +468,11 @@ class DeviceCopyFloor:
         return ""
 
 
-UNWATCHED = COMPILED, CAPTURED = "relive, compiled", "relive, captured"
-"""Lines of a GPU alone. Their launches are not seen: `tests/device/test_launches.py` counts those of compiled calls."""
+COMPILED = "relive, compiled"
+"""A line of a GPU alone."""
+
+OWN_GRAPH = ", own graph"
+"""After the name of a column: the call is in a graph of the caller's, which writes each batch over the one before."""
 
 
 def contenders(work: Work) -> list[Contender]:
@@ -471,6 +486,12 @@ def contenders(work: Work) -> list[Contender]:
     def ours(label: str, note: str, make: Callable[[Any], Made]) -> Contender:
         return Line(label, "relive", note, make, "ours")
 
+    if work.name.endswith(OWN_GRAPH):
+        return [
+            floor,
+            ours(COMPILED, "compile(), and sample in a graph", relive_graph),
+            Line("FastTD3", "FastTD3", "SimpleReplayBuffer.sample in a graph", fasttd3_graph),
+        ]
     if work.name == "a step into a replay":
         lines = [
             ours("relive", "ReplayBuffer.add", relive_add),
@@ -485,10 +506,7 @@ def contenders(work: Work) -> list[Contender]:
         ]
         if work.n == 1:
             lines += [Line("torchrl", "torchrl", "TensorDictReplayBuffer.sample, RandomSampler", torchrl_sample)]
-        more = [
-            ours(COMPILED, "the same after compile()", relive_compiled),
-            ours(CAPTURED, "the same in a CUDA graph", relive_graph),
-        ]
+        more = [ours(COMPILED, "the same after compile()", relive_compiled)]
     else:
         made: dict[str, tuple[str, Callable[[Any], Made], str, Callable[[Any], Made]]] = {
             "a step into a rollout": (
@@ -502,7 +520,7 @@ def contenders(work: Work) -> list[Contender]:
         }  # fmt: skip
         our_note, our_make, note, make = made[work.name]
         lines, more = [ours("relive", our_note, our_make), Line("rsl-rl", "rsl-rl-lib", note, make)], []
-    return [floor, *lines, *(more if there else [])]
+    return [floor, *(more if there else []), *lines]
 
 
 # What a call asks of a device
@@ -522,7 +540,7 @@ def counted(work: Work) -> list[dict[str, Any]]:
     """How many operations a call launches, and how often it waits for the device."""
     launches, waits = [], []
     for contender in contenders(work):
-        if contender.role == "floor" or contender.label in UNWATCHED:
+        if contender.role == "floor":
             continue
         line: dict[str, Any] = {"label": contender.label, "role": contender.role, "package": contender.package}
         line["note"] = contender.note
@@ -596,7 +614,12 @@ def torchrl_bytes(work: Work) -> float:
 
 
 def columns(device: torch.device) -> list[Work]:
-    return [replace(work, device=device) for work in (REPLAYS | ROLLOUTS).values()]
+    """All that is measured there; on a GPU, batches of a graph as well."""
+    found = [*REPLAYS.values(), *ROLLOUTS.values()]
+    if device.type == GPU:
+        batches = [work for work in REPLAYS.values() if work.name.startswith(str(BATCH))]
+        found += [replace(work, name=work.name + OWN_GRAPH) for work in batches]
+    return [replace(work, device=device) for work in found]
 
 
 def times(device: torch.device, effort: Effort) -> list[dict[str, Any]]:
@@ -628,9 +651,7 @@ def on_gpu(effort: Effort, folder: Path) -> None:
     name = "gpu-" + re.sub(r"[^a-z0-9]+", "-", card.lower()).strip("-")
     where = {"gpu": card, "cuda": torch.version.cuda or str(torch.version.hip)}
     command = "python benchmarks/bench_device.py --device cuda"
-    kinds = {work.name: f"launches: {work.name}" for work in columns(device)}
-    counted_there = [work | {"name": kinds.get(work["name"], work["name"])} for work in counts(device)]
-    write(name, f"{TITLE}, on a GPU", times(device, effort) + counted_there, folder, where=where, command=command)
+    write(name, f"{TITLE}, on a GPU", [*times(device, effort), memory(device)], folder, where=where, command=command)
     print(
         f"\n{folder / name}.json is written; a page shows it between <!-- bench:{name} --> and <!-- /bench:{name} -->"
     )

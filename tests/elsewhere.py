@@ -83,7 +83,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any], traffic: Traffic | None) 
     near = _mapped(lambda x: x.inner if isinstance(x, Far) else x, (args, kwargs))
     result = func(*near[0], **near[1])
     if func._schema.is_mutable and func._schema.name.endswith("_") and tensors:
-        return args[0]  # changed in place
+        return args[0] if func._schema.returns else None  # changed in place
     return _mapped(lambda x: Far(x) if isinstance(x, Tensor) and lands == ELSEWHERE else x, result)
 
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Tape"]
+from relive.device import replay
+from relive.memory import graphs
+from relive.rollout import minibatches
+
+__all__ = ["TAPED", "Tape", "with_tapes"]
+
+TAPED = "cpu, on tape"
+"""The place of a replay whose calls are captured on tapes."""
 
 
 class Tape(TorchDispatchMode):
@@ -45,3 +56,23 @@ class Tape(TorchDispatchMode):
             if all(found.alias_info is None for found in returns):
                 for tensor, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
                     tensor.copy_(new)
+
+
+@contextmanager
+def with_tapes() -> Iterator[list[Tape]]:
+    """Inside, calls on a device are captured whatever that device is: on these tapes."""
+    made: list[Tape] = []
+
+    def capture(call: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Callable[[], None], Any, Any]:
+        with Tape() as tape:
+            result = call()
+        made.append(tape)
+        return tape.replay, result, pool
+
+    with (
+        mock.patch.object(graphs, "capture", capture),
+        mock.patch.object(replay, "has_graphs", return_value=True),
+        mock.patch.object(minibatches, "has_graphs", return_value=True),
+        mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=False),  # an error without CUDA
+    ):
+        yield made

@@ -8,13 +8,18 @@ import pytest
 import torch
 
 from elsewhere import PLACES, place
+from taped import TAPED, with_tapes
 
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """Each device on which a replay has its rows; the CPU is made one."""
-    with place(request.param) as chosen:
-        yield chosen
+    """Each device on which a replay has its rows; the CPU is made one, with and without graphs of its calls."""
+    if request.param == TAPED:
+        with with_tapes():
+            yield torch.device("cpu")
+    else:
+        with place(request.param) as chosen:
+            yield chosen
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

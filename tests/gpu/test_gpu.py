@@ -189,6 +189,35 @@ def play(twins: Twins) -> None:
     twins.turn(wait=True)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("device", [ON_GPU], indirect=True)  # the CPU's are in tests/device
+def test_calls_may_be_made_in_any_mode(device: torch.device, compiled: bool) -> None:
+    """What is captured in one mode of torch serves in all."""
+    twins = begun(device, "by priority", compiled)
+    modes = [
+        torch.inference_mode, torch.no_grad, torch.enable_grad,
+        lambda: torch.autocast("cuda", torch.bfloat16), lambda: torch.cuda.stream(torch.cuda.Stream()),
+    ]  # fmt: skip
+    for mode in modes * 3:
+        torch.cuda.synchronize()
+        with mode():
+            twins.turn()
+    torch.cuda.synchronize()
+    twins.check()
+
+
+@pytest.mark.parametrize("name", REPLAYS)
+def test_a_batch_is_the_callers(device: torch.device, name: str) -> None:
+    """No later call writes to it, though a graph writes its batches to the same place."""
+    twins, kept = begun(device, name), list[Any]()
+    for _ in range(6):
+        far = there(twins.step(), device)
+        _, batch = twins.act(far, there(twins.errors(), device))
+        kept.append((batch, batch.clone()))
+    for batch, before in kept:
+        assert_same(batch.cpu(), before.cpu())
+
+
 @pytest.mark.parametrize("name", REPLAYS)
 def test_a_captured_graph_adds_draws_and_rates_as_in_ram(device: torch.device, name: str) -> None:
     """Batch t of a graph that is replayed is batch t of the replay in RAM."""

@@ -526,8 +526,8 @@ def test_a_mixture_is_of_one_device(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dress", "ordered", "place"),
-    covering(["box", "mixed"], [True, False], PLACES, full=3, quick=2),
+    ("place", "dress", "ordered"),
+    covering(PLACES, ["box", "mixed"], [True, False], full=3, quick=2),
     indirect=["place"],
 )
 def test_a_save_is_the_same_and_loads_anywhere(place: Place, dress: str, ordered: bool, tmp_path: File) -> None:

@@ -7,7 +7,7 @@ each observation twice, here once: the next observation of a step is the observa
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,11 +17,12 @@ from torch import Tensor
 from ..batches import as_tensordict
 from ..device.replay import FEWEST_ROWS
 from ..errors import EpisodeEndWarning, ParameterError
+from ..memory.copier import copy_all
 from ..parameters import is_count
 from ..replay.buffer import ReplayBuffer
 from ..steps.schema import Field, Path, Schema
 from ..views.transitions import NStep
-from .base import DropIn, StepFieldError, StepShapeError, alias, mapped, oldest_first, renew
+from .base import DropIn, StepFieldError, StepShapeError, alias, oldest_first, renew
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -136,6 +137,11 @@ class SimpleReplayBuffer(DropIn):
         """Bytes of all rows."""
         return self._replay.nbytes
 
+    def compile(self, **options: Any) -> None:
+        """Make a few kernels of each call, if the replay is on a GPU: see :meth:`relive.ReplayBuffer.compile`."""
+        if self._replay.device.type != "cpu":
+            self._replay.compile(**options)
+
     # -- writing ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -161,8 +167,7 @@ class SimpleReplayBuffer(DropIn):
                 self._count_limits(self._limits, newest["truncated"], apart)
             if self._holds:
                 self._store(newest["truncated"] | (apart & ~newest["terminated"]))
-        for name, value in step.items():
-            mapped(Tensor.copy_, newest[name], value)
+        copy_all(_leaves(newest), _leaves(step))
         self._holds = True
         self.ptr += 1
 
@@ -316,6 +321,12 @@ def differ(one: Any, other: Any) -> Tensor:
         return reduce(torch.logical_or, [differ(member, other[key]) for key, member in members])
     apart = one.view(torch.int32) != other.view(torch.int32)  # a NaN equals itself
     return apart.view(torch.uint8).amax(1) != 0  # on the CPU, any(1) takes longer
+
+
+def _leaves(step: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The tensors of a step."""
+    for value in step.values():
+        yield from cast("Mapping[str, Tensor]", value).values() if isinstance(value, Mapping) else (value,)
 
 
 def _part(source: Any, name: str, where: str | None = None) -> Any:

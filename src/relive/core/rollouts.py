@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -86,10 +87,12 @@ def mark_on_device(lengths: Tensor, burn_in: Tensor, is_start: Tensor, length: i
     return (time == 0) & (is_start[:, None] == 1), (time < lengths[:, None]) & (time >= burn_in[:, None])
 
 
-def permutation(n: int, seed: int, counter: int, device: torch.device | None = None) -> Tensor:
+def permutation(
+    n: int, seed: int, counter: int, device: torch.device | None = None, by: Callable[..., Tensor] | None = None
+) -> Tensor:
     """0..n-1 (int64 ``[n]``) in an order that depends on (seed, counter) alone, alike on every device; in RAM if None.
 
-    It is made where it is wanted, without waiting.
+    It is made where it is wanted, without waiting, ``by`` :func:`permute_on_device` or something that does the same.
     """
     if device is None or device.type in ("cpu", "mps"):  # the latter has no float64
         order = np.empty(n, np.int64)
@@ -97,7 +100,7 @@ def permutation(n: int, seed: int, counter: int, device: torch.device | None = N
         made = torch.from_numpy(order)
         return made if device is None else made.to(device)
     stream, golden = (torch.full((1,), word, device=device) for word in (signed(key(seed, counter)), GOLDEN))
-    return permute_on_device(n, stream, golden)
+    return (by or permute_on_device)(n, stream, golden)
 
 
 def permute_on_device(n: int, stream: Tensor, golden: Tensor) -> Tensor:

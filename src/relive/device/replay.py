@@ -20,6 +20,7 @@ from .. import core
 from ..core.numbers import signed
 from ..core.words import ALONE, COMPLETED, COUNT, DRAWABLE, EPISODES, FINALS, HEAD, LINKED, NEXT, NOT_FINITE, TAIL
 from ..memory.device import DeviceRows
+from ..memory.graphs import Graphed, has_graphs
 from ..memory.ram import HOSTED
 from ..ring.ring import Ahead, Change, Ring
 from ..samplers.prioritized import Prioritized
@@ -120,11 +121,7 @@ class OnDevice:
         """Which share of the transitions are the newest, and at least how many, as the device has it."""
         self._stored: Any = None
         """The sampler's arrays that the device had its own from."""
-        self._store_step: Any = self._add  # `compile` replaces these five
-        self._read_batch: Any = self._batch
-        self._read_sequences: Any = self._sequences
-        self._read_relabelled: Any = self._relabelled
-        self._set_errors: Any = self._rate
+        self._use(lambda call: call)
 
     @classmethod
     def of(cls, ring: Ring, sampler: Any, progress: Progress, lock: Any) -> OnDevice | None:
@@ -148,11 +145,27 @@ class OnDevice:
         """
         if not options.keys() & {"mode", "backend"}:
             options["options"] = {"emulate_precision_casts": True, **options.get("options", {})}
-        self._store_step = torch.compile(self._add, fullgraph=True, **options)
-        self._read_batch = torch.compile(self._batch, fullgraph=True, **options)
-        self._read_sequences = torch.compile(self._sequences, fullgraph=True, **options)
-        self._read_relabelled = torch.compile(self._relabelled, fullgraph=True, **options)
-        self._set_errors = torch.compile(self._rate, fullgraph=True, **options)
+        self._use(lambda call: torch.compile(call, fullgraph=True, **options))
+
+    def _use(self, made: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Do what calls do by what is ``made`` of the functions below; on a GPU, by graphs of that."""
+
+        def by_graphs(call: Callable[..., Any]) -> Callable[..., Any]:
+            made_of_it, device = made(call), self._store.device
+            return Graphed(made_of_it, device, self._relied_on) if has_graphs(device) else made_of_it
+
+        self._store_step = by_graphs(self._add)
+        self._read_batch = by_graphs(self._batch)
+        self._read_sequences = by_graphs(self._sequences)
+        self._read_relabelled = made(self._relabelled)  # functions of the user may do more than a graph holds
+        self._set_errors = by_graphs(self._rate)
+
+    def _relied_on(self) -> tuple[Any, ...]:
+        """What decides on the operations of a call, beside its arguments."""
+        recent, sampler = self._recent, self._sampler
+        parameters = () if sampler is None else (sampler.stratified,)
+        rounds = () if recent is None else (recent.rounds, recent.bits)
+        return self._rows.rule, self._windows, self._goals, *parameters, *rounds
 
     # -- calls --------------------------------------------------------------------------------------------------
 
@@ -399,7 +412,8 @@ class OnDevice:
             mine.refused.zero_()
             mine.empty.zero_()
         self._rows.rule = ring.rule
-        self._goals = None
+        if self._goals is not None:
+            self._goals.note_all()
         self._stored = self._kept
         live = ring.rows_live
         self._adds, self._sparse_until = 0, -1

@@ -1,17 +1,23 @@
-"""StepCopier: copies the fields of a step to where they are stored, all of them in one compiled call."""
+"""StepCopier and copy_all: the fields of a step are copied to where they are stored in as few calls as can be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from .. import core
 from ..steps.arrays import Array, numpy_view
 from ..steps.schema import Field, Path
 
-__all__ = ["BoundedCache", "StepCopier"]
+__all__ = ["BoundedCache", "StepCopier", "copy_all"]
+
+
+COPY_AT_ONCE: Any = vars(torch)["_foreach_copy_"]
+AT_ONCE = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool}
+"""Dtypes of which torch copies several tensors at once. It does not keep the bits of a NaN in float16 or bfloat16."""
 
 
 class StepCopier:
@@ -60,6 +66,20 @@ class StepCopier:
         for target, value in zip(self._targets, values, strict=True):
             if target is not None:
                 target[row] = numpy_view(value.detach()) if type(value) is Tensor else value
+
+
+def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
+    """Copy tensors to others of the same shapes on one device, all that are of one dtype at once."""
+    alike: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=False):
+        if target.dtype in AT_ONCE:
+            pair = alike.setdefault(target.dtype, ([], []))
+            pair[0].append(target)
+            pair[1].append(source)
+        else:
+            target.copy_(source, non_blocking=True)
+    for pair in alike.values():
+        COPY_AT_ONCE(*pair, non_blocking=True)
 
 
 K = TypeVar("K")

@@ -655,7 +655,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
                 "priority_min": float(p.min()),
                 "priority_mean": float(p.mean()),
                 "priority_max": float(p.max()),
-                "effective_size": float(p.sum() ** 2 / (p**2).sum()),
+                "effective_size": float(p.sum() ** 2 / ((p**2).sum() or np.inf)),
             }
         return figures
 

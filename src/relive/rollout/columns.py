@@ -14,7 +14,7 @@ from torch import Tensor
 from ..batches import as_tensordict
 from ..errors import DeviceError, EmptyError, FieldError, FullError, ParameterError, SchemaError, ShapeError
 from ..memory.allocator import zeroed
-from ..memory.copier import StepCopier
+from ..memory.copier import StepCopier, copy_all
 from ..memory.estimate import readable, require_free
 from ..memory.layout import typed
 from ..parameters import Rule, is_count, is_names, require
@@ -317,8 +317,7 @@ class Columns:
         if self.copier is not None:
             self.copier.write(row, values)
             return
-        for tensor, value in zip(self._own_memory, values, strict=False):  # the fields of a step are the first ones
-            tensor[row].copy_(value, non_blocking=True)
+        copy_all((tensor[row] for tensor in self._own_memory), values)  # the fields of a step are the first ones
 
     def _write_states(self, row: int, values: Sequence[Any]) -> list[Any]:
         """Store the states of a step if it is a k-th one; returns its other values."""

@@ -18,6 +18,7 @@ from .. import core
 from ..batches import Members
 from ..errors import FieldError, ParameterError
 from ..memory.allocator import SMALL, Recycled
+from ..memory.graphs import Graphed, has_graphs
 from ..memory.layout import LARGE_FIELD, RowLayout, typed
 from ..parameters import COUNT_RULE, is_count, require, seed_or_drawn
 from ..returns import scale
@@ -65,6 +66,11 @@ class Permutations:
 
     def __init__(self, seed: int | None) -> None:
         self.restart(seed)
+        self._graphed: Graphed | None = None
+        """Makes them on a GPU."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_graphed": None}
 
     def restart(self, seed: int | None) -> None:
         """The next permutation is number 0 of this seed."""
@@ -77,7 +83,9 @@ class Permutations:
 
     def next(self, count: int, device: torch.device | None = None) -> Tensor:
         """The next permutation of ``count`` items, on a device; in RAM if None."""
-        order = core.permutation(count, self.seed, self.draws, device)
+        if device is not None and device.type != "cpu" and self._graphed is None and has_graphs(device):
+            self._graphed = Graphed(core.permute_on_device, device, tuple)
+        order = core.permutation(count, self.seed, self.draws, device, self._graphed)
         self.draws += 1
         return order
 
