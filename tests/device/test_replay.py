@@ -18,7 +18,7 @@ from effort import in_ci, often
 from elsewhere import PLACES, no_waiting
 from paired import SCHEMA, WORLDS, Twins, assert_same, bits, rows
 from relive import FrameStack, NStep, Prioritized, ReplayBuffer, Uniform
-from relive.errors import EmptyError, LifecycleError, ReliveError
+from relive.errors import EmptyError, LifecycleError, ParameterError, ReliveError
 from taped import TAPED
 
 STACKS = [(2, "repeat", None), (3, "zeros", ("camera",))]
@@ -142,6 +142,13 @@ def test_batches_of_a_captured_graph_count(device: torch.device) -> None:
         inside.read_batch(part)(8, 1, 0.99)  # what a graph replays
     assert twins.there.stats()["batches"] == 3
     assert_same(drawn[3], twins.there.sample(8))
+
+
+@pytest.mark.parametrize("options", [{"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}])
+def test_graphs_of_the_compiler_are_refused(options: dict[str, Any]) -> None:
+    there = Twins(torch.device("cpu"), 2, 8, seed=0).there
+    with pytest.raises(ParameterError, match=r"a replay makes CUDA graphs of its own, .* use mode='default'"):
+        there.compile(**options)
 
 
 def test_a_replay_in_ram_alone_cannot_be_compiled() -> None:
