@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import inside
 from covering import covering
 from effort import in_ci, often
-from elsewhere import PLACES, no_waiting
+from elsewhere import no_waiting, places
 from paired import SCHEMA, WORLDS, Twins, assert_same, bits, rows
 from relive import FrameStack, NStep, Prioritized, ReplayBuffer, Uniform
 from relive.errors import EmptyError, LifecycleError, ParameterError, ReliveError
@@ -63,7 +63,7 @@ def test_batches_are_those_of_a_replay_in_ram(device: torch.device, world: Any, 
     assert_same(*twins.batches(33))
 
 
-@pytest.mark.parametrize("device", [*PLACES, TAPED], indirect=True)
+@pytest.mark.parametrize("device", places(TAPED), indirect=True)
 def test_the_host_takes_its_turns_between(device: torch.device, tmp_path: Any) -> None:
     """Whatever needs the ring in RAM has it up to date, and what it changes is known on the device afterwards."""
     twins = Twins(device, 4, 12, seed=3, sampler=Prioritized, view=lambda: NStep(3))
@@ -188,7 +188,7 @@ class Breaking(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("device", [*PLACES, in_ci(TAPED)], indirect=True)
+@pytest.mark.parametrize("device", places(in_ci(TAPED)), indirect=True)
 @pytest.mark.parametrize("call", ["add", "update"])
 def test_a_call_that_is_broken_off_leaves_only_whole_rows(device: torch.device, call: str) -> None:
     broken = 0
