@@ -113,6 +113,16 @@ PLACES = ["cpu", "stand-in", *(["cuda"] if torch.cuda.is_available() else [])]
 """The devices on which tests of devices run; a test has the CPU stand in for one, too."""
 
 
+def places(*more: Any) -> list[Any]:
+    """These and more, for ``parametrize``. `make test` leaves the stand-in to `.ci/run`.
+
+    It takes three times as long, and finds what ``no_waiting`` does not, which is little.
+    """
+    from effort import in_ci  # asks for the profile, which is not known when conftest.py is read
+
+    return [*(in_ci(name) if name == "stand-in" else name for name in PLACES), *more]
+
+
 @contextmanager
 def place(name: str) -> Iterator[torch.device]:
     """One of PLACES."""

@@ -15,7 +15,7 @@ from torch import Tensor
 import inside
 import relive.replay.buffer
 from covering import covering
-from elsewhere import ELSEWHERE, PLACES, far_device, no_waiting, place
+from elsewhere import ELSEWHERE, PLACES, far_device, no_waiting, place, places
 from relive import GAE, Collector, Field, Prioritized, ReplayBuffer, RolloutBuffer, Schema
 from relive.collect import CollectStats
 from relive.collect.envs import final_observations
@@ -33,7 +33,7 @@ FORMS = [(False, False), (True, False), (False, True), (True, True)]
 every_shown = pytest.mark.parametrize("final", SHOWN)
 
 
-@pytest.fixture(params=PLACES)
+@pytest.fixture(params=places())
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     with place(request.param) as chosen:
         yield chosen

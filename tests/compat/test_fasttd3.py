@@ -16,7 +16,7 @@ from tensordict import TensorDict
 import inside
 import relive.replay.buffer
 from compat.fasttd3_play import CRITIC, OBS, Host, Play, by_start, same_row
-from elsewhere import PLACES, no_waiting, place
+from elsewhere import no_waiting, place, places
 from relive.compat.fasttd3 import HolosomaReplayBuffer, SimpleReplayBuffer
 from relive.errors import EmptyError, EpisodeEndWarning, FieldError, ParameterError, ShapeError
 from relive.memory.device import DeviceRows
@@ -304,7 +304,7 @@ def test_reset_observations_after_terminals_alone_are_not_reported() -> None:
 # -- elsewhere --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=PLACES)
+@pytest.fixture(params=places())
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     """Each device on which a replay has its rows; the CPU is made one."""
     with place(request.param) as chosen:

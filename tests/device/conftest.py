@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from elsewhere import PLACES, place
+from elsewhere import place, places
 from taped import TAPED, with_tapes
 
 
@@ -23,13 +23,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test with a device on each that it does not name itself.
-
-    The stand-in takes three times as long, and finds what ``no_waiting`` does not, which is little.
-    """
-    from effort import in_ci  # asks for the profile, which is not known when this file is read
-
+    """Run a test with a device on each that it does not name itself."""
     named = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     if "device" in metafunc.fixturenames and "device" not in named:
-        places = [in_ci(name) if name == "stand-in" else name for name in PLACES]
-        metafunc.parametrize("device", places, indirect=True)
+        metafunc.parametrize("device", places(), indirect=True)

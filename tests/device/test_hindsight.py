@@ -10,7 +10,7 @@ from torch import Tensor
 
 import inside
 from effort import first_of, in_ci, often
-from elsewhere import PLACES, no_waiting
+from elsewhere import no_waiting, places
 from paired import Twins, assert_same, rows
 from relive import Field, Hindsight, NStep, Prioritized, Recent, Schema, Uniform
 from relive.errors import DTypeError, ShapeError
@@ -75,7 +75,7 @@ def test_batches_are_those_of_a_replay_in_ram(device: torch.device, world: Any, 
     twins.check()
 
 
-@pytest.mark.parametrize("device", [*PLACES, in_ci(TAPED)], indirect=True)
+@pytest.mark.parametrize("device", places(in_ci(TAPED)), indirect=True)
 def test_the_host_takes_its_turns_between(device: torch.device) -> None:
     twins = Twins(device, 4, 20, seed=3, schema=GOALS, view=view_of("future", 2))
     turns: list[Any] = [

@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import inside
 from covering import covering
 from effort import in_ci, often
-from elsewhere import PLACES, no_waiting
+from elsewhere import no_waiting, places
 from paired import SCHEMA, WORLDS, Twins, assert_same, bits, rows
 from relive import FrameStack, NStep, Prioritized, ReplayBuffer, Uniform
-from relive.errors import EmptyError, LifecycleError, ReliveError
+from relive.errors import EmptyError, LifecycleError, ParameterError, ReliveError
 from taped import TAPED
 
 STACKS = [(2, "repeat", None), (3, "zeros", ("camera",))]
@@ -63,7 +63,7 @@ def test_batches_are_those_of_a_replay_in_ram(device: torch.device, world: Any, 
     assert_same(*twins.batches(33))
 
 
-@pytest.mark.parametrize("device", [*PLACES, TAPED], indirect=True)
+@pytest.mark.parametrize("device", places(TAPED), indirect=True)
 def test_the_host_takes_its_turns_between(device: torch.device, tmp_path: Any) -> None:
     """Whatever needs the ring in RAM has it up to date, and what it changes is known on the device afterwards."""
     twins = Twins(device, 4, 12, seed=3, sampler=Prioritized, view=lambda: NStep(3))
@@ -144,6 +144,13 @@ def test_batches_of_a_captured_graph_count(device: torch.device) -> None:
     assert_same(drawn[3], twins.there.sample(8))
 
 
+@pytest.mark.parametrize("options", [{"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}])
+def test_graphs_of_the_compiler_are_refused(options: dict[str, Any]) -> None:
+    there = Twins(torch.device("cpu"), 2, 8, seed=0).there
+    with pytest.raises(ParameterError, match=r"a replay makes CUDA graphs of its own, .* use mode='default'"):
+        there.compile(**options)
+
+
 def test_a_replay_in_ram_alone_cannot_be_compiled() -> None:
     with pytest.raises(LifecycleError, match="in RAM"):
         ReplayBuffer(SCHEMA, 20).compile()
@@ -181,7 +188,7 @@ class Breaking(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("device", [*PLACES, in_ci(TAPED)], indirect=True)
+@pytest.mark.parametrize("device", places(in_ci(TAPED)), indirect=True)
 @pytest.mark.parametrize("call", ["add", "update"])
 def test_a_call_that_is_broken_off_leaves_only_whole_rows(device: torch.device, call: str) -> None:
     broken = 0

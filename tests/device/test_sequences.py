@@ -9,7 +9,7 @@ import torch
 
 import inside
 from effort import first_of, in_ci, often
-from elsewhere import PLACES, no_waiting
+from elsewhere import no_waiting, places
 from paired import SCHEMA, Twins, assert_same, rows
 from relive import Field, Schema, Sequence
 from taped import TAPED
@@ -54,7 +54,7 @@ def test_batches_are_those_of_a_replay_in_ram(device: torch.device, world: Any, 
     twins.batches(25)
 
 
-@pytest.mark.parametrize("device", [*PLACES, in_ci(TAPED)], indirect=True)
+@pytest.mark.parametrize("device", places(in_ci(TAPED)), indirect=True)
 def test_the_host_takes_its_turns_between(device: torch.device) -> None:
     twins = Twins(device, 4, 40, seed=3, schema=RECURRENT, view=lambda: Sequence(3, 2))
     turns: list[Any] = [

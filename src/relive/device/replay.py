@@ -19,6 +19,7 @@ from torch.utils.data import get_worker_info
 from .. import core
 from ..core.numbers import signed
 from ..core.words import ALONE, COMPLETED, COUNT, DRAWABLE, EPISODES, FINALS, HEAD, LINKED, NEXT, NOT_FINITE, TAIL
+from ..errors import ParameterError
 from ..memory.device import DeviceRows
 from ..memory.graphs import Graphed, has_graphs
 from ..memory.ram import HOSTED
@@ -57,6 +58,10 @@ FEWEST_ROWS = 4
 FEWEST_NEWEST = 2
 """Newest transitions for each env, so that a third of the rows among them or more can be drawn: an env's newest row is
 not complete, and neither is the final observation that may follow each of the others."""
+
+
+GRAPHS_OF_TORCH = "reduce-overhead", "max-autotune"
+"""Modes of torch.compile that make CUDA graphs."""
 
 
 MOST = 2**62
@@ -142,7 +147,17 @@ class OnDevice:
 
         On a GPU, a multiplication and an addition are not fused, which would round once, unless ``mode`` or
         ``backend`` is given.
+
+        Raises:
+            ParameterError: the options ask for CUDA graphs of torch's.
         """
+        mode = options.get("mode")
+        if mode in GRAPHS_OF_TORCH or options.get("options", {}).get("triton.cudagraphs"):
+            given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            raise ParameterError(
+                f"compile({given}): a replay makes CUDA graphs of its own, and torch's cannot be within them; "
+                "use mode='default' or 'max-autotune-no-cudagraphs'"
+            )
         if not options.keys() & {"mode", "backend"}:
             options["options"] = {"emulate_precision_casts": True, **options.get("options", {})}
         self._use(lambda call: torch.compile(call, fullgraph=True, **options))

@@ -596,6 +596,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
         Raises:
             LifecycleError: the bookkeeping of this replay is in RAM alone.
+            ParameterError: the options ask for CUDA graphs of torch's; the replay makes its own.
         """
         if self._on_device is None:
             raise LifecycleError(
