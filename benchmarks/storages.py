@@ -112,25 +112,31 @@ def ours(data: Work) -> Job:
         return Job(
             lambda: replay.sample(REPLAY_BATCH), lambda: torch.tensor(float(len(replay.sample(REPLAY_BATCH)["obs"])))
         )
-    rollout = relive.RolloutBuffer(
-        relive.Schema({**numbers, "value": (), "log_prob": ()}), data.steps, data.envs, seed=0, wrap=True
-    )
+    schema = relive.Schema({**numbers, "value": (), "log_prob": ()})
+    rollout = relive.RolloutBuffer(schema, data.steps, data.envs, seed=0)
     columns, last_value = data.columns(), data.last_value()
     steps = [{name: column[t] for name, column in columns.items()} for t in range(data.steps)]
     added = 0
-    for step in steps:
-        rollout.add(step)
 
     def add() -> None:
         nonlocal added
+        if added % data.steps == 0:
+            rollout.clear()
         rollout.add(steps[added % data.steps])
         added += 1
+
+    def filled() -> torch.Tensor:
+        rollout.clear()
+        for step in steps:
+            rollout.add(step)
+        return rollout["reward"][-1]
 
     def finish() -> Any:
         return rollout.finish(relive.GAE(gamma=GAMMA, lam=LAM), last_value=last_value)
 
     if data.method == STEP:
-        return Job(add, lambda: [rollout.add(step) for step in steps] and rollout["reward"][-1])
+        return Job(add, filled)
+    filled()
     finish()
     if data.method == ADVANTAGES:
         return Job(finish, lambda: finish()["advantage"])
@@ -142,7 +148,7 @@ def ours(data: Work) -> Job:
     return Job(passes, lambda: torch.tensor(float(passes())))
 
 
-OURS = Way("relive", "relive", "ours", "RolloutBuffer, ReplayBuffer", ours)
+OURS = Way("relive", "relive", "ours", "RolloutBuffer, with clear() once a rollout; ReplayBuffer", ours)
 
 
 def report(name: str, title: str, jobs: dict[str, list[Way]], sizes: tuple[int, ...], run: tuple[Effort, Path]) -> None:
