@@ -45,7 +45,7 @@ class Work:
 class Job(NamedTuple):
     """What is timed, and the numbers that all contenders have to get: the advantages, or the rows that were served."""
 
-    run: Callable[[], None]
+    run: Callable[[], Any]
     numbers: Callable[[], torch.Tensor]
 
 
