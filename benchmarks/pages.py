@@ -1,8 +1,8 @@
 """Writes the tables, the headline figures and their chart into the pages that show them.
 
 A page has a place for a table between `<!-- bench:NAME -->` and `<!-- /bench:NAME -->`; NAME is a report's,
-`headline` or `busy`. A report's name with `-details` after it is a place for multiples of the floor and for counts of
-calls.
+`headline`, `busy` or one of `beside.py`. A report's name with `-details` after it is a place for multiples of the floor
+and for counts of calls.
 
 python benchmarks/pages.py    rewrites all of them from results/*.json
 """
@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+import beside
 import busy
 import headline
 import tables
@@ -34,6 +35,7 @@ def written() -> dict[Path, str]:
         *((report["name"] + tables.DETAILS, tables.details(report)) for report in reports),
         ("headline", headline.figures(reports)),
         ("busy", busy.table(reports, tables.reports(busy.RESULTS))),
+        *((beside.PREFIX + library, beside.table(reports, library)) for library in beside.LIBRARIES),
     }:
         texts = {path: fill(text, name, table) for path, text in texts.items()}
     return {**texts, headline.CHART: headline.chart(reports)}

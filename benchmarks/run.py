@@ -42,6 +42,9 @@ BENCHMARKS = {
     "compat_rsl_rl": "bench_compat_rsl_rl",
     "compat_embodichain": "bench_compat_embodichain",
     "compat_fasttd3": "bench_compat_fasttd3",
+    "cleanrl": "bench_cleanrl",
+    "skrl": "bench_skrl",
+    "rl_games": "bench_rl_games",
     "device": "bench_device",
 }
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")

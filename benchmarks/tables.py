@@ -108,8 +108,10 @@ def machine(environment: dict[str, Any]) -> str:
     """One sentence on where and when the figures were measured."""
     packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
     gpu = f"{environment['gpu']}, CUDA {environment['cuda']}, " if "gpu" in environment else ""
+    others = environment.get("load", 0.0) > 2 * environment["cores"]
+    load = f" that other work kept busy (load {environment['load']:.0f})" if others else ""
     return (
-        f"{gpu}{environment['cpu']}, {environment['cores']} cores, {environment['system']},"
+        f"{gpu}{environment['cpu']}, {environment['cores']} cores{load}, {environment['system']},"
         f" Python {environment['python']}, {packages}; {environment['date']}"
         + (f", commit {environment['commit']}" if environment.get("commit") else "")
     )

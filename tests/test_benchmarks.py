@@ -166,6 +166,21 @@ def test_a_cell_shows_one_figure_the_time_the_multiple_or_the_calls(pages: Any) 
     assert pages.tables.multiple({**line, "role": "floor"}, "s") == ""
 
 
+def test_a_table_says_if_other_work_kept_the_machine_busy(pages: Any) -> None:
+    quiet = {"cpu": "c", "cores": 2, "system": "s", "python": "3", "packages": {}, "date": "today", "load": 1.9}
+    assert "busy" not in pages.tables.machine(quiet)
+    assert "2 cores that other work kept busy (load 20), s" in pages.tables.machine({**quiet, "load": 20.3})
+
+
+def test_one_library_beside_relive_has_its_fastest_way_in_each_workload(pages: Any) -> None:
+    lines = ("relive", "ours", 1e-3), ("a, slow", "peer", 9e-3), ("a", "peer", 3e-3), ("ab", "peer", 2e-3)
+    both = {**report("gae", *lines), "title": "GAE", "unit": "s"}
+    counts = {**report("bytes", *lines), "title": "bytes", "unit": "count"}
+    drop_in = {**report("compat_a", *lines), "title": "drop-in", "unit": "s"}
+    rows = pages.beside.rows([both, counts, drop_in], "a")
+    assert rows == [["GAE: one", "**1.00 ms**", "3.00 ms", "3.00 ×"]]
+
+
 def test_the_pages_and_the_chart_show_the_recorded_results(pages: Any) -> None:
     differing = [path.name for path, text in pages.written().items() if path.read_text(encoding="utf-8") != text]
     assert differing == [], "run: python benchmarks/pages.py"
