@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ PAGE_SECONDS = 300.0
 
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[^`\n]*)$")
 NO_RUN = re.compile(r"<!-- *no-run(?P<reason>.*?)-->")
+NEEDS = re.compile(r"<!-- *needs: *(?P<module>\w+) *-->")
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,9 @@ class Block:
     @property
     def no_run(self) -> str | None:
         """The reason not to run it; None where it runs."""
+        needs = NEEDS.fullmatch(self.before)
+        if needs:
+            return None if find_spec(needs["module"]) else f"{needs['module']} is not installed"
         found = NO_RUN.fullmatch(self.before)
         return found["reason"].lstrip(": ").rstrip() if found else None
 
@@ -287,6 +292,12 @@ def test_the_reader_finds_blocks_links_targets_and_reasons():
     assert links(SAMPLE) == ["#title-of-it", "missing.md"]
     assert broken("missing.md", ROOT / "README.md")
     assert broken("pyproject.toml", ROOT / "README.md") is None
+
+
+@pytest.mark.parametrize(("module", "runs"), [("torch", True), ("no_such_module", False)])
+def test_a_block_that_needs_a_module_runs_where_it_is_installed(module: str, runs: bool):
+    sample = f"<!-- needs: {module} -->\n\n```python\nx = 1\n```\n"
+    assert ("x = 1" in program(sample, "sample")) is runs
 
 
 def test_a_no_run_without_a_reason_and_code_that_does_not_parse_are_caught():
