@@ -216,6 +216,22 @@ def test_every_link_leads_somewhere(document: Path):
     assert [complaint for complaint in found if complaint] == []
 
 
+RECIPES = sorted(page for page in (ROOT / "docs" / "recipes").glob("*.md") if page.name != "index.md")
+
+
+def test_every_recipe_is_in_their_index():
+    index = (ROOT / "docs" / "recipes" / "index.md").read_text(encoding="utf-8")
+    assert {page.name for page in RECIPES} <= set(links(index))
+
+
+@pytest.mark.parametrize("page", RECIPES, ids=short)
+def test_a_recipe_has_code_that_asserts_and_says_what_goes_wrong_and_where_to_read_on(page: Path):
+    text = page.read_text(encoding="utf-8")
+    assert "assert " in program(text, short(page))
+    assert "\n## What goes wrong here\n" in text
+    assert "\nRead on: [" in text
+
+
 # Written in pieces, so that this file does not itself contain what it looks for.
 HOSTS = [r"pypi\.o" + "rg", "python" + "hosted", "download.py" + "torch", "registry.npm" + "js", "anaconda" + r"\.org"]
 FOLDERS = "|".join(("home", "root", "tmp", "work", "farm", "Users"))
