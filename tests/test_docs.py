@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ PAGE_SECONDS = 300.0
 
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[^`\n]*)$")
 NO_RUN = re.compile(r"<!-- *no-run(?P<reason>.*?)-->")
+NEEDS = re.compile(r"<!-- *needs: *(?P<module>\w+) *-->")
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,9 @@ class Block:
     @property
     def no_run(self) -> str | None:
         """The reason not to run it; None where it runs."""
+        needs = NEEDS.fullmatch(self.before)
+        if needs:
+            return None if find_spec(needs["module"]) else f"{needs['module']} is not installed"
         found = NO_RUN.fullmatch(self.before)
         return found["reason"].lstrip(": ").rstrip() if found else None
 
@@ -211,6 +216,22 @@ def test_every_link_leads_somewhere(document: Path):
     assert [complaint for complaint in found if complaint] == []
 
 
+RECIPES = sorted(page for page in (ROOT / "docs" / "recipes").glob("*.md") if page.name != "index.md")
+
+
+def test_every_recipe_is_in_their_index():
+    index = (ROOT / "docs" / "recipes" / "index.md").read_text(encoding="utf-8")
+    assert {page.name for page in RECIPES} <= set(links(index))
+
+
+@pytest.mark.parametrize("page", RECIPES, ids=short)
+def test_a_recipe_has_code_that_asserts_and_says_what_goes_wrong_and_where_to_read_on(page: Path):
+    text = page.read_text(encoding="utf-8")
+    assert "assert " in program(text, short(page))
+    assert "\n## What goes wrong here\n" in text
+    assert "\nRead on: [" in text
+
+
 # Written in pieces, so that this file does not itself contain what it looks for.
 HOSTS = [r"pypi\.o" + "rg", "python" + "hosted", "download.py" + "torch", "registry.npm" + "js", "anaconda" + r"\.org"]
 FOLDERS = "|".join(("home", "root", "tmp", "work", "farm", "Users"))
@@ -287,6 +308,12 @@ def test_the_reader_finds_blocks_links_targets_and_reasons():
     assert links(SAMPLE) == ["#title-of-it", "missing.md"]
     assert broken("missing.md", ROOT / "README.md")
     assert broken("pyproject.toml", ROOT / "README.md") is None
+
+
+@pytest.mark.parametrize(("module", "runs"), [("torch", True), ("no_such_module", False)])
+def test_a_block_that_needs_a_module_runs_where_it_is_installed(module: str, runs: bool):
+    sample = f"<!-- needs: {module} -->\n\n```python\nx = 1\n```\n"
+    assert ("x = 1" in program(sample, "sample")) is runs
 
 
 def test_a_no_run_without_a_reason_and_code_that_does_not_parse_are_caught():
