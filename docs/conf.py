@@ -3,7 +3,8 @@
 The pages are plain Markdown and read well without the site, so all that only Sphinx knows is written in comments:
 
 - ``<!-- reference: relive.GAE -->`` stands for the docstrings of that object and its public members. ``<!-- reference:
-  relive.NStep, alone -->`` leaves the members out, and ``, members: a b`` names the ones to show.
+  relive.NStep, alone -->`` leaves the members out, ``, members: a b`` names the ones to show, and ``, again`` is for an
+  object that another page has under another name.
 - ``<!-- tabs -->`` and ``<!-- /tabs -->`` enclose headings of one level, each of which becomes a tab.
 """
 
@@ -73,6 +74,7 @@ autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
+autodoc_type_aliases = {name: f"relive.{name}" for name in ("ReplayBuffer", "RolloutBuffer", "SequenceBatch")}
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
@@ -124,7 +126,6 @@ def listed(patterns: list[str]) -> list[str]:
         if "*" in pattern:
             pages = [page for page in pages if page not in named]
             pages = [page for page in pages if page.endswith("/index")] or pages
-            pages += [page for page in found(pattern + "/index") if pattern != "docs/*"]
         names += pages
     return names
 
@@ -145,21 +146,23 @@ def toctree(pages: list[str], caption: str = "") -> str:
 
 # What stands in comments ---------------------------------------------------------------------------------------------
 
-REFERENCE = re.compile(r"^<!-- reference: ([\w.]+)(?:, (alone)|, members: ([\w ]+))? -->$", re.MULTILINE)
+REFERENCE = re.compile(r"^<!-- reference: ([\w.]+)(?:, (alone|again)|, members: ([\w\s]+))? -->$", re.MULTILINE)
 TABS = re.compile(r"^<!-- tabs -->$(.*?)^<!-- /tabs -->$", re.MULTILINE | re.DOTALL)
 SOURCE = re.compile(r"\]\((?!\w+:)([^)\s]+\.(?:py|hpp|cpp|pyi))\)")
 
 
 def documented(match: re.Match[str]) -> str:
     """The directive of autodoc for a comment."""
-    name, alone, members = match.groups()
+    name, how, members = match.groups()
     module, _, attribute = name.rpartition(".")
     value = getattr(__import__(module, fromlist=[attribute]), attribute)
     kind = "class" if isinstance(value, type) else "function" if callable(value) else "data"
     if isinstance(value, type) and issubclass(value, BaseException):
         kind = "exception"
     lines = [f".. auto{kind}:: {name}"]
-    if kind == "class" and not alone:
+    if how == "again":
+        lines.append("   :no-index:")
+    elif kind == "class" and not how:
         lines.append(f"   :members: {', '.join((members or '').split())}".rstrip())
         lines += [] if members else ["   :inherited-members:"]
     return "\n".join(["```{eval-rst}", *lines, "```"])
@@ -249,8 +252,14 @@ def finish(app: Sphinx, error: Exception | None) -> None:
     (site / "versions.js").write_text(f"window.reliveVersions = {json.dumps(versions)};\n", encoding="utf-8")
 
 
+def lists_of_pages(app: Sphinx, env: Any, added: set[str], changed: set[str], removed: set[str]) -> list[str]:
+    """The pages that list others are read again, since a new page may belong there."""
+    return [page for page in env.found_docs if page == root_doc or below(page)]
+
+
 def setup(app: Sphinx) -> None:
     """Connect the above."""
     app.add_source_parser(Program)
+    app.connect("env-get-outdated", lists_of_pages)
     app.connect("source-read", read)
     app.connect("build-finished", finish)
