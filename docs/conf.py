@@ -15,23 +15,24 @@ import json
 import os
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.parsers import Parser
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-import relive  # noqa: E402: a checkout is found by the line above
-
-# The site ------------------------------------------------------------------------------------------------------------
+# The site -----------------------------------------------------------------------------------------------------------
 
 project = "relive"
 author = "the relive authors"
 project_copyright = author
+relive = import_module("relive")
 version = release = relive.__version__
 
 NAVIGATION = {
@@ -74,7 +75,6 @@ autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
-autodoc_type_aliases = {name: f"relive.{name}" for name in ("ReplayBuffer", "RolloutBuffer", "SequenceBatch")}
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
@@ -155,7 +155,7 @@ def documented(match: re.Match[str]) -> str:
     """The directive of autodoc for a comment."""
     name, how, members = match.groups()
     module, _, attribute = name.rpartition(".")
-    value = getattr(__import__(module, fromlist=[attribute]), attribute)
+    value = getattr(import_module(module), attribute)
     kind = "class" if isinstance(value, type) else "function" if callable(value) else "data"
     if isinstance(value, type) and issubclass(value, BaseException):
         kind = "exception"
@@ -171,7 +171,9 @@ def documented(match: re.Match[str]) -> str:
 def tabs(match: re.Match[str]) -> str:
     """Tabs of the headings between two comments."""
     parts = re.split(r"^#+ (.+)$", match[1], flags=re.MULTILINE)
-    items = [f"::::{{tab-item}} {title}\n{text.strip()}\n::::" for title, text in zip(parts[1::2], parts[2::2])]
+    items = [
+        f"::::{{tab-item}} {title}\n{text.strip()}\n::::" for title, text in zip(parts[1::2], parts[2::2], strict=True)
+    ]
     return "\n".join([":::::{tab-set}", *items, ":::::"])
 
 
@@ -214,6 +216,14 @@ def read(app: Sphinx, page: str, source: list[str]) -> None:
     elif below(page):
         text += toctree(below(page))
     source[0] = text
+
+
+def find_own(app: Sphinx, doctree: nodes.document) -> None:
+    """A class such as ``RolloutBuffer`` in a signature is relive's own, which drop-ins have a namesake of."""
+    for link in doctree.findall(addnodes.pending_xref):
+        name, module = link.get("reftarget", ""), link.get("py:module") or ""
+        if link.get("refdomain") == "py" and name in relive.__all__ and not module.startswith("relive.compat"):
+            link["reftarget"] = f"relive.{name}"
 
 
 class Program(Parser):
@@ -262,4 +272,5 @@ def setup(app: Sphinx) -> None:
     app.add_source_parser(Program)
     app.connect("env-get-outdated", lists_of_pages)
     app.connect("source-read", read)
+    app.connect("doctree-read", find_own)
     app.connect("build-finished", finish)
