@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import relive
-from test_docs import ROOT, blocks
+from test_docs import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
 MARK = re.compile(r"^<!-- reference: ([\w.]+)(?:, (alone|again)|, members: ([\w\s]+))? -->$", re.MULTILINE)
@@ -106,7 +106,7 @@ def test_the_reference_has_no_name_that_is_gone():
 def test_every_entry_has_an_example(page: Path):
     text = page.read_text(encoding="utf-8")
     marks = [*MARK.finditer(text)]
-    ends = [*(mark.start() for mark in marks[1:]), len(text)]
+    ends = [*(mark.start() for mark in marks), len(text)][1:]
     plain = [mark[1] for mark, end in zip(marks, ends, strict=True) if "```python\n" not in text[mark.end() : end]]
     assert [name for name in plain if name not in ERRORS] == []
 
