@@ -66,23 +66,30 @@ W, H = 58, 34
 """The width and height of a row."""
 
 
-def rows(x: float, y: float, words: str) -> list[str]:
+def at(i: int) -> int:
+    """Where row i begins."""
+    return 20 + i * (W + 6)
+
+
+def spread(i: int) -> int:
+    """The same for rows with arrows in between."""
+    return 170 + i * (W + 40)
+
+
+def rows(y: float, words: str) -> list[str]:
     """Rows side by side: B is a boundary row, a name in brackets the newest step, all others are steps."""
     kinds = {"B": "end", "(": "new"}
-    return [
-        box(x + i * (W + 6), y, W, H, word.strip("()"), kinds.get(word[0], "step"))
-        for i, word in enumerate(words.split())
-    ]
+    return [box(at(i), y, W, H, word.strip("()"), kinds.get(word[0], "step")) for i, word in enumerate(words.split())]
 
 
 def ring() -> None:
     """The ring of one env."""
-    at = lambda i: 20 + i * (W + 6)
     picture(
-        "ring", "The ring of one environment: two episodes with a boundary row after each end, and the newest step", 680, 186,
+        "ring", "The ring of one environment: two episodes with a boundary row after each end, and the newest step",
+        680, 186,
         [
             text(20, 24, "the ring of one environment, in the order of time", "soft"),
-            *rows(20, 66, "s7 s8 B s0 s1 s2 B s0 s1 (s2)"),
+            *rows(66, "s7 s8 B s0 s1 s2 B s0 s1 (s2)"),
             text(at(2) + W / 2, 54, "final observation", "soft middle"),
             text(at(6) + W / 2, 54, "final observation", "soft middle"),
             text(at(9) + W, 54, "newest step", "soft last"),
@@ -97,12 +104,12 @@ def ring() -> None:
 
 def window() -> None:
     """Two n-step windows."""
-    at = lambda i: 20 + i * (W + 6)
     picture(
-        "n-step-window", "Two windows of three steps: one within an episode, one cut short where the episode ends", 680, 220,
+        "n-step-window", "Two windows of three steps: one within an episode, one cut short where the episode ends",
+        680, 220,
         [
             text(20, 24, "windows of n = 3 steps", "soft"),
-            *rows(20, 86, "s0 s1 s2 s3 s4 s5 s6 B s0 s1"),
+            *rows(86, "s0 s1 s2 s3 s4 s5 s6 B s0 s1"),
             f'<rect x="{at(1) - 4:g}" y="80" width="{3 * W + 20:g}" height="46" rx="6" class="frame"/>',
             f'<rect x="{at(5) - 4:g}" y="80" width="{2 * W + 14:g}" height="46" rx="6" class="frame"/>',
             text(at(1), 48, "anchor s1: 3 rewards", ""),
@@ -120,28 +127,29 @@ def window() -> None:
 
 def boundary() -> None:
     """What an env returns at an end, and the rows of it."""
-    at = lambda i: 170 + i * (W + 40)
     picture(
-        "boundary-row", "An episode that is cut after three steps: the environment, the rows of a replay, and the values",
+        "boundary-row",
+        "An episode that is cut after three steps: the environment, the rows of a replay, and the values",
         680, 262,
         [
             text(20, 42, "the environment"),
-            *(box(at(i), 20, W, H, f"{obs}", "step") for i, obs in enumerate((0, 1, 2))),
-            box(at(3), 20, W, H, "3", "end"), box(at(4), 20, W, H, "10", "step"),
-            *(line(f"M{at(i) + W + 3:g} 37h{34:g}") for i in range(3)),
-            line(f"M{at(3) + W + 3:g} 37h34"),
-            text(at(3) + W + 20, 74, "reset", "soft middle"), text(at(2) + W + 20, 74, "truncated", "soft middle"),
+            *(box(spread(i), 20, W, H, f"{obs}", "step") for i, obs in enumerate((0, 1, 2))),
+            box(spread(3), 20, W, H, "3", "end"), box(spread(4), 20, W, H, "10", "step"),
+            *(line(f"M{spread(i) + W + 3:g} 37h{34:g}") for i in range(3)),
+            line(f"M{spread(3) + W + 3:g} 37h34"),
+            text(spread(3) + W + 20, 74, "reset", "soft middle"),
+            text(spread(2) + W + 20, 74, "truncated", "soft middle"),
             text(20, 132, "the replay's rows"),
-            *(box(at(i), 110, W, H, f"{obs}", "step") for i, obs in enumerate((0, 1, 2))),
-            box(at(3), 110, W, H, "3", "end"), box(at(4), 110, W, H, "10", "step"),
-            *(line(f"M{at(i) + W / 2:g} 56v50") for i in range(5)),
-            text(at(3) + W / 2, 164, "boundary row:", "soft middle"),
-            text(at(3) + W / 2, 182, "no action, no reward", "soft middle"),
+            *(box(spread(i), 110, W, H, f"{obs}", "step") for i, obs in enumerate((0, 1, 2))),
+            box(spread(3), 110, W, H, "3", "end"), box(spread(4), 110, W, H, "10", "step"),
+            *(line(f"M{spread(i) + W / 2:g} 56v50") for i in range(5)),
+            text(spread(3) + W / 2, 164, "boundary row:", "soft middle"),
+            text(spread(3) + W / 2, 182, "no action, no reward", "soft middle"),
             text(20, 222, "the value after it"),
-            *(text(at(i) + W / 2, 222, words, "mono middle") for i, words in enumerate(("V(1)", "V(2)", "V(3)"))),
-            text(at(4) + W / 2, 222, "V(11)", "mono middle"),
-            text(at(3) + W / 2, 222, "–", "soft middle"),
-            text(20, 246, "If the step out of 2 terminated the task, the value after it is 0, and 3 is not read.", "soft"),
+            *(text(spread(i) + W / 2, 222, words, "mono middle") for i, words in enumerate(("V(1)", "V(2)", "V(3)"))),
+            text(spread(4) + W / 2, 222, "V(11)", "mono middle"),
+            text(spread(3) + W / 2, 222, "–", "soft middle"),
+            text(20, 246, "If the step out of 2 terminated the task, its value is 0, and 3 is not read.", "soft"),
         ],
     )  # fmt: skip
 
@@ -165,10 +173,10 @@ def lane() -> None:
         box(520, 44, 140, 166, "", "end"),
         text(590, 104, "drain", "mono middle"), text(590, 128, "ReplayBuffer", "mono middle"),
         text(590, 152, "sample", "mono middle"),
-        text(340, 244, "Each actor writes to a lane of its own. Nothing is pickled, and nobody waits for a lock.", "soft middle"),
+        text(340, 244, "Each actor has a lane of its own. Nothing is pickled; there is no lock to wait for.", "soft middle"),
     ]  # fmt: skip
-    picture("lanes", "Three actors write steps to their lanes in shared memory; the owner drains them into a replay", 680, 260,
-            parts)  # fmt: skip
+    title = "Three actors write steps to their lanes in shared memory; the owner drains them into a replay"
+    picture("lanes", title, 680, 260, parts)
 
 
 if __name__ == "__main__":
