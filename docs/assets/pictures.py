@@ -173,7 +173,7 @@ def lane() -> None:
         box(520, 44, 140, 166, "", "end"),
         text(590, 104, "drain", "mono middle"), text(590, 128, "ReplayBuffer", "mono middle"),
         text(590, 152, "sample", "mono middle"),
-        text(340, 244, "Each actor has a lane of its own. Nothing is pickled, and no process waits.", "soft middle"),
+        text(340, 244, "Each actor has a lane of its own. Nothing is pickled, and nobody takes a lock.", "soft middle"),
     ]  # fmt: skip
     title = "Three actors write steps to their lanes in shared memory; the owner drains them into a replay"
     picture("lanes", title, 680, 260, parts)
