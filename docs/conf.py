@@ -85,7 +85,7 @@ napoleon_preprocess_types = False
 html_theme = "furo"
 html_title = f"relive {version}"
 html_short_title = "relive"
-html_static_path = ["theme"]
+html_static_path = ["theme/static"]
 html_css_files = ["site.css"]
 html_sidebars = {
     "**": [
@@ -97,7 +97,7 @@ html_sidebars = {
         "versions.html",
     ]
 }
-templates_path = ["theme"]
+templates_path = ["theme/templates"]
 html_copy_source = False
 html_show_sphinx = False
 pygments_style = "a11y-high-contrast-light"
@@ -147,6 +147,11 @@ def toctree(pages: list[str], caption: str = "") -> str:
 # What stands in comments ---------------------------------------------------------------------------------------------
 
 REFERENCE = re.compile(r"^<!-- reference: ([\w.]+)(?:, (alone|again)|, members: ([\w\s]+))? -->$", re.MULTILINE)
+PAGES = sorted((ROOT / "docs" / "reference").glob("*.md"))
+NAMES = [match[1] for page in PAGES for match in REFERENCE.finditer(page.read_text(encoding="utf-8"))]
+OWN = {name.rpartition(".")[2]: name for name in reversed(NAMES)}
+"""Short name -> the name under which the reference has it."""
+
 TABS = re.compile(r"^<!-- tabs -->$(.*?)^<!-- /tabs -->$", re.MULTILINE | re.DOTALL)
 SOURCE = re.compile(r"\]\((?!\w+:)([^)\s]+\.(?:py|hpp|cpp|pyi))\)")
 
@@ -170,7 +175,8 @@ def documented(match: re.Match[str]) -> str:
 
 def tabs(match: re.Match[str]) -> str:
     """Tabs of the headings between two comments."""
-    parts = re.split(r"^#+ (.+)$", match[1], flags=re.MULTILINE)
+    level = re.findall(r"^#+", match[1], re.MULTILINE)[0]  # comments of the code below have another one
+    parts = re.split(rf"^{level} (.+)$", match[1], flags=re.MULTILINE)
     items = [
         f"::::{{tab-item}} {title}\n{text.strip()}\n::::" for title, text in zip(parts[1::2], parts[2::2], strict=True)
     ]
@@ -219,11 +225,11 @@ def read(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def find_own(app: Sphinx, doctree: nodes.document) -> None:
-    """A class such as ``RolloutBuffer`` in a signature is relive's own, which drop-ins have a namesake of."""
+    """Lead a short name such as ``RolloutBuffer`` or ``gae`` to relive's own; drop-ins have classes of the same names."""
     for link in doctree.findall(addnodes.pending_xref):
-        name, module = link.get("reftarget", ""), link.get("py:module") or ""
-        if link.get("refdomain") == "py" and name in relive.__all__ and not module.startswith("relive.compat"):
-            link["reftarget"] = f"relive.{name}"
+        module = link.get("py:module") or ""
+        if link.get("refdomain") == "py" and not module.startswith("relive.compat"):
+            link["reftarget"] = OWN.get(link["reftarget"], link["reftarget"])
 
 
 class Program(Parser):
