@@ -225,7 +225,7 @@ def read(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def find_own(app: Sphinx, doctree: nodes.document) -> None:
-    """Lead a short name such as ``RolloutBuffer`` or ``gae`` to relive's own; drop-ins have classes of the same names."""
+    """Lead a short name such as ``RolloutBuffer`` or ``gae`` to relive's own. Drop-ins have namesakes of some."""
     for link in doctree.findall(addnodes.pending_xref):
         module = link.get("py:module") or ""
         if link.get("refdomain") == "py" and not module.startswith("relive.compat"):
