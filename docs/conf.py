@@ -43,7 +43,7 @@ NAVIGATION = {
     "Files": ["docs/files", "docs/durable", "docs/exchange", "docs/security"],
     "Processes and machines": ["docs/processes", "docs/serving", "docs/scaling", "docs/cluster"],
     "Look and check": ["docs/errors", "docs/audit", "docs/inspect", "docs/traps", "docs/audit-of-libraries"],
-    "More guides": ["docs/*", "docs/recipes/*", "docs/notebooks/*"],
+    "Recipes and more": ["docs/*", "docs/recipes/*", "docs/notebooks/*"],
     "Reference": ["docs/reference/*"],
     "Coming from another library": ["docs/migration/*"],
     "Project": ["benchmarks/README", "docs/decisions", "CHANGELOG", "CONTRIBUTING"],
