@@ -15,6 +15,8 @@ VENV := .venv
 BENCH_VENV := .venv-bench
 PY := $(VENV)/bin/python
 BENCH_PY := $(BENCH_VENV)/bin/python
+DOCS_VENV := .venv-docs
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/relive/__init__.py)
 HOSTS := agilerl stable_baselines3 velora
 
 # The first Python that is new enough; `make setup PYTHON=...` names one by hand.
@@ -29,7 +31,7 @@ endif
 export RELIVE_ZIG
 
 .PHONY: help setup demo test test-slow test-all test-gpu sanitize zig wheel attacks mutations stub walks checkouts \
-	test-peers test-hosts lint format bench clean outdated
+	test-peers test-hosts lint format docs docs-links bench clean outdated
 
 help: ## show this list
 	@echo "relive: the data layer of a reinforcement learning loop in PyTorch"
@@ -107,11 +109,19 @@ format: setup ## let ruff mend style and format
 	@$(PY) -m ruff check --fix --exit-zero
 	@$(PY) -m ruff format
 
+SPHINX = PYTHONPATH=src $(DOCS_VENV)/bin/python -m sphinx -W --keep-going -q -j 2 -c docs -d build/doctrees
+docs: $(DOCS_VENV)/installed ## the site of the documents: build/site/<version>/index.html
+	@$(SPHINX) . build/site/$(VERSION)
+	@echo "build/site/$(VERSION)/index.html is ready"
+
+docs-links: $(DOCS_VENV)/installed ## ask every site that the documents link to, which needs the network
+	@$(SPHINX) -b linkcheck . build/links
+
 bench: $(BENCH_VENV)/installed checkouts ## measure beside the installed peers; rewrites the tables and the chart
 	@$(BENCH_PY) benchmarks/run.py
 
 clean: ## remove the environments, the caches and runs/
-	rm -rf $(VENV) $(BENCH_VENV) $(addprefix .venv-,$(HOSTS)) runs build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(DOCS_VENV) $(addprefix .venv-,$(HOSTS)) runs build dist .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call prepare,ENV): an environment with torch in it, which goes in alone and first, so that everything after it
@@ -163,6 +173,16 @@ define apart
 	@rm -rf build/$(1)/src && cp -r src build/$(1)/src && rm -f build/$(1)/src/relive/core/_core*.so
 	@$(VENV)/bin/cmake --install build/$(1) --prefix build/$(1)/src > build/$(1)/log
 endef
+
+# Sphinx imports the package, so it sees what .venv has. Of Stable-Baselines3, only the classes are read.
+$(DOCS_VENV)/installed: docs/requirements.txt tests/hosts/requirements-stable_baselines3.txt \
+	$(call outdated,$(DOCS_VENV)) | $(VENV)/installed
+	@echo "creating $(DOCS_VENV)" && rm -rf $(DOCS_VENV) && $(PY) -m venv $(DOCS_VENV) && echo "$(CURDIR)" > $(DOCS_VENV)/folder
+	@$(DOCS_VENV)/bin/python -m pip install --requirement docs/requirements.txt
+	@$(DOCS_VENV)/bin/python -m pip install --no-deps $(shell grep '^stable' tests/hosts/requirements-stable_baselines3.txt)
+	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$($(DOCS_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/relive-packages.pth"
+	@touch $@
 
 PEERS := benchmarks/requirements.txt
 LOOSE_PEERS := benchmarks/requirements-nodeps.txt

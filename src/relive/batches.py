@@ -295,7 +295,7 @@ class SequenceBatch(Mapping[str, Any]):
         return self._by_sequence(values)[self._by_sequence(self["mask"])]
 
     def pad(self, values: Tensor) -> Tensor:
-        """The inverse of :meth:`flat`: ``[S, ...]`` as ``[L, B, ...]``, zero in all other rows."""
+        """The inverse of :meth:`flat`: ``values`` ``[S, ...]`` as ``[L, B, ...]``, zero in all other rows."""
         shape = _shape_of(values)
         if shape[:1] != (self.num_steps,):
             raise ShapeError(f"pad: expected the {self.num_steps} steps of this batch, got {shape}")
@@ -304,7 +304,7 @@ class SequenceBatch(Mapping[str, Any]):
         return self._by_sequence(padded.index_put((mask,), values))
 
     def packed(self, name: str) -> PackedSequence:
-        """A field without padding, burn-in included, for torch.nn's recurrent modules."""
+        """The field ``name`` without padding, burn-in included, for torch.nn's recurrent modules."""
         values = self[name]
         self._require_rows(values)
         lengths = self["lengths"].cpu()

@@ -106,7 +106,20 @@ def lambda_returns(
 ) -> Tensor:
     """TD(λ) returns (Sutton and Barto 2018, eq. 12.2), ``[T, N]``: Gₜ = rₜ + γ((1 - λ)v'ₜ + λGₜ₊₁).
 
-    They equal the value plus the GAE advantage with the same λ. Arguments and errors are those of :func:`gae`.
+    They equal the value plus the GAE advantage with the same λ.
+
+    Args:
+        reward: ``[T, N]``, float.
+        value: ``[T + 1, N]``; the last row is V(obs[T]).
+        terminated: ``[T, N]``, bool.
+        truncated: ``[T, N]``, bool.
+        final_value: ``[T, N]``, V(true final observation); read only where a real step was truncated.
+        mask: ``[T, N]``, bool, False for steps that are not real.
+        gamma: discount per step.
+        lam: λ; 0 gives one reward and the value after it, 1 all rewards.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError, FieldError, ParameterError: as :func:`gae`.
     """
     options: dict[str, Any] = {"final_value": final_value, "mask": mask, "gamma": gamma, "lam": lam}
     return gae(reward, value, terminated, truncated, **options)[1]
@@ -126,6 +139,15 @@ def monte_carlo(
 
     The rest of an episode that was truncated is ``final_value``; the rest of one that goes on after the rollout is
     ``value[T]``. Without ``value`` there is no critic: the rest counts as 0, and ``final_value`` is ignored.
+
+    Args:
+        reward: ``[T, N]``, float.
+        terminated: ``[T, N]``, bool.
+        truncated: ``[T, N]``, bool.
+        value: ``[T + 1, N]``; only its last row is read. None if there is no critic.
+        final_value: ``[T, N]``, V(true final observation); read only where a real step was truncated.
+        mask: ``[T, N]``, bool, False for steps that are not real.
+        gamma: discount per step.
 
     Raises:
         ShapeError, DTypeError, DeviceError: an argument does not fit ``reward``.
@@ -157,13 +179,22 @@ def vtrace(
 
     Args:
         log_rho: ``[T, N]``, log π(a|s) - log μ(a|s), of the target policy π and the acting policy μ.
+        reward: ``[T, N]``, float.
+        value: ``[T + 1, N]``; the last row is V(obs[T]).
+        terminated: ``[T, N]``, bool.
+        truncated: ``[T, N]``, bool.
+        final_value: ``[T, N]``, V(true final observation); read only where a real step was truncated.
+        mask: ``[T, N]``, bool, False for steps that are not real.
+        gamma: discount per step.
+        lam: λ, from 0 to 1; it shortens the trace.
         rho_clip: ρ̄, the upper limit of ρ; it decides which policy's values vs estimates.
         c_clip: c̄, the upper limit of the trace; it decides how fast the values converge.
 
-    The other arguments and the errors are those of :func:`gae`.
-
     Returns:
         advantage and vs, each ``[T, N]``.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError, FieldError, ParameterError: as :func:`gae`.
     """
     require("vtrace", GAMMA_RULE, gamma=gamma)
     require("vtrace", LAM_RULE, lam=lam)
@@ -233,6 +264,11 @@ def normalize(x: Tensor, mask: Tensor | None = None, eps: float = EPS) -> Tensor
     """(x - mean) / (std + eps) over the entries with ``mask`` True; 0 elsewhere.
 
     The standard deviation is unbiased. With fewer than two entries it is 0, so a single entry gives 0, not NaN.
+
+    Args:
+        x: floats of any shape.
+        mask: bool of the same shape, True for the entries that count; None counts all.
+        eps: added to the standard deviation.
 
     Raises:
         DTypeError, ShapeError, DeviceError: ``x`` is not a tensor of floats, or ``mask`` is not bool of its shape.

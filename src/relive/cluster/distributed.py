@@ -156,7 +156,7 @@ class ShardedReplay:
         return batch
 
     def batches(self, count: int, batch_size: int) -> Iterator[Any]:
-        """``count`` batches, each as :meth:`sample` gives it.
+        """``count`` batches, each ``batch_size`` rows of all ranks together, as :meth:`sample` gives them.
 
         Raises:
             ParameterError: ``count`` is not positive.
@@ -503,11 +503,16 @@ def sequences(
         rollout: this rank's rollout, complete and finished.
         length: steps of a window; None makes one window of each episode.
         num_batches: the number of batches in an epoch. Every rank must have at least as many sequences.
+        overlap: how many steps successive windows share: "none", "half", "max" or a number.
+        complete: leave out episodes whose first or last step is not in the rollout.
+        drop_tail: leave out the windows that are shorter than ``length``.
+        epochs: passes over the rollouts.
+        shuffle: in a new order each epoch; False keeps the order of time.
+        fields: the columns wanted; default all but ``mask`` and ``final_value``.
+        time_first: ``[L, B, ...]``; False gives ``[B, L, ...]``.
         normalize_advantage: normalise ``advantage`` over the steps of all ranks in each batch.
         group: the process group; None is the default one. If torch.distributed was not initialized, this process is
             the only rank.
-
-    The other arguments are those of :meth:`relive.RolloutBuffer.sequences`.
 
     Raises:
         EmptyError, ParameterError, FieldError: as that method, on any rank; or ranks differ in an argument.

@@ -399,7 +399,7 @@ class Replay:
         return {"weight": torch.from_numpy(weights), "probability": torch.from_numpy(priorities / mass)}
 
     def update_priorities(self, index: Any, td_error: Any, mask: Any = None) -> None:
-        """Set the priorities of a batch from its TD errors, as :meth:`relive.ReplayBuffer.update_priorities`.
+        """Set the priorities of a batch. Arguments are those of :meth:`relive.ReplayBuffer.update_priorities`.
 
         The errors are on their way when this returns, and in effect for every later :meth:`sample`. Errors that cannot
         be set, because the transition is gone or its shard was restarted or does not answer, are counted in
@@ -558,7 +558,11 @@ class _ShardRows(NamedTuple):
 
 
 def load_extra(path: str | os.PathLike[str]) -> Any:
-    """The ``extra`` of the last :meth:`Replay.save` in this directory."""
+    """The ``extra`` of the last :meth:`Replay.save` in this directory.
+
+    Args:
+        path: the directory.
+    """
     return extra_of(_manifest(path))
 
 

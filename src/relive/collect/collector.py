@@ -203,6 +203,10 @@ class Collector:
         From now on the envs belong to this collector, until another collector resets them. Running episodes are cut:
         their newest steps are truncated in a rollout, and incomplete in a replay. To start a rollout over, clear the
         buffer as well.
+
+        Args:
+            seed: of the envs: one number, from which each env gets its own, or a list with one for each env.
+            options: passed to the ``reset`` of the envs.
         """
         initial, n = self._initial_states(), self._vector.num_envs
         seed = require_start("reset", n, seed, options)

@@ -308,7 +308,19 @@ def HolosomaReplayBuffer(  # noqa: N802 - named like the class that it makes
     *,
     seed: int | None = None,
 ) -> SimpleReplayBuffer:
-    """holosoma's ``SimpleReplayBuffer``: steps always have ``critic_observations``, and arguments say less."""
+    """holosoma's ``SimpleReplayBuffer``: steps always have ``critic_observations``, and arguments say less.
+
+    Args:
+        n_env: N.
+        buffer_size: steps of each env.
+        n_obs: numbers of an observation.
+        n_act: numbers of an action.
+        n_critic_obs: numbers of what the critic observes.
+        n_steps: the most rewards of a transition.
+        gamma: discount per step.
+        device: of the storage and of batches; None is the CPU.
+        seed: as in :class:`SimpleReplayBuffer`.
+    """
     return SimpleReplayBuffer(
         n_env, buffer_size, n_obs, n_act, n_critic_obs, True, n_steps=n_steps, gamma=gamma, device=device, seed=seed
     )

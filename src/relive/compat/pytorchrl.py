@@ -463,7 +463,7 @@ class NStepReplayBuffer(ReplayBuffer):
 
 
 class PERBuffer(NStepReplayBuffer):
-    """``pytorchrl.agent.storages.PERBuffer``: drawn in proportion to (|TD error| + epsilon)^alpha.
+    """``pytorchrl.agent.storages.PERBuffer``: drawn in proportion to (abs(TD error) + epsilon)^alpha.
 
     Batches have ``idxs`` and the importance weights ``per_weights``, float32 ``[B, 1]``, divided by the largest one in
     the buffer. :meth:`after_gradients` reads the errors in ``info["Algorithm"]["errors"]``. With ``alpha=0`` draws are
@@ -471,7 +471,7 @@ class PERBuffer(NStepReplayBuffer):
 
     Args:
         size: this and the others as in :class:`NStepReplayBuffer`.
-        epsilon: added to each |TD error|; 0 counts as 1e-6.
+        epsilon: added to the absolute value of each TD error; 0 counts as 1e-6.
         alpha: the exponent of priorities; 0 is uniform.
         beta: the exponent of importance weights.
         default_error: the TD error that new transitions start with.

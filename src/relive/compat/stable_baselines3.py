@@ -114,6 +114,7 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         handle_timeout_termination: do not count time limits (``info["TimeLimit.truncated"]``) as terminals.
         seed: batch t is a function of (seed, t). None draws a seed for each batch from NumPy's global generator, as
             the host does.
+        parts: of a subclass: the sampler, the view and further fields of its replay.
 
     Raises:
         TypeError: a subclass overrides ``_get_samples``, and ``optimize_memory_usage`` is set.
@@ -416,7 +417,14 @@ FIELDS = table_of(ReplayBuffer)
 
 
 class DictReplayBuffer(ReplayBuffer, buffers.DictReplayBuffer):
-    """``stable_baselines3.common.buffers.DictReplayBuffer``: a :class:`ReplayBuffer` for a Dict space."""
+    """``stable_baselines3.common.buffers.DictReplayBuffer``: a :class:`ReplayBuffer` for a Dict space.
+
+    Args:
+        buffer_size: transitions over all envs, at least 2 of each.
+        observation_space: of one env, a Dict.
+        args: see :class:`ReplayBuffer`.
+        kwargs: see :class:`ReplayBuffer`.
+    """
 
     def __init__(self, buffer_size: int, observation_space: spaces.Dict, *args: Any, **kwargs: Any) -> None:
         require_dict(observation_space, "DictReplayBuffer")
@@ -487,7 +495,7 @@ class PrioritizedReplayBuffer(NStepReplayBuffer):
         args: see :class:`ReplayBuffer`.
         alpha: the exponent of priorities; 0 is uniform.
         beta: the exponent of importance weights, or a schedule (first, last, draws).
-        eps: added to each |TD error|.
+        eps: added to the absolute value of each TD error.
         n_steps: see :class:`NStepReplayBuffer`; 1 is single transitions.
         kwargs: see :class:`NStepReplayBuffer`.
     """
@@ -888,7 +896,14 @@ ROLLOUT_FIELDS = table_of(RolloutBuffer)
 
 
 class DictRolloutBuffer(RolloutBuffer, buffers.DictRolloutBuffer):
-    """``stable_baselines3.common.buffers.DictRolloutBuffer``: a :class:`RolloutBuffer` for a Dict space."""
+    """``stable_baselines3.common.buffers.DictRolloutBuffer``: a :class:`RolloutBuffer` for a Dict space.
+
+    Args:
+        buffer_size: steps of each env.
+        observation_space: of one env, a Dict.
+        args: see :class:`RolloutBuffer`.
+        kwargs: see :class:`RolloutBuffer`.
+    """
 
     def __init__(self, buffer_size: int, observation_space: spaces.Dict, *args: Any, **kwargs: Any) -> None:
         require_dict(observation_space, "DictRolloutBuffer")

@@ -83,6 +83,9 @@ def log_of(source: Any) -> Log:
     source has only the one after each env's last step, the others are those of the following rows, and after an end the
     step's own observation stands for it.
 
+    Args:
+        source: a buffer of relive, the path of a save, a dict of arrays, or a live buffer of another library.
+
     Raises:
         FieldError, ShapeError: the source cannot be read.
     """

@@ -55,6 +55,9 @@ def from_stable_baselines3(path: str | os.PathLike[str]) -> Log:
     and hindsight buffers are read. Observations after steps are kept. With ``optimize_memory_usage`` the buffer had
     only the newest one of each env: see :func:`relive.exchange.log_of`.
 
+    Args:
+        path: the file.
+
     Raises:
         NoSaveError: there is no such file.
         FileFormatError: the file is not a pickle of such a buffer, is damaged, or has names that no buffer needs.

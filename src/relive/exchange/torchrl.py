@@ -53,6 +53,9 @@ def from_torchrl(path: str | os.PathLike[str]) -> Log:
     "next" have become observations. The first axis of a storage is time. If the storage counts more axes as its own,
     they are envs. Only JSON and raw numbers are read; the pickle in the directory is not.
 
+    Args:
+        path: the directory.
+
     Raises:
         NoSaveError: a file is missing.
         FileFormatError: a file is damaged or contradicts another one, or the storage is of another kind.

@@ -116,11 +116,21 @@ class RateLimit(ABC):
             raise self.late_sample(count, timeout)
 
     def try_to_insert(self, count: int = 1, timeout: float | None = 0.0) -> bool:
-        """As :meth:`wait_to_insert`, but returns False when the time is over. By default it does not wait."""
+        """As :meth:`wait_to_insert`, but returns False when the time is over. By default it does not wait.
+
+        Args:
+            count: K, the number of steps.
+            timeout: seconds; None is for ever.
+        """
         return self._try(INSERTS, count, timeout)
 
     def try_to_sample(self, count: int, timeout: float | None = 0.0) -> bool:
-        """As :meth:`wait_to_sample`, but returns False when the time is over. By default it does not wait."""
+        """As :meth:`wait_to_sample`, but returns False when the time is over. By default it does not wait.
+
+        Args:
+            count: B, the number of rows.
+            timeout: seconds; None is for ever.
+        """
         return self._try(SAMPLES, count, timeout)
 
     def may_insert(self, count: int = 1) -> bool:
@@ -141,6 +151,10 @@ class RateLimit(ABC):
 
     def uncount(self, *, inserts: int = 0, samples: int = 0) -> None:
         """Take back what was counted and did not happen, such as a step that the replay refused.
+
+        Args:
+            inserts: how many steps.
+            samples: how many rows.
 
         Raises:
             ParameterError: a number is negative, or more than was counted.
@@ -295,7 +309,7 @@ class RateLimit(ABC):
         return {"inserts": inserts, "samples": samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with these counts.
+        """Continue with the counts of ``state``, which :meth:`state_dict` gave.
 
         Raises:
             ParameterError: they are not what :meth:`state_dict` gives; nothing is changed.

@@ -164,6 +164,7 @@ class ReplayServer:
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the replay in its process, such as ``call("save", path)``, or read a property there.
 
+        ``name`` is that of the method or the property; ``args`` and ``kwargs`` are pickled and passed to the method.
         Only the process that started the server can use this. It may overtake calls of learners; :meth:`Learner.call`
         comes after the earlier calls of its learner. Raises what the method raises.
         """

@@ -77,7 +77,7 @@ class Weights:
         return core.published(self._versions, 0)
 
     def publish(self, network: nn.Module | Mapping[str, Tensor]) -> None:
-        """Make these weights the newest.
+        """Make the weights of ``network``, a module or its ``state_dict``, the newest.
 
         Raises:
             SchemaError: they have other names, shapes or dtypes.

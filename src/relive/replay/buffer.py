@@ -276,6 +276,16 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
         Nothing is allocated, and ``sampler`` can be given to a buffer afterwards.
 
+        Args:
+            schema: the fields of a step.
+            capacity: rows of all envs together.
+            num_envs: N.
+            capacity_bytes: the memory to use, instead of ``capacity``.
+            sampler: what it keeps for each row counts, too.
+            ordered: as in the constructor.
+            own_next_obs: as in the constructor.
+            device: where the rows would live; it need not be there.
+
         Raises:
             SchemaError, ParameterError: as the constructor's.
         """
@@ -287,7 +297,13 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any], schema: Schema | None = None, **options: Any) -> ReplayBuffer:
-        """A replay of one env with a data set's flat arrays ``[S, ...]``; see :func:`relive.replay.arrays.filled`."""
+        """A replay of one env with a data set's flat arrays ``[S, ...]``; see :func:`relive.replay.arrays.filled`.
+
+        Args:
+            arrays: name -> ``[S, ...]``, under relive's names of fields or under those of D4RL.
+            schema: the fields to store; the default is what the arrays have.
+            options: further arguments of the constructor.
+        """
         return filled(cls, arrays, schema, options)
 
     @property
@@ -399,6 +415,10 @@ class ReplayBuffer(Generic[S_co, V_co]):
     @one_at_a_time
     def extend(self, steps: Mapping[str, Any], *, envs: Any = None) -> None:
         """Append many steps in the order of time: every field is ``[T, N, ...]`` where :meth:`add` takes ``[N, ...]``.
+
+        Args:
+            steps: field -> ``[T, N, ...]``, with ``next_obs`` and ``mask`` as in :meth:`add`.
+            envs: int64 ``[K]``, which envs stepped, each at most once; all fields are then ``[T, K, ...]``.
 
         Raises:
             ShapeError: the fields differ in their number of steps. Nothing is written.
@@ -1201,7 +1221,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         return {"sampler": describe(self._sampler), "view": describe(self._reader.view)}
 
     def part_changed(self, part: object) -> None:
-        """A parameter of a sampler or a view was set: if it is one of this replay, keep it at once."""
+        """A parameter of ``part``, a sampler or a view, was set: if it is one of this replay, keep it at once."""
         if any(part is own for own in self._parts()):
             self._keep_settings()
 

@@ -141,6 +141,9 @@ def load_extra(path: str | os.PathLike[str]) -> Any:
 
     Tensors are on the CPU, and dicts of all kinds are plain dicts.
 
+    Args:
+        path: the directory of the save.
+
     Raises:
         FileFormatError: there is no save, or it is damaged, foreign or of another version; nothing is ever run.
     """

@@ -71,7 +71,10 @@ class Mixture:
         return next(self.batches(1, batch_size))
 
     def batches(self, count: int, batch_size: int) -> Iterator[TensorDict]:
-        """``count`` batches, one round of updates for every buffer. This call raises the errors of :meth:`sample`."""
+        """``count`` batches ``[batch_size]``, one round of updates for every buffer.
+
+        This call raises the errors of :meth:`sample`.
+        """
         require("batches", COUNT_RULE, count=count, batch_size=batch_size)
         views = [buffer.view for buffer in self.buffers.values()]
         if len({(time_first_of(view), getattr(view, "rows", None)) for view in views}) > 1:
@@ -95,6 +98,11 @@ class Mixture:
         """Pass TD errors to the buffers of the rows; returns how many transitions were overwritten meanwhile.
 
         Buffers whose sampler has no priorities are skipped. Errors as :meth:`relive.ReplayBuffer.update_priorities`.
+
+        Args:
+            batch: a batch of this mixture, with ``source`` and ``index``.
+            td_error: target - value, one for each row, of either sign; of sequences ``[L, B]``.
+            mask: bool of the same shape, True for the errors that count.
 
         Raises:
             FieldError: the batch has no ``source`` or no ``index``.
@@ -121,7 +129,7 @@ class Mixture:
         return {"shares": dict(self.shares)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with these shares.
+        """Continue with the shares of ``state``, which :meth:`state_dict` gave.
 
         Raises:
             ParameterError: they do not fit the buffers; nothing is changed.

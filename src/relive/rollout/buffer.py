@@ -369,6 +369,11 @@ class RolloutBuffer:
     def set_final_value(self, steps: Any, envs: Any, values: Any) -> None:
         """Set V(true final observation) of truncated steps, where it is known only later: three vectors ``[K]``.
 
+        Args:
+            steps: the times of the steps, from 0 to T - 1.
+            envs: their envs.
+            values: V(true final observation) of each.
+
         Raises:
             FieldError: the schema has no ``value``.
             ParameterError: a step or env is out of range.
@@ -704,6 +709,10 @@ class RolloutBuffer:
     def sample(self, batch_size: int, fields: tuple[str, ...] | None = None) -> TensorDict:
         """One random minibatch ``[batch_size]``, drawn without replacement.
 
+        Args:
+            batch_size: B, at most the number of real transitions.
+            fields: the columns wanted; default all but ``mask`` and ``final_value``.
+
         Raises:
             EmptyError: no step was added.
             ParameterError: there are fewer real transitions, or ``batch_size`` is not positive.
@@ -1021,6 +1030,10 @@ class RolloutBuffer:
         """Read a saved buffer; it continues with the minibatches that the saved one would have given next.
 
         :attr:`extra` is the learner's state that was saved with it.
+
+        Args:
+            path: the directory.
+            device: where its columns live from now on.
 
         Raises:
             FileFormatError: there is no save, or it is damaged, foreign or of another version; nothing is ever run.

@@ -30,11 +30,11 @@ class AnySampler(Protocol):
     """An object that a replay takes as a sampler: two methods, documented in :class:`Sampler`."""
 
     def attach(self, ring: Ring) -> None:
-        """See :meth:`Sampler.attach`."""
+        """Prepare to draw from ``ring``; arguments are those of :meth:`Sampler.attach`."""
         ...
 
     def draw(self, count: int, key: int, update: int, of: int) -> Drawn:
-        """See :meth:`Sampler.draw`."""
+        """Places of anchors and further fields; arguments are those of :meth:`Sampler.draw`."""
         ...
 
 

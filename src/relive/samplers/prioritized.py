@@ -69,7 +69,7 @@ def _is_beta(beta: Any) -> bool:
     eta=(lambda eta: is_number(eta, 0, 1), "eta is a number from 0 to 1"),
 )
 class Prioritized(OwnSampler):
-    """Prioritized experience replay (Schaul et al. 2015): P(i) = pᵢ / Σp with p = (|TD error| + eps)^alpha.
+    """Prioritized experience replay (Schaul et al. 2015): P(i) = pᵢ / Σp with p = (abs(TD error) + eps)^alpha.
 
     A batch gets ``probability`` (float64, exact) and ``weight`` (float32) = (N · P)^-beta, divided by the largest
     weight in the batch or in the buffer. Pass the TD errors of its ``index`` to ``update_priorities``.

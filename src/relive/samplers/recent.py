@@ -107,10 +107,10 @@ class Recent(OwnSampler):
         return self.inner.draw_recent(count, key, newest)
 
     def observe(self, episode_return: float) -> None:
-        """Report the return of an ended episode. With ``adapt``, eta follows the trend of the last 20 returns.
+        """Report the ``episode_return`` of an ended episode. With ``adapt``, eta follows the last 20 returns.
 
-        The trend is their mean slope as a fraction of the steepest rise or fall so far, which decay by 0.9999 each
-        time. As it goes from -1 to 1, eta goes from 1 to its sharpest value.
+        It follows their trend: their mean slope as a fraction of the steepest rise or fall so far, which decay by
+        0.9999 each time. As it goes from -1 to 1, eta goes from 1 to its sharpest value.
 
         Raises:
             NotFiniteError: the return is NaN or infinite; it is ignored.

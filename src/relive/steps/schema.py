@@ -156,6 +156,10 @@ class Schema(Mapping[str, Node]):
 
         The limit is ``max_episode_steps`` of the env's spec, if it has one, and if it is that of all its envs.
 
+        Args:
+            env: the environment; its spaces are those of one env.
+            extras: further fields, as in :meth:`from_spaces`.
+
         Raises:
             EnvError: ``env`` is neither, such as the name of an env or a function that makes one.
         """
@@ -200,7 +204,7 @@ class Schema(Mapping[str, Node]):
         return cls(cast("Mapping[str, Spec]", fields))
 
     def extend(self, **extras: Spec) -> Schema:
-        """This schema with further fields, which replace fields of the same name."""
+        """This schema with further fields, ``extras``, which replace fields of the same name."""
         return Schema(cast("dict[str, Spec]", self._tree) | extras, max_episode_steps=self.max_episode_steps)
 
     def as_float32(self) -> Schema:

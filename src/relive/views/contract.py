@@ -34,7 +34,7 @@ class View(Protocol):
     """
 
     def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
-        """The fields ``[B, ...]`` of a batch.
+        """The fields ``[B, ...]`` of a batch, read from ``ring``.
 
         ``places`` are those of anchors, int64 ``[B]``. ``key`` is the batch's stream of random numbers, for views that
         draw. It is None for reads without a draw, as by :meth:`relive.ReplayBuffer.data`. A view that reads through

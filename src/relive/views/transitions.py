@@ -106,5 +106,9 @@ class NStep:
 
 
 def Transition(gamma: float = 0.99) -> NStep:  # noqa: N802 - named like the view it returns
-    """Single transitions: :class:`NStep` with n = 1, so ``discount`` is ``gamma``, and 0 after a terminal."""
+    """Single transitions: :class:`NStep` with n = 1, so ``discount`` is ``gamma``, and 0 after a terminal.
+
+    Args:
+        gamma: discount per step, from 0 to 1.
+    """
     return NStep(1, gamma)

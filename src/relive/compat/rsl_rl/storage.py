@@ -508,7 +508,12 @@ def _blank(padded: Tensor, masks: Tensor) -> Tensor:
 
 
 def unpad_trajectories(trajectories: Any, masks: Tensor) -> Any:
-    """The inverse: trajectories ``[T, K, ...]``, a tensor or TensorDict, as steps ``[T, N, ...]``."""
+    """The inverse of :func:`split_and_pad_trajectories`: steps ``[T, N, ...]``.
+
+    Args:
+        trajectories: a tensor or TensorDict ``[T, K, ...]``.
+        masks: bool ``[T, K]``, False in padding.
+    """
     steps = trajectories.transpose(0, 1)[masks.transpose(0, 1)]
     rows = trajectories.shape[0]
     return steps.unflatten(0, (len(steps) // rows, rows)).transpose(0, 1)

@@ -1,0 +1,55 @@
+"""What the site of the documents is made of, as far as it can be checked without Sphinx."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from test_docs import DOCUMENTS, ROOT, short, without_blocks
+
+CONF, PICTURES = ROOT / "docs" / "conf.py", ROOT / "docs" / "assets" / "pictures.py"
+
+
+def navigation() -> dict[str, list[str]]:
+    """The entries of the navigation, which is read without Sphinx."""
+    for node in ast.parse(CONF.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "NAVIGATION":
+            return ast.literal_eval(node.value)
+    raise AssertionError("docs/conf.py has no NAVIGATION")
+
+
+def test_the_navigation_names_pages_that_exist_each_once():
+    named = [name for pages in navigation().values() for name in pages if "*" not in name]
+    assert len(named) == len({*named})
+    assert [name for name in named if not (ROOT / f"{name}.md").exists()] == []
+
+
+def test_every_page_has_a_place_in_the_navigation():
+    patterns = [name for pages in navigation().values() for name in pages]
+    folders = {name.rpartition("/")[0] for name in patterns if "*" in name}
+    folders.add("docs/reference/compat")  # below an index
+    names = [short(page).removesuffix(".md") for page in DOCUMENTS if page.name != "README.md"]
+    assert [name for name in names if name not in patterns and name.rpartition("/")[0] not in folders] == []
+
+
+def test_the_pictures_are_what_the_script_draws(tmp_path: Path):
+    copy = tmp_path / PICTURES.name
+    copy.write_text(PICTURES.read_text(encoding="utf-8"), encoding="utf-8")
+    runpy.run_path(str(copy), run_name="__main__")
+    drawn = sorted(tmp_path.glob("*.svg"))
+    assert len(drawn) >= 4
+    for picture in drawn:
+        assert picture.read_bytes() == (PICTURES.parent / picture.name).read_bytes(), picture.name
+        assert "prefers-color-scheme: dark" in picture.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=short)
+def test_every_picture_says_in_words_what_it_shows(document: Path):
+    text = without_blocks(document.read_text(encoding="utf-8"))
+    said = re.findall(r"!\[([^\]]*)\]\(", text) + re.findall(r"<img\b[^>]*?alt=\"([^\"]*)\"", text)
+    assert [words for words in said if len(words) < 10] == []
+    assert len(said) == len(re.findall(r"!\[|<img\b", text))
