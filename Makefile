@@ -13,6 +13,7 @@ export PIP_QUIET := 1
 TORCH := torch==2.13.0
 VENV := .venv
 BENCH_VENV := .venv-bench
+AUDIT_VENV := .venv-audit
 PY := $(VENV)/bin/python
 BENCH_PY := $(BENCH_VENV)/bin/python
 HOSTS := agilerl stable_baselines3 velora
@@ -29,7 +30,7 @@ endif
 export RELIVE_ZIG
 
 .PHONY: help setup demo test test-slow test-all test-gpu sanitize zig wheel attacks mutations stub walks checkouts \
-	test-peers test-hosts lint format bench clean outdated
+	test-peers test-hosts audit-libraries lint format bench clean outdated
 
 help: ## show this list
 	@echo "relive: the data layer of a reinforcement learning loop in PyTorch"
@@ -90,13 +91,18 @@ walks: setup ## the files of src that ten public calls enter; rewrites the table
 
 FASTTD3 := build/checkouts/FastTD3/fast_td3/fast_td3_utils.py
 HOLOSOMA := build/checkouts/holosoma/src/holosoma/holosoma/agents/fast_sac/fast_sac_utils.py
-checkouts: $(FASTTD3) $(HOLOSOMA) ## sources of peers that no index has, in build/checkouts
+CLEANRL := build/checkouts/cleanrl/cleanrl/ppo.py
+TUTORIAL := build/checkouts/Gymnasium/docs/tutorials/training_agents/vector_a2c.py
+checkouts: $(FASTTD3) $(HOLOSOMA) $(CLEANRL) $(TUTORIAL) ## sources of peers that no index has, in build/checkouts
 
 test-peers: $(BENCH_VENV)/installed checkouts ## the known mistakes of the installed peers, beside what we do there
 	@RELIVE_PEERS=1 $(BENCH_PY) -m pytest tests/peers
 
 test-hosts: $(foreach host,$(HOSTS),.venv-$(host)/installed) ## other libraries' own training on our classes, each in its .venv-*
 	@$(foreach host,$(HOSTS),RELIVE_HOST=$(host) .venv-$(host)/bin/python -m pytest tests/hosts &&) true
+
+audit-libraries: $(AUDIT_VENV)/installed checkouts ## a program for each mistake of other libraries; rewrites a table in docs/audit-of-libraries.md
+	@$(AUDIT_VENV)/bin/python benchmarks/audit_faults.py
 
 lint: setup ## ruff (rules and format) and pyright (strict in src)
 	@$(PY) -m ruff check
@@ -111,7 +117,7 @@ bench: $(BENCH_VENV)/installed checkouts ## measure beside the installed peers; 
 	@$(BENCH_PY) benchmarks/run.py
 
 clean: ## remove the environments, the caches and runs/
-	rm -rf $(VENV) $(BENCH_VENV) $(addprefix .venv-,$(HOSTS)) runs build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(AUDIT_VENV) $(addprefix .venv-,$(HOSTS)) runs build dist .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call prepare,ENV): an environment with torch in it, which goes in alone and first, so that everything after it
@@ -188,6 +194,22 @@ $(FASTTD3):
 
 $(HOLOSOMA):
 	$(call checkout,amazon-far/holosoma,fc600e7db2de580509eedaa656ca6c601bd3af9b,$(HOLOSOMA:build/checkouts/holosoma/%=%))
+
+$(CLEANRL):
+	$(call checkout,vwxyzjn/cleanrl,fe8d8a03c41a7ef5b523e2e354bd01c363e786bb,$(CLEANRL:build/checkouts/cleanrl/%=%))
+
+$(TUTORIAL):
+	$(call checkout,Farama-Foundation/Gymnasium,3f0476a8cc224dcce2167cc4b6971ae0f04d5cfc,$(TUTORIAL:build/checkouts/Gymnasium/%=%))
+
+FAULTS := $(wildcard benchmarks/faults/requirements*.txt)
+
+# the libraries alone, without the package: the programs ask them for nothing of ours
+$(AUDIT_VENV)/installed: $(FAULTS) $(call outdated,$(AUDIT_VENV))
+	$(call prepare,$(AUDIT_VENV))
+	@$(AUDIT_VENV)/bin/python -m pip install --requirement benchmarks/faults/requirements.txt
+	@$(AUDIT_VENV)/bin/python -m pip install --no-deps --ignore-requires-python \
+		--requirement benchmarks/faults/requirements-nodeps.txt
+	@touch $@
 
 define host_environment
 .venv-$(1)/installed: pyproject.toml $(CORE) tests/hosts/requirements-$(1).txt $$(call outdated,.venv-$(1))

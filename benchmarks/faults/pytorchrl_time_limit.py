@@ -34,8 +34,7 @@ class Count:
         return np.full(1, self.count), 1.0, self.count == 3, {}
 
 
-envs = SequentialVecEnv([Count])
-envs.reset()
+(envs := SequentialVecEnv([Count])).reset()
 obs, _, done, _ = [envs.step([0]) for _ in range(3)][-1]
 print(f"pytorchrl {package.version}: a time limit in state 3 leads to {obs[0, 0]:.0f}, and `done` is {done[0]}")
 sys.exit(0 if done[0] and obs[0, 0] != 3 else 1)
