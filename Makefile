@@ -101,7 +101,7 @@ test-peers: $(BENCH_VENV)/installed checkouts ## the known mistakes of the insta
 test-hosts: $(foreach host,$(HOSTS),.venv-$(host)/installed) ## other libraries' own training on our classes, each in its .venv-*
 	@$(foreach host,$(HOSTS),RELIVE_HOST=$(host) .venv-$(host)/bin/python -m pytest tests/hosts &&) true
 
-audit-libraries: $(AUDIT_VENV)/installed checkouts ## a program for each mistake of other libraries; rewrites a table in docs/audit-of-libraries.md
+audit-libraries: $(AUDIT_VENV)/installed checkouts ## ask other libraries for their mistakes; rewrites a table in docs/audit-of-libraries.md
 	@$(AUDIT_VENV)/bin/python benchmarks/audit_faults.py
 
 lint: setup ## ruff (rules and format) and pyright (strict in src)
@@ -180,12 +180,13 @@ $(BENCH_VENV)/installed: pyproject.toml $(CORE) $(PEERS) $(LOOSE_PEERS) $(call o
 	@$(BENCH_PY) -m pip install --no-deps --requirement $(LOOSE_PEERS)
 	@touch $@
 
-# $(call checkout,REPOSITORY,COMMIT,PATH): one folder or file of a repository on GitHub, without its history
+# $(call checkout,REPOSITORY,COMMIT,PATHS): folders or files of a repository on GitHub, without its history
 define checkout
 	@echo "fetching $(1)"
 	@rm -rf build/checkouts/$(notdir $(1)) && git init --quiet build/checkouts/$(notdir $(1))
 	@cd build/checkouts/$(notdir $(1)) && git remote add origin https://github.com/$(1) \
-		&& git fetch --quiet --depth 1 --filter=blob:none origin $(2) && git checkout --quiet FETCH_HEAD -- $(3) \
+		&& git fetch --quiet --depth 1 --filter=blob:none origin $(2) \
+		&& git checkout --quiet FETCH_HEAD -- $(3) && echo $(2) > COMMIT \
 		|| echo "$(1) could not be fetched, so its tests and figures are left out"
 endef
 
@@ -196,7 +197,7 @@ $(HOLOSOMA):
 	$(call checkout,amazon-far/holosoma,fc600e7db2de580509eedaa656ca6c601bd3af9b,$(HOLOSOMA:build/checkouts/holosoma/%=%))
 
 $(CLEANRL):
-	$(call checkout,vwxyzjn/cleanrl,fe8d8a03c41a7ef5b523e2e354bd01c363e786bb,$(CLEANRL:build/checkouts/cleanrl/%=%))
+	$(call checkout,vwxyzjn/cleanrl,fe8d8a03c41a7ef5b523e2e354bd01c363e786bb,cleanrl/ppo.py cleanrl_utils)
 
 $(TUTORIAL):
 	$(call checkout,Farama-Foundation/Gymnasium,3f0476a8cc224dcce2167cc4b6971ae0f04d5cfc,$(TUTORIAL:build/checkouts/Gymnasium/%=%))

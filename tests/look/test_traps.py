@@ -107,6 +107,16 @@ def test_windows_that_stop_at_their_own_ends_are_right() -> None:
     assert not report.findings, str(report)
 
 
+def test_a_sum_of_rewards_that_episodes_cut_short_is_no_reward_of_the_row_before() -> None:
+    """With a reward of 1 for each step, as in CartPole, only the sums near ends differ, and an end foretells them."""
+    rows = planted.windows("first")
+    cut = rows["terminated"].astype(bool) | rows["truncated"]
+    rows["reward"] = np.where(cut, 1.0, 2.9701).astype(np.float32)
+    report = relive.audit(rows)
+    assert "reward-one-step-off" not in sure(report), str(report)
+    assert any("rows are n-step transitions" in lack for lack in report.lacks if "reward-one-step-off" in lack)
+
+
 @pytest.mark.parametrize(("mistake", "rule"), [
     ("first", "n-step-over-an-end"), ("others", "n-step-cut-short"), ("tails", "n-step-tail-missing"),
     ("sums", "flag-not-binary"),
