@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import importlib.metadata
 import importlib.util
 import sys
 import tempfile
@@ -153,9 +152,12 @@ def velora() -> Iterator[Run]:
 
 def lerobot() -> Iterator[Run]:
     """``ReplayBuffer.add`` of all that its actor sends, with and without the option that its learner sets."""
+    spec = importlib.util.find_spec("lerobot")
+    assert spec
+    assert spec.submodule_search_locations
     for name in ("lerobot", *(f"lerobot.{x}" for x in ("datasets", "utils", "utils.constants", "utils.transition"))):
         sys.modules[name] = MagicMock()  # data sets and robots, of which the buffer needs nothing here
-    module = _of_file("lerobot_buffer", Path(importlib.metadata.distribution("lerobot").locate_file("lerobot/rl")))
+    module = _of_file("lerobot_buffer", Path(spec.submodule_search_locations[0]) / "rl")
     for env, saves in [*((env, False) for env in ENVS), (SHORT, True)]:
         game = gym.make(env)
         game.action_space.seed(0)
