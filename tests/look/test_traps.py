@@ -166,6 +166,21 @@ def test_a_batch_whose_windows_run_over_the_rings_seam_is_found() -> None:
     assert "seam" in finding.what
 
 
+def test_a_batch_whose_rewards_alone_are_summed_over_the_seam_is_found() -> None:
+    """As in FastTD3's full ring: windows stop at the newest step, but their rewards do not."""
+    rows = {name: x[:50] for name, x in planted.stored(planted.walk(5, stop=0.0)).items()}
+    size = len(rows["reward"])
+    windows = [three_step(rows, start) for start in (5, size - 2, size - 1)]
+    for window in windows[1:]:
+        window["next_obs"] = rows["next_obs"][size - 1]
+    batch = {name: np.stack([window[name] for window in windows]) for name in windows[0]}
+    (finding,) = relive.audit(rows, batch=batch, n=3, gamma=0.9).findings
+    assert (finding.rule, finding.rows, "seam" in finding.what) == ("n-step-over-an-end", 2, True)
+
+    batch["reward"][1:] = [rows["reward"][-2] + 0.9 * rows["reward"][-1], rows["reward"][-1]]  # they stop as well
+    assert not relive.audit(rows, batch=batch, n=3, gamma=0.9).findings
+
+
 # -- goals ----------------------------------------------------------------------------------------------------------
 
 
