@@ -13,6 +13,7 @@ export PIP_QUIET := 1
 TORCH := torch==2.13.0
 VENV := .venv
 BENCH_VENV := .venv-bench
+AUDIT_VENV := .venv-audit
 PY := $(VENV)/bin/python
 BENCH_PY := $(BENCH_VENV)/bin/python
 DOCS_VENV := .venv-docs
@@ -31,7 +32,7 @@ endif
 export RELIVE_ZIG
 
 .PHONY: help setup demo test test-slow test-all test-gpu sanitize zig wheel attacks mutations stub walks checkouts \
-	test-peers test-hosts lint format docs docs-links bench clean outdated
+	test-peers test-hosts audit-libraries lint format docs docs-links bench clean outdated
 
 help: ## show this list
 	@echo "relive: the data layer of a reinforcement learning loop in PyTorch"
@@ -92,13 +93,18 @@ walks: setup ## the files of src that ten public calls enter; rewrites the table
 
 FASTTD3 := build/checkouts/FastTD3/fast_td3/fast_td3_utils.py
 HOLOSOMA := build/checkouts/holosoma/src/holosoma/holosoma/agents/fast_sac/fast_sac_utils.py
-checkouts: $(FASTTD3) $(HOLOSOMA) ## sources of peers that no index has, in build/checkouts
+CLEANRL := build/checkouts/cleanrl/cleanrl/ppo.py
+TUTORIAL := build/checkouts/Gymnasium/docs/tutorials/training_agents/vector_a2c.py
+checkouts: $(FASTTD3) $(HOLOSOMA) $(CLEANRL) $(TUTORIAL) ## sources of peers that no index has, in build/checkouts
 
 test-peers: $(BENCH_VENV)/installed checkouts ## the known mistakes of the installed peers, beside what we do there
 	@RELIVE_PEERS=1 $(BENCH_PY) -m pytest tests/peers
 
 test-hosts: $(foreach host,$(HOSTS),.venv-$(host)/installed) ## other libraries' own training on our classes, each in its .venv-*
 	@$(foreach host,$(HOSTS),RELIVE_HOST=$(host) .venv-$(host)/bin/python -m pytest tests/hosts &&) true
+
+audit-libraries: $(AUDIT_VENV)/installed checkouts ## ask other libraries for their mistakes; rewrites a table in docs/audit-of-libraries.md
+	@$(AUDIT_VENV)/bin/python benchmarks/audit_faults.py
 
 lint: setup ## ruff (rules and format) and pyright (strict in src)
 	@$(PY) -m ruff check
@@ -121,7 +127,8 @@ bench: $(BENCH_VENV)/installed checkouts ## measure beside the installed peers; 
 	@$(BENCH_PY) benchmarks/run.py
 
 clean: ## remove the environments, the caches and runs/
-	rm -rf $(VENV) $(BENCH_VENV) $(DOCS_VENV) $(addprefix .venv-,$(HOSTS)) runs build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(AUDIT_VENV) $(DOCS_VENV) $(addprefix .venv-,$(HOSTS)) runs build dist
+	@rm -rf .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call prepare,ENV): an environment with torch in it, which goes in alone and first, so that everything after it
@@ -194,12 +201,13 @@ $(BENCH_VENV)/installed: pyproject.toml $(CORE) $(PEERS) $(LOOSE_PEERS) $(call o
 	@$(BENCH_PY) -m pip install --no-deps --requirement $(LOOSE_PEERS)
 	@touch $@
 
-# $(call checkout,REPOSITORY,COMMIT,PATH): one folder or file of a repository on GitHub, without its history
+# $(call checkout,REPOSITORY,COMMIT,PATHS): folders or files of a repository on GitHub, without its history
 define checkout
 	@echo "fetching $(1)"
 	@rm -rf build/checkouts/$(notdir $(1)) && git init --quiet build/checkouts/$(notdir $(1))
 	@cd build/checkouts/$(notdir $(1)) && git remote add origin https://github.com/$(1) \
-		&& git fetch --quiet --depth 1 --filter=blob:none origin $(2) && git checkout --quiet FETCH_HEAD -- $(3) \
+		&& git fetch --quiet --depth 1 --filter=blob:none origin $(2) \
+		&& git checkout --quiet FETCH_HEAD -- $(3) && echo $(2) > COMMIT \
 		|| echo "$(1) could not be fetched, so its tests and figures are left out"
 endef
 
@@ -208,6 +216,22 @@ $(FASTTD3):
 
 $(HOLOSOMA):
 	$(call checkout,amazon-far/holosoma,fc600e7db2de580509eedaa656ca6c601bd3af9b,$(HOLOSOMA:build/checkouts/holosoma/%=%))
+
+$(CLEANRL):
+	$(call checkout,vwxyzjn/cleanrl,fe8d8a03c41a7ef5b523e2e354bd01c363e786bb,cleanrl/ppo.py cleanrl_utils)
+
+$(TUTORIAL):
+	$(call checkout,Farama-Foundation/Gymnasium,3f0476a8cc224dcce2167cc4b6971ae0f04d5cfc,$(TUTORIAL:build/checkouts/Gymnasium/%=%))
+
+FAULTS := $(wildcard benchmarks/faults/requirements*.txt)
+
+# the libraries alone, without the package: the programs ask them for nothing of ours
+$(AUDIT_VENV)/installed: $(FAULTS) $(call outdated,$(AUDIT_VENV))
+	$(call prepare,$(AUDIT_VENV))
+	@$(AUDIT_VENV)/bin/python -m pip install --requirement benchmarks/faults/requirements.txt
+	@$(AUDIT_VENV)/bin/python -m pip install --no-deps --ignore-requires-python \
+		--requirement benchmarks/faults/requirements-nodeps.txt
+	@touch $@
 
 define host_environment
 .venv-$(1)/installed: pyproject.toml $(CORE) tests/hosts/requirements-$(1).txt $$(call outdated,.venv-$(1))

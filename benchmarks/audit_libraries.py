@@ -5,8 +5,9 @@ python benchmarks/audit_libraries.py --only Tianshou cpprb   some of them
 python benchmarks/audit_libraries.py --checkouts ~/code      also CleanRL and FastTD3, from cleanrl/ and FastTD3/ there
 python benchmarks/audit_libraries.py --pages                 only the page again, from results/audits/*.json
 
-Libraries that cannot be installed side by side are run in environments of their own: .venv-bench, .venv-agilerl,
-.venv-velora. Each run is a minute at most, on one thread. A library that is not installed is passed over.
+Libraries that cannot be installed side by side are run in environments of their own: .venv-bench, .venv-audit (with
+PYTHONPATH=src), .venv-agilerl, .venv-velora. Each run is a minute at most, on one thread. A library that is not
+installed is passed over.
 """
 
 import argparse
@@ -45,6 +46,7 @@ INSTALLED: dict[str, tuple[str, tuple[Runs, ...]]] = {
     "PyTorchRL": ("pytorchrl", (audit_rollouts.pytorchrl,)),
     "EmbodiChain": ("embodichain", (audit_rollouts.embodichain,)),
     "Velora": ("velora", (audit_replays.velora,)),
+    "LeRobot": ("lerobot", (audit_replays.lerobot,)),
     "Gymnasium": ("gymnasium", (audit_rollouts.gymnasium,)),
 }
 """Library -> its distribution, and its runs."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
 import gymnasium as gym
 import numpy as np
@@ -149,6 +150,40 @@ def velora() -> Iterator[Run]:
     yield Run("`NeuroFlow.train` after 64 steps of `warm`", SHORT, agent.buffer)
 
 
+def lerobot() -> Iterator[Run]:
+    """``ReplayBuffer.add`` of all that its actor sends, with and without the option that its learner sets."""
+    spec = importlib.util.find_spec("lerobot")
+    assert spec
+    assert spec.submodule_search_locations
+    for name in ("lerobot", *(f"lerobot.{x}" for x in ("datasets", "utils", "utils.constants", "utils.transition"))):
+        sys.modules[name] = MagicMock()  # data sets and robots, of which the buffer needs nothing here
+    module = _of_file("lerobot_buffer", Path(spec.submodule_search_locations[0]) / "rl")
+    for env, saves in [*((env, False) for env in ENVS), (SHORT, True)]:
+        game = gym.make(env)
+        game.action_space.seed(0)
+        buffer = module.ReplayBuffer(10_000, "cpu", ["x"], lambda x: x, use_drq=False, optimize_memory=saves)
+        obs, _ = game.reset(seed=0)
+        for _ in range(STEPS):
+            action = game.action_space.sample()
+            next_obs, reward, terminated, truncated, _ = game.step(action)
+            state, after = ({"x": torch.as_tensor(x).float()[None]} for x in (obs, next_obs))
+            given = torch.as_tensor(action).float().reshape(1, -1)
+            buffer.add(state, given, float(reward), after, done=terminated, truncated=truncated)
+            obs = game.reset()[0] if terminated or truncated else next_obs
+        option = ", `optimize_memory=True`" if saves else ""
+        yield Run(f"`ReplayBuffer.add` of each step{option}", env, buffer)
+
+
+def _of_file(name: str, folder: Path, file: str = "buffer.py") -> Any:
+    """A module from its file alone."""
+    spec = importlib.util.spec_from_file_location(name, folder / file)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def cleanrl(checkout: Path) -> Iterator[Run]:
     """What ``dqn.py`` and ``sac_continuous_action.py`` store, in CleanRL's buffer, on Gymnasium 0.29's autoreset."""
     sys.path.insert(0, str(checkout))
@@ -170,14 +205,10 @@ def cleanrl(checkout: Path) -> Iterator[Run]:
 
 
 def fast_td3(checkout: Path) -> Iterator[Run]:
-    """What ``train.py`` stores, in FastTD3's ``SimpleReplayBuffer``."""
-    spec = importlib.util.spec_from_file_location("fast_td3_utils", checkout / "fast_td3" / "fast_td3_utils.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """What ``train.py`` stores, in FastTD3's ``SimpleReplayBuffer``; and with what its wrapper of Isaac Lab returns."""
+    module = _of_file("fast_td3_utils", checkout / "fast_td3", "fast_td3_utils.py")
     tensordict = load("tensordict")
-    for env in ENVS:
+    for env, hides in [*((env, False) for env in ENVS), ("Pendulum-v1", True)]:
         envs = vector(env, AutoresetMode.SAME_STEP, 2)
         width = int(np.prod(envs.single_observation_space.shape or (1,)))
         buffer: Any = module.SimpleReplayBuffer(2, STEPS // 2, width, 1, width, device="cpu")
@@ -187,10 +218,11 @@ def fast_td3(checkout: Path) -> Iterator[Run]:
             next_obs, rewards, terminated, time_outs, infos = envs.step(actions)
             dones = terminated | time_outs
             true = next_obs.copy()
-            for i in np.flatnonzero(dones):  # `infos["observations"]["raw"]["obs"]` in its environments
+            for i in np.flatnonzero(dones) if not hides else ():  # `infos["observations"]["raw"]["obs"]` in its envs
                 true[i] = infos["final_obs"][i]
             after = {"observations": true, "rewards": rewards, "truncations": time_outs, "dones": dones}
             step = {"observations": obs, "actions": actions.reshape(2, 1), "next": after}
             buffer.extend(tensordict.TensorDict(step, [2]))
             obs = next_obs
-        yield Run("what `train.py` stores, 2 environments", env, buffer)
+        wrapper = ", final observations as its wrapper of Isaac Lab gives them" if hides else ""
+        yield Run(f"what `train.py` stores, 2 environments{wrapper}", env, buffer)

@@ -107,6 +107,16 @@ def test_windows_that_stop_at_their_own_ends_are_right() -> None:
     assert not report.findings, str(report)
 
 
+def test_a_sum_of_rewards_that_episodes_cut_short_is_no_reward_of_the_row_before() -> None:
+    """With a reward of 1 for each step, as in CartPole, only the sums near ends differ, and an end foretells them."""
+    rows = planted.windows("first")
+    cut = rows["terminated"].astype(bool) | rows["truncated"]
+    rows["reward"] = np.where(cut, 1.0, 2.9701).astype(np.float32)
+    report = relive.audit(rows)
+    assert "reward-one-step-off" not in sure(report), str(report)
+    assert any("rows are n-step transitions" in lack for lack in report.lacks if "reward-one-step-off" in lack)
+
+
 @pytest.mark.parametrize(("mistake", "rule"), [
     ("first", "n-step-over-an-end"), ("others", "n-step-cut-short"), ("tails", "n-step-tail-missing"),
     ("sums", "flag-not-binary"),
@@ -154,6 +164,21 @@ def test_a_batch_whose_windows_run_over_the_rings_seam_is_found() -> None:
     (finding,) = report.findings
     assert (finding.rule, finding.rows) == ("n-step-over-an-end", 2)
     assert "seam" in finding.what
+
+
+def test_a_batch_whose_rewards_alone_are_summed_over_the_seam_is_found() -> None:
+    """As in FastTD3's full ring: windows stop at the newest step, but their rewards do not."""
+    rows = {name: x[:50] for name, x in planted.stored(planted.walk(5, stop=0.0)).items()}
+    size = len(rows["reward"])
+    windows = [three_step(rows, start) for start in (5, size - 2, size - 1)]
+    for window in windows[1:]:
+        window["next_obs"] = rows["next_obs"][size - 1]
+    batch = {name: np.stack([window[name] for window in windows]) for name in windows[0]}
+    (finding,) = relive.audit(rows, batch=batch, n=3, gamma=0.9).findings
+    assert (finding.rule, finding.rows, "seam" in finding.what) == ("n-step-over-an-end", 2, True)
+
+    batch["reward"][1:] = [rows["reward"][-2] + 0.9 * rows["reward"][-1], rows["reward"][-1]]  # they stop as well
+    assert not relive.audit(rows, batch=batch, n=3, gamma=0.9).findings
 
 
 # -- goals ----------------------------------------------------------------------------------------------------------

@@ -267,12 +267,23 @@ def _over_the_seam(
     straight = within[:, :1] + np.arange(n)
     beyond: Any = straight > newest
     rows: Any = np.minimum(np.where(beyond, oldest + straight - newest - 1, straight), len(steps) - 1)
-    total = (steps.reward[rows].astype(np.float64) * np.power(gamma, np.arange(n, dtype=np.float64))).sum(1)
-    over: Any = known & beyond.any(1) & ~(steps.ended[rows] & ~beyond).any(1)
-    over &= np.isclose(as_host(batch["reward"]).reshape(-1).astype(np.float64), total, rtol=1e-4, atol=1e-5)
+    worth = steps.reward[rows].astype(np.float64) * np.power(gamma, np.arange(n, dtype=np.float64))
+    goes_on = np.cumprod(np.column_stack([np.ones(len(rows), int), ~steps.ended[rows[:, :-1]]]), 1)
+    drawn = as_host(batch["reward"]).reshape(-1).astype(np.float64)
+
+    def is_sum(summed: Any) -> Any:
+        return np.isclose(drawn, summed.sum(1), rtol=1e-4, atol=1e-5)
+
+    crossing: Any = known & beyond.any(1) & ~(steps.ended[rows] & ~beyond).any(1)
+    over = crossing & is_sum(worth)
+    # or the next observation is that of the newest step, and the rewards alone are summed beyond it
+    alone = crossing & is_sum(worth * goes_on) & ~is_sum(worth * ~beyond)
     for path, leaf in leaves_of(batch["next_obs"]).items():
         if path in steps.next_obs:
-            over &= same_rows(leaf.astype(steps.next_obs[path].dtype), steps.next_obs[path][rows[:, -1]])
+            stored = steps.next_obs[path]
+            over &= same_rows(leaf.astype(stored.dtype), stored[rows[:, -1]])
+            alone &= same_rows(leaf.astype(stored.dtype), stored[newest[:, 0]])
+    over |= alone
     yield from found("n-step-over-an-end", "certain",
                      "windows of a batch run from the newest stored step on to the oldest, across the ring's seam",
                      "stop each window at the newest step", over, len(rows))  # fmt: skip

@@ -322,6 +322,8 @@ def reward_one_step_off(steps: Experience) -> Look:
     lack = _cannot(steps, rows)
     if lack is not None:
         return lack
+    if steps.window > 1:
+        return Lack("rows are n-step transitions, whose rewards are sums")
     reward = steps.reward.astype(np.float64)
     if not np.isfinite(reward[rows]).all() or np.abs(reward).max() > HUGE:
         return Lack("rewards are not finite, or too large to compute with")
