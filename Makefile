@@ -42,7 +42,10 @@ help: ## show this list
 setup: $(VENV)/installed ## create .venv: the package, its extras, the tools of the tests
 	@echo "$(VENV) is ready"
 
-demo: setup ## train PPO on CartPole-v1, under a minute; draws runs/ppo-CartPole-v1.png
+demo: ## train PPO on CartPole-v1 and draw its curve: minutes to install, then a fraction of one
+	@echo "1 of 2: install relive and what it needs into $(VENV): a few minutes, mostly downloads; nothing the next time"
+	@$(MAKE) setup
+	@echo "2 of 2: PPO learns CartPole-v1, until 25 episodes in a row reach a mean of 490 of 500: under a minute"
 	@$(PY) examples/ppo.py --env CartPole-v1 --plot runs/ppo-CartPole-v1.png
 
 PROFILE := quick

@@ -59,7 +59,8 @@ def pendulum() -> gym.Env:
 MASK = {"action_mask": relive.Field((8,), torch.bool)}
 
 TASKS = {
-    "CartPole-v1": Task(cartpole, Goal(random=22, target=475, stop=490, steps=300_000, short=(60_000, 250))),
+    # 25 such episodes are no luck: at seeds 0 to 4, the policies then reached 500 in each of 100 further ones
+    "CartPole-v1": Task(cartpole, Goal(random=22, target=475, stop=490, steps=300_000, short=(60_000, 250), window=25)),
     "Pendulum-v1": Task(
         pendulum,
         Goal(random=-1200, target=-250, steps=250_000, short=(80_000, -600)),

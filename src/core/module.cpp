@@ -3,6 +3,26 @@
 #include "arrays.hpp"
 #include "bindings.hpp"
 
+namespace {
+
+// How this file was built, and the newest version of its functions that the processor can run: 1 for all processors.
+nanobind::dict build_info() {
+    nanobind::dict info;
+    info["compiler"] = RELIVE_COMPILER;
+    info["flags"] = RELIVE_FLAGS;
+#ifdef RELIVE_CLONES
+    info["clones"] = true;
+    __builtin_cpu_init();
+    info["level"] = __builtin_cpu_supports("x86-64-v4") ? 4 : __builtin_cpu_supports("x86-64-v3") ? 3 : 1;
+#else
+    info["clones"] = false;
+    info["level"] = 1;
+#endif
+    return info;
+}
+
+}  // namespace
+
 NB_MODULE(_core, module) {
     if (_import_array() < 0) nanobind::raise_python_error();
     // a replay that a thread still serves when Python ends is no leak that a user could mend
@@ -24,4 +44,5 @@ NB_MODULE(_core, module) {
     relive::bind_pages(module);
     relive::bind_scaling(module);
     relive::bind_weights(module);
+    module.def("build_info", &build_info);
 }

@@ -1,4 +1,4 @@
-"""The command line: ``relive audit``, ``relive inspect`` and ``relive convert``, also as ``python -m relive``."""
+"""The command line: ``relive audit``, ``inspect``, ``convert`` and ``doctor``, also as ``python -m relive``."""
 
 from __future__ import annotations
 

@@ -20,17 +20,20 @@ from .errors import ParameterError, ReliveError
 from .exchange.convert import READERS, WRITERS
 from .exchange.convert import convert as converted
 from .look.audit import audit as audited
+from .look.doctor import Examination, examine, in_words
 from .look.experience import number, plain
 from .look.findings import Report
-from .look.inspection import Inspection, export, page
+from .look.inspection import Inspection, export
 from .look.inspection import inspect as inspected
+from .look.page import page
 from .memory.estimate import readable
+from .names import version
 from .printable import brief, printable
 
 __all__ = ["app", "refuse", "tell"]
 
 
-app = typer.Typer(help="Look at stored experience.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="Look at stored experience, and at the machine.", no_args_is_help=True, add_completion=False)
 
 PATH = "a save of a ReplayBuffer or RolloutBuffer, a replay in files, open or not, or an .npz file of arrays"
 
@@ -41,9 +44,20 @@ CLEAN, FOUND, UNREADABLE = 0, 1, 2
 """Exit statuses."""
 
 
+def tell_version(wanted: bool) -> None:
+    """Print the version, and end the command."""
+    if wanted:
+        typer.echo(f"relive {version()}")
+        raise typer.Exit
+
+
 @app.callback()
-def commands() -> None:
-    """Look at stored experience."""
+def commands(
+    _: Annotated[
+        bool, typer.Option("--version", help="print the version", callback=tell_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Look at stored experience, and at the machine."""
     for stream in (sys.stdout, sys.stderr):  # a terminal may lack the letters of a name
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -96,7 +110,7 @@ def inspect(
         if plot is not None:
             inspection.plot(plot)
         if html is not None:
-            html.write_text(page(inspection, audited(inspection.experience)), encoding="utf-8")
+            html.write_text(page(inspection, audited(inspection.experience), episode), encoding="utf-8")
         if rerun is not None:
             for name in export(inspection, rerun, audited(inspection.experience)):
                 tell(f"relive inspect: field '{name}' has no picture in Rerun and was left out", err=True)
@@ -181,6 +195,32 @@ def _fields(inspection: Inspection) -> Table:
         missing = [f"{field.not_finite:,}"] if unclean else []
         table.add_row(clean(field.name), clean(field.dtype), shape, readable(field.nbytes), *numbers, *missing)
     return table
+
+
+@app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False) -> None:
+    """Show versions, threads, memory and GPU, what slows relive down on this machine, and what to do about it."""
+    found = examine()
+    if as_json:
+        tell_json(json.dumps(found.to_dict(), indent=2))
+    else:
+        show_examination(found, Console())
+
+
+def show_examination(found: Examination, console: Console) -> None:
+    """Print an examination."""
+    for part, facts in in_words(found).items():
+        console.print(part, style="bold", highlight=False)
+        table = Table.grid("name", Column("fact", overflow="fold"), padding=(0, 2))
+        for name, fact in facts.items():
+            table.add_row(f"  {name}", clean(fact))
+        console.print(table, highlight=False)
+    if not found.advice:
+        console.print("\nnothing was found that slows relive down here", style="green", highlight=False)
+    for advice in found.advice:
+        console.print(f"\n[yellow]slow[/]  [bold]{advice.rule}[/]", highlight=False)
+        for sentence in (advice.what, advice.do):
+            console.print(Padding(clean(sentence), (0, 0, 0, 4)), highlight=False)
 
 
 SIDE = "FORMAT:WHERE, or a path"

@@ -12,7 +12,7 @@ from importlib import import_module
 from inspect import getattr_static
 from typing import Any
 
-__all__ = ["BUFFER_HINTS", "MODULE_HINTS", "add_hints", "lazy_modules", "needed"]
+__all__ = ["BUFFER_HINTS", "MODULE_HINTS", "add_hints", "lazy_modules", "needed", "version"]
 
 MODULE_HINTS: Mapping[str, str] = {
     **dict.fromkeys(
@@ -68,6 +68,12 @@ BUFFER_HINTS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Class of buffers -> names of attributes that people look for -> the text to write instead."""
+
+
+def version() -> str:
+    """The version of relive."""
+    face: Any = sys.modules[__name__.partition(".")[0]]  # it is above all modules, so none imports it
+    return face.__version__
 
 
 @contextmanager

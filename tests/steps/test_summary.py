@@ -11,6 +11,7 @@ import torch
 import relive
 from relive import GAE, Collector, Field, Mixture, NStep, Prioritized, ReplayBuffer, RolloutBuffer, Schema
 from relive.steps import summary
+from relive.steps.schema import described
 
 
 def policy(obs: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -86,4 +87,4 @@ def test_notebooks_get_a_table_in_which_nothing_is_taken_for_html() -> None:
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
 def test_fields_are_named_with_dtype_and_shape(shape: tuple[int, ...]) -> None:
     schema = Schema({"obs": {"x": Field(shape, torch.bfloat16)}})
-    assert summary.described(schema.leaves) == f"obs.x bfloat16{list(shape) if shape else ''}"
+    assert described(schema.leaves) == f"obs.x bfloat16{list(shape) if shape else ''}"

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from gymnasium import Space
 
 from ..errors import NoSaveError, ParameterError
 from ..names import needed
@@ -31,8 +30,14 @@ ID_RULE: Rule = (
 """The rule for the id of a new data set."""
 
 
+def _are_spaces(spaces: Any) -> bool:
+    from gymnasium import Space  # takes a tenth of a second to import
+
+    return len(spaces) == 2 and all(isinstance(space, Space) for space in spaces)
+
+
 SPACES_RULE: Rule = (
-    lambda spaces: spaces is None or (len(spaces) == 2 and all(isinstance(space, Space) for space in spaces)),
+    lambda spaces: spaces is None or _are_spaces(spaces),
     "expected the observation space and the action space, or None",
 )
 """The rule for the spaces of a new data set."""

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
+from ..batches import as_tensordict
 from ..errors import FileFormatError, NoSaveError
 from ..files.disk import open_file
 from ..look.readers import tensordict_steps
 from ..printable import shown
 from ..steps.arrays import NUMPY_DTYPES, Array
 from ..steps.schema import Path as Keys
-from ..steps.schema import dotted, nest
+from ..steps.schema import dotted
 from .log import Log, count, directory, json_object, log_of, require_memory
 
 __all__ = ["from_torchrl"]
@@ -90,7 +90,7 @@ def from_torchrl(path: str | os.PathLike[str]) -> Log:
     full = rows == batch[0]
     first = count(writer, "cursor", folder) if full else 0
     leaves = {keys: _read(entry, rows, first % batch[0]) for keys, entry in stored.items()}
-    steps: Any = TensorDict(cast("Any", nest(leaves)), batch_size=[rows, *batch[1:]])
+    steps = as_tensordict(leaves, [rows, *batch[1:]])
     experience = tensordict_steps(
         steps.reshape(-1) if counts_rows else steps, f"'{folder}', torchrl ReplayBuffer", full=full
     )

@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, ParamSpec, TypeAlias, get_args
 import numpy as np
 
 from ..printable import printable
+from .rendering import rendered
 
 __all__ = ["Check", "Finding", "Lack", "Look", "Report", "Rule", "Sureness", "Verdict", "found", "rule"]
 
@@ -49,8 +50,9 @@ class Finding:
     @property
     def extent(self) -> str:
         """How many rows are wrong, and the first few of them, in words."""
-        rows = f"{self.rows:,} rows, {self.share:.1%}" if self.rows else "the whole source"
-        shown = f" (rows {', '.join(map(str, self.examples))}{', ...' if self.rows > len(self.examples) else ''})"
+        word = "row" if self.rows == 1 else "rows"
+        rows = f"{self.rows:,} {word}, {self.share:.1%}" if self.rows else "the whole source"
+        shown = f" ({word} {', '.join(map(str, self.examples))}{', ...' if self.rows > len(self.examples) else ''})"
         return rows + (shown if self.examples else "")
 
     def __str__(self) -> str:
@@ -175,6 +177,9 @@ class Report:
         lines += [f"  not looked at: {lack}" for lack in self.lacks]
         lines += [f"  {str(finding).replace(chr(10), chr(10) + '  ')}" for finding in self.findings]
         return "\n".join([*lines, f"  {self.summary}"])
+
+    def _repr_html_(self) -> str:
+        return rendered(whole=False, report=self)
 
     @property
     def summary(self) -> str:

@@ -1,19 +1,14 @@
 """inspect: a summary of stored experience, and what can be made of it.
 
-In order: the summary; a page of HTML; a figure; a recording for the Rerun viewer.
+In order: the summary; a figure; a recording for the Rerun viewer.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import re
-from base64 import b64encode
 from dataclasses import asdict, dataclass, field
-from functools import cache
-from hashlib import sha256
-from importlib import import_module, resources
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -30,9 +25,10 @@ from ..steps.arrays import Array
 from ..steps.schema import Path, dotted
 from .experience import Experience, envs, episodes_of, in_words, number, plain
 from .findings import Finding, Report
+from .page import WIDEST, part_of_inspection, pictures_of, rows_of
 from .readers import experience_of
 
-__all__ = ["Inspection", "export", "inspect", "page"]
+__all__ = ["Inspection", "export", "inspect"]
 
 
 def inspect(source: Any) -> Inspection:
@@ -192,8 +188,7 @@ class Inspection:
         return {("step",): np.arange(self.num_steps), ("env",): steps.env} | draws | leaves_of_steps(steps)
 
     def _repr_html_(self) -> str:
-
-        return part(self)
+        return part_of_inspection(self)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Draw returns, lengths, rewards, and ages or priorities; if a monitor counted, all of these and the draws.
@@ -280,75 +275,6 @@ def distribution(numbers: Array) -> Distribution | None:
     values = np.quantile(numbers, QUANTILES).tolist()
     names = ("min" if q == 0 else "max" if q == 1 else f"p{round(100 * q)}" for q in QUANTILES)
     return {"mean": float(np.mean(numbers)), **dict(zip(names, values, strict=True))}
-
-
-# -- a page ------------------------------------------------------------------------------------------------------------
-
-ROWS = 1000
-"""The most episodes that a page lists."""
-
-
-def page(inspection: Any, report: Report) -> str:
-    """An inspection and an audit of the same source as a whole page, with the picture if matplotlib is installed."""
-    columns = ([_cell(value) for value in column[:ROWS].tolist()] for column in inspection.episodes.values())
-    rows = list(zip(*columns, strict=True))
-    return _rendered(inspection, whole=True, report=report, rows=rows, count=len(inspection.episodes["start"]))
-
-
-def part(inspection: Any) -> str:
-    """An inspection for a notebook."""
-    return _rendered(inspection, whole=False)
-
-
-def _rendered(inspection: Any, **values: Any) -> str:
-    return _template().render(
-        inspection=inspection, picture=_picture(inspection), readable=readable, number=number, policy=policy, **values
-    )
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
-
-
-def policy(*parts: str) -> str:
-    """A Content-Security-Policy for a page of these parts: it loads nothing, runs nothing, and has their styles alone.
-
-    Attributes of style are allowed: each line of the picture has one.
-    """
-    sheets = (sheet for part in parts for sheet in re.findall("<style[^>]*>(.*?)</style>", part, re.DOTALL))
-    hashes = (b64encode(sha256(sheet.encode()).digest()).decode() for sheet in sheets)
-    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
-    return (
-        f"default-src 'none'; style-src-elem {allowed}; style-src-attr 'unsafe-inline'; base-uri 'none'; "
-        "form-action 'none'"
-    )
-
-
-@cache
-def _template() -> Any:
-    from jinja2 import Environment  # torch brings it
-
-    text = resources.files(__package__ or "").joinpath("page.html.j2").read_text(encoding="utf-8")
-    return Environment(autoescape=True, finalize=_shown).from_string(text)
-
-
-def _shown(value: Any) -> Any:
-    """A value of the page. Text is a name or a sentence; the picture is markup."""
-    return printable(value) if type(value) is str else value
-
-
-def _picture(inspection: Any) -> str:
-    """The picture as SVG; empty without matplotlib."""
-    try:
-        figure = figure_of(inspection)
-    except ModuleNotFoundError:
-        return ""
-    memory = io.StringIO()
-    figure.savefig(memory, format="svg")
-    drawn = memory.getvalue()
-    return drawn[drawn.index("<svg") :]
 
 
 # -- a figure ----------------------------------------------------------------------------------------------------------
@@ -455,9 +381,6 @@ def _histogram(axes: Any, numbers: Any, name: str, of: str) -> None:
 
 # -- a recording for Rerun ---------------------------------------------------------------------------------------------
 
-WIDEST = 64
-"""A field of more numbers than this is not drawn as lines."""
-
 COLORS = {1: "L", 3: "RGB", 4: "RGBA"}
 """Channels of an image -> their names."""
 
@@ -503,14 +426,14 @@ def export(inspection: Inspection, path: str | os.PathLike[str], report: Report 
                 left_out.append("/".join(leaf_path))
             tick()
     for finding in report.findings if report is not None else ():
-        _log_finding(rerun, recording, finding, _at(rerun, times, _rows_of(inspection, finding.examples)))
+        _log_finding(rerun, recording, finding, _at(rerun, times, rows_of(inspection, finding.examples)))
     recording.disconnect()
     return tuple(left_out)
 
 
 def _send(rerun: Any, recording: Any, place: str, leaf: Array, env: Array, times: dict[str, Array]) -> bool:
     """Write a field ``[S, ...]`` env by env. Returns False, and writes nothing, if there is no picture for it."""
-    pictures = _pictures(leaf)
+    pictures = pictures_of(leaf)
     if pictures is None and not _are_lines(leaf):
         return False
     for env_number in np.unique(env).tolist():
@@ -541,12 +464,6 @@ def _at(rerun: Any, times: dict[str, Array], rows: Array) -> list[Any]:
     return [rerun.TimeColumn(name, sequence=column[rows]) for name, column in times.items()]
 
 
-def _rows_of(inspection: Inspection, places: tuple[int, ...]) -> Array:
-    """The positions of rows that a report names as the source does."""
-    place = inspection.experience.place
-    return np.array(places, np.int64) if place is None else np.flatnonzero(np.isin(place, places))
-
-
 def _log_finding(rerun: Any, recording: Any, finding: Finding, times: list[Any]) -> None:
     """One finding, at the rows that it names; at all times if it names none."""
     text, level, count = f"{finding}", LEVELS[finding.sure], len(finding.examples)
@@ -560,17 +477,6 @@ def _log_finding(rerun: Any, recording: Any, finding: Finding, times: list[Any])
 def _are_lines(leaf: Array) -> bool:
     """True if a field can be drawn as a few lines."""
     return leaf.dtype.kind in "biuf" and 0 < int(np.prod(leaf.shape[1:])) <= WIDEST
-
-
-def _pictures(leaf: Array) -> Array | None:
-    """Images ``[S, H, W]`` or ``[S, H, W, C]`` from bytes, or None. Of a stack of frames the newest is shown."""
-    if leaf.dtype != np.uint8 or min(leaf.shape[1:], default=0) < 1 or np.prod(leaf.shape[1:]) <= WIDEST:
-        return None
-    if leaf.ndim == 4 and leaf.shape[-1] in COLORS:
-        return leaf if leaf.shape[-1] > 1 else leaf[..., 0]
-    if leaf.ndim == 4 and leaf.shape[1] == 3:  # channels first
-        return np.moveaxis(leaf, 1, -1)
-    return leaf[:, -1] if leaf.ndim == 4 else leaf if leaf.ndim == 3 else None
 
 
 def _format(rerun: Any, pictures: Array) -> Any:

@@ -52,8 +52,8 @@ from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform, nothing_to_draw
 from ..steps.arrays import whole_numbers
 from ..steps.changes import DoesNotFitError, SchemaChanges
-from ..steps.schema import Field, Path, Schema, not_named
-from ..steps.summary import Summary, described, html, text
+from ..steps.schema import Field, Path, Schema, described, not_named
+from ..steps.summary import Summary, html, text
 from ..views.contract import SequenceReader, View, rule_of, time_first_of
 from ..views.transitions import NStep, Transition
 from .arrays import Episode, EpisodeRows, columns_of, episode_at, episodes_of, filled

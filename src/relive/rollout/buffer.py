@@ -37,8 +37,8 @@ from ..returns import GAE, Estimator
 from ..steps.arrays import Array, Bools, Ints, as_host, as_tensor, check_castable
 from ..steps.checker import refuse_unreadable
 from ..steps.ends import MOST, EndCheck
-from ..steps.schema import Field, Path, Schema, Spec, dotted, not_named, unknown_field
-from ..steps.summary import Summary, described, html, text
+from ..steps.schema import Field, Path, Schema, Spec, described, dotted, not_named, unknown_field
+from ..steps.summary import Summary, html, text
 from . import saving
 from .columns import ADVANTAGE, BOOKKEEPING, WATCHED, Columns, Name, unfinished
 from .minibatches import MANY, Minibatches, Permutations, parts, require_advantage

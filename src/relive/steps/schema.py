@@ -17,6 +17,7 @@ from ..errors import EnvError, FieldError, SchemaError, ShapeError, SpaceError
 from ..parameters import COUNT_RULE, is_whole, require
 from ..printable import HIDDEN, shown
 from .arrays import as_tensor, torch_dtype
+from .summary import html
 
 __all__ = [
     "FINITE",
@@ -26,6 +27,7 @@ __all__ = [
     "Schema",
     "Spec",
     "descend",
+    "described",
     "dotted",
     "map_leaves",
     "nest",
@@ -266,6 +268,11 @@ class Schema(Mapping[str, Node]):
         limit = "" if self.max_episode_steps is None else f", max_episode_steps={self.max_episode_steps}"
         return f"Schema({self._tree!r}{limit})"
 
+    def _repr_html_(self) -> str:
+        limit = "" if self.max_episode_steps is None else f", episodes of up to {self.max_episode_steps:,} steps"
+        facts = {dotted(path): f"{_kind(field)}, {field.nbytes:,} bytes" for path, field in self._leaves.items()}
+        return html((f"Schema: {self.nbytes:,} bytes a step{limit}", facts))
+
     @property
     def nbytes(self) -> int:
         """Bytes of one step of one environment."""
@@ -311,6 +318,15 @@ def dotted(path: Path | str) -> str:
     if not isinstance(cast("object", path), tuple | list):
         return path if isinstance(path, str) else repr(path)
     return ".".join(key if isinstance(cast("object", key), str) else repr(key) for key in path)
+
+
+def described(leaves: Mapping[Path, Field]) -> str:
+    """Fields with their dtypes and shapes, in one line."""
+    return ", ".join(f"{dotted(path)} {_kind(field)}" for path, field in leaves.items())
+
+
+def _kind(field: Field) -> str:
+    return f"{str(field.dtype).removeprefix('torch.')}{list(field.shape) if field.shape else ''}"
 
 
 def descend(tree: Any, inner: Path) -> Any:

@@ -1,25 +1,14 @@
-"""The printed summary of a buffer: a few lines of text, and a table for notebooks."""
+"""The printed summary of a buffer or a schema: a few lines of text, and a table for notebooks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from html import escape
 
-from .schema import Field, Path, dotted
-
-__all__ = ["Summary", "described", "html", "text"]
+__all__ = ["Summary", "html", "text"]
 
 
 Summary = tuple[str, dict[str, str]]
 """A title, and facts by name."""
-
-
-def described(leaves: Mapping[Path, Field]) -> str:
-    """Fields with their dtypes and shapes, in one line."""
-    return ", ".join(
-        f"{dotted(path)} {str(field.dtype).removeprefix('torch.')}{list(field.shape) if field.shape else ''}"
-        for path, field in leaves.items()
-    )
 
 
 def text(summary: Summary) -> str:
