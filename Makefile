@@ -28,8 +28,8 @@ RELIVE_ZIG := $(if $(strip $(shell for name in c++ g++ clang++; do command -v $$
 endif
 export RELIVE_ZIG
 
-.PHONY: help setup demo test test-slow test-all test-gpu sanitize zig wheel attacks mutations stub walks checkouts \
-	test-peers test-hosts lint format bench clean outdated
+.PHONY: help setup demo test test-slow test-all test-gpu sanitize zig wheel attacks mutations stub walks notebooks \
+	checkouts test-peers test-hosts lint format bench clean outdated
 
 help: ## show this list
 	@echo "relive: the data layer of a reinforcement learning loop in PyTorch"
@@ -87,6 +87,9 @@ stub: setup ## the types of the compiled core: rewrites src/relive/core/_core.py
 
 walks: setup ## the files of src that ten public calls enter; rewrites the table in CONTRIBUTING.md
 	@$(PY) tests/walks.py
+
+notebooks: setup ## run the notebooks of docs/notebooks, and store what their cells show
+	@$(PY) tests/notebooks.py
 
 FASTTD3 := build/checkouts/FastTD3/fast_td3/fast_td3_utils.py
 HOLOSOMA := build/checkouts/holosoma/src/holosoma/holosoma/agents/fast_sac/fast_sac_utils.py
