@@ -29,12 +29,12 @@ endif
 export RELIVE_ZIG
 
 .PHONY: help setup demo test test-slow test-all test-gpu sanitize zig wheel attacks mutations stub walks notebooks \
-	checkouts test-peers test-hosts lint format bench clean outdated
+	checkouts test-peers test-hosts lint format bench bench-quick bench-readme clean outdated
 
 help: ## show this list
 	@echo "relive: the data layer of a reinforcement learning loop in PyTorch"
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
-		| awk -F ':.*## ' '{ printf "  make %-11s %s\n", $$1, $$2 }'
+		| awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 
 setup: $(VENV)/installed ## create .venv: the package, its extras, the tools of the tests
 	@echo "$(VENV) is ready"
@@ -110,8 +110,14 @@ format: setup ## let ruff mend style and format
 	@$(PY) -m ruff check --fix --exit-zero
 	@$(PY) -m ruff format
 
-bench: $(BENCH_VENV)/installed checkouts ## measure beside the installed peers; rewrites the tables and the chart
+bench: $(BENCH_VENV)/installed checkouts ## measure beside the installed peers; rewrites tables and charts; fails if slower
 	@$(BENCH_PY) benchmarks/run.py
+
+bench-quick: $(BENCH_VENV)/installed ## is it slower than recorded? the main tables in short; rewrites nothing
+	@$(BENCH_PY) benchmarks/run.py --quick --only gae add minibatches replay_add replay_sample
+
+bench-readme: $(BENCH_VENV)/installed ## the README's three figures again, in a minute, beside what it says
+	@$(BENCH_PY) benchmarks/readme.py
 
 clean: ## remove the environments, the caches and runs/
 	rm -rf $(VENV) $(BENCH_VENV) $(addprefix .venv-,$(HOSTS)) runs build dist .pytest_cache .ruff_cache .hypothesis
