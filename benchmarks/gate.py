@@ -2,8 +2,9 @@
 
 Machines are noisy, and are noisy for all contenders alike. So no time is compared with a recorded time. A line of ours
 is compared with the two *yardsticks* that were measured in the same rounds: the floor, and the fastest other library.
-It counts as slower by what both of them say, and only beyond `TOLERANCE`. Each figure is the least of its samples: work
-of other programs can only add to a time. What still looks slower is measured again, up to `TRIES` times in all.
+It counts as slower by what both of them say. Each figure is the least of its samples: work of other programs can only
+add to a time. What takes more than `SUSPECT` times as long as recorded is measured again, up to `TRIES` times in all.
+It is reported if the median of all tries is beyond `TOLERANCE`.
 
 Calls of functions do not depend on the machine. One more call than recorded is one too many.
 """
@@ -11,9 +12,10 @@ Calls of functions do not depend on the machine. One more call than recorded is 
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ import tables
 
 TOLERANCE = 1.5
 """How many times as long as recorded a line may take."""
-TRIES = 3
+SUSPECT = 1.25
+"""How many times as long it may take before it is measured again."""
+TRIES = 5
 SMALLER = ("trainings", "saves", "mapped", "mapped_half")
 """What `--quick` measures in smaller sizes, so that nothing recorded can be compared with it."""
 
@@ -29,19 +33,41 @@ Report = dict[str, Any]
 Line = dict[str, Any]
 
 
+Key = tuple[str, str, str, str]
+"""A report, a workload, a line, and "in a loop", "after a learner's step" or "calls"."""
+
+
 @dataclass(frozen=True)
 class Slower:
     """A row that is slower than recorded, or calls more functions: what was expected of it, and what came."""
 
-    report: str
-    workload: str
-    line: str
-    kind: str  # "in a loop", "after a learner's step" or "calls"
+    key: Key
     expected: str
     came: str
 
     def __str__(self) -> str:
-        return f"{self.report}: {self.workload}: {self.line}, {self.kind}: expected {self.expected}, came {self.came}"
+        report, workload, line, kind = self.key
+        return f"{report}: {workload}: {line}, {kind}: expected {self.expected}, came {self.came}"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How many times the time of each yardstick a line of ours took when it was recorded, and how many it takes now."""
+
+    key: Key
+    before: dict[str, float]
+    now: dict[str, float]
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long as recorded it takes, by the yardstick that is the mildest; 0 without any."""
+        return min((self.now[name] / self.before[name] for name in self.now), default=0.0)
+
+
+def middle(tries: Sequence[Timing]) -> Timing:
+    """The median of several tries, by each yardstick that all of them have."""
+    names = [name for name in tries[0].before if all(name in each.now for each in tries)]
+    return replace(tries[0], now={name: statistics.median(each.now[name] for each in tries) for name in names})
 
 
 def committed(folder: Path = tables.RESULTS) -> list[Report]:
@@ -98,27 +124,20 @@ def yardsticks(before: dict[str, Line], now: dict[str, Line]) -> dict[str, tuple
     return {name: (before[a], now[b]) for name, (a, b) in labels.items() if a and b and b in now}
 
 
-def slowdown(before: dict[str, float], now: dict[str, float]) -> float:
-    """How many times as long as recorded a line takes, by the yardstick that is the mildest; 0 without any."""
-    return min((now[name] / before[name] for name in before), default=0.0)
-
-
 def said(ratios: dict[str, float], allowed: float = 1.0) -> str:
     """The ratios of a line in words."""
     return " and ".join(f"{tables.three_digits(ratio * allowed)} × {name}" for name, ratio in ratios.items())
 
 
-def timed(name: str, before: Report, now: Report) -> Iterator[Slower]:
-    """Our lines of one workload that take too long by all yardsticks."""
+def timed(name: str, before: Report, now: Report) -> Iterator[Timing]:
+    """Our lines of one workload."""
     for (kind, old), (_, new) in zip(kinds(before), kinds(now), strict=True):
         by = yardsticks(old, new)
         for label in old:
             if old[label]["role"] == "ours" and label in new:
-                expected = {stick: least(old[label]) / least(a) for stick, (a, _) in by.items()}
+                recorded = {stick: least(old[label]) / least(a) for stick, (a, _) in by.items()}
                 came = {stick: least(new[label]) / least(b) for stick, (_, b) in by.items()}
-                if slowdown(expected, came) > TOLERANCE:
-                    most = f"at most {said(expected, TOLERANCE)}, for {said(expected)} were recorded"
-                    yield Slower(name, now["name"], label, kind, most, said(came))
+                yield Timing((name, now["name"], label, kind), recorded, came)
 
 
 def called(name: str, before: Report, now: Report) -> Iterator[Slower]:
@@ -132,60 +151,77 @@ def called(name: str, before: Report, now: Report) -> Iterator[Slower]:
                     f"{count['calls']:g} functions in Python and {count['builtins']:g} built-in ones"
                     for count in counts
                 ]
-                yield Slower(name, now["name"], label, "calls", *words)
+                yield Slower((name, now["name"], label, "calls"), *words)
 
 
-def slower(before: Iterable[Report], now: Iterable[Report], *, quick: bool = False) -> tuple[list[Slower], list[str]]:
-    """What is slower than recorded, and sentences on what could not be compared."""
-    recorded = {report["name"]: report for report in before}
-    found: list[Slower] = []
-    left: dict[str, list[str]] = {}
+@dataclass
+class Comparison:
+    """A new run beside the recorded one."""
+
+    timings: list[Timing] = field(default_factory=list)
+    calls: list[Slower] = field(default_factory=list)
+    left: dict[str, list[str]] = field(default_factory=dict)  # why not -> the reports that could not be compared
+
+
+def compare(before: Iterable[Report], now: Iterable[Report], *, quick: bool = False) -> Comparison:
+    """All that can be compared of two runs."""
+    recorded, found = {report["name"]: report for report in before}, Comparison()
+
+    def leave(why: str, name: str) -> None:
+        found.left.setdefault(why, []).append(name)
+
     for new in now:
         name, old = new["name"], recorded.get(new["name"])
         if old is None:
-            left.setdefault("nothing is recorded of", []).append(name)
+            leave("nothing is recorded of", name)
             continue
         if quick and name in SMALLER:
-            left.setdefault("a quick run measures smaller sizes of", []).append(name)
+            leave("a quick run measures smaller sizes of", name)
             continue
         works = {work["name"]: work for work in old["workloads"]}
         pairs = [(works[work["name"]], work) for work in new["workloads"] if work["name"] in works]
         pairs = [(a, b) for a, b in pairs if "count" not in (a.get("unit"), b.get("unit"))]
         if machine(old) == machine(new):
-            found += [each for a, b in pairs for each in timed(name, a, b)]
+            found.timings += [each for a, b in pairs for each in timed(name, a, b)]
         else:
-            left.setdefault(f"times were recorded on another machine, {old['environment']['cpu']}, of", []).append(name)
+            leave(f"times were recorded on another machine, {old['environment']['cpu']}, of", name)
         if program(old) == program(new):
-            found += [each for a, b in pairs for each in called(name, a, b)]
+            found.calls += [each for a, b in pairs for each in called(name, a, b)]
         else:
-            left.setdefault("calls were recorded with other versions of Python or packages, of", []).append(name)
-    return found, [f"{why}: {', '.join(names)}" for why, names in left.items()]
+            leave("calls were recorded with other versions of Python or packages, of", name)
+    return found
 
 
 Again = Callable[[str, Collection[str]], Sequence[Report]]
 """Measures workloads of a report once more."""
 
 
-def confirmed(found: Sequence[Slower], before: Sequence[Report], again: Again, *, quick: bool = False) -> list[Slower]:
-    """What is slower each time that it is measured again."""
+def slower(timings: Iterable[Timing], before: Sequence[Report], again: Again) -> list[Slower]:
+    """The lines that are slower than recorded, also when they are measured again."""
+    tries = {each.key: [each] for each in timings if each.slowdown > SUSPECT}
     for _ in range(TRIES - 1):
-        names = list(dict.fromkeys(each.report for each in found if each.kind != "calls"))
-        if not names:
-            break
-        rows = {(each.report, each.workload, each.line, each.kind) for each in found}
-        still = [each for each in found if each.kind == "calls"]
-        for name in names:
-            works = {each.workload for each in found if each.report == name}
+        for name in dict.fromkeys(report for report, *_ in tries):
+            works = {work for report, work, *_ in tries if report == name}
             print(f"\ngate: {name} is measured again: {', '.join(sorted(works))}")
-            seen, _ = slower(before, [report for report in again(name, works) if report["name"] == name], quick=quick)
-            still += [s for s in seen if s.kind != "calls" and (s.report, s.workload, s.line, s.kind) in rows]
-        found = still
-    return list(found)
+            for each in compare(before, again(name, works)).timings:
+                if each.key in tries:
+                    tries[each.key].append(each)
+        tries = {key: found for key, found in tries.items() if middle(found).slowdown > SUSPECT}
+    worse = [each for each in map(middle, tries.values()) if each.slowdown > TOLERANCE]
+    return [
+        Slower(
+            each.key,
+            f"at most {said({name: each.before[name] for name in each.now}, TOLERANCE)},"
+            f" for {said({name: each.before[name] for name in each.now})} were recorded",
+            said(each.now),
+        )
+        for each in worse
+    ]
 
 
-def told(found: Sequence[Slower], left: Sequence[str], compared: int) -> str:
+def told(found: Sequence[Slower], left: Mapping[str, Sequence[str]], compared: int) -> str:
     """The verdict, as it is printed."""
-    lines = [f"gate: not compared: {why}" for why in left]
+    lines = [f"gate: not compared: {why}: {', '.join(names)}" for why, names in left.items()]
     lines += [f"gate: SLOWER: {each}" for each in found]
     verdict = f"{len(found)} figures are worse than the committed tables" if found else "no figure is worse"
-    return "\n".join(["", *lines, f"gate: {verdict}, of {compared} reports compared"])
+    return "\n".join(["", *lines, f"gate: {verdict}; reports compared: {compared}"])

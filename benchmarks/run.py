@@ -97,9 +97,9 @@ def slower(before: Sequence[Any], found: Sequence[Any], effort: Any, *, quick: b
             module.run(replace(effort, only=frozenset(works)), Path(place))
             return tables.reports(Path(place))
 
-    worse, left = gate.slower(before, found, quick=quick)
-    worse = gate.confirmed(worse, before, again, quick=quick)
-    print(gate.told(worse, left, len(found)))
+    seen = gate.compare(before, found, quick=quick)
+    worse = [*seen.calls, *gate.slower(seen.timings, before, again)]
+    print(gate.told(worse, seen.left, len(found)))
     return bool(worse)
 
 
