@@ -32,13 +32,18 @@ def measured(rows: Sequence[headline.Headline]) -> list[dict[str, Any]]:
 def beside(quoted: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> str:
     """The README's figures and those of now, row by row."""
     before, after = ({report["name"]: report for report in reports} for reports in (quoted, now))
-    first, *others = headline.COLUMNS
-    out = [tables.row([first, "", *others])]
+    blocks = []
     for row in headline.HEADLINES:
-        out.append(tables.row([row.title, "README", *headline.cells(row, before)]))
-        out.append(tables.row(["", "now", *headline.cells(row, after)]))
+        lines = [["", *headline.COLUMNS[1:]]]
+        lines += [[name, *headline.cells(row, by)] for name, by in (("README", before), ("now", after))]
+        blocks.append((row.title, [[cell.replace("*", "") for cell in line] for line in lines]))
+    widths = [max(map(len, column)) for column in zip(*(line for _, lines in blocks for line in lines), strict=True)]
+    out: list[str] = []
+    for title, lines in blocks:
+        padded = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+        out += [title, *(f"  {line.rstrip()}" for line in padded), ""]
     name = headline.HEADLINES[0].report
-    out += ["", f"README: measured on {tables.machine(before[name]['environment'])}."]
+    out += [f"README: measured on {tables.machine(before[name]['environment'])}."]
     out.append(f"now: measured on {tables.machine(after[name]['environment'])}.")
     return "\n".join(out)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import subprocess
 from collections.abc import Collection
 from pathlib import Path
@@ -274,8 +275,13 @@ def test_the_readmes_rows_stand_beside_those_of_now(monkeypatch: pytest.MonkeyPa
         work["lines"] = [each for each in work["lines"] if each["role"] != "peer"]
     shown = readme.beside(quoted, now).splitlines()
     page = (BENCHMARKS.parent / "README.md").read_text(encoding="utf-8")
-    for title, before, after in zip(readme.headline.HEADLINES, shown[1:7:2], shown[2:7:2], strict=True):
-        assert before.replace("| README ", "", 1) in page
-        assert after.startswith("|  | now | **"), title
-    assert "none is installed" in shown[2]
+    for start, row in zip((0, 5, 10), readme.headline.HEADLINES, strict=True):
+        title, columns, before, after, gap = shown[start : start + 5]
+        assert (title, gap) == (row.title, "")
+        said = next(line for line in page.splitlines() if line.startswith(f"| {title} |"))
+        cells = [cell for cell in said.replace("*", "").strip("| ").split(" | ")[1:] if cell]
+        assert [cell.strip() for cell in re.split(r" {2,}", before.strip())] == ["README", *cells]
+        assert after.split()[0] == "now"
+        assert columns.index("relive") == before.index(cells[0]), "the columns are aligned"
+    assert "none is installed" in shown[3]
     assert "another machine" in shown[-1]
