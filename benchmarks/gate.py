@@ -219,9 +219,9 @@ def slower(timings: Iterable[Timing], before: Sequence[Report], again: Again) ->
     ]
 
 
-def told(found: Sequence[Slower], left: Mapping[str, Sequence[str]], compared: int) -> str:
+def told(found: Sequence[Slower], left: Mapping[str, Sequence[str]], times: int) -> str:
     """The verdict, as it is printed."""
     lines = [f"gate: not compared: {why}: {', '.join(names)}" for why, names in left.items()]
     lines += [f"gate: SLOWER: {each}" for each in found]
     verdict = f"{len(found)} figures are worse than the committed tables" if found else "no figure is worse"
-    return "\n".join(["", *lines, f"gate: {verdict}; reports compared: {compared}"])
+    return "\n".join(["", *lines, f"gate: {verdict}; times compared: {times}"])

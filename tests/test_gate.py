@@ -101,7 +101,7 @@ def test_twice_the_time_is_named_with_what_was_expected_and_what_came(gate: Any)
     told = gate.told(found, {"why": ["a", "b"]}, 1)
     assert "gate: not compared: why: a, b" in told
     assert "gate: SLOWER: add: 8 envs: relive, in a loop" in told
-    assert told.endswith("gate: 1 figures are worse than the committed tables; reports compared: 1")
+    assert told.endswith("gate: 1 figures are worse than the committed tables; times compared: 1")
 
 
 def test_twice_the_time_after_a_learners_step_is_named_too(gate: Any) -> None:
