@@ -29,6 +29,9 @@ TRIES = 5
 SMALLER = ("trainings", "saves", "mapped", "mapped_half")
 """What `--quick` measures in smaller sizes, so that nothing recorded can be compared with it."""
 
+WAITING = ("lanes", "slots", "apex")
+"""What calls more or fewer functions each time, because it waits for another process or thread."""
+
 Report = dict[str, Any]
 Line = dict[str, Any]
 
@@ -185,6 +188,8 @@ def compare(before: Iterable[Report], now: Iterable[Report], *, quick: bool = Fa
             found.timings += [each for a, b in pairs for each in timed(name, a, b)]
         else:
             leave(f"times were recorded on another machine, {old['environment']['cpu']}, of", name)
+        if name in WAITING:
+            continue
         if program(old) == program(new):
             found.calls += [each for a, b in pairs for each in called(name, a, b)]
         else:
