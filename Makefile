@@ -31,13 +31,14 @@ RELIVE_ZIG := $(if $(strip $(shell for name in c++ g++ clang++; do command -v $$
 endif
 export RELIVE_ZIG
 
-.PHONY: help setup demo test test-slow test-all test-gpu sanitize zig wheel attacks mutations stub walks checkouts \
-	test-peers test-hosts audit-libraries lint format docs docs-links bench clean outdated
+.PHONY: help setup demo test test-slow test-all test-gpu sanitize zig wheel attacks mutations stub walks notebooks \
+	checkouts test-peers test-hosts audit-libraries lint format docs docs-links bench bench-quick bench-readme clean \
+	outdated
 
 help: ## show this list
 	@echo "relive: the data layer of a reinforcement learning loop in PyTorch"
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
-		| awk -F ':.*## ' '{ printf "  make %-11s %s\n", $$1, $$2 }'
+		| awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 
 setup: $(VENV)/installed ## create .venv: the package, its extras, the tools of the tests
 	@echo "$(VENV) is ready"
@@ -94,6 +95,9 @@ stub: setup ## the types of the compiled core: rewrites src/relive/core/_core.py
 walks: setup ## the files of src that ten public calls enter; rewrites the table in CONTRIBUTING.md
 	@$(PY) tests/walks.py
 
+notebooks: setup ## run the notebooks of docs/notebooks, and store what their cells show
+	@$(PY) tests/notebooks.py
+
 FASTTD3 := build/checkouts/FastTD3/fast_td3/fast_td3_utils.py
 HOLOSOMA := build/checkouts/holosoma/src/holosoma/holosoma/agents/fast_sac/fast_sac_utils.py
 CLEANRL := build/checkouts/cleanrl/cleanrl/ppo.py
@@ -126,8 +130,14 @@ docs: $(DOCS_VENV)/installed ## the site of the documents: build/site/<version>/
 docs-links: $(DOCS_VENV)/installed ## ask every site that the documents link to, which needs the network
 	@$(SPHINX) -b linkcheck . build/links
 
-bench: $(BENCH_VENV)/installed checkouts ## measure beside the installed peers; rewrites the tables and the chart
+bench: $(BENCH_VENV)/installed checkouts ## measure beside the installed peers; rewrites tables and charts; fails if slower
 	@$(BENCH_PY) benchmarks/run.py
+
+bench-quick: $(BENCH_VENV)/installed ## is it slower than recorded? the main tables in short; rewrites nothing
+	@$(BENCH_PY) benchmarks/run.py --quick --only gae add minibatches replay_add replay_sample
+
+bench-readme: $(BENCH_VENV)/installed ## the README's three figures again, in a minute, beside what it says
+	@$(BENCH_PY) benchmarks/readme.py
 
 clean: ## remove the environments, the caches and runs/
 	rm -rf $(VENV) $(BENCH_VENV) $(AUDIT_VENV) $(DOCS_VENV) $(addprefix .venv-,$(HOSTS)) runs build dist

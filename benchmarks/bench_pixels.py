@@ -232,7 +232,7 @@ def contenders() -> list[Contender]:
 def memory(nbytes: dict[str, float], measured: dict[str, Any]) -> dict[str, Any]:
     """The bytes per transition as one more workload."""
     lines = []
-    for line in measured["lines"]:
+    for line in measured.get("lines", ()):
         if line["label"] in nbytes:
             kept = {name: line[name] for name in ("label", "role", "package", "version", "status") if name in line}
             note = "bytes of all arrays over the transitions stored"

@@ -46,8 +46,8 @@ def table(idle: Sequence[dict[str, Any]], busy: Sequence[dict[str, Any]]) -> str
     names = [report["name"] for report in busy]
     only = "" if {*NAMES} <= {*names} else f" --only {' '.join(names)}"
     made = (
-        f"Made by `python benchmarks/run.py --busy{only}`, beside {beside} processes that copy memory and multiply "
-        f"matrices, on {tables.machine(environment)}."
+        f"Measured on {tables.machine(environment)}. Made by `python benchmarks/run.py --busy{only}`, beside {beside} "
+        "processes that copy memory and multiply matrices."
     )
     quiet = leads([report for report in idle if report["environment"]["cpu"] == environment["cpu"]])
     if not quiet:  # times of two machines say nothing together

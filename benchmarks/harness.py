@@ -75,13 +75,15 @@ class Workload:
 class Effort:
     """How long to measure: rounds of `sample_seconds` per contender, fewer once the budget is spent.
 
-    Then as many rounds of `after` operations, each right after a learner's step, with a budget of their own.
+    Then as many rounds of `after` operations, each right after a learner's step, with a budget of their own. `only`
+    names the workloads that are wanted; None are all.
     """
 
     rounds: int = 41
     sample_seconds: float = 0.005
     budget_seconds: float = 40.0
     after: int = 9
+    only: frozenset[str] | None = None
 
     @staticmethod
     def quick() -> "Effort":
@@ -269,9 +271,9 @@ def interleave(entries: Sequence[Entry], sample: Callable[[Entry], None], effort
 
 
 def quarters(samples: list[float]) -> dict[str, float]:
-    """The median and the quartiles."""
+    """The median, the quartiles and the least."""
     first, _, third = statistics.quantiles(samples, n=4) if len(samples) > 1 else samples * 3
-    return {"median": statistics.median(samples), "q1": first, "q3": third}
+    return {"median": statistics.median(samples), "q1": first, "q3": third, "least": min(samples)}
 
 
 def describe(contender: Contender, outcome: Entry | str, workload: Workload) -> dict[str, Any]:
@@ -324,7 +326,9 @@ def compare(done: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def measure(workload: Workload, contenders: Sequence[Contender], effort: Effort) -> dict[str, Any]:
-    """Measures one workload; returns its JSON."""
+    """Measures one workload; returns its JSON, which is empty for one that is not wanted."""
+    if effort.only is not None and workload.name not in effort.only:
+        return {}
     one_thread()
     logging.disable(logging.INFO)
     outcomes = [enter(contender, workload, effort) for contender in contenders]
@@ -367,13 +371,16 @@ def write(
     where: dict[str, str] | None = None,
     command: str = "",
 ) -> None:
-    """Writes `folder/name.json`; `where` adds to the environment, and `command` made it if `run.py` did not."""
+    """Writes `folder/name.json`, without what was not wanted.
+
+    `where` adds to the environment, and `command` made it if `run.py` did not.
+    """
     report = {
         "name": name,
         "title": title,
         "unit": unit,
         "environment": environment() | (where or {}),
-        "workloads": workloads,
+        "workloads": [work for work in workloads if work],
     }
     report |= {"command": command} if command else {}
     folder.mkdir(parents=True, exist_ok=True)

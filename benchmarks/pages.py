@@ -1,10 +1,10 @@
-"""Writes the tables, the headline figures and their chart into the pages that show them.
+"""Writes the tables, the headline figures and the charts into the pages that show them.
 
 A page has a place for a table between `<!-- bench:NAME -->` and `<!-- /bench:NAME -->`; NAME is a report's,
-`headline`, `busy` or one of `beside.py`. A report's name with `-details` after it is a place for multiples of the floor
-and for counts of calls.
+`headline`, `busy`, `history` or one of `beside.py`. A report's name with `-details` after it is a place for multiples of
+the floor and for counts of calls.
 
-python benchmarks/pages.py    rewrites all of them from results/*.json
+python benchmarks/pages.py    rewrites all of them from results/*.json and history.jsonl
 """
 
 import re
@@ -14,6 +14,7 @@ from pathlib import Path
 import beside
 import busy
 import headline
+import history
 import tables
 
 ROOT = Path(__file__).parent.parent
@@ -27,18 +28,19 @@ def fill(text: str, name: str, table: str) -> str:
 
 
 def written() -> dict[Path, str]:
-    """What every page, and the chart, has to hold according to the results of record."""
-    reports = tables.reports()
+    """What every page and chart has to hold according to the results of record."""
+    reports, past = tables.reports(), history.entries()
     texts = {path: path.read_text(encoding="utf-8") for path in PAGES}
     for name, table in {
         *((report["name"], tables.table(report)) for report in reports),
         *((report["name"] + tables.DETAILS, tables.details(report)) for report in reports),
         ("headline", headline.figures(reports)),
+        ("history", history.table(past)),
         ("busy", busy.table(reports, tables.reports(busy.RESULTS))),
         *((beside.PREFIX + library, beside.table(reports, library)) for library in beside.LIBRARIES),
     }:
         texts = {path: fill(text, name, table) for path, text in texts.items()}
-    return {**texts, headline.CHART: headline.chart(reports)}
+    return {**texts, headline.CHART: headline.chart(reports), history.CHART: history.chart(past)}
 
 
 def show(folder: Path, names: Collection[str]) -> None:
@@ -48,7 +50,7 @@ def show(folder: Path, names: Collection[str]) -> None:
 
 
 def main() -> None:
-    """Rewrites the pages and the chart that differ from the results of record."""
+    """Rewrites the pages and charts that differ from the results of record."""
     for path, text in written().items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")

@@ -27,7 +27,7 @@ ORDER = (
     "import",
 )
 CALLS = "calls of one operation: functions written in Python + built-in functions"
-AFTER = "each right after a learner's step"
+AFTER = "in a loop → right after a learner's step"
 MULTIPLES = "time of one operation, as a multiple of the floor"
 DETAILS = "-details"  # ends the names of tables of multiples and calls
 RANK = {"floor": 0, "ours": 1, "peer": 2}
@@ -99,21 +99,41 @@ def typical(label: str, columns: list[dict[str, dict[str, Any]]]) -> float:
 
 
 def ratio(workload: dict[str, Any]) -> str:
-    """How many times faster than the best peer ours is."""
+    """How many times faster than the best peer ours is, in a loop."""
     times = workload.get("best_peer_over_ours")
     return f"{three_digits(times)} × ({workload['best_peer']})" if times else ""
 
 
+def ratios(workload: dict[str, Any]) -> str:
+    """The same, and after a learner's step where that was measured; one peer is named once."""
+    loop, later = ratio(workload), ratio(workload.get("after", {}))
+    if not later:
+        return loop
+    same = workload["best_peer"] == workload["after"]["best_peer"]
+    return f"{loop.split(' (')[0] if same else loop} → {later}"
+
+
+def side_by_side(figure: Callable[[Line, str], str]) -> Callable[[Line, str], str]:
+    """The figure of a line in a loop, and beside it the one after a learner's step where that was measured."""
+
+    def both(line: Line, unit: str = "s") -> str:
+        loop = figure(line, unit)
+        later = figure(line | line["after"], unit) if loop and "after" in line else ""
+        return f"{loop} → {later}" if later else loop
+
+    return both
+
+
 def machine(environment: dict[str, Any]) -> str:
-    """One sentence on where and when the figures were measured."""
+    """When and where the figures were measured, to follow "Measured on"."""
     packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
     gpu = f"{environment['gpu']}, CUDA {environment['cuda']}, " if "gpu" in environment else ""
     others = environment.get("load", 0.0) > 2 * environment["cores"]
     load = f" that other work kept busy (load {environment['load']:.0f})" if others else ""
     return (
-        f"{gpu}{environment['cpu']}, {environment['cores']} cores{load}, {environment['system']},"
-        f" Python {environment['python']}, {packages}; {environment['date']}"
-        + (f", commit {environment['commit']}" if environment.get("commit") else "")
+        f"{environment['date']} on {gpu}{environment['cpu']}, {environment['cores']} cores{load}"
+        + (f", at commit {environment['commit']}" if environment.get("commit") else "")
+        + f"; {environment['system']}, Python {environment['python']}, {packages}"
     )
 
 
@@ -151,10 +171,10 @@ def ordered(report: dict[str, Any]) -> dict[str, str]:
     return {label: roles[label] for label in sorted(roles, key=lambda label: (*rank[label], typical(label, columns)))}
 
 
-def grid(report: dict[str, Any], title: str, figure: Callable[[Line, str], str], *, ratios: str = "") -> list[str]:
+def grid(report: dict[str, Any], title: str, figure: Callable[[Line, str], str], *, lead: str = "") -> list[str]:
     """A table of one figure a cell: a row for each line, a column for each workload; without what has no figures.
 
-    ``ratios`` names a last row, with how many times faster than the best peer ours is.
+    ``lead`` names a last row, with how many times faster than the best peer ours is.
     """
     columns: dict[str, dict[str, str]] = {}
     for workload in report["workloads"]:
@@ -172,38 +192,32 @@ def grid(report: dict[str, Any], title: str, figure: Callable[[Line, str], str],
         if any(cells):
             name = f"floor: {label}" if role == "floor" else label
             out.append(row([f"**{text}**" if label == ours and text else text for text in (name, *cells)]))
-    last = [ratio(workload) for workload in report["workloads"] if workload["name"] in columns]
-    return [*out, row([f"{ratios} / {ours}", *last])] if ratios and any(last) else out
+    last = [ratios(workload) for workload in report["workloads"] if workload["name"] in columns]
+    return [*out, row([f"{lead} / {ours}", *last])] if lead and any(last) else out
 
 
-def after(report: dict[str, Any]) -> dict[str, Any]:
-    """The same report of operations that each follow a learner's step, in place of those in a loop."""
-    workloads = []
-    for workload in report["workloads"]:
-        if "after" in workload:
-            lines = [line | line["after"] for line in workload["lines"] if "after" in line]
-            workloads.append(workload | workload["after"] | {"lines": lines})
-    return report | {"workloads": workloads}
+def headed(report: dict[str, Any], title: str) -> str:
+    """The title of a table, which says what two times in a cell are."""
+    return f"{title}: {AFTER}" if any("after" in workload for workload in report["workloads"]) else title
 
 
 def table(report: dict[str, Any]) -> str:
     """The markdown of one report: the times, also those after a learner's step; of trainings those in the storage."""
-    stored = grid(report, "its time in the storage", storage, ratios="best peer")
-    out = grid(report, report["title"], time, ratios="" if stored else "best peer")
-    for more in (stored, grid(after(report), AFTER, time, ratios="best peer")):
-        out += ["", *more] if more else []
+    stored = grid(report, "its time in the storage", storage, lead="best peer")
+    out = grid(report, headed(report, report["title"]), side_by_side(time), lead="" if stored else "best peer")
+    out += ["", *stored] if stored else []
     peers = versions(report)
     foot = ["Medians of interleaved rounds in one run, one thread.", *remarks(report)]
     foot += [f"Peers: {peers}."] if peers else []
     command = report.get("command", f"python benchmarks/run.py --only {report['name']}")
-    return "\n".join([*out, "", f"{' '.join(foot)} Made by `{command}` on {machine(report['environment'])}."])
+    measured = f"Measured on {machine(report['environment'])}. Made by `{command}`."
+    return "\n".join([*out, "", measured, "", " ".join(foot)])
 
 
 def details(report: dict[str, Any]) -> str:
     """The markdown of what stands behind the times: multiples of the floor, and calls of functions; "" for none."""
     tables = [
-        grid(report, MULTIPLES, multiple),
-        grid(after(report), f"{MULTIPLES}; {AFTER}", multiple),
+        grid(report, headed(report, MULTIPLES), side_by_side(multiple)),
         grid(report, CALLS, calls),
     ]
     return "\n\n".join("\n".join(lines) for lines in tables if lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import os
 import subprocess
@@ -96,6 +97,17 @@ def test_a_workload_in_which_all_fail_is_reported_as_well(harness: Any) -> None:
     assert result["best_peer_over_ours"] is None
 
 
+def test_only_the_wanted_workloads_are_measured_and_written(harness: Any, tmp_path: Path) -> None:
+    effort = harness.Effort(rounds=5, sample_seconds=1e-5, budget_seconds=5.0, only=frozenset({"b"}))
+    works = [harness.measure(harness.Workload(name, None), [Line("ours", "ours", None)], effort) for name in "abc"]
+    assert [bool(work) for work in works] == [False, True, False]
+    harness.write("one", "title", works, tmp_path)
+    written = json.loads((tmp_path / "one.json").read_text())
+    assert [work["name"] for work in written["workloads"]] == ["b"]
+    (line,) = written["workloads"][0]["lines"]
+    assert line["least"] <= line["q1"] <= line["median"]
+
+
 def test_a_line_says_how_many_functions_one_operation_calls(harness: Any) -> None:
     class Counted(Line):
         def run(self) -> None:
@@ -148,15 +160,22 @@ def test_what_was_timed_after_a_learners_step_has_its_own_medians_and_best_peer(
         line["after"]["median"] = median
     work |= harness.summarize(work["lines"])
     assert (work["after"]["best_peer"], work["after"]["best_peer_over_ours"]) == ("a", 4.0)
-    shown = pages.tables.grid(
-        pages.tables.after({"title": "", "workloads": [work]}), "t", pages.tables.time, ratios="r"
-    )
+    tables = pages.tables
+    for line, median in zip(work["lines"], (0.5e-6, 1e-6, 3e-6), strict=False):
+        line["median"] = median
+    work["best_peer"], work["best_peer_over_ours"] = "a", 3.0
+    shown = tables.grid({"title": "", "workloads": [work]}, "t", tables.side_by_side(tables.time), lead="r")
     assert shown[2:] == [
-        "| floor: floor | 1.00 µs |",
-        "| **ours** | **2.00 µs** |",
-        "| a | 8.00 µs |",
-        "| r / ours | 4.00 × (a) |",
+        "| floor: floor | 0.500 µs → 1.00 µs |",
+        "| **ours** | **1.00 µs → 2.00 µs** |",
+        "| a | 3.00 µs → 8.00 µs |",
+        "| b | failed |",
+        "| r / ours | 3.00 × → 4.00 × (a) |",
     ]
+    work["best_peer"] = "c"
+    assert tables.ratios(work) == "3.00 × (c) → 4.00 × (a)"
+    assert tables.headed({"workloads": [work]}, "t") == "t: in a loop → right after a learner's step"
+    assert tables.headed({"workloads": [{}]}, "t") == "t"
 
 
 def test_a_cell_shows_one_figure_the_time_the_multiple_or_the_calls(pages: Any) -> None:
