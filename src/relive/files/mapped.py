@@ -497,12 +497,28 @@ def _reserve_space(descriptor: int, size: int, path: Path) -> None:
     try:
         if missing > free:
             raise OSError(errno.ENOSPC, "No space left on device")
-        os.posix_fallocate(descriptor, 0, size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, size)
+        elif missing > 0:
+            _rewrite(descriptor, size)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             what = f"the file takes {size:,} bytes, and the disk has {free:,} free; lower the capacity"
             raise OSError(error.errno, what, str(path)) from error
         raise
+
+
+def _rewrite(descriptor: int, size: int) -> None:
+    """Write the bytes of a file anew, with zeros after its end: macOS has no other call that gives each its space."""
+    end = os.fstat(descriptor).st_size  # a new file may not be open to read
+    for start in range(0, size, PIECE):
+        length = min(PIECE, size - start)
+        kept = os.pread(descriptor, length, start) if start < end else b""
+        os.pwrite(descriptor, kept.ljust(length, b"\0"), start)
+
+
+PIECE = 1 << 20
+"""Bytes that are written at once."""
 
 
 # -- the journal ----------------------------------------------------------------------------------------------
