@@ -13,6 +13,7 @@ export PIP_QUIET := 1
 TORCH := torch==2.13.0
 VENV := .venv
 BENCH_VENV := .venv-bench
+LOWEST_VENV := .venv-lowest
 PY := $(VENV)/bin/python
 BENCH_PY := $(BENCH_VENV)/bin/python
 HOSTS := agilerl stable_baselines3 velora
@@ -28,7 +29,7 @@ RELIVE_ZIG := $(if $(strip $(shell for name in c++ g++ clang++; do command -v $$
 endif
 export RELIVE_ZIG
 
-.PHONY: help setup demo test test-slow test-all test-gpu sanitize zig wheel attacks mutations stub walks checkouts \
+.PHONY: help setup demo test test-slow test-all test-gpu test-lowest sanitize zig package attacks mutations stub walks checkouts \
 	test-peers test-hosts lint format bench clean outdated
 
 help: ## show this list
@@ -71,10 +72,16 @@ zig: setup ## the tests of the core, compiled by Zig's C++ compiler
 	$(call apart,zig,-D RELIVE_ZIG=ON)
 	@PYTHONPATH=build/zig/src $(PY) -m pytest -n 2 -p no:cacheprovider -m "not slow" tests/core
 
-wheel: setup ## dist/relive-*.whl, installed and tried in an environment of its own
-	@rm -f dist/relive-*.whl
-	@$(PY) -m pip wheel --no-build-isolation --no-deps --wheel-dir dist .
+package: setup ## dist/: the sdist, and the wheel made of it, checked and tried in an environment of its own
+	@$(PY) -m pip install $(call required,package)
+	@rm -rf dist && mkdir -p build && $(PY) -m build --outdir dist . > build/package.log 2>&1 || { cat build/package.log; exit 1; }
+	@$(PY) -m twine check --strict dist/*
 	@$(PY) tests/smoke.py dist/relive-*.whl $(TORCH)
+
+# not part of `make test`: its torch is a download of its own, on Linux with all of CUDA
+test-lowest: $(LOWEST_VENV)/installed ## the tests of the main parts with the lowest versions of what the package needs, and nothing more
+	@$(LOWEST_VENV)/bin/python -m pytest -n 2 --dist worksteal -p no:cacheprovider -m "not slow" \
+		tests/core tests/ring tests/replay tests/rollout
 
 attacks: $(VENV)/installed ## forged saves, kills, interrupts, forks: all of them; rewrites the table in docs/security.md
 	@$(PY) tests/attacks/report.py
@@ -111,10 +118,10 @@ bench: $(BENCH_VENV)/installed checkouts ## measure beside the installed peers; 
 	@$(BENCH_PY) benchmarks/run.py
 
 clean: ## remove the environments, the caches and runs/
-	rm -rf $(VENV) $(BENCH_VENV) $(addprefix .venv-,$(HOSTS)) runs build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(LOWEST_VENV) $(addprefix .venv-,$(HOSTS)) runs build dist .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# $(call prepare,ENV): an environment with torch in it, which goes in alone and first, so that everything after it
+# $(call prepare,ENV,TORCH): an environment with torch in it, which goes in alone and first, so that everything after it
 # is resolved against the build that is there. An environment is kept while its Python runs and it stands in the
 # folder it was made for; one whose Python was upgraded away, or that was copied with a checkout, is made again.
 usable = [ "$$(cat $(1)/folder 2>/dev/null)" = "$(CURDIR)" ] && $(1)/bin/python -c '' 2>/dev/null
@@ -122,8 +129,8 @@ usable = [ "$$(cat $(1)/folder 2>/dev/null)" = "$(CURDIR)" ] && $(1)/bin/python 
 define prepare
 	@test -n "$(PYTHON)" || { echo "relive needs Python 3.10 or newer: add PYTHON=<path to one>" >&2; exit 1; }
 	@{ $(usable); } || { echo "creating $(1)" && rm -rf $(1) && $(PYTHON) -m venv $(1) && echo "$(CURDIR)" > $(1)/folder; }
-	@echo "installing $(TORCH) into $(1), the largest download"
-	@$(1)/bin/python -m pip install "$(TORCH)"
+	@echo "installing $(or $(2),$(TORCH)) into $(1), the largest download"
+	@$(1)/bin/python -m pip install "$(or $(2),$(TORCH))"
 endef
 
 outdated = $(shell { $(usable); } || echo outdated)
@@ -163,6 +170,15 @@ define apart
 	@rm -rf build/$(1)/src && cp -r src build/$(1)/src && rm -f build/$(1)/src/relive/core/_core*.so
 	@$(VENV)/bin/cmake --install build/$(1) --prefix build/$(1)/src > build/$(1)/log
 endef
+
+# the lowest versions that pyproject.toml allows
+LOWEST = $(shell sed -n '/^dependencies = \[/,/^\]/s/^ *"\(.*\)>=\(.*\)".*/\1==\2/p' pyproject.toml)
+
+$(LOWEST_VENV)/installed: pyproject.toml $(CORE) $(call outdated,$(LOWEST_VENV))
+	$(call prepare,$(LOWEST_VENV),$(filter torch==%,$(LOWEST)))
+	@$(LOWEST_VENV)/bin/python -m pip install $(LOWEST) pytest pytest-xdist hypothesis
+	@$(LOWEST_VENV)/bin/python -m pip install --editable .
+	@touch $@
 
 PEERS := benchmarks/requirements.txt
 LOOSE_PEERS := benchmarks/requirements-nodeps.txt

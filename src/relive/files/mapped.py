@@ -51,7 +51,7 @@ class MappedFiles(ABC):
     """The arrays that the manifest of a directory names, and those of them that were mapped."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = disk.usable(path).absolute()  # the process may change its directory while this is open
+        self.path: Path = disk.usable(path).absolute()  # the process may change its directory while this is open
         self.run = ""
         self.content: dict[str, Any] | None = None
         """The JSON that was committed with the arrays; None if nothing ever was."""
@@ -135,6 +135,8 @@ class MappedDirectory(MappedFiles):
         OSError: the directory may not be written to.
     """
 
+    run: str
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         self._created = disk.make_directory(self.path)
@@ -162,7 +164,7 @@ class MappedDirectory(MappedFiles):
             self.journal = Journal(self.path / JOURNAL, self.run, create=True)
             return
         self.run, self.content, self._known = _parse(self.path / MANIFEST, raw)
-        self.journal = Journal(self.path / JOURNAL, self.run)
+        self.journal: Journal = Journal(self.path / JOURNAL, self.run)
 
     def check(self) -> None:
         """Map every array that the manifest names, as :meth:`MappedFiles.check`. :meth:`take` uses these mappings."""
@@ -293,6 +295,8 @@ class MappedCopy(MappedFiles):
         FileFormatError: the directory holds something else, or is damaged or of another version.
         OSError: a file may not be read.
     """
+
+    run: str
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)

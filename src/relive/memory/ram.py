@@ -61,7 +61,7 @@ class ReplayRows(Store):
         self.layout, large = row_layout(leaves)
         self.large = self.gathered = tuple(path for path in leaves if path in large)
         self.target = allocator.take("rows", (num_rows, self.layout.nbytes), np.uint8)
-        self.blocks = {
+        self.blocks: dict[Path, Array] = {
             path: allocator.take(
                 f"block.{dotted(path)}", (num_rows, *leaves[path].shape), numpy_dtype(leaves[path].dtype)
             )
@@ -77,7 +77,7 @@ class ReplayRows(Store):
         self.groups = groups = field_groups(leaves, large)
         given = own_next or any(path[0] == "next_obs" for path in leaves)
         self.batch = BatchLayout(groups, self.layout, given)
-        self.packed = not large
+        self.packed: bool = not large
 
     def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Remainder]:
         """Copy checked rows into staged memory; large fields stay as they are until :meth:`write`."""

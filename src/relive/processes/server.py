@@ -676,6 +676,8 @@ class Learner(Batches[Any]):
         LifecycleError: from any call, if the process that owns the replay has ended.
     """
 
+    rank: int
+
     def __init__(
         self,
         address: Address,
@@ -917,9 +919,12 @@ class Slot:
         block: the shared memory that ``memory`` belongs to, if it is shared.
     """
 
+    spec: BlockSpec
+    block: SharedBlock | None
+
     def __init__(self, memory: NDArray[np.uint8] | Tensor, spec: BlockSpec, block: SharedBlock | None = None) -> None:
         self.spec, self.block = spec, block
-        self.memory = memory if isinstance(memory, Tensor) else torch.from_numpy(memory)
+        self.memory: Tensor = memory if isinstance(memory, Tensor) else torch.from_numpy(memory)
         self._leaves = spec.tensors(self.memory)
         self._batch: Any = None
 

@@ -56,6 +56,8 @@ class SharedBlock:
     end. If that process is killed, the next one that makes a block removes it. Windows has neither.
     """
 
+    token: str
+
     array: NDArray[np.uint8]
     """The memory, uint8 ``[nbytes]``. It is valid for as long as an array over it exists."""
 

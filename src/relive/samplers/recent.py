@@ -50,6 +50,11 @@ class Recent(OwnSampler):
         ParameterError: a parameter is out of range, here or when it is set later.
     """
 
+    sharpest: float
+    c_min: int
+    adapt: bool
+    eta: float
+
     progress: float | None = None
     """The last slope of the returns as a fraction of the steepest, from -1 to 1; None before the first."""
 

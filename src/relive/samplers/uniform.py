@@ -168,6 +168,8 @@ class WindowWeights:
     newest window of an episode has weight 1, and a second draw chooses among the episode's windows.
     """
 
+    tree: SumTree
+
     def __init__(self, ring: Ring) -> None:
         self._ring, self.tree = ring, SumTree(ring.num_envs * ring.rows)
         anchors = ring.anchors()
