@@ -1,4 +1,4 @@
-"""Tries the package as a user gets it: what is installed, away from the checkout, with the code of README and quickstart.
+"""Tries the package as a user gets it: installed, away from the checkout, with the code of README and quickstart.
 
 Without arguments, it is what this Python has: cibuildwheel calls it so. `make package` gives a wheel, and what is to be
 installed before it: then everything is installed into an environment of its own, which has nothing else.

@@ -21,10 +21,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="this is another
 
 RUNS = {
     "darwin": (
-        *("tests/files/test_disk.py", "tests/memory", "tests/processes/test_bells.py", "tests/processes/test_shared.py"),
-        *("tests/processes/test_wire.py", "tests/replay/test_opening.py", "tests/replay/test_prefetch.py"),
+        *("tests/files/test_disk.py", "tests/memory/test_mapped.py", "tests/processes/test_bells.py"),
+        *("tests/processes/test_shared.py", "tests/processes/test_wire.py", "tests/replay/test_opening.py"),
     ),
-    "win32": ("tests/core", "tests/memory", "tests/ring", "tests/replay/test_buffer.py", "tests/rollout/test_buffer.py"),
+    "win32": (
+        *("tests/core/test_windows.py", "tests/memory/test_ram.py", "tests/ring", "tests/replay/test_buffer.py"),
+        *("tests/rollout/test_buffer.py",),
+    ),
 }
 """System -> the tests that use what it lacks: shared memory, files, advice for pages; and the most used parts."""
 
@@ -41,8 +44,7 @@ def looking_like(system: str) -> dict[str, str]:
     return {**os.environ, "RELIVE_SYSTEM": system, "PYTHONPATH": os.pathsep.join(path)}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("system", RUNS)
+@pytest.mark.parametrize("system", [pytest.param(system, marks=CI) for system in RUNS])
 def test_the_disguise_is_on(system: str) -> None:
     subprocess.run([sys.executable, "-c", CHECK.format(system=system)], env=looking_like(system), check=True)
 
@@ -56,4 +58,5 @@ def test_tests_pass_without_what_linux_alone_has(system: str) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-8000:]
     passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed and int(passed[1]) > 100, done.stdout[-2000:]
+    assert passed, done.stdout[-2000:]
+    assert int(passed[1]) > 20

@@ -53,7 +53,7 @@ OBS, RHS, DONE, ACT, ACTPROBS = "Observation", "RecurrentHiddenStates", "Done", 
 REW, IREW = "Reward", "IntrinsicReward"
 OBS2, RHS2, DONE2 = "NextObservation", "NextRecurrentHiddenStates", "NextDone"
 ALGORITHM, EPISODES = "Algorithm", "Episodes"
-OffPolicyDataKeys = (OBS, RHS, DONE, ACT, REW, IREW, OBS2, RHS2, DONE2, ACTPROBS)
+OffPolicyDataKeys: tuple[str, ...] = (OBS, RHS, DONE, ACT, REW, IREW, OBS2, RHS2, DONE2, ACTPROBS)
 """The keys that the buffers store."""
 STATES = (RHS, RHS2)
 FIELDS = {

@@ -135,6 +135,8 @@ class MappedDirectory(MappedFiles):
         OSError: the directory may not be written to.
     """
 
+    content: dict[str, Any] | None
+
     run: str
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -295,6 +297,8 @@ class MappedCopy(MappedFiles):
         FileFormatError: the directory holds something else, or is damaged or of another version.
         OSError: a file may not be read.
     """
+
+    content: dict[str, Any] | None
 
     run: str
 

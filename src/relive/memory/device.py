@@ -49,7 +49,7 @@ class DeviceRows(HostedRows):
 
     def __init__(self, leaves: Mapping[Path, Field], num_rows: int, device: torch.device) -> None:
         super().__init__(leaves, num_rows, device)
-        self.gathered = self.large  # the others are read with the plan
+        self.gathered: tuple[Path, ...] = self.large  # the others are read with the plan
         self._order = tuple(BatchLayout(field_groups(leaves, self.large), self._saved, self._own_next).fields)
         self.parts: list[Part] = [Part(layout, num_rows, device) for layout in _layouts(leaves)]
         """The rows themselves: one part for all small fields, one for each large one."""

@@ -130,7 +130,7 @@ class ReplayServer:
         finally:  # the owner has both: if they stayed open here, nobody would see that it has ended
             listener.close()
             owner_end.close()
-        self.close = finalize(self, _end, self._process, self._control, self._starter)
+        self.close: finalize[..., Any] = finalize(self, _end, self._process, self._control, self._starter)
         """End the process. The replay is lost: save it first, with ``call("save", path)``."""
         self._pid: int = self._answer("ReplayServer(make)")
 

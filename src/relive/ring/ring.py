@@ -1021,7 +1021,8 @@ class Adding:
                  "tails", "where")  # fmt: skip
     clears: bool
     rewinds: bool
-    rule, clears, rewinds = None, False, False
+    rule: Any = None
+    clears, rewinds = False, False
     envs: Ints
     cut: Ints
     since: int

@@ -95,8 +95,8 @@ class Prioritized(OwnSampler):
     default_error: float | None
 
     watches = True
-    per_row = ("errors",)
-    extras = "weight", "probability"
+    per_row: tuple[str, ...] = ("errors",)
+    extras: tuple[str, ...] = "weight", "probability"
     _binding: Binding | None = None
     _durable: DurablePriorities | None = None
     """The priorities of a replay in files; None elsewhere."""

@@ -32,7 +32,7 @@ class Uniform(OwnSampler):
         """See :class:`Sampler`."""
         self._ring = require_own_ring(self._ring, ring, self)
         self._windows = WindowWeights(ring) if ring.rule.sparse else None
-        self.watches = ring.rule.sparse
+        self.watches: bool = ring.rule.sparse
 
     @property
     def windows(self) -> WindowWeights | None:
