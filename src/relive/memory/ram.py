@@ -39,7 +39,7 @@ HOSTED: tuple[Path, ...] = (("reward",), ("terminated",), ("truncated",))
 _from_numpy: Any = cast("Any", torch).from_numpy  # its stubs do not say which arrays it takes
 
 
-STAGED = {"step": ("step",), "final": ("final",), "both": ("step", "final")}
+STAGED: dict[str, tuple[str, ...]] = {"step": ("step",), "final": ("final",), "both": ("step", "final")}
 """Role -> the rows that are staged for it."""
 
 

@@ -32,7 +32,7 @@ Name = str | Path
 
 ADVANTAGE: Path = ("advantage",)
 
-BOOKKEEPING = {"mask": True, "final_value": math.nan}
+BOOKKEEPING: dict[str, bool | float] = {"mask": True, "final_value": math.nan}
 """The fields that the buffer adds to each step, and their defaults. A batch has them only on request."""
 
 WATCHED = {"reward": "env", "value": "policy"}

@@ -29,9 +29,15 @@ __all__ = ["RolloutStorage", "split_and_pad_trajectories", "unpad_trajectories"]
 
 FLAG = Field((), torch.bool)
 NUMBER = Field()
-READ = {"rl": ("obs", "action", "value", "advantage", "return", "log_prob"), "distillation": ()}
+READ: dict[str, tuple[str, ...]] = {
+    "rl": ("obs", "action", "value", "advantage", "return", "log_prob"),
+    "distillation": (),
+}
 """The fields of a PPO minibatch, without those that the first transition declares."""
-ONLY = {"rl": ("value", "return", "advantage", "log_prob", "final_value"), "distillation": ("privileged_action",)}
+ONLY: dict[str, tuple[str, ...]] = {
+    "rl": ("value", "return", "advantage", "log_prob", "final_value"),
+    "distillation": ("privileged_action",),
+}
 """The columns that storages of one training type alone have."""
 LEARNED = ("actions", "values", "advantages", "returns")
 """The columns that a minibatch has under their own names."""
