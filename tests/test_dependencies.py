@@ -81,7 +81,7 @@ def open_bar() -> None:
 CALLS: dict[str, tuple[str, Callable[[], Any]]] = {
     "pandas": ("pandas", lambda: as_dataframe({})),
     "minari": ("minari", lambda: exchange.from_minari("some/data-v0")),
-    "pyarrow.parquet": ("lerobot", lambda: exchange.lerobot.arrow()),
+    "pyarrow.parquet": ("lerobot", exchange.lerobot.arrow),
     "rich.console": ("progress", open_bar),
     "matplotlib.figure": ("plot", lambda: inspection.figure_of(None)),
     "rerun": ("rerun", lambda: inspection.export(cast("Any", None), "x.rrd")),

@@ -71,6 +71,6 @@ def refused() -> str:
     try:
         relive.Schema({"obs": (-1,)})
     except SchemaError as error:
-        assert isinstance(error, ReliveError)
-        return str(error)
+        base: ReliveError = error
+        return str(base)
     return ""
