@@ -14,6 +14,7 @@ TORCH := torch==2.13.0
 VENV := .venv
 BENCH_VENV := .venv-bench
 AUDIT_VENV := .venv-audit
+LOWEST_VENV := .venv-lowest
 PY := $(VENV)/bin/python
 BENCH_PY := $(BENCH_VENV)/bin/python
 DOCS_VENV := .venv-docs
@@ -31,9 +32,9 @@ RELIVE_ZIG := $(if $(strip $(shell for name in c++ g++ clang++; do command -v $$
 endif
 export RELIVE_ZIG
 
-.PHONY: help setup demo test test-slow test-all test-gpu sanitize zig wheel attacks mutations stub walks notebooks \
-	checkouts test-peers test-hosts audit-libraries lint format docs docs-links bench bench-quick bench-readme clean \
-	outdated
+.PHONY: help setup demo test test-slow test-all test-gpu test-lowest sanitize zig package attacks mutations stub walks \
+	notebooks checkouts test-peers test-hosts audit-libraries lint format docs docs-links bench bench-quick bench-readme \
+	clean outdated
 
 help: ## show this list
 	@echo "relive: the data layer of a reinforcement learning loop in PyTorch"
@@ -78,10 +79,16 @@ zig: setup ## the tests of the core, compiled by Zig's C++ compiler
 	$(call apart,zig,-D RELIVE_ZIG=ON)
 	@PYTHONPATH=build/zig/src $(PY) -m pytest -n 2 -p no:cacheprovider -m "not slow" tests/core
 
-wheel: setup ## dist/relive-*.whl, installed and tried in an environment of its own
-	@rm -f dist/relive-*.whl
-	@$(PY) -m pip wheel --no-build-isolation --no-deps --wheel-dir dist .
+package: setup ## dist/: the sdist, and the wheel made of it, checked and tried in an environment of its own
+	@$(PY) -m pip install $(call required,package)
+	@rm -rf dist && mkdir -p build && $(PY) -m build --outdir dist . > build/package.log 2>&1 || { cat build/package.log; exit 1; }
+	@$(PY) -m twine check --strict dist/*
 	@$(PY) tests/smoke.py dist/relive-*.whl $(TORCH)
+
+# not part of `make test`: its torch is a download of its own, on Linux with all of CUDA
+test-lowest: $(LOWEST_VENV)/installed ## the tests of the main parts with the lowest versions of what the package needs, and nothing more
+	@$(LOWEST_VENV)/bin/python -m pytest -n 2 --dist worksteal -p no:cacheprovider -m "not slow" \
+		-k "not forty_calls and not other_threads_run" tests/core tests/ring tests/replay tests/rollout
 
 attacks: $(VENV)/installed ## forged saves, kills, interrupts, forks: all of them; rewrites the table in docs/security.md
 	@$(PY) tests/attacks/report.py
@@ -140,11 +147,11 @@ bench-readme: $(BENCH_VENV)/installed ## the README's three figures again, in a 
 	@$(BENCH_PY) benchmarks/readme.py
 
 clean: ## remove the environments, the caches and runs/
-	rm -rf $(VENV) $(BENCH_VENV) $(AUDIT_VENV) $(DOCS_VENV) $(addprefix .venv-,$(HOSTS)) runs build dist
+	rm -rf $(VENV) $(BENCH_VENV) $(AUDIT_VENV) $(DOCS_VENV) $(LOWEST_VENV) $(addprefix .venv-,$(HOSTS)) runs build dist
 	@rm -rf .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# $(call prepare,ENV): an environment with torch in it, which goes in alone and first, so that everything after it
+# $(call prepare,ENV,TORCH): an environment with torch in it, which goes in alone and first, so that everything after it
 # is resolved against the build that is there. An environment is kept while its Python runs and it stands in the
 # folder it was made for; one whose Python was upgraded away, or that was copied with a checkout, is made again.
 usable = [ "$$(cat $(1)/folder 2>/dev/null)" = "$(CURDIR)" ] && $(1)/bin/python -c '' 2>/dev/null
@@ -152,8 +159,8 @@ usable = [ "$$(cat $(1)/folder 2>/dev/null)" = "$(CURDIR)" ] && $(1)/bin/python 
 define prepare
 	@test -n "$(PYTHON)" || { echo "relive needs Python 3.10 or newer: add PYTHON=<path to one>" >&2; exit 1; }
 	@{ $(usable); } || { echo "creating $(1)" && rm -rf $(1) && $(PYTHON) -m venv $(1) && echo "$(CURDIR)" > $(1)/folder; }
-	@echo "installing $(TORCH) into $(1), the largest download"
-	@$(1)/bin/python -m pip install "$(TORCH)"
+	@echo "installing $(or $(2),$(TORCH)) into $(1), the largest download"
+	@$(1)/bin/python -m pip install "$(or $(2),$(TORCH))"
 endef
 
 outdated = $(shell { $(usable); } || echo outdated)
@@ -202,6 +209,15 @@ $(DOCS_VENV)/installed: docs/requirements.txt tests/hosts/requirements-stable_ba
 	@$(DOCS_VENV)/bin/python -m pip install --no-deps $(shell grep '^stable' tests/hosts/requirements-stable_baselines3.txt)
 	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> "$$($(DOCS_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/relive-packages.pth"
+	@touch $@
+
+# the lowest versions that pyproject.toml allows
+LOWEST = $(shell sed -n '/^dependencies = \[/,/^\]/s/^ *"\(.*\)>=\(.*\)".*/\1==\2/p' pyproject.toml)
+
+$(LOWEST_VENV)/installed: pyproject.toml $(CORE) $(call outdated,$(LOWEST_VENV))
+	$(call prepare,$(LOWEST_VENV),$(filter torch==%,$(LOWEST)))
+	@$(LOWEST_VENV)/bin/python -m pip install $(LOWEST) pytest pytest-xdist hypothesis
+	@$(LOWEST_VENV)/bin/python -m pip install --editable .
 	@touch $@
 
 PEERS := benchmarks/requirements.txt

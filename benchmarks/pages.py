@@ -1,8 +1,8 @@
 """Writes the tables, the headline figures and the charts into the pages that show them.
 
 A page has a place for a table between `<!-- bench:NAME -->` and `<!-- /bench:NAME -->`; NAME is a report's,
-`headline`, `busy`, `history` or one of `beside.py`. A report's name with `-details` after it is a place for multiples of
-the floor and for counts of calls.
+`headline`, `busy`, `history` or one of `beside.py`. A report's name with `-details` after it is a place for multiples
+of the floor and for counts of calls.
 
 python benchmarks/pages.py    rewrites all of them from results/*.json and history.jsonl
 """

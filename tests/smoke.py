@@ -1,43 +1,72 @@
-"""Tries a wheel as a user gets it: in an environment with nothing else, away from the checkout. For `make wheel`.
+"""Tries the package as a user gets it: installed, away from the checkout, with the code of README and quickstart.
 
-The arguments are the wheel and what is installed before it, torch of some version.
+Without arguments, it is what this Python has: cibuildwheel calls it so. `make package` gives a wheel, and what is to be
+installed before it: then everything is installed into an environment of its own, which has nothing else.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
 import venv
 from pathlib import Path
 
-PROGRAM = """
+ROOT = Path(__file__).resolve().parents[1]
+
+WHERE = """
 import sys
 import torch
 import relive
 from relive import core
 
-assert relive.__file__.startswith(sys.prefix), relive.__file__
-assert core._core.__file__.startswith(sys.prefix), core._core.__file__
-flags = {"terminated": relive.Field((), torch.bool), "truncated": relive.Field((), torch.bool)}
-schema = relive.Schema({"obs": (3,), "action": relive.Field((), torch.int64), "reward": (), **flags})
-replay = relive.ReplayBuffer(schema, 100, num_envs=2, seed=0)
-for t in range(20):
-    replay.add(obs=torch.full((2, 3), t), action=[0, 1], reward=[t, t], terminated=[False] * 2, truncated=[False] * 2)
-batch = replay.sample(32)
-assert batch["obs"].shape == (32, 3)
-assert torch.equal(batch["obs"][:, 0] + 1, batch["next_obs"][:, 0])
-print(f"a batch of {len(replay)} transitions is right: Python {sys.version.split()[0]}, torch {torch.__version__}")
+for module in (relive, core._core):
+    assert module.__file__.startswith(sys.prefix), f"{module.__file__} is not of the environment {sys.prefix}"
+print(f"relive {relive.__version__}, Python {sys.version.split()[0]}, torch {torch.__version__}")
 """
 
+FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-def main(wheel: str, *before: str) -> None:
+SHORTER = (
+    (r"^(for \w+ in range\(.*)0\):$", r"\1):"),
+    (r"^for update in range\(1, 41\):$", "for update in range(19, 21):"),
+    (r"^assert sum\(collector\.returns\).* > 100$", ""),
+)
+"""What is changed in pages that train: the loops are short, and the agent need not have learned."""
+
+
+def code_of(page: Path) -> str:
+    """The Python code of a page, short."""
+    code = "\n".join(FENCE.findall(page.read_text(encoding="utf-8")))
+    assert code, f"{page} has no code"
+    for long, shorter in SHORTER:
+        code = re.sub(long, shorter, code, flags=re.MULTILINE)
+    return code
+
+
+def try_out(python: str) -> None:
+    """Run the programs by a Python that has the package installed, in an empty folder."""
+    pages = {page: code_of(ROOT / page) for page in ("README.md", "docs/quickstart.md")}
+    for name, program in {"the installed package": WHERE, **pages}.items():
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder, "program.py")
+            script.write_text(program, encoding="utf-8")
+            subprocess.run([python, "-I", str(script)], check=True, cwd=folder)
+        print(f"passed: {name}", flush=True)
+
+
+def main(*what: str) -> None:
+    if not what:
+        try_out(sys.executable)
+        return
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
-        python = str(Path(folder, "bin", "python"))
-        for what in ([*before], [str(Path(wheel).resolve())]):
-            subprocess.run([python, "-m", "pip", "install", *what], check=True)
-        subprocess.run([python, "-I", "-c", PROGRAM], check=True, cwd=folder)
+        python = str(Path(folder, "Scripts" if sys.platform == "win32" else "bin", "python"))
+        for one in [*what[1:], str(Path(what[0]).resolve())]:
+            subprocess.run([python, "-m", "pip", "install", one], check=True)
+        subprocess.run([python, "-m", "pip", "check"], check=True)
+        try_out(python)
 
 
 if __name__ == "__main__":

@@ -188,7 +188,7 @@ def test_a_cell_shows_one_figure_the_time_the_multiple_or_the_calls(pages: Any) 
 def test_a_table_says_if_other_work_kept_the_machine_busy(pages: Any) -> None:
     quiet = {"cpu": "c", "cores": 2, "system": "s", "python": "3", "packages": {}, "date": "today", "load": 1.9}
     assert "busy" not in pages.tables.machine(quiet)
-    assert "2 cores that other work kept busy (load 20), s" in pages.tables.machine({**quiet, "load": 20.3})
+    assert "2 cores that other work kept busy (load 20); s" in pages.tables.machine({**quiet, "load": 20.3})
 
 
 def test_one_library_beside_relive_has_its_fastest_way_in_each_workload(pages: Any) -> None:

@@ -87,6 +87,14 @@ def test_a_compiler_of_another_name_than_pythons_own_is_found(choose: Any) -> No
     assert made.compiler == str(made.folder / "bin" / "clang++")
 
 
+def test_visual_studio_has_to_be_told_to_take_clang(choose: Any) -> None:
+    studio = "-DCMAKE_GENERATOR=Visual Studio 17 2022"
+    made = choose("c++", ziglang=False, options=(studio,))
+    assert made.compiler == "refused"
+    assert "CMAKE_GENERATOR_TOOLSET=ClangCL" in made.message
+    assert choose(ziglang=False, options=(studio, "-DCMAKE_GENERATOR_TOOLSET=ClangCL")).compiler == ""
+
+
 @pytest.mark.parametrize("options", [(), ("-DRELIVE_ZIG=ON",)])
 def test_the_compiler_of_the_package_is_taken_where_there_is_none_or_it_is_asked_for(
     choose: Any, options: tuple[str, ...]

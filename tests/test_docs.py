@@ -20,7 +20,7 @@ from forked import in_fork
 ROOT = Path(__file__).resolve().parents[1]
 README, QUICKSTART = ROOT / "README.md", ROOT / "docs" / "quickstart.md"
 DOCUMENTS = [
-    *(README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"),
+    *(README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"),
     *(ROOT / folder / "README.md" for folder in ("benchmarks", "examples")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]

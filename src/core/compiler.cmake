@@ -8,7 +8,12 @@ function(needs_compiler reason)
     "in the Python package `ziglang`, and needs nothing else.\n")
 endfunction()
 
-if(NOT CMAKE_CXX_COMPILER)
+# Visual Studio finds its compilers by itself. It has to be told to take clang-cl, which knows GNU's extensions.
+if(CMAKE_GENERATOR MATCHES "Visual Studio")
+  if(NOT CMAKE_GENERATOR_TOOLSET MATCHES "^[Cc]lang[Cc][Ll]")
+    needs_compiler("MSVC lacks extensions of C++ that the core uses: set CMAKE_GENERATOR_TOOLSET=ClangCL")
+  endif()
+elseif(NOT CMAKE_CXX_COMPILER)
   # scikit-build-core sets CXX, where nobody has, to what Python itself was compiled with, which may not be here
   separate_arguments(words UNIX_COMMAND "$ENV{CXX}")
   if(words)

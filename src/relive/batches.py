@@ -103,7 +103,7 @@ class Members:
             for i, name in enumerate(path):
                 names[path[:i]][name] = None
         self._names = [names[branch] for branch in self._branches]
-        self.into = {path: self._branches.index(path[:-1]) for path in places}
+        self.into: dict[Path, int] = {path: self._branches.index(path[:-1]) for path in places}
         """The number of the dict that has each field; its name there is the last of its path."""
 
     def empty(self) -> tuple[dict[str, Any], ...]:
@@ -189,7 +189,7 @@ class SequenceBatch(Mapping[str, Any]):
     ) -> None:
         self._leaves, self._facts, self._hidden = leaves, facts, hidden
         self.time_first = time_first
-        self.shape = self._leaves["mask",].shape
+        self.shape: torch.Size = self._leaves["mask",].shape
         """(L, B), or (B, L)."""
 
     @cached_property

@@ -33,7 +33,9 @@ from .printable import brief, printable
 __all__ = ["app", "refuse", "tell"]
 
 
-app = typer.Typer(help="Look at stored experience, and at the machine.", no_args_is_help=True, add_completion=False)
+app: Any = typer.Typer(
+    help="Look at stored experience and at this machine.", no_args_is_help=True, add_completion=False
+)
 
 PATH = "a save of a ReplayBuffer or RolloutBuffer, a replay in files, open or not, or an .npz file of arrays"
 

@@ -28,13 +28,13 @@ class Machine:
     def __init__(self, last: int, fault: BaseException | None = None, late: bool = False) -> None:
         self.last, self.fault, self.late, self.count = last, fault, late, 0
         self.turn = RLock()  # files are synced by several threads
-        self.genuine = {name: getattr(os, name) for name in self.CALLS}
+        self.genuine = {name: getattr(os, name) for name in self.CALLS if hasattr(os, name)}
         self.paths: dict[int, Path] = {}
         self.loose_data: set[Path] = set()
         self.loose_names: list[tuple[Path, Callable[[], object]]] = []
 
     def __enter__(self) -> Machine:
-        for name in self.CALLS:
+        for name in self.genuine:
             setattr(os, name, lambda *args, _name=name, **named: self.call(_name, *args, **named))
         return self
 

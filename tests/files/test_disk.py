@@ -214,7 +214,7 @@ def test_dying_before_any_step_leaves_the_old_save_or_the_new(
     former: bool, aftermath: str, tmp_path: Path, tried: Tried
 ):
     count, outcomes = steps(tmp_path, former), list[int]()
-    assert count >= 20
+    assert count >= 15
     stride = often(3, 1)
     first = 2 + list(AFTERMATHS).index(aftermath) % stride  # each aftermath has steps of its own
     for step in (1, *range(first, count, stride), count, count + 1):
@@ -350,7 +350,7 @@ def test_a_file_system_without_locks_or_allocation_will_do(tmp_path: Path, monke
         raise OSError(errno.EOPNOTSUPP, "not supported")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    monkeypatch.setattr(os, "posix_fallocate", refuse, raising=False)  # macOS has none
     assert holds(save(save(tmp_path / "save", 4), 5)) == 5
 
 

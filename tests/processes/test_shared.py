@@ -151,6 +151,7 @@ def test_nobody_can_take_the_memory_away() -> None:
 # Claims
 
 
+@pytest.mark.skipif(not hasattr(getattr(backing, "fcntl", None), "F_OFD_SETLK"), reason="its locks belong to processes")
 def test_a_place_is_claimed_once_until_it_is_dropped(block: SharedBlock) -> None:
     first = block.claim(0)
     assert first is not None
@@ -168,6 +169,7 @@ def test_a_place_is_claimed_once_until_it_is_dropped(block: SharedBlock) -> None
     assert not block.is_claimed(0)
 
 
+@pytest.mark.skipif(not hasattr(getattr(backing, "fcntl", None), "F_OFD_SETLK"), reason="its locks belong to processes")
 def test_a_forked_child_does_not_have_its_parents_places(block: SharedBlock) -> None:
     claim = block.claim(2)
     assert claim is not None

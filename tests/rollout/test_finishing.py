@@ -469,7 +469,7 @@ def test_a_batch_without_an_advantage_says_that_finish_has_to_be_called() -> Non
                 batch[name]
     for batch in (batches[0], pickle.loads(pickle.dumps(batches[0]))):
         assert type(batch) is TensorDict
-        assert batch.get("advantage") is None
+        assert batch.get("advantage", None) is None
         assert batch.get("advantage", 5) == 5
         assert "advantage" not in batch.keys()
         with pytest.raises(KeyError, match=r"'rewards'.*did you mean 'reward'"):

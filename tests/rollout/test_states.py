@@ -63,13 +63,13 @@ every_kind_in_a_mode = pytest.mark.parametrize(("kind", "mode"), quick_kinds(MOD
 def core_of(kind: str) -> tuple[nn.Module, Any, int]:
     """A recurrent module, the schema of its state, and how many numbers it gives out."""
     if kind in ("CfC", "CfC with mixed memory"):
-        import ncps.torch as ncps
+        ncps = pytest.importorskip("ncps.torch")
 
         mixed = kind != "CfC"
         return ncps.CfC(4, 6, batch_first=False, mixed_memory=mixed), ((6,), (6,)) if mixed else Field((6,)), 6
     if kind == "LTC":
-        import ncps.torch as ncps
-        from ncps import wirings
+        ncps = pytest.importorskip("ncps.torch")
+        wirings = pytest.importorskip("ncps.wirings")
 
         return ncps.LTC(4, wirings.AutoNCP(8, 3, seed=0), batch_first=False), Field((8,)), 3
     if kind == "cell":

@@ -595,6 +595,8 @@ class RankLimit:
         timeout: seconds that a batch may wait; None is for ever.
     """
 
+    limit: RateLimit
+
     def __init__(self, limit: RateLimit, ranks: int, timeout: float | None) -> None:
         require("ShardedReplay", TIMEOUT_RULE, limit_timeout=timeout)
         self.limit, self._ranks, self._timeout = limit, ranks, timeout
@@ -701,6 +703,9 @@ class Ranks:
         LifecycleError: this process does not belong to the group; or it was started as one of several ranks, and
             ``torch.distributed.init_process_group`` was not called.
     """
+
+    rank: int
+    count: int
 
     def __init__(self, group: Any = None) -> None:
         self._group = group

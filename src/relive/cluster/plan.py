@@ -223,6 +223,9 @@ class ShardSampler:
         ParameterError: the sampler is another one; its draws depend on the order in which all rows came.
     """
 
+    replay: ReplayBuffer[Any, Any]
+    lock: Any
+
     def __init__(self, replay: ReplayBuffer) -> None:
         inside: Any = replay
         self.replay, self.lock = replay, inside.lock
@@ -404,6 +407,9 @@ class Partition:
         num_envs: N.
         shards: K, at most N, since an env has its steps in one place.
     """
+
+    num_envs: int
+    shards: int
 
     def __init__(self, num_envs: int, shards: int) -> None:
         require("Replay", ENVS_RULE, num_envs=num_envs)

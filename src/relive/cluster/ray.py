@@ -11,8 +11,8 @@ from .shard import Connect, Shard, ShardPlan
 try:
     import ray
     from ray.exceptions import RayError, RayTaskError
-except ImportError as error:
-    raise ImportError("relive.cluster.Replay needs Ray: pip install 'relive[ray]'") from error
+except ImportError as _error:
+    raise ImportError("relive.cluster.Replay needs Ray: pip install 'relive[ray]'") from _error
 
 __all__ = ["RayLink", "actors", "queue_actor"]
 

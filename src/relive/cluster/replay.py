@@ -718,7 +718,7 @@ class ClusterSave:
 
         ``on_done`` is called with the number of the checkpoint once the checkpoint counts.
         """
-        self.path = os.fspath(path)
+        self.path: str = os.fspath(path)
         """The directory."""
         self._group, self._state, self._extra, self._on_done = group, state, extra, on_done
         self._calls = {shard: self._ask(shard) for shard in range(group.count)}
@@ -798,13 +798,19 @@ class Group:
         timeout: seconds to wait for an answer.
     """
 
+    link: Link
+    count: int
+    timeout: float
+    unanswered: int
+    largest: float
+
     def __init__(self, link: Link, count: int, timeout: float) -> None:
         self.link, self.count, self.timeout = link, count, timeout
         self.totals: list[ShardTotals] = []
         """The totals that each shard last gave; none before all have begun."""
         self.largest = 0.0
         """The largest TD error that any shard has seen."""
-        self.forgotten = [0] * count
+        self.forgotten: list[int] = [0] * count
         """How many steps each shard has lost: it had them in its last totals, and not when it came back."""
         self.allowances: Callable[[], Sequence[Any]] = lambda: [None] * count
         """How many steps each shard may store. The shard learns it with each question for its totals."""
@@ -939,6 +945,8 @@ class ShardLimit:
         timeout: seconds that a batch may wait; None is for ever.
     """
 
+    limit: RateLimit
+
     def __init__(self, limit: RateLimit, group: Group, timeout: float | None) -> None:
         self.limit, self._group, self._timeout = limit, group, timeout
         self._before = limit.counted()[0] - sum(total.stored for total in group.totals)
@@ -1027,6 +1035,8 @@ class Outbox:
     Args:
         group: the shards.
     """
+
+    dropped: int
 
     def __init__(self, group: Group) -> None:
         self._group, self._sent = group, list[_Sent]()

@@ -67,6 +67,9 @@ class Shard:
         plan: what to make the shard from. If there is a commit of this run, the shard comes back from the newest.
     """
 
+    plan: ShardPlan
+    born: str
+
     def __init__(self, plan: ShardPlan) -> None:
         self.plan, self.born = plan, os.urandom(8).hex()
         schema = plan.options["schema"]
@@ -517,6 +520,10 @@ class Ledger:
     counted, and no episode goes on over the gap.
     """
 
+    stored: int
+    lost: int
+    repeated: int
+
     def __init__(self) -> None:
         self._owners: dict[int, Rank] = {}
         """The rank of the writer that has each env."""
@@ -750,6 +757,8 @@ class LedgerLog:
     Args:
         folder: the directory.
     """
+
+    lines: int
 
     def __init__(self, folder: Path) -> None:
         self._path, self._descriptor = folder / "ledger", -1

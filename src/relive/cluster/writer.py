@@ -48,6 +48,10 @@ class Writer:
         most: the most steps of a chunk, over its envs, under a limit of samples per insert; None without one.
     """
 
+    schema: Schema
+    envs: Ints
+    num_envs: int
+
     def __init__(self, packer: StepPacker, envs: Ints, senders: list[ShardSender], most: int | None) -> None:
         self.schema, self.envs, self.num_envs = packer.schema, envs, len(envs)
         self._packer, self._senders = packer, senders
@@ -117,7 +121,7 @@ class ShardSender:
     """
 
     def __init__(self, link: Link, entries: ShardEntries, in_flight: int, timeout: float) -> None:
-        self.columns = entries.at
+        self.columns: Ints = entries.at
         """int64 ``[K]``: the envs of the shard, as the writer counts them."""
         self._link, self._shard, self._envs = link, entries.shard, tuple(entries.inside.tolist())
         self._in_flight, self._timeout = in_flight, timeout

@@ -119,6 +119,11 @@ class Collector:
             not like ``action`` or ``reward``.
     """
 
+    policy: Policy
+    buffer: RolloutBuffer | ReplayBuffer[Any, Any] | StepSink | None
+    seed: int | None
+    total_steps: int
+
     def __init__(
         self,
         envs: Any,
@@ -136,9 +141,9 @@ class Collector:
         require("Collector", SINK_RULE, buffer=buffer)
         require("Collector", POLICY_RULE, policy=policy, value_fn=policy if value_fn is None else value_fn)
         self._vector = VectorEnvs(envs, final_obs, autoreset_mode)
-        self.envs = self._vector.envs
+        self.envs: Any = self._vector.envs
         self.policy, self.buffer, self.seed = policy, buffer, seed
-        self.value_fn = _value_of(policy) if value_fn is None else value_fn
+        self.value_fn: Policy = _value_of(policy) if value_fn is None else value_fn
         n, device = self._vector.num_envs, torch.device("cpu") if buffer is None else buffer.device
         if buffer is not None and schema is not None:
             raise ParameterError("Collector: the schema is the buffer's; pass a buffer or a schema, not both")
@@ -676,6 +681,9 @@ class CollectStats:
     Raises:
         EnvError: when you ask, a simulator has hidden a final observation, which is required.
     """
+
+    num_steps: int
+    seconds: float
 
     __slots__ = ("_episodes", "_read", "num_steps", "seconds")
 

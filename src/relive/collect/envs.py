@@ -100,18 +100,22 @@ class VectorEnvs:
         EnvError: the envs do not report their autoreset mode.
     """
 
+    takes_tensors: bool
+
     def __init__(self, given: Any, final_obs: Literal["require", "mask"], mode: Any) -> None:
         self._factory: Callable[[], Any] | None = given if is_factory(given) else None
-        self.given = given if self._factory is None else self._factory()
-        self.envs = vectorized(self.given)
+        self.given: Any = given if self._factory is None else self._factory()
+        self.envs: Any = vectorized(self.given)
         self._unwrapped = getattr(self.given, "unwrapped", self.given)
         require("Collector", one_of("require", "mask"), final_obs=final_obs)
         self.final_obs: Literal["require", "mask"] = final_obs
         named = _of(self.envs, "device")
-        self.mode = autoreset_mode(self.envs, mode, "SameStep" if named is not None else None)
-        self.device = torch_device("Collector", named) if named is not None and self.mode == "SameStep" else None
+        self.mode: str = autoreset_mode(self.envs, mode, "SameStep" if named is not None else None)
+        self.device: torch.device | None = (
+            torch_device("Collector", named) if named is not None and self.mode == "SameStep" else None
+        )
         """Of all tensors of a simulator; None for vector envs of Gymnasium, whose flags come to RAM."""
-        self.num_envs = int(_of(self.envs, "num_envs"))
+        self.num_envs: int = int(_of(self.envs, "num_envs"))
         self._player = object()
         self.ignored: Bools = np.zeros(self.num_envs, np.bool_)
         """The envs whose next action is ignored, because NEXT_STEP autoreset resets them."""

@@ -42,6 +42,13 @@ class Inputs:
         DTypeError: ``is_start``, ``last_action`` or ``last_reward`` is not declared as the collector stores it.
     """
 
+    schema: Schema
+    num_envs: int
+    device: torch.device
+    initial_hidden: Any
+    names: tuple[str, ...]
+    leaves: dict[Path, Field]
+
     def __init__(
         self, schema: Schema, num_envs: int, device: torch.device, from_info: tuple[str, ...], initial_hidden: Any
     ) -> None:
@@ -50,17 +57,17 @@ class Inputs:
         self.names, self.leaves = schema.names, schema.leaves
         # it only checks: the policy's action is stored, and passed to the envs, unchanged
         self._check_action = StepChecker(Schema({"action": schema["action"]}), num_envs, device, upload=False)
-        self.from_info = tuple(name for name in from_info if name in schema)
-        self.has_hidden = "hidden" in schema
+        self.from_info: tuple[str, ...] = tuple(name for name in from_info if name in schema)
+        self.has_hidden: bool = "hidden" in schema
         if initial_hidden is not None and not self.has_hidden:
             raise FieldError("initial_hidden: the schema has no 'hidden'; add the recurrent state to it")
-        self.has_start = "is_start" in schema and "is_start" not in from_info
-        self.from_last = tuple(
+        self.has_start: bool = "is_start" in schema and "is_start" not in from_info
+        self.from_last: tuple[str, ...] = tuple(
             name for name in ("action", "reward") if f"last_{name}" in schema and f"last_{name}" not in from_info
         )
         self._require_declared()
         starts = ("is_start",) if self.has_start else ()
-        self.keyword_names = (*self.from_info, *starts, *(f"last_{name}" for name in self.from_last))
+        self.keyword_names: tuple[str, ...] = (*self.from_info, *starts, *(f"last_{name}" for name in self.from_last))
         """The fields that the policy gets as keywords, without hidden states."""
         elsewhere = {"obs", "reward", "terminated", "truncated", "hidden", *self.keyword_names}
         self._from_policy = frozenset(schema.names) - elsewhere

@@ -136,6 +136,20 @@ class RolloutBuffer(DropIn):
         AssertionError: a Tuple space.
     """
 
+    capacity: int
+    num_envs: int
+    device: str
+    observation_space: Any
+    action_space: Any
+    gamma: float
+    gae_lambda: float
+    use_gae: bool
+    recurrent: bool
+    hidden_state_architecture: dict[str, tuple[int, ...]] | None
+    wrap_at_capacity: bool
+    max_seq_len: int | None
+    bptt_sequence_type: Any
+
     padded_data: TensorDict | None
     """Sequences end to end, ``[num_sequences * max_sequence_length]``: observations, actions, action_masks, pad_mask,
     and ``initial_hidden_states`` as non-tensor data, ``{name: [num_sequences, layers, size]}``."""

@@ -82,6 +82,10 @@ class Column:
         StepShapeError: from an assignment to a tensor, if the shapes differ. An array broadcasts, as NumPy does.
     """
 
+    name: str
+    single: bool
+    dtype: torch.dtype | None
+
     def __init__(self, name: str, *, single: bool = False, dtype: torch.dtype | None = None) -> None:
         self.name, self.single, self.dtype = name, single, dtype
 

@@ -52,6 +52,11 @@ class RolloutBuffer(DropIn):
         device: of the rollout.
     """
 
+    num_envs: int
+    rollout_len: int
+    obs_dim: Any
+    action_dim: Any
+
     _own_attribute = "_buffer"
 
     def __init__(self, num_envs: int, rollout_len: int, obs_dim: Any, action_dim: Any, device: Any = "cpu") -> None:

@@ -68,9 +68,18 @@ class SimpleReplayBuffer(DropIn):
         ParameterError: a size is out of range, or does not fit into memory.
     """
 
+    n_env: int
+    buffer_size: int
+    n_obs: int
+    n_act: int
+    n_critic_obs: int
+    asymmetric_obs: bool
+    playground_mode: bool
+    device: torch.device | str | None
+
     _own_attribute = "_replay"
-    n_steps = alias("_replay.view.n", "The most rewards of a transition.")
-    gamma = alias("_replay.view.gamma", "Discount per step.")
+    n_steps: Any = alias("_replay.view.n", "The most rewards of a transition.")
+    gamma: Any = alias("_replay.view.gamma", "Discount per step.")
 
     def __init__(
         self,
@@ -285,7 +294,7 @@ class SimpleReplayBuffer(DropIn):
         size, count = original.buffer_size, original.ptr
         for row in oldest_first(size, count % size, count >= size).tolist():
             self.extend(_step_of(original, row, self))
-        self.ptr = count
+        self.ptr: int = count
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}={getattr(self, name)!r}" for name in SIZES)

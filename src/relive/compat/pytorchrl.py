@@ -53,7 +53,7 @@ OBS, RHS, DONE, ACT, ACTPROBS = "Observation", "RecurrentHiddenStates", "Done", 
 REW, IREW = "Reward", "IntrinsicReward"
 OBS2, RHS2, DONE2 = "NextObservation", "NextRecurrentHiddenStates", "NextDone"
 ALGORITHM, EPISODES = "Algorithm", "Episodes"
-OffPolicyDataKeys = (OBS, RHS, DONE, ACT, REW, IREW, OBS2, RHS2, DONE2, ACTPROBS)
+OffPolicyDataKeys: tuple[str, ...] = (OBS, RHS, DONE, ACT, REW, IREW, OBS2, RHS2, DONE2, ACTPROBS)
 """The keys that the buffers store."""
 STATES = (RHS, RHS2)
 FIELDS = {
@@ -104,6 +104,11 @@ class ReplayBuffer(DropIn):
         ParameterError: successive sequences would share all of their steps (``sequence_overlap`` of 1).
     """
 
+    device: Any
+    actor: Any
+    algo: Any
+    envs: Any
+
     storage_tensors = OffPolicyDataKeys
     _own_attribute = "_rows"
     _settings: tuple[str, ...] = ()
@@ -115,7 +120,7 @@ class ReplayBuffer(DropIn):
         self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, *, seed: int | None = None
     ) -> None:
         self.device, self.actor, self.algo, self.envs = device, actor, algorithm, envs
-        self.recurrent_actor = bool(actor.is_recurrent)
+        self.recurrent_actor: bool = bool(actor.is_recurrent)
         self._seed = seed_or_drawn(seed)
         self._view = NStep(1, float(getattr(algorithm, "gamma", 1.0)))
         self._adopt(self._new_sampler())
@@ -124,9 +129,9 @@ class ReplayBuffer(DropIn):
         self._away = False
         self.max_size = size
         if self.recurrent_actor:
-            self.sequence_length = int(algorithm.update_every)
-            self.overlap_length = int(actor.sequence_overlap * self.sequence_length)
-            self.non_overlap_length = self.sequence_length - self.overlap_length
+            self.sequence_length: int = int(algorithm.update_every)
+            self.overlap_length: int = int(actor.sequence_overlap * self.sequence_length)
+            self.non_overlap_length: int = self.sequence_length - self.overlap_length
             if not 0 <= self.overlap_length < self.sequence_length:
                 raise ParameterError(
                     f"sequence_overlap={actor.sequence_overlap!r}: successive sequences of {self.sequence_length} "
@@ -401,7 +406,7 @@ class ReplayBuffer(DropIn):
         if parameter_name == "max_size":
             whole = self._whole(new_parameter_value) if self.recurrent_actor else new_parameter_value
             self._settle()
-            self.max_size = whole
+            self.max_size: int = whole
             if self._rows is not None:
                 self._rows.resize(self.max_size, self._new_sampler())
                 self._take_parts(self._rows)
@@ -456,7 +461,7 @@ class NStepReplayBuffer(ReplayBuffer):
         else:
             self._rows.read_windows(n_step)
 
-    gamma = alias("_view.gamma", "Discount per step.")
+    gamma: Any = alias("_view.gamma", "Discount per step.")
 
     def _extras(self, extras: Data, number: int, of: int) -> Data:
         return {"n_step": 1 if self.n_step == 1 else self._stored.steps_used(extras)}
@@ -518,9 +523,9 @@ class PERBuffer(NStepReplayBuffer):
         self._priorities.eps = epsilon or LEAST
         self._epsilon = epsilon
 
-    error = alias("_priorities.default_error", "The TD error that new transitions start with.")
-    alpha = alias("_priorities.alpha", "The exponent of priorities; a change affects all stored transitions.")
-    beta = alias("_priorities.beta", "The exponent of importance weights.")
+    error: Any = alias("_priorities.default_error", "The TD error that new transitions start with.")
+    alpha: Any = alias("_priorities.alpha", "The exponent of priorities; a change affects all stored transitions.")
+    beta: Any = alias("_priorities.beta", "The exponent of importance weights.")
 
     def get_priority(self, error: Any) -> Any:
         """(error + epsilon)^alpha for errors of at least 0: arrays, tensors or numbers."""
@@ -622,8 +627,8 @@ class EREBuffer(PERBuffer):
         """``cmin`` in items of the replay: transitions, or sequences."""
         return max(self._cmin // (int(self.algo.update_every) if self.recurrent_actor else 1), 1)
 
-    initial_eta = alias("_recent.sharpest", "η while returns rise.")
-    eta = alias("_recent.eta", "η now.")
+    initial_eta: Any = alias("_recent.sharpest", "η while returns rise.")
+    eta: Any = alias("_recent.eta", "η now.")
 
     @property
     def cmin(self) -> int:
@@ -835,15 +840,22 @@ class Flat:
         copies: whether relabelled copies of steps will be added. ``size`` and :meth:`read` ignore these.
     """
 
+    keys: tuple[str, ...]
+    num_envs: int
+
     def __init__(
         self, sample: Mapping[str, Any], max_size: int, known: tuple[str, ...], sampler: Sampler, view: NStep,
         seed: int | None, copies: bool = False,
     ) -> None:  # fmt: skip
         self.keys, self.num_envs = stored_keys(sample, known), len(sample[DONE2])
-        self.shapes = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self.keys}
+        self.shapes: dict[str, Any] = {
+            key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self.keys
+        }
         """Key -> the shape without the env axis, or a dictionary of shapes."""
-        self.members = {key: list(sample[key]) if isinstance(sample[key], Mapping) else None for key in self.keys}
-        self.states = {
+        self.members: dict[str, list[Any] | None] = {
+            key: list(sample[key]) if isinstance(sample[key], Mapping) else None for key in self.keys
+        }
+        self.states: dict[str, Any] = {
             key: mapped(lambda value: np.zeros((1, *value.shape), np.float32), sample[key])
             for key in STATES
             if key in known and sample.get(key) is not None
@@ -946,7 +958,7 @@ class Flat:
         """Change the number of steps that fit, and keep the newest."""
         old, view = self.replay, self.view
         old.view = NStep()  # each buffer has a view of its own
-        self.replay = Core(
+        self.replay: Core[Sampler, NStep] = Core(
             old.schema, max_size * self.num_envs, self.num_envs, own_next_obs=True, check_ends=False,
             sampler=sampler, view=view, seed=old.seed,
         )  # fmt: skip
@@ -1015,6 +1027,11 @@ class Sequences:
         ParameterError: n is above L, or above 1 for transitions without ``Done``.
     """
 
+    keys: tuple[str, ...]
+    num_envs: int
+    view: NStep
+    replay: Core[Any, Any]
+
     def __init__(
         self, sample: Mapping[str, Any], max_size: int, known: tuple[str, ...], sampler: Sampler, view: NStep,
         seed: int | None, length: int, overlap: int,
@@ -1028,7 +1045,7 @@ class Sequences:
         self._length, self._stride, self._waits = length, length - overlap, length + view.n - 1
         self._states = tuple(key for key in STATES if key in known and sample.get(key) is not None)
         stored = *self.keys, *self._states
-        self.shapes = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in stored}
+        self.shapes: dict[str, Any] = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in stored}
         flat = schema_of(sample, self.keys)
         self._integers = integers_of(flat)
         states = {key: mapped(Field, self.shapes[key]) for key in self._states}
@@ -1208,6 +1225,8 @@ class Memory:
         added: rows per env that count, the newest ones.
         before: rows per env that were added before those.
     """
+
+    added: int
 
     def __init__(self, replay: Core, names: Mapping[str, str], added: int = 0, before: int = 0) -> None:
         self._replay, self._names, self._begin, self.added = replay, names, before, added

@@ -120,8 +120,14 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         TypeError: a subclass overrides ``_get_samples``, and ``optimize_memory_usage`` is set.
     """
 
+    observations: Column
+    next_observations: Column
     observations, next_observations = Column("obs"), Column("next_obs")
+    actions: Column
+    rewards: Column
     actions, rewards = Column("action"), Column("reward")
+    dones: Column
+    timeouts: Column
     dones, timeouts = Column("done"), Column("timeout")
     _own_attribute = "_replay"
 
@@ -143,7 +149,7 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
     ) -> None:
         self._added, self._seed = 0, seed
         buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
-        self.buffer_size = max(buffer_size // n_envs, 2)
+        self.buffer_size: int = max(buffer_size // n_envs, 2)
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
         own = overridden(self, self._replaced)
@@ -450,8 +456,8 @@ class NStepReplayBuffer(ReplayBuffer, buffers.NStepReplayBuffer):
         names = [name for name in ("n_steps", "gamma") if hasattr(original, name)]
         return sizes, known | {name: getattr(original, name) for name in names}
 
-    n_steps = alias("_view.n", "Rewards per window, at most; may be changed at any time.")
-    gamma = alias("_view.gamma", "Discount per step; may be changed at any time.")
+    n_steps: Any = alias("_view.n", "Rewards per window, at most; may be changed at any time.")
+    gamma: Any = alias("_view.gamma", "Discount per step; may be changed at any time.")
 
     def _fields(self, batch: Any, env: Any) -> tuple[Any, ...]:
         return (*super()._fields(batch, env), self._discounts(batch))
@@ -557,6 +563,11 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
         TypeError: a subclass overrides methods that are not called here, such as ``_sample_goals``.
     """
 
+    goal_selection_strategy: Any
+    n_sampled_goal: int
+    her_ratio: float
+    copy_info_dict: bool
+
     _replaced = (*DictReplayBuffer._replaced, "_get_real_samples", "_get_virtual_samples", "_sample_goals")
 
     def __init__(
@@ -586,7 +597,7 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
         self.her_ratio, self.copy_info_dict = 1 - 1.0 / (n_sampled_goal + 1), copy_info_dict
         self.infos, further = None, {}
         if copy_info_dict:
-            self.infos = np.full((max(buffer_size // n_envs, 2), n_envs), None)
+            self.infos: Any = np.full((max(buffer_size // n_envs, 2), n_envs), None)
             further = {STEP: Field((), torch.int64)}
         self._goals = _Goals(env, self.infos)
         knows_ends = env is not None and env.has_attr("compute_terminated")
@@ -727,8 +738,19 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
         TypeError: a subclass overrides ``_get_samples``.
     """
 
+    gae_lambda: float
+    gamma: float
+
+    observations: Column
+    actions: Column
+    rewards: Column
     observations, actions, rewards = Column("obs"), Column("action"), Column("reward")
+    episode_starts: Column
+    values: Column
+    log_probs: Column
     episode_starts, values, log_probs = Column("episode_start"), Column("value"), Column("log_prob")
+    advantages: Column
+    returns: Column
     advantages, returns = Column("advantage"), Column("return")
     _own_attribute = "_rollout"
 
@@ -856,7 +878,7 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
             AssertionError: the rollout is not full.
         """
         assert self.full, "the rollout is not full; add the remaining steps first"
-        self.generator_ready = True
+        self.generator_ready: bool = True
         if self._seed is None:
             self._rollout.seed = drawn_by_numpy()
         size = batch_size or self.buffer_size * self.n_envs

@@ -91,7 +91,19 @@ class ReplayBuffer(DropIn):
         ParameterError: a capacity below 2, or above what fits into memory.
     """
 
+    capacity: int
+    device: Any
+    state_dim: int
+    action_dim: int
+    hidden_dim: int
+
+    states: Column
+    actions: Column
+    rewards: Column
     states, actions, rewards = Column("obs"), Column("action"), Column("reward", single=True)
+    next_states: Column
+    dones: Column
+    hiddens: Column
     next_states, dones, hiddens = Column("next_obs"), Column("done", single=True), Column("memory")
     _own_attribute = "_replay"
 
@@ -343,6 +355,15 @@ class RolloutBuffer:
         ParameterError: ``num_envs`` is below 1, or ``capacity`` is no positive multiple of it.
     """
 
+    capacity: int
+    num_envs: int
+    device: Any
+    state_dim: int
+    action_dim: int
+    hidden_dim: int
+    gamma: float
+    gae_lambda: float
+
     def __init__(
         self,
         capacity: int,
@@ -363,7 +384,9 @@ class RolloutBuffer:
         self.gamma, self.gae_lambda = gamma, gae_lambda
         fields: dict[str, Any] = {"obs": (state_dim,), "action": (action_dim,), "reward": (), "ended": ()}
         fields |= {"terminated": FLAG, "truncated": FLAG, "value": (), "log_prob": (), "hidden": (hidden_dim,)}
-        self.rollout = Rollout(Schema(fields), capacity // num_envs, num_envs, device=device or "cpu", seed=seed or 0)
+        self.rollout: Rollout = Rollout(
+            Schema(fields), capacity // num_envs, num_envs, device=device or "cpu", seed=seed or 0
+        )
         self._seed = seed
 
     @property

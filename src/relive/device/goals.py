@@ -87,9 +87,9 @@ class DeviceGoals:
 
     def __init__(self, ring: DeviceRing, device: torch.device) -> None:
         self.ring = ring
-        self.ends = torch.zeros(ring.num_envs * ring.rows + 2, dtype=INT32, device=device)
+        self.ends: Tensor = torch.zeros(ring.num_envs * ring.rows + 2, dtype=INT32, device=device)
         """The lower 32 bits of the number of the last row of each episode, by its ordinal in the env."""
-        self.not_finite = torch.zeros(1, dtype=INT64, device=device)
+        self.not_finite: Tensor = torch.zeros(1, dtype=INT64, device=device)
         """Rewards of new goals that were NaN or infinite."""
 
     def note_all(self) -> None:

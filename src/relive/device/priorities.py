@@ -41,17 +41,26 @@ class DevicePriorities:
         device: of all tensors.
     """
 
+    ring: DeviceRing
+    alpha: Tensor
+    eps: Tensor
+    largest: Tensor
+    draws: Tensor
+    late: Tensor
+    refused: Tensor
+    empty: Tensor
+
     def __init__(self, ring: DeviceRing, device: torch.device) -> None:
         self.ring, rows = ring, ring.num_envs * ring.rows
         self.rows = rows
-        self.tree = DeviceTree(rows, device)
-        self.errors = torch.zeros(rows + 2, dtype=torch.float32, device=device)
-        self.newest = torch.zeros(rows + 2, dtype=torch.int32, device=device)
+        self.tree: DeviceTree = DeviceTree(rows, device)
+        self.errors: Tensor = torch.zeros(rows + 2, dtype=torch.float32, device=device)
+        self.newest: Tensor = torch.zeros(rows + 2, dtype=torch.int32, device=device)
         """Memory for :meth:`rate`: of each row, the last of its errors in one update."""
         self.alpha, self.eps, self.largest = (torch.zeros(1, dtype=FLOAT64, device=device) for _ in range(3))
-        self.default = torch.zeros(1, dtype=FLOAT64, device=device)
+        self.default: Tensor = torch.zeros(1, dtype=FLOAT64, device=device)
         """The error of new rows; NaN for the largest so far."""
-        self.beta = torch.zeros(3, dtype=FLOAT64, device=device)
+        self.beta: Tensor = torch.zeros(3, dtype=FLOAT64, device=device)
         """The first and the last exponent of weights, and in how many draws it gets from one to the other."""
         self.draws, self.late, self.refused, self.empty = (torch.zeros(1, dtype=INT64, device=device) for _ in range(4))
         """Draws of this sampler; errors that came too late; errors that were no float32, or too large for a sum; draws

@@ -33,8 +33,8 @@ class DeviceRecent:
 
     def __init__(self, ring: DeviceRing, device: torch.device) -> None:
         self.ring = ring
-        self.share = torch.zeros(1, dtype=FLOAT64, device=device)
-        self.least = torch.zeros(1, dtype=INT64, device=device)
+        self.share: Tensor = torch.zeros(1, dtype=FLOAT64, device=device)
+        self.least: Tensor = torch.zeros(1, dtype=INT64, device=device)
         """The newest are this share of the transitions that can be drawn, and at least so many."""
         self.rounds = self.bits = 0
         self.expect(0)
@@ -53,8 +53,8 @@ class DeviceRecent:
         added = self.ring.num_envs * (self.ring.rows + 2)
         bits = (max(oldest, added) + added).bit_length()
         most = max(AT_ONCE // self.ring.num_envs, 1).bit_length() - 1
-        self.rounds = -(-bits // max(most, FEWEST))
-        self.bits = -(-bits // self.rounds)
+        self.rounds: int = -(-bits // max(most, FEWEST))
+        self.bits: int = -(-bits // self.rounds)
         """Each round tries 2**bits stamps, in as many parts of what is left."""
 
     def first(self) -> Tensor:

@@ -89,27 +89,38 @@ class DeviceRing:
         device: of all tensors.
     """
 
+    num_envs: int
+    rows: int
+    mode: int
+    step: Tensor
+    stamp: Tensor
+    order: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    mixed: Tensor
+    draws: Tensor
+
     def __init__(self, num_envs: int, rows: int, mode: int, device: torch.device) -> None:
         self.num_envs, self.rows, self.mode = num_envs, rows, mode
         self.rule = EVERY_ROW
         """The rule of what can be drawn."""
-        self.nowhere = num_envs * rows + 1
+        self.nowhere: int = num_envs * rows + 1
 
         def zeros(shape: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         size = num_envs * rows + 2
-        self.cursors = zeros(4 * num_envs + 3, INT64)
+        self.cursors: Tensor = zeros(4 * num_envs + 3, INT64)
         """Of all envs ``head``, ``tail``, ``following`` and ``count``; then ``completed``, ``episodes`` and
         ``not_finite``. One operation changes them all, so that they always fit each other."""
         self.step, self.stamp, self.order = zeros(size, INT32), zeros(size, INT64), zeros(size, INT32)
-        self.reward = zeros(size, torch.float32)
+        self.reward: Tensor = zeros(size, torch.float32)
         self.terminated, self.truncated = zeros(size, torch.uint8), zeros(size, torch.uint8)
         self.mixed, self.draws = zeros(1, INT64), zeros(1, INT64)
         """The seed of the batches, as :func:`relive.core.numbers.mix` gives it; how many were drawn with it."""
-        self.golden = torch.full((1,), GOLDEN, dtype=INT64, device=device)
-        self.envs = torch.arange(num_envs, device=device)
-        self.base = self.envs * rows
+        self.golden: Tensor = torch.full((1,), GOLDEN, dtype=INT64, device=device)
+        self.envs: Tensor = torch.arange(num_envs, device=device)
+        self.base: Tensor = self.envs * rows
         """The first place of each env."""
 
     @staticmethod

@@ -31,7 +31,7 @@ class DeviceTree:
         self.offsets: list[int] = core.tree_offsets(leaves)
         """Where each level of the tree starts; last, its root."""
         self.leaves = leaves
-        self.nodes = torch.zeros(self.offsets[-1] + 2, dtype=FLOAT64, device=device)
+        self.nodes: Tensor = torch.zeros(self.offsets[-1] + 2, dtype=FLOAT64, device=device)
         """The nodes of the tree, and at last one that takes writes that are not wanted."""
 
     @staticmethod

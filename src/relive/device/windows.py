@@ -34,7 +34,7 @@ class DeviceWindows:
 
     def __init__(self, ring: DeviceRing, device: torch.device) -> None:
         self.ring = ring
-        self.tree = DeviceTree(ring.num_envs * ring.rows, device)
+        self.tree: DeviceTree = DeviceTree(ring.num_envs * ring.rows, device)
 
     # -- writing ------------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class MappedFiles(ABC):
     """The arrays that the manifest of a directory names, and those of them that were mapped."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = disk.usable(path).absolute()  # the process may change its directory while this is open
+        self.path: Path = disk.usable(path).absolute()  # the process may change its directory while this is open
         self.run = ""
         self.content: dict[str, Any] | None = None
         """The JSON that was committed with the arrays; None if nothing ever was."""
@@ -135,6 +135,10 @@ class MappedDirectory(MappedFiles):
         OSError: the directory may not be written to.
     """
 
+    content: dict[str, Any] | None
+
+    run: str
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         self._created = disk.make_directory(self.path)
@@ -162,7 +166,7 @@ class MappedDirectory(MappedFiles):
             self.journal = Journal(self.path / JOURNAL, self.run, create=True)
             return
         self.run, self.content, self._known = _parse(self.path / MANIFEST, raw)
-        self.journal = Journal(self.path / JOURNAL, self.run)
+        self.journal: Journal = Journal(self.path / JOURNAL, self.run)
 
     def check(self) -> None:
         """Map every array that the manifest names, as :meth:`MappedFiles.check`. :meth:`take` uses these mappings."""
@@ -293,6 +297,10 @@ class MappedCopy(MappedFiles):
         FileFormatError: the directory holds something else, or is damaged or of another version.
         OSError: a file may not be read.
     """
+
+    content: dict[str, Any] | None
+
+    run: str
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
@@ -497,12 +505,28 @@ def _reserve_space(descriptor: int, size: int, path: Path) -> None:
     try:
         if missing > free:
             raise OSError(errno.ENOSPC, "No space left on device")
-        os.posix_fallocate(descriptor, 0, size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, size)
+        elif missing > 0:
+            _rewrite(descriptor, size)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             what = f"the file takes {size:,} bytes, and the disk has {free:,} free; lower the capacity"
             raise OSError(error.errno, what, str(path)) from error
         raise
+
+
+def _rewrite(descriptor: int, size: int) -> None:
+    """Write the bytes of a file anew, with zeros after its end: macOS has no other call that gives each its space."""
+    end = os.fstat(descriptor).st_size  # a new file may not be open to read
+    for start in range(0, size, PIECE):
+        length = min(PIECE, size - start)
+        kept = os.pread(descriptor, length, start) if start < end else b""
+        os.pwrite(descriptor, kept.ljust(length, b"\0"), start)
+
+
+PIECE = 1 << 20
+"""Bytes that are written at once."""
 
 
 # -- the journal ----------------------------------------------------------------------------------------------

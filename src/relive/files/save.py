@@ -152,8 +152,12 @@ class Save:
         FileFormatError: the save is foreign, of another version, incomplete or damaged.
     """
 
+    content: dict[str, Any]
+    contents: Contents
+    specs: dict[str, format.Spec]
+
     def __init__(self, path: PathLike) -> None:
-        self.path = disk.usable(path)
+        self.path: Path = disk.usable(path)
         with ExitStack() as resources:
             raw = disk.read_manifest(self.path)
             while True:  # all files are open before anything is read: a save that replaces this one cannot take them
@@ -167,7 +171,7 @@ class Save:
                     before, raw = raw, disk.read_manifest(self.path)
                     if raw == before:
                         raise damaged(Path(error.filename), "a data file", "nothing") from error
-            self.close = resources.pop_all().close
+            self.close: Callable[[], None] = resources.pop_all().close
 
     def __enter__(self) -> Save:
         return self
@@ -361,7 +365,7 @@ class SaveHandle:
     """
 
     def __init__(self, path: str | os.PathLike[str], work: Callable[[], object] | None = None) -> None:
-        self.path = os.fspath(path)
+        self.path: str = os.fspath(path)
         """The directory."""
         self._error: BaseException | None = None
         self._seen, self._process = False, os.getpid()

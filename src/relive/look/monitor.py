@@ -52,6 +52,9 @@ class Monitor:
         ``for name, value in monitor.scalars("replay/").items(): writer.add_scalar(name, value, step)``
     """
 
+    replay: ReplayBuffer[Any, Any]
+    every: int
+
     def __init__(self, replay: ReplayBuffer, *, counts: bool = False, every: int = 1000) -> None:
         if not isinstance(cast("object", replay), ReplayBuffer):
             raise ParameterError(f"Monitor: expected a relive.ReplayBuffer, got {type(replay).__name__}")
@@ -312,7 +315,7 @@ class DrawCounts:
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
-        self.by_place = np.zeros(ring.num_envs * ring.rows, np.uint32)
+        self.by_place: NDArray[np.uint32] = np.zeros(ring.num_envs * ring.rows, np.uint32)
         """The draws of the row at each place of the ring, as far as they were counted. To overflow, one row would have
         to be drawn 2**32 times, which does not happen in practice."""
         self._heads: Ints = ring.heads.copy()

@@ -45,7 +45,7 @@ class StepCopier:
     ) -> None:
         fields = leaves.values()
         self._targets = tuple(targets)
-        self.fields = core.StepFields(
+        self.fields: core.StepFields = core.StepFields(
             list(leaves), [x.dtype for x in fields], [x.shape for x in fields], count, self._targets, finite
         )
         """The fields, as compiled code takes them."""

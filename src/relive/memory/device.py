@@ -49,9 +49,9 @@ class DeviceRows(HostedRows):
 
     def __init__(self, leaves: Mapping[Path, Field], num_rows: int, device: torch.device) -> None:
         super().__init__(leaves, num_rows, device)
-        self.gathered = self.large  # the others are read with the plan
+        self.gathered: tuple[Path, ...] = self.large  # the others are read with the plan
         self._order = tuple(BatchLayout(field_groups(leaves, self.large), self._saved, self._own_next).fields)
-        self.parts = [Part(layout, num_rows, device) for layout in _layouts(leaves)]
+        self.parts: list[Part] = [Part(layout, num_rows, device) for layout in _layouts(leaves)]
         """The rows themselves: one part for all small fields, one for each large one."""
         self._part_of = {path: part for part in self.parts for path in part.layout.fields}
         self._packed = [part for part in self.parts if not any(path in self.large for path in part.layout.fields)]
@@ -246,9 +246,11 @@ class DeviceRows(HostedRows):
 class Part:
     """Rows of some fields on the device, then a row of zeros, then one that takes what nobody wants."""
 
+    layout: RowLayout
+
     def __init__(self, layout: RowLayout, num_rows: int, device: torch.device) -> None:
         self.layout, self._device, self._num_rows = layout, device, num_rows
-        self.obs_bytes = layout.starts[1]
+        self.obs_bytes: int = layout.starts[1]
         """Bytes of the observation, which comes first in a row."""
         # negative places read the row of zeros
         self._words = torch.zeros((num_rows + 2, layout.nbytes // WORD), dtype=torch.int64, device=device)

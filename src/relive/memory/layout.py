@@ -212,7 +212,7 @@ class BatchLayout(RowLayout):
         # -1: the next observation lies in the row itself, from byte `begin` up to `end`, not in the row after it
         starts, (begin, end) = self.starts, source.starts[2:4]
         copied = starts[3 if given else 2], starts[2], -1 if own else starts[1], begin, end - begin
-        self.core = core.WindowLayout(
+        self.core: core.WindowLayout = core.WindowLayout(
             **{name: self.offsets[name,] for name in WRITTEN}, **dict(zip(COPIED, copied, strict=True))
         )
         """Where compiled code writes what it knows of a window, and what it copies."""

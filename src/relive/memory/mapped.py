@@ -99,7 +99,7 @@ class MappedAllocator(FileAllocator):
         for name in self.directory.mapped:
             if name == "rows" or name.startswith("block."):
                 self.directory.memory(name).memory.madvise(mmap.MADV_RANDOM if random else mmap.MADV_NORMAL)
-        self.random = random
+        self.random: bool = random
 
     def expect_scan(self) -> None:
         """Let the system read ahead. The next draw looks again how rows are read."""
@@ -143,7 +143,7 @@ class LookAhead:
     def __init__(self, allocator: MappedAllocator, arrays: Sequence[Array]) -> None:
         self._allocator = allocator
         self._pages = core.Pages(arrays)  # keeps the memory mapped
-        self.row_bytes = self._pages.row_bytes
+        self.row_bytes: int = self._pages.row_bytes
         """The bytes of a row in all arrays."""
         self._last_draw = 0, 0
         """The thread that drew the last batch, and how often it had waited for the disk by then."""

@@ -15,7 +15,7 @@ from ..steps.arrays import Array, Ints, numpy_dtype, numpy_view
 from ..steps.schema import FINITE, Field, Path, dotted
 from .allocator import RAM, Allocator, Recycled
 from .copier import BoundedCache, StepCopier
-from .layout import BatchLayout, field_groups, row_layout, typed
+from .layout import BatchLayout, RowLayout, field_groups, row_layout, typed
 from .store import Remainder, Staging, Store, Where, as_places, require_rows
 
 __all__ = [
@@ -39,7 +39,7 @@ HOSTED: tuple[Path, ...] = (("reward",), ("terminated",), ("truncated",))
 _from_numpy: Any = cast("Any", torch).from_numpy  # its stubs do not say which arrays it takes
 
 
-STAGED = {"step": ("step",), "final": ("final",), "both": ("step", "final")}
+STAGED: dict[str, tuple[str, ...]] = {"step": ("step",), "final": ("final",), "both": ("step", "final")}
 """Role -> the rows that are staged for it."""
 
 
@@ -53,15 +53,23 @@ class ReplayRows(Store):
         allocator: gives the memory of the rows.
     """
 
+    leaves: dict[Path, Field]
+    num_rows: int
+    allocator: Allocator
+    layout: RowLayout
+    large: tuple[Path, ...]
+    gathered: tuple[Path, ...]
+    groups: tuple[dict[Path, Field], ...]
+
     def __init__(
         self, leaves: Mapping[Path, Field], num_rows: int, *, own_next: bool = False, allocator: Allocator = RAM
     ) -> None:
-        self.device = torch.device("cpu")
+        self.device: torch.device = torch.device("cpu")
         self.leaves, self.num_rows, self.allocator = dict(leaves), num_rows, allocator
         self.layout, large = row_layout(leaves)
         self.large = self.gathered = tuple(path for path in leaves if path in large)
-        self.target = allocator.take("rows", (num_rows, self.layout.nbytes), np.uint8)
-        self.blocks = {
+        self.target: Array = allocator.take("rows", (num_rows, self.layout.nbytes), np.uint8)
+        self.blocks: dict[Path, Array] = {
             path: allocator.take(
                 f"block.{dotted(path)}", (num_rows, *leaves[path].shape), numpy_dtype(leaves[path].dtype)
             )
@@ -69,15 +77,15 @@ class ReplayRows(Store):
         }
         self._large_at = {role: _positions(staged_leaves(leaves, role), large) for role in ("step", "final")}
         """Role -> its large fields, and where each is among the values of that role."""
-        self.arrays = self.layout.arrays(self.target)
+        self.arrays: dict[Path, Array] = self.layout.arrays(self.target)
         self._sources = {path: self._source_of(path, field) for path, field in self.leaves.items()}
         """Of each field: its rows as bytes, and what a NumPy array of it holds."""
         self._batches = Recycled()
         self._staged = BoundedCache[tuple[str, int], Staging]()
         self.groups = groups = field_groups(leaves, large)
         given = own_next or any(path[0] == "next_obs" for path in leaves)
-        self.batch = BatchLayout(groups, self.layout, given)
-        self.packed = not large
+        self.batch: BatchLayout = BatchLayout(groups, self.layout, given)
+        self.packed: bool = not large
 
     def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Remainder]:
         """Copy checked rows into staged memory; large fields stay as they are until :meth:`write`."""
@@ -303,10 +311,19 @@ class HostedRows(Store):
         device: where batches are.
     """
 
+    device: torch.device
+    leaves: dict[Path, Field]
+    num_rows: int
+    layout: RowLayout
+    groups: tuple[dict[Path, Field], ...]
+    batch: BatchLayout
+    target: Array
+    arrays: dict[Path, Array]
+
     def __init__(self, leaves: Mapping[Path, Field], num_rows: int, device: torch.device) -> None:
         self.device, self.leaves, self.num_rows = device, dict(leaves), num_rows
         self._saved, large = row_layout(leaves)
-        self.large = tuple(path for path in leaves if path in large)
+        self.large: tuple[Path, ...] = tuple(path for path in leaves if path in large)
         self._own_next = any(path[0] == "next_obs" for path in leaves)
         self._host = ReplayRows(in_ram(leaves), num_rows, own_next=self._own_next)
         self.layout, self.groups, self.batch = self._host.layout, self._host.groups, self._host.batch
@@ -329,6 +346,8 @@ class UserRows(HostedRows):
         num_rows: the number of rows.
         user_store: where they are, but for rewards and flags.
     """
+
+    gathered: tuple[Path, ...]
 
     read_aside = False  # a user's store need not bear two threads
 

@@ -228,6 +228,12 @@ class Plan:
         memory: where a store keeps ``rows`` and the places, to send all of it at once.
     """
 
+    batch: BatchLayout
+    places: Ints
+    rows: Array
+    last: Ints
+    memory: Any
+
     __slots__ = ("batch", "last", "memory", "places", "rows", "stacks")
 
     def __init__(self, batch: BatchLayout, places: Ints, rows: Array, last: Ints, memory: Any = None) -> None:

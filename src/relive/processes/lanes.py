@@ -80,6 +80,13 @@ class Lanes:
         OSError: the system has no memory that processes share, such as Windows.
     """
 
+    schema: Schema
+    writers: int
+    debug: bool
+    num_envs: int
+    steps: int
+    own_next_obs: bool
+
     def __init__(
         self,
         schema: Schema,
@@ -409,6 +416,13 @@ class LaneWriter:
         debug: True to refuse NaN and infinity.
     """
 
+    schema: Schema
+    num_envs: int
+    device: torch.device
+    own_next_obs: bool
+    timeout: float | None
+    debug: bool
+
     def __init__(
         self,
         lane: Lane,
@@ -580,11 +594,14 @@ class Intake:
         envs: int64 ``[K]``, the envs of the steps.
     """
 
+    replay: ReplayBuffer[Any, Any]
+    envs: Ints
+
     def __init__(self, replay: ReplayBuffer, envs: Ints) -> None:
         self.replay, self.envs = replay, envs
         inside: Any = replay
         self._ring = inside._ring
-        self.most = max(piece_of(self._ring.rows) // len(envs), 1)
+        self.most: int = max(piece_of(self._ring.rows) // len(envs), 1)
         """The most vector steps of a piece: the replay stores this many in one call that nothing can break off."""
         self._durable = inside._durable
 
@@ -657,10 +674,15 @@ class Lane:
         filled: int32 ``[2]``: the owner's bell, and the number of steps that must wait in a lane before it rings.
     """
 
+    layout: LaneLayout
+    filled: NDArray[np.int32]
+    mask: Any
+    columns: dict[Path, Array]
+
     def __init__(self, layout: LaneLayout, memory: Bytes, filled: NDArray[np.int32]) -> None:
         self.layout, self.filled = layout, filled
         (self._counters, bell, self._flags, self.mask), self.columns = layout.arrays(memory)
-        self.drained_bell = Bell(bell)
+        self.drained_bell: Bell = Bell(bell)
         terminated, truncated = (self.columns[name,].view(np.uint8) for name in ("terminated", "truncated"))
         arrays = LaneArrays(self._counters, filled, self._flags, terminated, truncated, self.mask)
         self.commit: Callable[[int, int], int] = core.Lane(arrays).commit
@@ -758,10 +780,15 @@ class LaneLayout:
         SchemaError: a replay cannot have this schema.
     """
 
+    schema: Schema
+    num_envs: int
+    steps: int
+    own_next_obs: bool
+
     def __init__(self, schema: Schema, num_envs: int, steps: int, own_next_obs: bool) -> None:
         self.schema, self.num_envs, self.steps, self.own_next_obs = schema, num_envs, steps, own_next_obs
-        self.stored = stored_fields(schema, own_next_obs)
-        self.fields = self.stored if own_next_obs else self.stored.extend(next_obs=self.stored["obs"])
+        self.stored: Schema = stored_fields(schema, own_next_obs)
+        self.fields: Schema = self.stored if own_next_obs else self.stored.extend(next_obs=self.stored["obs"])
         """All fields that a step may have. The leaves of the stored fields come first."""
         self._spec = BlockSpec(
             (
@@ -773,7 +800,7 @@ class LaneLayout:
                 *(Part(("field", *k), x.dtype, (steps, num_envs, *x.shape)) for k, x in self.fields.leaves.items()),
             )
         )
-        self.nbytes = self._spec.nbytes
+        self.nbytes: int = self._spec.nbytes
 
     def arrays(self, memory: Bytes) -> tuple[list[Any], dict[Path, Array]]:
         """The counters, the bell that rings when there is room, the flags ``[S]`` and the mask ``[S, N]`` of a lane;

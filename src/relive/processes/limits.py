@@ -402,6 +402,10 @@ class SamplesPerInsert(RateLimit):
         ParameterError: an argument is out of range.
     """
 
+    ratio: float
+    min_size: int
+    error_buffer: float
+
     def __init__(self, ratio: float, min_size: int, error_buffer: float) -> None:
         name = type(self).__name__
         positive: Rule = (lambda value: is_number(value) and value > 0, "expected a number above 0")
@@ -454,7 +458,7 @@ class MinSize(RateLimit):
 
     def __init__(self, min_size: int) -> None:
         require(type(self).__name__, NUMBER_RULE, min_size=min_size)
-        self.min_size = int(min_size)
+        self.min_size: int = int(min_size)
         super().__init__()
 
     def _bounds(self) -> tuple[float, int, float, float]:

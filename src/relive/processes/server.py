@@ -130,7 +130,7 @@ class ReplayServer:
         finally:  # the owner has both: if they stayed open here, nobody would see that it has ended
             listener.close()
             owner_end.close()
-        self.close = finalize(self, _end, self._process, self._control, self._starter)
+        self.close: finalize[..., Any] = finalize(self, _end, self._process, self._control, self._starter)
         """End the process. The replay is lost: save it first, with ``call("save", path)``."""
         self._pid: int = self._answer("ReplayServer(make)")
 
@@ -677,6 +677,8 @@ class Learner(Batches[Any]):
         LifecycleError: from any call, if the process that owns the replay has ended.
     """
 
+    rank: int
+
     def __init__(
         self,
         address: Address,
@@ -918,9 +920,12 @@ class Slot:
         block: the shared memory that ``memory`` belongs to, if it is shared.
     """
 
+    spec: BlockSpec
+    block: SharedBlock | None
+
     def __init__(self, memory: NDArray[np.uint8] | Tensor, spec: BlockSpec, block: SharedBlock | None = None) -> None:
         self.spec, self.block = spec, block
-        self.memory = memory if isinstance(memory, Tensor) else torch.from_numpy(memory)
+        self.memory: Tensor = memory if isinstance(memory, Tensor) else torch.from_numpy(memory)
         self._leaves = spec.tensors(self.memory)
         self._batch: Any = None
 

@@ -56,6 +56,8 @@ class SharedBlock:
     end. If that process is killed, the next one that makes a block removes it. Windows has neither.
     """
 
+    token: str
+
     array: NDArray[np.uint8]
     """The memory, uint8 ``[nbytes]``. It is valid for as long as an array over it exists."""
 
@@ -147,7 +149,7 @@ class Claim:
 
     def __init__(self, path: str, place: int) -> None:
         files = list[int]()
-        self.drop = finalize(self, _close_all, files)
+        self.drop: finalize[..., Any] = finalize(self, _close_all, files)
         """Lets others claim the place."""
         _claims.add(self)
         # opened anew, since the lock belongs to the open file, and a forked child shares the block's own

@@ -107,6 +107,8 @@ class Line:
     If a call is broken off within a message, the rest of that message is lost. So the next call closes the line.
     """
 
+    descriptor: Any
+
     def __init__(self, connection: Any) -> None:
         self._connection, self.descriptor = connection, connection.fileno()
         """The descriptor, also after the line was closed."""

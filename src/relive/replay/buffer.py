@@ -209,6 +209,11 @@ class ReplayBuffer(Generic[S_co, V_co]):
             sampler, or ``view`` is not a view.
     """
 
+    schema: Schema
+    ordered: bool
+    device: torch.device
+    num_envs: int
+
     _durable: Durable | None = None
     """Keeps the files of the replay safe; None if the replay is in private memory."""
     _ahead: Ahead | None = None
@@ -233,7 +238,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     ) -> None:
         require("ReplayBuffer", FLAG_RULE, ordered=ordered, own_next_obs=own_next_obs, debug=debug)
         self.schema, self.ordered = schema, ordered
-        self.own_next_obs = own_next_obs or not ordered
+        self.own_next_obs: bool = own_next_obs or not ordered
         self.device, self._progress = torch_device("ReplayBuffer", device), Progress(seed_or_drawn(seed))
         stored = stored_fields(schema, self.own_next_obs)
         refuse_class("sampler", sampler)

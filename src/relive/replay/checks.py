@@ -319,7 +319,7 @@ class ResetCheck:
             until = int(wrong[0]) if len(wrong) else len(envs)
             self._agreed += int(np.count_nonzero(follows[:until] & moved[:until]))
         if len(wrong) and self._agreed >= ENOUGH:
-            self.broken = int(envs[wrong[0]])
+            self.broken: int = int(envs[wrong[0]])
         return not len(wrong)
 
     def _numbers(self, values: Sequence[Any]) -> list[Numbers]:

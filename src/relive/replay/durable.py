@@ -114,6 +114,10 @@ class Durable:
         last: the mark of the last flush of the process before; None in a new replay.
     """
 
+    allocator: MappedAllocator
+    ring: Ring
+    progress: Progress
+
     def __init__(
         self, allocator: MappedAllocator, ring: Ring, progress: Progress, policy: FlushPolicy, last: Mark | None
     ) -> None:
@@ -128,7 +132,7 @@ class Durable:
         if ring.undo is not None:
             me = ref(self)  # a buffer that is dropped is free at once, so the ring must not refer to it
             ring.undo.renew = lambda count: (owner := me()) is not None and owner._renew(count)
-        self.settings = Settings(self._added(SETTINGS, (2, Settings.BYTES), np.uint8))
+        self.settings: Settings = Settings(self._added(SETTINGS, (2, Settings.BYTES), np.uint8))
         self._drained: Ints | None = allocator.existing(DRAINED)
         if self._drained is not None:
             self._void()
@@ -234,6 +238,8 @@ class Settings:
     Args:
         words: uint8 ``[2, BYTES]``, in a file.
     """
+
+    text: bytes
 
     BYTES = 4096
     _HEAD = struct.Struct("<qq")

@@ -285,6 +285,8 @@ class Source:
         where: the file that holds a tensor, for messages.
     """
 
+    content: Mapping[str, Any]
+
     def __init__(
         self,
         content: Mapping[str, Any],
@@ -415,6 +417,8 @@ class Conversion:
         origins: where each leaf of the new schema comes from; None if nothing changes.
     """
 
+    saved: Mapping[Path, Field]
+
     def __init__(
         self, saved: Mapping[Path, Field], leaves: Mapping[Path, Field], origins: Mapping[Path, Origin] | None
     ) -> None:
@@ -422,7 +426,7 @@ class Conversion:
         self._origins = None if origins is None else {path: _origin(origins, path) for path in leaves}
         self._old, large = row_layout(saved)
         self._new, _ = row_layout(leaves)
-        self.large = tuple(path for path in saved if path in large)
+        self.large: tuple[Path, ...] = tuple(path for path in saved if path in large)
         """The saved fields that are not in the packed rows."""
 
     def __call__(

@@ -44,6 +44,8 @@ class Mixture:
         DeviceError: the buffers are on different devices.
     """
 
+    device: torch.device
+
     def __init__(self, buffers: Mapping[str, ReplayBuffer], shares: Mapping[str, float]) -> None:
         require("Mixture", BUFFERS_RULE, buffers=buffers)
         wanted = _normalised(shares, list(buffers))
@@ -53,7 +55,7 @@ class Mixture:
         if len(devices) > 1:
             raise DeviceError(f"Mixture: expected buffers on one device, got {sorted(map(str, devices))}")
         (self.device,) = devices
-        self.buffers = dict(buffers)
+        self.buffers: dict[str, ReplayBuffer[Any, Any]] = dict(buffers)
         self.shares = wanted
 
     def __len__(self) -> int:
@@ -139,7 +141,7 @@ class Mixture:
             raise ParameterError(
                 f"Mixture: expected what state_dict() gave, with its 'shares', got {shown(state, 200)}"
             )
-        self.shares = _normalised(cast("Mapping[str, float]", shares), list(self.buffers))
+        self.shares: dict[str, float] = _normalised(cast("Mapping[str, float]", shares), list(self.buffers))
 
     def __repr__(self) -> str:
         return f"Mixture({self.buffers!r}, {self.shares!r})"

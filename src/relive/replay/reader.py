@@ -59,6 +59,11 @@ class Reader:
         progress: the seed, and the number of the next batch.
     """
 
+    ring: Ring
+    sampler: OwnSampler
+    schema: Schema
+    progress: Progress
+
     def __init__(self, ring: Ring, sampler: OwnSampler, schema: Schema, view: View, progress: Progress) -> None:
         self.ring, self.sampler, self.schema, self.view, self.progress = ring, sampler, schema, view, progress
         self.replaced: Callable[[], object] = bool
@@ -91,7 +96,7 @@ class Reader:
         try:
             self.keep_rule()
         except ReliveError:
-            self.view = before
+            self.view: View = before
             raise
         _READERS.update(dict.fromkeys(map(id, parts_of(view)), self))
         self.replaced()
@@ -224,6 +229,8 @@ class Prefetch:
         ring: the rows, in files.
         ahead: asks the system for rows.
     """
+
+    ahead: LookAhead
 
     def __init__(self, ring: Ring, ahead: LookAhead) -> None:
         self._ring, self.ahead = ring, ahead

@@ -79,9 +79,9 @@ class Saver:
 
     def __init__(self, writer: Writer, reader: Reader, progress: Progress, device: torch.device) -> None:
         self._writer, self._reader, self._progress, self._device = writer, reader, progress, device
-        self.segments = Segments()
+        self.segments: Segments = Segments()
         """The rows that lie in directories already."""
-        self.saves = files.Saves()
+        self.saves: files.Saves = files.Saves()
         """The save under way."""
         self._snapshot: Snapshot | None = None
 
@@ -234,6 +234,8 @@ class ReplaySave:
         FileFormatError, DTypeError, FieldError: ``extra`` has a value that cannot be stored.
     """
 
+    stable: Span
+
     def __init__(
         self, ring: Ring, known: Iterable[Segment], arrays: Mapping[str, Any], content: Mapping[str, Any], extra: Any
     ) -> None:
@@ -380,6 +382,8 @@ class SegmentPlan(NamedTuple):
 class Segments:
     """The segments of a buffer, by the directories that they lie in."""
 
+    era: int
+
     def __init__(self) -> None:
         self._known: dict[str, list[Segment]] = {}
         self.frozen = True
@@ -408,7 +412,7 @@ class Segments:
 
     def give_up(self) -> None:
         """Never keep a segment again, because rows may change at any time from now on."""
-        self.frozen = False
+        self.frozen: bool = False
 
 
 def is_segment(name: object) -> bool:
@@ -512,7 +516,7 @@ class Snapshot:
         """For each env, rows below this number may be overwritten: they were read, set aside, or are not needed."""
         self._aside: list[Aside] = []
         self._changed, self._process = Condition(Lock()), os.getpid()
-        self.over = Event()
+        self.over: Event = Event()
         """Set when no row is needed any more."""
 
     def open(self) -> None:

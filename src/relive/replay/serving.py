@@ -82,6 +82,8 @@ class Served(Batches[B_co]):
     were drawn and not taken then count as not drawn: the replay draws them next.
     """
 
+    ahead: Ahead
+
     def __init__(self, ahead: Ahead, timeout: float | None) -> None:
         super().__init__()
         self.ahead, self._timeout = ahead, timeout
@@ -141,6 +143,12 @@ class Ahead:
         request: the batches that are wanted.
     """
 
+    ready: deque[Drawn]
+    lock: Any
+    batch_size: int
+    depth: int
+    count: int | None
+
     def __init__(
         self,
         progress: Progress,
@@ -156,7 +164,7 @@ class Ahead:
         self.error: BaseException | None = None
         """The error for which the next batch could not be drawn. The learner gets it after the batches before it."""
         self.closed = False
-        self.arrived = Event()
+        self.arrived: Event = Event()
         self._wake, self._allowed = SimpleQueue[bool](), SimpleQueue[bool]()
         self._thread: Thread | None = None
         self.is_drawing = False
@@ -176,7 +184,7 @@ class Ahead:
             while self.due and self._is_allowed():
                 self.draw()
         finally:
-            self.is_drawing = False
+            self.is_drawing: bool = False
 
     def draw(self) -> None:
         """Draw one batch, or note the error of the draw. The caller holds the replay's lock."""
@@ -206,7 +214,7 @@ class Ahead:
             with suppress(IndexError):  # without the lock: another thread may have been quicker
                 drawn = self.ready.popleft()
         self._keep()
-        self.taken = drawn.update if self.count is not None else self.taken + 1
+        self.taken: int = drawn.update if self.count is not None else self.taken + 1
         if self.goal > 0:
             self._start()
             self._wake.put(True)
@@ -220,7 +228,7 @@ class Ahead:
 
     def close(self) -> None:
         """Let the thread end. The next call that takes the replay's lock puts back the batches that were not taken."""
-        self.closed = True
+        self.closed: bool = True
         self._wake.put(False)
         self.arrived.set()
 
@@ -245,7 +253,7 @@ class Ahead:
                     f"serve: the limit allowed no batch of {self.batch_size} within {timeout} s; is anything added? "
                     "See limit.stats()"
                 )
-            self.goal = max(self.goal, 1)
+            self.goal: int = max(self.goal, 1)
             self._start()
             self._wake.put(True)
             self.arrived.wait(left)

@@ -43,6 +43,14 @@ class Writer:
         debug: True to refuse numbers that are NaN or infinite.
     """
 
+    ring: Ring
+    sampler: OwnSampler
+    schema: Schema
+    stored: Schema
+    device: torch.device
+    own_next_obs: bool
+    check_ends: bool
+
     def __init__(
         self,
         ring: Ring,

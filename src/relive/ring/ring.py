@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import core
@@ -56,11 +57,11 @@ from ..core.words import (
 from ..errors import FieldError, InvariantError, LifecycleError, ParameterError, ReliveError, SchemaError
 from ..memory.allocator import zeroed
 from ..memory.copier import BoundedCache
-from ..memory.layout import WEIGHED, RowLayout
+from ..memory.layout import WEIGHED, BatchLayout, RowLayout
 from ..memory.store import Plan, Remainder, Store, require_rows, vector
 from ..parameters import is_count, is_flag
-from ..steps.arrays import Ints
-from ..steps.schema import Path
+from ..steps.arrays import Array, Ints
+from ..steps.schema import Field, Path
 
 __all__ = [
     "EVERY_ROW",
@@ -139,6 +140,16 @@ class Ring:
             once, and there are no boundary rows; otherwise each is an episode of one step.
     """
 
+    num_envs: int
+    rows: int
+    store: Store
+    leaves: dict[Path, Field]
+    layout: RowLayout
+    batch: BatchLayout
+    step: Array
+    stamp: Array
+    order: Array
+
     def __init__(self, num_envs: int, rows: int, store: Store, ordered: bool = True) -> None:
         if num_envs < 1 or rows < 2:
             raise ParameterError(f"a ring needs at least 1 env and 2 rows per env, got {num_envs} and {rows}")
@@ -152,15 +163,15 @@ class Ring:
         """``[9]``: the counts of the whole ring, and its rule."""
         self.step, self.stamp, self.order = store.meta("_step"), store.meta("_stamp"), store.meta("_order")
         """Of each place ``[R]``, as the invariants say."""
-        self.own_next = any(path[0] == "next_obs" for path in store.leaves)
+        self.own_next: bool = any(path[0] == "next_obs" for path in store.leaves)
         """True if each row is complete with a next observation of its own."""
-        self.ordered_own_next = self.own_next and ordered
+        self.ordered_own_next: bool = self.own_next and ordered
         """True if such rows go on from one another."""
         self.undo: Undo | None = None
         """Notes how to take back what is being changed, where the memory outlives the process; else None."""
         self.arrays = self._ring_arrays()
         """All that kernels read and write; also by name, for Python."""
-        self.core = core.Ring(self.arrays)
+        self.core: core.Ring = core.Ring(self.arrays)
         """The same as compiled code takes them."""
         self.notes_ends = False
         """True once :meth:`ends` was called."""
@@ -329,9 +340,9 @@ class Ring:
         if not self.notes_ends:
             ends = zeroed(4 * self.num_envs * self.rows).view(np.int32)
             noted = np.zeros(self.num_envs, np.int64)
-            self.arrays = self.arrays._replace(ends=ends, seen=noted)
+            self.arrays: RingArrays = self.arrays._replace(ends=ends, seen=noted)
             self.core.rebind(self.arrays)
-            self.notes_ends = True  # last: an exception before this line has the next call begin again
+            self.notes_ends: bool = True  # last: an exception before this line has the next call begin again
         return self.arrays.ends, self.arrays.seen
 
     # -- drawing and reading ------------------------------------------------------------------------------------
@@ -645,7 +656,7 @@ class Ring:
         self.check_cursors(LARGEST // 2)  # what comes next has to fit as well
         self._rule = _noted_rule(self.counters)
         if killed:
-            self.fresh = self._end_all_episodes()
+            self.fresh: Ints = self._end_all_episodes()
             if self.doubtful is None or self._rule.length > 1:  # an end may let a shorter window be drawn
                 self.doubtful = None
                 self.counters[DRAWABLE] = len(self.anchors())
@@ -998,9 +1009,20 @@ class Adding:
         size: how many events there may be.
     """
 
+    staged: Any
+    final: Any
+    places: Ints
+    finals: Ints
+    tails: Ints
+    where: Ints
+    opens: NDArray[np.uint8]
+
     __slots__ = ("_ring", "arrays", "core", "cut", "envs", "final", "finals", "opens", "places", "since", "staged",
                  "tails", "where")  # fmt: skip
-    rule, clears, rewinds = None, False, False
+    clears: bool
+    rewinds: bool
+    rule: Any = None
+    clears, rewinds = False, False
     envs: Ints
     cut: Ints
     since: int
@@ -1011,11 +1033,11 @@ class Adding:
         self.places, self.finals, self.tails, self.where = (np.zeros(n, np.int64) for n in (count, count, count, size))
         self.opens, fields = np.zeros(size, np.uint8), ring.store.layout.arrays(staged)
         terminated, truncated = (fields[name,].view(np.uint8) for name in ("terminated", "truncated"))
-        self.arrays = StagedRows(
+        self.arrays: StagedRows = StagedRows(
             envs, staged, final, fields["reward",], terminated, truncated,
             self.places, self.finals, self.tails, self.where, self.opens,
         )  # fmt: skip
-        self.core = core.StagedRows(self.arrays)
+        self.core: core.StagedRows = core.StagedRows(self.arrays)
 
     def take(self, envs: Ints) -> None:
         """Add to these envs from now on, as many as before."""

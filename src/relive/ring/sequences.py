@@ -80,6 +80,11 @@ class Sequences:
         SchemaError: the schema has a field with a name that batches use, or it lacks a field that ``last`` names.
     """
 
+    cut: Cut
+    layout: RowLayout
+    stored: dict[Path, Path]
+    derived: dict[Path, Path]
+
     def __init__(self, ring: Ring, cut: Cut) -> None:
         leaves, store, self.cut = ring.leaves, ring.store, cut
         clash = {path[0] for path in leaves} & {"next", *FACTS}
@@ -93,21 +98,21 @@ class Sequences:
         blank = np.zeros((1, layout.nbytes), np.uint8)
         for path, array in layout.arrays(blank).items():
             array[...] = -1 if path == ("next",) else padding(path)
-        self.blank = blank[0]
+        self.blank: Any = blank[0]
         # what the kernel gives every row of the step before, and what only the rows after an episode's last step
         lasts = {path: source for path, source in (stored | derived).items() if source in held}
         self.stored, self.derived = (
             {path: source for path, source in some.items() if path not in lasts} for some in (stored, derived)
         )
         made = layout.fields
-        self.states = [path for path in leaves if path[0] == "hidden"]
-        self.obs = [path for path in leaves if path[0] == "obs" and path not in made]
-        self.others = [path for path in leaves if path[0] not in ("obs", "hidden") and path not in made]
-        self.tabled = bool(self.obs or self.others or self.stored or self.derived)
+        self.states: list[Path] = [path for path in leaves if path[0] == "hidden"]
+        self.obs: list[Path] = [path for path in leaves if path[0] == "obs" and path not in made]
+        self.others: list[Path] = [path for path in leaves if path[0] not in ("obs", "hidden") and path not in made]
+        self.tabled: bool = bool(self.obs or self.others or self.stored or self.derived)
         """True if a batch has more than the kernel's rows and the states, so that the place of each row is needed."""
         small = RowLayout(*field_groups(leaves, store.large)[:2], RESULTS).fields
-        self.order = list(dict.fromkeys((*small, *FACT_FIELDS, *store.large, *derived)))
-        self.core_layout = core.SequenceLayout(
+        self.order: list[Path] = list(dict.fromkeys((*small, *FACT_FIELDS, *store.large, *derived)))
+        self.core_layout: core.SequenceLayout = core.SequenceLayout(
             **{name: layout.offsets[name,] for name in WRITTEN}, step_bytes=layout.starts[2],
             obs_bytes=layout.starts[1], burn_in=cut.burn_in, n=cut.n, time_first=cut.time_first,
             lasts=[(held[of], layout.offsets[path], leaves[of].nbytes, path in stored) for path, of in lasts.items()],
@@ -116,7 +121,7 @@ class Sequences:
         rows, facts = layout.described([path for path in made if path not in near] + list(near)), list(FACT_FIELDS)
         if store.sends:
             rows = core.Fields([(ROWS, torch.uint8, (layout.nbytes,), 0)], layout.nbytes)
-        self.core = core.SequenceWindows(
+        self.core: core.SequenceWindows = core.SequenceWindows(
             ring.core, self.core_layout, cut.rows, rows, WINDOW_FACTS.described(facts),
             WINDOW_FACTS.described([*facts, *WEIGHED]), self.blank, self.tabled, ring.undo is not None,
         )  # fmt: skip

@@ -84,6 +84,11 @@ class RolloutBuffer:
         ParameterError: sizes that are not positive, or that need more than the free memory.
     """
 
+    num_steps: int
+    num_envs: int
+    device: torch.device
+    wrap: bool
+
     # Ctrl-C may interrupt a call at any line. So the rows that a call writes join the rollout in its last line, all at
     # once. The rows that it overwrites leave the rollout before the first write, in one line as well.
 
@@ -120,7 +125,7 @@ class RolloutBuffer:
         self.device, self.wrap, self._debug = torch_device("RolloutBuffer", device), wrap, debug
         further: Mapping[str, Field] = {} if columns is None else columns
         self._columns = Columns(schema, further, size, self.device, wrap=wrap, every=hidden_every)
-        self.hidden_every = self._columns.every
+        self.hidden_every: int = self._columns.every
         self._permutations = Permutations(seed)
         self._memory = Recycled()
         """Gives the memory of batches, on the CPU."""

@@ -32,7 +32,7 @@ Name = str | Path
 
 ADVANTAGE: Path = ("advantage",)
 
-BOOKKEEPING = {"mask": True, "final_value": math.nan}
+BOOKKEEPING: dict[str, bool | float] = {"mask": True, "final_value": math.nan}
 """The fields that the buffer adds to each step, and their defaults. A batch has them only on request."""
 
 WATCHED = {"reward": "env", "value": "policy"}
@@ -82,6 +82,13 @@ class Columns:
         ParameterError: the columns need more than the free memory, or ``every`` is below 1, or above 1 without
             ``hidden`` in the schema or in a rollout that wraps.
     """
+
+    num_steps: int
+    num_envs: int
+    device: torch.device
+    wrap: bool
+    every: int
+    layout: object
 
     def __init__(
         self,
@@ -138,9 +145,9 @@ class Columns:
         """Set the attributes that depend on the schema. Dicts are replaced, as :meth:`extended` shares them."""
         self.schema = schema
         """The fields of a step."""
-        self.paths = tuple(path for path in schema.leaves if not self._is_sparse(path))
+        self.paths: tuple[Path, ...] = tuple(path for path in schema.leaves if not self._is_sparse(path))
         """The leaves of a step that have a column."""
-        self.check = StepChecker(schema, self.num_envs, self.device)
+        self.check: StepChecker = StepChecker(schema, self.num_envs, self.device)
         """Checks a whole step."""
         self._checkers: dict[str, StepChecker] | None = None
         leaves = {path: schema.leaves[path] for path in self.paths} | self.bookkeeping | self.further
@@ -150,7 +157,7 @@ class Columns:
         }
         self._memory = memory | {path: self._memory[path] for path in self._attached}
         self._dtypes = self._dtypes | {path: field.dtype for path, field in leaves.items()}
-        self.own = frozenset(leaves)
+        self.own: frozenset[Path] = frozenset(leaves)
         self._note_memory()
 
     def _note_memory(self) -> None:
@@ -159,7 +166,7 @@ class Columns:
         """A new object whenever a column gets new memory: addresses are valid while it is the same object."""
         paths = [path for path in self._memory if path in self.own]
         self._own_memory: list[Any] = [self._memory[path] for path in paths]
-        self.copier = self._copier(self.paths) if self._on_host else None
+        self.copier: StepCopier | None = self._copier(self.paths) if self._on_host else None
         """Writes steps on the CPU; None on a device."""
         self.complete: tuple[StepCopier, dict[str, Array]] | None = None
         """Writes a step that brings the bookkeeping too; and the bookkeeping of a step that brings none, ``[N, ...]``.

@@ -64,6 +64,9 @@ class Permutations:
         seed: None draws one from torch's default generator.
     """
 
+    seed: int
+    draws: int
+
     def __init__(self, seed: int | None) -> None:
         self.restart(seed)
         self._graphed: Graphed | None = None
@@ -264,7 +267,7 @@ class DeviceRows:
     """
 
     def __init__(self, columns: Mapping[Path, Tensor], pack: bool) -> None:
-        self.form = _form_of(tuple([(path, tuple(x.shape[2:]), x.dtype) for path, x in columns.items()]), pack)
+        self.form: Form = _form_of(tuple([(path, tuple(x.shape[2:]), x.dtype) for path, x in columns.items()]), pack)
         self._flat, self._packed = {path: column.flatten(0, 1) for path, column in columns.items()}, None
         layout = self.form.layout
         if layout.fields:
@@ -299,6 +302,8 @@ class HostRows:
         apart: path -> ``[T, N, ...]``, the others.
         memory: gives the memory of rows and batches.
     """
+
+    form: Form
 
     def __init__(self, form: Form, packed: Mapping[Path, Any], apart: Mapping[Path, Tensor], memory: Recycled) -> None:
         self.form, self._memory = form, memory

@@ -132,6 +132,8 @@ class WindowReader:
         FieldError: a column has a name that batches of sequences use otherwise.
     """
 
+    num_steps: int
+
     def __init__(
         self, columns: Columns, wanted: list[Path], states: States | None, pack: int, memory: Recycled
     ) -> None:
@@ -327,6 +329,8 @@ class States:
         initial: the state that episodes start in, nested as ``hidden`` without the env axis; None is zeros. It is used
             where the first state of an episode is not stored.
     """
+
+    every: int
 
     def __init__(self, columns: Columns, initial: Any) -> None:
         self._columns = {path: column.flatten(0, 1) for path, column in columns.stored_states().items()}

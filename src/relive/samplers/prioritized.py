@@ -89,9 +89,14 @@ class Prioritized(OwnSampler):
         ParameterError: a parameter is out of range, here or when it is set later.
     """
 
+    beta: float | tuple[float, float, int]
+    eta: float
+    stratified: bool
+    default_error: float | None
+
     watches = True
-    per_row = ("errors",)
-    extras = "weight", "probability"
+    per_row: tuple[str, ...] = ("errors",)
+    extras: tuple[str, ...] = "weight", "probability"
     _binding: Binding | None = None
     _durable: DurablePriorities | None = None
     """The priorities of a replay in files; None elsewhere."""
@@ -488,12 +493,16 @@ class StoredPriorities(NamedTuple):
 class Binding:
     """The memory of the priorities, as compiled code takes it; for as long as it consists of the same arrays."""
 
+    stored: StoredPriorities
+    total: Doubles
+    facts: Doubles
+
     def __init__(self, stored: StoredPriorities, ring: Ring, largest: float, durable: DurablePriorities | None) -> None:
         tree = stored.tree
         self.stored, self.total = stored, tree.whole.until
         self.facts, undo = (np.empty(FACTS), np.empty(0)) if durable is None else (durable.facts, durable.undo)
         self.facts[[ALPHA, EPS, LARGEST]] = stored.alpha, stored.eps, largest
-        self.core = core.Priorities(tree.core, stored.errors, self.facts, ring.core, undo)
+        self.core: core.Priorities = core.Priorities(tree.core, stored.errors, self.facts, ring.core, undo)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle and deepcopy: None. A copy of a sampler has arrays at other addresses."""
@@ -513,10 +522,10 @@ class DurablePriorities:
 
     def __init__(self, ring: Ring) -> None:
         allocator, rows = ring.store.allocator, ring.store.num_rows
-        self.resumed = allocator.has("nodes")
+        self.resumed: bool = allocator.has("nodes")
         """True if an earlier process left them."""
         self.errors: NDArray[np.float32] = allocator.take("errors", (rows,), np.float32)
-        self.tree = SumTree(rows, allocator.take("nodes", (SumTree.count_nodes(rows),), np.float64))
+        self.tree: SumTree = SumTree(rows, allocator.take("nodes", (SumTree.count_nodes(rows),), np.float64))
         self.facts: Doubles = allocator.take("facts", (FACTS,), np.float64)
         self.undo: Doubles = allocator.take("errors.undo", (RATED_START + 2 * min(rows, MOST),), np.float64)
 

@@ -50,6 +50,11 @@ class Recent(OwnSampler):
         ParameterError: a parameter is out of range, here or when it is set later.
     """
 
+    sharpest: float
+    c_min: int
+    adapt: bool
+    eta: float
+
     progress: float | None = None
     """The last slope of the returns as a fraction of the steepest, from -1 to 1; None before the first."""
 
@@ -75,7 +80,7 @@ class Recent(OwnSampler):
         self._inner: Uniform | Prioritized = Uniform() if inner is None else inner
         if not isinstance(cast("object", self._inner), Uniform | Prioritized):
             raise ParameterError(f"Recent: inner is Uniform() or Prioritized(), got {inner!r:.200}")
-        self.per_row = tuple(f"inner.{name}" for name in self._inner.per_row)
+        self.per_row: tuple[str, ...] = tuple(f"inner.{name}" for name in self._inner.per_row)
         self._ring: Ring | None = None
         self._returns: deque[float] = deque(maxlen=20)
         self._steepest = np.zeros(2)  # rise, fall

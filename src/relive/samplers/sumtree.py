@@ -60,7 +60,7 @@ class SumTree:
         self._root = self._offsets[-1:].astype(np.int64)
         self._nodes = _aligned(int(self._offsets[-1]) + 1) if nodes is None else nodes
         self._minima: Doubles = np.empty(0)  # kept from the first call of minimum_positive on
-        self.core = core.Tree(self._nodes, self._size, self._minima)
+        self.core: core.Tree = core.Tree(self._nodes, self._size, self._minima)
         """The tree, as compiled code takes it."""
 
     @staticmethod

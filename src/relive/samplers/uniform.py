@@ -32,7 +32,7 @@ class Uniform(OwnSampler):
         """See :class:`Sampler`."""
         self._ring = require_own_ring(self._ring, ring, self)
         self._windows = WindowWeights(ring) if ring.rule.sparse else None
-        self.watches = ring.rule.sparse
+        self.watches: bool = ring.rule.sparse
 
     @property
     def windows(self) -> WindowWeights | None:
@@ -167,6 +167,8 @@ class WindowWeights:
     The weight is 1, or the window's number of steps if the ring's rule weighs by steps. To weigh by episodes, only the
     newest window of an episode has weight 1, and a second draw chooses among the episode's windows.
     """
+
+    tree: SumTree
 
     def __init__(self, ring: Ring) -> None:
         self._ring, self.tree = ring, SumTree(ring.num_envs * ring.rows)

@@ -75,6 +75,10 @@ class SchemaChanges:
         ParameterError: ``drop`` is not a list of names, or one of the others is not a mapping.
     """
 
+    rename: dict[str, str]
+    cast: dict[str, torch.dtype]
+    add: dict[str, Any]
+
     def __init__(
         self,
         *,
@@ -86,7 +90,7 @@ class SchemaChanges:
         drop = (drop,) if isinstance(drop, str) else drop
         require("SchemaChanges", NAMES_RULE, drop=drop)
         require("SchemaChanges", an_instance(Mapping, "a mapping from names"), rename=rename, cast=cast, add=add)
-        self.drop = tuple(drop)
+        self.drop: tuple[str, ...] = tuple(drop)
         self.rename, self.cast, self.add = dict(rename or {}), dict(cast or {}), dict(add or {})
 
     def __repr__(self) -> str:

@@ -84,7 +84,7 @@ class EndCheck:
                 observation of its own.
             mask: bool ``[K]``, False for steps that were left out.
         """
-        self.episodes = episodes
+        self.episodes: int = episodes
         terminated, truncated = (as_host(leaves[i]) for i in self._flags)
         ends = terminated | truncated if mask is None else (terminated | truncated) & mask
         obs = [leaves[i] for i in self._obs]
@@ -226,7 +226,7 @@ class ReuseCheck:
                 "before this one are stored wrongly: clear() them. If next_obs is a stand-in where no episode ends, "
                 "leave it out there, or create the buffer with check_ends=False. See docs/episode-ends.md"
             )
-        self.found = self._moved >= STEPS_TO_WARN
+        self.found: bool = self._moved >= STEPS_TO_WARN
         return not self.found
 
     def warn(self) -> None:

@@ -129,7 +129,7 @@ class Schema(Mapping[str, Node]):
             max_episode_steps = fields.max_episode_steps
         if max_episode_steps is not None:
             require("Schema", COUNT_RULE, max_episode_steps=max_episode_steps)
-        self.max_episode_steps = None if max_episode_steps is None else int(max_episode_steps)
+        self.max_episode_steps: int | None = None if max_episode_steps is None else int(max_episode_steps)
 
     @classmethod
     def from_spaces(cls, observation_space: Any, action_space: Any, **extras: Spec) -> Schema:

@@ -43,7 +43,7 @@ REWARD: Path = ("reward",)
 RESULTS: tuple[Path, ...] = (REWARD, ("terminated",), ("truncated",))
 """The fields that functions of goals compute."""
 
-facts = attrgetter(
+facts: attrgetter[tuple[Any, ...]] = attrgetter(
     "achieved", "desired", "info", "strategy", "finished_only", "reward_fn", "terminated_fn", "truncated_fn", "relabel",
     "tensors",
 )  # fmt: skip
@@ -129,6 +129,18 @@ class Hindsight:
         ShapeError, NotFiniteError: a function returned a wrong result; raised when a batch is drawn.
     """
 
+    reward_fn: Callable[..., Any] | None
+    terminated_fn: Callable[..., Any] | None
+    truncated_fn: Callable[..., Any] | None
+    info: str | None
+    achieved: str
+    desired: str
+    finished_only: bool
+    n: int
+    gamma: float
+    relabel: Callable[..., Any] | None
+    tensors: bool
+
     history = 0
     """No row before the anchor is needed."""
 
@@ -155,7 +167,7 @@ class Hindsight:
                 f"Hindsight(k={k!r}, ratio={ratio!r}): pass k, a number of at least 0, or ratio, not both"
             )
         self.reward_fn, self.strategy = reward_fn, strategy
-        self.ratio = ratio if ratio is not None else 0.8 if k is None else k / (k + 1)
+        self.ratio: float = ratio if ratio is not None else 0.8 if k is None else k / (k + 1)
         self.terminated_fn, self.truncated_fn, self.info = terminated_fn, truncated_fn, info
         self.achieved, self.desired, self.finished_only = achieved, desired, finished_only
         self.n, self.gamma, self.relabel, self.tensors = n, gamma, relabel, tensors
@@ -343,6 +355,8 @@ class GoalFunction:
         stored: True if a stored field is passed as info.
     """
 
+    path: Path
+
     def __init__(self, path: Path, function: Callable[..., Any], stored: bool) -> None:
         self.path, self._kinds = path, "fiub" if path == REWARD else "b"
         self._function, self._informed = function, _takes_info(function, stored)
@@ -413,23 +427,25 @@ class GoalBytes:
         finished: True if only episodes that are over count.
     """
 
+    batch: BatchLayout
+
     def __init__(self, ring: Ring, achieved: Path, desired: Path, strategy: int, finished: bool) -> None:
         store, following = ring.store, ("next_obs", *desired[1:])
         more = {("relabelled",): Field((), torch.bool), **WEIGHED}  # the weights of a draw by priority
         self.batch = batch = BatchLayout(store.groups, store.layout, False, more)
         stored, written = store.layout.offsets, batch.offsets
-        self.packed = achieved in stored and desired in written
+        self.packed: bool = achieved in stored and desired in written
         """True if the kernels can read goals and write them into a batch."""
         field = ring.leaves[achieved] if self.packed else Field((0,), torch.uint8)
         places = (stored[achieved], field.nbytes, written[desired], written[following]) if self.packed else (0,) * 4
         goal_at, goal_bytes, into_obs, into_next = places
-        self.layout = core.GoalLayout(
+        self.layout: core.GoalLayout = core.GoalLayout(
             batch.core, goal_at=goal_at, goal_bytes=goal_bytes, into_obs=into_obs, into_next=into_next,
             mark=written["relabelled",], strategy=strategy, finished=finished,
         )  # fmt: skip
         plain = [path for path in batch.fields if path not in WEIGHED]
         fields, weighed = batch.described(plain), batch.described([*plain, *WEIGHED])
-        self.core = core.GoalWindows(
+        self.core: core.GoalWindows = core.GoalWindows(
             ring.core, self.layout, fields, weighed, **{f"{path[0]}_at": written[path] for path in WEIGHED},
             dtype=numpy_dtype(field.dtype), shape=field.shape, in_files=ring.undo is not None,
         )  # fmt: skip

@@ -26,8 +26,8 @@ class PPO(Base):
 
     def __init__(self, actor: Any, critic: Any, storage: Any, *args: Any, **options: Any) -> None:
         super().__init__(actor, critic, storage, *args, **options)
-        self.storage = RolloutStorage.from_original(storage)
-        self.transition = RolloutStorage.Transition()
+        self.storage: Any = RolloutStorage.from_original(storage)
+        self.transition: Any = RolloutStorage.Transition()
 
     def process_env_step(self, obs: Any, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
         """Record one step. The arguments are rsl_rl's."""
@@ -58,5 +58,5 @@ class Distillation(DistillationBase):
 
     def __init__(self, student: Any, teacher: Any, storage: Any, *args: Any, **options: Any) -> None:
         super().__init__(student, teacher, storage, *args, **options)
-        self.storage = RolloutStorage.from_original(storage)
-        self.transition = RolloutStorage.Transition()
+        self.storage: Any = RolloutStorage.from_original(storage)
+        self.transition: Any = RolloutStorage.Transition()

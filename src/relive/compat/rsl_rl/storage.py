@@ -29,9 +29,15 @@ __all__ = ["RolloutStorage", "split_and_pad_trajectories", "unpad_trajectories"]
 
 FLAG = Field((), torch.bool)
 NUMBER = Field()
-READ = {"rl": ("obs", "action", "value", "advantage", "return", "log_prob"), "distillation": ()}
+READ: dict[str, tuple[str, ...]] = {
+    "rl": ("obs", "action", "value", "advantage", "return", "log_prob"),
+    "distillation": (),
+}
 """The fields of a PPO minibatch, without those that the first transition declares."""
-ONLY = {"rl": ("value", "return", "advantage", "log_prob", "final_value"), "distillation": ("privileged_action",)}
+ONLY: dict[str, tuple[str, ...]] = {
+    "rl": ("value", "return", "advantage", "log_prob", "final_value"),
+    "distillation": ("privileged_action",),
+}
 """The columns that storages of one training type alone have."""
 LEARNED = ("actions", "values", "advantages", "returns")
 """The columns that a minibatch has under their own names."""
@@ -115,14 +121,30 @@ class RolloutStorage(DropIn):
         ParameterError: an unknown training type, or a size below 1.
     """
 
+    training_type: str
+    device: str
+    actions_shape: tuple[int, ...] | list[int]
+    num_envs: int
+    num_transitions_per_env: int
+
     Transition = Transition
     Batch = Batch
     _own_attribute = "_buffer"
 
+    actions: Column
+    privileged_actions: Column
     actions, privileged_actions = Column("action"), Column("privileged_action")
+    rewards: Column
+    values: Column
     rewards, values = Column("reward", single=True), Column("value", single=True)
+    advantages: Column
+    returns: Column
     advantages, returns = Column("advantage", single=True), Column("return", single=True)
+    actions_log_prob: Column
+    final_values: Column
     actions_log_prob, final_values = Column("log_prob", single=True), Column("final_value", single=True)
+    dones: Column
+    time_outs: Column
     dones, time_outs = Column("terminated", single=True, dtype=torch.uint8), Column("truncated", single=True)
 
     def __init__(
@@ -321,8 +343,8 @@ class RolloutStorage(DropIn):
         for i, value in enumerate(values):
             write_column(f"distribution_params[{i}]", cast("Any", self.distribution_params)[i], value)
 
-    saved_hidden_state_a = _saved_states("a", "The actor's states before each step, ``[T, layers, N, size]``.")
-    saved_hidden_state_c = _saved_states("c", "The critic's states before each step, ``[T, layers, N, size]``.")
+    saved_hidden_state_a: Any = _saved_states("a", "The actor's states before each step, ``[T, layers, N, size]``.")
+    saved_hidden_state_c: Any = _saved_states("c", "The critic's states before each step, ``[T, layers, N, size]``.")
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_views": {}}  # views, which a pickle would turn into copies

@@ -1,0 +1,125 @@
+"""What src imports belongs to a requirement, and a missing package of an extra is an error that names the extra."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import relive
+from relive import exchange
+from relive.batches import as_dataframe
+from relive.collect.progress import progress_bar
+from relive.look import inspection
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "relive"
+
+PACKAGES = {"rerun": "rerun-sdk", "typing_extensions": "torch"}
+"""Module -> the requirement that brings it, where the names differ. torch requires typing_extensions."""
+
+HOSTS = {"rsl_rl", "stable_baselines3", "velora"}
+"""Libraries whose own classes the drop-ins are for: who uses a drop-in has them."""
+
+ELSEWHERE = {"tensorflow_datasets"}
+"""Packages that are too large for an extra; the error names what to install."""
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """The packages outside of Python's library and of relive that a module imports, lazily or not."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module)
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_module":
+            names |= {str(x.value) for x in node.args[:1] if isinstance(x, ast.Constant)}
+    tops = {name.partition(".")[0] for name in names if name}
+    return tops - sys.stdlib_module_names - {"relive"}
+
+
+def requirements() -> tuple[set[str], dict[str, set[str]]]:
+    """The packages that are always installed, and those of each extra."""
+    tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    def named(lines: list[str]) -> set[str]:
+        return {re.split(r"[\[<>=~! ]", line, maxsplit=1)[0].lower() for line in lines}
+
+    return named(project["dependencies"]), {
+        name: named(lines) for name, lines in project["optional-dependencies"].items()
+    }
+
+
+@pytest.mark.parametrize("file", sorted(SOURCE.rglob("*.py")), ids=lambda file: file.relative_to(SOURCE).as_posix())
+def test_all_that_a_module_imports_is_required_or_in_an_extra_that_its_error_names(file: Path) -> None:
+    always, extras = requirements()
+    text = file.read_text(encoding="utf-8")
+    for name in imported(ast.parse(text)) - HOSTS - ELSEWHERE:
+        package = PACKAGES.get(name, name)
+        if package in always:
+            continue
+        having = {extra for extra, packages in extras.items() if package in packages}
+        assert having, f"{name} is in no extra"
+        command = file.name == "cli.py"  # __main__.py, which imports it, says the extra
+        errors = (SOURCE / "__main__.py").read_text(encoding="utf-8") if command else text
+        told = set(re.findall(r"relive\[(\w+)\]", errors))
+        assert told & having, f"{name} is in {sorted(having)}, and no error names one of these"
+
+
+def open_bar() -> None:
+    with progress_bar(3, True, "x", "y"):
+        pass
+
+
+CALLS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "pandas": ("pandas", lambda: as_dataframe({})),
+    "minari": ("minari", lambda: exchange.from_minari("some/data-v0")),
+    "pyarrow.parquet": ("lerobot", exchange.lerobot.arrow),
+    "rich.console": ("progress", open_bar),
+    "matplotlib.figure": ("plot", lambda: inspection.figure_of(None)),
+    "rerun": ("rerun", lambda: inspection.export(cast("Any", None), "x.rrd")),
+}
+"""Module -> its extra, and a call that needs it."""
+
+
+@pytest.mark.parametrize("module", CALLS)
+def test_a_missing_package_is_an_error_that_names_its_extra(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    extra, call = CALLS[module]
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"pip install 'relive\[{extra}\]'"):
+        call()
+
+
+def test_shards_without_ray_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "relive.cluster.ray", raising=False)
+    monkeypatch.delattr(relive.cluster, "ray", raising=False)
+    with pytest.raises(AttributeError, match=r"pip install 'relive\[ray\]'"):
+        _ = relive.cluster.ray
+
+
+def test_the_command_line_without_its_packages_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from relive.__main__ import main
+
+    monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.delitem(sys.modules, "relive.cli", raising=False)
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "pip install 'relive[look]'" in capsys.readouterr().err
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    import tag
+
+    assert set(tag.versions().values()) == {relive.__version__}
+    assert tag.complaints(f"v{relive.__version__}", f"\n## [{relive.__version__}] - 2027-01-01\n") == []
+    assert len(tag.complaints("v9.9.9", "")) == len(tag.PLACES) + 1
