@@ -34,7 +34,7 @@ __all__ = ["app", "refuse", "tell"]
 
 
 app: Any = typer.Typer(
-    help="Look at stored experience and at this machine.", no_args_is_help=True, add_completion=False
+    help="Look at stored experience, or at this machine.", no_args_is_help=True, add_completion=False
 )
 
 PATH = "a save of a ReplayBuffer or RolloutBuffer, a replay in files, open or not, or an .npz file of arrays"
