@@ -46,7 +46,7 @@ NAVIGATION = {
     "Recipes and more": ["docs/*", "docs/recipes/*", "docs/notebooks/*"],
     "Reference": ["docs/reference/*"],
     "Coming from another library": ["docs/migration/*"],
-    "Project": ["benchmarks/README", "docs/decisions", "CHANGELOG", "CONTRIBUTING"],
+    "Project": ["benchmarks/README", "docs/decisions", "CHANGELOG", "CONTRIBUTING", "SECURITY"],
 }
 """The bar on the left: caption -> pages. A pattern takes the pages that no other entry names. Of a folder with a page
 ``index`` only that one is listed, with the other pages below it."""
@@ -61,7 +61,7 @@ extensions = [
     "sphinx_copybutton",
 ]
 include_patterns = ["docs/*.md", "docs/**/*.md", "docs/notebooks/*.ipynb", "examples/README.md", "examples/*.py"]
-include_patterns += ["benchmarks/README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+include_patterns += ["benchmarks/README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
 exclude_patterns = [".*", "build", "dist", "runs", "src", "tests", "**/__pycache__"]
 source_suffix = {".md": "markdown", ".ipynb": "markdown", ".py": "program"}
 

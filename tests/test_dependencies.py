@@ -20,7 +20,7 @@ from relive.look import inspection
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "relive"
 
-PACKAGES = {"rerun": "rerun-sdk", "typing_extensions": "torch"}
+PACKAGES = {"PIL": "pillow", "rerun": "rerun-sdk", "typing_extensions": "torch"}
 """Module -> the requirement that brings it, where the names differ. torch requires typing_extensions."""
 
 HOSTS = {"rsl_rl", "stable_baselines3", "velora"}

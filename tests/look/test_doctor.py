@@ -187,13 +187,13 @@ def test_the_level_of_a_processor_is_the_highest_whose_parts_are_all_there(
     machine: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    assert doctor._level() == 4
+    assert doctor.processor_level() == 4
     machine["/proc/cpuinfo"] = machine["/proc/cpuinfo"].replace(" avx512vl", "")
-    assert doctor._level() == 3
+    assert doctor.processor_level() == 3
     machine["/proc/cpuinfo"] = machine["/proc/cpuinfo"].replace(" bmi2", "")
-    assert doctor._level() == 2
+    assert doctor.processor_level() == 2
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert doctor._level() is None
+    assert doctor.processor_level() is None
 
 
 def test_the_command_tells_of_this_machine() -> None:

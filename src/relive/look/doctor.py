@@ -95,7 +95,7 @@ def _version_of(package: str) -> str | None:
 def core() -> dict[str, Any]:
     """How the compiled core was built, and how new the processor is: 1 to 4, as in x86-64-v3; None for others."""
     module = sys.modules[build_info.__module__]
-    return {**build_info(), "file": module.__file__, "processor": _processor(), "processor_level": _level()}
+    return {**build_info(), "file": module.__file__, "processor": _processor(), "processor_level": processor_level()}
 
 
 def _processor() -> str | None:
@@ -111,7 +111,7 @@ LEVELS = {
 """Level of x86-64 -> what a processor adds to that below, by the names that Linux has for it."""
 
 
-def _level() -> int | None:
+def processor_level() -> int | None:
     found = re.search(r"^flags\s*: (.*)$", _text("/proc/cpuinfo"), re.MULTILINE)
     if found is None or platform.machine() not in ("x86_64", "AMD64"):
         return None
