@@ -34,7 +34,7 @@ VIEWS: list[Any] = [
 
 
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("world", first_of(2, [(1, 30, 0.15), (4, 23, 0.4), (5, 64, 0.02)]))
+@pytest.mark.parametrize("world", first_of(1, [(1, 30, 0.15), (4, 23, 0.4), (5, 64, 0.02)]))
 def test_batches_are_those_of_a_replay_in_ram(device: torch.device, world: Any, view: Any) -> None:
     envs, size, odds = world
     twins = Twins(device, envs, size, seed=size, schema=RECURRENT, view=view)
