@@ -53,10 +53,10 @@ def slower(reports: Sequence[Report]) -> list[str]:
     compared = [(r, work) for r, work in works if work.get("best_peer_over_ours") and work.get("unit") != "count"]
     lost = [report["name"] for report, work in compared if work["best_peer_over_ours"] < 1]
     if not lost:
-        return [f"No other library is faster in any of the {len(compared)} workloads."]
+        return [f"No other library is faster in any of the {len(compared)} workloads of the main tables."]
     where = ", ".join(f"`{name}`" for name in dict.fromkeys(lost))
     return [
-        f"Another library is faster in {len(lost)} of the {len(compared)} workloads.",
+        f"Another library is faster in {len(lost)} of the {len(compared)} workloads of the main tables.",
         f"The tables {where} show them.",
     ]
 

@@ -238,9 +238,12 @@ def test_the_headline_says_where_another_library_is_faster(pages: Any) -> None:
     headline = pages.headline
     faster = report("gae", ("relive", "ours", 1.0), ("a", "peer", 2.0))
     slower = report("add", ("relive", "ours", 1.0), ("a", "peer", 0.5))
-    assert headline.slower([faster]) == ["No other library is faster in any of the 1 workloads."]
+    assert headline.slower([faster]) == ["No other library is faster in any of the 1 workloads of the main tables."]
     said = headline.slower([faster, slower])
-    assert said == ["Another library is faster in 1 of the 2 workloads.", "The tables `add` show them."]
+    assert said == [
+        "Another library is faster in 1 of the 2 workloads of the main tables.",
+        "The tables `add` show them.",
+    ]
 
 
 def test_the_chart_has_one_bar_for_each_library_its_fastest_line(pages: Any) -> None:
