@@ -201,7 +201,8 @@ define apart
 	@$(VENV)/bin/cmake --install build/$(1) --prefix build/$(1)/src > build/$(1)/log
 endef
 
-# Sphinx imports the package, so it sees what .venv has. Of Stable-Baselines3, only the classes are read.
+# Sphinx imports the package, so its environment also sees what .venv has. It reads the classes of Stable-Baselines3,
+# which needs nothing else for that.
 $(DOCS_VENV)/installed: docs/requirements.txt tests/hosts/requirements-stable_baselines3.txt \
 	$(call outdated,$(DOCS_VENV)) | $(VENV)/installed
 	@echo "creating $(DOCS_VENV)" && rm -rf $(DOCS_VENV) && $(PY) -m venv $(DOCS_VENV) && echo "$(CURDIR)" > $(DOCS_VENV)/folder

@@ -313,6 +313,15 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         yield chosen
 
 
+def test_only_a_buffer_on_a_device_is_compiled() -> None:
+    def empty(device: Any) -> SimpleReplayBuffer:
+        return SimpleReplayBuffer(4, 16, 3, 2, 3, device=device)
+
+    empty("cpu").compile(mode="reduce-overhead")
+    with place("stand-in") as chosen, pytest.raises(ParameterError, match="a replay makes CUDA graphs of its own"):
+        empty(chosen).compile(mode="reduce-overhead")
+
+
 @pytest.mark.parametrize(("mode", "n"), [(0, 1), (1, 3), (2, 8)])
 def test_batches_on_a_device_are_those_in_ram_and_no_call_waits(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, mode: int, n: int

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ import relive.memory.graphs
 from elsewhere import ELSEWHERE, far_device
 from paired import Twins, assert_same
 from relive import NStep, Prioritized
-from relive.memory.graphs import MOST_FORMS, Graphed
+from relive.memory.graphs import MOST_FORMS, Graphed, capture
 from relive.rollout.minibatches import Permutations
 from taped import Tape, with_tapes
 
@@ -102,6 +105,30 @@ def test_a_call_within_a_graph_of_the_caller_is_a_part_of_that(
     for _ in range(5):
         graphed([torch.ones(3)], 1)
     assert (len(tapes), sums.calls) == (0, 5)
+
+
+@pytest.mark.parametrize("where", ["begin", "call"])
+def test_a_capture_that_ctrl_c_breaks_off_is_ended(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Graph:
+        def capture_begin(self, **options: Any) -> None:
+            calls.append("begin")
+            if where == "begin":
+                raise KeyboardInterrupt
+
+        def capture_end(self) -> None:
+            calls.append("end")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    for name in ("device", "stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda given: nullcontext())
+    for name in ("current_stream", "Stream"):
+        monkeypatch.setattr(torch.cuda, name, mock.Mock())
+    with pytest.raises(KeyboardInterrupt):
+        capture(mock.Mock(side_effect=KeyboardInterrupt), CPU, None)
+    assert calls == ["begin", "end"]
+    assert gc.isenabled()
 
 
 def test_only_some_forms_are_kept(tapes: list[Tape]) -> None:

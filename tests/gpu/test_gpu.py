@@ -20,7 +20,7 @@ import inside
 from effort import in_ci, often
 from elsewhere import ELSEWHERE, far_device, no_waiting
 from launching import as_on_device
-from paired import SCHEMA
+from paired import SCHEMA, assert_same
 from relive import (
     GAE,
     Field,
@@ -33,7 +33,6 @@ from relive import (
     Uniform,
     returns,
 )
-from relive.steps.arrays import numpy_view
 from taped import Tape
 
 N, ROWS, BATCH = 64, 40, 96
@@ -143,19 +142,6 @@ def there(value: Any, device: torch.device) -> Any:
     if isinstance(value, dict):
         return {name: there(part, device) for name, part in value.items()}
     return value.to(device, copy=True)
-
-
-def assert_same(ours: Any, theirs: Any) -> None:
-    one, other = (dict(batch.items(include_nested=True, leaves_only=True)) for batch in (ours, theirs))
-    assert list(one) == list(other)
-    for name, tensor in one.items():
-        back = other[name].cpu()
-        assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape), name
-        assert bits(back) == bits(tensor), name
-
-
-def bits(tensor: Tensor) -> bytes:
-    return np.ascontiguousarray(numpy_view(tensor)).tobytes()
 
 
 def begun(device: torch.device, name: str, compiled: bool = False) -> Twins:

@@ -19,6 +19,7 @@ import torch
 
 from ..core import build_info
 from ..memory.estimate import free_memory, readable
+from ..memory.graphs import capture
 from ..names import version
 from ..printable import printable
 
@@ -112,6 +113,7 @@ LEVELS = {
 
 
 def processor_level() -> int | None:
+    """The highest level of x86-64 that the processor has whole; None where that is not known."""
     found = re.search(r"^flags\s*: (.*)$", _text("/proc/cpuinfo"), re.MULTILINE)
     if found is None or platform.machine() not in ("x86_64", "AMD64"):
         return None
@@ -200,8 +202,7 @@ def _captures() -> bool:
     """True if a CUDA graph can be captured."""
     try:
         number = torch.zeros(1, device="cuda")
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            number.add_(1)
+        capture(lambda: number.add_(1), number.device, None)
     except RuntimeError:
         return False
     return True

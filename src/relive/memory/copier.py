@@ -16,6 +16,8 @@ __all__ = ["BoundedCache", "StepCopier", "copy_all"]
 
 
 COPY_AT_ONCE: Any = vars(torch)["_foreach_copy_"]
+"""Takes a list of targets and one of sources, of one dtype."""
+
 AT_ONCE = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool}
 """Dtypes of which torch copies several tensors at once. It does not keep the bits of a NaN in float16 or bfloat16."""
 
@@ -69,7 +71,10 @@ class StepCopier:
 
 
 def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
-    """Copy tensors to others of the same shapes on one device, all that are of one dtype at once."""
+    """Copy tensors to others of the same shapes on one device, all that are of one dtype at once.
+
+    There may be more targets than sources: the last ones stay as they are.
+    """
     alike: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(targets, sources, strict=False):
         if target.dtype in AT_ONCE:

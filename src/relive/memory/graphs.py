@@ -85,9 +85,8 @@ class Graphed:
         return form
 
     def _capture(self, form: _Form) -> None:
-        call = lambda: self._call(*form.arguments)  # noqa: E731
         try:
-            replay, result, self._pool = capture(call, self._device, self._pool)
+            replay, result, self._pool = capture(lambda: self._call(*form.arguments), self._device, self._pool)
         except torch.cuda.OutOfMemoryError as error:
             warn(f"there is no memory for a CUDA graph, so calls of this batch size stay slow: {error}", stacklevel=2)
         else:
@@ -149,11 +148,11 @@ def capture(call: Callable[[], Any], device: torch.device, pool: Any) -> tuple[C
         here, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(here)
         with torch.cuda.stream(side):
-            graph.capture_begin(*pools, capture_error_mode="thread_local")  # other threads go on using the GPU
             try:
+                graph.capture_begin(*pools, capture_error_mode="thread_local")  # other threads go on using the GPU
                 result = call()
-            except BaseException:
-                with suppress(RuntimeError):  # it says once more that the capture failed
+            except BaseException:  # also Ctrl-C, after which the stream must not go on capturing
+                with suppress(RuntimeError):  # it says once more that the capture failed, or that none began
                     graph.capture_end()
                 raise
             graph.capture_end()
