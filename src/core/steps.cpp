@@ -67,9 +67,9 @@ void note_target(StepField &field, PyArrayObject *target) {
     if (field.bytes == 0) field.runs = 0;
 }
 
-// A member of a dict, which other threads may change; invalid if there is none.
+// A member of a dict, which other threads may change where no GIL is held; invalid if there is none.
 nb::object member_of(PyObject *dict, const nb::object &name) {
-#if PY_VERSION_HEX >= 0x030D0000
+#ifdef Py_GIL_DISABLED
     PyObject *found = nullptr;
     PyDict_GetItemRef(dict, name.ptr(), &found);
     return nb::steal(found);
