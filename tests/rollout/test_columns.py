@@ -9,6 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+import inside
 from effort import every_nth
 from relive import GAE, Field, GroupAdvantage, MonteCarlo, RolloutBuffer, Schema, TDLambda, errors
 from relive import batches as tensordicts
@@ -184,6 +185,29 @@ def test_final_values_known_later_find_their_steps_after_wrapping(total: int) ->
     assert rollout["final_value"][:, 0].tolist() == [t + 0.5 for t in range(kept)]
     assert rollout["final_value"][-1, 1] == 9
     assert rollout["final_value"][:-1, 1].isnan().all()
+
+
+@pytest.mark.parametrize("apart", [{}, {"action": [3, 4]}], ids=["arrays", "lists"])
+def test_a_step_that_takes_an_old_place_has_its_own_mask_and_no_old_final_value(apart: dict[str, Any]) -> None:
+    rollout = filled([step(t) for t in range(4)], num_steps=4, wrap=True)
+    rollout["mask"] = torch.tensor([[False, True], [True, True], [True, False], [True, True]])
+    rollout["final_value"] = torch.full((4, 2), 7.0)
+    for t in (4, 5, 6):
+        rollout.add(step(t, truncated=[True, False]) | apart)
+    assert rollout["mask"].all()
+    assert rollout["final_value"][0].tolist() == [7, 7]
+    assert rollout["final_value"][1:].isnan().all()
+
+
+@pytest.mark.parametrize("wrong", [{"reward": [0.0, NAN]}, {"obs": np.zeros((2, 3))}], ids=["a NaN", "a shape"])
+def test_a_step_that_a_full_ring_refuses_leaves_its_oldest_step_and_what_was_attached(wrong: dict[str, Any]) -> None:
+    rollout = filled(play(6), num_steps=4, wrap=True, debug=True)
+    rollout.finish(GAE(), last_value=[1, 2])
+    before, starts = rollout.data().clone(), inside.flags(rollout)().starts
+    with pytest.raises(errors.ReliveError):
+        rollout.add(step(9) | wrong)
+    assert same_data(rollout.data(), before)
+    assert np.array_equal(inside.flags(rollout)().starts, starts)
 
 
 def test_rows_are_reserved_up_to_the_seam_and_written_over_the_oldest() -> None:

@@ -181,12 +181,15 @@ class RolloutBuffer:
             raise FieldError(not_named(step))
         values: dict[str, Any] = fields if step is None else {**step, **fields}
         columns, copier = self._columns, self._columns.copier
-        # The next row is free, unless it has an old step or the bootstrap values.
-        if columns.count < columns.num_steps and not self._has_last and copier is not None and not columns.states:
-            row, debug = columns.next_row, self._debug
-            if (not self._bookkeeping_used and copier.take(row, values, debug)) or self._take_complete(row, values):
-                self._advance(1)
-                return
+        if copier is not None and not columns.states:
+            if columns.count == columns.num_steps:
+                if columns.wrap and self._take_over(values):
+                    return
+            elif not self._has_last:  # else the next row may have the bootstrap values
+                row, debug = columns.next_row, self._debug
+                if (not self._bookkeeping_used and copier.take(row, values, debug)) or self._take_complete(row, values):
+                    self._advance(1)
+                    return
         self._add_checked(values)
 
     def _take_complete(self, row: int, values: dict[str, Any]) -> bool:
@@ -196,6 +199,17 @@ class RolloutBuffer:
         copier, defaults = self._columns.complete or self._columns.copy_complete()
         self._bookkeeping_used = True  # before the write, in case it is interrupted
         return copier.take(row, {**defaults, **values}, self._debug)
+
+    def _take_over(self, values: dict[str, Any]) -> bool:
+        """Copy a step over the oldest one of a full ring, if all of it can be read at once."""
+        columns = self._columns
+        row, before = columns.start, (self._ended, columns.start, columns.count)
+        self._give_up(slice(row, row + 1))  # before the write: the oldest step is never half new
+        if self._take_complete(row, values):
+            self._advance(1)
+            return True
+        self._ended, columns.start, columns.count = before
+        return False
 
     def _add_checked(self, values: dict[str, Any]) -> None:
         """Check each part of a step, then write it; ``values`` is used up."""
@@ -222,18 +236,19 @@ class RolloutBuffer:
     def _advance(self, rows: int, last: bool = False) -> None:
         """Take in the next rows, which are written; they belong to the rollout from the last line on."""
         columns = self._columns
-        self._bookkeeping_used |= columns.wrap and columns.is_full
         self._reserved_views = []
         columns.detach()
         columns.count, self._interrupted, self._reserved, self._has_last = columns.count + rows, False, 0, last
 
     def _give_up(self, rows: slice) -> None:
         """Drop the oldest rows, which lie at these places, and note which of their episodes had ended."""
-        columns, count = self._columns, rows.stop - rows.start
-        ended = self._ended
-        if self._has_ends:
+        columns, count, ended = self._columns, rows.stop - rows.start, self._ended
+        self._bookkeeping_used = True  # their masks and final values may have been set
+        if self._has_ends and count == 1 and columns.copier is not None:  # as below, in RAM, without tensors
+            terminated, truncated, real = [columns.memory_of((name,))[rows.start] for name in ENDS]
+            ended = np.logical_or(terminated, truncated) | (ended > real)
+        elif self._has_ends:
             ended = Flags.of([columns.view((name,), rows) for name in ENDS], ended).ended
-        columns.detach()
         start = (columns.start + count) % columns.num_steps
         self._ended, columns.start, columns.count = ended, start, columns.count - count  # all or none
 
@@ -317,6 +332,7 @@ class RolloutBuffer:
         rows, leaving = slice(row, row + count), columns.count + count - columns.num_steps
         self._has_last = False
         if leaving > 0:  # the oldest rows are the last ones that are reserved
+            columns.detach()
             self._give_up(slice(row + count - leaving, row + count))
         self._write_bookkeeping(rows, {})
         self._reserved = count
