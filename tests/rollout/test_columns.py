@@ -412,6 +412,43 @@ def test_nested_fields_are_nested_in_columns_views_and_batches(wrapped: bool) ->
     assert rollout.last["obs", "body", "1"].tolist() == [93, 93]
 
 
+ASKED = {
+    "members": (
+        (("obs", "body"), ("action", "1")),
+        {("obs", "body", "0", "arm"), ("obs", "body", "1"), ("action", "1")},
+    ),
+    "a member and its field": ((("obs", "cam"), "obs"), {path for path in LEAVES if path[0] == "obs"}),
+    "attached": ((("extra", "a"), ("terminated",)), {("extra", "a"), ("terminated",)}),
+}
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_members_of_nested_fields_are_asked_for_by_their_paths(kind: str) -> None:
+    fields, leaves = ASKED[kind]
+    flags = {name: np.zeros(2, bool) for name in ("terminated", "truncated")}
+    rollout = RolloutBuffer(Schema.from_example(nested_step(0, 2) | flags, num_envs=2), 3, 2)
+    for t in range(3):
+        rollout.add(nested_step(t, 2) | flags)
+    rollout["extra", "a"] = rollout["extra", "b"] = torch.ones(3, 2)
+    for batch in (rollout.flat(fields), *rollout.minibatches(6, shuffle=False, fields=fields)):
+        assert set(batch.keys(include_nested=True, leaves_only=True)) == {x if len(x) > 1 else x[0] for x in leaves}
+        assert all(torch.equal(batch[path], rollout.flat()[path]) for path in leaves)
+    assert set(rollout.sample(1, fields).keys(True, True)) == set(rollout.flat(fields).keys(True, True))
+    whole = next(rollout.env_batches(2, shuffle=False, sequences=fields, fields=fields))
+    assert all(torch.equal(whole.steps[path], rollout[path]) for path in leaves)
+    assert ("obs", "cam") in next(rollout.env_batches(2, sequences=(("obs", "body"),))).steps.keys(True)
+    for seq in (next(rollout.sequences(3, fields=fields, shuffle=False)), next(rollout.chunks(3, fields=fields))):
+        assert all(torch.equal(seq[path], rollout[path]) for path in leaves)
+        assert ("obs", "cam") in leaves or "cam" not in str(set(seq))
+    for wrong, message in (
+        ((("obs", "arm"),), r"\('obs', 'arm'\)|obs.arm"),
+        (((),), "path such as"),
+        ((1,), "path such as"),
+    ):
+        with pytest.raises(errors.FieldError, match=message):
+            rollout.flat(wrong)  # pyright: ignore[reportArgumentType]
+
+
 def test_nested_rows_are_written_in_place_and_their_members_overwritten() -> None:
     schema = Schema.from_example(nested_step(0, 2), num_envs=2)
     rollout = RolloutBuffer(schema, 2, 2)

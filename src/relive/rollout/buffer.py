@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
@@ -714,11 +715,11 @@ class RolloutBuffer:
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
-    def flat(self, fields: tuple[str, ...] | None = None) -> TensorDict:
+    def flat(self, fields: tuple[Name, ...] | None = None) -> TensorDict:
         """All real transitions as one batch ``[B]``, time first (row ``t * N + n``), copied.
 
         Args:
-            fields: the columns wanted; default all but ``mask`` and ``final_value``.
+            fields: the columns wanted, as in :meth:`minibatches`; default all but ``mask`` and ``final_value``.
         """
         columns = self._columns
         columns.require_steps()
@@ -727,12 +728,12 @@ class RolloutBuffer:
         batch = {path: x.clone() if rows is None else x.index_select(0, rows) for path, x in flat.items()}
         return columns.batch(batch, (columns.num_real(rows),))
 
-    def sample(self, batch_size: int, fields: tuple[str, ...] | None = None) -> TensorDict:
+    def sample(self, batch_size: int, fields: tuple[Name, ...] | None = None) -> TensorDict:
         """One random minibatch ``[batch_size]``, drawn without replacement.
 
         Args:
             batch_size: B, at most the number of real transitions.
-            fields: the columns wanted; default all but ``mask`` and ``final_value``.
+            fields: the columns wanted, as in :meth:`minibatches`; default all but ``mask`` and ``final_value``.
 
         Raises:
             EmptyError: no step was added.
@@ -748,7 +749,7 @@ class RolloutBuffer:
         batch = {path: x.index_select(0, order) for path, x in self._flat_columns(fields).items()}
         return columns.batch(batch, (batch_size,))
 
-    def _flat_columns(self, fields: tuple[str, ...] | None) -> dict[Path, Tensor]:
+    def _flat_columns(self, fields: tuple[Name, ...] | None) -> dict[Path, Tensor]:
         """Columns of the steps written so far as rows ``t * N + n``."""
         columns = self._columns.select(self._columns.wanted(fields))
         return {path: column.flatten(0, 1) for path, column in columns.items()}
@@ -757,6 +758,10 @@ class RolloutBuffer:
         """The next permutation of the flat rows that are real."""
         order = self._permutations.next(self._columns.num_real(rows), self.device)
         return order if rows is None else rows[order]
+
+    def _in_order(self, rows: Tensor | None) -> Tensor:
+        """The flat rows that are real in their own order."""
+        return torch.arange(self._columns.num_real(rows), device=self.device) if rows is None else rows
 
     def _orders(self, rows: Tensor | None, epochs: int, reshuffle: bool) -> Iterator[Tensor]:
         """The order of each epoch."""
@@ -772,11 +777,12 @@ class RolloutBuffer:
         num_batches: int | None = None,
         epochs: int = 1,
         drop_last: bool = False,
+        shuffle: bool = True,
         reshuffle: bool = True,
-        fields: tuple[str, ...] | None = None,
+        fields: tuple[Name, ...] | None = None,
         normalize_advantage: bool = False,
     ) -> Iterator[TensorDict]:
-        """All real transitions in random order, in minibatches ``[B]``; a new permutation every epoch.
+        """All real transitions in minibatches ``[B]``, in random order: a new permutation every epoch.
 
         Every transition comes exactly once an epoch, unless ``drop_last`` is set; each epoch then drops others. Do not
         change columns while the minibatches are being read.
@@ -786,8 +792,11 @@ class RolloutBuffer:
             num_batches: instead, the number of minibatches in an epoch; their sizes differ by at most one.
             epochs: passes over the rollout.
             drop_last: leave out the transitions that do not fill a whole minibatch.
+            shuffle: False keeps the order of the steps, as :meth:`flat` has them, in every epoch; no permutation is
+                drawn.
             reshuffle: False repeats the minibatches of the first epoch in all others.
-            fields: the columns wanted; default all but ``mask`` and ``final_value``. Fewer are faster.
+            fields: the columns wanted, members of nested ones by their paths, such as ``("obs", "camera")``; default
+                all but ``mask`` and ``final_value``. Fewer are faster.
             normalize_advantage: normalise ``advantage`` within each minibatch.
 
         Raises:
@@ -798,13 +807,13 @@ class RolloutBuffer:
         columns = self._columns
         columns.require_steps()
         require("minibatches", COUNT_RULE, epochs=epochs)
-        flags = {"drop_last": drop_last, "reshuffle": reshuffle, "normalize_advantage": normalize_advantage}
-        require("minibatches", FLAG_RULE, **flags)
+        flags = {"drop_last": drop_last, "shuffle": shuffle, "reshuffle": reshuffle}
+        require("minibatches", FLAG_RULE, **flags, normalize_advantage=normalize_advantage)
         rows = columns.real_rows()
         bounds = parts(columns.num_real(rows), batch_size, num_batches, drop_last)
         wanted = columns.wanted(fields)
         require_advantage(normalize_advantage, wanted)
-        orders = self._orders(rows, epochs, reshuffle)
+        orders = self._orders(rows, epochs, reshuffle) if shuffle else repeat(self._in_order(rows), epochs)
         # On a device only calls count, and those of the second batch pay for packing.
         pack = epochs > 1 or len(bounds) >= (MANY if self.device.type == "cpu" else 2)
         return self._minibatches.batches(wanted, bounds, orders, pack=pack, normalize_advantage=normalize_advantage)
@@ -821,7 +830,7 @@ class RolloutBuffer:
         batch_steps: int | None = None,
         epochs: int = 1,
         shuffle: bool = True,
-        fields: tuple[str, ...] | None = None,
+        fields: tuple[Name, ...] | None = None,
         time_first: bool = True,
         normalize_advantage: bool = False,
     ) -> Iterator[SequenceBatch]:
@@ -880,8 +889,8 @@ class RolloutBuffer:
         num_batches: int | None = None,
         epochs: int = 1,
         shuffle: bool = True,
-        sequences: tuple[str, ...] = ("obs",),
-        fields: tuple[str, ...] | None = None,
+        sequences: tuple[Name, ...] = ("obs",),
+        fields: tuple[Name, ...] | None = None,
     ) -> Iterator[EnvBatch]:
         """Batches of whole envs: their steps ``[T, B, ...]``, and some columns also as trajectories, cut at dones.
 
@@ -919,7 +928,7 @@ class RolloutBuffer:
             return batches
         return (EnvBatch(batch.envs, unfinished(cast("TensorDict", batch.steps)), batch.sequences) for batch in batches)
 
-    def chunks(self, length: int | None = None, *, fields: tuple[str, ...] | None = None) -> Iterator[SequenceBatch]:
+    def chunks(self, length: int | None = None, *, fields: tuple[Name, ...] | None = None) -> Iterator[SequenceBatch]:
         """All envs in the order of time, ``length`` steps at a time: batches ``[L, N, ...]``, the last one shorter.
 
         Chunks run on over the ends of episodes, for distillation: ``seq["done"]`` is bool ``[L, N]``, and where

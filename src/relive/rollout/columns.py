@@ -416,8 +416,8 @@ class Columns:
             raise FieldError(unknown_field(path, self.keys(), "this rollout"))
         return leaves
 
-    def wanted(self, fields: tuple[str, ...] | None) -> list[Path]:
-        """The leaves of a batch with these columns; by default all but the bookkeeping.
+    def wanted(self, fields: tuple[Name, ...] | None) -> list[Path]:
+        """The leaves of a batch with these columns, each once; by default all but the bookkeeping.
 
         Raises:
             FieldError: an unknown column, or no names.
@@ -426,13 +426,13 @@ class Columns:
             return leaves
         if not fields or isinstance(fields, str):
             raise FieldError(f"fields={fields!r}: pass a tuple of column names, such as ('obs', 'action')")
-        return [leaf for name in fields for leaf in self.leaves((name,))]
+        return list(dict.fromkeys([leaf for name in fields for leaf in self.leaves(_path(name))]))
 
-    def wanted_of_steps(self, fields: tuple[str, ...] | None) -> list[Path]:
+    def wanted_of_steps(self, fields: tuple[Name, ...] | None) -> list[Path]:
         """The leaves of a batch of sequences, without ``hidden``, ``is_start`` and ``mask``, which all of them have."""
         always = "hidden", "is_start", "mask"
         if isinstance(fields, tuple) and fields:
-            fields = tuple(name for name in fields if name not in always)
+            fields = tuple(name for name in fields if _path(name)[0] not in always)
             if not fields:
                 return []
         return [path for path in self.wanted(fields) if path[0] not in always]
