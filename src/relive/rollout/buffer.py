@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
 from itertools import repeat
@@ -34,7 +34,7 @@ from ..memory.estimate import readable
 from ..memory.layout import LARGE_FIELD
 from ..names import add_hints
 from ..parameters import COUNT_RULE, FLAG_RULE, Rule, is_count, is_own, is_whole, refuse_class, require, torch_device
-from ..returns import GAE, Estimator
+from ..returns import GAE, Estimator, ValueHeads
 from ..steps.arrays import Array, Bools, Ints, as_host, as_tensor, check_castable
 from ..steps.checker import refuse_unreadable
 from ..steps.ends import MOST, EndCheck
@@ -562,7 +562,7 @@ class RolloutBuffer:
         columns = self._columns
         wrong = fill(columns.count, estimator.gamma, estimator.lam)
         if wrong == core.SPOILT:
-            self._refuse_spoilt(columns.ordered(ADVANTAGE), estimator)
+            self._refuse_spoilt(columns.ordered(ADVANTAGE), estimator, (ADVANTAGE, RETURN))
         if wrong >= 0:
             refuse_missing(wrong, columns.num_envs)
         columns.keep((ADVANTAGE, RETURN))
@@ -575,14 +575,16 @@ class RolloutBuffer:
                 self._require_column(name, type(estimator).__name__)
         if "value" in estimator.reads and not self._has_last:
             self._require_all_ended()
-        own, host = is_own(estimator), columns.device.type == "cpu"
+        heads = estimator.heads.values() if isinstance(estimator, ValueHeads) else ()
+        own, host = is_own(estimator) and all(map(is_own, heads)), columns.device.type == "cpu"
         inputs = {name: self._estimator_input(name, host or not own) for name in estimator.reads}
         if own and self._debug and "final_value" in inputs:
-            require_final_values(Grid(*[inputs[name] for name in Grid._fields]))
+            grid: Any = [inputs.get(name) for name in Grid._fields]  # heads have other columns in place of rewards
+            require_final_values(Grid(*grid))
         result = estimator(**inputs)
-        advantage = result["advantage"] if own and (host or self._debug) else None
-        if advantage is not None and not bool(advantage.isfinite().all()):
-            self._refuse_spoilt(advantage, estimator)
+        for name, advantage in result.items() if own and (host or self._debug) else ():
+            if name.endswith("advantage") and not bool(advantage.isfinite().all()):
+                self._refuse_spoilt(advantage, estimator, [(column,) for column in result])
         columns.attach(result)
 
     def _require_column(self, name: str, reader: str) -> None:
@@ -618,8 +620,10 @@ class RolloutBuffer:
                 "pass finish(..., last_value=V(obs[T])), or set_last(value=...)"
             )
 
-    def _refuse_spoilt(self, advantage: Tensor, estimator: Estimator) -> None:
+    def _refuse_spoilt(self, advantage: Tensor, estimator: Estimator, results: Iterable[Path]) -> None:
         """Refuse an advantage ``[T, N]`` that is not finite at a real step, by the number that it comes from.
+
+        The columns ``results``, which the estimator would have attached, are not there then.
 
         Raises:
             NotFiniteError: names that field, its step and its env.
@@ -629,7 +633,7 @@ class RolloutBuffer:
         wrong = ~advantage.isfinite() & real
         if not bool(wrong.any()):
             return
-        columns.drop((ADVANTAGE, RETURN))
+        columns.drop(results)
         valued = torch.cat([real, torch.zeros_like(real[:1])])
         valued[1:] |= real & ~(terminated | truncated)  # the value after a step that ended nothing
         used = {"value": valued, "final_value": real & truncated & ~terminated}
@@ -637,12 +641,14 @@ class RolloutBuffer:
             if name in ENDS or name not in columns:
                 continue
             column = columns.with_last(("value",)) if name == "value" else columns[name]
-            bad = (~column.isfinite() & used.get(name, real)).nonzero()
+            wrong_numbers = ~column.isfinite().reshape(*column.shape[:2], -1)  # a value may have several an env
+            bad = (wrong_numbers & used.get(name, real).unsqueeze(-1)).nonzero()
             if len(bad):
-                step, env = bad[0].tolist()
+                step, env, k = bad[0].tolist()
                 where = f"step {step} of" if step < len(real) else "the bootstrap row (last_value) of"
+                number = float(column[step, env].flatten()[k])
                 raise NotFiniteError(
-                    f"field '{name}': {where} env {env} is {float(column[step, env])}, so advantages would not be "
+                    f"field '{name}': {where} env {env} is {number}, so advantages would not be "
                     "finite either; mend what gives it, the env or the policy, and create the buffer with debug=True "
                     "to find it when it is added"
                 )
