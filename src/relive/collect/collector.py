@@ -505,7 +505,7 @@ class Collector:
             if not isinstance(into, RolloutBuffer):
                 step["next_obs"] = inputs.as_given(true_next)
             elif final is not None:
-                known = inputs.all_final_info(final_info(info), self._info, self._last)
+                known = inputs.final_info(final_info(info), self._last)
                 value = _ask(self.value_fn, inputs.as_given(true_next), inputs.keywords(states, known))
                 step["final_value"] = value.where(shaped_as(cut, value), torch.nan)
         into.add(step)  # before anything goes on: a step that does not fit ends the collection here
@@ -536,7 +536,7 @@ class Collector:
         if len(envs):
             where = inputs.rows(envs)
             after = {path: x[where] for path, x in states.items()}
-            known = inputs.final_info(details, envs, self._info, self._last)
+            known = {path: x[where] for path, x in inputs.final_info(details, self._last).items()}
             self._finals.append(_Final(t, where, _PolicyInputs(inputs.obs_of(final, envs), after, known)))
         return real & (~cut | present)
 

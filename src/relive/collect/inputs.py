@@ -17,7 +17,7 @@ from ..parameters import Rule, is_names, require
 from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, as_host, check_castable, is_plain
 from ..steps.checker import StepChecker
 from ..steps.schema import Field, Path, Schema, descend, dotted
-from .envs import Finals, copied, final_info, info_field, is_by_env, pick, unknown_info
+from .envs import Finals, copied, final_info, info_field, is_by_env, pick
 
 __all__ = ["Inputs", "Leaves", "shaped_as"]
 
@@ -217,7 +217,7 @@ class Inputs:
         """The fields ``[N, ...]`` that come with an observation. Those of ``required`` envs must be there."""
         fields: Leaves = {}
         for name in self.from_info:
-            rows, present = self._reported(name, info, unknown_info(name, self._zeros(name), self.num_envs))
+            rows, present = self._reported(name, info)
             env = _first_lacking(required, present)
             if env is not None:
                 raise EnvError(
@@ -237,9 +237,9 @@ class Inputs:
         """
         fields: dict[str, Tensor] = {}
         for name in self.from_step_info:
-            rows, present = self._reported(name, info, self._zeros(name))
+            rows, present = self._reported(name, info, fill=0)
             if "final_info" in info:
-                last, present = self._reported(name, final_info(info), self._zeros(name))
+                last, present = self._reported(name, final_info(info), fill=0)
                 rows = torch.where(shaped_as(self.rows(ended), rows), last, rows)
             env = _first_lacking(ended, present)
             if env is not None:
@@ -250,16 +250,18 @@ class Inputs:
             fields[name] = rows
         return fields
 
-    def _zeros(self, name: str) -> Tensor:
-        leaf = self.leaves[name,]
-        return torch.zeros((self.num_envs, *leaf.shape), dtype=leaf.dtype, device=self.device)
+    def _reported(self, name: str, info: dict[str, Any], fill: int | None = None) -> tuple[Tensor, Any]:
+        """A field's rows ``[N, ...]`` in an info, and the envs that report it, bool ``[N]``; None stands for all.
 
-    def _reported(self, name: str, info: dict[str, Any], rows: Tensor) -> tuple[Tensor, Any]:
-        """``rows`` of a field, with those that an info has, and whose these are, bool ``[N]``; None stands for all."""
-        given = info.get(name)
+        The rows of the others are ``fill``; by default True for a mask, which then forbids nothing, and else 0.
+        """
+        given, leaf = info.get(name), self.leaves[name,]
         if isinstance(given, Tensor) and f"_{name}" not in info:  # all are there, and may be on a device
             return self._info_leaf(name, copied(given)), None
         given, present = info_field(info, name, self.num_envs)
+        if fill is None:
+            fill = name == "action_mask" or leaf.dtype is torch.bool
+        rows = torch.full((self.num_envs, *leaf.shape), fill, dtype=leaf.dtype, device=self.device)
         envs = np.flatnonzero(present)
         if len(envs):
             rows[self.rows(envs)] = self._info_leaf(name, pick(given, (), envs))
@@ -273,32 +275,16 @@ class Inputs:
         is_flag = self.leaves[name,].dtype is torch.bool
         return (given.ne(0).to(self.device) if is_flag else self._leaf((name,), given)).reshape(shape)
 
-    def all_final_info(self, details: dict[str, Any], info: Leaves, last: Leaves) -> Leaves:
-        """:meth:`final_info` of all envs of a simulator, ``[N, ...]``, as if each had ended an episode."""
-        fields = self.starts(torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)) | last
-        for name in self.from_info:
-            there = isinstance(details.get(name), Tensor)
-            like = info[name,]
-            fields[name,] = details[name].to(like) if there else unknown_info(name, like, self.num_envs)
-        return fields
-
-    def final_info(self, details: dict[str, Any], envs: NDArray[np.intp], info: Leaves, last: Leaves) -> Leaves:
-        """The fields that come with final observations: the info if the env reports it, the last action and reward.
+    def final_info(self, details: dict[str, Any], last: Leaves) -> Leaves:
+        """The fields ``[N, ...]`` that come with final observations, as if each env had ended an episode.
 
         Args:
-            details: the info that came with the final observations.
-            envs: the envs whose episodes ended, ``[K]``.
-            info: the fields that came with the observations before.
+            details: the info that came with the final observations. What an env does not report there is unknown, and
+                not needed, as no action follows.
             last: the actions and rewards of the last step, ``[N, ...]``.
         """
-        where = torch.as_tensor(envs, device=self.device)
-        fields = self.starts(np.zeros(len(envs), np.bool_)) | {path: x[where] for path, x in last.items()}
-        for name in self.from_info:
-            like = info[name,]
-            given, present = info_field(details, name, self.num_envs)
-            reported = present[envs].all()
-            fields[name,] = pick(given, (), envs).to(like) if reported else unknown_info(name, like, len(envs))
-        return fields
+        fields = self.starts(torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)) | last
+        return fields | {(name,): self._reported(name, details)[0] for name in self.from_info}
 
     def starts(self, which: Any) -> Leaves:
         """``is_start``, if the schema has it: True in envs whose observation is the first of an episode."""
