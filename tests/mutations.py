@@ -781,15 +781,15 @@ MUTATIONS = [
     Mutation(
         "steps of a warm-up stay in the collector's own rollout",
         "collect/collector.py",
-        "self._obs, self._under_way = None, not buffer.wrap",
+        "self._obs, self._under_way = None, self._under_way or not buffer.wrap",
         "self._obs = None",
         "collect/test_warming.py",
     ),
     Mutation(
         "episodes go on behind those of a warm-up",
         "collect/collector.py",
-        "self._obs, self._under_way = None, not buffer.wrap",
-        "self._under_way = not buffer.wrap",
+        "self._obs, self._under_way = None, self._under_way or not buffer.wrap",
+        "self._under_way = self._under_way or not buffer.wrap",
         "collect/test_warming.py",
     ),
     Mutation(

@@ -106,7 +106,7 @@ class Collector:
             batch; in a rollout the step before it bootstraps from its observation.
         from_info: fields of the schema that are read from the ``info`` that comes with the observation.
         from_step_info: fields of the schema that are read from the ``info`` that the step returns, such as a cost or a
-            success flag. They are 0 where an env reports none, but it has to where an episode ends.
+            success flag. An env may leave one out, which is 0 then, but not where an episode ends.
         initial_hidden: the state at an episode's start, nested as ``hidden``, without the axis of envs: such as
             ``[layers, size]``; or a function that returns it, for learned states, called at every episode start.
             Default: zeros.
@@ -386,7 +386,7 @@ class Collector:
             if not isinstance(buffer, RolloutBuffer):
                 buffer.interrupt()  # the next steps do not follow the last ones of these envs
             elif buffer is self.buffer:  # the next collection's reset interrupts it; without wrap, its steps leave it
-                self._obs, self._under_way = None, not buffer.wrap
+                self._obs, self._under_way = None, self._under_way or not buffer.wrap
             if made and hasattr(fresh, "close"):
                 fresh.close()
 
