@@ -440,6 +440,8 @@ def test_members_of_nested_fields_are_asked_for_by_their_paths(kind: str) -> Non
     for seq in (next(rollout.sequences(3, fields=fields, shuffle=False)), next(rollout.chunks(3, fields=fields))):
         assert all(torch.equal(seq[path], rollout[path]) for path in leaves)
         assert ("obs", "cam") in leaves or "cam" not in str(set(seq))
+    with pytest.raises(errors.FieldError, match=r"unknown field 'body'.*named by its path, \('obs', 'body'\)"):
+        rollout.flat(("obs", "body"))
     for wrong, message in (
         ((("obs", "arm"),), r"\('obs', 'arm'\)|obs.arm"),
         (((),), "path such as"),

@@ -413,7 +413,9 @@ class Columns:
         if self.states and path[0] == "hidden":
             raise FieldError(f"field 'hidden': kept every {self.every} steps; sequences() and chunks() give it")
         if not leaves:
-            raise FieldError(unknown_field(path, self.keys(), "this rollout"))
+            message = unknown_field(path, self.keys(), "this rollout")
+            members = [leaf[: leaf.index(path[-1], 1) + 1] for leaf in self.live if path[-1] in leaf[1:]]
+            raise FieldError(f"{message}. A member is named by its path, {members[0]}" if members else message)
         return leaves
 
     def wanted(self, fields: tuple[Name, ...] | None) -> list[Path]:
