@@ -97,9 +97,9 @@ class Collector:
             the schema's shape is ``(layers, size)``, else ``[N, size]``. Episodes start with ``initial_hidden``.
         buffer: a rollout buffer, a replay, or a writer of :class:`relive.Lanes`; None to call :meth:`steps`.
         schema: without a buffer, the fields of a step. Default: ``Schema.from_env(envs)``.
-        value_fn: ``value_fn(obs, **inputs)`` returns the values ``[B]``, for any B. It is called once at the end of a
-            collection, for the bootstrap row and the final observations of truncated episodes. Default:
-            ``policy(...)["value"]``; the actions that the policy then draws are not used.
+        value_fn: ``value_fn(obs, **inputs)`` returns the values ``[B]``, or ``[B, K]`` of K heads, for any B. It is
+            called once at the end of a collection, for the bootstrap row and the final observations of truncated
+            episodes. Default: ``policy(...)["value"]``; the actions that the policy then draws are not used.
         seed: of the first reset of the envs.
         final_obs: what to do if an env hides the final observation of a truncated episode. "require" raises an
             EnvError, which names the switch of simulators that have one. "mask" leaves the truncated step out of every

@@ -394,7 +394,7 @@ class RolloutBuffer:
         Args:
             steps: the times of the steps, from 0 to T - 1.
             envs: their envs.
-            values: V(true final observation) of each.
+            values: V(true final observation) of each; ``[K, ...]`` if the value has several heads.
 
         Raises:
             FieldError: the schema has no ``value``.
@@ -504,7 +504,8 @@ class RolloutBuffer:
 
         Args:
             estimator: :class:`relive.GAE` and its like, or any :class:`relive.returns.Estimator`.
-            last_value: V(obs[T]), ``[N]``; not needed if it was set already, or if every env just finished.
+            last_value: V(obs[T]), ``[N]``, or ``[N, K]`` of K heads; not needed if it was set already, or if every env
+                just finished.
             partial: finish a rollout that is not full.
 
         Raises:
