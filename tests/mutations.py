@@ -687,6 +687,27 @@ MUTATIONS = [
         "rollout/test_episodes.py",
     ),
     Mutation(
+        "a step over an old one keeps its mask",
+        "rollout/buffer.py",
+        "self._bookkeeping_used = True  # their masks",
+        "pass  # their masks",
+        "rollout/test_columns.py",
+    ),
+    Mutation(
+        "an episode that ended in a step that is overwritten goes on",
+        "rollout/buffer.py",
+        "np.logical_or(terminated, truncated) | (ended > real)",
+        "np.logical_or(terminated, truncated) & real | (ended > real)",
+        "rollout/test_columns.py rollout/test_episodes.py",
+    ),
+    Mutation(
+        "a step that a full ring refuses has taken the place of another",
+        "rollout/buffer.py",
+        "self._ended, columns.start, columns.count = before",
+        "columns.start, columns.count = before[1:]",
+        "rollout/test_columns.py",
+    ),
+    Mutation(
         "a window in the middle of an episode starts it",
         "rollout/sequences.py",
         "(begins == 1) & (first == origin)",
@@ -751,6 +772,27 @@ MUTATIONS = [
         "collect/test_collector.py",
     ),
     Mutation(
+        "the info of a reset is taken for that of the step before it",
+        "collect/inputs.py",
+        "rows = torch.where(shaped_as(self.rows(ended), rows), last, rows)",
+        "pass",
+        "collect/test_step_info.py",
+    ),
+    Mutation(
+        "steps of a warm-up stay in the collector's own rollout",
+        "collect/collector.py",
+        "self._obs, self._under_way = None, self._under_way or not buffer.wrap",
+        "self._obs = None",
+        "collect/test_warming.py",
+    ),
+    Mutation(
+        "episodes go on behind those of a warm-up",
+        "collect/collector.py",
+        "self._obs, self._under_way = None, self._under_way or not buffer.wrap",
+        "self._under_way = self._under_way or not buffer.wrap",
+        "collect/test_warming.py",
+    ),
+    Mutation(
         "a simulator's episodes end on the next episode's first observation",
         "collect/inputs.py",
         "found[path] = torch.where(shaped_as(done, x), rows, x)",
@@ -784,6 +826,20 @@ MUTATIONS = [
         ".indices.flip(0)",
         ".indices",
         "collect/test_simulators.py",
+    ),
+    Mutation(
+        "the episodes of a simulator are those of other envs",
+        "collect/episodes.py",
+        "step, env = lengths.nonzero()",
+        "env, step = lengths.T.nonzero()",
+        "collect/test_simulators.py",
+    ),
+    Mutation(
+        "every head of a value has the final values of the first one",
+        "returns.py",
+        "final_value[..., k]",
+        "final_value[..., 0]",
+        "rollout/test_value_heads.py",
     ),
     # -- hindsight
     Mutation(
@@ -852,8 +908,8 @@ MUTATIONS = [
     Mutation(
         "a step that is not stored yet overwrites the bootstrap row",
         "rollout/buffer.py",
-        "columns.count < columns.num_steps and not self._has_last and copier",
-        "columns.count < columns.num_steps and copier",
+        "elif not self._has_last:  # else",
+        "else:  # else",
         "memory/test_copier.py rollout/test_writing.py",
     ),
     Mutation(

@@ -58,8 +58,8 @@ def played(num_steps: int, num_envs: int, **options: Any) -> list[list[list[Step
     return episodes
 
 
-def ended(episodes: list[list[list[Step]]]) -> list[tuple[float, int]]:
-    """The returns and lengths of the episodes that ended, in the order of time, then of envs."""
+def ended(episodes: list[list[list[Step]]]) -> list[tuple[float, int, int]]:
+    """The returns, lengths and envs of the episodes that ended, in the order of time, then of envs."""
     found: list[tuple[int, int, float, int]] = []
     for n, mine in enumerate(episodes):
         at = 0
@@ -68,7 +68,7 @@ def ended(episodes: list[list[list[Step]]]) -> list[tuple[float, int]]:
             for step in episode:
                 total += step.reward
             found.append((at, n, total, len(episode)))
-    return [(total, length) for _, _, total, length in sorted(found)]
+    return [(total, length, n) for _, n, total, length in sorted(found)]
 
 
 def rows(batch: Mapping[str, Any]) -> list[Step]:

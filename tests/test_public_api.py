@@ -52,6 +52,7 @@ FACE = [
     "Transition",
     "Uniform",
     "VTrace",
+    "ValueHeads",
     "Weights",
     "WithoutReplacement",
     "__version__",

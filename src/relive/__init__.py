@@ -20,7 +20,7 @@ from .processes.weights import Weights
 from .replay.buffer import ReplayBuffer
 from .replay.loading import load_extra
 from .replay.mixture import Mixture
-from .returns import GAE, GroupAdvantage, MonteCarlo, TDLambda, VTrace
+from .returns import GAE, GroupAdvantage, MonteCarlo, TDLambda, ValueHeads, VTrace
 from .rollout.buffer import RolloutBuffer
 from .samplers.prioritized import Prioritized
 from .samplers.recent import Recent
@@ -69,6 +69,7 @@ __all__ = [
     "Transition",
     "Uniform",
     "VTrace",
+    "ValueHeads",
     "Weights",
     "WithoutReplacement",
     "__version__",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from .parameters import (
     FLAG_RULE,
     GAMMA_RULE,
     LAM_RULE,
+    Rule,
     checked,
     is_count,
     one_of,
@@ -37,6 +39,7 @@ __all__ = [
     "MonteCarlo",
     "TDLambda",
     "VTrace",
+    "ValueHeads",
     "gae",
     "group_advantage",
     "lambda_returns",
@@ -483,6 +486,67 @@ class GroupAdvantage:
         return {"advantage": advantage, "return": ret, "mask": mask}
 
 
+def _are_heads(heads: Any) -> bool:
+    """True for a mapping from names to estimators, of at least one."""
+    if not isinstance(heads, Mapping) or not heads:
+        return False
+    named = cast("Mapping[Any, Any]", heads).items()
+    return all(
+        isinstance(name, str) and callable(x) and hasattr(x, "reads") and not isinstance(x, type) for name, x in named
+    )
+
+
+HEADS_RULE: Rule = (
+    _are_heads,
+    "expected a mapping from columns of rewards to estimators, such as {'cost': relive.GAE()}",
+)
+
+
+@checked(heads=HEADS_RULE)
+@dataclass(frozen=True, slots=True)
+class ValueHeads:
+    """``finish(ValueHeads({...}))`` runs an estimator for each head of a ``value`` ``[T + 1, N, K]``.
+
+    Head k values what the k-th column holds. The results for ``reward`` keep their names; those for another column get
+    its name in front: ``cost_advantage`` and ``cost_return``, ``[T, N]``, for ``cost``. Declare ``value=(K,)``.
+
+    Args:
+        heads: K columns ``[T, N]``, in the order of the heads, and the estimator of each.
+
+    Raises:
+        ParameterError: ``heads`` is not such a mapping.
+        ShapeError: from ``finish``, if the value does not have K numbers.
+    """
+
+    heads: Mapping[str, Estimator]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.heads, dict):  # later changes of the caller's are none of these
+            object.__setattr__(self, "heads", dict(self.heads))
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the columns that the call takes."""
+        others = [name for estimator in self.heads.values() for name in estimator.reads if name != "reward"]
+        return tuple(dict.fromkeys(["value", "final_value", *self.heads, *others]))
+
+    def __call__(self, **columns: Any) -> dict[str, Tensor]:
+        """The columns of each estimator, under their names."""
+        value, final_value = columns["value"], columns["final_value"]
+        if value.shape[2:] != (len(self.heads),):
+            raise ShapeError(
+                f"field 'value': expected {len(self.heads)} numbers for each env, one for each of "
+                f"{', '.join(self.heads)}, got {tuple(value.shape)}; declare value=({len(self.heads)},) in the schema"
+            )
+        results: dict[str, Tensor] = {}
+        for k, (name, estimator) in enumerate(self.heads.items()):
+            final = None if final_value is None else final_value[..., k]
+            given = columns | {"reward": columns[name], "value": value[..., k], "final_value": final}
+            result = estimator(**{read: given[read] for read in estimator.reads})
+            results |= {column if name == "reward" else f"{name}_{column}": x for column, x in result.items()}
+        return results
+
+
 def _of_episodes(ret: Tensor, done: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     """The first step of each episode, and every real step with the return of its episode's first, ``[T, N]``."""
     before = torch.zeros_like(done)
@@ -576,6 +640,8 @@ def _fit(name: str, x: Tensor, like: Tensor, dtype: torch.dtype | None = None, r
         message = f"field '{name}': expected {tuple(shape)}, got {tuple(x.shape)}"
         if name == "value" and tuple(x.shape) == tuple(like.shape):
             message += "; value has one row more than reward: append V(obs[T]), the bootstrap"
+        elif name == "value" and x.dim() > 2:
+            message += "; for a value of several heads, pass finish() relive.ValueHeads({'reward': ..., 'cost': ...})"
         raise ShapeError(message)
     if dtype is torch.bool and x.dtype is not torch.bool:
         raise DTypeError(f"field '{name}': expected torch.bool, got {x.dtype}; pass .bool()")

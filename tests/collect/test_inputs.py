@@ -165,6 +165,42 @@ def test_other_fields_of_info_are_stored_with_their_observation_and_value_the_fi
     assert cut.sum() >= 5
 
 
+@pytest.mark.parametrize(
+    ("field", "error", "says"),
+    [
+        (Field((2,), torch.int64), errors.DTypeError, r"'privileged': expected torch\.int64, got torch\.float32"),
+        (Field((3,)), errors.ShapeError, r"'privileged': expected \(2, 3\) in info\['privileged'\], got \(2, 2\)"),
+    ],
+)
+def test_a_field_of_info_that_does_not_fit_is_refused(field: Field, error: type[Exception], says: str) -> None:
+    envs = SyncVectorEnv([partial(Privileged, n, tagged.always(3)) for n in range(2)])
+    buffer = make_buffer(envs, 4, privileged=field)
+    with pytest.raises(error, match=says):
+        Collector(envs, lambda obs, privileged: policy(obs), buffer, from_info=("privileged",)).collect()
+
+
+class Reserved(tagged.TaggedEnv):
+    """The first env says nothing of its final observations."""
+
+    def _info(self) -> dict[str, Any]:
+        over = self.tag.step == 2
+        return {} if over and not self.tag.env else {"privileged": np.float32(10 * self.tag.env + self.tag.step)}
+
+
+@every_mode
+def test_what_one_env_does_not_say_of_its_final_observation_is_unknown_for_that_env_alone(mode: AutoresetMode) -> None:
+    envs = SyncVectorEnv([partial(Reserved, n, tagged.always(2, "truncated")) for n in range(2)], autoreset_mode=mode)
+    buffer, seen = make_buffer(envs, 2, privileged=()), list[Any]()
+
+    def value_fn(obs: Tensor, privileged: Tensor) -> Tensor:
+        seen.append(privileged[2:].tolist())  # behind the current observations
+        return tagged.tagged_value(obs)
+
+    play = lambda obs, privileged: policy(obs)  # noqa: E731
+    Collector(envs, play, buffer, value_fn=value_fn, from_info=("privileged",)).collect()
+    assert seen == [[0, 12]]
+
+
 @every_mode
 def test_an_action_mask_that_the_env_does_not_report_is_an_error_that_names_the_env(mode: AutoresetMode) -> None:
     envs = tagged.make_tagged(2, mode, tagged.always(2))

@@ -317,20 +317,29 @@ def test_no_vector_step_into_a_replay_waits_for_the_device(
     assert len(replay) > 0
 
 
+def with_costs(answer: Any, count: int) -> Any:
+    """A step whose info has costs; where an episode ended, that of the reset, and beside it that of the step."""
+    obs, reward, terminated, truncated, info = answer
+    costs = {"cost": torch.where(terminated | truncated, -99.0, 2 * reward), "final_info": {"cost": 2 * reward}}
+    return obs, reward, terminated, truncated, info | (costs if count % 3 else {"cost": 2 * reward})
+
+
 def test_no_vector_step_into_a_rollout_waits_for_the_device(device: torch.device) -> None:
-    made = simulator(device)
+    made = Edited(simulator(device), with_costs)
     extras: dict[str, Any] = {"value": (), "hidden": (6,), "is_start": Field((), torch.bool), "last_reward": ()}
-    rollout = RolloutBuffer(Schema.from_env(made, **extras), 40, N, device=device)
+    schema = Schema.from_env(simulator(device), **extras, cost=())
+    rollout = RolloutBuffer(schema, 40, N, device=device)
 
     def policy(obs: Tensor, hidden: Tensor, is_start: Tensor, last_reward: Tensor) -> Any:
         return {"action": push(obs), "value": obs.sum(1) + last_reward, "hidden": hidden + obs}
 
-    collector = Collector(Again(made, 60), policy, rollout)
+    collector = Collector(Again(made, 60), policy, rollout, from_step_info=("cost",))
     collector.collect(LIMIT)
     with no_waiting():
         for _ in range(20):
             collector.collect(1)
     assert rollout["final_value"].isfinite().any()
+    assert torch.equal(rollout["cost"], 2 * rollout["reward"])
 
 
 # Episodes.
@@ -339,17 +348,17 @@ def test_no_vector_step_into_a_rollout_waits_for_the_device(device: torch.device
 @pytest.mark.parametrize("counts", [[30], [1] * 30, [FOLDED + 3, 5, 1], [2 * FOLDED]])
 def test_statistics_are_those_of_the_episodes_played(counts: list[int]) -> None:
     collector = Collector(simulator(), push, replay_of(simulator()))
-    found: list[tuple[float, int]] = []
+    found: list[tuple[float, int, int]] = []
     for count in counts:
         stats = collector.collect(count)
         assert stats.num_steps == N * count
         again = pickle.loads(pickle.dumps(stats))
         assert isinstance(again, CollectStats)
-        assert again.episode_returns == stats.episode_returns
-        found += zip(stats.episode_returns, stats.episode_lengths, strict=True)
+        assert (again.episode_returns, again.episode_envs) == (stats.episode_returns, stats.episode_envs)
+        found += zip(stats.episode_returns, stats.episode_lengths, stats.episode_envs, strict=True)
     expected = ended(played(sum(counts), N, time_limit=LIMIT))
     assert found == expected
-    assert list(zip(collector.returns, collector.lengths, strict=True)) == expected[-100:]
+    assert list(zip(collector.returns, collector.lengths, strict=True)) == [x[:2] for x in expected][-100:]
     assert collector.total_episodes == len(expected)
     assert collector.total_steps == N * sum(counts)
     assert f"{len(expected):,} ended" in str(collector)

@@ -19,7 +19,7 @@ from relive.collect.collector import CollectStats
 
 
 @every_mode
-def test_returns_and_lengths_are_those_of_whole_episodes_in_the_order_they_ended(mode: AutoresetMode) -> None:
+def test_returns_lengths_and_envs_are_those_of_whole_episodes_in_the_order_they_ended(mode: AutoresetMode) -> None:
     envs = tagged.make_tagged(3, mode, tagged.drawn(8, longest=6))
     buffer = make_buffer(envs, 7)
     collector = Collector(envs, policy, buffer, seed=0)
@@ -27,15 +27,15 @@ def test_returns_and_lengths_are_those_of_whole_episodes_in_the_order_they_ended
     all_returns: list[float] = []
     for _ in range(6):
         stats = collector.collect()
-        expected: list[tuple[float, int]] = []
+        expected: list[tuple[float, int, int]] = []
         for t, n in itertools.product(range(7), range(3)):
             if buffer["mask"][t, n]:
                 real += 1
                 running[n] += (float(buffer["reward"][t, n]), 1)
                 if buffer["terminated"][t, n] or buffer["truncated"][t, n]:
-                    expected.append((running[n, 0], int(running[n, 1])))
+                    expected.append((running[n, 0], int(running[n, 1]), n))
                     running[n] = 0
-        assert list(zip(stats.episode_returns, stats.episode_lengths, strict=True)) == expected
+        assert list(zip(stats.episode_returns, stats.episode_lengths, stats.episode_envs, strict=True)) == expected
         assert stats.num_episodes == len(expected)
         assert stats.num_steps == int(buffer["mask"].sum())
         assert stats.seconds > 0

@@ -92,6 +92,34 @@ def test_warming_up_again_adds_to_the_buffer_and_joins_no_two_episodes(mode: Aut
     check_against_oracle(extra)
 
 
+@every_mode
+@pytest.mark.parametrize("played", [0, 5])
+@pytest.mark.parametrize("wrap", [False, True])
+def test_steps_of_a_warm_up_leave_the_collectors_own_rollout_unless_it_wraps(
+    wrap: bool, played: int, mode: AutoresetMode
+) -> None:
+    envs = tagged.make_tagged(2, mode, tagged.cycle([(7, "truncated")], [(5, "terminated")]))
+    collector = Collector(envs, policy, make_buffer(envs, 12, wrap=wrap), seed=0)
+    rollout = collector.buffer
+    if played:
+        collector.collect(played)
+    collector.warm(rollout, 4, policy=policy, seed=6)
+    assert rollout.steps == 4 + played  # to be looked at
+    total = collector.total_steps
+    collector.collect(7)
+    assert rollout.steps == (11 if wrap and not played else 12 if wrap else 7)
+    own = rollout["mask"][-7:]
+    assert collector.total_steps == total + own.sum()
+    tags = tagged.decode(rollout["obs"])
+    assert (tags.step[-7] == 0).all()  # in new episodes
+    assert wrap == (6 in tags.seed)
+    assert (tags.seed[-7:] != 6).all()
+    check_unbroken(rollout)
+    rollout.finish(GAE(gamma=0.9, lam=0.8), partial=True)
+    check_against_oracle(rollout)
+    assert all(seq["is_start"][0].all() for seq in rollout.sequences(complete=True))
+
+
 def test_warming_up_is_a_function_of_its_seed() -> None:
     envs = cartpoles(AutoresetMode.SAME_STEP)
     collector = Collector(envs, CARTPOLE, make_buffer(envs, 5), seed=3)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+import inside
 from effort import every_nth
 from relive import GAE, Field, GroupAdvantage, MonteCarlo, RolloutBuffer, Schema, TDLambda, errors
 from relive import batches as tensordicts
@@ -184,6 +185,29 @@ def test_final_values_known_later_find_their_steps_after_wrapping(total: int) ->
     assert rollout["final_value"][:, 0].tolist() == [t + 0.5 for t in range(kept)]
     assert rollout["final_value"][-1, 1] == 9
     assert rollout["final_value"][:-1, 1].isnan().all()
+
+
+@pytest.mark.parametrize("apart", [{}, {"action": [3, 4]}], ids=["arrays", "lists"])
+def test_a_step_that_takes_an_old_place_has_its_own_mask_and_no_old_final_value(apart: dict[str, Any]) -> None:
+    rollout = filled([step(t) for t in range(4)], num_steps=4, wrap=True)
+    rollout["mask"] = torch.tensor([[False, True], [True, True], [True, False], [True, True]])
+    rollout["final_value"] = torch.full((4, 2), 7.0)
+    for t in (4, 5, 6):
+        rollout.add(step(t, truncated=[True, False]) | apart)
+    assert rollout["mask"].all()
+    assert rollout["final_value"][0].tolist() == [7, 7]
+    assert rollout["final_value"][1:].isnan().all()
+
+
+@pytest.mark.parametrize("wrong", [{"reward": [0.0, NAN]}, {"obs": np.zeros((2, 3))}], ids=["a NaN", "a shape"])
+def test_a_step_that_a_full_ring_refuses_leaves_its_oldest_step_and_what_was_attached(wrong: dict[str, Any]) -> None:
+    rollout = filled(play(6), num_steps=4, wrap=True, debug=True)
+    rollout.finish(GAE(), last_value=[1, 2])
+    before, starts = rollout.data().clone(), inside.flags(rollout)().starts
+    with pytest.raises(errors.ReliveError):
+        rollout.add(step(9) | wrong)
+    assert same_data(rollout.data(), before)
+    assert np.array_equal(inside.flags(rollout)().starts, starts)
 
 
 def test_rows_are_reserved_up_to_the_seam_and_written_over_the_oldest() -> None:
@@ -386,6 +410,45 @@ def test_nested_fields_are_nested_in_columns_views_and_batches(wrapped: bool) ->
     assert rollout.env_major["hidden", "1", "c"].shape == (2, 4, 1, 4)
     rollout.set_last(obs=nested_step(9, 2)["obs"])
     assert rollout.last["obs", "body", "1"].tolist() == [93, 93]
+
+
+ASKED = {
+    "members": (
+        (("obs", "body"), ("action", "1")),
+        {("obs", "body", "0", "arm"), ("obs", "body", "1"), ("action", "1")},
+    ),
+    "a member and its field": ((("obs", "cam"), "obs"), {path for path in LEAVES if path[0] == "obs"}),
+    "attached": ((("extra", "a"), ("terminated",)), {("extra", "a"), ("terminated",)}),
+}
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_members_of_nested_fields_are_asked_for_by_their_paths(kind: str) -> None:
+    fields, leaves = ASKED[kind]
+    flags = {name: np.zeros(2, bool) for name in ("terminated", "truncated")}
+    rollout = RolloutBuffer(Schema.from_example(nested_step(0, 2) | flags, num_envs=2), 3, 2)
+    for t in range(3):
+        rollout.add(nested_step(t, 2) | flags)
+    rollout["extra", "a"] = rollout["extra", "b"] = torch.ones(3, 2)
+    for batch in (rollout.flat(fields), *rollout.minibatches(6, shuffle=False, fields=fields)):
+        assert set(batch.keys(include_nested=True, leaves_only=True)) == {x if len(x) > 1 else x[0] for x in leaves}
+        assert all(torch.equal(batch[path], rollout.flat()[path]) for path in leaves)
+    assert set(rollout.sample(1, fields).keys(True, True)) == set(rollout.flat(fields).keys(True, True))
+    whole = next(rollout.env_batches(2, shuffle=False, sequences=fields, fields=fields))
+    assert all(torch.equal(whole.steps[path], rollout[path]) for path in leaves)
+    assert ("obs", "cam") in next(rollout.env_batches(2, sequences=(("obs", "body"),))).steps.keys(True)
+    for seq in (next(rollout.sequences(3, fields=fields, shuffle=False)), next(rollout.chunks(3, fields=fields))):
+        assert all(torch.equal(seq[path], rollout[path]) for path in leaves)
+        assert ("obs", "cam") in leaves or "cam" not in str(set(seq))
+    with pytest.raises(errors.FieldError, match=r"unknown field 'body'.*named by its path, \('obs', 'body'\)"):
+        rollout.flat(("obs", "body"))
+    for wrong, message in (
+        ((("obs", "arm"),), r"\('obs', 'arm'\)|obs.arm"),
+        (((),), "path such as"),
+        ((1,), "path such as"),
+    ):
+        with pytest.raises(errors.FieldError, match=message):
+            rollout.flat(wrong)  # pyright: ignore[reportArgumentType]
 
 
 def test_nested_rows_are_written_in_place_and_their_members_overwritten() -> None:

@@ -102,6 +102,24 @@ def test_every_epoch_has_a_new_permutation_and_serves_every_row_once() -> None:
     assert len({tuple(order) for order in epochs}) == 8
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_minibatches_that_are_not_shuffled_are_the_steps_in_order_and_draw_no_permutation(masked: bool) -> None:
+    rollout, other = (filled(play(8, 3, masked=masked), seed=1) for _ in range(2))
+    options: list[dict[str, Any]] = [
+        {"batch_size": 5},
+        {"num_batches": 4},
+        {"batch_size": 1},
+        {"reshuffle": False, "batch_size": 24},
+    ]
+    for given_options in options:
+        batches = list(rollout.minibatches(**given_options, epochs=2, shuffle=False))
+        assert same_data(torch.cat(batches[: len(batches) // 2]), rollout.flat())
+        assert same_data(torch.cat(batches[len(batches) // 2 :]), rollout.flat())
+    for batch in rollout.minibatches(5, epochs=2, drop_last=True, shuffle=False):
+        assert len(batch) == 5
+    assert ids(list(rollout.minibatches(5))) == ids(list(other.minibatches(5)))
+
+
 @given(st.integers(1, 9), st.integers(1, 3), st.data())
 def test_an_epoch_serves_every_real_row_once_whatever_the_sizes(steps: int, envs: int, data: st.DataObject) -> None:
     played = play(steps, envs, masked=data.draw(st.booleans()), seed=data.draw(st.integers(0, 9)))

@@ -26,7 +26,7 @@ from ..parameters import COUNT_RULE, TIMEOUT_RULE, is_count, require
 from ..processes.limits import RateLimit
 from ..replay.checks import require_rows
 from ..returns import EPS
-from ..rollout.columns import ADVANTAGE
+from ..rollout.columns import ADVANTAGE, Name
 from ..rollout.minibatches import MANY, require_advantage
 from ..steps.arrays import Doubles, Ints
 from ..steps.schema import Path
@@ -232,7 +232,7 @@ def minibatches(
     num_batches: int | None = None,
     epochs: int = 1,
     blocks: int | None = None,
-    fields: tuple[str, ...] | None = None,
+    fields: tuple[Name, ...] | None = None,
     normalize_advantage: bool = False,
     group: Any = None,
 ) -> Iterator[TensorDict]:
@@ -286,7 +286,7 @@ class _RankMinibatches:
         self._columns, self._permutations = inside._columns, inside._permutations
         self._minibatches = inside._minibatches
 
-    def report(self, batch_size: int | None, num_batches: int | None, fields: tuple[str, ...] | None) -> Report:
+    def report(self, batch_size: int | None, num_batches: int | None, fields: tuple[Name, ...] | None) -> Report:
         """The values that all ranks must agree on. Also finds the rows of this rank's blocks."""
         sizes = {"batch_size": batch_size, "num_batches": num_batches}
         sizes = {name: size for name, size in sizes.items() if size is not None}
@@ -484,7 +484,7 @@ def sequences(
     drop_tail: bool = False,
     epochs: int = 1,
     shuffle: bool = True,
-    fields: tuple[str, ...] | None = None,
+    fields: tuple[Name, ...] | None = None,
     time_first: bool = True,
     normalize_advantage: bool = False,
     group: Any = None,

@@ -29,7 +29,7 @@ from ..steps.checker import StepChecker
 from ..steps.schema import Path, Schema, descend
 from ..steps.summary import Summary, html, text
 from .envs import VectorEnvs, final_info, inner, is_factory, require_start, seed_for, vectorized
-from .episodes import Ended, EpisodeSums, read_ended
+from .episodes import Ended, Episodes, EpisodeSums, read_ended
 from .inputs import Inputs, Leaves, shaped_as
 from .progress import progress_bar
 
@@ -97,14 +97,16 @@ class Collector:
             the schema's shape is ``(layers, size)``, else ``[N, size]``. Episodes start with ``initial_hidden``.
         buffer: a rollout buffer, a replay, or a writer of :class:`relive.Lanes`; None to call :meth:`steps`.
         schema: without a buffer, the fields of a step. Default: ``Schema.from_env(envs)``.
-        value_fn: ``value_fn(obs, **inputs)`` returns the values ``[B]``, for any B. It is called once at the end of a
-            collection, for the bootstrap row and the final observations of truncated episodes. Default:
-            ``policy(...)["value"]``; the actions that the policy then draws are not used.
+        value_fn: ``value_fn(obs, **inputs)`` returns the values ``[B]``, or ``[B, K]`` of K heads, for any B. It is
+            called once at the end of a collection, for the bootstrap row and the final observations of truncated
+            episodes. Default: ``policy(...)["value"]``; the actions that the policy then draws are not used.
         seed: of the first reset of the envs.
         final_obs: what to do if an env hides the final observation of a truncated episode. "require" raises an
             EnvError, which names the switch of simulators that have one. "mask" leaves the truncated step out of every
             batch; in a rollout the step before it bootstraps from its observation.
         from_info: fields of the schema that are read from the ``info`` that comes with the observation.
+        from_step_info: fields of the schema that are read from the ``info`` that the step returns, such as a cost or a
+            success flag. An env may leave one out, which is 0 then, but not where an episode ends.
         initial_hidden: the state at an episode's start, nested as ``hidden``, without the axis of envs: such as
             ``[layers, size]``; or a function that returns it, for learned states, called at every episode start.
             Default: zeros.
@@ -112,9 +114,10 @@ class Collector:
 
     Raises:
         EnvError: the envs do not report their autoreset mode, or their number is not the buffer's.
-        ParameterError: an argument is not one of the choices, or both a buffer and a schema are given.
+        ParameterError: an argument is not one of the choices, both a buffer and a schema are given, or a field is read
+            from both infos.
         FieldError: the schema has no ``action``.
-        SchemaError: there is no buffer, and a replay cannot have the schema.
+        SchemaError: there is no buffer, and a replay cannot have the schema; or a field of an info is nested.
         DTypeError: ``is_start`` is not declared as ``Field((), torch.bool)``, or ``last_action`` or ``last_reward``
             not like ``action`` or ``reward``.
     """
@@ -135,6 +138,7 @@ class Collector:
         seed: int | None = None,
         final_obs: Literal["require", "mask"] = "require",
         from_info: tuple[str, ...] = ("action_mask",),
+        from_step_info: tuple[str, ...] = (),
         initial_hidden: Any = None,
         autoreset_mode: Any = None,
     ) -> None:
@@ -151,8 +155,8 @@ class Collector:
             raise EnvError(f"the buffer was made for {buffer.num_envs} envs, the vector env has {n}; give num_envs={n}")
         fields = (Schema.from_env(inner(self.envs)) if schema is None else schema) if buffer is None else buffer.schema
         self._chunks = _Chunks(fields, n, device) if buffer is None else None
-        self._wanted_info = from_info
-        self._inputs = Inputs(fields, n, device, from_info, initial_hidden)
+        self._from_info, self._from_step_info = from_info, from_step_info
+        self._inputs = Inputs(fields, n, device, from_info, from_step_info, initial_hidden)
         self._has_value = "value" in fields and isinstance(buffer, RolloutBuffer)
         self._returns: deque[float] = deque(maxlen=KEPT)
         self._lengths: deque[int] = deque(maxlen=KEPT)
@@ -162,7 +166,9 @@ class Collector:
         self.total_steps = 0
         self._obs: Leaves | None = None  # None: the next call resets the envs
         self._was_reset = False  # True from the first reset on, which takes the seed
-        self._under_way = False  # True while steps are played: still True at the next call, an exception ended them
+        self._under_way = False
+        """True while steps are played. If still at the next call, that one starts over: an exception ended them, or the
+        rollout has steps of a warm-up."""
         if isinstance(buffer, ReplayBuffer | RolloutBuffer):
             buffer.check_ends = False  # the collector stores episode ends correctly
 
@@ -263,10 +269,9 @@ class Collector:
         seconds, steps = time.perf_counter() - began, self.total_steps - before
         if self._sums is not None:
             return CollectStats(steps, seconds, read=partial(self._read_ended, self._ended))
-        episodes = self._episodes
-        return CollectStats(steps, seconds, [r for r, _ in episodes], [n for _, n in episodes])
+        return CollectStats(steps, seconds, *self._episodes)
 
-    def _read_ended(self, ended: list[Ended]) -> tuple[list[float], list[int]]:
+    def _read_ended(self, ended: list[Ended]) -> Episodes:
         self._vector.refuse_hidden()
         return read_ended(ended)
 
@@ -333,6 +338,9 @@ class Collector:
     ) -> CollectStats:
         """Fill ``buffer`` with ``num_steps`` vector steps of other envs; this collector's own do not change.
 
+        The rollout that this collector fills is not the place for them: its next collection starts new episodes, and
+        clears it first, unless it wraps.
+
         Args:
             buffer: any buffer of the same number of envs.
             num_steps: vector steps to make.
@@ -368,7 +376,8 @@ class Collector:
                 value_fn=self.value_fn if policy is None and self._has_value else None,
                 seed=seed_for(fresh, seed),
                 final_obs=self._vector.final_obs,
-                from_info=self._wanted_info,
+                from_info=self._from_info,
+                from_step_info=self._from_step_info,
                 initial_hidden=self._inputs.initial_hidden if "hidden" in schema else None,
                 autoreset_mode=self._vector.mode if envs is None else None,
             )
@@ -376,6 +385,8 @@ class Collector:
         finally:
             if not isinstance(buffer, RolloutBuffer):
                 buffer.interrupt()  # the next steps do not follow the last ones of these envs
+            elif buffer is self.buffer:  # the next collection's reset interrupts it; without wrap, its steps leave it
+                self._obs, self._under_way = None, self._under_way or not buffer.wrap
             if made and hasattr(fresh, "close"):
                 fresh.close()
 
@@ -403,7 +414,7 @@ class Collector:
     @torch.no_grad()  # as a decorator: an exception on the line of a `with` could leave gradients off
     def _play(self, count: int, progress: bool | None) -> None:
         """Play ``count`` vector steps; the caller clears ``_under_way``. After an exception the next call resets."""
-        self._episodes: list[tuple[float, int]] = []
+        self._episodes: Episodes = [], [], []
         self._ended: list[Ended] = []
         self._finals: list[_Final] = []
         into = self._into
@@ -431,6 +442,8 @@ class Collector:
         step["obs"], step["reward"] = inputs.as_given(before), reward  # given again: a policy may change its TensorDict
         if self._info:
             step |= inputs.named(self._info)
+        if inputs.from_step_info:
+            step |= inputs.step_info(info, done)
         step["terminated"], step["truncated"] = terminated, truncated  # those of the envs, also if an info has the name
         for name, x in step.items():
             if isinstance(x, Tensor) and x.device != inputs.device:
@@ -492,7 +505,7 @@ class Collector:
             if not isinstance(into, RolloutBuffer):
                 step["next_obs"] = inputs.as_given(true_next)
             elif final is not None:
-                known = inputs.all_final_info(final_info(info), self._info, self._last)
+                known = inputs.final_info(final_info(info), self._last)
                 value = _ask(self.value_fn, inputs.as_given(true_next), inputs.keywords(states, known))
                 step["final_value"] = value.where(shaped_as(cut, value), torch.nan)
         into.add(step)  # before anything goes on: a step that does not fit ends the collection here
@@ -523,7 +536,7 @@ class Collector:
         if len(envs):
             where = inputs.rows(envs)
             after = {path: x[where] for path, x in states.items()}
-            known = inputs.final_info(details, envs, self._info, self._last)
+            known = {path: x[where] for path, x in inputs.final_info(details, self._last).items()}
             self._finals.append(_Final(t, where, _PolicyInputs(inputs.obs_of(final, envs), after, known)))
         return real & (~cut | present)
 
@@ -563,10 +576,12 @@ class Collector:
         self._episode_return += reward * played
         self._episode_length += played
         for n in np.flatnonzero(done):
-            episode = float(self._episode_return[n]), int(self._episode_length[n])
-            self._episodes.append(episode)
-            self._returns.append(episode[0])
-            self._lengths.append(episode[1])
+            returns, lengths, envs = self._episodes
+            returns.append(float(self._episode_return[n]))
+            lengths.append(int(self._episode_length[n]))
+            envs.append(int(n))
+            self._returns.append(returns[-1])
+            self._lengths.append(lengths[-1])
             self._total_episodes += 1
             self._episode_return[n] = self._episode_length[n] = 0
 
@@ -675,8 +690,8 @@ class CollectStats:
     """The result of one call of :meth:`Collector.collect`.
 
     ``num_steps`` counts real transitions of all envs. ``seconds`` is wall time; a simulator's device may still be at
-    work. ``episode_returns`` (undiscounted) and ``episode_lengths`` describe the episodes that ended, in that order.
-    Those of a simulator are read when you first ask for one of them, which waits for its device.
+    work. ``episode_returns`` (undiscounted), ``episode_lengths`` and ``episode_envs`` describe the episodes that ended,
+    in that order. Those of a simulator are read when you first ask for one of them, which waits for its device.
 
     Raises:
         EnvError: when you ask, a simulator has hidden a final observation, which is required.
@@ -693,14 +708,16 @@ class CollectStats:
         seconds: float,
         episode_returns: Sequence[float] = (),
         episode_lengths: Sequence[int] = (),
+        episode_envs: Sequence[int] = (),
         *,
-        read: Callable[[], tuple[list[float], list[int]]] | None = None,
+        read: Callable[[], Episodes] | None = None,
     ) -> None:
         self.num_steps, self.seconds = num_steps, seconds
-        self._episodes, self._read = (list(episode_returns), list(episode_lengths)), read
+        self._episodes: Episodes = list(episode_returns), list(episode_lengths), list(episode_envs)
+        self._read = read
 
     def __reduce__(self) -> Any:
-        return CollectStats, (self.num_steps, self.seconds, self.episode_returns, self.episode_lengths)
+        return CollectStats, (self.num_steps, self.seconds, *self._known())
 
     def __repr__(self) -> str:
         """One line without the lists: with thousands of envs, thousands of episodes may end in one call."""
@@ -720,7 +737,12 @@ class CollectStats:
         """The number of its steps."""
         return self._known()[1]
 
-    def _known(self) -> tuple[list[float], list[int]]:
+    @property
+    def episode_envs(self) -> list[int]:
+        """The env that it was played in, from 0 to N - 1."""
+        return self._known()[2]
+
+    def _known(self) -> Episodes:
         if self._read is not None:
             self._episodes, self._read = self._read(), None
         return self._episodes

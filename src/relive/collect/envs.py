@@ -32,7 +32,6 @@ __all__ = [
     "pick",
     "require_start",
     "seed_for",
-    "unknown_info",
     "vectorized",
 ]
 
@@ -485,12 +484,6 @@ def pick(given: Any, inner: Path, envs: NDArray[np.intp]) -> Tensor:
 def copied(x: Any) -> Tensor:
     """A copy as a tensor. Many envs write the next observation into the memory of this one."""
     return x.clone() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
-
-
-def unknown_info(name: str, like: Tensor, count: int) -> Tensor:
-    """Rows for an info field where no action follows: True for a mask, else 0."""
-    fill = torch.ones if name == "action_mask" or like.dtype is torch.bool else torch.zeros
-    return fill((count, *like.shape[1:]), dtype=like.dtype, device=like.device)
 
 
 def _first_leaf(tree: Any) -> Any:

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Ended", "EpisodeSums", "read_ended"]
+__all__ = ["Ended", "EpisodeSums", "Episodes", "read_ended"]
 
 
 Ended = tuple[Tensor, Tensor]
 """Returns, and lengths (int64), of episodes that ended: ``[N]`` of a step. Where none ended, the length is 0."""
+
+
+Episodes = tuple[list[float], list[int], list[int]]
+"""The returns, the lengths and the envs of episodes, in the order in which they ended."""
 
 
 FOLDED = 64
@@ -73,12 +77,14 @@ class EpisodeSums:
     def read(self) -> tuple[list[float], list[int], int]:
         """The returns and lengths of the newest episodes, in order, and how many have ended; waits for the device."""
         self._fold()
-        return *read_ended([self._kept]), int(self._total)
+        returns, lengths, _ = read_ended([self._kept])
+        return returns, lengths, int(self._total)
 
 
-def read_ended(steps: Sequence[Ended]) -> tuple[list[float], list[int]]:
-    """The returns and lengths of the episodes that ended in some steps, in order; waits for their device."""
+def read_ended(steps: Sequence[Ended]) -> Episodes:
+    """The episodes that ended in some steps; waits for their device."""
     if not steps:
-        return [], []
-    returns, lengths = (torch.cat(column).cpu().numpy() for column in zip(*steps, strict=True))
-    return returns[lengths > 0].tolist(), lengths[lengths > 0].tolist()
+        return [], [], []
+    returns, lengths = (torch.stack(column).cpu().numpy() for column in zip(*steps, strict=True))
+    step, env = lengths.nonzero()
+    return returns[step, env].tolist(), lengths[step, env].tolist(), env.tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -11,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..batches import as_tensordict, swap_layers
-from ..errors import DTypeError, EnvError, FieldError, SchemaError, ShapeError
+from ..errors import DTypeError, EnvError, FieldError, ParameterError, SchemaError, ShapeError
 from ..parameters import Rule, is_names, require
 from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, as_host, check_castable, is_plain
 from ..steps.checker import StepChecker
 from ..steps.schema import Field, Path, Schema, descend, dotted
-from .envs import Finals, copied, info_field, is_by_env, pick, unknown_info
+from .envs import Finals, copied, final_info, info_field, is_by_env, pick
 
 __all__ = ["Inputs", "Leaves", "shaped_as"]
 
@@ -34,11 +35,14 @@ class Inputs:
         schema: the buffer's.
         num_envs: N.
         device: the buffer's.
-        from_info: fields that are read from ``info`` if the schema has them.
+        from_info: fields that are read from the ``info`` of an observation if the schema has them.
+        from_step_info: fields that are read from the ``info`` of a step if the schema has them.
         initial_hidden: as for :class:`relive.Collector`.
 
     Raises:
         FieldError: the schema has no ``action``; or ``initial_hidden`` is given and the schema has no ``hidden``.
+        ParameterError: a field is read from both infos.
+        SchemaError: a field that is read from an info is nested.
         DTypeError: ``is_start``, ``last_action`` or ``last_reward`` is not declared as the collector stores it.
     """
 
@@ -50,14 +54,21 @@ class Inputs:
     leaves: dict[Path, Field]
 
     def __init__(
-        self, schema: Schema, num_envs: int, device: torch.device, from_info: tuple[str, ...], initial_hidden: Any
+        self,
+        schema: Schema,
+        num_envs: int,
+        device: torch.device,
+        from_info: tuple[str, ...],
+        from_step_info: tuple[str, ...],
+        initial_hidden: Any,
     ) -> None:
-        require("Collector", INFO_RULE, from_info=from_info)
+        require("Collector", INFO_RULE, from_info=from_info, from_step_info=from_step_info)
         self.schema, self.num_envs, self.device, self.initial_hidden = schema, num_envs, device, initial_hidden
         self.names, self.leaves = schema.names, schema.leaves
         # it only checks: the policy's action is stored, and passed to the envs, unchanged
         self._check_action = StepChecker(Schema({"action": schema["action"]}), num_envs, device, upload=False)
         self.from_info: tuple[str, ...] = tuple(name for name in from_info if name in schema)
+        self.from_step_info: tuple[str, ...] = tuple(name for name in from_step_info if name in schema)
         self.has_hidden: bool = "hidden" in schema
         if initial_hidden is not None and not self.has_hidden:
             raise FieldError("initial_hidden: the schema has no 'hidden'; add the recurrent state to it")
@@ -69,7 +80,7 @@ class Inputs:
         starts = ("is_start",) if self.has_start else ()
         self.keyword_names: tuple[str, ...] = (*self.from_info, *starts, *(f"last_{name}" for name in self.from_last))
         """The fields that the policy gets as keywords, without hidden states."""
-        elsewhere = {"obs", "reward", "terminated", "truncated", "hidden", *self.keyword_names}
+        elsewhere = {"obs", "reward", "terminated", "truncated", "hidden", *self.keyword_names, *self.from_step_info}
         self._from_policy = frozenset(schema.names) - elsewhere
         """The fields that have no other source than the policy's answer; hidden states have an error of their own."""
         self._obs_dtypes = [(path, leaf.dtype) for path, leaf in schema.leaves.items() if path[0] == "obs"]
@@ -81,6 +92,17 @@ class Inputs:
 
     def _require_declared(self) -> None:
         schema = self.schema
+        for name in (*self.from_info, *self.from_step_info):
+            if not isinstance(schema[name], Field):
+                raise SchemaError(
+                    f"field '{name}': a field that is read from an info has no members, got {schema[name]!r}; name the "
+                    "members as fields of their own, or put them into the observation"
+                )
+            if name in self.from_info and name in self.from_step_info:
+                raise ParameterError(
+                    f"field '{name}': from_info reads it from the info of its observation, from_step_info from that of "
+                    "its step; name it in one of them"
+                )
         if self.has_start and schema["is_start"] != Field((), torch.bool):
             raise DTypeError(
                 "field 'is_start': the collector stores one bool per env; declare it as Field((), torch.bool), got "
@@ -194,54 +216,75 @@ class Inputs:
     def info(self, info: dict[str, Any], required: Any) -> Leaves:
         """The fields ``[N, ...]`` that come with an observation. Those of ``required`` envs must be there."""
         fields: Leaves = {}
-        n = self.num_envs
         for name in self.from_info:
-            if isinstance(info.get(name), Tensor) and f"_{name}" not in info:  # all are there, and may be on a device
-                fields[name,] = self._leaf((name,), copied(info[name])).reshape(n, *self.leaves[name,].shape)
-                continue
-            given, present = info_field(info, name, n)
-            required = as_host(required)
-            if (required & ~present).any():
-                env = int(np.flatnonzero(required & ~present)[0])
+            rows, present = self._reported(name, info)
+            env = _first_lacking(required, present)
+            if env is not None:
                 raise EnvError(
                     f"the schema has '{name}', but info['{name}'] is missing for env {env}; report it at every reset "
                     "and step, or leave it out of the schema"
                 )
-            leaf = self.leaves[name,]
-            rows = torch.empty((n, *leaf.shape), dtype=leaf.dtype, device=self.device)
-            rows = unknown_info(name, rows, n)
-            envs = np.flatnonzero(present)
-            if len(envs):
-                rows[torch.as_tensor(envs, device=rows.device)] = pick(given, (), envs).to(rows)
             fields[name,] = rows
         return fields
 
-    def all_final_info(self, details: dict[str, Any], info: Leaves, last: Leaves) -> Leaves:
-        """:meth:`final_info` of all envs of a simulator, ``[N, ...]``, as if each had ended an episode."""
-        fields = self.starts(torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)) | last
-        for name in self.from_info:
-            there = isinstance(details.get(name), Tensor)
-            like = info[name,]
-            fields[name,] = details[name].to(like) if there else unknown_info(name, like, self.num_envs)
-        return fields
-
-    def final_info(self, details: dict[str, Any], envs: NDArray[np.intp], info: Leaves, last: Leaves) -> Leaves:
-        """The fields that come with final observations: the info if the env reports it, the last action and reward.
+    def step_info(self, info: dict[str, Any], ended: Any) -> dict[str, Tensor]:
+        """The fields ``[N, ...]`` that a step's info reports, by name; 0 elsewhere.
 
         Args:
-            details: the info that came with the final observations.
-            envs: the envs whose episodes ended, ``[K]``.
-            info: the fields that came with the observations before.
+            info: that the step returned. Where an episode ended, SAME_STEP autoreset may have put that of the reset
+                there; the step's is then its ``final_info``.
+            ended: the envs whose episode ended, ``[N]``; they must report each field.
+        """
+        fields: dict[str, Tensor] = {}
+        for name in self.from_step_info:
+            rows, present = self._reported(name, info, fill=0)
+            if "final_info" in info:
+                last, present = self._reported(name, final_info(info), fill=0)
+                rows = torch.where(shaped_as(self.rows(ended), rows), last, rows)
+            env = _first_lacking(ended, present)
+            if env is not None:
+                raise EnvError(
+                    f"from_step_info names '{name}', but info['{name}'] is missing for env {env}, whose episode ended; "
+                    "report it at every step, or at least there, with 0 or False if that is what it is"
+                )
+            fields[name] = rows
+        return fields
+
+    def _reported(self, name: str, info: dict[str, Any], fill: int | None = None) -> tuple[Tensor, Any]:
+        """A field's rows ``[N, ...]`` in an info, and the envs that report it, bool ``[N]``; None stands for all.
+
+        The rows of the others are ``fill``; by default True for a mask, which then forbids nothing, and else 0.
+        """
+        given, leaf = info.get(name), self.leaves[name,]
+        if isinstance(given, Tensor) and f"_{name}" not in info:  # all are there, and may be on a device
+            return self._info_leaf(name, copied(given)), None
+        given, present = info_field(info, name, self.num_envs)
+        if fill is None:
+            fill = name == "action_mask" or leaf.dtype is torch.bool
+        rows = torch.full((self.num_envs, *leaf.shape), fill, dtype=leaf.dtype, device=self.device)
+        envs = np.flatnonzero(present)
+        if len(envs):
+            rows[self.rows(envs)] = self._info_leaf(name, pick(given, (), envs))
+        return rows, present
+
+    def _info_leaf(self, name: str, given: Tensor) -> Tensor:
+        """Rows of a field out of an info, where a flag may be a number, as in Gymnasium's masks."""
+        shape = len(given), *self.leaves[name,].shape
+        if given.numel() != math.prod(shape):
+            raise ShapeError(f"field '{name}': expected {shape} in info['{name}'], got {tuple(given.shape)}")
+        is_flag = self.leaves[name,].dtype is torch.bool
+        return (given.ne(0).to(self.device) if is_flag else self._leaf((name,), given)).reshape(shape)
+
+    def final_info(self, details: dict[str, Any], last: Leaves) -> Leaves:
+        """The fields ``[N, ...]`` that come with final observations, as if each env had ended an episode.
+
+        Args:
+            details: the info that came with the final observations. What an env does not report there is unknown, and
+                not needed, as no action follows.
             last: the actions and rewards of the last step, ``[N, ...]``.
         """
-        where = torch.as_tensor(envs, device=self.device)
-        fields = self.starts(np.zeros(len(envs), np.bool_)) | {path: x[where] for path, x in last.items()}
-        for name in self.from_info:
-            like = info[name,]
-            given, present = info_field(details, name, self.num_envs)
-            reported = present[envs].all()
-            fields[name,] = pick(given, (), envs).to(like) if reported else unknown_info(name, like, len(envs))
-        return fields
+        fields = self.starts(torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)) | last
+        return fields | {(name,): self._reported(name, details)[0] for name in self.from_info}
 
     def starts(self, which: Any) -> Leaves:
         """``is_start``, if the schema has it: True in envs whose observation is the first of an episode."""
@@ -381,6 +424,14 @@ class Inputs:
             return rows if rows.shape == shape else rows.reshape(shape)
 
         return self.schema.rebuild("action", convert)
+
+
+def _first_lacking(required: Any, present: Any) -> int | None:
+    """The first env of those required that is not present, bool ``[N]`` each; None if there is none."""
+    if present is None:
+        return None
+    lacking = np.flatnonzero(as_host(required) & ~present)
+    return int(lacking[0]) if len(lacking) else None
 
 
 def shaped_as(rows: Tensor, like: Tensor) -> Tensor:

@@ -90,8 +90,8 @@ def require_final_values(grid: Grid) -> None:
     missing = grid.truncated & ~grid.terminated
     if grid.mask is not None:
         missing &= grid.mask
-    if grid.final_value is not None:
-        missing &= grid.final_value.isnan()
+    if grid.final_value is not None:  # with several heads, ``[T, N, K]``
+        missing &= grid.final_value.isnan().reshape(*missing.shape, -1).any(-1)
     if bool(missing.any()):
         refuse_missing(int(missing.flatten().nonzero()[0]), missing.shape[1])
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
@@ -33,7 +34,7 @@ from ..memory.estimate import readable
 from ..memory.layout import LARGE_FIELD
 from ..names import add_hints
 from ..parameters import COUNT_RULE, FLAG_RULE, Rule, is_count, is_own, is_whole, refuse_class, require, torch_device
-from ..returns import GAE, Estimator
+from ..returns import GAE, Estimator, ValueHeads
 from ..steps.arrays import Array, Bools, Ints, as_host, as_tensor, check_castable
 from ..steps.checker import refuse_unreadable
 from ..steps.ends import MOST, EndCheck
@@ -181,12 +182,15 @@ class RolloutBuffer:
             raise FieldError(not_named(step))
         values: dict[str, Any] = fields if step is None else {**step, **fields}
         columns, copier = self._columns, self._columns.copier
-        # The next row is free, unless it has an old step or the bootstrap values.
-        if columns.count < columns.num_steps and not self._has_last and copier is not None and not columns.states:
-            row, debug = columns.next_row, self._debug
-            if (not self._bookkeeping_used and copier.take(row, values, debug)) or self._take_complete(row, values):
-                self._advance(1)
-                return
+        if copier is not None and not columns.states:
+            if columns.count == columns.num_steps:
+                if columns.wrap and self._take_over(values):
+                    return
+            elif not self._has_last:  # else the next row may have the bootstrap values
+                row, debug = columns.next_row, self._debug
+                if (not self._bookkeeping_used and copier.take(row, values, debug)) or self._take_complete(row, values):
+                    self._advance(1)
+                    return
         self._add_checked(values)
 
     def _take_complete(self, row: int, values: dict[str, Any]) -> bool:
@@ -196,6 +200,17 @@ class RolloutBuffer:
         copier, defaults = self._columns.complete or self._columns.copy_complete()
         self._bookkeeping_used = True  # before the write, in case it is interrupted
         return copier.take(row, {**defaults, **values}, self._debug)
+
+    def _take_over(self, values: dict[str, Any]) -> bool:
+        """Copy a step over the oldest one of a full ring, if all of it can be read at once."""
+        columns = self._columns
+        row, before = columns.start, (self._ended, columns.start, columns.count)
+        self._give_up(slice(row, row + 1))  # before the write: the oldest step is never half new
+        if self._take_complete(row, values):
+            self._advance(1)
+            return True
+        self._ended, columns.start, columns.count = before
+        return False
 
     def _add_checked(self, values: dict[str, Any]) -> None:
         """Check each part of a step, then write it; ``values`` is used up."""
@@ -222,18 +237,19 @@ class RolloutBuffer:
     def _advance(self, rows: int, last: bool = False) -> None:
         """Take in the next rows, which are written; they belong to the rollout from the last line on."""
         columns = self._columns
-        self._bookkeeping_used |= columns.wrap and columns.is_full
         self._reserved_views = []
         columns.detach()
         columns.count, self._interrupted, self._reserved, self._has_last = columns.count + rows, False, 0, last
 
     def _give_up(self, rows: slice) -> None:
         """Drop the oldest rows, which lie at these places, and note which of their episodes had ended."""
-        columns, count = self._columns, rows.stop - rows.start
-        ended = self._ended
-        if self._has_ends:
+        columns, count, ended = self._columns, rows.stop - rows.start, self._ended
+        self._bookkeeping_used = True  # their masks and final values may have been set
+        if self._has_ends and count == 1 and columns.copier is not None:  # as below, in RAM, without tensors
+            terminated, truncated, real = [columns.memory_of((name,))[rows.start] for name in ENDS]
+            ended = np.logical_or(terminated, truncated) | (ended > real)
+        elif self._has_ends:
             ended = Flags.of([columns.view((name,), rows) for name in ENDS], ended).ended
-        columns.detach()
         start = (columns.start + count) % columns.num_steps
         self._ended, columns.start, columns.count = ended, start, columns.count - count  # all or none
 
@@ -317,6 +333,7 @@ class RolloutBuffer:
         rows, leaving = slice(row, row + count), columns.count + count - columns.num_steps
         self._has_last = False
         if leaving > 0:  # the oldest rows are the last ones that are reserved
+            columns.detach()
             self._give_up(slice(row + count - leaving, row + count))
         self._write_bookkeeping(rows, {})
         self._reserved = count
@@ -377,7 +394,7 @@ class RolloutBuffer:
         Args:
             steps: the times of the steps, from 0 to T - 1.
             envs: their envs.
-            values: V(true final observation) of each.
+            values: V(true final observation) of each; ``[K, ...]`` if the value has several heads.
 
         Raises:
             FieldError: the schema has no ``value``.
@@ -487,7 +504,8 @@ class RolloutBuffer:
 
         Args:
             estimator: :class:`relive.GAE` and its like, or any :class:`relive.returns.Estimator`.
-            last_value: V(obs[T]), ``[N]``; not needed if it was set already, or if every env just finished.
+            last_value: V(obs[T]), ``[N]``, or ``[N, K]`` of K heads; not needed if it was set already, or if every env
+                just finished.
             partial: finish a rollout that is not full.
 
         Raises:
@@ -545,7 +563,7 @@ class RolloutBuffer:
         columns = self._columns
         wrong = fill(columns.count, estimator.gamma, estimator.lam)
         if wrong == core.SPOILT:
-            self._refuse_spoilt(columns.ordered(ADVANTAGE), estimator)
+            self._refuse_spoilt(columns.ordered(ADVANTAGE), estimator, (ADVANTAGE, RETURN))
         if wrong >= 0:
             refuse_missing(wrong, columns.num_envs)
         columns.keep((ADVANTAGE, RETURN))
@@ -558,14 +576,16 @@ class RolloutBuffer:
                 self._require_column(name, type(estimator).__name__)
         if "value" in estimator.reads and not self._has_last:
             self._require_all_ended()
-        own, host = is_own(estimator), columns.device.type == "cpu"
+        heads = estimator.heads.values() if isinstance(estimator, ValueHeads) else ()
+        own, host = is_own(estimator) and all(map(is_own, heads)), columns.device.type == "cpu"
         inputs = {name: self._estimator_input(name, host or not own) for name in estimator.reads}
         if own and self._debug and "final_value" in inputs:
-            require_final_values(Grid(*[inputs[name] for name in Grid._fields]))
+            grid: Any = [inputs.get(name) for name in Grid._fields]  # heads have other columns in place of rewards
+            require_final_values(Grid(*grid))
         result = estimator(**inputs)
-        advantage = result["advantage"] if own and (host or self._debug) else None
-        if advantage is not None and not bool(advantage.isfinite().all()):
-            self._refuse_spoilt(advantage, estimator)
+        for name, advantage in result.items() if own and (host or self._debug) else ():
+            if name.endswith("advantage") and not bool(advantage.isfinite().all()):
+                self._refuse_spoilt(advantage, estimator, [(column,) for column in result])
         columns.attach(result)
 
     def _require_column(self, name: str, reader: str) -> None:
@@ -601,8 +621,10 @@ class RolloutBuffer:
                 "pass finish(..., last_value=V(obs[T])), or set_last(value=...)"
             )
 
-    def _refuse_spoilt(self, advantage: Tensor, estimator: Estimator) -> None:
+    def _refuse_spoilt(self, advantage: Tensor, estimator: Estimator, results: Iterable[Path]) -> None:
         """Refuse an advantage ``[T, N]`` that is not finite at a real step, by the number that it comes from.
+
+        The columns ``results``, which the estimator would have attached, are not there then.
 
         Raises:
             NotFiniteError: names that field, its step and its env.
@@ -612,7 +634,7 @@ class RolloutBuffer:
         wrong = ~advantage.isfinite() & real
         if not bool(wrong.any()):
             return
-        columns.drop((ADVANTAGE, RETURN))
+        columns.drop(results)
         valued = torch.cat([real, torch.zeros_like(real[:1])])
         valued[1:] |= real & ~(terminated | truncated)  # the value after a step that ended nothing
         used = {"value": valued, "final_value": real & truncated & ~terminated}
@@ -620,12 +642,14 @@ class RolloutBuffer:
             if name in ENDS or name not in columns:
                 continue
             column = columns.with_last(("value",)) if name == "value" else columns[name]
-            bad = (~column.isfinite() & used.get(name, real)).nonzero()
+            wrong_numbers = ~column.isfinite().reshape(*column.shape[:2], -1)  # a value may have several an env
+            bad = (wrong_numbers & used.get(name, real).unsqueeze(-1)).nonzero()
             if len(bad):
-                step, env = bad[0].tolist()
+                step, env, k = bad[0].tolist()
                 where = f"step {step} of" if step < len(real) else "the bootstrap row (last_value) of"
+                number = float(column[step, env].flatten()[k])
                 raise NotFiniteError(
-                    f"field '{name}': {where} env {env} is {float(column[step, env])}, so advantages would not be "
+                    f"field '{name}': {where} env {env} is {number}, so advantages would not be "
                     "finite either; mend what gives it, the env or the policy, and create the buffer with debug=True "
                     "to find it when it is added"
                 )
@@ -698,11 +722,11 @@ class RolloutBuffer:
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
-    def flat(self, fields: tuple[str, ...] | None = None) -> TensorDict:
+    def flat(self, fields: tuple[Name, ...] | None = None) -> TensorDict:
         """All real transitions as one batch ``[B]``, time first (row ``t * N + n``), copied.
 
         Args:
-            fields: the columns wanted; default all but ``mask`` and ``final_value``.
+            fields: the columns wanted, as in :meth:`minibatches`; default all but ``mask`` and ``final_value``.
         """
         columns = self._columns
         columns.require_steps()
@@ -711,12 +735,12 @@ class RolloutBuffer:
         batch = {path: x.clone() if rows is None else x.index_select(0, rows) for path, x in flat.items()}
         return columns.batch(batch, (columns.num_real(rows),))
 
-    def sample(self, batch_size: int, fields: tuple[str, ...] | None = None) -> TensorDict:
+    def sample(self, batch_size: int, fields: tuple[Name, ...] | None = None) -> TensorDict:
         """One random minibatch ``[batch_size]``, drawn without replacement.
 
         Args:
             batch_size: B, at most the number of real transitions.
-            fields: the columns wanted; default all but ``mask`` and ``final_value``.
+            fields: the columns wanted, as in :meth:`minibatches`; default all but ``mask`` and ``final_value``.
 
         Raises:
             EmptyError: no step was added.
@@ -732,7 +756,7 @@ class RolloutBuffer:
         batch = {path: x.index_select(0, order) for path, x in self._flat_columns(fields).items()}
         return columns.batch(batch, (batch_size,))
 
-    def _flat_columns(self, fields: tuple[str, ...] | None) -> dict[Path, Tensor]:
+    def _flat_columns(self, fields: tuple[Name, ...] | None) -> dict[Path, Tensor]:
         """Columns of the steps written so far as rows ``t * N + n``."""
         columns = self._columns.select(self._columns.wanted(fields))
         return {path: column.flatten(0, 1) for path, column in columns.items()}
@@ -741,6 +765,10 @@ class RolloutBuffer:
         """The next permutation of the flat rows that are real."""
         order = self._permutations.next(self._columns.num_real(rows), self.device)
         return order if rows is None else rows[order]
+
+    def _in_order(self, rows: Tensor | None) -> Tensor:
+        """The flat rows that are real in their own order."""
+        return torch.arange(self._columns.num_real(rows), device=self.device) if rows is None else rows
 
     def _orders(self, rows: Tensor | None, epochs: int, reshuffle: bool) -> Iterator[Tensor]:
         """The order of each epoch."""
@@ -756,11 +784,12 @@ class RolloutBuffer:
         num_batches: int | None = None,
         epochs: int = 1,
         drop_last: bool = False,
+        shuffle: bool = True,
         reshuffle: bool = True,
-        fields: tuple[str, ...] | None = None,
+        fields: tuple[Name, ...] | None = None,
         normalize_advantage: bool = False,
     ) -> Iterator[TensorDict]:
-        """All real transitions in random order, in minibatches ``[B]``; a new permutation every epoch.
+        """All real transitions in minibatches ``[B]``, in random order: a new permutation every epoch.
 
         Every transition comes exactly once an epoch, unless ``drop_last`` is set; each epoch then drops others. Do not
         change columns while the minibatches are being read.
@@ -770,8 +799,11 @@ class RolloutBuffer:
             num_batches: instead, the number of minibatches in an epoch; their sizes differ by at most one.
             epochs: passes over the rollout.
             drop_last: leave out the transitions that do not fill a whole minibatch.
+            shuffle: False keeps the order of the steps, as :meth:`flat` has them, in every epoch; no permutation is
+                drawn.
             reshuffle: False repeats the minibatches of the first epoch in all others.
-            fields: the columns wanted; default all but ``mask`` and ``final_value``. Fewer are faster.
+            fields: the columns wanted, members of nested ones by their paths, such as ``("obs", "camera")``; default
+                all but ``mask`` and ``final_value``. Fewer are faster.
             normalize_advantage: normalise ``advantage`` within each minibatch.
 
         Raises:
@@ -782,13 +814,13 @@ class RolloutBuffer:
         columns = self._columns
         columns.require_steps()
         require("minibatches", COUNT_RULE, epochs=epochs)
-        flags = {"drop_last": drop_last, "reshuffle": reshuffle, "normalize_advantage": normalize_advantage}
-        require("minibatches", FLAG_RULE, **flags)
+        flags = {"drop_last": drop_last, "shuffle": shuffle, "reshuffle": reshuffle}
+        require("minibatches", FLAG_RULE, **flags, normalize_advantage=normalize_advantage)
         rows = columns.real_rows()
         bounds = parts(columns.num_real(rows), batch_size, num_batches, drop_last)
         wanted = columns.wanted(fields)
         require_advantage(normalize_advantage, wanted)
-        orders = self._orders(rows, epochs, reshuffle)
+        orders = self._orders(rows, epochs, reshuffle) if shuffle else repeat(self._in_order(rows), epochs)
         # On a device only calls count, and those of the second batch pay for packing.
         pack = epochs > 1 or len(bounds) >= (MANY if self.device.type == "cpu" else 2)
         return self._minibatches.batches(wanted, bounds, orders, pack=pack, normalize_advantage=normalize_advantage)
@@ -805,7 +837,7 @@ class RolloutBuffer:
         batch_steps: int | None = None,
         epochs: int = 1,
         shuffle: bool = True,
-        fields: tuple[str, ...] | None = None,
+        fields: tuple[Name, ...] | None = None,
         time_first: bool = True,
         normalize_advantage: bool = False,
     ) -> Iterator[SequenceBatch]:
@@ -864,8 +896,8 @@ class RolloutBuffer:
         num_batches: int | None = None,
         epochs: int = 1,
         shuffle: bool = True,
-        sequences: tuple[str, ...] = ("obs",),
-        fields: tuple[str, ...] | None = None,
+        sequences: tuple[Name, ...] = ("obs",),
+        fields: tuple[Name, ...] | None = None,
     ) -> Iterator[EnvBatch]:
         """Batches of whole envs: their steps ``[T, B, ...]``, and some columns also as trajectories, cut at dones.
 
@@ -903,7 +935,7 @@ class RolloutBuffer:
             return batches
         return (EnvBatch(batch.envs, unfinished(cast("TensorDict", batch.steps)), batch.sequences) for batch in batches)
 
-    def chunks(self, length: int | None = None, *, fields: tuple[str, ...] | None = None) -> Iterator[SequenceBatch]:
+    def chunks(self, length: int | None = None, *, fields: tuple[Name, ...] | None = None) -> Iterator[SequenceBatch]:
         """All envs in the order of time, ``length`` steps at a time: batches ``[L, N, ...]``, the last one shorter.
 
         Chunks run on over the ends of episodes, for distillation: ``seq["done"]`` is bool ``[L, N]``, and where

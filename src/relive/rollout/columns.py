@@ -413,11 +413,13 @@ class Columns:
         if self.states and path[0] == "hidden":
             raise FieldError(f"field 'hidden': kept every {self.every} steps; sequences() and chunks() give it")
         if not leaves:
-            raise FieldError(unknown_field(path, self.keys(), "this rollout"))
+            message = unknown_field(path, self.keys(), "this rollout")
+            members = [leaf[: leaf.index(path[-1], 1) + 1] for leaf in self.live if path[-1] in leaf[1:]]
+            raise FieldError(f"{message}. A member is named by its path, {members[0]}" if members else message)
         return leaves
 
-    def wanted(self, fields: tuple[str, ...] | None) -> list[Path]:
-        """The leaves of a batch with these columns; by default all but the bookkeeping.
+    def wanted(self, fields: tuple[Name, ...] | None) -> list[Path]:
+        """The leaves of a batch with these columns, each once; by default all but the bookkeeping.
 
         Raises:
             FieldError: an unknown column, or no names.
@@ -426,13 +428,13 @@ class Columns:
             return leaves
         if not fields or isinstance(fields, str):
             raise FieldError(f"fields={fields!r}: pass a tuple of column names, such as ('obs', 'action')")
-        return [leaf for name in fields for leaf in self.leaves((name,))]
+        return list(dict.fromkeys([leaf for name in fields for leaf in self.leaves(_path(name))]))
 
-    def wanted_of_steps(self, fields: tuple[str, ...] | None) -> list[Path]:
+    def wanted_of_steps(self, fields: tuple[Name, ...] | None) -> list[Path]:
         """The leaves of a batch of sequences, without ``hidden``, ``is_start`` and ``mask``, which all of them have."""
         always = "hidden", "is_start", "mask"
         if isinstance(fields, tuple) and fields:
-            fields = tuple(name for name in fields if name not in always)
+            fields = tuple(name for name in fields if _path(name)[0] not in always)
             if not fields:
                 return []
         return [path for path in self.wanted(fields) if path[0] not in always]

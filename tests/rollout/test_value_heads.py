@@ -1,0 +1,157 @@
+"""ValueHeads: a value of several heads gives each of several rewards advantages of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+from torch import Tensor
+
+import tagged
+from collecting import every_mode, policy
+from elsewhere import ELSEWHERE, far_device, no_waiting
+from relive import GAE, Collector, MonteCarlo, RolloutBuffer, Schema, TDLambda, ValueHeads, VTrace, errors
+from rollouts import NAN, SCHEMA, play, same_data
+
+T, N = 9, 3
+HEADS = ValueHeads({"reward": GAE(0.99, 0.95), "cost": TDLambda(0.9, 0.5, normalize=True), "speed": MonteCarlo(0.8)})
+WIDE = Schema({**{name: SCHEMA[name] for name in SCHEMA.names}, "value": (3,), "cost": (), "speed": ()})
+
+
+def filled(device: str = "cpu", *, masked: bool = True, count: int = T, **options: Any) -> RolloutBuffer:
+    """A rollout of random steps with three rewards, three values and, where they are read, final values."""
+    rollout, rng = RolloutBuffer(WIDE, T, N, device=device, **options), np.random.default_rng(5)
+    numbers = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+    for each in play(count, N, seed=1, masked=masked):
+        needed = ~np.isnan(each["final_value"])[:, None]
+        wide = {"value": numbers(N, 3), "final_value": np.where(needed, numbers(N, 3), NAN)}
+        rollout.add(each | wide | {"cost": numbers(N), "speed": numbers(N)})
+    rollout.set_last(value=numbers(N, 3))
+    return rollout
+
+
+def narrow(rollout: RolloutBuffer, k: int, name: str) -> RolloutBuffer:
+    """A rollout with one value for each env: head k, and the column of that name as rewards."""
+    made = RolloutBuffer(SCHEMA, rollout.steps, N)
+    for t in range(rollout.steps):
+        row = {field: rollout[field][t] for field in (*SCHEMA.names, "mask", "final_value")}
+        made.add(
+            row | {"value": row["value"][:, k], "final_value": row["final_value"][:, k], "reward": rollout[name][t]}
+        )
+    made.set_last(value=rollout.last["value"][:, k])
+    return made
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("count", [T, 2 * T + 4])
+def test_each_head_is_finished_as_if_it_were_alone(count: int, masked: bool) -> None:
+    rollout = filled(masked=masked, count=count, wrap=True).finish(HEADS)
+    for k, (name, estimator) in enumerate(HEADS.heads.items()):
+        alone, prefix = narrow(rollout, k, name).finish(estimator), "" if name == "reward" else f"{name}_"
+        assert torch.equal(rollout[f"{prefix}advantage"], alone["advantage"])
+        assert torch.equal(rollout[f"{prefix}return"], alone["return"])
+    (batch,) = rollout.minibatches(num_batches=1, fields=("value", "cost_advantage", "advantage"))
+    assert batch["value"].shape == (len(rollout), 3)
+
+
+@every_mode
+def test_a_collector_values_final_observations_by_every_head(mode: AutoresetMode) -> None:
+    schedule = tagged.cycle([(3, "truncated"), (1, "truncated")], [(2, "terminated"), (4, "truncated")])
+
+    def two_heads(obs: Tensor) -> Mapping[str, Tensor]:
+        answer = policy(obs)
+        return answer | {"value": torch.stack([answer["value"], 7 - answer["value"]], -1)}
+
+    rollouts: list[RolloutBuffer] = []
+    for acting, shape in ((two_heads, (2,)), (policy, ())):
+        envs = tagged.make_tagged(2, mode, schedule)
+        rollout = RolloutBuffer(Schema.from_env(envs, value=shape), 11, 2)
+        Collector(envs, acting, rollout, seed=0).collect()
+        rollouts.append(rollout)
+    wide, alone = rollouts
+    alone.finish(GAE(0.9, 0.8))
+    wide["twice"] = 2 * wide["reward"]
+    wide.finish(ValueHeads({"reward": GAE(0.9, 0.8), "twice": GAE(0.9, 0.8)}))
+    assert torch.equal(wide["advantage"], alone["advantage"])
+    cut = wide["truncated"] & ~wide["terminated"] & wide["mask"]
+    assert cut.any()
+    assert torch.equal(wide["final_value"][cut][:, 1], 7 - alone["final_value"][cut])
+    after = 2 * wide["reward"] + 0.9 * wide["final_value"][..., 1] - wide["value"][..., 1]
+    assert torch.equal(wide["twice_advantage"][cut], after[cut])
+
+
+def test_heads_on_a_device_give_the_same_and_wait_for_nothing() -> None:
+    ours = filled().finish(HEADS)
+    with far_device():
+        theirs = filled(ELSEWHERE)
+        with no_waiting():
+            theirs.finish(HEADS)
+        data = theirs.data().cpu()
+        theirs.debug = True
+        theirs.finish(HEADS)
+        theirs["final_value"][theirs["truncated"] & ~theirs["terminated"], 1] = NAN
+        with pytest.raises(errors.FieldError, match="was truncated and has no value"):
+            theirs.finish(HEADS)
+    for name in ("advantage", "return", "cost_advantage", "speed_return"):
+        torch.testing.assert_close(data[name], ours[name], rtol=1e-5, atol=1e-5)
+
+
+def test_a_head_may_have_an_estimator_of_ones_own() -> None:
+    class Endless:
+        """Advantages that see no end, as those of exploration rewards (Burda et al. 2019)."""
+
+        reads = GAE().reads
+
+        def __call__(self, *, terminated: Tensor, truncated: Tensor, **columns: Any) -> dict[str, Tensor]:
+            no = torch.zeros_like(terminated)
+            return GAE(0.99, 0.9)(terminated=no, truncated=no, **columns) | {"seen": columns["value"][:-1]}
+
+    rollout = filled(masked=False).finish(ValueHeads({"reward": GAE(), "cost": GAE(), "speed": Endless()}))
+    assert torch.equal(rollout["speed_seen"], rollout["value"][..., 2])
+    assert not torch.equal(rollout["speed_advantage"], filled(masked=False).finish(HEADS)["speed_advantage"])
+
+
+def test_values_and_columns_that_do_not_fit_are_refused_by_name() -> None:
+    rollout = filled()
+    with pytest.raises(
+        errors.ShapeError, match=r"'value': expected 2 numbers .* each of reward, cost, got \(10, 3, 3\)"
+    ):
+        rollout.finish(ValueHeads({"reward": GAE(), "cost": GAE()}))
+    with pytest.raises(errors.ShapeError, match=r"'value': expected \(10, 3\), got \(10, 3, 3\); .*ValueHeads"):
+        rollout.finish(GAE())
+    with pytest.raises(errors.FieldError, match=r"ValueHeads reads 'costs'.*did you mean 'cost'"):
+        rollout.finish(ValueHeads({"reward": GAE(), "costs": GAE(), "speed": GAE()}))
+    with pytest.raises(errors.FieldError, match="'target_log_prob'"):
+        rollout.finish(ValueHeads({"reward": GAE(), "cost": GAE(), "speed": VTrace()}))
+    assert "advantage" not in rollout
+
+
+@pytest.mark.parametrize("heads", [{}, [GAE()], {"cost": GAE}, {"cost": 0.9}, {1: GAE()}, None])
+def test_heads_are_named_estimators(heads: Any) -> None:
+    with pytest.raises(errors.ParameterError, match="from columns of rewards to estimators"):
+        ValueHeads(heads)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("value", "'value': step 4 of env 1"), ("speed", "'speed': step 4 of env 1")]
+)
+def test_a_number_that_spoils_one_head_is_named_and_no_head_has_advantages(name: str, says: str) -> None:
+    rollout = filled(masked=False).finish(HEADS)
+    rollout[name][4, 1] = torch.tensor([0.0, 0.0, NAN]) if name == "value" else NAN
+    with pytest.raises(errors.NotFiniteError, match=f"{says} is nan"):
+        rollout.finish(HEADS)
+    assert not {"advantage", "return", "cost_advantage", "speed_return"} & set(rollout.keys())
+
+
+def test_heads_are_the_call_that_makes_them_and_do_not_change_with_the_mapping() -> None:
+    heads = {"reward": GAE(0.9), "cost": GAE()}
+    made = ValueHeads(heads)
+    assert eval(repr(made)) == made
+    heads["speed"] = GAE()
+    assert list(made.heads) == ["reward", "cost"]
+    before = filled().finish(HEADS)
+    assert same_data(filled().finish(eval(repr(HEADS))).data(), before.data())
