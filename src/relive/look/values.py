@@ -49,17 +49,10 @@ __all__ = [
 # -- single fields -----------------------------------------------------------------------------------------------------
 
 
-def _named(steps: Experience) -> Leaves:
-    """All leaves by the path that a report names."""
-    groups = {"obs": steps.obs, "next_obs": steps.next_obs or {}, "action": steps.action}
-    leaves: Leaves = {(name, *path): leaf for name, group in groups.items() for path, leaf in group.items()}
-    return {**leaves, ("reward",): steps.reward, **steps.others}
-
-
 @rule("not-finite")
 def not_finite(steps: Experience) -> Look:
     """NaN and infinities."""
-    for path, leaf in _named(steps).items():
+    for path, leaf in steps.leaves.items():
         if leaf.dtype.kind not in "fc" or path[0] in MAY_BE_INFINITE:
             continue
         flat = leaf.reshape(len(leaf), -1)
