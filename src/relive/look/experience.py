@@ -26,7 +26,7 @@ from ..files.disk import open_file
 from ..memory.estimate import require_free, require_whole
 from ..steps.arrays import Array, Bools, Ints, as_host
 from ..steps.schema import Path, dotted, nest
-from .findings import Finding, Sureness, found
+from .findings import Finding, Sureness, found, skip_if
 
 __all__ = [
     "Distribution",
@@ -196,18 +196,17 @@ class Experience:
             reached &= same_rows((self.next_obs or {})[path][:-n], leaf[n:])
         return reached
 
-    @cached_property
-    def disorder(self) -> str | None:
-        """The reason why rows cannot be looked at in the order of time, in a sentence; None if they can."""
-        if not self.ordered:
-            return "the transitions have no order"
-        if not self.follows.any():
-            return "no step is followed by another one of its env"
-        if self.next_obs is None or self.window > 1 or not self.inner.any():
-            return None
-        if self.chained[self.inner].mean() <= 0.5:
-            return "most rows do not lead to the observation of the following row, so their order in time is not known"
-        return None
+    def require_order(self) -> None:
+        """Require that rows can be looked at in the order of time.
+
+        Raises:
+            Lack: they cannot.
+        """
+        skip_if(not self.ordered, "the transitions have no order")
+        skip_if(not self.follows.any(), "no step is followed by another one of its env")
+        if self.next_obs is not None and self.window == 1 and self.inner.any():
+            skip_if(self.chained[self.inner].mean() <= 0.5, "most rows do not lead to the observation of the following "
+                    "row, so their order in time is not known")  # fmt: skip
 
     @cached_property
     def still(self) -> Bools:
@@ -463,9 +462,6 @@ def _assembled(fields: dict[str, Leaves], source: str, steps: int, envs: int) ->
     if truncated is None:
         lacks.append("it does not tell truncation from termination")
     after = fields.get("next_obs")
-    if after is not None and not after.keys() >= fields["obs"].keys():
-        lost = ", ".join(dotted(("next_obs", *path)) for path in fields["obs"] if path not in after)
-        raise FieldError(f"the source lacks {lost}; pass all members of the next observations, or none")
     follows = np.ones(steps * envs, np.bool_)
     follows[steps - 1 :: max(steps, 1)] = False
     known = {"obs", "next_obs", "final_obs", "action", "reward", "terminated", "truncated", "done"}
