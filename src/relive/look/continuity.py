@@ -414,12 +414,12 @@ def stacks(steps: Experience) -> Look:
     for path, (axis, size, newest_last) in kinds:
         older, newer = _parts(axis, size, newest_last)
         leaf, wrong = steps.obs[path], np.zeros(len(ends), np.bool_)
-        first, before = older(leaf[ends + 1]), newer(leaf[ends])
+        first, before = leaf[ends + 1][older], leaf[ends][newer]
         # a padded stack repeats one frame, or holds zeros; and where all frames are alike, nothing shows
         varied, shown = ((x != _one_frame(x, axis, size)).reshape(len(ends), -1).any(1) for x in (first, before))
         for last in (leaf, (steps.next_obs or {}).get(path)):
             if last is not None:
-                wrong |= same_rows(first, newer(last[ends]))
+                wrong |= same_rows(first, last[ends][newer])
         wrong &= varied
         if wrong.sum() >= FEW and wrong.sum() > shown.sum() / 2:
             yield from steps.found("stack-over-an-end", "certain",
@@ -443,22 +443,15 @@ def _stack_of(steps: Experience, leaf: Array) -> tuple[int, int, bool] | None:
                 continue
             for newest_last in (True, False):
                 older, newer = _parts(axis, size, newest_last)
-                varied = ~same_rows(older(here), newer(here))
-                if varied.sum() >= 20 and same_rows(older(there), newer(here))[varied].mean() > 0.95:
+                varied = ~same_rows(here[older], here[newer])
+                if varied.sum() >= 20 and same_rows(there[older], here[newer])[varied].mean() > 0.95:
                     return axis, size, newest_last
     return None
 
 
 def _parts(axis: int, size: int, newest_last: bool) -> tuple[Any, Any]:
-    """Functions of stacks ``[K, ...]``: all frames but the newest, and all frames but the oldest."""
-
-    def part(frames: slice) -> Any:
-        def of(stacked: Array) -> Array:
-            return np.ascontiguousarray(stacked[(slice(None),) * axis + (frames,)])
-
-        return of
-
-    first, last = part(slice(None, -size)), part(slice(size, None))
+    """Indices of stacks ``[K, ...]``: of all frames but the newest, and of all frames but the oldest."""
+    first, last = ((slice(None),) * axis + (frames,) for frames in (slice(None, -size), slice(size, None)))
     return (first, last) if newest_last else (last, first)
 
 

@@ -162,12 +162,7 @@ class Experience:
     @cached_property
     def played(self) -> Leaves:
         """The observations without desired goals, which hindsight may have exchanged in each row for another one."""
-        goals = {path for path in self.obs if path[-1:] == ("desired_goal",)}
-        return (
-            {path: leaf for path, leaf in self.obs.items() if path not in goals}
-            if len(goals) < len(self.obs)
-            else self.obs
-        )
+        return {path: leaf for path, leaf in self.obs.items() if path[-1:] != ("desired_goal",)} or self.obs
 
     @cached_property
     def inner(self) -> Bools:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -351,14 +352,15 @@ def _one_step_off(
         text: of the finding; ``word``, ``there`` and ``own`` are filled in.
         advice: how to mend it.
     """
-    if _fits_its_own(_fitting_rows(inputs[:FIRST], target, rows[:FIRST])):  # a part of the rows is quick to fit
+    own, before, after = _fitting_rows(inputs[:FIRST], target, rows[:FIRST]).mean(1)
+    if own < SOMETHING * min(1.0, before, after):  # a part of the rows is quick to fit
         return len(rows)
     errors = _fitting_rows(inputs, target, rows)
-    left = {lag: float(error.mean()) for lag, error in errors.items()}
-    skip_if(min(left.values()) > SOMETHING, unrelated)
-    best = min(left, key=lambda lag: left[lag])
+    left = errors.mean(1)
+    skip_if(left.min() > SOMETHING, unrelated)
+    best = int(left.argmin())
     if best and _clearly_less(errors[best], errors[0]):
-        word = "after" if best > 0 else "before"
+        word = "after" if LAGS[best] > 0 else "before"
         yield from steps.found(name, "likely", text.format(word=word, there=left[best], own=left[0]), advice)
     return len(rows)
 
@@ -660,16 +662,9 @@ def _whole_row(steps: Experience, rows: Ints) -> Array:
     return np.concatenate([np.asarray(part, np.float64) for part in parts], 1)
 
 
-def _fitting_rows(raw: Array, column: Array, rows: Ints) -> dict[int, Array]:
-    """The errors ``[K]`` of learning a column ``[S]`` of the row ``lag`` rows after each from the row's numbers."""
-    errors = _errors(kernel_of(raw), np.stack([column[rows + lag] for lag in LAGS], 1))
-    return dict(zip(LAGS, errors.T, strict=True))
-
-
-def _fits_its_own(errors: dict[int, Array]) -> bool:
-    """True if a first look at a few rows settles that a column fits its own row best."""
-    left = {lag: float(error.mean()) for lag, error in errors.items()}
-    return left[0] < SOMETHING * min(1.0, left[-1], left[1])
+def _fitting_rows(raw: Array, column: Array, rows: Ints) -> Array:
+    """The errors ``[3, K]`` of learning a column ``[S]``, of the row :data:`LAGS` rows after each, from its numbers."""
+    return np.ascontiguousarray(_errors(kernel_of(raw), np.stack([column[rows + lag] for lag in LAGS], 1)).T)
 
 
 def _clearly_less(one: Array, other: Array) -> bool:
@@ -821,8 +816,7 @@ class Recursion:
     def tells_apart(self) -> Bools:
         """True where all that a row could add differs, so that it is clear which of these the row adds."""
         values = [np.zeros_like(self.rest), self.onward, self.next, self.before]
-        pairs = [(a, b) for i, a in enumerate(values) for b in values[i + 1 :]]
-        return np.logical_and.reduce([np.abs(a - b) > 4 * self.near for a, b in pairs])
+        return np.logical_and.reduce([np.abs(a - b) > 4 * self.near for a, b in combinations(values, 2)])
 
 
 @rule(
