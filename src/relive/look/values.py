@@ -597,24 +597,26 @@ def _at_one_length(broken: Ints) -> bool:
     return len(gaps) >= FEW and gaps.min() > 10 and bool((gaps % gaps.min() == 0).mean() > 0.9)
 
 
-def expected_rewards(steps: Experience, calm: Ints, rows: Ints) -> Array | None:
-    """The rewards that rows ``calm`` lead to expect in ``rows``, ``[K]``; None if they predict too badly."""
-    reward = steps.reward.astype(np.float64)
+def _expected_rewards(steps: Experience, calm: Ints, rows: Ints) -> Array:
+    """The rewards that rows ``calm`` lead to expect in ``rows``, ``[K]``.
+
+    Raises:
+        Lack: they predict too badly.
+    """
+    reward, unrelated = steps.reward.astype(np.float64), "rewards do not follow from observations and actions"
     if np.ptp(reward[calm]) == 0:
         return np.full(len(rows), reward[calm[0]])
-    if not steps.numbers.shape[1]:
-        return None
+    skip_if(not steps.numbers.shape[1], unrelated)
     known = np.random.default_rng(0).permutation(calm)[:SAMPLE]
     raw = _whole_row(steps, known)
-    if not np.isfinite(raw).all() or np.abs(raw).max() > HUGE or np.abs(reward).max() > HUGE:
-        return None
+    skip_if(not np.isfinite(raw).all() or np.abs(raw).max() > HUGE or np.abs(reward).max() > HUGE, unrelated)
     for size in sorted({min(FIRST, len(known)), len(known)}):  # a part of the rows often suffices
         target, kernel = reward[known[:size]], kernel_of(raw[:size])
         if _errors(kernel, target[:, None]).mean() <= 0.05:
             weights = _learned(kernel, target - target.mean(), RIDGES[0])
             others = scaled(raw[:size], _whole_row(steps, rows))
             return target.mean() + alike(others, scaled(raw[:size])) @ weights
-    return None
+    raise Lack(unrelated)
 
 
 def _within(steps: Experience) -> Ints:
@@ -946,9 +948,7 @@ def rewards_with_values(steps: Experience) -> Look:
         raise Lack("it keeps no values", absent=True)
     if len(ends) < 2 * FEW_TARGETS or len(calm) < 100 or not np.isfinite(steps.reward).all():
         raise Lack(f"fewer than {2 * FEW_TARGETS} ends or 100 other steps are stored, or rewards are not finite")
-    usual = expected_rewards(steps, calm, ends)
-    if usual is None:
-        raise Lack("rewards do not follow from observations and actions")
+    usual = _expected_rewards(steps, calm, ends)
     extra, worth = steps.reward[ends] - usual, value[ends]
     held = np.abs(extra) > 0.1 * np.abs(worth).max()  # terminals hold none
     if held.sum() < 2 * FEW_TARGETS or np.ptp(worth[held]) == 0:
@@ -1038,11 +1038,8 @@ def _compared(
 @rule("reward-of-the-old-goal")
 def goal_rewards(steps: Experience, reward_fn: Callable[..., Any] | None) -> Look:
     """Rewards that are not those of the stored goal, as where a goal was exchanged and the reward was not."""
-    goals = _goals(steps)
-    if goals is None:
-        raise Lack("it has no goals", absent=True) if reward_fn is None else Lack(f"reward_fn {NO_GOALS}")
+    achieved, desired = _goals(steps, "reward_fn", reward_fn)
     skip_if(steps.window > 1, "rows are n-step transitions, whose rewards are sums")
-    achieved, desired = goals
     if reward_fn is None:
         return (yield from _reached_goals(steps, achieved, desired))
     rows = _sampled_rows(steps)
@@ -1052,19 +1049,12 @@ def goal_rewards(steps: Experience, reward_fn: Callable[..., Any] | None) -> Loo
     return len(rows)
 
 
-NO_GOALS = (
-    "was given, but the source has no observations with 'achieved_goal' and 'desired_goal', with next observations"
-)
-
-
 @rule("terminal-of-the-old-goal")
 def goal_terminals(steps: Experience, terminated_fn: Callable[..., Any] | None) -> Look:
     """Steps that reach their goal and are not flagged, though ``terminated_fn`` says that they end there."""
     if terminated_fn is None:
         raise Lack("pass terminated_fn, a function of achieved and desired goals", absent=True)
-    goals = _goals(steps)
-    if goals is None:
-        raise Lack(f"terminated_fn {NO_GOALS}")
+    goals = _goals(steps, "terminated_fn", terminated_fn)
     skip_if(steps.window > 1, "rows are n-step transitions, whose flags are those of their last steps")
     rows = _sampled_rows(steps)
     wrong = answers_of("terminated_fn", terminated_fn, rows, *({(): x} for x in goals), arrays=True).astype(np.bool_)
@@ -1075,11 +1065,19 @@ def goal_terminals(steps: Experience, terminated_fn: Callable[..., Any] | None) 
     return len(rows)
 
 
-def _goals(steps: Experience) -> tuple[Array, Array] | None:
-    """The goal that each step achieved, and the one it was to achieve, ``[S, ...]``; None without goals."""
+def _goals(steps: Experience, name: str, function: Callable[..., Any] | None) -> tuple[Array, Array]:
+    """The goal that each step achieved, and the one it was to achieve, ``[S, ...]``.
+
+    Raises:
+        Lack: there are no goals, which the ``function`` called ``name`` would look at.
+    """
     after = (steps.next_obs or {}).get(("achieved_goal",))
     desired = steps.obs.get(("desired_goal",))
-    return None if after is None or desired is None or after.shape != desired.shape else (after, desired)
+    if after is None or desired is None or after.shape != desired.shape:
+        skip_if(function is None, "it has no goals", absent=True)
+        raise Lack(f"{name} was given, but the source has no observations with 'achieved_goal' and 'desired_goal', "
+                   "with next observations")  # fmt: skip
+    return after, desired
 
 
 def _old_goal(steps: Experience, rows: Any, looked: int, sure: Sureness) -> Iterator[Finding]:
