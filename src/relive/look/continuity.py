@@ -16,18 +16,7 @@ from ..steps.schema import dotted
 from .experience import Experience, are_whole, digests, episodes_of, same_rows
 from .findings import Finding, Lack, Look, Sureness, rule, skip_if
 
-__all__ = [
-    "continuity",
-    "duplicate_rows",
-    "ends_one_row_off",
-    "next_episode_after_end",
-    "offset_of_ends",
-    "stacks",
-    "stored_ignored_steps",
-    "time_limit_as_terminal",
-    "truncation_without_final",
-    "windows",
-]
+__all__ = ["offset_of_ends", "stored_ignored_steps"]
 
 
 FEW = 3

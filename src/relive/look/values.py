@@ -23,28 +23,7 @@ from .continuity import offset_of_ends, stored_ignored_steps
 from .experience import Experience, Leaves, are_whole, same_rows, tree_of
 from .findings import Finding, Lack, Look, Sureness, found, rule, skip_if
 
-__all__ = [
-    "action_one_step_off",
-    "actions_as_floats",
-    "advantages",
-    "answers_of",
-    "bytes_as_floats",
-    "constant_fields",
-    "goal_rewards",
-    "goal_terminals",
-    "log_probs",
-    "not_finite",
-    "odd_envs",
-    "odd_flags",
-    "outside_space",
-    "priorities",
-    "resets",
-    "reward_one_step_off",
-    "rewards_with_values",
-    "running_sums",
-    "value_one_step_off",
-    "values_of_critic",
-]
+__all__ = ["answers_of"]
 
 
 # -- single fields -----------------------------------------------------------------------------------------------------
