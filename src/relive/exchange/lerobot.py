@@ -763,8 +763,8 @@ def arrow() -> Any:
         ModuleNotFoundError: pyarrow is not installed.
     """
     with needed("LeRobot data sets need pyarrow: pip install 'relive[lerobot]'"):
-        for part in ("parquet", "compute"):
-            import_module(f"pyarrow.{part}")
+        import_module("pyarrow.parquet")
+        import_module("pyarrow.compute")
     return import_module("pyarrow")
 
 

@@ -53,9 +53,9 @@ def experience_of(source: Any) -> Experience:
         return of_rollout(source)
     if isinstance(source, Mixture):
         raise FieldError(f"a Mixture has several replays; pass one of its buffers: {', '.join(source.buffers)}")
-    read = of_drop_in(source) or read_host(source)
-    if read is not None:
-        return read
+    for read in (of_drop_in, read_host):
+        if (experience := read(source)) is not None:
+            return experience
     if isinstance(source, Mapping) or hasattr(source, "items"):
         fields = dict(cast("Mapping[str, Any]", source).items())
         if is_cleanrl(fields):
