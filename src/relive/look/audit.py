@@ -396,9 +396,8 @@ def _never(steps: Experience, counts: Array) -> Look:
         name, what = "last-steps-never-drawn", "the last steps of episodes are never drawn"
     else:
         name, what = "steps-never-drawn", "stored steps are never drawn"
-    yield from steps.found(
-        name, "certain", what, "let every stored transition, and every tail of an episode, be drawn", never
-    )
+    mend = "let every stored transition, and every tail of an episode, be drawn"
+    yield from steps.found(name, "certain", what, mend, never)
     return len(steps)
 
 

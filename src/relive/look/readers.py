@@ -67,8 +67,7 @@ def experience_of(source: Any) -> Experience:
     raise FieldError(
         f"a {type(source).__module__}.{type(source).__qualname__} is not known; pass a relive buffer, the path "
         "of a save or of a replay in files, a dict of arrays (obs, action, reward, terminated, ...), or a live buffer "
-        "of one of these classes, "
-        f"or of a copy of one ({readable_hosts()})"
+        f"of one of these classes, or of a copy of one ({readable_hosts()})"
     )
 
 
@@ -391,9 +390,8 @@ def taking_turns(fields: dict[str, Any], source: str) -> Experience | None:
     stride = stride_of(experience, ~experience.ended)
     if stride < 2 or not experience.numbers.shape[1]:
         return None
-    near, far = (
-        np.abs(experience.numbers[k:].astype(np.float64) - experience.numbers[:-k]).mean() for k in (1, stride)
-    )
+    numbers = experience.numbers.astype(np.float64)
+    near, far = (np.abs(numbers[k:] - numbers[:-k]).mean() for k in (1, stride))
     if not far < CLOSER * near:
         return None  # n-step transitions lead as far, but neighbours among them are near to each other
     env = np.arange(len(experience)) % stride
