@@ -70,7 +70,7 @@ MUTATIONS = [
     ),
     Mutation(
         "steps that cannot be drawn count as never drawn",
-        "look/inspection.py",
+        "look/experience.py",
         "steps.draws[steps.draws >= 0]",
         "np.maximum(steps.draws, 0)",
         "look/test_monitor.py",
@@ -128,8 +128,8 @@ MUTATIONS = [
     Mutation(
         "a ring of Stable-Baselines3 that saves memory keeps a step whose observation is lost",
         "look/readers.py",
-        "    lost = int(slim and buffer.full)",
-        "    lost = 0",
+        "buffer.full, slim and buffer.full)",
+        "buffer.full)",
         "exchange/test_stable_baselines3.py look/test_readers.py",
     ),
     Mutation(

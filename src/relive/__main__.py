@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 
@@ -14,6 +15,7 @@ def main() -> None:
             raise
         print(f"relive's command line needs the package {error.name}: pip install 'relive[look]'", file=sys.stderr)  # noqa: T201 - a command's message
         sys.exit(2)
+    gc.freeze()  # modules live as long as the process: to search them for garbage as it ends takes half a second
     app()
 
 

@@ -196,7 +196,7 @@ def test_a_rule_cannot_return_without_a_verdict() -> None:
 
     some = Rule(("some-rule",), look)
     for verdict in (None, [], iter(())):
-        with pytest.raises(TypeError, match="neither a number of rows nor a Lack"):
+        with pytest.raises(TypeError, match="which is no number of rows"):
             some((), verdict)
     with pytest.raises(ValueError, match="says why"):
         some((), 0)

@@ -367,6 +367,11 @@ def test_the_drop_in_for_fasttd3() -> None:
         assert (report.source, rules(report)) == ("relive.compat.fasttd3 SimpleReplayBuffer", expected)
 
 
+def test_a_drop_in_without_a_step_is_known() -> None:
+    found = relive.inspect(fasttd3.SimpleReplayBuffer(N, 10, 3, 2, 3))
+    assert (found.source, found.num_steps) == ("relive.compat.fasttd3 SimpleReplayBuffer", 0)
+
+
 def test_the_drop_in_for_velora() -> None:
     rows = flat(blocks())
     buffer = velora.ReplayBuffer(len(rows["reward"]), 3, 2, 4)

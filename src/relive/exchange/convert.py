@@ -97,11 +97,8 @@ def _side(text: str, known: Mapping[str, Any], given: str | None, side: str) -> 
     Raises:
         ParameterError: the format is not known.
     """
-    require(
-        "convert",
-        (lambda text: isinstance(text, str) and text != "", "expected FORMAT:WHERE or a path"),
-        **{side: text},
-    )
+    known_text: Rule = lambda text: isinstance(text, str) and text != "", "expected FORMAT:WHERE or a path"
+    require("convert", known_text, **{side: text})
     known_format: Rule = lambda name: name is None or isinstance(name, str), "expected the name of a format, or None"
     require("convert", known_format, **{f"{side}_format": given})
     before, colon, after = text.partition(":")

@@ -670,17 +670,13 @@ class _Tables:
             part = {name: array[low : low + step] for name, array in frames.items()}
             table = arrow().table({name: column_of(array, array.shape[1:]) for name, array in part.items()})
             if not low and self._bytes >= FILE_BYTES:
-                self._begin(table.schema)
+                if self._frames is not None:
+                    self._frames.close()
+                self._number, self._bytes = self._number + 1, 0
+                self._frames = self._writer(DATA, self._number, table.schema)
             self._frames.write_table(table)
             self._bytes += table.nbytes
         return {"data/chunk_index": self._number // FILES, "data/file_index": self._number % FILES}
-
-    def _begin(self, schema: Any) -> None:
-        """Begin the next file of frames."""
-        if self._frames is not None:
-            self._frames.close()
-        self._number, self._bytes = self._number + 1, 0
-        self._frames = self._writer(DATA, self._number, schema)
 
     def add_episode(self, row: dict[str, Any]) -> None:
         """Write an episode's row, together with those after it."""
@@ -696,9 +692,7 @@ class _Tables:
         if self._episodes is None:
             schema = pa.schema([(name, pa.array([value]).type) for name, value in self._rows[0].items()])
             self._episodes = self._writer(EPISODES, 0, schema)
-        fields: Any = self._episodes.schema
-        columns = [pa.array([row.get(field.name) for row in self._rows], field.type) for field in fields]
-        self._episodes.write_table(pa.table(columns, schema=fields))
+        self._episodes.write_table(pa.Table.from_pylist(self._rows, self._episodes.schema))
         self._rows.clear()
 
     def _writer(self, kind: str, number: int, schema: Any) -> Any:
@@ -763,13 +757,14 @@ def joined_stats(one: Stats | None, other: Stats | None) -> Stats | None:
 
 
 def arrow() -> Any:
-    """The package pyarrow, with ``parquet``.
+    """The package pyarrow, with ``parquet`` and ``compute``.
 
     Raises:
         ModuleNotFoundError: pyarrow is not installed.
     """
     with needed("LeRobot data sets need pyarrow: pip install 'relive[lerobot]'"):
         import_module("pyarrow.parquet")
+        import_module("pyarrow.compute")
     return import_module("pyarrow")
 
 
@@ -799,13 +794,13 @@ def widths(kind: Any, feature: Feature, where: str) -> tuple[int, int]:
             raise _wrong(feature, where, f"{inner} where a list is due")
         offsets += 0 if types.is_fixed_size_list(inner) else 8 * lists
         inner, lists = inner.value_type, lists * size
-    if not _is_number(inner):
+    if not (types.is_integer(inner) or types.is_floating(inner) or types.is_boolean(inner)):
         raise _wrong(feature, where, str(kind))
     return max(feature.dtype.itemsize, inner.bit_width // 8), offsets
 
 
 def dense(column: Any, feature: Feature, where: str) -> Array:
-    """A column as frames ``[k, *shape]``.
+    """A column whose type :func:`widths` knows, as frames ``[k, *shape]``.
 
     Raises:
         FileFormatError: a value is missing, a list has another length than the shape says, or the dtype is wrong.
@@ -817,15 +812,13 @@ def dense(column: Any, feature: Feature, where: str) -> Array:
 def _dense(chunk: Any, feature: Feature, where: str) -> Array:
     """One chunk of a column; see :func:`dense`."""
     rows, values = len(chunk), getattr(chunk, "storage", chunk)
-    for size in () if feature.shape == (1,) and not _is_list(values.type) else feature.shape:
-        if not _is_list(values.type):
-            raise _wrong(feature, where, f"{values.type} where a list is due")
-        if values.null_count or not _all_of(values, size):
+    for size in feature.shape if _is_list(values.type) else ():
+        lengths = np.asarray(arrow().compute.list_value_length(values))
+        if values.null_count or (lengths != size).any():
             raise _wrong(feature, where, "lists of other lengths")
         values = values.flatten()
-    number = _is_number(values.type)
-    if values.null_count or not number:
-        raise _wrong(feature, where, "missing values" if number else str(values.type))
+    if values.null_count:
+        raise _wrong(feature, where, "missing values")
     found: Array = values.to_numpy(zero_copy_only=False)
     if found.size != rows * feature.size or not np.can_cast(found.dtype, feature.dtype, "same_kind"):
         raise _wrong(feature, where, f"{found.size} numbers of {found.dtype} in {rows} frames")
@@ -836,20 +829,6 @@ def _is_list(kind: Any) -> bool:
     """True for the type of lists of any kind."""
     types: Any = arrow().types
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-
-
-def _is_number(kind: Any) -> bool:
-    """True for the type of whole numbers, floats or bools."""
-    types: Any = arrow().types
-    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-
-
-def _all_of(values: Any, size: int) -> bool:
-    """True if all lists have ``size`` members."""
-    if arrow().types.is_fixed_size_list(values.type):
-        return values.type.list_size == size
-    lengths = np.diff(cast("Array", values.offsets.to_numpy(zero_copy_only=False)))
-    return bool((lengths == size).all())
 
 
 def _wrong(feature: Feature, where: str, got: str) -> FileFormatError:

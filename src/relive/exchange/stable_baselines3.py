@@ -119,21 +119,20 @@ def _record(state: Any) -> SimpleNamespace:
 
     rewards = _array("rewards", given.get("rewards"), None)
     size = rewards.shape
-    names = ("actions", "dones", "observations", "timeouts")
-    slim = given.get("optimize_memory_usage") is True
     found = SimpleNamespace(
         rewards=rewards,
         pos=member("pos", int),
         full=member("full", bool),
-        optimize_memory_usage=slim,
+        optimize_memory_usage=given.get("optimize_memory_usage") is True,
         copy_info_dict=given.get("copy_info_dict") is True,
+        # older releases had no timeouts
         handle_timeout_termination=given.get("handle_timeout_termination", True) is True and "timeouts" in given,
     )
-    given.setdefault("timeouts", given.get("dones"))  # older releases had no timeouts; the stand-in is not used
-    for name in names if slim else (*names, "next_observations"):
+    names = ["actions", "dones", "observations"]
+    names += ["timeouts"] if found.handle_timeout_termination else []
+    names += [] if found.optimize_memory_usage else ["next_observations"]
+    for name in names:
         setattr(found, name, tree(name))
-    if not found.handle_timeout_termination:
-        found.timeouts = np.zeros(size, np.bool_)
     if not 0 <= found.pos < max(size[0], 1) or not (found.full or found.pos):
         raise ValueError(
             f"expected 'pos' of a buffer with steps in {size[0]} rows, got {shown(found.pos)}, full={found.full}"

@@ -75,12 +75,10 @@ def from_torchrl(path: str | os.PathLike[str]) -> Log:
     if batch and (wide > 1 or size == batch[0]):
         writer = json_object(folder / "writer" / "metadata.json", "a TorchRL writer")
     written = count(writer, "write_count", folder) if "write_count" in writer else 0
-    counts_rows = wide > 1 and size == min(
-        written, batch[0]
-    )  # the storage counts rows, not steps: more axes are no envs
-    rows = (
-        size if counts_rows else -(-size // max(wide, 1))
-    )  # a capacity that N does not divide is rounded up to whole rows
+    # where the storage counts rows, not steps, more axes are no envs
+    counts_rows = wide > 1 and size == min(written, batch[0])
+    # a capacity that N does not divide is rounded up to whole rows
+    rows = size if counts_rows else -(-size // max(wide, 1))
     if not batch or not size or (rows < batch[0] and not counts_rows and size % wide):
         raise FileFormatError(f"'{about}': expected rows of a storage of shape {batch}, got len={size}")
     for entry in stored.values():
@@ -91,9 +89,8 @@ def from_torchrl(path: str | os.PathLike[str]) -> Log:
     first = count(writer, "cursor", folder) if full else 0
     leaves = {keys: _read(entry, rows, first % batch[0]) for keys, entry in stored.items()}
     steps = as_tensordict(leaves, [rows, *batch[1:]])
-    experience = tensordict_steps(
-        steps.reshape(-1) if counts_rows else steps, f"'{folder}', torchrl ReplayBuffer", full=full
-    )
+    steps = steps.reshape(-1) if counts_rows else steps
+    experience = tensordict_steps(steps, f"'{folder}', torchrl ReplayBuffer", full=full)
     experience.lacks += tuple(f"'{name}' is no tensor of numbers and was not read" for name in left_out)
     return log_of(experience)
 

@@ -19,7 +19,7 @@ from ..steps.arrays import Array, Bools, Ints, as_host, whole_numbers
 from ..steps.schema import dotted
 from . import continuity, values
 from .experience import Experience, episodes_of, leaves_of, same_rows
-from .findings import Finding, Lack, Look, Report, Rule, Verdict, found, rule, surest_first
+from .findings import Finding, Lack, Look, Report, Rule, Verdict, found, rule, skip_if, surest_first
 from .readers import experience_of
 from .values import answers_of
 
@@ -111,7 +111,7 @@ def audit(
     entries: list[Verdict] = []
     with progress_bar(len(rules), None if len(steps) >= MANY else False, "auditing", "rules") as tick:
         for each, options in rules:
-            entries.append(each(steps, *options) if len(steps) else each.lacks(Lack("there is no step")))
+            entries.append(each(steps, *options) if len(steps) else each.lacks("there is no step"))
             tick()
     lacks = list(steps.lacks)
     if batch is not None:
@@ -161,13 +161,12 @@ def batch_verdicts(
     known: Bools = rows >= 0
     if not known.any():
         rules = _sums, _goals, OF_REWARDS, OF_TERMINALS
-        return [each.lacks(Lack("no 'index' of the batch is that of a stored row")) for each in rules]
+        return [each.lacks("no 'index' of the batch is that of a stored row") for each in rules]
     window = _windows(steps, np.maximum(rows, 0), n)
     relabelled = _relabelled(steps, batch, rows) & known
     if reward_fn is not None and relabelled.any():
         # where rewards of new goals are known, those of the other rows are too
-        why = "reward_fn was given, so relabelled rows of the batch were looked at, and no others"
-        sums = _sums.lacks(Lack(why))
+        sums = _sums.lacks("reward_fn was given, so relabelled rows of the batch were looked at, and no others")
     else:
         sums = _sums(steps, batch, window, known & ~relabelled, gamma)
     return [
@@ -219,8 +218,7 @@ def _windows(steps: Experience, rows: Ints, n: int) -> tuple[Ints, Bools]:
 @rule("n-step-sum", "n-step-over-an-end", "n-step-flag-of-first-step", "n-step-next-observation")
 def _sums(steps: Experience, batch: Mapping[str, Any], window: tuple[Ints, Bools], rows: Bools, gamma: float) -> Look:
     """Rewards, flags and next observations that are not those of a window that stops at an end."""
-    if not rows.any():
-        return Lack("all rows of the batch have another goal than was stored")
+    skip_if(not rows.any(), "all rows of the batch have another goal than was stored")
     within, inside = window
     last = within[np.arange(len(within)), inside.sum(1) - 1]
     powers = np.power(gamma, np.arange(within.shape[1], dtype=np.float64))
@@ -301,10 +299,9 @@ def _relabelled(steps: Experience, batch: Mapping[str, Any], rows: Ints) -> Bool
 @rule("goal-of-another-episode")
 def _goals(steps: Experience, batch: Mapping[str, Any], rows: Ints, relabelled: Bools) -> Look:
     """Goals that were reached in no step of the row's own episode."""
-    if not relabelled.any():
-        return Lack("no row of the batch has another goal than was stored", absent=True)
+    skip_if(not relabelled.any(), "no row of the batch has another goal than was stored", absent=True)
     if steps.next_obs is None:
-        return Lack("the source keeps no next observations, which say what goals were reached")
+        raise Lack("the source keeps no next observations, which say what goals were reached")
     goals, reached = leaves_of(batch["obs"])[DESIRED], steps.next_obs[ACHIEVED]
     episode = np.cumsum(np.append(0, (steps.ended | ~steps.follows)[:-1]))
     foreign = np.zeros(len(rows), np.bool_)
@@ -324,13 +321,11 @@ def _computed(
 ) -> Look:
     """Rewards or terminals of relabelled rows, of one step each, that are not those of their new goal."""
     if function is None:
-        return Lack(f"pass {name}_fn, a function of achieved and desired goals", absent=not relabelled.any())
-    if not relabelled.any():
-        return Lack(f"{name}_fn was given, but no row of the batch has another goal than was stored")
-    if n != 1:
-        return Lack(f"{name}_fn was given, but relabelled rows are looked at for n=1 only")
+        raise Lack(f"pass {name}_fn, a function of achieved and desired goals", absent=not relabelled.any())
+    skip_if(not relabelled.any(), f"{name}_fn was given, but no row of the batch has another goal than was stored")
+    skip_if(n != 1, f"{name}_fn was given, but relabelled rows are looked at for n=1 only")
     if name not in batch.keys() or ACHIEVED not in leaves_of(batch.get("next_obs", {})):
-        return Lack(f"{name}_fn was given, but the batch lacks '{name}' or 'next_obs' with goals")
+        raise Lack(f"{name}_fn was given, but the batch lacks '{name}' or 'next_obs' with goals")
     reached = leaves_of(batch["next_obs"])[ACHIEVED][relabelled]
     goals, at = leaves_of(batch["obs"])[DESIRED][relabelled], np.flatnonzero(relabelled)
     drawn = as_host(batch[name]).reshape(-1)[relabelled].astype(np.float64)
@@ -362,15 +357,14 @@ def draw_verdicts(steps: Experience, draws: Any) -> list[Verdict]:
     counts = np.bincount(rows[rows >= 0], minlength=len(steps))
     if not counts.sum():
         rules = _crossing, _same_order, _never, _uneven
-        return [each.lacks(Lack("no draw is that of a stored row")) for each in rules]
+        return [each.lacks("no draw is that of a stored row") for each in rules]
     return [_crossing(steps, rows), _same_order(rows), _never(steps, counts), _uneven(steps, counts)]
 
 
 @rule("sequence-over-an-end")
 def _crossing(steps: Experience, draws: Array) -> Look:
     """Sequences that run over an end, or over the place where the newest step lies beside the oldest."""
-    if draws.ndim < 3:
-        return Lack("draws are rows [K, B], and no sequences [K, B, T]", absent=True)
+    skip_if(draws.ndim < 3, "draws are rows [K, B], and no sequences [K, B, T]", absent=True)
     rows = draws.reshape(-1, draws.shape[2])
     here, there = rows[:, :-1], rows[:, 1:]
     real = (here >= 0) & (there >= 0)
@@ -385,7 +379,7 @@ def _crossing(steps: Experience, draws: Array) -> Look:
 def _same_order(rows: Array) -> Look:
     """Epochs that all come in one order."""
     if rows.ndim < 2 or len(rows) < 2 or rows.shape[1] < 3:
-        return Lack("draws have fewer than two epochs, or epochs of fewer than three rows")
+        raise Lack("draws have fewer than two epochs, or epochs of fewer than three rows")
     if bool((rows == rows[0]).all()):
         yield from found("same-order-every-epoch", "certain", "every epoch comes in the same order",
                          "draw a new permutation for each epoch", np.arange(len(rows)), len(rows))  # fmt: skip
@@ -397,14 +391,13 @@ def _never(steps: Experience, counts: Array) -> Look:
     """Rows that are never drawn though all should be: last steps of episodes, tails, or any others."""
     never = counts == 0
     if np.median(counts[~never]) < 8 and never.any():
-        return Lack("draws are too few: each stored row should be expected ten times")
+        raise Lack("draws are too few: each stored row should be expected ten times")
     if (never & steps.ended).sum() > steps.ended.sum() / 2:
         name, what = "last-steps-never-drawn", "the last steps of episodes are never drawn"
     else:
         name, what = "steps-never-drawn", "stored steps are never drawn"
-    yield from steps.found(
-        name, "certain", what, "let every stored transition, and every tail of an episode, be drawn", never
-    )
+    mend = "let every stored transition, and every tail of an episode, be drawn"
+    yield from steps.found(name, "certain", what, mend, never)
     return len(steps)
 
 
@@ -418,10 +411,9 @@ def _uneven(steps: Experience, counts: Array) -> Look:
     table = episodes_of(steps)
     length = table["length"].astype(np.float64)
     if len(length) < 2 * VARIED or len(np.unique(length)) < VARIED:
-        return Lack(f"fewer than {2 * VARIED} episodes are stored, or they have fewer than {VARIED} lengths")
+        raise Lack(f"fewer than {2 * VARIED} episodes are stored, or they have fewer than {VARIED} lengths")
     mean = np.add.reduceat(counts, table["start"]) / length
-    if (mean * length < 8).any():
-        return Lack("draws are too few: each episode should be drawn eight times")
+    skip_if((mean * length < 8).any(), "draws are too few: each episode should be drawn eight times")
     x, y = np.log(length) - np.log(length).mean(), np.log(mean) - np.log(mean).mean()
     slope, agree = float(x @ y / (x @ x)), float((x @ y) ** 2 / max(float((x @ x) * (y @ y)), 1e-30))
     if slope < -0.5 and agree > 0.8:

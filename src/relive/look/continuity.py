@@ -14,20 +14,9 @@ import numpy as np
 from ..steps.arrays import Array, Bools, Ints
 from ..steps.schema import dotted
 from .experience import Experience, are_whole, digests, episodes_of, same_rows
-from .findings import Finding, Lack, Look, Sureness, rule
+from .findings import Finding, Lack, Look, Sureness, rule, skip_if
 
-__all__ = [
-    "continuity",
-    "duplicate_rows",
-    "ends_one_row_off",
-    "next_episode_after_end",
-    "offset_of_ends",
-    "stacks",
-    "stored_ignored_steps",
-    "time_limit_as_terminal",
-    "truncation_without_final",
-    "windows",
-]
+__all__ = ["offset_of_ends", "stored_ignored_steps"]
 
 
 FEW = 3
@@ -62,18 +51,16 @@ NEARLY = 0.05
 def continuity(steps: Experience) -> Look:
     """Rows whose next observation is not the following row's, though no end is flagged between them."""
     if steps.next_obs is None:
-        return Lack("it keeps no next observations to compare with the following rows", absent=True)
-    if not steps.ordered:
-        return Lack("the transitions have no order")
-    if not steps.inner.any():
-        return Lack("no step is followed by another one of its episode")
+        raise Lack("it keeps no next observations to compare with the following rows", absent=True)
+    skip_if(not steps.ordered, "the transitions have no order")
+    skip_if(not steps.inner.any(), "no step is followed by another one of its episode")
     looked = int(steps.inner.sum())
     if steps.window > 1:
         late = lagging(steps)
         yield from late
-        return looked if late else Lack("rows are n-step transitions", absent=True)
-    if offset_of_ends(steps):
-        return Lack("ends are flagged one row off")
+        skip_if(not late, "rows are n-step transitions", absent=True)
+        return looked
+    skip_if(offset_of_ends(steps), "ends are flagged one row off")
     broken = steps.inner & ~steps.chained
     frozen, rest = broken & steps.still, broken & ~steps.still
     if frozen.sum() >= FEW and frozen.sum() > broken.sum() / 2:
@@ -138,7 +125,7 @@ def _mostly_broken(steps: Experience, rest: Bools, looked: int) -> Look:
             "store rows env by env in the order of time, or in a ReplayBuffer(ordered=False)",
             rest & elsewhere, looked)  # fmt: skip
     else:
-        return Lack("most rows lead to an observation that no stored row begins with, so their order in time is not "
+        raise Lack("most rows lead to an observation that no stored row begins with, so their order in time is not "
                     "known")  # fmt: skip
     return looked
 
@@ -176,17 +163,15 @@ def _lead_elsewhere(steps: Experience) -> Bools:
 @rule("reset-as-final-observation", "autoreset-step-stored", "next-episode-begins-on-the-end")
 def next_episode_after_end(steps: Experience) -> Look:
     """Episodes that begin on the very observation that the last one ended on. Two mistakes have this effect."""
-    if steps.disorder:
-        return Lack(steps.disorder)
+    steps.require_order()
     if steps.next_obs is None:
         return (yield from _ignored_steps_by_jump(steps))
-    if offset_of_ends(steps):
-        return Lack("ends are flagged one row off")
+    skip_if(offset_of_ends(steps), "ends are flagged one row off")
     findings = list(_after_ends(steps))
     yield from findings
     known = int((steps.ended & steps.follows & ~steps.still).sum())
     if known < FEW and not findings:
-        return Lack(f"fewer than {FEW} episodes end before another stored one, on an observation of their own")
+        raise Lack(f"fewer than {FEW} episodes end before another stored one, on an observation of their own")
     return max(known, 1)
 
 
@@ -259,10 +244,8 @@ def _of_what_kind(steps: Experience, ends: Bools, begun: Bools, kind: str, most:
 def _ignored_steps_by_jump(steps: Experience) -> Look:
     """Ignored steps in data without next observations: the row after an end earns nothing and jumps."""
     after = _next_rows(steps.ended & steps.follows) & ~steps.ended & steps.follows
-    if after.sum() < FEW:
-        return Lack(f"fewer than {FEW} episodes end before another stored one")
-    if not (~steps.ended & ~after & steps.follows).any():
-        return Lack("no step lies within an episode")
+    skip_if(after.sum() < FEW, f"fewer than {FEW} episodes end before another stored one")
+    skip_if(not (~steps.ended & ~after & steps.follows).any(), "no step lies within an episode")
     yield from stored_ignored_steps(steps)
     return int(after.sum())
 
@@ -284,13 +267,11 @@ def stored_ignored_steps(steps: Experience) -> list[Finding]:
 @rule("ends-one-row-off")
 def ends_one_row_off(steps: Experience) -> Look:
     """Flags that stand one row before or after the step that ended the episode."""
-    if steps.disorder:
-        return Lack(steps.disorder)
+    steps.require_order()
     ends = steps.ended & steps.follows
-    if ends.sum() < FEW:
-        return Lack(f"fewer than {FEW} episodes end before another stored one")
+    skip_if(ends.sum() < FEW, f"fewer than {FEW} episodes end before another stored one")
     if steps.next_obs is None and not steps.numbers.shape[1]:
-        return Lack("without next observations, ends are known by how far numbers jump, and observations are images")
+        raise Lack("without next observations, ends are known by how far numbers jump, and observations are images")
     offset = offset_of_ends(steps)
     if offset and not (steps.next_obs is None and stored_ignored_steps(steps)):
         yield from steps.found("ends-one-row-off", "certain" if steps.next_obs is not None else "likely",
@@ -326,7 +307,7 @@ def _breaks(steps: Experience) -> Bools:
 def truncation_without_final(steps: Experience) -> Look:
     """Truncated steps without the observation that they ended on, which a learner has to bootstrap from."""
     if steps.truncated is None:
-        return Lack("one flag stands for both kinds of end")
+        raise Lack("one flag stands for both kinds of end")
     if steps.next_obs is not None or stored_ignored_steps(steps):  # the rows after begin on final ones
         return len(steps)
     cut = steps.truncated & ~steps.terminated & steps.follows
@@ -350,21 +331,18 @@ NEAR = 10
 @rule("time-limit-as-terminal")
 def time_limit_as_terminal(steps: Experience, max_episode_steps: int | None = None) -> Look:
     """Episodes that all stop at one length as terminals: most likely a time limit, after which values go on."""
-    if steps.disorder:
-        return Lack(steps.disorder)
-    if not steps.judge_limits:
-        return Lack("rewards hold the values of time limits, or nothing is bootstrapped")
+    steps.require_order()
+    skip_if(not steps.judge_limits, "rewards hold the values of time limits, or nothing is bootstrapped")
     table = episodes_of(steps)
     whole = table["complete"]
     lengths, last = table["length"][whole], (table["start"] + table["length"] - 1)[whole]
-    if len(lengths) < FEW:
-        return Lack(f"fewer than {FEW} episodes are stored as a whole")
+    skip_if(len(lengths) < FEW, f"fewer than {FEW} episodes are stored as a whole")
     limits = [None] if max_episode_steps is None else [max_episode_steps, None]
     findings = [finding for limit in limits for finding in _at_a_limit(steps, lengths, last, limit)]
     # an episode cut off at the longest length shows that time limits are stored as such
     cut = steps.truncated is not None and (steps.truncated[last] & (lengths == lengths.max())).any()
     if max_episode_steps is None and not cut and len(np.unique(lengths)) <= VARIED:
-        return Lack(f"episodes have too few lengths, such as {int(lengths.max())} steps, for a time limit to stand out "
+        raise Lack(f"episodes have too few lengths, such as {int(lengths.max())} steps, for a time limit to stand out "
                     "among them; pass max_episode_steps, the time limit of the env")  # fmt: skip
     yield from findings[:1]
     return len(lengths)
@@ -419,20 +397,18 @@ def _typical(steps: Experience, rows: Bools) -> float:
 def stacks(steps: Experience) -> Look:
     """Stacks of frames, as obs ``[S, K, ...]``, whose first ones at an episode's start are of the episode before."""
     kinds = [(path, kind) for path, leaf in steps.obs.items() if (kind := _stack_of(steps, leaf)) is not None]
-    if not kinds:
-        return Lack("observations are no stacks of frames", absent=True)
+    skip_if(not kinds, "observations are no stacks of frames", absent=True)
     ends = np.flatnonzero(steps.ended & steps.follows)
-    if len(ends) < FEW:
-        return Lack(f"fewer than {FEW} episodes end before another stored one")
+    skip_if(len(ends) < FEW, f"fewer than {FEW} episodes end before another stored one")
     for path, (axis, size, newest_last) in kinds:
         older, newer = _parts(axis, size, newest_last)
         leaf, wrong = steps.obs[path], np.zeros(len(ends), np.bool_)
-        first, before = older(leaf[ends + 1]), newer(leaf[ends])
+        first, before = leaf[ends + 1][older], leaf[ends][newer]
         # a padded stack repeats one frame, or holds zeros; and where all frames are alike, nothing shows
         varied, shown = ((x != _one_frame(x, axis, size)).reshape(len(ends), -1).any(1) for x in (first, before))
         for last in (leaf, (steps.next_obs or {}).get(path)):
             if last is not None:
-                wrong |= same_rows(first, newer(last[ends]))
+                wrong |= same_rows(first, last[ends][newer])
         wrong &= varied
         if wrong.sum() >= FEW and wrong.sum() > shown.sum() / 2:
             yield from steps.found("stack-over-an-end", "certain",
@@ -456,22 +432,15 @@ def _stack_of(steps: Experience, leaf: Array) -> tuple[int, int, bool] | None:
                 continue
             for newest_last in (True, False):
                 older, newer = _parts(axis, size, newest_last)
-                varied = ~same_rows(older(here), newer(here))
-                if varied.sum() >= 20 and same_rows(older(there), newer(here))[varied].mean() > 0.95:
+                varied = ~same_rows(here[older], here[newer])
+                if varied.sum() >= 20 and same_rows(there[older], here[newer])[varied].mean() > 0.95:
                     return axis, size, newest_last
     return None
 
 
 def _parts(axis: int, size: int, newest_last: bool) -> tuple[Any, Any]:
-    """Functions of stacks ``[K, ...]``: all frames but the newest, and all frames but the oldest."""
-
-    def part(frames: slice) -> Any:
-        def of(stacked: Array) -> Array:
-            return np.ascontiguousarray(stacked[(slice(None),) * axis + (frames,)])
-
-        return of
-
-    first, last = part(slice(None, -size)), part(slice(size, None))
+    """Indices of stacks ``[K, ...]``: of all frames but the newest, and of all frames but the oldest."""
+    first, last = ((slice(None),) * axis + (frames,) for frames in (slice(None, -size), slice(size, None)))
     return (first, last) if newest_last else (last, first)
 
 
@@ -491,10 +460,9 @@ OVER_ENDS = 2
 def duplicate_rows(steps: Experience) -> Look:
     """Steps that are stored more than once. Observations must be continuous, so that none comes twice by chance."""
     numbers = steps.numbers
-    if len(steps) < 20:
-        return Lack("fewer than 20 steps are stored")
+    skip_if(len(steps) < 20, "fewer than 20 steps are stored")
     if not numbers.shape[1] or numbers.dtype.kind != "f" or are_whole(numbers):
-        return Lack("observations are images or whole numbers, which may well come again")
+        raise Lack("observations are images or whole numbers, which may well come again")
     if _may_repeat([numbers, steps.reward]):
         yield from _repeated(steps)
     return len(steps)
@@ -546,13 +514,10 @@ SYSTEMATIC = 0.5
 def windows(steps: Experience) -> Look:
     """Windows over an end, cut short by another env's end, with the flag of their first step, or missing at an end."""
     if steps.next_obs is None:
-        return Lack("no next observations are stored, which would show n-step transitions", absent=True)
-    if steps.disorder:
-        return Lack(steps.disorder)
-    if steps.window < 2:
-        return Lack("rows are transitions of one step", absent=True)
-    if lagging(steps):
-        return Lack("observations are those of the row before")
+        raise Lack("no next observations are stored, which would show n-step transitions", absent=True)
+    steps.require_order()
+    skip_if(steps.window < 2, "rows are transitions of one step", absent=True)
+    skip_if(lagging(steps), "observations are those of the row before")
     n = steps.window
     ends_within, crossing = np.zeros(len(steps), np.bool_), np.zeros(len(steps), np.bool_)
     last = steps.ended.copy()  # of episodes: in a row that ends its window at the same place, the flag is the window's

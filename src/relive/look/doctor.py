@@ -10,7 +10,7 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
@@ -55,14 +55,8 @@ class Examination:
 
 def examine() -> Examination:
     """Look at this process, its packages and its machine. Nothing is changed; a GPU is used for a moment."""
-    facts = {
-        "versions": versions(),
-        "core": core(),
-        "threads": threads(),
-        "memory": memory(),
-        "gpu": gpu(),
-    }
-    return Examination(facts, tuple(advice for rule in RULES if (advice := rule(facts)) is not None))
+    facts = {"versions": versions(), "core": core(), "threads": threads(), "memory": memory(), "gpu": gpu()}
+    return Examination(facts, tuple(advice_on(facts)))
 
 
 # -- facts -------------------------------------------------------------------------------------------------------------
@@ -238,144 +232,90 @@ def usable(facts: Facts) -> int:
     return min(limits)
 
 
-def _one_core(facts: Facts) -> Advice | None:
-    if usable(facts) > 1:
-        return None
-    return Advice(
-        "one-core",
-        "This process may use one core, so environments, batches and learning wait for each other.",
-        "Ask for more cores, where the limit is set: taskset, a container's --cpus, or a job's request.",
-    )
-
-
-def _one_thread(facts: Facts) -> Advice | None:
-    if facts["threads"]["torch"] > 1 or usable(facts) == 1:
-        return None
-    why = " because OMP_NUM_THREADS is 1" if facts["threads"]["OMP_NUM_THREADS"] == "1" else ""
-    return Advice(
-        "one-thread",
-        f"torch computes on 1 thread{why}, and {usable(facts)} cores are there. "
-        "That is best for small networks, and slow for large ones.",
-        f"For large networks, set OMP_NUM_THREADS={usable(facts)}, or call torch.set_num_threads.",
-    )
-
-
-def _many_threads(facts: Facts) -> Advice | None:
-    if facts["threads"]["torch"] <= usable(facts):
-        return None
-    return Advice(
-        "too-many-threads",
-        f"torch starts {facts['threads']['torch']} threads, but this process may use "
-        f"{usable(facts)} cores. Threads that wait for a core make every operation slow.",
-        f"Set OMP_NUM_THREADS={usable(facts)} before Python starts.",
-    )
-
-
-def _busy(facts: Facts) -> Advice | None:
-    load, cores = facts["threads"]["load"], facts["threads"]["cores"]
-    if load is None or load <= (cores or 1):
-        return None
-    return Advice(
-        "busy",
-        f"{load:.1f} processes want to run on the machine's {cores} cores, so each one waits.",
-        "See what runs with top, and measure nothing meanwhile.",
-    )
-
-
-def _huge_pages(facts: Facts) -> Advice | None:
-    if facts["memory"]["huge_pages"] != "never":
-        return None
-    return Advice(
-        "no-huge-pages",
-        "Transparent huge pages are off. A random read from a large replay then spends most "
-        "of its time finding the page.",
-        f"As root: echo madvise > {HUGE_PAGES}",
-    )
-
-
-def _memory(facts: Facts) -> Advice | None:
-    free = facts["memory"]["free"]
-    if free is None or free >= LITTLE_MEMORY:
-        return None
-    return Advice(
-        "little-memory",
-        f"{readable(free)} of memory are free.",
-        "Lower the replay's capacity, end other programs, or keep the replay in files.",
-    )
-
-
-def _swap(facts: Facts) -> Advice | None:
-    used = facts["memory"]["swap_used"]
-    if used is None or used < MUCH_SWAP:
-        return None
-    return Advice(
-        "swap",
-        f"{readable(used)} lie in swap. A batch with a row from there waits for the disk.",
-        "Lower the replay's capacity, or end the programs that take the memory.",
-    )
-
-
-def _shm(facts: Facts) -> Advice | None:
-    size = facts["memory"]["shm"]
-    if size is None or size >= LITTLE_SHM:
-        return None
-    return Advice(
-        "small-shm",
-        f"{SHM} has {readable(size)}. Ray, AsyncVectorEnv and torch's DataLoader share memory there, and fail "
-        "or get slow once it is full. relive's own shared memory is elsewhere.",
-        "In a container, start it with a larger one, such as docker run --shm-size=8g.",
-    )
-
-
-def _compiler(facts: Facts) -> Advice | None:
-    if facts["threads"]["compiler"] is not None:
-        return None
-    return Advice(
-        "no-compiler",
-        "There is no C++ compiler, which torch.compile needs.",
-        "Install g++ or clang++, or name one in CXX.",
-    )
-
-
-def _clones(facts: Facts) -> Advice | None:
-    found = facts["core"]
-    if found["clones"] or (found["processor_level"] or 1) < 3:
-        return None
-    return Advice(
-        "core-for-old-processors",
-        "The core was built without versions for newer processors, and this "
-        f"one is x86-64-v{found['processor_level']}. Returns and priorities are computed more slowly.",
-        "Install relive again with g++ 12 or newer: CXX=g++ pip install --force-reinstall --no-deps .",
-    )
-
-
-def _unoptimized(facts: Facts) -> Advice | None:
-    flags: list[str] = facts["core"]["flags"].split()
-    if any(flag in ("-O2", "-O3", "-Ofast") for flag in flags) and "-fsanitize" not in facts["core"]["flags"]:
-        return None
-    return Advice(
-        "core-not-optimized",
-        f"The core was built for debugging, with '{' '.join(flags)}'.",
-        "Install relive again, without CMAKE_BUILD_TYPE and CXXFLAGS in the environment.",
-    )
-
-
-def _unused_gpu(facts: Facts) -> Advice | None:
-    found = facts["gpu"]
-    if not found["device_file"] or found["count"]:
-        return None
-    if found["torch_cuda"] is None:
+def advice_on(facts: Facts) -> Iterator[Advice]:
+    """What the facts say to do. Each piece of advice follows from the facts alone."""
+    core, threads, memory, gpu = (facts[part] for part in ("core", "threads", "memory", "gpu"))
+    cores = usable(facts)
+    if cores == 1:
+        yield Advice(
+            "one-core",
+            "This process may use one core, so environments, batches and learning wait for each other.",
+            "Ask for more cores, where the limit is set: taskset, a container's --cpus, or a job's request.",
+        )
+    if threads["torch"] > cores:
+        yield Advice(
+            "too-many-threads",
+            f"torch starts {threads['torch']} threads, but this process may use "
+            f"{cores} cores. Threads that wait for a core make every operation slow.",
+            f"Set OMP_NUM_THREADS={cores} before Python starts.",
+        )
+    if threads["torch"] == 1 < cores:
+        why = " because OMP_NUM_THREADS is 1" if threads["OMP_NUM_THREADS"] == "1" else ""
+        yield Advice(
+            "one-thread",
+            f"torch computes on 1 thread{why}, and {cores} cores are there. "
+            "That is best for small networks, and slow for large ones.",
+            f"For large networks, set OMP_NUM_THREADS={cores}, or call torch.set_num_threads.",
+        )
+    if threads["load"] is not None and threads["load"] > (threads["cores"] or 1):
+        yield Advice(
+            "busy",
+            f"{threads['load']:.1f} processes want to run on the machine's {threads['cores']} cores, so each one "
+            "waits.",
+            "See what runs with top, and measure nothing meanwhile.",
+        )
+    if memory["huge_pages"] == "never":
+        yield Advice(
+            "no-huge-pages",
+            "Transparent huge pages are off. A random read from a large replay then spends most "
+            "of its time finding the page.",
+            f"As root: echo madvise > {HUGE_PAGES}",
+        )
+    if memory["free"] is not None and memory["free"] < LITTLE_MEMORY:
+        yield Advice(
+            "little-memory",
+            f"{readable(memory['free'])} of memory are free.",
+            "Lower the replay's capacity, end other programs, or keep the replay in files.",
+        )
+    if memory["swap_used"] is not None and memory["swap_used"] >= MUCH_SWAP:
+        yield Advice(
+            "swap",
+            f"{readable(memory['swap_used'])} lie in swap. A batch with a row from there waits for the disk.",
+            "Lower the replay's capacity, or end the programs that take the memory.",
+        )
+    if memory["shm"] is not None and memory["shm"] < LITTLE_SHM:
+        yield Advice(
+            "small-shm",
+            f"{SHM} has {readable(memory['shm'])}. Ray, AsyncVectorEnv and torch's DataLoader share memory there, and "
+            "fail or get slow once it is full. relive's own shared memory is elsewhere.",
+            "In a container, start it with a larger one, such as docker run --shm-size=8g.",
+        )
+    if threads["compiler"] is None:
+        yield Advice(
+            "no-compiler",
+            "There is no C++ compiler, which torch.compile needs.",
+            "Install g++ or clang++, or name one in CXX.",
+        )
+    if not core["clones"] and (core["processor_level"] or 1) >= 3:
+        yield Advice(
+            "core-for-old-processors",
+            "The core was built without versions for newer processors, and this "
+            f"one is x86-64-v{core['processor_level']}. Returns and priorities are computed more slowly.",
+            "Install relive again with g++ 12 or newer: CXX=g++ pip install --force-reinstall --no-deps .",
+        )
+    flags: list[str] = core["flags"].split()
+    if not {"-O2", "-O3", "-Ofast"} & set(flags) or "-fsanitize" in core["flags"]:
+        yield Advice(
+            "core-not-optimized",
+            f"The core was built for debugging, with '{' '.join(flags)}'.",
+            "Install relive again, without CMAKE_BUILD_TYPE and CXXFLAGS in the environment.",
+        )
+    if gpu["device_file"] and not gpu["count"]:
         why, do = "torch was built for the CPU alone", "Install a torch that is built for CUDA."
-    else:
-        why = f"torch, built for CUDA {found['torch_cuda']}, cannot use it; driver {found['driver'] or 'unknown'}"
-        do = "Install a newer driver, or a torch for an older CUDA, and see nvidia-smi."
-    return Advice("unused-gpu", f"The machine has an NVIDIA GPU, but {why}.", do)
-
-
-RULES: tuple[Callable[[Facts], Advice | None], ...] = (
-    _one_core, _many_threads, _one_thread, _busy, _huge_pages, _memory, _swap, _shm, _compiler, _clones, _unoptimized,
-    _unused_gpu,
-)  # fmt: skip
+        if gpu["torch_cuda"] is not None:
+            why = f"torch, built for CUDA {gpu['torch_cuda']}, cannot use it; driver {gpu['driver'] or 'unknown'}"
+            do = "Install a newer driver, or a torch for an older CUDA, and see nvidia-smi."
+        yield Advice("unused-gpu", f"The machine has an NVIDIA GPU, but {why}.", do)
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Experience: stored steps in the one form that every rule of the audit reads.
 
-In order: the class; comparing rows; experience from arrays; a table of episodes; numbers in words; .npz files.
+In order: the class; comparing rows; experience from arrays; a table of episodes; fields and
+distributions; numbers in words; .npz files.
 """
 
 from __future__ import annotations
@@ -25,16 +26,20 @@ from ..files.disk import open_file
 from ..memory.estimate import require_free, require_whole
 from ..steps.arrays import Array, Bools, Ints, as_host
 from ..steps.schema import Path, dotted, nest
-from .findings import Finding, Sureness, found
+from .findings import Finding, Sureness, found, skip_if
 
 __all__ = [
+    "Distribution",
     "Experience",
+    "FieldFacts",
     "Leaves",
     "are_whole",
     "concatenated",
     "digests",
+    "distribution",
     "envs",
     "episodes_of",
+    "facts_of",
     "from_arrays",
     "in_words",
     "leaves_of",
@@ -43,6 +48,7 @@ __all__ = [
     "plain",
     "read_npz",
     "same_rows",
+    "spreads_of",
     "tree_of",
 ]
 
@@ -121,6 +127,14 @@ class Experience:
         rows, looked = np.arange(len(self)) if rows is None else rows, len(self) if looked is None else looked
         return found(rule, sure, what, mend, rows, looked, place=self.place, field=field)
 
+    @property
+    def leaves(self) -> Leaves:
+        """All leaves ``[S, ...]`` by path, in the order of a report."""
+        groups = {"obs": self.obs, "next_obs": self.next_obs or {}, "action": self.action}
+        leaves: Leaves = {(name, *path): leaf for name, group in groups.items() for path, leaf in group.items()}
+        leaves |= {("reward",): self.reward, ("terminated",): self.terminated}
+        return leaves | ({} if self.truncated is None else {("truncated",): self.truncated}) | self.others
+
     @cached_property
     def ended(self) -> Bools:
         """True where a step ended its episode, bool ``[S]``."""
@@ -148,12 +162,7 @@ class Experience:
     @cached_property
     def played(self) -> Leaves:
         """The observations without desired goals, which hindsight may have exchanged in each row for another one."""
-        goals = {path for path in self.obs if path[-1:] == ("desired_goal",)}
-        return (
-            {path: leaf for path, leaf in self.obs.items() if path not in goals}
-            if len(goals) < len(self.obs)
-            else self.obs
-        )
+        return {path: leaf for path, leaf in self.obs.items() if path[-1:] != ("desired_goal",)} or self.obs
 
     @cached_property
     def inner(self) -> Bools:
@@ -182,18 +191,17 @@ class Experience:
             reached &= same_rows((self.next_obs or {})[path][:-n], leaf[n:])
         return reached
 
-    @cached_property
-    def disorder(self) -> str | None:
-        """The reason why rows cannot be looked at in the order of time, in a sentence; None if they can."""
-        if not self.ordered:
-            return "the transitions have no order"
-        if not self.follows.any():
-            return "no step is followed by another one of its env"
-        if self.next_obs is None or self.window > 1 or not self.inner.any():
-            return None
-        if self.chained[self.inner].mean() <= 0.5:
-            return "most rows do not lead to the observation of the following row, so their order in time is not known"
-        return None
+    def require_order(self) -> None:
+        """Require that rows can be looked at in the order of time.
+
+        Raises:
+            Lack: they cannot.
+        """
+        skip_if(not self.ordered, "the transitions have no order")
+        skip_if(not self.follows.any(), "no step is followed by another one of its env")
+        if self.next_obs is not None and self.window == 1 and self.inner.any():
+            skip_if(self.chained[self.inner].mean() <= 0.5, "most rows do not lead to the observation of the following "
+                    "row, so their order in time is not known")  # fmt: skip
 
     @cached_property
     def still(self) -> Bools:
@@ -449,9 +457,6 @@ def _assembled(fields: dict[str, Leaves], source: str, steps: int, envs: int) ->
     if truncated is None:
         lacks.append("it does not tell truncation from termination")
     after = fields.get("next_obs")
-    if after is not None and not after.keys() >= fields["obs"].keys():
-        lost = ", ".join(dotted(("next_obs", *path)) for path in fields["obs"] if path not in after)
-        raise FieldError(f"the source lacks {lost}; pass all members of the next observations, or none")
     follows = np.ones(steps * envs, np.bool_)
     follows[steps - 1 :: max(steps, 1)] = False
     known = {"obs", "next_obs", "final_obs", "action", "reward", "terminated", "truncated", "done"}
@@ -552,6 +557,70 @@ def _begun(steps: Experience, starts: Ints) -> Bools:
         return steps.step[starts] == 0
     first_of_env = np.append(True, steps.env[1:] != steps.env[:-1])[starts]
     return steps.starts[starts] | (first_of_env & steps.begins)
+
+
+# -- fields and distributions ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FieldFacts:
+    """One leaf of the stored steps.
+
+    Args:
+        name: its path, with dots.
+        dtype: the name of its NumPy dtype.
+        shape: the shape in one step.
+        nbytes: bytes of all steps.
+        min: the least finite number; None if there is none.
+        mean: the mean of the finite numbers; for bools, the share that is True.
+        max: the largest finite number.
+        not_finite: how many numbers are NaN or infinite.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    min: float | None
+    mean: float | None
+    max: float | None
+    not_finite: int
+
+
+def facts_of(path: Path, leaf: Array) -> FieldFacts:
+    """The facts about a leaf ``[S, ...]``."""
+    finite = np.isfinite(leaf) if leaf.dtype.kind in "fc" else np.ones(1, np.bool_)
+    numbers: Any = leaf if finite.all() else leaf[finite]
+    low, mean, high = ((float(numbers.min()), float(numbers.mean(dtype=np.float64)), float(numbers.max()))
+                       if numbers.size and numbers.dtype.kind in "biuf" else (None, None, None))  # fmt: skip
+    missing = int(finite.size - np.count_nonzero(finite))
+    return FieldFacts(dotted(path), str(leaf.dtype), leaf.shape[1:], leaf.nbytes, low, mean, high, missing)
+
+
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+"""The quantiles of each distribution; 0 is the least and 1 the most."""
+
+Distribution = dict[str, float]
+"""``mean``, and a quantile by its name, such as ``p50``."""
+
+
+def spreads_of(steps: Experience, table: dict[str, Array]) -> dict[str, Array | None]:
+    """The numbers whose distributions are shown, of steps and their table of episodes; None for what is not known.
+
+    Returns and lengths are those of complete episodes, draws those of the steps that can be drawn.
+    """
+    whole, draws = table["complete"], None if steps.draws is None else steps.draws[steps.draws >= 0]
+    return {"returns": table["return"][whole], "lengths": table["length"][whole], "ages": steps.age,
+            "priorities": steps.priorities, "draws": draws}  # fmt: skip
+
+
+def distribution(numbers: Array | None) -> Distribution | None:
+    """The mean and the quantiles of numbers ``[K]``; None if there are none."""
+    if numbers is None or not len(numbers):
+        return None
+    values = np.quantile(numbers, QUANTILES).tolist()
+    names = ("min" if q == 0 else "max" if q == 1 else f"p{round(100 * q)}" for q in QUANTILES)
+    return {"mean": float(np.mean(numbers)), **dict(zip(names, values, strict=True))}
 
 
 # -- numbers in words --------------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import numpy as np
 from ..printable import printable
 from .rendering import rendered
 
-__all__ = ["Check", "Finding", "Lack", "Look", "Report", "Rule", "Sureness", "Verdict", "found", "rule"]
+__all__ = ["Check", "Finding", "Lack", "Look", "Report", "Rule", "Sureness", "Verdict", "found", "rule",
+           "skip_if"]  # fmt: skip
 
 
 Sureness = Literal["certain", "likely", "possible"]
@@ -59,21 +60,27 @@ class Finding:
         return f"{self.rule} [{self.sure}] {self.what}: {self.extent}\n    mend: {self.mend}"
 
 
-@dataclass(frozen=True)
-class Lack:
-    """Why a rule did not run.
+class Lack(Exception):  # noqa: N818 - not an error
+    """A rule cannot run.
 
     Args:
         why: the reason, in a sentence without a full stop.
         absent: whether the source simply has nothing of the kind, such as priorities.
     """
 
-    why: str
-    absent: bool = False
+    def __init__(self, why: str, absent: bool = False) -> None:
+        super().__init__(why)
+        self.why, self.absent = why, absent
 
 
-Look: TypeAlias = Generator[Finding, None, int | Lack]
-"""A look at stored steps. It yields findings, and returns how many rows were looked at, or why none were.
+def skip_if(condition: Any, why: str, absent: bool = False) -> None:
+    """Raise a :class:`Lack` if a rule cannot run."""
+    if condition:
+        raise Lack(why, absent)
+
+
+Look: TypeAlias = Generator[Finding, None, int]
+"""A look at stored steps. It yields findings and returns how many rows were looked at, or raises a :class:`Lack`.
 
 There is no third way, so a rule that did not run has said why."""
 
@@ -109,10 +116,10 @@ class Rule(Generic[Given]):
     look: Callable[Given, Look]
 
     def __call__(self, *args: Given.args, **options: Given.kwargs) -> Verdict:
-        """The verdict. What was found before the look returned a lack is left out.
+        """The verdict. What was found before the look raised a lack is left out.
 
         Raises:
-            TypeError: it returned something else than a number of rows or a lack, or found what is not of its names.
+            TypeError: it returned something else than a number of rows, or found what is not of its names.
             ValueError: it returned that it looked at no row.
         """
         rows: list[Any] = []
@@ -120,22 +127,23 @@ class Rule(Generic[Given]):
         def looking() -> Iterator[Finding]:
             rows.append((yield from self.look(*args, **options)))
 
-        findings, (verdict,) = tuple(looking()), rows
-        if isinstance(verdict, Lack):
-            return self.lacks(verdict)
+        try:
+            findings, (verdict,) = tuple(looking()), rows
+        except Lack as lack:
+            return self.lacks(lack.why, lack.absent)
         named = f"the rule for {', '.join(self.names)}"
         if not hasattr(verdict, "__index__"):
-            raise TypeError(f"{named} returned {verdict!r:.200}, neither a number of rows nor a Lack")
+            raise TypeError(f"{named} returned {verdict!r:.200}, which is no number of rows")
         foreign = [finding.rule for finding in findings if finding.rule not in self.names]
         if foreign:
             raise TypeError(f"{named} found {', '.join(foreign)}")
         if verdict < 1:
-            raise ValueError(f"{named} looked at no row; then it returns a Lack, which says why")
+            raise ValueError(f"{named} looked at no row; then it raises a Lack, which says why")
         return Check(self.names, int(verdict)), findings
 
-    def lacks(self, lack: Lack) -> Verdict:
+    def lacks(self, why: str, absent: bool = False) -> Verdict:
         """The verdict where the rule does not run."""
-        return Check(self.names, 0, lack.why, lack.absent), ()
+        return Check(self.names, 0, why, absent), ()
 
 
 def rule(*names: str) -> Callable[[Callable[Given, Look]], Rule[Given]]:

@@ -9,6 +9,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,19 @@ from ..parameters import is_count
 from ..printable import printable
 from ..steps.arrays import Array
 from ..steps.schema import Path, dotted
-from .experience import Experience, envs, episodes_of, in_words, number, plain
+from .experience import (
+    Distribution,
+    Experience,
+    FieldFacts,
+    distribution,
+    envs,
+    episodes_of,
+    facts_of,
+    in_words,
+    number,
+    plain,
+    spreads_of,
+)
 from .findings import Finding, Report
 from .page import WIDEST, part_of_inspection, pictures_of, rows_of
 from .readers import experience_of
@@ -46,63 +59,28 @@ def inspect(source: Any) -> Inspection:
     """
     steps = experience_of(source)
     table = episodes_of(steps)
-    whole = table["complete"]
     ended = table["terminated"] | table["truncated"]
     cut = table["truncated"] & ~table["terminated"]
     known = steps.truncated is not None and bool(ended.any())
-    draws: Array | None = None if steps.draws is None else steps.draws[steps.draws >= 0]
+    spreads = spreads_of(steps, table)
+    draws = spreads["draws"]
     lacks = steps.lacks + (NOT_COUNTED if steps.age is not None and draws is None else ())
     return Inspection(
-        printable(steps.source),
-        len(steps),
-        len(np.unique(steps.env)),
-        tuple(facts_of(path, leaf) for path, leaf in leaves_of_steps(steps).items()),
-        table,
-        distribution(table["return"][whole]),
-        distribution(table["length"][whole]),
-        float(cut.sum() / ended.sum()) if known else None,
-        None if steps.age is None else distribution(steps.age),
-        None if steps.priorities is None else distribution(steps.priorities),
-        None if draws is None else distribution(draws),
-        (len(draws) - np.count_nonzero(draws)) / len(draws) if draws is not None and len(draws) else None,
-        tuple(map(printable, lacks)),
-        steps,
+        source=printable(steps.source),
+        num_steps=len(steps),
+        num_envs=len(np.unique(steps.env)),
+        fields=tuple(facts_of(path, leaf) for path, leaf in leaves_of_steps(steps).items()),
+        episodes=table,
+        truncated_share=float(cut.sum() / ended.sum()) if known else None,
+        never_sampled=(len(draws) - np.count_nonzero(draws)) / len(draws) if draws is not None and len(draws) else None,
+        lacks=tuple(map(printable, lacks)),
+        experience=steps,
+        **{name: distribution(numbers) for name, numbers in spreads.items()},
     )
 
 
-QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-"""The quantiles of each distribution; 0 is the least and 1 the most."""
-
 NOT_COUNTED = ("how often each step was drawn, which relive.Monitor(replay, counts=True) counts",)
 """The entry of ``lacks`` for a replay without a monitor that counts."""
-
-Distribution = dict[str, float]
-"""``mean``, and a quantile by its name, such as ``p50``."""
-
-
-@dataclass(frozen=True)
-class FieldFacts:
-    """One leaf of the stored steps.
-
-    Args:
-        name: its path, with dots.
-        dtype: the name of its NumPy dtype.
-        shape: the shape in one step.
-        nbytes: bytes of all steps.
-        min: the least finite number; None if there is none.
-        mean: the mean of the finite numbers; for bools, the share that is True.
-        max: the largest finite number.
-        not_finite: how many numbers are NaN or infinite.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-    min: float | None
-    mean: float | None
-    max: float | None
-    not_finite: int
 
 
 @dataclass(frozen=True)
@@ -252,29 +230,7 @@ class Inspection:
 
 def leaves_of_steps(steps: Experience) -> dict[Path, Array]:
     """All leaves of the steps ``[S, ...]`` that the source stores once per step."""
-    leaves: dict[Path, Array] = {("obs", *path): leaf for path, leaf in steps.obs.items()}
-    leaves |= {("action", *path): leaf for path, leaf in steps.action.items()}
-    leaves |= {("reward",): steps.reward, ("terminated",): steps.terminated}
-    return leaves | ({} if steps.truncated is None else {("truncated",): steps.truncated}) | steps.others
-
-
-def facts_of(path: Path, leaf: Array) -> FieldFacts:
-    """The facts about a leaf ``[S, ...]``."""
-    finite = np.isfinite(leaf) if leaf.dtype.kind in "fc" else np.ones(1, np.bool_)
-    numbers: Any = leaf if finite.all() else leaf[finite]
-    low, mean, high = ((float(numbers.min()), float(numbers.mean(dtype=np.float64)), float(numbers.max()))
-                       if numbers.size and numbers.dtype.kind in "biuf" else (None, None, None))  # fmt: skip
-    missing = int(finite.size - np.count_nonzero(finite))
-    return FieldFacts(dotted(path), str(leaf.dtype), leaf.shape[1:], leaf.nbytes, low, mean, high, missing)
-
-
-def distribution(numbers: Array) -> Distribution | None:
-    """The mean and the quantiles of numbers ``[K]``; None if there are none."""
-    if not len(numbers):
-        return None
-    values = np.quantile(numbers, QUANTILES).tolist()
-    names = ("min" if q == 0 else "max" if q == 1 else f"p{round(100 * q)}" for q in QUANTILES)
-    return {"mean": float(np.mean(numbers)), **dict(zip(names, values, strict=True))}
+    return {path: leaf for path, leaf in steps.leaves.items() if path[0] != "next_obs"}
 
 
 # -- a figure ----------------------------------------------------------------------------------------------------------
@@ -290,34 +246,35 @@ def figure_of(inspection: Any) -> Any:
     """
     with needed("plot needs matplotlib: pip install 'relive[plot]'"):
         from matplotlib.figure import Figure  # takes a second to import
-    panels = [_returns, _lengths, _rewards, *_of_sampling(inspection.experience)]
+    steps, table = inspection.experience, inspection.episodes
+    returns, _, ages, priorities, draws = spreads_of(steps, table).values()
+    rewards = _histogram, steps.reward, "reward of a step", "steps"
+    by_age = _histogram, ages, "age: transitions completed later", "steps"
+    weighed = (_priorities, priorities) if priorities is not None and len(priorities) else None
+    if draws is not None:
+        of_sampling = [by_age, weighed or (_draws_by_age, steps), (_draws, draws)]
+    elif weighed or ages is not None:
+        of_sampling = [weighed or by_age]
+    else:  # nothing is known about sampling: the returns once more, as a distribution
+        of_sampling = [(_histogram, returns, "return of a whole episode", "episodes")]
+    panels: list[Any] = [(_returns, returns), (_lengths, table), rewards, *of_sampling]
     columns = len(panels) // 2
     figure: Any = Figure(figsize=(4 * columns, 5.4), dpi=200, layout="constrained")
-    for axes, draw in zip(figure.subplots(2, columns).flat, panels, strict=True):
-        draw(axes, inspection)
+    for axes, (draw, *numbers) in zip(figure.subplots(2, columns).flat, panels, strict=True):
+        draw(axes, *numbers)
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"{inspection.num_steps:,} steps", x=0.01, ha="left", fontsize=11)
     return figure
 
 
-def _of_sampling(steps: Any) -> list[Any]:
-    """The panels on how steps are drawn: one, or three if their draws were counted."""
-    weighed = steps.priorities is not None and len(steps.priorities) > 0
-    if steps.draws is not None:
-        return [_ages, _priorities if weighed else _draws_by_age, _draws]
-    return [_priorities if weighed else _ages if steps.age is not None else _spread]
-
-
-def _returns(axes: Any, inspection: Any) -> None:
+def _returns(axes: Any, returns: Any) -> None:
     """The return of each whole episode, in the order of storage."""
-    numbers = inspection.episodes["return"][inspection.episodes["complete"]]
-    axes.scatter(np.arange(len(numbers)), numbers, s=8, color=DARK, alpha=0.5, linewidths=0)
+    axes.scatter(np.arange(len(returns)), returns, s=8, color=DARK, alpha=0.5, linewidths=0)
     axes.set(xlabel="whole episode, env by env", ylabel="return")
 
 
-def _lengths(axes: Any, inspection: Any) -> None:
+def _lengths(axes: Any, table: Any) -> None:
     """The lengths of whole episodes, in one colour for each kind of end."""
-    table = inspection.episodes
     terminated, whole = table["terminated"], table["complete"]
     kinds = {"terminated": whole & terminated, "truncated": whole & ~terminated}
     groups = {name: table["length"][kept] for name, kept in kinds.items() if kept.any()}
@@ -327,46 +284,29 @@ def _lengths(axes: Any, inspection: Any) -> None:
     axes.set(xlabel="length of a whole episode, steps", ylabel="episodes")
 
 
-def _rewards(axes: Any, inspection: Any) -> None:
-    _histogram(axes, inspection.experience.reward, "reward of a step", "steps")
-
-
-def _ages(axes: Any, inspection: Any) -> None:
-    _histogram(axes, inspection.experience.age, "age: transitions completed later", "steps")
-
-
-def _spread(axes: Any, inspection: Any) -> None:
-    """If nothing is known about sampling: the returns once more, as a distribution."""
-    _histogram(
-        axes, inspection.episodes["return"][inspection.episodes["complete"]], "return of a whole episode", "episodes"
-    )
-
-
-def _draws(axes: Any, inspection: Any) -> None:
+def _draws(axes: Any, draws: Any) -> None:
     """How many steps were drawn 0, 1, 2, ... times, in bins of whole numbers."""
-    draws = inspection.experience.draws[inspection.experience.draws >= 0]
     width = int(draws.max(initial=0)) // 40 + 1
     axes.hist(draws, bins=np.arange(0, draws.max(initial=0) + width + 1, width) - 0.5, color=BLUE)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel="times drawn", ylabel="steps")
 
 
-def _draws_by_age(axes: Any, inspection: Any) -> None:
+def _draws_by_age(axes: Any, steps: Any) -> None:
     """How often steps of an age were drawn: the mean of each of up to 40 groups of equally many steps."""
-    known = np.flatnonzero(inspection.experience.draws >= 0)
-    rows = known[np.argsort(inspection.experience.age[known], kind="stable")]
+    known = np.flatnonzero(steps.draws >= 0)
+    rows = known[np.argsort(steps.age[known], kind="stable")]
     groups = np.array_split(rows, min(40, max(len(rows), 1)))
     ages, draws = ([values[group].mean() if len(group) else np.nan for group in groups]
-                   for values in (inspection.experience.age, inspection.experience.draws))  # fmt: skip
+                   for values in (steps.age, steps.draws))  # fmt: skip
     axes.plot(ages, draws, color=DARK, marker="o", markersize=3)
     axes.set(xlabel="age: transitions completed later", ylabel="times drawn, mean")
     axes.set_ylim(bottom=0)
 
 
-def _priorities(axes: Any, inspection: Any) -> None:
+def _priorities(axes: Any, priorities: Any) -> None:
     """The probability of each transition, the largest first: a flat line is uniform sampling."""
-    numbers = inspection.experience.priorities
-    share = np.sort(numbers)[::-1] / max(numbers.sum(), 1e-300)
+    share = np.sort(priorities)[::-1] / max(priorities.sum(), 1e-300)
     axes.loglog(np.arange(1, len(share) + 1), np.maximum(share, 1e-300), color=DARK, label="prioritized")
     axes.axhline(1 / len(share), color=GREY, linestyle=":", label="uniform")
     axes.legend(frameon=False, fontsize=8)
@@ -433,17 +373,20 @@ def export(inspection: Inspection, path: str | os.PathLike[str], report: Report 
 
 def _send(rerun: Any, recording: Any, place: str, leaf: Array, env: Array, times: dict[str, Array]) -> bool:
     """Write a field ``[S, ...]`` env by env. Returns False, and writes nothing, if there is no picture for it."""
-    pictures = pictures_of(leaf)
-    if pictures is None and not _are_lines(leaf):
+    pictures, size = pictures_of(leaf), prod(leaf.shape[1:])
+    if pictures is None and not (leaf.dtype.kind in "biuf" and 0 < size <= WIDEST):  # a few lines, or nothing
         return False
     for env_number in np.unique(env).tolist():
         rows = np.flatnonzero(env == env_number)
         if pictures is None:
-            size = [leaf[0].size] * len(rows)
-            columns = rerun.Scalars.columns(scalars=leaf[rows].reshape(-1).astype(np.float64)).partition(size)
+            numbers = leaf[rows].reshape(-1).astype(np.float64)
+            columns = rerun.Scalars.columns(scalars=numbers).partition([size] * len(rows))
         else:
             columns = rerun.Image.columns(buffer=pictures[rows].reshape(len(rows), -1))
-            fields = rerun.Image.from_fields(format=_format(rerun, pictures))
+            height, width, channels = (*pictures.shape[1:], 1)[:3]
+            shape = rerun.components.ImageFormat(width=width, height=height, color_model=COLORS[channels],
+                                                 channel_datatype="U8")  # fmt: skip
+            fields = rerun.Image.from_fields(format=shape)
             recording.log(f"env_{env_number}/{place}", fields, static=True, strict=True)
         recording.send_columns(f"env_{env_number}/{place}", _at(rerun, times, rows), columns, strict=True)
     return True
@@ -472,15 +415,3 @@ def _log_finding(rerun: Any, recording: Any, finding: Finding, times: list[Any])
         recording.send_columns("audit", times, lines, strict=True)
     else:
         recording.log("audit", rerun.TextLog(text, level=level), static=True, strict=True)
-
-
-def _are_lines(leaf: Array) -> bool:
-    """True if a field can be drawn as a few lines."""
-    return leaf.dtype.kind in "biuf" and 0 < int(np.prod(leaf.shape[1:])) <= WIDEST
-
-
-def _format(rerun: Any, pictures: Array) -> Any:
-    """The format of images ``[S, H, W]`` or ``[S, H, W, C]``, as Rerun needs it."""
-    height, width, channels = (*pictures.shape[1:], 1)[:3]
-    colors = COLORS[channels]
-    return rerun.components.ImageFormat(width=width, height=height, color_model=colors, channel_datatype="U8")

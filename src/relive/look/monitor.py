@@ -347,11 +347,10 @@ class DrawCounts:
         self._rows = 0
         self.by_place[Span(np.maximum(self._heads, ring.oldest), heads).places(ring.rows)] = 0
         self._heads = heads
-        unknown = first_unknown(ring, index)
-        known = index if unknown < 0 else index[issued(ring, index)]
-        np.add.at(self.by_place, places_of(ring, known), ONE)
-        if unknown >= 0:
-            raise never_issued(index, unknown)
+        known = issued(ring, index)
+        np.add.at(self.by_place, places_of(ring, index[known]), ONE)
+        if not known.all():
+            raise never_issued(index, int(np.argmin(known)))
 
     def of_index(self, index: Ints) -> Any:
         """The draws of transitions by public index, int64 ``[B]``; -1 where one can no longer be drawn.
@@ -403,21 +402,15 @@ def issued(ring: Ring, index: Ints) -> NDArray[np.bool_]:
     return (index >= 0) & (index // ring.num_envs < ring.heads[index % ring.num_envs])
 
 
-def first_unknown(ring: Ring, index: Ints) -> int:
-    """The first entry of ``[B]`` that was never issued, or -1."""
-    known = issued(ring, index)
-    return -1 if known.all() else int(np.argmin(known))
-
-
 def located(ring: Ring, index: Ints) -> tuple[Ints, NDArray[np.bool_]]:
     """The places of a batch's rows ``[B]``, now or before, and a mask of the rows that are still stored.
 
     Raises:
         ParameterError: an index was never issued.
     """
-    unknown = first_unknown(ring, index)
-    if unknown >= 0:
-        raise never_issued(index, unknown)
+    known = issued(ring, index)
+    if not known.all():
+        raise never_issued(index, int(np.argmin(known)))
     numbers, envs = index // ring.num_envs, index % ring.num_envs
     return envs * ring.rows + numbers % ring.rows, numbers >= ring.oldest[envs]
 

@@ -9,6 +9,7 @@ import io
 import json
 import math
 from base64 import b64encode
+from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..memory.estimate import readable
 from ..names import needed, version
 from ..printable import printable
 from ..steps.arrays import Array, Ints
-from .experience import number, plain
+from .experience import facts_of, number, plain, spreads_of
 from .rendering import rendered
 
 __all__ = ["WIDEST", "page", "part_of_inspection", "pictures_of", "rows_of"]
@@ -65,7 +66,9 @@ def part_of_inspection(inspection: Any) -> str:
 
 
 def _tables(inspection: Any) -> dict[str, Any]:
-    spreads = spreads_of(inspection)
+    numbers: dict[str, Any] = spreads_of(inspection.experience, inspection.episodes)
+    spreads = {name: {"numbers": getattr(inspection, name), "bars": bars_of(numbers[name])}
+               for name in numbers if getattr(inspection, name) is not None}  # fmt: skip
     facts = {name: fact for name, fact in inspection.facts().items() if name not in spreads}
     if inspection.never_sampled is not None:
         facts["never drawn"] = f"{inspection.never_sampled:.1%} of the steps"
@@ -84,18 +87,6 @@ DIMENSIONS = 16
 """A field of up to so many numbers has a line for each of them."""
 
 
-def spreads_of(inspection: Any) -> dict[str, dict[str, Any]]:
-    """Distribution by name: its mean and quantiles, and the bars of its histogram."""
-    steps, table = inspection.experience, inspection.episodes
-    whole = table["complete"]
-    drawn = None if steps.draws is None else steps.draws[steps.draws >= 0]
-    values: dict[str, Any] = {"returns": table["return"][whole], "lengths": table["length"][whole], "ages": steps.age,
-              "priorities": steps.priorities, "draws": drawn}  # fmt: skip
-    known = {name: getattr(inspection, name) for name in values}
-    return {name: {"numbers": numbers, "bars": bars_of(values[name])}
-            for name, numbers in known.items() if numbers is not None}  # fmt: skip
-
-
 def fields_of(inspection: Any) -> list[dict[str, Any]]:
     """A line for each field, and for each number of a small field."""
     columns: dict[str, Any] = inspection.steps(0, inspection.num_steps) if inspection.num_steps else {}
@@ -104,20 +95,12 @@ def fields_of(inspection: Any) -> list[dict[str, Any]]:
         leaf: Any = columns.get(facts.name, np.zeros(0))
         shape = "×".join(map(str, facts.shape))
         about = ", ".join([f"{facts.dtype} {shape}".strip(), readable(facts.nbytes)])
-        lines.append({"name": facts.name, "about": about, "min": facts.min, "mean": facts.mean, "max": facts.max,
-                      "not_finite": facts.not_finite, "bars": bars_of(leaf)})  # fmt: skip
+        lines.append(asdict(facts) | {"about": about, "bars": bars_of(leaf)})
         if len(leaf) and 1 < math.prod(facts.shape) <= DIMENSIONS and leaf.dtype.kind in "biuf":
-            lines += [_line(f"{list(place)}", leaf[(slice(None), *place)]) for place in np.ndindex(*facts.shape)]
+            for place in np.ndindex(*facts.shape):
+                part = leaf[(slice(None), *place)]
+                lines.append(asdict(facts_of((f"{list(place)}",), part)) | {"part": True, "bars": bars_of(part)})
     return lines
-
-
-def _line(name: str, numbers: Array) -> dict[str, Any]:
-    """The line of one number of a field ``[S]``."""
-    finite = _finite(numbers)
-    low, mean, high = ((float(finite.min()), float(finite.mean(dtype=np.float64)), float(finite.max()))
-                       if len(finite) else (None, None, None))  # fmt: skip
-    return {"name": name, "part": True, "min": low, "mean": mean, "max": high,
-            "not_finite": len(numbers) - len(finite), "bars": bars_of(numbers)}  # fmt: skip
 
 
 def bars_of(numbers: Array) -> list[float]:
@@ -128,7 +111,8 @@ def bars_of(numbers: Array) -> list[float]:
     if numbers.dtype.kind not in "biuf":
         return []
     flat = numbers.reshape(-1)
-    finite = _finite(flat[:: -(-flat.size // SAMPLE) or 1])
+    sample = flat[:: -(-flat.size // SAMPLE) or 1]
+    finite = sample[np.isfinite(sample)]
     if not len(finite) or finite.min() == finite.max():
         return []
     values: Any = finite.astype(np.float64)
@@ -139,10 +123,6 @@ def bars_of(numbers: Array) -> list[float]:
         edges = np.linspace(low, high, BINS + 1)
     counts = np.histogram(values, edges)[0]
     return [float(max(24 * count / counts.max(), 1)) if count else 0.0 for count in counts]
-
-
-def _finite(numbers: Array) -> Array:
-    return numbers[np.isfinite(numbers)] if numbers.dtype.kind == "f" else numbers
 
 
 def dots_of(inspection: Any) -> dict[str, Any] | None:

@@ -53,9 +53,9 @@ def experience_of(source: Any) -> Experience:
         return of_rollout(source)
     if isinstance(source, Mixture):
         raise FieldError(f"a Mixture has several replays; pass one of its buffers: {', '.join(source.buffers)}")
-    read = of_drop_in(source) or read_host(source)
-    if read is not None:
-        return read
+    for read in (of_drop_in, read_host):
+        if (experience := read(source)) is not None:
+            return experience
     if isinstance(source, Mapping) or hasattr(source, "items"):
         fields = dict(cast("Mapping[str, Any]", source).items())
         if is_cleanrl(fields):
@@ -67,8 +67,7 @@ def experience_of(source: Any) -> Experience:
     raise FieldError(
         f"a {type(source).__module__}.{type(source).__qualname__} is not known; pass a relive buffer, the path "
         "of a save or of a replay in files, a dict of arrays (obs, action, reward, terminated, ...), or a live buffer "
-        "of one of these classes, "
-        f"or of a copy of one ({readable_hosts()})"
+        f"of one of these classes, or of a copy of one ({readable_hosts()})"
     )
 
 
@@ -391,9 +390,8 @@ def taking_turns(fields: dict[str, Any], source: str) -> Experience | None:
     stride = stride_of(experience, ~experience.ended)
     if stride < 2 or not experience.numbers.shape[1]:
         return None
-    near, far = (
-        np.abs(experience.numbers[k:].astype(np.float64) - experience.numbers[:-k]).mean() for k in (1, stride)
-    )
+    numbers = experience.numbers.astype(np.float64)
+    near, far = (np.abs(numbers[k:] - numbers[:-k]).mean() for k in (1, stride))
     if not far < CLOSER * near:
         return None  # n-step transitions lead as far, but neighbours among them are near to each other
     env = np.arange(len(experience)) % stride
@@ -483,9 +481,9 @@ def stride_of(steps: Experience, rows: Array) -> int:
 # -- columns of other libraries ----------------------------------------------------------------------------------------
 
 
-def in_time(values: Any, position: int, full: bool) -> Any:
-    """Rows of a ring ``[R, ...]``, nested or not, from the oldest to the newest."""
-    leaves = {path: [leaf[position:], leaf[:position]] for path, leaf in leaves_of(values).items()}
+def in_time(values: Any, position: int, full: bool, lost: int = 0) -> Any:
+    """Rows of a ring ``[R, ...]``, nested or not, from the oldest to the newest, without the ``lost`` oldest ones."""
+    leaves = {path: [leaf[position + lost :], leaf[:position]] for path, leaf in leaves_of(values).items()}
     return tree_of({path: np.concatenate(parts) if full else parts[1] for path, parts in leaves.items()})
 
 
@@ -507,24 +505,11 @@ def stable_baselines3_replay(buffer: Any) -> Experience:
     a full ring, that row's own observation is lost, and so its step is none any more.
     """
     slim = bool(getattr(buffer, "optimize_memory_usage", False))
-    lost = int(slim and buffer.full)
-
-    def without_lost(column: Any) -> Any:
-        return column[lost:]
-
-    def rows(values: Any) -> Any:
-        return map_leaves(without_lost, in_time(values, buffer.pos, buffer.full))
-
-    truncated = rows(buffer.timeouts).astype(np.bool_)
-    fields = {
-        "obs": rows(buffer.observations), "action": rows(buffer.actions), "reward": rows(buffer.rewards),
-        "terminated": rows(buffer.dones).astype(np.bool_) & ~truncated,
-    }  # fmt: skip
     known = getattr(buffer, "handle_timeout_termination", True)
-    if known:
-        fields["truncated"] = truncated
-    if not slim:
-        fields["next_obs"] = rows(buffer.next_observations)
+    names = ["observations", "actions", "rewards", "dones"]
+    names += ["timeouts"] if known else []
+    names += [] if slim else ["next_observations"]
+    fields = {name: in_time(getattr(buffer, name), buffer.pos, buffer.full, slim and buffer.full) for name in names}
     experience = from_arrays(fields, f"stable_baselines3 {type(buffer).__name__}", vector=True)
     if slim and not known:  # if time limits are known, the final observations that the library overwrote are missed
         experience.last_obs = {path: leaf[buffer.pos] for path, leaf in leaves_of(buffer.observations).items()}
@@ -572,7 +557,11 @@ def tianshou_replay(buffer: Any) -> Experience:
             if given in meta.get_keys() and not (name == "next_obs" and getattr(part, "_save_obs_next", True) is False):
                 columns.setdefault(name, []).append(_tianshou_leaf(meta[given], rows))
     source = f"tianshou {type(buffer).__name__}"
-    return _joined(columns, [len(rows) for rows in order], source) if parts else no_steps(source)
+    if not parts:
+        return no_steps(source)
+    fields = {name: map_leaves(concatenated, *parts) for name, parts in columns.items()}
+    env = np.repeat(np.arange(len(order)), [len(rows) for rows in order])
+    return interleaved(fields, source, np.arange(len(env)), env, begins=False)
 
 
 TIANSHOU = {"obs": "obs", "action": "act", "reward": "rew", "terminated": "terminated", "truncated": "truncated",
@@ -585,15 +574,6 @@ def _tianshou_leaf(value: Any, rows: Any) -> Any:
     return np.asarray(value)[rows]
 
 
-def _joined(columns: dict[str, list[Any]], sizes: list[int], source: str) -> Experience:
-    """Experience of several envs with different numbers of steps."""
-    fields = {name: map_leaves(concatenated, *parts) for name, parts in columns.items()}
-    experience = from_arrays(fields, source, vector=False)
-    experience.env = np.repeat(np.arange(len(sizes)), sizes)
-    experience.follows = np.append(experience.env[1:] == experience.env[:-1], False)
-    return experience
-
-
 # -- cpprb ---------------------------------------------------------------------------------------------------------
 def cpprb_replay(buffer: Any) -> Experience:
     """Its replay buffers, in the names of its own documentation: obs, act, rew, next_obs, done."""
@@ -603,7 +583,6 @@ def cpprb_replay(buffer: Any) -> Experience:
     position = buffer.get_next_index() if full else count
     names = {"obs": "obs", "act": "action", "rew": "reward", "next_obs": "next_obs", "done": "done"}
     fields = {ours: in_time(rows[theirs], position, full) for theirs, ours in names.items() if theirs in rows}
-    fields |= {name: fields[name].reshape(-1) for name in ("reward", "done")}
     return flat_steps(fields, f"cpprb {type(buffer).__name__}", full=full)
 
 
@@ -672,7 +651,6 @@ def agilerl_replay(buffer: Any) -> Experience:
     position = buffer._cursor if full else min(buffer._cursor, len(buffer))
     names = {"obs": "obs", "next_obs": "next_obs", "action": "action", "reward": "reward", "done": "terminated"}
     fields = {ours: in_time(rows[theirs], position, full) for theirs, ours in names.items() if theirs in rows.keys()}
-    fields |= {name: fields[name].reshape(-1) for name in ("reward", "terminated") if name in fields}
     return flat_steps(fields, source, full=full, n=int(getattr(buffer, "n_step", 1)))
 
 
@@ -691,7 +669,6 @@ def velora_replay(buffer: Any) -> Experience:
     full = buffer.size == buffer.capacity
     names = {"states": "obs", "next_states": "next_obs", "actions": "action", "rewards": "reward", "dones": "done"}
     fields = {ours: in_time(getattr(buffer, theirs), buffer.position, full) for theirs, ours in names.items()}
-    fields |= {name: fields[name].reshape(-1) for name in ("reward", "done")}
     return flat_steps(fields, f"velora {type(buffer).__name__}", full=full)
 
 
@@ -710,7 +687,6 @@ def pytorchrl_replay(buffer: Any) -> Experience:
     names = {"Observation": "obs", "NextObservation": "next_obs", "Action": "action", "Reward": "reward",
              "NextDone": "done"}  # fmt: skip
     fields = {ours: in_time(data[theirs], buffer.step, full) for theirs, ours in names.items() if theirs in data}
-    fields |= {name: as_blocks(fields[name]) for name in ("reward", "done")}
     return from_arrays(fields, source, vector=True, begins=not full)
 
 
@@ -733,14 +709,8 @@ def fast_td3_replay(buffer: Any) -> Experience:
     full = buffer.ptr >= buffer.buffer_size
     position = buffer.ptr % buffer.buffer_size if full else buffer.ptr
 
-    def rows(name: str) -> Any:
-        return in_time(as_host(getattr(buffer, name)).swapaxes(0, 1), position, full)
-
-    truncated = rows("truncations") > 0
-    fields = {
-        "obs": rows("observations"), "next_obs": rows("next_observations"), "action": rows("actions"),
-        "reward": rows("rewards"), "terminated": (rows("dones") > 0) & ~truncated, "truncated": truncated,
-    }  # fmt: skip
+    names = ("observations", "next_observations", "actions", "rewards", "dones", "truncations")
+    fields = {name: in_time(as_host(getattr(buffer, name)).swapaxes(0, 1), position, full) for name in names}
     return from_arrays(fields, "FastTD3 SimpleReplayBuffer", vector=True, begins=not full)
 
 
@@ -788,12 +758,10 @@ def lerobot_replay(buffer: Any) -> Experience:
     if not buffer.size:
         return no_steps(source)
     full = buffer.size == buffer.capacity
-    names = {"states": "obs", "actions": "action", "rewards": "reward", "truncateds": "truncated"}
-    fields = {ours: in_time(getattr(buffer, theirs), buffer.position, full) for theirs, ours in names.items()}
-    fields["truncated"] = fields["truncated"].astype(np.bool_)
-    fields["terminated"] = in_time(buffer.dones, buffer.position, full).astype(np.bool_) & ~fields["truncated"]
+    names = {"states": "obs", "actions": "action", "rewards": "reward", "dones": "done", "truncateds": "truncated"}
     if not getattr(buffer, "optimize_memory", False):
-        fields["next_obs"] = in_time(buffer.next_states, buffer.position, full)
+        names["next_states"] = "next_obs"
+    fields = {ours: in_time(getattr(buffer, theirs), buffer.position, full) for theirs, ours in names.items()}
     return from_arrays(fields, source, vector=False, begins=not full)
 
 
@@ -809,7 +777,7 @@ def rsl_rl_rollout(storage: Any) -> Experience:
     fields |= {name: in_time(getattr(storage, name), size, False) for name in ("observations", "actions")}
     time_outs = getattr(storage, "time_outs", None)
     if time_outs is not None and bool((as_host(time_outs)[:size] != 0).any()):
-        fields["truncated"] = as_blocks(time_outs)[:size].astype(np.bool_)
+        fields["truncated"] = as_blocks(time_outs)[:size]
         fields["final_value"] = as_blocks(storage.final_values)[:size]
     experience = from_arrays(fields, f"rsl_rl {type(storage).__name__}", vector=True)
     return experience if "truncated" in fields else _limits_in_rewards(experience)
@@ -913,14 +881,9 @@ def read_host(source: Any) -> Experience | None:
     Raises:
         FieldError: it looks like one that is known, and cannot be read as that.
     """
-    for kind in type(source).__mro__:
-        for reader in READERS:
-            if reader.reads(kind, source):
-                return _read(reader, source)
-    return None
-
-
-def _read(reader: Reader, source: Any) -> Experience:
+    reader = next((x for kind in type(source).__mro__ for x in READERS if x.reads(kind, source)), None)
+    if reader is None:
+        return None
     try:
         return reader.read(source)
     except ReliveError:

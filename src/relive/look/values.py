@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -20,46 +21,18 @@ from ..steps.arrays import Array, Bools, Ints, as_host
 from ..steps.schema import Path, dotted, map_leaves
 from .continuity import offset_of_ends, stored_ignored_steps
 from .experience import Experience, Leaves, are_whole, same_rows, tree_of
-from .findings import Finding, Lack, Look, Sureness, found, rule
+from .findings import Finding, Lack, Look, Sureness, found, rule, skip_if
 
-__all__ = [
-    "action_one_step_off",
-    "actions_as_floats",
-    "advantages",
-    "answers_of",
-    "bytes_as_floats",
-    "constant_fields",
-    "goal_rewards",
-    "goal_terminals",
-    "log_probs",
-    "not_finite",
-    "odd_envs",
-    "odd_flags",
-    "outside_space",
-    "priorities",
-    "resets",
-    "reward_one_step_off",
-    "rewards_with_values",
-    "running_sums",
-    "value_one_step_off",
-    "values_of_critic",
-]
+__all__ = ["answers_of"]
 
 
 # -- single fields -----------------------------------------------------------------------------------------------------
 
 
-def _named(steps: Experience) -> Leaves:
-    """All leaves by the path that a report names."""
-    groups = {"obs": steps.obs, "next_obs": steps.next_obs or {}, "action": steps.action}
-    leaves: Leaves = {(name, *path): leaf for name, group in groups.items() for path, leaf in group.items()}
-    return {**leaves, ("reward",): steps.reward, **steps.others}
-
-
 @rule("not-finite")
 def not_finite(steps: Experience) -> Look:
     """NaN and infinities."""
-    for path, leaf in _named(steps).items():
+    for path, leaf in steps.leaves.items():
         if leaf.dtype.kind not in "fc" or path[0] in MAY_BE_INFINITE:
             continue
         flat = leaf.reshape(len(leaf), -1)
@@ -80,8 +53,7 @@ MAY_BE_INFINITE = frozenset(("final_value", "log_prob", "mask"))
 @rule("constant-field")
 def constant_fields(steps: Experience) -> Look:
     """Observations or actions that never change."""
-    if len(steps) < 20:
-        return Lack("fewer than 20 steps are stored")
+    skip_if(len(steps) < 20, "fewer than 20 steps are stored")
     for name, group in (("obs", steps.obs), ("action", steps.action)):
         for path, leaf in group.items():
             few = leaf[: len(leaf) // 20 + 2]
@@ -110,10 +82,9 @@ ENOUGH = 50
 def odd_envs(steps: Experience) -> Look:
     """One env whose observations or rewards never change while those of the others do."""
     kinds, first, counts = np.unique(steps.env, return_index=True, return_counts=True)
-    if len(kinds) < 2:
-        return Lack("it has one env, or does not say which rows are of which", absent=True)
+    skip_if(len(kinds) < 2, "it has one env, or does not say which rows are of which", absent=True)
     if counts.min() < ENOUGH or not bool((np.diff(first) > 0).all()) or counts.sum() != len(steps):
-        return Lack(f"an env has fewer than {ENOUGH} rows")
+        raise Lack(f"an env has fewer than {ENOUGH} rows")
     rows = {int(kind): np.flatnonzero(steps.env == kind) for kind in kinds}
     frozen = {env: _longest_still(steps, of_env) for env, of_env in rows.items()}
     moves = np.sort([1 - share for share in frozen.values()])
@@ -179,10 +150,8 @@ def bytes_as_floats(steps: Experience) -> Look:
 @rule("actions-as-floats")
 def actions_as_floats(steps: Experience) -> Look:
     """Float actions that hold a few whole numbers: discrete actions. float32 loses whole numbers beyond 2 ** 24."""
-    if not steps.action:
-        return Lack("it keeps no actions")
-    if len(steps) < 20:
-        return Lack("fewer than 20 steps are stored")
+    skip_if(not steps.action, "it keeps no actions")
+    skip_if(len(steps) < 20, "fewer than 20 steps are stored")
     for path, leaf in steps.action.items():
         if leaf.dtype.kind != "f":
             continue
@@ -215,10 +184,8 @@ def outside_space(steps: Experience, spaces: dict[str, Any]) -> Look:
     other = sorted(str(name) for name in spaces if name not in ("obs", "action"))
     if other:
         raise ParameterError(f"spaces: expected the spaces of 'obs' and 'action', got one for {', '.join(other)}")
-    if not spaces:
-        return Lack("pass spaces, the spaces of 'obs' and 'action'", absent=True)
-    if "action" in spaces and not steps.action:
-        return Lack("spaces has one for 'action', but no actions are stored")
+    skip_if(not spaces, "pass spaces, the spaces of 'obs' and 'action'", absent=True)
+    skip_if("action" in spaces and not steps.action, "spaces has one for 'action', but no actions are stored")
     for name, group in (("obs", steps.obs), ("action", steps.action), ("next_obs", steps.next_obs or {})):
         space = spaces.get("obs" if name == "next_obs" else name)
         if space is None:
@@ -282,7 +249,7 @@ def priorities(steps: Experience) -> Look:
     """Priorities that are not finite, that belong to rows without a transition, or that are 0."""
     weight, live = steps.priorities, steps.live
     if weight is None or not len(weight):
-        return Lack("it has no priorities", absent=True)
+        raise Lack("it has no priorities", absent=True)
     bad = ~np.isfinite(weight) | (weight < 0)
     yield from found("priority-not-finite", "certain", "priorities are NaN, infinite or negative",
                      "refuse TD errors that are not finite before they reach the sampler",
@@ -319,16 +286,12 @@ HUGE = 1e30
 def reward_one_step_off(steps: Experience) -> Look:
     """Rewards that follow from the step before or after, and not from the step in their own row."""
     rows = _within(steps)
-    lack = _cannot(steps, rows)
-    if lack is not None:
-        return lack
-    if steps.window > 1:
-        return Lack("rows are n-step transitions, whose rewards are sums")
+    _require_learnable(steps, rows)
+    skip_if(steps.window > 1, "rows are n-step transitions, whose rewards are sums")
     reward = steps.reward.astype(np.float64)
     if not np.isfinite(reward[rows]).all() or np.abs(reward).max() > HUGE:
-        return Lack("rewards are not finite, or too large to compute with")
-    if np.ptp(reward[rows]) == 0:
-        return Lack("rewards are the same in all steps within episodes")
+        raise Lack("rewards are not finite, or too large to compute with")
+    skip_if(np.ptp(reward[rows]) == 0, "rewards are the same in all steps within episodes")
     return (yield from _one_step_off(
         "reward-one-step-off", steps, rows, _whole_row(steps, rows), reward,
         "rewards do not follow from observations and actions, of this row or of a neighbour",
@@ -342,12 +305,9 @@ def value_one_step_off(steps: Experience) -> Look:
     """Values that follow from the observation of the row before or after, and not from that of their own row."""
     value, rows = _numbers(steps, "value"), _within(steps)
     if value is None:
-        return Lack("it keeps no values", absent=True)
-    lack = _cannot(steps, rows)
-    if lack is not None:
-        return lack
-    if not np.isfinite(value).all() or np.ptp(value[rows]) == 0:
-        return Lack("values are not finite, or the same in all steps")
+        raise Lack("it keeps no values", absent=True)
+    _require_learnable(steps, rows)
+    skip_if(not np.isfinite(value).all() or np.ptp(value[rows]) == 0, "values are not finite, or the same in all steps")
     return (yield from _one_step_off(
         "value-one-step-off", steps, rows, np.asarray(steps.numbers[rows], np.float64), value,
         "values do not follow from observations, of this row or of a neighbour",
@@ -371,15 +331,15 @@ def _one_step_off(
         text: of the finding; ``word``, ``there`` and ``own`` are filled in.
         advice: how to mend it.
     """
-    if _fits_its_own(_fitting_rows(inputs[:FIRST], target, rows[:FIRST])):  # a part of the rows is quick to fit
+    own, before, after = _fitting_rows(inputs[:FIRST], target, rows[:FIRST]).mean(1)
+    if own < SOMETHING * min(1.0, before, after):  # a part of the rows is quick to fit
         return len(rows)
     errors = _fitting_rows(inputs, target, rows)
-    left = {lag: float(error.mean()) for lag, error in errors.items()}
-    if min(left.values()) > SOMETHING:
-        return Lack(unrelated)
-    best = min(left, key=lambda lag: left[lag])
+    left = errors.mean(1)
+    skip_if(left.min() > SOMETHING, unrelated)
+    best = int(left.argmin())
     if best and _clearly_less(errors[best], errors[0]):
-        word = "after" if best > 0 else "before"
+        word = "after" if LAGS[best] > 0 else "before"
         yield from steps.found(name, "likely", text.format(word=word, there=left[best], own=left[0]), advice)
     return len(rows)
 
@@ -399,18 +359,16 @@ def action_one_step_off(steps: Experience) -> Look:
     that observation is taken away first.
     """
     rows = _within(steps)
-    lack, acts = _cannot(steps, rows), _acts(steps)
-    if lack is not None or acts is None:
-        return lack or Lack("it keeps no actions that can be computed with")
-    if steps.window > 1:
-        return Lack("rows are n-step transitions, of which the action is one of several")
-    if not (acts[rows] != acts[rows[0]]).any():
-        return Lack("actions are the same in all steps within episodes")
+    _require_learnable(steps, rows)
+    acts = _acts(steps)
+    if acts is None:
+        raise Lack("it keeps no actions that can be computed with")
+    skip_if(steps.window > 1, "rows are n-step transitions, of which the action is one of several")
+    skip_if(not (acts[rows] != acts[rows[0]]).any(), "actions are the same in all steps within episodes")
     before = np.asarray(steps.numbers[rows], np.float64)
     moved = np.asarray(steps.next_numbers[rows], np.float64) - before
     moved = moved[:, moved.std(0) > 1e-9 * np.abs(before).max(initial=1e-30)]
-    if not moved.shape[1]:
-        return Lack("observations do not change within episodes")
+    skip_if(not moved.shape[1], "observations do not change within episodes")
     first = _moving(steps, acts, rows[:FIRST], moved[:FIRST], (0,))
     if (first[0].mean(0) < SHOWN * first[None].mean(0))[first[None].mean(0) > 1e-4].any():
         return len(rows)  # its own action moves the observation
@@ -419,8 +377,7 @@ def action_one_step_off(steps: Experience) -> Look:
     left = {lag: error.mean(0) for lag, error in errors.items()}
     # the numbers that an action moves, each as a share of what observations alone leave
     shown = (np.minimum.reduce(list(left.values())) < SHOWN * of_obs_alone.mean(0)) & (of_obs_alone.mean(0) > 1e-4)
-    if not shown.any():
-        return Lack("actions do not show in how observations change")
+    skip_if(not shown.any(), "actions do not show in how observations change")
     per_row = {lag: (error / of_obs_alone.mean(0))[:, shown].mean(1) for lag, error in errors.items()}
     best = min((-1, 1), key=lambda lag: float(per_row[lag].mean()))
     own, other = float(per_row[0].mean()), float(per_row[best].mean())
@@ -481,20 +438,17 @@ def running_sums(steps: Experience) -> Look:
     Differences of neighbours are then rewards: they are the same everywhere or follow from observation and action, the
     stored rewards do not, and those of first steps are like the differences.
     """
-    if steps.disorder:
-        return Lack(steps.disorder)
+    steps.require_order()
     reward = steps.reward.astype(np.float64)
     if not np.isfinite(reward).all() or np.abs(reward).max(initial=0) > HUGE:
-        return Lack("rewards are not finite, or too large to compute with")
+        raise Lack("rewards are not finite, or too large to compute with")
     first = steps.starts.copy()
     if steps.step is not None:
         first |= steps.step == 0
     starts, later = np.flatnonzero(first), np.flatnonzero(steps.inner[:-1]) + 1
-    if len(starts) < STARTS:
-        return Lack(f"fewer than {STARTS} first steps of episodes are stored")
+    skip_if(len(starts) < STARTS, f"fewer than {STARTS} first steps of episodes are stored")
     later = np.random.default_rng(0).permutation(later)[:SAMPLE]
-    if len(later) < LEAST // 2:
-        return Lack(f"fewer than {LEAST // 2} steps lie within episodes")
+    skip_if(len(later) < LEAST // 2, f"fewer than {LEAST // 2} steps lie within episodes")
     gained = reward[later] - reward[later - 1]
     spread = float(reward[later].var())
     if spread == 0:
@@ -506,9 +460,7 @@ def running_sums(steps: Experience) -> Look:
     elif np.median(np.abs(reward[starts])) > 3 * np.abs(gained).mean():
         is_sum = False  # first rewards are no gains
     else:
-        lack = _cannot(steps, later)
-        if lack is not None:
-            return lack
+        _require_learnable(steps, later)
         raw, targets = _whole_row(steps, np.concatenate([later, starts])), np.stack([gained, reward[later]], 1)
         if len(later) > FIRST:  # a part of the rows is quick to fit
             of_gain, of_reward = _squared_errors(kernel_of(raw[:FIRST]), targets[:FIRST])
@@ -537,7 +489,9 @@ def _squared_errors(kernel: Array, targets: Array) -> list[float]:
 
 def _follow(steps: Experience, rows: Ints, column: Array) -> bool:
     """True if a column ``[K]`` follows from the rows, nearly in full."""
-    if _cannot(steps, rows) is not None:
+    try:
+        _require_learnable(steps, rows)
+    except Lack:
         return False
     return float(_errors(kernel_of(_whole_row(steps, rows)), column[:, None]).mean()) < 0.01
 
@@ -557,22 +511,18 @@ def resets(steps: Experience) -> Look:
     its numbers, and what comes instead is much the same each time, or comes after the same number of steps each time, a
     new episode began.
     """
-    if steps.next_obs is not None:
-        return Lack("next observations are stored, and show where rows do not go on", absent=True)
+    skip_if(steps.next_obs is not None, "next observations are stored, and show where rows do not go on", absent=True)
     rows = np.flatnonzero(steps.inner)
-    lack = _cannot(steps, rows)
-    if lack is not None:
-        return lack
+    _require_learnable(steps, rows)
     if steps.numbers.dtype.kind != "f" or are_whole(steps.numbers):
-        return Lack("observations are whole numbers, which may well jump")
+        raise Lack("observations are whole numbers, which may well jump")
     rows = rows[: 10 * SAMPLE]
     acts = _acts(steps)
     raw = np.asarray(steps.numbers[rows], np.float64)
     raw = raw if acts is None else np.concatenate([raw, acts[rows]], 1)
     moved = np.asarray(steps.numbers[rows + 1], np.float64) - steps.numbers[rows]
     varies = moved.std(0) > 1e-6 * np.abs(steps.numbers[rows]).max(0)
-    if not varies.any():
-        return Lack("observations do not change within episodes")
+    skip_if(not varies.any(), "observations do not change within episodes")
     far = _far_off(scaled(raw), moved[:, varies])
     # what lies beside a flagged end is the business of other rules
     flagged = np.flatnonzero(steps.ended)
@@ -582,7 +532,7 @@ def resets(steps: Experience) -> Look:
     if few or not (_land_together(steps, broken, varies) or _at_one_length(broken)):
         return len(rows)
     if offset_of_ends(steps) or stored_ignored_steps(steps):
-        return Lack("ends are flagged one row off, or ignored steps are stored")
+        raise Lack("ends are flagged one row off, or ignored steps are stored")
     jumps = np.isin(rows, broken)
     sample = np.concatenate([np.flatnonzero(jumps), np.flatnonzero(~jumps)[: SAMPLE // 2]])
     # a state may rightly lead to a jump: a clock, or a task that goes on elsewhere once its goal is reached
@@ -626,24 +576,26 @@ def _at_one_length(broken: Ints) -> bool:
     return len(gaps) >= FEW and gaps.min() > 10 and bool((gaps % gaps.min() == 0).mean() > 0.9)
 
 
-def expected_rewards(steps: Experience, calm: Ints, rows: Ints) -> Array | None:
-    """The rewards that rows ``calm`` lead to expect in ``rows``, ``[K]``; None if they predict too badly."""
-    reward = steps.reward.astype(np.float64)
+def _expected_rewards(steps: Experience, calm: Ints, rows: Ints) -> Array:
+    """The rewards that rows ``calm`` lead to expect in ``rows``, ``[K]``.
+
+    Raises:
+        Lack: they predict too badly.
+    """
+    reward, unrelated = steps.reward.astype(np.float64), "rewards do not follow from observations and actions"
     if np.ptp(reward[calm]) == 0:
         return np.full(len(rows), reward[calm[0]])
-    if not steps.numbers.shape[1]:
-        return None
+    skip_if(not steps.numbers.shape[1], unrelated)
     known = np.random.default_rng(0).permutation(calm)[:SAMPLE]
     raw = _whole_row(steps, known)
-    if not np.isfinite(raw).all() or np.abs(raw).max() > HUGE or np.abs(reward).max() > HUGE:
-        return None
+    skip_if(not np.isfinite(raw).all() or np.abs(raw).max() > HUGE or np.abs(reward).max() > HUGE, unrelated)
     for size in sorted({min(FIRST, len(known)), len(known)}):  # a part of the rows often suffices
         target, kernel = reward[known[:size]], kernel_of(raw[:size])
         if _errors(kernel, target[:, None]).mean() <= 0.05:
             weights = _learned(kernel, target - target.mean(), RIDGES[0])
             others = scaled(raw[:size], _whole_row(steps, rows))
             return target.mean() + alike(others, scaled(raw[:size])) @ weights
-    return None
+    raise Lack(unrelated)
 
 
 def _within(steps: Experience) -> Ints:
@@ -669,19 +621,19 @@ def _acts(steps: Experience) -> Array | None:
     return acts if acts.shape[1] and np.isfinite(acts).all() else None
 
 
-def _cannot(steps: Experience, rows: Ints) -> Lack | None:
-    """The reason why nothing can be learned from these rows; None if something can."""
-    if steps.disorder:
-        return Lack(steps.disorder)
-    if len(rows) < LEAST:
-        return Lack(f"fewer than {LEAST} steps lie within episodes")
-    if not steps.numbers.shape[1]:
-        return Lack("observations are images, of which nothing is learned")
+def _require_learnable(steps: Experience, rows: Ints) -> None:
+    """Require that something can be learned from these rows.
+
+    Raises:
+        Lack: nothing can.
+    """
+    steps.require_order()
+    skip_if(len(rows) < LEAST, f"fewer than {LEAST} steps lie within episodes")
+    skip_if(not steps.numbers.shape[1], "observations are images, of which nothing is learned")
     if not (np.isfinite(steps.numbers[rows]).all() and np.isfinite(steps.next_numbers[rows]).all()):
-        return Lack("observations hold numbers that are not finite")
+        raise Lack("observations hold numbers that are not finite")
     if float(np.abs(steps.numbers[rows]).max()) > HUGE:  # of Python: float16 cannot hold HUGE itself
-        return Lack("observations are too large to compute with")
-    return None
+        raise Lack("observations are too large to compute with")
 
 
 def _whole_row(steps: Experience, rows: Ints) -> Array:
@@ -691,16 +643,9 @@ def _whole_row(steps: Experience, rows: Ints) -> Array:
     return np.concatenate([np.asarray(part, np.float64) for part in parts], 1)
 
 
-def _fitting_rows(raw: Array, column: Array, rows: Ints) -> dict[int, Array]:
-    """The errors ``[K]`` of learning a column ``[S]`` of the row ``lag`` rows after each from the row's numbers."""
-    errors = _errors(kernel_of(raw), np.stack([column[rows + lag] for lag in LAGS], 1))
-    return dict(zip(LAGS, errors.T, strict=True))
-
-
-def _fits_its_own(errors: dict[int, Array]) -> bool:
-    """True if a first look at a few rows settles that a column fits its own row best."""
-    left = {lag: float(error.mean()) for lag, error in errors.items()}
-    return left[0] < SOMETHING * min(1.0, left[-1], left[1])
+def _fitting_rows(raw: Array, column: Array, rows: Ints) -> Array:
+    """The errors ``[3, K]`` of learning a column ``[S]``, of the row :data:`LAGS` rows after each, from its numbers."""
+    return np.ascontiguousarray(_errors(kernel_of(raw), np.stack([column[rows + lag] for lag in LAGS], 1)).T)
 
 
 def _clearly_less(one: Array, other: Array) -> bool:
@@ -852,8 +797,7 @@ class Recursion:
     def tells_apart(self) -> Bools:
         """True where all that a row could add differs, so that it is clear which of these the row adds."""
         values = [np.zeros_like(self.rest), self.onward, self.next, self.before]
-        pairs = [(a, b) for i, a in enumerate(values) for b in values[i + 1 :]]
-        return np.logical_and.reduce([np.abs(a - b) > 4 * self.near for a, b in pairs])
+        return np.logical_and.reduce([np.abs(a - b) > 4 * self.near for a, b in combinations(values, 2)])
 
 
 @rule(
@@ -872,8 +816,6 @@ def advantages(steps: Experience, gamma: float | None = None) -> Look:
         gamma: the discount per step that they should have; None if it is not known.
     """
     parts = _recursion(steps)
-    if isinstance(parts, Lack):
-        return parts
     if gamma is not None and abs(parts.gamma - gamma) > GAMMA_NEAR:
         yield from steps.found("advantage-of-another-gamma", "certain",
                                f"advantages were computed with gamma={parts.gamma:.4g}, and not with {gamma:.4g}",
@@ -938,27 +880,29 @@ def _stands_out(rows: Bools, of: Bools) -> bool:
     return bool(rows.sum() >= FEW_TARGETS and rows.sum() > MOST * of.sum())
 
 
-def _recursion(steps: Experience) -> Recursion | Lack:
-    """The parts of each step's return; a lack if there are no advantages, or they are of another kind."""
+def _recursion(steps: Experience) -> Recursion:
+    """The parts of each step's return.
+
+    Raises:
+        Lack: there are no advantages, or they are of another kind.
+    """
     value, total, advantage = (_numbers(steps, name) for name in ("value", "return", "advantage"))
     if total is None and value is not None and advantage is not None:
         total = value + advantage
     if value is None or total is None:
-        return Lack("it keeps no values with advantages or returns", absent=True)
-    if steps.disorder:
-        return Lack(steps.disorder)
+        raise Lack("it keeps no values with advantages or returns", absent=True)
+    steps.require_order()
     rest = total - steps.reward
-    if not np.isfinite(rest).all() or not np.isfinite(value).all():
-        return Lack("values or returns are not finite")
+    skip_if(not np.isfinite(rest).all() or not np.isfinite(value).all(), "values or returns are not finite")
     known = np.stack([np.append(value[1:], 0.0), np.append((total - value)[1:], 0.0)], 1)
     inside = steps.follows & ~steps.ended & ~np.append(steps.ended[1:], False)
     if inside.sum() < 20 or np.ptp(known[inside, 0]) == 0:
-        return Lack("fewer than 20 steps lie within episodes, or all values are the same")
+        raise Lack("fewer than 20 steps lie within episodes, or all values are the same")
     weights = np.linalg.lstsq(known[inside], rest[inside])[0]
     rounding = EXACT * float(rest[inside].std()) + 1e-6 * float(np.abs(total).max())
     onward = known @ weights
     if (np.abs(rest - onward)[inside] < rounding).mean() < MOST or not 0.3 < weights[0] < 1.001:
-        return Lack("advantages are not those of generalized advantage estimation, or were normalised")
+        raise Lack("advantages are not those of generalized advantage estimation, or were normalised")
     return Recursion(rest, onward, weights[0] * known[:, 0], weights[0] * value, rounding, float(weights[0]))
 
 
@@ -980,12 +924,10 @@ def rewards_with_values(steps: Experience) -> Look:
     value = _numbers(steps, "value")
     calm, ends = np.flatnonzero(~steps.ended & steps.follows), np.flatnonzero(steps.ended)
     if value is None:
-        return Lack("it keeps no values", absent=True)
+        raise Lack("it keeps no values", absent=True)
     if len(ends) < 2 * FEW_TARGETS or len(calm) < 100 or not np.isfinite(steps.reward).all():
-        return Lack(f"fewer than {2 * FEW_TARGETS} ends or 100 other steps are stored, or rewards are not finite")
-    usual = expected_rewards(steps, calm, ends)
-    if usual is None:
-        return Lack("rewards do not follow from observations and actions")
+        raise Lack(f"fewer than {2 * FEW_TARGETS} ends or 100 other steps are stored, or rewards are not finite")
+    usual = _expected_rewards(steps, calm, ends)
     extra, worth = steps.reward[ends] - usual, value[ends]
     held = np.abs(extra) > 0.1 * np.abs(worth).max()  # terminals hold none
     if held.sum() < 2 * FEW_TARGETS or np.ptp(worth[held]) == 0:
@@ -1018,9 +960,9 @@ def values_of_critic(steps: Experience, critic: Callable[..., Any] | None) -> Lo
     """Values that are not those of the critic."""
     value = _numbers(steps, "value")
     if critic is None:
-        return Lack("pass critic, a function from observations to values, to compare values with", absent=value is None)
+        raise Lack("pass critic, a function from observations to values, to compare values with", absent=value is None)
     if value is None:
-        return Lack("critic was given, but the source has no 'value'")
+        raise Lack("critic was given, but the source has no 'value'")
     rows = _sampled_rows(steps)
     answers = answers_of("critic", critic, rows, steps.obs)
     yield from _compared(steps, "value", "value-of-another-observation", value, answers, rows,
@@ -1034,10 +976,10 @@ def log_probs(steps: Experience, policy: Callable[..., Any] | None) -> Look:
     """Log-probabilities that are not those of the stored actions."""
     stored = _numbers(steps, "log_prob")
     if policy is None:
-        return Lack("pass policy, a function of observations and actions, to compare log-probabilities with",
+        raise Lack("pass policy, a function of observations and actions, to compare log-probabilities with",
                     absent=stored is None)  # fmt: skip
     if stored is None or not steps.action:
-        return Lack("policy was given, but the source has no 'log_prob' with its 'action'")
+        raise Lack("policy was given, but the source has no 'log_prob' with its 'action'")
     rows = _sampled_rows(steps)
     answers = answers_of("policy", policy, rows, steps.obs, steps.action)
     yield from _compared(steps, "log_prob", "log-prob-of-another-action", stored, answers, rows,
@@ -1075,12 +1017,8 @@ def _compared(
 @rule("reward-of-the-old-goal")
 def goal_rewards(steps: Experience, reward_fn: Callable[..., Any] | None) -> Look:
     """Rewards that are not those of the stored goal, as where a goal was exchanged and the reward was not."""
-    goals = _goals(steps)
-    if goals is None:
-        return Lack("it has no goals", absent=True) if reward_fn is None else Lack(f"reward_fn {NO_GOALS}")
-    if steps.window > 1:
-        return Lack("rows are n-step transitions, whose rewards are sums")
-    achieved, desired = goals
+    achieved, desired = _goals(steps, "reward_fn", reward_fn)
+    skip_if(steps.window > 1, "rows are n-step transitions, whose rewards are sums")
     if reward_fn is None:
         return (yield from _reached_goals(steps, achieved, desired))
     rows = _sampled_rows(steps)
@@ -1090,21 +1028,13 @@ def goal_rewards(steps: Experience, reward_fn: Callable[..., Any] | None) -> Loo
     return len(rows)
 
 
-NO_GOALS = (
-    "was given, but the source has no observations with 'achieved_goal' and 'desired_goal', with next observations"
-)
-
-
 @rule("terminal-of-the-old-goal")
 def goal_terminals(steps: Experience, terminated_fn: Callable[..., Any] | None) -> Look:
     """Steps that reach their goal and are not flagged, though ``terminated_fn`` says that they end there."""
     if terminated_fn is None:
-        return Lack("pass terminated_fn, a function of achieved and desired goals", absent=True)
-    goals = _goals(steps)
-    if goals is None:
-        return Lack(f"terminated_fn {NO_GOALS}")
-    if steps.window > 1:
-        return Lack("rows are n-step transitions, whose flags are those of their last steps")
+        raise Lack("pass terminated_fn, a function of achieved and desired goals", absent=True)
+    goals = _goals(steps, "terminated_fn", terminated_fn)
+    skip_if(steps.window > 1, "rows are n-step transitions, whose flags are those of their last steps")
     rows = _sampled_rows(steps)
     wrong = answers_of("terminated_fn", terminated_fn, rows, *({(): x} for x in goals), arrays=True).astype(np.bool_)
     wrong &= ~steps.terminated[rows]  # an episode may also end for another reason
@@ -1114,11 +1044,19 @@ def goal_terminals(steps: Experience, terminated_fn: Callable[..., Any] | None) 
     return len(rows)
 
 
-def _goals(steps: Experience) -> tuple[Array, Array] | None:
-    """The goal that each step achieved, and the one it was to achieve, ``[S, ...]``; None without goals."""
+def _goals(steps: Experience, name: str, function: Callable[..., Any] | None) -> tuple[Array, Array]:
+    """The goal that each step achieved, and the one it was to achieve, ``[S, ...]``.
+
+    Raises:
+        Lack: there are no goals, which the ``function`` called ``name`` would look at.
+    """
     after = (steps.next_obs or {}).get(("achieved_goal",))
     desired = steps.obs.get(("desired_goal",))
-    return None if after is None or desired is None or after.shape != desired.shape else (after, desired)
+    if after is None or desired is None or after.shape != desired.shape:
+        skip_if(function is None, "it has no goals", absent=True)
+        raise Lack(f"{name} was given, but the source has no observations with 'achieved_goal' and 'desired_goal', "
+                   "with next observations")  # fmt: skip
+    return after, desired
 
 
 def _old_goal(steps: Experience, rows: Any, looked: int, sure: Sureness) -> Iterator[Finding]:
@@ -1135,9 +1073,8 @@ def _reached_goals(steps: Experience, achieved: Array, desired: Array) -> Look:
     met = same_rows(achieved, desired.astype(achieved.dtype))
     reward = steps.reward.astype(np.float64)
     if met.sum() < 2 * FEW_TARGETS or (~met).sum() < 2 * FEW_TARGETS:
-        return Lack("too few steps reach their goal exactly; pass reward_fn, a function of achieved and desired goals")
-    if not np.isfinite(reward).all():
-        return Lack("rewards are not finite")
+        raise Lack("too few steps reach their goal exactly; pass reward_fn, a function of achieved and desired goals")
+    skip_if(not np.isfinite(reward).all(), "rewards are not finite")
     mine, others = reward[met], reward[~met]
     spread = float(others.std())
     no_better = bool(mine.mean() <= np.median(others) + 0.1 * spread and mine.mean() <= others.mean() + 0.1 * spread)
