@@ -18,7 +18,7 @@ from torch.utils.data import get_worker_info
 
 from .. import core
 from ..core.numbers import signed
-from ..core.words import ALONE, COMPLETED, COUNT, DRAWABLE, EPISODES, FINALS, HEAD, LINKED, NEXT, NOT_FINITE, TAIL
+from ..core.words import ALONE, COMPLETED, COUNT, DRAWABLE, EPISODES, FINALS, HEAD, NEXT, NOT_FINITE, TAIL
 from ..errors import ParameterError
 from ..memory.device import DeviceRows
 from ..memory.graphs import Graphed, has_graphs
@@ -90,9 +90,8 @@ class OnDevice:
 
     def __init__(self, ring: Ring, sampler: Uniform | Prioritized | Recent, progress: Progress, lock: Any) -> None:
         store = cast("DeviceRows", ring.store)
-        mode = LINKED if ring.ordered_own_next else ALONE if ring.own_next else FINALS
         self._ring, self._store, self._progress, self._lock = ring, store, progress, lock
-        self._rows = DeviceRing(ring.num_envs, ring.rows, mode, store.device)
+        self._rows = DeviceRing(ring.num_envs, ring.rows, ring.mode, store.device)
         self._sampler = sampler if isinstance(sampler, Prioritized) else None
         self._priorities = None if self._sampler is None else DevicePriorities(self._rows, store.device)
         self._uniform = sampler if isinstance(sampler, Uniform) else None

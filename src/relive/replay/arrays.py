@@ -310,7 +310,7 @@ def episodes_of(ring: Ring) -> list[EpisodeRows]:
     Raises:
         SchemaError: the transitions have no order.
     """
-    if ring.own_next and not ring.ordered_own_next:
+    if not ring.ordered:
         raise SchemaError("episodes: the transitions of this replay have no order; read data() instead")
     episodes: list[EpisodeRows] = []
     for env in range(ring.num_envs):
@@ -343,7 +343,7 @@ def columns_of(ring: Ring, next_obs: bool) -> dict[Path, Array]:
     ``env``, ``episode``, ``step`` and ``index`` come first. ``episode`` is the number of the episode in this table, and
     ``step`` counts within the episode. Transitions without an order come in the order of completion, and have neither.
     """
-    if ring.own_next and not ring.ordered_own_next:
+    if not ring.ordered:
         anchors = ring.anchors()
         places = anchors[np.argsort(ring.stamp[anchors], kind="stable")]
         order: dict[Path, Array] = {("env",): places // ring.rows}

@@ -254,7 +254,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self._plan, self.num_envs = plan, plan.num_envs
         rows = _store(stored.leaves, plan.rows, self.device, store)
         self._ring = Ring(self.num_envs, plan.rows // self.num_envs, rows, ordered)
-        self._writer = Writer(self._ring, self._sampler, schema, stored, self.device, self.own_next_obs, debug)
+        self._writer = Writer(self._ring, self._sampler, schema, stored, self.device, debug)
         self.lock: Any = shared_lock()
         self.extra: Any = None
         """In a buffer that was loaded, the value that was passed to :meth:`save` as ``extra``; otherwise None."""

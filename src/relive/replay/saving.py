@@ -91,8 +91,8 @@ class Saver:
         facts = {
             "kind": KIND,
             "schema": json.loads(writer.schema.to_json()),
-            "ordered": writer.ordered,
-            "own_next_obs": writer.own_next_obs,
+            "ordered": writer.ring.ordered,
+            "own_next_obs": writer.ring.own_next,
             "check_ends": writer.check_ends,
             "debug": writer.debug,
             "seed": progress.seed,

@@ -165,8 +165,10 @@ class Ring:
         """Of each place ``[R]``, as the invariants say."""
         self.own_next: bool = any(path[0] == "next_obs" for path in store.leaves)
         """True if each row is complete with a next observation of its own."""
-        self.ordered_own_next: bool = self.own_next and ordered
-        """True if such rows go on from one another."""
+        self.ordered: bool = ordered or not self.own_next
+        """True if the rows of an env come in the order of time."""
+        self.mode: int = FINALS if not self.own_next else LINKED if ordered else ALONE
+        """How kernels store a step; see :mod:`relive.core.words`."""
         self.undo: Undo | None = None
         """Notes how to take back what is being changed, where the memory outlives the process; else None."""
         self.arrays = self._ring_arrays()
@@ -495,7 +497,7 @@ class Ring:
         if events:
             adding.since = self.counters.item(COMPLETED)
         adding.cut = envs if cut is None else cut
-        mode = LINKED if self.ordered_own_next else ALONE if self.own_next else NO_FINALS if final is None else FINALS
+        mode = NO_FINALS if final is None and not self.own_next else self.mode
         before = self.pending
         # large fields go first: a step that is counted is all there, and what it overwrites can be given up
         if remainder:
@@ -797,7 +799,7 @@ class Ring:
         require(passed[1:] >= passed[:-1], "5: the stamps after {} are not in order")
         if self.own_next:
             require(complete, "5: {} has its own next_obs and is not complete")
-            require(self.ordered_own_next | (step == 0), "4: {} stands alone and is in an episode")
+            require(self.ordered | (step == 0), "4: {} stands alone and is in an episode")
         else:
             require(~complete[:-1] | goes_on, "5: {} is complete and has no successor")
             require(~newest | ~complete, "5: {} is the newest and complete")

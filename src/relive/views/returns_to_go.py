@@ -71,7 +71,7 @@ class ReturnsToGo:
         Raises:
             SchemaError: the steps have no order, or a field with a name that this view adds.
         """
-        if ring.own_next and not ring.ordered_own_next:
+        if not ring.ordered:
             raise SchemaError("ReturnsToGo needs steps in the order of time; here they are stored without order")
         clashes = [path for path in ADDED if any(leaf[0] == path[0] for leaf in ring.leaves)]
         if clashes:
