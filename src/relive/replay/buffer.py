@@ -18,9 +18,9 @@ import torch
 
 from ..batches import as_dataframe, as_tensordict
 from ..device.replay import OnDevice, bookkeeping_bytes
-from ..errors import FieldError, FileFormatError, LifecycleError, ParameterError, SchemaError
+from ..errors import FieldError, FileFormatError, LifecycleError, ParameterError
 from ..files import SaveHandle
-from ..files.disk import contradictions, usable, whole
+from ..files.disk import contradictions, usable
 from ..files.save import read_extra
 from ..memory.allocator import Allocator, shared_lock, small_pages
 from ..memory.device import DeviceRows
@@ -43,7 +43,6 @@ from ..parameters import (
     seed_or_drawn,
     torch_device,
 )
-from ..printable import shown
 from ..ring.ring import Ahead as AheadOnDevice
 from ..ring.ring import Ended, Ring
 from ..samplers.contract import AnySampler, completed
@@ -62,17 +61,14 @@ from .durable import (
     Durable,
     FlushPolicy,
     Mark,
-    manifest_arguments,
-    parsed_settings,
+    opened,
     read_sampler,
-    recover,
     require_policy,
-    whereabouts,
     write_sampler,
 )
 from .loading import Source, changed_arguments, dealt, open_save, require_unordered, restore, saved_arguments
 from .reader import Prefetch, Reader, parts_of
-from .saving import KIND, Saver, describe, typed_tensors
+from .saving import Saver, describe, typed_tensors
 from .serving import Ahead, Drawn, Limit, Progress, Request, Served
 from .writer import Writer
 
@@ -326,6 +322,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     @one_at_a_time
     def view(self, view: View) -> None:
         self._reader.read_through(view)
+        self._keep_settings()
 
     @property
     def sampler(self) -> S_co:
@@ -344,8 +341,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
     def seed(self, seed: int | None) -> None:
         progress = self._progress
         progress.seed, progress.first = seed_or_drawn(seed), progress.draws
-        if progress.slots is not None:
-            progress.slots.on_seed()
+        if self._durable is not None:
+            self._commit()
 
     @property
     def check_ends(self) -> bool:
@@ -1057,79 +1054,34 @@ class ReplayBuffer(Generic[S_co, V_co]):
         wanted = {"schema": schema, "capacity": capacity, "num_envs": num_envs, "ordered": ordered}
         wanted |= {"own_next_obs": own_next_obs}
         allocator = MappedAllocator(path)
+        directory = allocator.directory
         try:
-            if allocator.directory.content is None:
-                buffer = cls._created(allocator, wanted, sampler, view, seed, flush)
-            else:
-                buffer = cls._reopened(allocator, wanted, sampler, view, seed, flush)
+            arguments, first, mark = opened(allocator, wanted, sampler, view)
+            if mark is None:
+                arguments["seed"] = seed
+            with nullcontext() if mark is None else contradictions(directory.path):
+                buffer = cls(**arguments, store=allocator)
+                buffer._progress.first = first
+                buffer._begin(allocator, flush, mark)
+            if mark is not None and seed is not None:
+                buffer.seed = seed
         except BaseException:
-            allocator.directory.discard()
+            directory.discard()
             raise
         buffer.check_ends, buffer.debug = check_ends, debug
         if verify:
             buffer._verify()
         return cast("Any", buffer)
 
-    @classmethod
-    def _created(
-        cls,
-        allocator: MappedAllocator,
-        wanted: dict[str, Any],
-        sampler: Any,
-        view: Any,
-        seed: int | None,
-        flush: FlushPolicy,
-    ) -> Self:
-        """A new replay in the memory of an allocator. ``wanted`` has arguments by name, None for the default."""
-        missing = [name for name in ("schema", "capacity") if wanted[name] is None]
-        if missing:
-            raise FieldError(
-                f"'{allocator.directory.path}': expected {' and '.join(missing)}, as no replay is there yet; pass "
-                "open(path, schema, capacity)"
-            )
-        arguments: Any = {name: value for name, value in wanted.items() if value is not None}
-        buffer = cls(**arguments, sampler=sampler, view=view, seed=seed, store=allocator)
-        buffer._begin(allocator, flush, None)
-        return buffer
-
-    @classmethod
-    def _reopened(
-        cls,
-        allocator: MappedAllocator,
-        wanted: dict[str, Any],
-        sampler: Any,
-        view: Any,
-        seed: int | None,
-        flush: FlushPolicy,
-    ) -> Self:
-        """The replay that is in the memory of an allocator, whose arguments have to be the ``wanted`` ones."""
-        directory, content = allocator.directory, cast("dict[str, Any]", allocator.directory.content)
-        with contradictions(directory.path, ParameterError, SchemaError):
-            _require_same(directory.path, manifest_arguments(content, sampler, view), wanted)
-        first = whole(content, "first")
-        with contradictions(directory.path):
-            mark, settings = recover(allocator, whole(content, "num_envs"), whole(content, "rows_per_env"))
-        with contradictions(directory.path, ParameterError, SchemaError):
-            arguments = manifest_arguments(content | parsed_settings(settings), sampler, view)
-        with contradictions(directory.path):
-            directory.journal.append(mark.encode("open", whereabouts(allocator)))  # before anything changes
-            buffer = cls(**arguments, store=allocator)
-            buffer._progress.first = first
-            buffer._begin(allocator, flush, mark)
-        if seed is not None:
-            buffer.seed = seed
-            buffer._commit()
-        return buffer
-
     def _begin(self, allocator: MappedAllocator, flush: FlushPolicy, mark: Mark | None) -> None:
         """Start to use the memory of an allocator. ``mark`` is the last flush of the process before."""
         durable = self._durable = Durable(allocator, self._ring, self._progress, flush, mark)
         read_sampler(allocator.directory, self._ring, self._sampler)
-        # what the parts call refers weakly to this replay, which is then freed as soon as it is dropped
-        me: ReferenceType[Any] = ref(self)
-        self._writer.added = None if flush is None else partial(_flush_if_due, me)
-        self._reader.replaced = lambda: (buffer := me()) is not None and buffer._keep_settings()
-        cast("Any", self._progress.slots).on_seed = lambda: (buffer := me()) is not None and buffer._commit()
+        if flush is not None:
+            me: ReferenceType[Any] = ref(self)  # weakly: a replay is freed as soon as it is dropped
+            self._writer.added = lambda count: (
+                durable.is_due(count) and (buffer := me()) is not None and buffer._flush()
+            )
         self._reader.prefetch = Prefetch.of(self._ring)
         allocator.on_fork = partial(_end_in_child, ref(self._ring))
         if mark is None:
@@ -1147,7 +1099,6 @@ class ReplayBuffer(Generic[S_co, V_co]):
             FileFormatError: the directory is gone, or another one is at its path.
             OSError: the disk is full or fails.
         """
-        self._require_files("flush")
         self._flush()
 
     def _flush(self) -> None:
@@ -1201,25 +1152,17 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
     def _commit(self) -> None:
         """Write the manifest, if anything in it has changed."""
-        directory, content = self._require_files("flush").allocator.directory, self._content()
+        directory, ring = self._require_files("flush").allocator.directory, self._ring
+        content = {
+            **self._saver.facts(),
+            **self._settings(),
+            "rows_per_env": ring.rows,
+            "num_envs": ring.num_envs,
+        }
         directory.require_held()
-        write_sampler(directory, self._ring, self._sampler)
+        write_sampler(directory, ring, self._sampler)
         if content != directory.content:
             directory.commit(content)
-
-    def _content(self) -> dict[str, Any]:
-        """The manifest's JSON about this replay."""
-        return {
-            "kind": KIND,
-            "schema": json.loads(self.schema.to_json()),
-            "rows_per_env": self._ring.rows,
-            "num_envs": self.num_envs,
-            "ordered": self.ordered,
-            "own_next_obs": self.own_next_obs,
-            "seed": self._progress.seed,
-            "first": self._progress.first,
-            **self._settings(),
-        }
 
     def _settings(self) -> dict[str, Any]:
         """The parameters of sampler and view as JSON."""
@@ -1286,32 +1229,6 @@ def _store(leaves: Mapping[Path, Field], rows: int, device: torch.device, make: 
     if make is not None:
         return user_rows(make, leaves, rows, device)
     return ReplayRows(leaves, rows) if device.type == "cpu" else DeviceRows(leaves, rows, device)
-
-
-def _require_same(path: Any, kept: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuse arguments that differ from those of the replay that is there.
-
-    Raises:
-        SchemaError, ParameterError: names the first argument that differs.
-    """
-    for name, value in wanted.items():
-        got = kept[name]
-        same = value == got
-        if name == "capacity" and is_count(value):
-            same = value // kept["num_envs"] * kept["num_envs"] == got
-        if value is not None and not same:
-            kind = SchemaError if name == "schema" else ParameterError
-            raise kind(
-                f"'{path}': the replay there has {name}={shown(got, 200)}, got {shown(value, 200)}; leave {name} out, "
-                "or give another path"
-            )
-
-
-def _flush_if_due(replay: ReferenceType[ReplayBuffer[Any, Any]], count: int) -> None:
-    """Flush as the policy says, after so many rows were added."""
-    buffer = cast("Any", replay())
-    if buffer is not None and buffer._durable.is_due(count):
-        buffer._flush()
 
 
 def _end_in_child(reference: ReferenceType[Ring]) -> None:

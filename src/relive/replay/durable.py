@@ -36,8 +36,16 @@ from ..core.words import (
     env_entries,
     first_row,
 )
-from ..errors import FileFormatError, InvariantError, LifecycleError, NoSaveError, ParameterError
-from ..files.disk import contradictions, entry, fitting
+from ..errors import (
+    FieldError,
+    FileFormatError,
+    InvariantError,
+    LifecycleError,
+    NoSaveError,
+    ParameterError,
+    SchemaError,
+)
+from ..files.disk import contradictions, entry, fitting, whole
 from ..files.format import MANIFEST, damaged
 from ..files.mapped import MappedCopy, MappedDirectory, MappedFiles
 from ..memory.estimate import require_free
@@ -64,12 +72,9 @@ __all__ = [
     "FlushPolicy",
     "Settings",
     "copied",
-    "manifest_arguments",
-    "parsed_settings",
+    "opened",
     "read_sampler",
-    "recover",
     "require_policy",
-    "whereabouts",
     "write_sampler",
 ]
 
@@ -492,6 +497,60 @@ def parsed_settings(text: bytes) -> dict[str, Any]:
     if not isinstance(settings, dict) or cast("dict[str, Any]", settings).keys() - {"sampler", "view"}:
         raise InvariantError("settings: expected those of a sampler and a view")
     return cast("dict[str, Any]", settings)
+
+
+def opened(
+    allocator: MappedAllocator, wanted: dict[str, Any], sampler: Any, view: Any
+) -> tuple[dict[str, Any], int, Mark | None]:
+    """The constructor's arguments of the replay to open, the batches before its seed, and the mark of its last flush.
+
+    ``wanted`` has arguments by name; None is the default or, if a replay is there, what that has. Without a replay, the
+    mark is None.
+
+    Raises:
+        FieldError: a new replay lacks an argument.
+        SchemaError, ParameterError: the replay that is there differs from an argument.
+        FileFormatError: the files are damaged, or contradict each other.
+    """
+    directory, content = allocator.directory, allocator.directory.content
+    if content is None:
+        missing = [name for name in ("schema", "capacity") if wanted[name] is None]
+        if missing:
+            raise FieldError(
+                f"'{directory.path}': expected {' and '.join(missing)}, as no replay is there yet; pass "
+                "open(path, schema, capacity)"
+            )
+        given = {name: value for name, value in wanted.items() if value is not None}
+        return {**given, "sampler": sampler, "view": view}, 0, None
+    with contradictions(directory.path, ParameterError, SchemaError):
+        _require_same(directory.path, manifest_arguments(content, sampler, view), wanted)
+    with contradictions(directory.path):
+        first = whole(content, "first")
+        mark, settings = recover(allocator, whole(content, "num_envs"), whole(content, "rows_per_env"))
+    with contradictions(directory.path, ParameterError, SchemaError):
+        arguments = manifest_arguments(content | parsed_settings(settings), sampler, view)
+    with contradictions(directory.path):
+        directory.journal.append(mark.encode("open", whereabouts(allocator)))  # before anything changes
+    return arguments, first, mark
+
+
+def _require_same(path: Any, kept: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuse arguments that differ from those of the replay that is there.
+
+    Raises:
+        SchemaError, ParameterError: names the first argument that differs.
+    """
+    for name, value in wanted.items():
+        got = kept[name]
+        same = value == got
+        if name == "capacity" and is_count(value):
+            same = value // kept["num_envs"] * kept["num_envs"] == got
+        if value is not None and not same:
+            kind = SchemaError if name == "schema" else ParameterError
+            raise kind(
+                f"'{path}': the replay there has {name}={shown(got, 200)}, got {shown(value, 200)}; leave {name} out, "
+                "or give another path"
+            )
 
 
 def manifest_arguments(content: dict[str, Any], sampler: Any, view: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
@@ -66,8 +66,6 @@ class Reader:
 
     def __init__(self, ring: Ring, sampler: OwnSampler, schema: Schema, view: View, progress: Progress) -> None:
         self.ring, self.sampler, self.schema, self.view, self.progress = ring, sampler, schema, view, progress
-        self.replaced: Callable[[], object] = bool
-        """Called when the view was replaced. A replay in files keeps it."""
         self.prefetch: Prefetch | None = None
         """Asks for the rows of the next batch of a replay in files; None for any other replay."""
         self._own_sampler = all(type(part) in OWN_SAMPLERS for part in parts_of(sampler))
@@ -99,7 +97,6 @@ class Reader:
             self.view: View = before
             raise
         _READERS.update(dict.fromkeys(map(id, parts_of(view)), self))
-        self.replaced()
 
     def keep_rule(self) -> None:
         """Apply the view's rule of what can be drawn to the ring, if it has changed."""

@@ -85,21 +85,28 @@ class Saver:
         """The save under way."""
         self._snapshot: Snapshot | None = None
 
+    def facts(self) -> dict[str, Any]:
+        """What the files of a replay say of it, whether they are a save or mapped."""
+        ring, progress = self._writer.ring, self._progress
+        return {
+            "kind": KIND,
+            "schema": json.loads(self._writer.schema.to_json()),
+            "ordered": ring.ordered,
+            "own_next_obs": ring.own_next,
+            "seed": progress.seed,
+            "first": progress.first,
+            "view": describe(self._reader.view),
+        }
+
     def state(self) -> State:
         """The whole state of the replay, without its rows."""
         writer, progress = self._writer, self._progress
         facts = {
-            "kind": KIND,
-            "schema": json.loads(writer.schema.to_json()),
-            "ordered": writer.ring.ordered,
-            "own_next_obs": writer.ring.own_next,
+            **self.facts(),
             "check_ends": writer.check_ends,
             "debug": writer.debug,
-            "seed": progress.seed,
             "counts": progress.counts,
-            "first": progress.first,
             "not_finite_rewards": writer.ring.not_finite,
-            "view": describe(self._reader.view),
         }
         with progress.undone(writer.sampler):  # a loaded replay draws again what the learner had not taken
             return ring_state(writer.ring, writer.sampler, facts)

@@ -317,8 +317,6 @@ class ProgressSlots:
         self._number, *counts, _ = max(whole, default=(-1, 0, 0, 0, -1))
         if not whole or min(self._number, *counts) < 0:
             raise InvariantError(f"progress: {[*map(self._read, self._slots)]} are not two slots of counts")
-        self.on_seed: Callable[[], object] = bool
-        """Called when the seed was set. The seed is kept elsewhere."""
         self.counts: list[int] = counts
         """Batches drawn, rows drawn and late priorities, as they were when this was made."""
 
