@@ -153,7 +153,7 @@ def lanes(owner: Any) -> Any:
 
 
 def largest(owner: Any) -> Any:
-    return owner._largest
+    return owner.noted_largest
 
 
 def leaves(owner: Any) -> Any:
@@ -177,11 +177,11 @@ def minibatches(owner: Any) -> Any:
 
 
 def minima(owner: Any) -> Any:
-    return owner._minima
+    return owner.minima
 
 
 def nodes(owner: Any) -> Any:
-    return owner._nodes
+    return owner.nodes
 
 
 def obs(owner: Any) -> Any:
@@ -315,7 +315,7 @@ def wanted(owner: Any) -> Any:
 
 
 def windows(owner: Any) -> Any:
-    return owner._windows
+    return owner.windows
 
 
 def woken(owner: Any) -> Any:

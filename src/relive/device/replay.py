@@ -533,9 +533,9 @@ class OnDevice:
         pairs += [(self._store.meta(name), tensor) for name, tensor in hosted]
         if self._priorities is not None and self._sampler is not None:
             stored = self._sampler.stored
-            pairs += [(stored.errors, self._priorities.errors), (stored.tree.arrays[0], self._priorities.tree.nodes)]
+            pairs += [(stored.errors, self._priorities.errors), (stored.tree.nodes, self._priorities.tree.nodes)]
         if self._windows is not None:
-            pairs.append((self._kept.tree.arrays[0], self._windows.tree.nodes))
+            pairs.append((self._kept.tree.nodes, self._windows.tree.nodes))
         return pairs
 
     def __reduce__(self) -> tuple[Any, ...]:

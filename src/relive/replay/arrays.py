@@ -114,29 +114,23 @@ class _Log:
         self.terminated = fields["terminated"] = _flags(fields["terminated"], "terminated", self.size)
         self.truncated = fields["truncated"] = _flags(fields["truncated"], "truncated", self.size)
         if schema is None:
-            schema = Schema.from_example({name: _hosted(fields[name], name) for name in STEP}, num_envs=self.size)
+            hosts = {name: partial(as_host, name=f"from_arrays: field '{name}'") for name in STEP}
+            example = {name: map_leaves(host, fields[name]) for name, host in hosts.items()}
+            schema = Schema.from_example(example, num_envs=self.size)
         self.schema, self.fields = schema, fields
         self.leaves = {path: self._leaf(path) for path in schema.leaves}
         self.after: dict[Path, Any] | None = None
         if "next_obs" in fields:
             self.after = {path: self._leaf(("next_obs", *path[1:])) for path in self.leaves if path[0] == "obs"}
         self.ended = self.terminated | self.truncated
-        self._require_done()
-        self.cut = self._cut()
-
-    def _require_done(self) -> None:
-        """Compare ``done``, if there is one, with the other flags.
-
-        Raises:
-            ParameterError: ``done`` contradicts them.
-        """
-        if "done" in self.fields:
-            wrong = np.flatnonzero(_flags(self.fields["done"], "done", self.size) != self.ended)
+        if "done" in fields:
+            wrong = np.flatnonzero(_flags(fields["done"], "done", self.size) != self.ended)
             if len(wrong):
                 raise ParameterError(
                     f"from_arrays: 'done' contradicts terminated | truncated first in row {wrong[0]}; leave it out, or "
                     "pass the right flags"
                 )
+        self.cut = self._cut()
 
     def _leaf(self, path: Path) -> Any:
         """A leaf ``[S, ...]``.
@@ -262,11 +256,6 @@ def _flags(values: Any, name: str, size: int) -> Any:
     if len(wrong):
         raise ParameterError(f"from_arrays: {name}[{wrong[0]}] is {column[wrong[0]]}; expected 0 or 1, or bools")
     return column.astype(np.bool_)
-
-
-def _hosted(tree: Any, name: str) -> Any:
-    """The tree of the field ``name`` with NumPy arrays for leaves."""
-    return map_leaves(partial(as_host, name=f"from_arrays: field '{name}'"), tree)
 
 
 class Episode(NamedTuple):

@@ -25,7 +25,7 @@ from ..files.save import read_extra
 from ..memory.allocator import Allocator, shared_lock, small_pages
 from ..memory.device import DeviceRows
 from ..memory.estimate import StoragePlan, free_memory, readable, storage_plan
-from ..memory.mapped import MappedAllocator
+from ..memory.mapped import MappedAllocator, can_look_ahead
 from ..memory.ram import MakeStore, ReplayRows, in_ram, user_rows
 from ..memory.store import Store
 from ..names import add_hints
@@ -759,7 +759,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         You can write to the rows, and :meth:`save` cannot see that. So once this was read, every save writes all rows.
         If the replay is on a device, the bookkeeping is in RAM alone from then on.
         """
-        self._saver.segments.give_up()
+        self._saver.segments.frozen = False
         self._saver.await_rows()
         self._on_device = self._writer.on_device = None  # it could not see what is written to rewards and flags
         return as_tensordict(self._ring.store.views(), (self._plan.rows,))
@@ -1082,7 +1082,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             self._writer.added = lambda count: (
                 durable.is_due(count) and (buffer := me()) is not None and buffer._flush()
             )
-        self._reader.prefetch = Prefetch.of(self._ring)
+        self._reader.prefetch = Prefetch(self._ring, allocator) if can_look_ahead() else None
         allocator.on_fork = partial(_end_in_child, ref(self._ring))
         if mark is None:
             durable.begin()

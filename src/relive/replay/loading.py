@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import files
-from ..core.words import COLUMNS, COMPLETED, COUNT, HEAD, LARGEST_ERROR, NEXT, RULE, TAIL
+from ..core.words import COLUMNS, COMPLETED, COUNT, HEAD, LARGEST_ERROR, RULE, TAIL
 from ..device.replay import bookkeeping_bytes
 from ..errors import FileFormatError, ParameterError
 from ..files.disk import MOST, entry, fitting, integers, whole
@@ -208,14 +208,14 @@ def _restore_part(ring: Ring, part: RowPart, conversion: Conversion) -> None:
     live = part.span.meet(ring.span)
     chosen = part.span.where(live)
     large = {path: block[chosen] for path, block in part.large.items()}
-    packed, large = conversion(rows[chosen], large, lambda: _under_way(ring, live))
+
+    def under_way() -> Any:
+        """Bool ``[K]``: True for the newest rows of running episodes."""
+        env, number = live.rows()
+        return (number == ring.heads[env] - 1) & ring.under_way[env]
+
+    packed, large = conversion(rows[chosen], large, under_way)
     ring.store.restore(live.places(ring.rows), packed, large)
-
-
-def _under_way(ring: Ring, live: Span) -> Any:
-    """Bool ``[K]``: True for the newest rows of running episodes."""
-    env, number = live.rows()
-    return (number == ring.heads[env] - 1) & (ring.state[env, NEXT] > 0)
 
 
 def _restore_sampler(ring: Ring, sampler: OwnSampler, source: Source, saved: Span, new_rule: Rule) -> None:

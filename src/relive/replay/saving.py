@@ -126,7 +126,9 @@ class Saver:
         # a copy, since copy.copy would have both buffers read through one view
         view = copy(self._reader.view) if content["view"] is None else None
         own = sampler if content["sampler"] is None else None
-        return _bare_arrays(arrays), content, str(self._device), own, view
+        # arrays and their dtypes; no tensors, which multiprocessing would send as open files
+        tensors = {name: torch.as_tensor(value) for name, value in arrays.items()}
+        return {name: (numpy_view(x), x.dtype) for name, x in tensors.items()}, content, str(self._device), own, view
 
     def write(self, path: str | os.PathLike[str], extra: Any, on_read: Callable[[], object]) -> files.SaveHandle:
         """Write everything to the directory ``path``. Segments that are there already are kept.
@@ -205,12 +207,6 @@ def _by_row(ring: Ring, span: Span, value: Any) -> files.Streamed:
     """The entries for the rows of a span of an array with an entry for each row."""
     runs = partial(span.runs, ring.rows)
     return files.Streamed((span.size, *value.shape[1:]), value.dtype, lambda: (value[run] for run in runs()))
-
-
-def _bare_arrays(state: Mapping[str, Any]) -> dict[str, tuple[Any, torch.dtype]]:
-    """Arrays and their dtypes for pickle; no tensors, which multiprocessing would send as open files."""
-    tensors = {name: torch.as_tensor(value) for name, value in state.items()}
-    return {name: (numpy_view(x), x.dtype) for name, x in tensors.items()}
 
 
 def typed_tensors(arrays: Mapping[str, tuple[Any, torch.dtype]]) -> dict[str, Tensor]:
@@ -337,14 +333,15 @@ def row_arrays(ring: Ring, span: Span, prefix: str = "") -> dict[str, Any]:
 
     If they are copied, then piece by piece while they are written. So they must not change before that.
     """
-    return {f"{prefix}{name}": _streamed(ring, span, field) for name, field in row_fields(ring.store).items()}
+    size, places = span.size, partial(span.places, ring.rows)
 
+    def pieces(field: RowField) -> Iterator[Any]:
+        return (field.dump(places(*piece)) for piece in field.pieces(size))
 
-def _streamed(ring: Ring, span: Span, field: RowField) -> files.Streamed:
-    """One field of a span's rows, a few MiB at a time."""
-    shape = (span.size, *field.shape)
-    places = partial(span.places, ring.rows)
-    return files.Streamed(shape, field.dtype, lambda: (field.dump(places(*p)) for p in field.pieces(shape[0])))
+    return {
+        f"{prefix}{name}": files.Streamed((size, *field.shape), field.dtype, partial(pieces, field))
+        for name, field in row_fields(ring.store).items()
+    }
 
 
 # -- segments ---------------------------------------------------------------------------------------------------
@@ -394,7 +391,7 @@ class Segments:
     def __init__(self) -> None:
         self._known: dict[str, list[Segment]] = {}
         self.frozen = True
-        """True while rows stay as they are once they are complete."""
+        """True while rows stay as they are once they are complete. Without that, no segment is ever kept."""
         self.era = 0
         """How often :meth:`forget` was called."""
 
@@ -416,10 +413,6 @@ class Segments:
         """Forget all segments, because rows that were stored before have changed."""
         self.era += 1
         self._known = {}
-
-    def give_up(self) -> None:
-        """Never keep a segment again, because rows may change at any time from now on."""
-        self.frozen: bool = False
 
 
 def is_segment(name: object) -> bool:
@@ -454,8 +447,8 @@ def plan_segments(live: Span, stable: Span, known: Iterable[Segment], capacity: 
         row_bytes: bytes of a row in a file.
     """
     kept = [segment for segment in known if segment.span.meet(live).size]
-    stored = sum(segment.span.size for segment in kept)
-    if stored - _shared(kept, live) > live.size:  # envs that stand still keep rows of the others on the disk
+    gone = sum(segment.span.size - segment.span.meet(live).size for segment in kept)
+    if gone > live.size:  # envs that stand still keep rows of the others on the disk
         kept = []
     # segments are in the order of time and have no gaps: the new rows begin where the last one ends, in every env
     new = Span(np.maximum(kept[-1].span.until, live.first) if kept else live.first, stable.until)
@@ -468,11 +461,6 @@ def plan_segments(live: Span, stable: Span, known: Iterable[Segment], capacity: 
         new = Span(last.first, new.until)
         kept.pop()
     return SegmentPlan(kept, [_new_segment(part) for part in _cut(new, large)])
-
-
-def _shared(segments: Iterable[Segment], live: Span) -> int:
-    """How many rows of the segments are live."""
-    return sum(segment.span.meet(live).size for segment in segments)
 
 
 def _cut(span: Span, most: int) -> Sequence[Span]:

@@ -21,7 +21,7 @@ from ..core.words import EPISODE, FINAL, FUTURE, PAST, RANDOM
 from ..errors import DTypeError, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
 from ..memory.layout import WEIGHED, BatchLayout
 from ..memory.store import require_rows, vector
-from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_number, is_steps
+from ..parameters import GAMMA_RULE, Rule, checked, is_count, is_flag, is_number, is_steps
 from ..ring.ring import Ring
 from ..steps.arrays import Array, Ints, as_host, as_tensor, check_castable, numpy_dtype, numpy_view
 from ..steps.schema import Field, Path, dotted, nest, unknown_field
@@ -54,14 +54,10 @@ def _is_function(function: Any) -> bool:
     return function is None or callable(function)
 
 
-FUNCTION_RULE = (_is_function, "a function of arrays, (achieved, desired) or (achieved, desired, info), or None")
+FUNCTION_RULE: Rule = (_is_function, "a function of arrays, (achieved, desired) or (achieved, desired, info), or None")
 
 
-def _is_name(name: Any) -> bool:
-    return isinstance(name, str)
-
-
-NAME_RULE = (_is_name, "the name of a member of the observation")
+NAME_RULE: Rule = (lambda name: isinstance(name, str), "the name of a member of the observation")
 
 
 @checked(
