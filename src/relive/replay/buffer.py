@@ -708,7 +708,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         require("slice", WHOLE_RULE, start=start, stop=stop)
         places = ring.live_places(env)[slice(start, stop)]
         fields = ring.take(places)
-        facts = ring.tensors(ring.stamp[places] >= 0, ring.index_of(places))
+        facts = ring.store.tensors(ring.stamp[places] >= 0, ring.index_of(places))
         fields["complete",], fields["index",] = facts
         return as_tensordict(fields, (len(places),))
 

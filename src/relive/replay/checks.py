@@ -16,8 +16,9 @@ from ..core.words import COLUMNS, HEAD, NEXT
 from ..errors import EpisodeEndWarning, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
 from ..parameters import is_count
 from ..ring.ring import Ring
-from ..steps.arrays import Array, Ints, as_host, numpy_dtype, numpy_view
+from ..steps.arrays import Array, Ints, as_host, numpy_view
 from ..steps.checker import refuse_unreadable
+from ..steps.ends import places_in
 from ..steps.schema import FINITE, STEP_FIELDS, Field, Path, Schema, dotted
 
 __all__ = [
@@ -236,13 +237,9 @@ class ResetCheck:
     """
 
     def __init__(self, leaves: Mapping[Path, Field], all_envs: Ints) -> None:
-        paths, num_envs = list(leaves), len(all_envs)
-        self._all = all_envs
-        self._obs = [i for i, path in enumerate(paths) if path[0] == "obs"]
-        self._flags = [paths.index((name,)) for name in ("terminated", "truncated")]
-        fields = [leaves[paths[i]] for i in self._obs]
-        self._dtypes = [numpy_dtype(field.dtype) for field in fields]
-        numbers = [field.nbytes // field.dtype.itemsize for field in fields]
+        self._all, num_envs = all_envs, len(all_envs)
+        self._flags, self._obs, _, self._dtypes = places_in(leaves)
+        numbers = [math.prod(field.shape) for path, field in leaves.items() if path[0] == "obs"]
         self._every = [max(number // NUMBERS, 1) for number in numbers]
         self._counts = [-(-number // every) for number, every in zip(numbers, self._every, strict=True)]
         self._left, self._agreed = MOST_CALLS, 0

@@ -439,10 +439,11 @@ def go_back(allocator: FileAllocator, mark: Mark, rows: int) -> None:
         drained[:, MARK] = VOID  # they are about heads that are no more
     # a kill on the way leads here again: the journal gets a record of this boot only afterwards
     heads = mark.state[:, HEAD]
-    places = np.arange(num_envs) * rows + (heads - 1) % rows
+    some = np.flatnonzero(heads > 0)  # envs with a newest row
+    places = some * rows + (heads[some] - 1) % rows
     after = np.minimum(mark.dead, heads) + rows  # laps after the one in which all rows were overwritten change nothing
     undo = Undo(allocator.take("undo", (undo_words(num_envs, rows),), np.int64))
-    undo.note_mark(mark.state, mark.counters, after, places, mark.newest)
+    undo.note_mark(mark.state, mark.counters, after, places, mark.newest[some])
 
 
 def _restore_small(allocator: FileAllocator, small: Mapping[str, list[Any]]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from ..memory.layout import BOOKKEEPING, row_layout
 from ..memory.ram import in_ram
 from ..parameters import is_count, is_number
 from ..printable import shown
-from ..ring.ring import LARGEST, Ring, Rule, Span, Weigh
+from ..ring.ring import LARGEST, Ring, Rule, Span
 from ..samplers.contract import OwnSampler
 from ..steps.changes import Origin, SchemaChanges
 from ..steps.schema import Field, Path, Schema, dotted
@@ -180,7 +180,7 @@ def restore(
     saved_fields = stored_fields(Schema.from_json(json.dumps(content.get("schema"))), own)
     conversion = Conversion(saved_fields.leaves, ring.store.leaves, origins)
     saved = _restore_rows(ring, source, whole(content, "rows_per_env"), conversion)
-    ring.rule = _rule(entry(content, "rule", list))  # counts what can be drawn
+    ring.rule = Rule(*entry(content, "rule", list))  # tests it, and counts what can be drawn
     ring.check(recount=False)  # before any compiled code draws from these rows
     _restore_sampler(ring, sampler, source, saved, new_rule)
     ring.not_finite = whole({"not_finite_rewards": 0, **content}, "not_finite_rewards")
@@ -241,23 +241,6 @@ def _restore_sampler(ring: Ring, sampler: OwnSampler, source: Source, saved: Spa
     elif was[0] == now[0]:  # around another inner sampler, which starts again
         inner = {name: value for name, value in sampler.state_dict().items() if name.startswith("inner.")}
         sampler.load_state_dict({**parts, **inner})
-
-
-def _rule(parts: list[Any]) -> Rule:
-    """The rule of a saved ring: which of its rows could be drawn.
-
-    Raises:
-        FileFormatError: it makes no sense.
-    """
-    if list(map(type, parts)) == [int, int, int, bool, str]:
-        rule = Rule(*parts)
-        # the bounds of kernels: they add these to numbers of rows
-        fits = STEPS >= rule.history >= rule.length - 1 and 1 <= rule.stride <= rule.length
-        if fits and rule.weigh in get_args(Weigh):
-            return rule
-    raise FileFormatError(
-        f"the save's entry 'rule' is {shown(parts)}; expected {list(Rule._fields)}, as relive writes them"
-    )
 
 
 # -- the tensors of a save -------------------------------------------------------------------------------------------

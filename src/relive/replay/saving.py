@@ -251,11 +251,11 @@ class ReplaySave:
         self._parts = ["span", *fields]
         self._sizes = ring.rows * ring.num_envs, sum(field.nbytes for field in fields.values())
         self._rows: Rows = partial(row_arrays, ring)
-        self._planned: Callable[[SegmentPlan], object] | None = None
+        self._planned: Callable[[list[Segment]], object] | None = None
         self.segments: list[Segment] = []
         """The segments that later saves can keep, once :meth:`change` was called."""
 
-    def detach(self, rows: Rows, planned: Callable[[SegmentPlan], object]) -> None:
+    def detach(self, rows: Rows, planned: Callable[[list[Segment]], object]) -> None:
         """Copy everything but the complete rows. ``rows`` gives those, and is preceded by a call of ``planned``."""
         self._arrays, self._learner = files.detached(self._arrays), files.detached(self._learner)
         self._newest = files.detached(self._newest)
@@ -263,17 +263,17 @@ class ReplaySave:
 
     def change(self, present: files.Contents) -> files.Change:
         """The content that replaces the save which is present."""
-        planned = plan_segments(self._live, self.stable, self._still_there(present), *self._sizes)
+        kept, new = plan_segments(self._live, self.stable, self._still_there(present), *self._sizes)
         if self._planned is not None:
-            self._planned(planned)
-        self.segments = [*planned.kept, *planned.new]
-        kept = tuple(segment_prefix(segment.name) for segment in planned.kept)
-        new = [_with_span(part, self._rows(part.span, segment_prefix(part.name))) for part in planned.new]
+            self._planned(new)
+        self.segments = [*kept, *new]
+        prefixes = tuple(segment_prefix(segment.name) for segment in kept)
+        groups = [_with_span(part, self._rows(part.span, segment_prefix(part.name))) for part in new]
         # a group has files of its own: a later save can keep each new segment without the learner's state
         return files.Change(
-            [*new, self._learner, {**self._arrays, **_with_span(self._last, self._newest)}],
+            [*groups, self._learner, {**self._arrays, **_with_span(self._last, self._newest)}],
             {**self._content, "segments": [segment.name for segment in (*self.segments, self._last)]},
-            present.of_tensors([name for name in present.specs if name.startswith(kept)]),
+            present.of_tensors([name for name in present.specs if name.startswith(prefixes)]),
         )
 
     def _still_there(self, present: files.Contents) -> list[Segment]:
@@ -374,15 +374,6 @@ class Segment(NamedTuple):
     """Its rows. Some may have left the buffer since."""
 
 
-class SegmentPlan(NamedTuple):
-    """The complete rows of a save."""
-
-    kept: list[Segment]
-    """Segments of the save in place that the new one keeps."""
-    new: list[Segment]
-    """Segments to write, which follow the kept ones."""
-
-
 class Segments:
     """The segments of a buffer, by the directories that they lie in."""
 
@@ -436,7 +427,9 @@ def complete_rows(ring: Ring) -> Span:
     return Span(live.first, np.maximum(live.until - ring.under_way, live.first))
 
 
-def plan_segments(live: Span, stable: Span, known: Iterable[Segment], capacity: int, row_bytes: int) -> SegmentPlan:
+def plan_segments(
+    live: Span, stable: Span, known: Iterable[Segment], capacity: int, row_bytes: int
+) -> tuple[list[Segment], list[Segment]]:
     """How to save rows into a directory that holds the segments ``known``, the oldest first.
 
     Args:
@@ -445,6 +438,9 @@ def plan_segments(live: Span, stable: Span, known: Iterable[Segment], capacity: 
         known: the segments.
         capacity: rows of all envs together.
         row_bytes: bytes of a row in a file.
+
+    Returns:
+        the segments to keep, and those to write, which follow them.
     """
     kept = [segment for segment in known if segment.span.meet(live).size]
     gone = sum(segment.span.size - segment.span.meet(live).size for segment in kept)
@@ -460,7 +456,7 @@ def plan_segments(live: Span, stable: Span, known: Iterable[Segment], capacity: 
             break
         new = Span(last.first, new.until)
         kept.pop()
-    return SegmentPlan(kept, [_new_segment(part) for part in _cut(new, large)])
+    return kept, [_new_segment(part) for part in _cut(new, large)]
 
 
 def _cut(span: Span, most: int) -> Sequence[Span]:
@@ -520,10 +516,10 @@ class Snapshot:
 
     # the thread that saves
 
-    def plan(self, plan: SegmentPlan) -> None:
+    def plan(self, new: list[Segment]) -> None:
         """Let go of all rows but those of new segments: only these will be read."""
         with self._changed:
-            self._let_go(plan.new[0].span.first if plan.new else self._stable.until)
+            self._let_go(new[0].span.first if new else self._stable.until)
 
     def arrays(self, span: Span, prefix: str) -> dict[str, files.Streamed]:
         """The fields of a new segment's rows, as :func:`relive.replay.saving.row_arrays` gives them."""

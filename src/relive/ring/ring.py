@@ -419,7 +419,7 @@ class Ring:
         """The further fields of a draw, arrays ``[B]`` by name, as fields of a batch."""
         if not extras:
             return {}
-        return {(name,): x for name, x in zip(extras, self.tensors(*extras.values()), strict=True)}
+        return {(name,): x for name, x in zip(extras, self.store.tensors(*extras.values()), strict=True)}
 
     def read(self, plan: Plan) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of planned transitions."""
@@ -432,10 +432,6 @@ class Ring:
             ParameterError, DTypeError: a place is beyond the last row, or they are no integers.
         """
         return self.store.read(places, paths)
-
-    def tensors(self, *arrays: Any) -> list[Tensor]:
-        """Arrays as tensors on the device of batches."""
-        return self.store.tensors(*arrays)
 
     def frames(self, places: Any, depth: int, repeat: bool) -> Ints:
         """The places ``[B, depth]`` of the frames that end at ``places``, oldest first, none of another episode.
@@ -584,7 +580,7 @@ class Ring:
             raise SchemaError("sequences need steps in order that share observations; here each has its own")
         if self.undo is not None:
             self.undo.begin_rebuild(self)
-        self._rule = rule
+        self._rule = EVERY_ROW if rule == EVERY_ROW else rule
         _note_rule(rule, self.counters)
         self.core.changed()
         self._addings.clear()  # there may be more events now
@@ -1122,11 +1118,7 @@ class Undo:
         if self.active:  # that note leads back further; besides, what can be drawn has to be found again
             self._first[UNDO_KIND] = UNDO_REBUILD
             return
-        words, entries = self.words, env_entries(self.words, ring.num_envs)
-        entries[:, 0], entries[:, 1:UNDO_AFTER], entries[:, UNDO_AFTER] = range(ring.num_envs), ring.state, ring.heads
-        words[UNDO_COUNTERS:UNDO_START] = ring.counters
-        words[UNDO_ENVS], words[UNDO_ROWS] = ring.num_envs, 0
-        self._first[UNDO_KIND] = UNDO_REBUILD  # last: only now is the note whole
+        self.note_mark(ring.state, ring.counters, ring.heads, NO_ENVS, NO_ENVS.reshape(0, 3))
 
     def note_mark(self, state: Ints, counters: Ints, after: Ints, places: Ints, newest: Ints) -> None:
         """Note a state to go back to, as if a change had been broken off that began there.
@@ -1135,18 +1127,18 @@ class Undo:
             state: ``[N, 4]``.
             counters: as the ring has them.
             after: ``[N]``: the number that each env's next row may have had meanwhile.
-            places: ``[N]``: the place of each env's newest row, which means nothing where there is none.
-            newest: ``[N, 3]``: stamp, step and order of these rows.
+            places: ``[R]``: the places of rows to put back.
+            newest: ``[R, 3]``: stamp, step and order of these rows.
         """
-        words, envs = self.words, np.flatnonzero(state[:, HEAD] > 0)
+        words = self.words
         words[:] = 0  # first, the kind with it: a half-written note counts as none
         words[UNDO_COUNTERS:UNDO_START] = counters
-        words[UNDO_ENVS], words[UNDO_ROWS] = len(state), len(envs)
+        words[UNDO_ENVS], words[UNDO_ROWS] = len(state), len(places)
         entries = env_entries(words, len(state))
         entries[:, 0], entries[:, 1:UNDO_AFTER] = range(len(state)), state
         entries[:, UNDO_AFTER] = np.maximum(after, state[:, HEAD])
-        rows = row_entries(words, len(state), len(envs))
-        rows[:, 0], rows[:, 1], rows[:, 2] = places[envs], newest[envs, 0], packed(newest[envs, 1], newest[envs, 2])
+        rows = row_entries(words, len(state), len(places))
+        rows[:, 0], rows[:, 1], rows[:, 2] = places, newest[:, 0], packed(newest[:, 1], newest[:, 2])
         words[UNDO_KIND] = UNDO_REBUILD  # last: only now is the note whole
 
 
