@@ -207,10 +207,10 @@ def test_there_is_room_for_all_events_of_a_new_rule() -> None:
     twin = Twin(1, 40, sampler=Prioritized()).play(*"......")
     adder = inside.adders(inside.writer(twin.buffer))[False]
     assert adder is not None
-    before = len(inside.adding(adder).where)
+    before = len(inside.adding(adder).arrays.where)
     twin.buffer.view = SequenceView(2, 5, "max", 1, 0.5)
     twin.play(*"......")
-    assert len(inside.adding(adder).where) == before + 2 * inside.ring(twin.buffer).rule.history
+    assert len(inside.adding(adder).arrays.where) == before + 2 * inside.ring(twin.buffer).rule.history
     twin.check()
 
 

@@ -59,7 +59,7 @@ from ..samplers.uniform import Uniform
 from ..steps.arrays import Array, Ints
 from ..views.transitions import Transition
 from .loading import require_sampler_state, ring_arguments
-from .saving import KIND, PARAMETERS, describe, kinds, ring_state
+from .saving import PARAMETERS, describe, kinds, ring_state
 from .serving import Progress, ProgressSlots
 
 __all__ = [
@@ -360,7 +360,7 @@ def newest_of(packed: Array, rows: int, state: Ints) -> Ints:
 # -- opening after another process ----------------------------------------------------------------------------
 
 
-def recover(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[Mark, bytes]:
+def recover(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[Mark, dict[str, Any]]:
     """Make ready the files that another process left, before anything uses them.
 
     After a clean end, the files are as the journal says. If only the process died, the files have everything that it
@@ -368,7 +368,7 @@ def recover(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[Mark, b
     of several times may be mixed. Then the ring goes back to the last flush.
 
     Returns:
-        the mark of the last flush, and :func:`settings_since_flush`.
+        the mark of the last flush, and the settings since then, if there are any.
 
     Raises:
         FileFormatError: the files contradict the journal.
@@ -383,13 +383,14 @@ def recover(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[Mark, b
                 allocator.directory.path / "journal", "the cursors that it closed with", "files of another time"
             )
         _require_unmixed(newest_of(packed, rows, mark.state), mark.newest)
-        return mark, b""
+        return mark, {}
     allocator.died = True  # the ring takes back what was broken off, and ends the episodes
-    if not is_same_boot(allocator, where):
-        there = mark.dead < mark.state[:, HEAD]  # the next step changes the stamp of the newest row, nothing else
-        _require_unmixed(newest_of(packed, rows, mark.state)[there, 1:], mark.newest[there, 1:])
-        go_back(allocator, mark, rows)
-    return mark, settings_since_flush(allocator, kind, where)
+    if is_same_boot(allocator, where):
+        return mark, settings_since_flush(allocator)
+    there = mark.dead < mark.state[:, HEAD]  # the next step changes the stamp of the newest row, nothing else
+    _require_unmixed(newest_of(packed, rows, mark.state)[there, 1:], mark.newest[there, 1:])
+    go_back(allocator, mark, rows)
+    return mark, {}
 
 
 def last_mark(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[Mark, str, list[Any]]:
@@ -469,32 +470,19 @@ def _require_unmixed(newest: Ints, known: Ints) -> None:
         raise FileFormatError("the newest rows are not those that the journal knows: files of several times are mixed")
 
 
-def settings_since_flush(allocator: FileAllocator, kind: str, where: list[Any]) -> bytes:
-    """The settings since the last flush, as text; empty if those of the manifest are the ones to use.
-
-    Args:
-        allocator: the files.
-        kind: of the journal's last record.
-        where: the same record's.
+def settings_since_flush(allocator: FileAllocator) -> dict[str, Any]:
+    """The settings that were kept since the last flush; they take the place of those in the manifest's content.
 
     Raises:
         FileFormatError: their array has another size.
-    """
-    words = allocator.existing(SETTINGS)
-    if kind == "close" or words is None or not is_same_boot(allocator, where):
-        return b""
-    if words.shape != (2, Settings.BYTES) or words.dtype != np.uint8:
-        raise damaged(allocator.directory.path / MANIFEST, "two slots of settings", f"{words.dtype} {words.shape}")
-    return Settings(words).text
-
-
-def parsed_settings(text: bytes) -> dict[str, Any]:
-    """The settings in the text of a slot; they take the place of those in the manifest's content.
-
-    Raises:
         InvariantError: they make no sense.
     """
-    settings: Any = json.loads(text or b"{}")
+    words = allocator.existing(SETTINGS)
+    if words is None:
+        return {}
+    if words.shape != (2, Settings.BYTES) or words.dtype != np.uint8:
+        raise damaged(allocator.directory.path / MANIFEST, "two slots of settings", f"{words.dtype} {words.shape}")
+    settings: Any = json.loads(Settings(words).text or b"{}")
     if not isinstance(settings, dict) or cast("dict[str, Any]", settings).keys() - {"sampler", "view"}:
         raise InvariantError("settings: expected those of a sampler and a view")
     return cast("dict[str, Any]", settings)
@@ -524,12 +512,12 @@ def opened(
         given = {name: value for name, value in wanted.items() if value is not None}
         return {**given, "sampler": sampler, "view": view}, 0, None
     with contradictions(directory.path, ParameterError, SchemaError):
-        _require_same(directory.path, manifest_arguments(content, sampler, view), wanted)
+        _require_same(directory.path, ring_arguments(content, None, sampler, view), wanted)
     with contradictions(directory.path):
         first = whole(content, "first")
         mark, settings = recover(allocator, whole(content, "num_envs"), whole(content, "rows_per_env"))
     with contradictions(directory.path, ParameterError, SchemaError):
-        arguments = manifest_arguments(content | parsed_settings(settings), sampler, view)
+        arguments = ring_arguments(content | settings, None, sampler, view)
     with contradictions(directory.path):
         directory.journal.append(mark.encode("open", whereabouts(allocator)))  # before anything changes
     return arguments, first, mark
@@ -552,13 +540,6 @@ def _require_same(path: Any, kept: dict[str, Any], wanted: dict[str, Any]) -> No
                 f"'{path}': the replay there has {name}={shown(got, 200)}, got {shown(value, 200)}; leave {name} out, "
                 "or give another path"
             )
-
-
-def manifest_arguments(content: dict[str, Any], sampler: Any, view: Any) -> dict[str, Any]:
-    """The constructor's arguments of the replay in a manifest; ``sampler`` and ``view`` where they are not None."""
-    if entry(content, "kind", str) != KIND:
-        raise InvariantError(f"its kind is {shown(content['kind'])}")
-    return ring_arguments(content, None, sampler, view)
 
 
 # -- the state of a sampler that is not in the mapped files ---------------------------------------------------
@@ -687,12 +668,13 @@ def _copied(cls: Any, directory: MappedCopy) -> Any:
         num_envs = arguments["num_envs"]
         rows = arguments["capacity"] // num_envs
         _, kind, where = last_mark(allocator, num_envs, rows)
-        arguments = _arguments(content | parsed_settings(settings_since_flush(allocator, kind, where)))
+        alive = kind != "close" and is_same_boot(allocator, where)  # else the files are still: the last mark counts
+        if alive:
+            arguments = _arguments(content | settings_since_flush(allocator))
         state: Ints = allocator.take("state", (num_envs, COLUMNS), np.int64)
         allocator.take("counters", (COUNTERS,), np.int64)
         allocator.take("undo", (undo_words(num_envs, rows),), np.int64)
-        # without a process of this boot, the files are still and the journal's last mark counts
-        now = _mark_now(directory, rows) if kind != "close" and is_same_boot(allocator, where) else None
+        now = _mark_now(directory, rows) if alive else None
     # the mark comes first and the dead rows last: what was overwritten during the copy is known then
     _take_rows(directory, num_envs, rows, (state if now is None else now.state)[:, HEAD])
     with contradictions(directory.path):
@@ -711,7 +693,7 @@ def _copied(cls: Any, directory: MappedCopy) -> Any:
 def _arguments(content: dict[str, Any]) -> dict[str, Any]:
     """The constructor's arguments, with a sampler and a view in the place of a user's own."""
     sampler = Uniform() if content.get("sampler") is None else None
-    return manifest_arguments(content, sampler, Transition() if content.get("view") is None else None)
+    return ring_arguments(content, None, sampler, Transition() if content.get("view") is None else None)
 
 
 def _mark_now(directory: MappedCopy, rows: int) -> Mark | None:

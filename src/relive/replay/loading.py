@@ -20,7 +20,7 @@ from torch import Tensor
 from .. import files
 from ..core.words import COLUMNS, COMPLETED, COUNT, HEAD, LARGEST_ERROR, RULE, TAIL
 from ..device.replay import bookkeeping_bytes
-from ..errors import FileFormatError, ParameterError
+from ..errors import FileFormatError, InvariantError, ParameterError
 from ..files.disk import MOST, entry, fitting, integers, whole
 from ..files.save import EXTRA, read_extra
 from ..memory.allocator import zeroed
@@ -34,6 +34,7 @@ from ..samplers.contract import OwnSampler
 from ..steps.changes import Origin, SchemaChanges
 from ..steps.schema import Field, Path, Schema, dotted
 from .checks import stored_fields
+from .reader import parts_of
 from .saving import KIND, PARAMETERS, Segment, describe, is_segment, kinds, rebuild, segment_prefix
 from .serving import Progress
 
@@ -90,6 +91,8 @@ def ring_arguments(content: Mapping[str, Any], row_count: int | None, sampler: A
     Raises:
         FileFormatError, ParameterError, SchemaError, KeyError: they make no sense.
     """
+    if entry(content, "kind", str) != KIND:
+        raise InvariantError(f"its kind is {shown(content['kind'])}")
     rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")
     if num_envs < 1 or rows < 2:
         raise FileFormatError(f"the save has {num_envs} envs of {rows} rows; expected at least 1 env and 2 rows")
@@ -540,9 +543,7 @@ def require_reach(view: Any, rows: int) -> None:
     Raises:
         FileFormatError: names the view and the limit.
     """
-    parts = [view]
-    while hasattr(parts[-1], "window"):
-        parts.append(parts[-1].window)
+    parts = parts_of(view)
     reach = max(getattr(part, "rows", getattr(part, "depth", 1)) for part in parts)
     if reach > max(REACH, rows) or parts[-1].n > STEPS:
         raise FileFormatError(

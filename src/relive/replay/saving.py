@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
+from inspect import signature
 from itertools import pairwise
 from threading import Condition, Event, Lock
 from typing import Any, NamedTuple, cast
@@ -634,20 +635,8 @@ def _bits(values: Any) -> Any:
 
 # -- samplers and views as JSON ------------------------------------------------------------------------------------
 
-PARAMETERS: dict[type[Any], tuple[str, ...]] = {
-    Uniform: (),
-    WithoutReplacement: (),
-    Prioritized: ("alpha", "beta", "eps", "stratified", "normalize", "default_error", "eta"),
-    Recent: ("sharpest", "c_min", "inner", "adapt"),
-    NStep: ("n", "gamma"),
-    FrameStack: ("depth", "window", "pad", "keys"),
-    ReturnsToGo: ("gamma", "window"),
-    SequenceView: ("length", "burn_in", "overlap", "n", "gamma", "drop_tail", "time_first", "weigh", "last"),
-}
-
-
-POSITIONAL = {"sharpest": "eta"}
-"""Attributes whose constructor argument has another name."""
+ATTRIBUTES = {(Recent, "eta"): "sharpest"}
+"""Attributes that have another name than their argument of the constructor."""
 
 
 LARGEST_PARAMETER = 2**53
@@ -660,6 +649,13 @@ SAMPLERS = {part.__name__: part for part in (Uniform, WithoutReplacement, Priori
 VIEWS = {part.__name__: part for part in (NStep, FrameStack, ReturnsToGo, SequenceView)}
 
 
+PARAMETERS: dict[type[Any], list[str]] = {
+    part: [name for name in signature(part).parameters if name != "each_reward"]  # no file holds a function
+    for part in (*SAMPLERS.values(), *VIEWS.values())
+}
+"""The constructor's arguments of samplers and views, which saves hold."""
+
+
 PARTS: dict[str, dict[str, type[Any]]] = {"sampler": SAMPLERS, "inner": SAMPLERS, "view": VIEWS, "window": VIEWS}
 """The classes that a save may name, by their use."""
 
@@ -669,14 +665,14 @@ def describe(part: Any) -> dict[str, Any] | None:
 
     The user passes such a part to ``load``.
     """
-    names = PARAMETERS.get(cast("type[Any]", type(part)))
-    if names is None or getattr(part, "each_reward", None) is not None:  # a user's function
+    kind = cast("type[Any]", type(part))
+    if kind not in PARAMETERS or getattr(part, "each_reward", None) is not None:  # a user's function
         return None
-    values = {POSITIONAL.get(name, name): getattr(part, name) for name in names}
+    values = {name: getattr(part, ATTRIBUTES.get((kind, name), name)) for name in PARAMETERS[kind]}
     inner = {name: describe(value) for name, value in values.items() if isinstance(value, tuple(PARAMETERS))}
     if None in inner.values():
         return None
-    return {"part": type(part).__name__, **{name: plain(value) for name, value in (values | inner).items()}}
+    return {"part": kind.__name__, **{name: plain(value) for name, value in (values | inner).items()}}
 
 
 def plain(value: Any) -> Any:
@@ -700,10 +696,9 @@ def rebuild(data: Any, what: str) -> Any:
             f"the saved {what} is your own, or holds your own functions, which saves do not contain "
             f"({shown(data, 200)}); pass {what}=... to load or open"
         )
-    known = {POSITIONAL.get(name, name) for name in PARAMETERS[part]}
     try:
-        if given.keys() - known:
-            raise ValueError(f"it has no {shown(min(given.keys() - known))}")
+        if unknown := given.keys() - set(PARAMETERS[part]):
+            raise ValueError(f"it has no {shown(min(unknown))}")
         return part(**{name: _value(value, name) for name, value in given.items()})
     except (TypeError, ValueError, OverflowError) as error:
         raise FileFormatError(f"the saved {what} has invalid parameters: {shown(given, 200)} ({error})") from error

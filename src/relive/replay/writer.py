@@ -396,7 +396,7 @@ class StepAdder:
         ring.pending = adding  # before the call: after an interrupt, the next call repairs these rows
         events = self._add(step, debug)
         if events > 0:
-            self._sampler.changed(adding.where[:events], adding.opens[:events])
+            self._sampler.changed(adding.arrays.where[:events], adding.arrays.opens[:events])
         ring.pending = None  # last: until the sampler knows of all events, it has to attach again
         return events >= 0
 

@@ -11,7 +11,6 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import core
@@ -57,7 +56,7 @@ from ..core.words import (
 from ..errors import FieldError, InvariantError, LifecycleError, ParameterError, ReliveError, SchemaError
 from ..memory.allocator import zeroed
 from ..memory.copier import BoundedCache
-from ..memory.layout import WEIGHED, BatchLayout, RowLayout
+from ..memory.layout import WEIGHED, RowLayout
 from ..memory.store import Plan, Remainder, Store, require_rows, vector
 from ..parameters import is_count, is_flag
 from ..steps.arrays import Array, Ints
@@ -140,28 +139,22 @@ class Ring:
             once, and there are no boundary rows; otherwise each is an episode of one step.
     """
 
-    num_envs: int
-    rows: int
-    store: Store
-    leaves: dict[Path, Field]
-    layout: RowLayout
-    batch: BatchLayout
-    step: Array
-    stamp: Array
-    order: Array
-
     def __init__(self, num_envs: int, rows: int, store: Store, ordered: bool = True) -> None:
         if num_envs < 1 or rows < 2:
             raise ParameterError(f"a ring needs at least 1 env and 2 rows per env, got {num_envs} and {rows}")
-        self.num_envs, self.rows, self.store = num_envs, rows, store
-        self.leaves, self.layout, self.batch = store.leaves, store.layout, store.batch
-        """The fields of a step, and where they are in a row of memory and in one of a batch, as far as kernels go."""
+        self.num_envs = num_envs
+        self.rows = rows
+        self.store = store
+        self.leaves: dict[Path, Field] = store.leaves
+        """The fields of a step."""
         allocator = store.allocator
         self.state: Ints = allocator.take("state", (num_envs, COLUMNS), np.int64)
         """``[N, 4]``: HEAD, TAIL, NEXT and COUNT of each env, as :mod:`relive.core.words` says."""
         self.counters: Ints = allocator.take("counters", (COUNTERS,), np.int64)
         """``[9]``: the counts of the whole ring, and its rule."""
-        self.step, self.stamp, self.order = store.meta("_step"), store.meta("_stamp"), store.meta("_order")
+        self.step: Array = store.meta("_step")
+        self.stamp: Array = store.meta("_stamp")
+        self.order: Array = store.meta("_order")
         """Of each place ``[R]``, as the invariants say."""
         self.own_next: bool = any(path[0] == "next_obs" for path in store.leaves)
         """True if each row is complete with a next observation of its own."""
@@ -408,10 +401,11 @@ class Ring:
     def _new_windows(self, weighed: bool) -> Windows:
         """What reads windows into the rows of a batch, with or without weights."""
         weights = WEIGHED if weighed else {}
-        rows = RowLayout(*self.batch.groups, weights) if weighed else self.batch
+        batch = self.store.batch
+        rows = RowLayout(*batch.groups, weights) if weighed else batch
         at = {f"{path[0]}_at": rows.offsets[path] for path in weights}
-        fields = rows.described([*self.batch.fields, *weights])
-        made = Windows(self.core, self.batch.core, fields, **at, in_files=self.undo is not None)
+        fields = rows.described([*batch.fields, *weights])
+        made = Windows(self.core, batch.core, fields, **at, in_files=self.undo is not None)
         self._windows[weighed] = made
         return made
 
@@ -485,7 +479,7 @@ class Ring:
             (staged, remainder), (ends, ends_remainder) = store.stage_both(count, steps, final)
         adding = self._addings.get((count, final is None, events))
         # it has the addresses of the staged rows, so other memory needs another one
-        if adding is None or adding.staged is not staged or adding.final is not ends:
+        if adding is None or adding.arrays.staged is not staged or adding.arrays.final is not ends:
             adding = self.new_adding(envs, staged, ends, events)
             self._addings.keep((count, final is None, events), adding)
         if adding.envs is not envs:
@@ -499,9 +493,9 @@ class Ring:
         if remainder:
             adding.plan(mode, undo)
             self.pending = adding
-            store.write(remainder, adding.places)
+            store.write(remainder, adding.arrays.places)
             if ends_remainder:
-                store.write(ends_remainder, adding.finals)
+                store.write(ends_remainder, adding.arrays.finals)
         self.pending = adding  # before the kernel: an exception right after it finds what has to be mended
         result = core.add_rows(self.core, adding.core, mode)
         if result == USED_UP and undo is not None and undo.renew is not None:
@@ -512,7 +506,7 @@ class Ring:
         if result < 0:
             self.pending = before  # nothing was changed
             raise _refused(envs, result)
-        return (adding.where[:result], adding.opens[:result]) if events else self._no_events
+        return (adding.arrays.where[:result], adding.arrays.opens[:result]) if events else self._no_events
 
     def new_adding(self, envs: Ints, staged: Any, final: Any, events: bool) -> Adding:
         """The arrays that :meth:`add` needs for that many envs, until the rule changes."""
@@ -1007,34 +1001,21 @@ class Adding:
         size: how many events there may be.
     """
 
-    staged: Any
-    final: Any
-    places: Ints
-    finals: Ints
-    tails: Ints
-    where: Ints
-    opens: NDArray[np.uint8]
-
-    __slots__ = ("_ring", "arrays", "core", "cut", "envs", "final", "finals", "opens", "places", "since", "staged",
-                 "tails", "where")  # fmt: skip
-    clears: bool
-    rewinds: bool
+    clears = rewinds = False
     rule: Any = None
-    clears, rewinds = False, False
-    envs: Ints
-    cut: Ints
-    since: int
 
     def __init__(self, ring: Ring, envs: Ints, staged: Any, final: Any, size: int) -> None:
-        self.envs, self.staged, self.final = envs, staged, final
-        count, self.cut, self.since, self._ring = len(envs), envs, 0, ring.core
-        self.places, self.finals, self.tails, self.where = (np.zeros(n, np.int64) for n in (count, count, count, size))
-        self.opens, fields = np.zeros(size, np.uint8), ring.store.layout.arrays(staged)
+        self.envs: Ints = envs
+        self.cut: Ints = envs
+        self.since = 0
+        self._ring, fields = ring.core, ring.store.layout.arrays(staged)
         terminated, truncated = (fields[name,].view(np.uint8) for name in ("terminated", "truncated"))
+        places, finals, tails, where = (np.zeros(n, np.int64) for n in (len(envs), len(envs), len(envs), size))
         self.arrays: StagedRows = StagedRows(
             envs, staged, final, fields["reward",], terminated, truncated,
-            self.places, self.finals, self.tails, self.where, self.opens,
+            places, finals, tails, where, np.zeros(size, np.uint8),
         )  # fmt: skip
+        self.tails: Ints = tails
         self.core: core.StagedRows = core.StagedRows(self.arrays)
 
     def take(self, envs: Ints) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from inspect import signature
 from operator import attrgetter
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 from weakref import ref
 
 import numpy as np
@@ -24,7 +24,7 @@ from ..memory.store import require_rows, vector
 from ..parameters import GAMMA_RULE, Rule, checked, is_count, is_flag, is_number, is_steps
 from ..ring.ring import Ring
 from ..steps.arrays import Array, Ints, as_host, as_tensor, check_castable, numpy_dtype, numpy_view
-from ..steps.schema import Field, Path, dotted, nest, unknown_field
+from ..steps.schema import Field, Path, dotted, flatten, nest, unknown_field
 
 __all__ = ["RESULTS", "STRATEGIES", "GoalFunction", "Hindsight", "facts"]
 
@@ -208,14 +208,11 @@ class Hindsight:
             )
 
     def __repr__(self) -> str:
-        names = ("reward_fn", "strategy", "ratio", "terminated_fn", "truncated_fn", "info", "achieved", "desired",
-                 "finished_only", "n", "gamma", "relabel", "tensors")  # fmt: skip
-        return f"Hindsight({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+        return f"Hindsight({', '.join(f'{name}={getattr(self, name)!r}' for name in NAMES)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle: the parameters with their functions, which must be picklable."""
-        names = [name for name in signature(Hindsight).parameters if name != "k"]
-        return partial(Hindsight, **{name: getattr(self, name) for name in names}), ()
+        return partial(Hindsight, **{name: getattr(self, name) for name in NAMES}), ()
 
     def read(self, ring: Ring, places: Ints | Draw, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of the windows that start at ``places``; ``key`` decides which get another goal.
@@ -340,6 +337,10 @@ class Hindsight:
             _refuse_reward(called, changed[REWARD], _first_not_finite(changed[REWARD]))
         flags = {path: x.view(np.bool_) for path, x in changed.items() if path[0] in ("terminated", "truncated")}
         return nest({path: array[:, None] for path, array in (copies | changed | flags).items()})
+
+
+NAMES = [name for name in signature(Hindsight).parameters if name != "k"]
+"""The parameters that rebuild a view: ``ratio`` stands for ``k``."""
 
 
 class GoalFunction:
@@ -516,7 +517,7 @@ def _changed_fields(
     if not isinstance(result, Mapping):
         raise FieldError(f"Hindsight(relabel=...): expected a dict of the fields that change, got {type(result)}")
     changed: Arrays = {}
-    for path, value in _flat(result).items():
+    for path, value in flatten(result).items():
         name = f"Hindsight(relabel=...), field '{dotted(path)}'"
         if path not in steps:
             raise FieldError(unknown_field(path, [dotted(known) for known in steps], "the steps given to relabel"))
@@ -533,19 +534,9 @@ def _changed_fields(
     return changed
 
 
-def _flat(tree: Any, at: Path = ()) -> dict[Path, Any]:
-    """The leaves of nested mappings and tuples, by path."""
-    if isinstance(tree, tuple):
-        tree = {str(i): member for i, member in enumerate(cast("tuple[Any, ...]", tree))}
-    if not isinstance(tree, Mapping):
-        return {at: tree}
-    members = cast("Mapping[str, Any]", tree).items()
-    return {path: leaf for name, member in members for path, leaf in _flat(member, (*at, name)).items()}
-
-
 def _steps_of(episode: Mapping[str, Any], members: Sequence[str]) -> Arrays:
     """The fields of an episode by path, ``[T, ...]``. Its observations must have these members."""
-    steps = {path: as_host(value) for path, value in _flat(dict(episode)).items()}
+    steps = {path: as_host(value) for path, value in flatten(dict(episode)).items()}
     wanted: list[Path] = [("reward",), ("terminated",), ("truncated",)]
     wanted += [(name, member) for name in ("obs", "next_obs") for member in members]
     wanted += [("next_obs", *path[1:]) for path in steps if path[0] == "obs"]
