@@ -25,6 +25,7 @@ from ..files.save import read_extra
 from ..memory.allocator import Allocator, shared_lock, small_pages
 from ..memory.device import DeviceRows
 from ..memory.estimate import StoragePlan, free_memory, readable, storage_plan
+from ..memory.layout import typed
 from ..memory.mapped import MappedAllocator, can_look_ahead
 from ..memory.ram import MakeStore, ReplayRows, in_ram, user_rows
 from ..memory.store import Store
@@ -68,7 +69,7 @@ from .durable import (
 )
 from .loading import Source, changed_arguments, dealt, open_save, require_unordered, restore, saved_arguments
 from .reader import Prefetch, Reader, parts_of
-from .saving import Saver, describe, typed_tensors
+from .saving import Saver, describe
 from .serving import Ahead, Drawn, Limit, Progress, Request, Served
 from .writer import Writer
 
@@ -205,11 +206,6 @@ class ReplayBuffer(Generic[S_co, V_co]):
             sampler, or ``view`` is not a view.
     """
 
-    schema: Schema
-    ordered: bool
-    device: torch.device
-    num_envs: int
-
     _durable: Durable | None = None
     """Keeps the files of the replay safe; None if the replay is in private memory."""
     _ahead: Ahead | None = None
@@ -233,9 +229,11 @@ class ReplayBuffer(Generic[S_co, V_co]):
         seed: int | None = None,
     ) -> None:
         require("ReplayBuffer", FLAG_RULE, ordered=ordered, own_next_obs=own_next_obs, debug=debug)
-        self.schema, self.ordered = schema, ordered
+        self.schema = schema
+        self.ordered = ordered
         self.own_next_obs: bool = own_next_obs or not ordered
-        self.device, self._progress = torch_device("ReplayBuffer", device), Progress(seed_or_drawn(seed))
+        self.device: torch.device = torch_device("ReplayBuffer", device)
+        self._progress = Progress(seed_or_drawn(seed))
         stored = stored_fields(schema, self.own_next_obs)
         refuse_class("sampler", sampler)
         self._user_sampler: Any = Uniform() if sampler is None else sampler  # a user's own may have the length 0
@@ -247,7 +245,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         plan = storage_plan(leaves, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes, known_there)
         if not isinstance(store, Allocator):  # an Allocator takes its own space
             plan.require_memory()
-        self._plan, self.num_envs = plan, plan.num_envs
+        self._plan = plan
+        self.num_envs: int = plan.num_envs
         rows = _store(stored.leaves, plan.rows, self.device, store)
         self._ring = Ring(self.num_envs, plan.rows // self.num_envs, rows, ordered)
         self._writer = Writer(self._ring, self._sampler, schema, stored, self.device, debug)
@@ -994,7 +993,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
     @classmethod
     def _unpickled(cls, arrays: Mapping[str, Any], *rest: Any) -> Self:
-        return cls._restored(typed_tensors(arrays), *rest)
+        return cls._restored({name: typed(*array) for name, array in arrays.items()}, *rest)
 
     def __copy__(self) -> Self:
         """A deep copy, since two buffers cannot share memory, a sampler or a view."""

@@ -119,14 +119,11 @@ class Durable:
         last: the mark of the last flush of the process before; None in a new replay.
     """
 
-    allocator: MappedAllocator
-    ring: Ring
-    progress: Progress
-
     def __init__(
         self, allocator: MappedAllocator, ring: Ring, progress: Progress, policy: FlushPolicy, last: Mark | None
     ) -> None:
-        self.allocator, self.ring, self.progress = allocator, ring, progress
+        self.allocator = allocator
+        self.ring = ring
         self._policy, self._rows, self._flushed = policy, 0, time.monotonic()
         progress.slots = ProgressSlots(allocator.take("progress", (ProgressSlots.WORDS,), np.int64))
         progress.draws, progress.sampled, progress.late = progress.slots.counts
@@ -244,15 +241,14 @@ class Settings:
         words: uint8 ``[2, BYTES]``, in a file.
     """
 
-    text: bytes
-
     BYTES = 4096
     _HEAD = struct.Struct("<qq")
     _CHECK = struct.Struct("<I")
 
     def __init__(self, words: Any) -> None:
         self._slots = words
-        self._number, self.text = max((self._read(slot) for slot in words), default=(-1, b""))
+        self._number, text = max((self._read(slot) for slot in words), default=(-1, b""))
+        self.text: bytes = text
         """The text that was kept last. It is empty if none was, or if the last one was too long for a slot."""
 
     def _read(self, slot: Any) -> tuple[int, bytes]:

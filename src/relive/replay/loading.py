@@ -271,8 +271,6 @@ class Source:
         where: the file that holds a tensor, for messages.
     """
 
-    content: Mapping[str, Any]
-
     def __init__(
         self,
         content: Mapping[str, Any],
@@ -280,7 +278,8 @@ class Source:
         read: Callable[[Iterable[str]], Mapping[str, Tensor]],
         where: Callable[[str], str] = lambda name: "the state",
     ) -> None:
-        self.content, self._shapes, self._read, self._where = content, shapes, read, where
+        self.content = content
+        self._shapes, self._read, self._where = shapes, read, where
         self.segments: list[Segment] = []
         """The segments that were read."""
 
@@ -403,12 +402,10 @@ class Conversion:
         origins: where each leaf of the new schema comes from; None if nothing changes.
     """
 
-    saved: Mapping[Path, Field]
-
     def __init__(
         self, saved: Mapping[Path, Field], leaves: Mapping[Path, Field], origins: Mapping[Path, Origin] | None
     ) -> None:
-        self.saved, self._leaves = saved, leaves
+        self.saved = saved
         self._origins = None if origins is None else {path: _origin(origins, path) for path in leaves}
         self._old, large = row_layout(saved)
         self._new, _ = row_layout(leaves)

@@ -58,13 +58,12 @@ class Reader:
         progress: the seed, and the number of the next batch.
     """
 
-    ring: Ring
-    sampler: OwnSampler
-    schema: Schema
-    progress: Progress
-
     def __init__(self, ring: Ring, sampler: OwnSampler, schema: Schema, view: View, progress: Progress) -> None:
-        self.ring, self.sampler, self.schema, self.view, self.progress = ring, sampler, schema, view, progress
+        self.ring = ring
+        self.sampler = sampler
+        self.schema = schema
+        self.view: View = view
+        self.progress = progress
         self.prefetch: Prefetch | None = None
         """Asks for the rows of the next batch of a replay in files; None for any other replay."""
         self._own_sampler = all(type(part) in OWN_SAMPLERS for part in parts_of(sampler))
@@ -93,7 +92,7 @@ class Reader:
         try:
             self.keep_rule()
         except ReliveError:
-            self.view: View = before
+            self.view = before
             raise
         _READERS.update(dict.fromkeys(map(id, parts_of(view)), self))
 

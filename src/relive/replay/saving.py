@@ -28,7 +28,7 @@ from ..core.words import RULE
 from ..errors import FileFormatError, LifecycleError
 from ..files import disk
 from ..files.save import to_json
-from ..memory.layout import row_layout, typed
+from ..memory.layout import row_layout
 from ..memory.store import Store
 from ..printable import shown
 from ..ring.ring import Ring, Span
@@ -57,7 +57,6 @@ __all__ = [
     "rebuild",
     "ring_state",
     "segment_prefix",
-    "typed_tensors",
 ]
 
 
@@ -149,7 +148,7 @@ class Saver:
         ring, era, save = self._writer.ring, self.segments.era, self._save(path, extra)
         there = disk.usable(path).absolute()  # the process may change its directory meanwhile
         snapshot = Snapshot(ring, save.stable)
-        save.detach(snapshot.arrays, snapshot.plan)
+        save.detach(snapshot)
 
         def work() -> None:
             try:
@@ -188,8 +187,11 @@ def ring_state(ring: Ring, sampler: OwnSampler, facts: Mapping[str, Any]) -> Sta
     """
     state = sampler.state_dict()
     arrays: dict[str, Any] = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
-    by_row, span = list(sampler.per_row), ring.span
-    tensors = {f"sampler.{name}": _by_row(ring, span, x) if name in by_row else x for name, x in arrays.items()}
+    by_row = list(sampler.per_row)
+    for name in by_row:
+        value = arrays[name]
+        arrays[name] = _streamed(ring, ring.span, RowField(value.shape[1:], value.dtype, value.__getitem__))
+    tensors = {f"sampler.{name}": x for name, x in arrays.items()}
     content = {
         **facts,
         "rows_per_env": ring.rows,
@@ -204,21 +206,7 @@ def ring_state(ring: Ring, sampler: OwnSampler, facts: Mapping[str, Any]) -> Sta
     return tensors, content
 
 
-def _by_row(ring: Ring, span: Span, value: Any) -> files.Streamed:
-    """The entries for the rows of a span of an array with an entry for each row."""
-    runs = partial(span.runs, ring.rows)
-    return files.Streamed((span.size, *value.shape[1:]), value.dtype, lambda: (value[run] for run in runs()))
-
-
-def typed_tensors(arrays: Mapping[str, tuple[Any, torch.dtype]]) -> dict[str, Tensor]:
-    """The tensors that :meth:`Saver.pickled` took apart."""
-    return {name: typed(array, dtype) for name, (array, dtype) in arrays.items()}
-
-
 # -- one save ---------------------------------------------------------------------------------------------------
-
-Rows = Callable[[Span, str], Mapping[str, Any]]
-"""Gives the fields of the rows of a span by name, with a prefix."""
 
 
 class ReplaySave:
@@ -238,38 +226,40 @@ class ReplaySave:
         FileFormatError, DTypeError, FieldError: ``extra`` has a value that cannot be stored.
     """
 
-    stable: Span
-
     def __init__(
         self, ring: Ring, known: Iterable[Segment], arrays: Mapping[str, Any], content: Mapping[str, Any], extra: Any
     ) -> None:
         described, self._learner = to_json(extra)
         self._arrays, self._content = arrays, {**content, "extra": described}
-        self._known, self._live, self.stable = list(known), ring.span, complete_rows(ring)
+        self._known, self._live = list(known), ring.span
+        self.stable: Span = complete_rows(ring)
         self._last = _new_segment(Span(self.stable.until, self._live.until))
         self._newest: Mapping[str, Any] = row_arrays(ring, self._last.span, segment_prefix(self._last.name))
         fields = row_fields(ring.store)
         self._parts = ["span", *fields]
         self._sizes = ring.rows * ring.num_envs, sum(field.nbytes for field in fields.values())
-        self._rows: Rows = partial(row_arrays, ring)
-        self._planned: Callable[[list[Segment]], object] | None = None
+        self._ring = ring
+        self._snapshot: Snapshot | None = None
+        """Has the complete rows, if others may take their places before they are written."""
         self.segments: list[Segment] = []
         """The segments that later saves can keep, once :meth:`change` was called."""
 
-    def detach(self, rows: Rows, planned: Callable[[list[Segment]], object]) -> None:
-        """Copy everything but the complete rows. ``rows`` gives those, and is preceded by a call of ``planned``."""
+    def detach(self, snapshot: Snapshot) -> None:
+        """Copy everything but the complete rows, which a snapshot gives."""
         self._arrays, self._learner = files.detached(self._arrays), files.detached(self._learner)
         self._newest = files.detached(self._newest)
-        self._rows, self._planned = rows, planned
+        self._snapshot = snapshot
 
     def change(self, present: files.Contents) -> files.Change:
         """The content that replaces the save which is present."""
         kept, new = plan_segments(self._live, self.stable, self._still_there(present), *self._sizes)
-        if self._planned is not None:
-            self._planned(new)
+        rows: Callable[[Span, str], Mapping[str, Any]] = partial(row_arrays, self._ring)
+        if self._snapshot is not None:
+            self._snapshot.plan(new)
+            rows = self._snapshot.arrays
         self.segments = [*kept, *new]
         prefixes = tuple(segment_prefix(segment.name) for segment in kept)
-        groups = [_with_span(part, self._rows(part.span, segment_prefix(part.name))) for part in new]
+        groups = [_with_span(part, rows(part.span, segment_prefix(part.name))) for part in new]
         # a group has files of its own: a later save can keep each new segment without the learner's state
         return files.Change(
             [*groups, self._learner, {**self._arrays, **_with_span(self._last, self._newest)}],
@@ -334,15 +324,15 @@ def row_arrays(ring: Ring, span: Span, prefix: str = "") -> dict[str, Any]:
 
     If they are copied, then piece by piece while they are written. So they must not change before that.
     """
+    return {f"{prefix}{name}": _streamed(ring, span, field) for name, field in row_fields(ring.store).items()}
+
+
+def _streamed(ring: Ring, span: Span, field: RowField) -> files.Streamed:
+    """One field of a span's rows, a few MiB at a time."""
     size, places = span.size, partial(span.places, ring.rows)
-
-    def pieces(field: RowField) -> Iterator[Any]:
-        return (field.dump(places(*piece)) for piece in field.pieces(size))
-
-    return {
-        f"{prefix}{name}": files.Streamed((size, *field.shape), field.dtype, partial(pieces, field))
-        for name, field in row_fields(ring.store).items()
-    }
+    return files.Streamed(
+        (size, *field.shape), field.dtype, lambda: (field.dump(places(*p)) for p in field.pieces(size))
+    )
 
 
 # -- segments ---------------------------------------------------------------------------------------------------
@@ -378,13 +368,11 @@ class Segment(NamedTuple):
 class Segments:
     """The segments of a buffer, by the directories that they lie in."""
 
-    era: int
-
     def __init__(self) -> None:
         self._known: dict[str, list[Segment]] = {}
         self.frozen = True
         """True while rows stay as they are once they are complete. Without that, no segment is ever kept."""
-        self.era = 0
+        self.era: int = 0
         """How often :meth:`forget` was called."""
 
     def at(self, path: str | os.PathLike[str]) -> list[Segment]:

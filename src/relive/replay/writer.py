@@ -42,13 +42,6 @@ class Writer:
         debug: True to refuse numbers that are NaN or infinite.
     """
 
-    ring: Ring
-    sampler: OwnSampler
-    schema: Schema
-    stored: Schema
-    device: torch.device
-    check_ends: bool
-
     def __init__(
         self,
         ring: Ring,
@@ -58,9 +51,13 @@ class Writer:
         device: torch.device,
         debug: bool,
     ) -> None:
-        self.ring, self.sampler, self.schema, self.stored = ring, sampler, schema, stored
-        self.device, self.debug = device, debug
-        self.check_ends = False
+        self.ring = ring
+        self.sampler = sampler
+        self.schema = schema
+        self.stored = stored
+        self.device = device
+        self.debug = debug
+        self.check_ends: bool = False
         self.added: Callable[[int], object] | None = None
         """Called with the number of rows after each call that added some. It is None most often."""
         self.ends: EndCheck | None = None

@@ -6,7 +6,7 @@ that it notes before it makes them, and the undo note of a ring in files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -854,16 +854,6 @@ class Span(NamedTuple):
             return env * per_env + (run if run[-1] < per_env else run % per_env)
         envs, numbers = self.rows(low, high)
         return envs * per_env + numbers % per_env
-
-    def runs(self, per_env: int) -> Iterator[slice]:
-        """The places of all rows as slices, in the same order: one or two for each env."""
-        for env, (first, until) in enumerate(zip(self.first.tolist(), self.until.tolist(), strict=True)):
-            base, seam = env * per_env, until - until % per_env  # row `seam` lies at the first place of the env again
-            if first < seam < until:
-                yield slice(base + first % per_env, base + per_env)
-            begin = seam if first < seam < until else first
-            if begin < until:
-                yield slice(base + begin % per_env, base + begin % per_env + until - begin)
 
     def meet(self, other: Span) -> Span:
         """The rows that both have."""

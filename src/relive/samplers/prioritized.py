@@ -89,17 +89,12 @@ class Prioritized(OwnSampler):
         ParameterError: a parameter is out of range, here or when it is set later.
     """
 
-    beta: float | tuple[float, float, int]
-    eta: float
-    stratified: bool
-    default_error: float | None
-
     watches = True
     per_row: tuple[str, ...] = ("errors",)
     extras: tuple[str, ...] = "weight", "probability"
     stored: StoredPriorities = cast("StoredPriorities", None)
     """The errors of all rows and the tree, as far as RAM knows; another object when they were made anew."""
-    noted_largest = 1.0
+    noted_largest: float = 1.0
     """The largest error as far as RAM knows, while a device may know of a larger one."""
     _binding: Binding | None = None
     _durable: DurablePriorities | None = None
@@ -120,8 +115,13 @@ class Prioritized(OwnSampler):
         self.stored = StoredPriorities(0.0, 0.0, np.empty(0, np.float32), cast("SumTree", None))  # until attach
         self._fresh: tuple[float, float, StoredPriorities] | None = None
         """The error of new transitions, its weight, and the priorities it fits; kept, as they rarely change."""
-        self.alpha, self.eps, self.beta, self.eta = alpha, eps, beta, eta
-        self.stratified, self.normalize, self.default_error = stratified, normalize, default_error
+        self.alpha = alpha
+        self.eps = eps
+        self.beta = beta
+        self.eta = eta
+        self.stratified = stratified
+        self.normalize = normalize
+        self.default_error = default_error
         self._draws = 0
 
     @property
@@ -487,16 +487,13 @@ class StoredPriorities(NamedTuple):
 class Binding:
     """The memory of the priorities, as compiled code takes it; for as long as it consists of the same arrays."""
 
-    stored: StoredPriorities
-    total: Doubles
-    facts: Doubles
-
     def __init__(self, stored: StoredPriorities, ring: Ring, largest: float, durable: DurablePriorities | None) -> None:
-        tree = stored.tree
-        self.stored, self.total = stored, tree.whole.until
-        self.facts, undo = (np.empty(FACTS), np.empty(0)) if durable is None else (durable.facts, durable.undo)
+        self.stored = stored
+        self.total: Doubles = stored.tree.whole.until
+        self.facts: Doubles = np.empty(FACTS) if durable is None else durable.facts
+        undo = np.empty(0) if durable is None else durable.undo
         self.facts[[ALPHA, EPS, LARGEST]] = stored.alpha, stored.eps, largest
-        self.core: core.Priorities = core.Priorities(tree.core, stored.errors, self.facts, ring.core, undo)
+        self.core: core.Priorities = core.Priorities(stored.tree.core, stored.errors, self.facts, ring.core, undo)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle and deepcopy: None. A copy of a sampler has arrays at other addresses."""

@@ -164,10 +164,9 @@ class WindowWeights:
     newest window of an episode has weight 1, and a second draw chooses among the episode's windows.
     """
 
-    tree: SumTree
-
     def __init__(self, ring: Ring) -> None:
-        self._ring, self.tree = ring, SumTree(ring.num_envs * ring.rows)
+        self._ring = ring
+        self.tree: SumTree = SumTree(ring.num_envs * ring.rows)
         anchors = ring.anchors()
         self.changed(anchors, np.ones(len(anchors), np.uint8))
 

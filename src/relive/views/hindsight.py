@@ -125,18 +125,6 @@ class Hindsight:
         ShapeError, NotFiniteError: a function returned a wrong result; raised when a batch is drawn.
     """
 
-    reward_fn: Callable[..., Any] | None
-    terminated_fn: Callable[..., Any] | None
-    truncated_fn: Callable[..., Any] | None
-    info: str | None
-    achieved: str
-    desired: str
-    finished_only: bool
-    n: int
-    gamma: float
-    relabel: Callable[..., Any] | None
-    tensors: bool
-
     history = 0
     """No row before the anchor is needed."""
 
@@ -162,11 +150,19 @@ class Hindsight:
             raise ParameterError(
                 f"Hindsight(k={k!r}, ratio={ratio!r}): pass k, a number of at least 0, or ratio, not both"
             )
-        self.reward_fn, self.strategy = reward_fn, strategy
+        self.reward_fn = reward_fn
+        self.strategy = strategy
         self.ratio: float = ratio if ratio is not None else 0.8 if k is None else k / (k + 1)
-        self.terminated_fn, self.truncated_fn, self.info = terminated_fn, truncated_fn, info
-        self.achieved, self.desired, self.finished_only = achieved, desired, finished_only
-        self.n, self.gamma, self.relabel, self.tensors = n, gamma, relabel, tensors
+        self.terminated_fn = terminated_fn
+        self.truncated_fn = truncated_fn
+        self.info = info
+        self.achieved = achieved
+        self.desired = desired
+        self.finished_only = finished_only
+        self.n = n
+        self.gamma = gamma
+        self.relabel = relabel
+        self.tensors = tensors
         self._fitted: tuple[Any, Any, Any, Any] = (lambda: None), None, None, None
         """The ring that was read last, the parameters then, and what :meth:`_fit` gave."""
         self._require_functions()
@@ -352,10 +348,9 @@ class GoalFunction:
         stored: True if a stored field is passed as info.
     """
 
-    path: Path
-
     def __init__(self, path: Path, function: Callable[..., Any], stored: bool) -> None:
-        self.path, self._kinds = path, "fiub" if path == REWARD else "b"
+        self.path = path
+        self._kinds = "fiub" if path == REWARD else "b"
         self._function, self._informed = function, _takes_info(function, stored)
 
     def __call__(self, achieved: Any, desired: Any, info: Any) -> Array:
@@ -424,12 +419,11 @@ class GoalBytes:
         finished: True if only episodes that are over count.
     """
 
-    batch: BatchLayout
-
     def __init__(self, ring: Ring, achieved: Path, desired: Path, strategy: int, finished: bool) -> None:
         store, following = ring.store, ("next_obs", *desired[1:])
         more = {("relabelled",): Field((), torch.bool), **WEIGHED}  # the weights of a draw by priority
-        self.batch = batch = BatchLayout(store.groups, store.layout, False, more)
+        self.batch: BatchLayout = BatchLayout(store.groups, store.layout, False, more)
+        batch = self.batch
         stored, written = store.layout.offsets, batch.offsets
         self.packed: bool = achieved in stored and desired in written
         """True if the kernels can read goals and write them into a batch."""
