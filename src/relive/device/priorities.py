@@ -17,7 +17,7 @@ from ..core.words import LARGEST_ERROR
 from .ring import Added, DeviceRing, Spots
 from .tree import DeviceTree
 
-__all__ = ["DevicePriorities", "Weighed"]
+__all__ = ["DevicePriorities"]
 
 
 FLOAT64, INT64 = torch.float64, torch.int64

@@ -1069,7 +1069,13 @@ class ReplayBuffer(Generic[S_co, V_co]):
             raise
         buffer.check_ends, buffer.debug = check_ends, debug
         if verify:
-            buffer._verify()
+            try:
+                with contradictions(directory.path):
+                    buffer.check()
+            except FileFormatError:
+                buffer._ring.pending = Ended("this replay was found damaged when it was opened")
+                directory.release()
+                raise
         return cast("Any", buffer)
 
     def _begin(self, allocator: MappedAllocator, flush: FlushPolicy, mark: Mark | None) -> None:
@@ -1098,12 +1104,14 @@ class ReplayBuffer(Generic[S_co, V_co]):
             FileFormatError: the directory is gone, or another one is at its path.
             OSError: the disk is full or fails.
         """
+        if self._durable is None:
+            raise LifecycleError("flush: this replay is not in files; make it with ReplayBuffer.open, or call save")
         self._flush()
 
     def _flush(self) -> None:
         with self._progress.undone(self._sampler):  # batches drawn ahead that nobody took are drawn again
             self._commit()
-            self._require_files("flush").flush()
+            cast("Durable", self._durable).flush()
 
     def close(self) -> None:
         """Flush, and let another process open the files. Every later call but this one is an error.
@@ -1129,29 +1137,9 @@ class ReplayBuffer(Generic[S_co, V_co]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _verify(self) -> None:
-        """Read all files, and refuse files that contradict themselves.
-
-        Raises:
-            FileFormatError: names the first row or number that is wrong.
-        """
-        directory = self._require_files("verify").allocator.directory
-        try:
-            with contradictions(directory.path):
-                self.check()
-        except FileFormatError:
-            self._ring.pending = Ended("this replay was found damaged when it was opened")
-            directory.release()
-            raise
-
-    def _require_files(self, what: str) -> Durable:
-        if self._durable is None:
-            raise LifecycleError(f"{what}: this replay is not in files; make it with ReplayBuffer.open, or call save")
-        return self._durable
-
     def _commit(self) -> None:
         """Write the manifest, if anything in it has changed."""
-        directory, ring = self._require_files("flush").allocator.directory, self._ring
+        directory, ring = cast("Durable", self._durable).allocator.directory, self._ring
         content = {
             **self._saver.facts(),
             **self._settings(),

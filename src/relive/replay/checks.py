@@ -286,7 +286,9 @@ class ResetCheck:
         moved = self._moved[:0] if self._agreed >= ENOUGH else _differ(obs, led_to)
         state = ring.state[newest]
         if width < count:
-            follows = self._follow(leaves, kept, width)
+            terminated, truncated = (as_host(leaves[i]) for i in self._flags)
+            follows = ~(terminated | truncated)[:-width]
+            follows = follows if kept is None else follows & kept[:-width] & kept[width:]
             agrees = self._agree(envs[width:], [x[:-width] for x in led_to], [x[width:] for x in obs], moved, follows)
         elif self._led_to:
             before = self._state[envs]
@@ -300,12 +302,6 @@ class ResetCheck:
         if len(moved):
             self._moved[newest] = moved[count - width :]
         return agrees
-
-    def _follow(self, leaves: Sequence[Any], kept: Array | None, width: int) -> Array:
-        """Of several vector steps, which rows from the second one on follow from the row before in their env."""
-        terminated, truncated = (as_host(leaves[i]) for i in self._flags)
-        follows = ~(terminated | truncated)[:-width]
-        return follows if kept is None else follows & kept[:-width] & kept[width:]
 
     def _agree(self, envs: Ints, before: list[Bytes], obs: list[Bytes], moved: Array, follows: Array) -> bool:
         """True if the rows that follow begin with the observations that the rows before led to."""

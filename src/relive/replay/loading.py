@@ -44,7 +44,6 @@ __all__ = [
     "dealt",
     "load_extra",
     "open_save",
-    "require_reach",
     "require_sampler_state",
     "require_unordered",
     "restore",
@@ -99,7 +98,7 @@ def ring_arguments(content: Mapping[str, Any], row_count: int | None, sampler: A
     schema = Schema.from_json(json.dumps(content.get("schema")))
     if view is None:
         view = rebuild(content.get("view"), "view")
-        require_reach(view, rows * num_envs if row_count is None else row_count)
+        _require_reach(view, rows * num_envs if row_count is None else row_count)
     return {
         "schema": schema,
         "capacity": rows * num_envs,
@@ -179,8 +178,7 @@ def restore(
     content, new_rule = source.content, ring.rule
     progress.draws, progress.sampled, progress.late = integers(content, "counts", 3).tolist()
     progress.first = whole({"first": 0, **content}, "first")
-    own = entry({"own_next_obs": False, **content}, "own_next_obs", bool) or not entry(content, "ordered", bool)
-    saved_fields = stored_fields(Schema.from_json(json.dumps(content.get("schema"))), own)
+    saved_fields = stored_fields(Schema.from_json(json.dumps(content.get("schema"))), ring.own_next)
     conversion = Conversion(saved_fields.leaves, ring.store.leaves, origins)
     saved = _restore_rows(ring, source, whole(content, "rows_per_env"), conversion)
     ring.rule = Rule(*entry(content, "rule", list))  # tests it, and counts what can be drawn
@@ -534,7 +532,7 @@ def _require_bools(leaves: Mapping[Path, Field], rows: NDArray[np.uint8]) -> Non
             raise FileFormatError(f"field '{dotted(path)}' is bool and has bytes other than 0 and 1")
 
 
-def require_reach(view: Any, rows: int) -> None:
+def _require_reach(view: Any, rows: int) -> None:
     """Refuse a saved view whose items would be larger than the whole save, since a batch could take all memory.
 
     Raises:

@@ -27,6 +27,10 @@ from .checks import ResetCheck, flattened, refuse_not_finite, row_mask
 __all__ = ["Writer"]
 
 
+Intake = tuple[StepChecker, StepCopier | None]
+"""The check and the copier for steps of one number of rows. Without a copier, each field is copied by itself."""
+
+
 class Writer:
     """The writing side of a replay. The caller holds the replay's lock.
 
@@ -72,7 +76,7 @@ class Writer:
         self._leaves = len(paths)
         """The number of leaves of a step. Those of the final observations may follow them."""
         self._flags_at = [paths.index((name,)) for name in ("terminated", "truncated")]
-        self._intakes = BoundedCache[tuple[int, bool], _Intake]()
+        self._intakes = BoundedCache[tuple[int, bool], Intake]()
         self._adders: list[StepAdder | None] = [None, None]
         """Adds steps of all envs without ``next_obs``, and with it; None until there are some, or always."""
         self._repeated = BoundedCache[int, Ints]()
@@ -129,10 +133,9 @@ class Writer:
         has_finals, mask = "next_obs" in values and not self.ring.own_next, None
         if "mask" in values:
             mask, values = values["mask"], {name: value for name, value in values.items() if name != "mask"}
-        intake = self._intakes.get((count, has_finals))
-        intake = self._intake(count, has_finals) if intake is None else intake
+        check, copier = self._intakes.get((count, has_finals)) or self._intake(count, has_finals)
         try:
-            leaves = intake.check(values, intake.copier)
+            leaves = check(values, copier)
         except (RuntimeError, TypeError):
             refuse_unreadable(values)
             raise
@@ -338,7 +341,7 @@ class Writer:
             self._interrupt(cut_envs[i : i + 1])
             low = end
 
-    def _intake(self, count: int, has_finals: bool) -> _Intake:
+    def _intake(self, count: int, has_finals: bool) -> Intake:
         """The check and the copier for so many rows, with or without final observations; kept for the next ones."""
         both = self.stored.extend(next_obs=self.stored["obs"]) if has_finals else self.stored
         check, store = StepChecker(both, count, self.device, upload=False), self.ring.store
@@ -348,8 +351,7 @@ class Writer:
         if staging is not None and count == len(self.all_envs) and self.ring.undo is None:
             adder = StepAdder(self.ring, self.sampler, staging, self.all_envs, has_finals)
             self._adders[has_finals or self.ring.own_next] = adder
-        intake = _Intake(check, None if staging is None else staging.copier)
-        return self._intakes.keep((count, has_finals), intake)
+        return self._intakes.keep((count, has_finals), (check, None if staging is None else staging.copier))
 
     def _repeat(self, count: int) -> Ints:
         """All envs, repeated ``count`` times; kept, since the next call usually adds as many steps."""
@@ -406,14 +408,6 @@ class StepAdder:
             ring.core, adding.core, copier.fields, large, self._mode
         ).add
         self._rule, self._watches = ring.rule, watches
-
-
-class _Intake(NamedTuple):
-    """The check and the copier for steps of one number of rows."""
-
-    check: StepChecker
-    copier: StepCopier | None
-    """None: each field is copied by itself."""
 
 
 class _Checked(NamedTuple):

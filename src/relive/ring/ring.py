@@ -273,9 +273,9 @@ class Ring:
         """The envs and numbers of live rows, env by env in the order of time: all, or from ``low`` up to ``high``."""
         return self.span.rows(low, high)
 
-    def places(self, low: int = 0, high: int | None = None) -> Ints:
-        """The places of the rows that :meth:`live` gives."""
-        return self.span.places(self.rows, low, high)
+    def places(self) -> Ints:
+        """The places of all live rows, env by env in the order of time."""
+        return self.span.places(self.rows)
 
     def live_places(self, env: int) -> Ints:
         """The places of an env's live rows, in the order of time."""

@@ -35,7 +35,7 @@ from .contract import Drawn, OwnSampler, refuse_weights, require_own_ring
 from .sumtree import SumTree
 from .uniform import nothing_to_draw, recent_leaves, require_weights
 
-__all__ = ["Binding", "Prioritized", "doubles", "errors_by_item", "require_float32"]
+__all__ = ["Prioritized", "doubles", "errors_by_item", "require_float32"]
 
 
 def _is_beta(beta: Any) -> bool:
