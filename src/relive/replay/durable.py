@@ -45,7 +45,7 @@ from ..errors import (
     ParameterError,
     SchemaError,
 )
-from ..files.disk import contradictions, entry, fitting, whole
+from ..files.disk import contradictions, fitting, whole
 from ..files.format import MANIFEST, damaged
 from ..files.mapped import MappedCopy, MappedDirectory, MappedFiles
 from ..memory.estimate import require_free
@@ -58,7 +58,7 @@ from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform
 from ..steps.arrays import Array, Ints
 from ..views.transitions import Transition
-from .loading import require_sampler_state, ring_arguments
+from .loading import ring_arguments, sampler_state
 from .saving import PARAMETERS, describe, kinds, ring_state
 from .serving import Progress, ProgressSlots
 
@@ -587,18 +587,8 @@ def read_sampler(directory: MappedFiles, ring: Ring, sampler: Any) -> None:
         tensors = save.read()
         span = fitting(tensors, "span", (2, ring.num_envs), torch.int64).numpy()
     # rows were added and overwritten since: only those that are live still get their entries
-    saved, by_row = Span(span[0], np.maximum(span[0], span[1])), set[str](entry(content, "sampler_rows", list))
-    live = saved.meet(ring.span)
-    parts: dict[str, Any] = dict(entry(content, "sampler_state", dict))
-    parts |= {n.removeprefix("sampler."): x.numpy() for n, x in tensors.items() if n.startswith("sampler.")}
-    if type(sampler) in PARAMETERS:
-        require_sampler_state(parts, by_row, ring)
-    for name in by_row:
-        part = fitting(tensors, f"sampler.{name}", (saved.size,)).numpy()
-        full = np.zeros((ring.store.num_rows, *part.shape[1:]), part.dtype)
-        full[live.places(ring.rows)] = part[saved.where(live)]
-        parts[name] = full
-    sampler.load_state_dict(parts)
+    saved = Span(span[0], np.maximum(span[0], span[1]))
+    sampler.load_state_dict(sampler_state(ring, content, tensors, saved, checked=type(sampler) in PARAMETERS))
 
 
 def _refuse_link(path: pathlib.Path) -> None:

@@ -8,6 +8,7 @@ or view and, if its steps have no order, another number of envs.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
@@ -31,6 +32,7 @@ from ..parameters import is_count, is_number
 from ..printable import shown
 from ..ring.ring import LARGEST, Ring, Rule, Span
 from ..samplers.contract import OwnSampler
+from ..steps.arrays import Array
 from ..steps.changes import Origin, SchemaChanges
 from ..steps.schema import Field, Path, Schema, dotted
 from .checks import stored_fields
@@ -44,10 +46,10 @@ __all__ = [
     "dealt",
     "load_extra",
     "open_save",
-    "require_sampler_state",
     "require_unordered",
     "restore",
     "ring_arguments",
+    "sampler_state",
     "saved_arguments",
 ]
 
@@ -221,19 +223,10 @@ def _restore_part(ring: Ring, part: RowPart, conversion: Conversion) -> None:
 
 def _restore_sampler(ring: Ring, sampler: OwnSampler, source: Source, saved: Span, new_rule: Rule) -> None:
     """Give the sampler the ring and, if it is of the saved kind, its state."""
-    content, live = source.content, ring.span
-    by_row: set[str] = set(entry(content, "sampler_rows", list))
-    tensors = source.sampler_tensors(by_row, saved.size)
-    parts: dict[str, Any] = dict(entry(content, "sampler_state", dict))
-    parts |= {name: tensor.numpy() for name, tensor in tensors.items()}
-    was, now = kinds(content.get("sampler")), kinds(describe(sampler))
+    was, now = kinds(source.content.get("sampler")), kinds(describe(sampler))
     alike = was == now or not (was and now)  # a user's own sampler decides by itself what it can go on from
-    if alike and type(sampler) in PARAMETERS:
-        require_sampler_state(parts, by_row, ring)
-    for name in by_row:  # saved for live rows alone, one env after another
-        full = zeroed(ring.store.num_rows * parts[name].itemsize).view(parts[name].dtype)
-        full[live.places(ring.rows)] = parts[name][saved.where(live)]
-        parts[name] = full
+    checked = alike and type(sampler) in PARAMETERS
+    parts = sampler_state(ring, source.content, source.sampler_tensors(), saved, checked=checked)
     if not alike:  # what could be drawn by the saved one, through its view, may not be for this one
         ring.rule = new_rule
     sampler.attach(ring)
@@ -242,6 +235,32 @@ def _restore_sampler(ring: Ring, sampler: OwnSampler, source: Source, saved: Spa
     elif was[0] == now[0]:  # around another inner sampler, which starts again
         inner = {name: value for name, value in sampler.state_dict().items() if name.startswith("inner.")}
         sampler.load_state_dict({**parts, **inner})
+
+
+def sampler_state(
+    ring: Ring, content: Mapping[str, Any], tensors: Mapping[str, Tensor], saved: Span, *, checked: bool
+) -> dict[str, Any]:
+    """The state of a saved sampler. Arrays of the ``saved`` rows get an entry for each row of the ring, 0 if new.
+
+    ``checked`` refuses what none of relive's own samplers would save.
+
+    Raises:
+        FileFormatError: an array is missing, or has another length; or a value cannot be.
+    """
+    by_row: set[str] = set(entry(content, "sampler_rows", list))
+    state: dict[str, Any] = dict(entry(content, "sampler_state", dict))
+    for name in by_row:
+        fitting(tensors, f"sampler.{name}", (saved.size,))
+    state |= {name.removeprefix("sampler."): x.numpy() for name, x in tensors.items() if name.startswith("sampler.")}
+    if checked:
+        require_sampler_state(state, by_row, ring)
+    live = saved.meet(ring.span)
+    for name in by_row:  # saved for live rows alone, one env after another
+        values: Array = state[name]
+        shape = (ring.store.num_rows, *values.shape[1:])
+        state[name] = zeroed(math.prod(shape) * values.itemsize).view(values.dtype).reshape(shape)
+        state[name][live.places(ring.rows)] = values[saved.where(live)]
+    return state
 
 
 # -- the tensors of a save -------------------------------------------------------------------------------------------
@@ -336,17 +355,10 @@ class Source:
                 "the data files from one copy"
             )
 
-    def sampler_tensors(self, by_row: Iterable[str], count: int) -> dict[str, Tensor]:
-        """The arrays of the sampler; those named in ``by_row`` have an entry for each of ``count`` rows.
-
-        Raises:
-            FileFormatError: one is missing, or has another length.
-        """
+    def sampler_tensors(self) -> Mapping[str, Tensor]:
+        """The arrays of the sampler, and maybe others."""
         names = [name for name in self._shapes if name.startswith("sampler.")]
-        tensors: Mapping[str, Tensor] = self._read(names) if names else {}
-        for name in by_row:
-            fitting(tensors, f"sampler.{name}", (count,))
-        return {name.removeprefix("sampler."): tensors[name] for name in names}
+        return self._read(names) if names else {}
 
     def _prefixes(self) -> list[str]:
         """The beginning of the tensors' names in each part.
