@@ -343,7 +343,7 @@ class ResetCheck:
             "obs do differ, create the buffer with own_next_obs=True. check_ends=False turns the check off. See "
             "docs/episode-ends.md",
             EpisodeEndWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
 
 

@@ -82,11 +82,10 @@ class Served(Batches[B_co]):
     were drawn and not taken then count as not drawn: the replay draws them next.
     """
 
-    ahead: Ahead
-
     def __init__(self, ahead: Ahead, timeout: float | None) -> None:
         super().__init__()
-        self.ahead, self._timeout = ahead, timeout
+        self.ahead = ahead
+        self._timeout = timeout
         self._end = finalize(self, ahead.close)
 
     def __next__(self) -> B_co:
