@@ -268,7 +268,7 @@ class Hindsight:
                 results[function.path] = function(achieved, desired, info)
         bad = batch.relabel(*map(results.get, RESULTS))
         if bad >= 0:
-            _refuse_reward(functions[0] if functions else "Hindsight(relabel=...)", results[REWARD], bad)
+            raise _bad_reward(functions[0] if functions else "Hindsight(relabel=...)", results[REWARD], bad)
         return changed
 
     def goal_functions(self) -> list[GoalFunction]:
@@ -330,7 +330,9 @@ class Hindsight:
                 changed[function.path] = np.array(result, np.float32 if function.path == REWARD else np.uint8)
             changed |= {(name, self.desired): goals for name in ("obs", "next_obs")}
         if REWARD in changed:
-            _refuse_reward(called, changed[REWARD], _first_not_finite(changed[REWARD]))
+            bad = np.flatnonzero(~np.isfinite(changed[REWARD]))
+            if len(bad):
+                raise _bad_reward(called, changed[REWARD], int(bad[0]))
         flags = {path: x.view(np.bool_) for path, x in changed.items() if path[0] in ("terminated", "truncated")}
         return nest({path: array[:, None] for path, array in (copies | changed | flags).items()})
 
@@ -356,7 +358,7 @@ class GoalFunction:
     def __call__(self, achieved: Any, desired: Any, info: Any) -> Array:
         """The results for M goals, ``[M]``. The function may have written to the goals, and may keep them.
 
-        Rewards may still be NaN or infinite: see :func:`_refuse_reward`.
+        Rewards may still be NaN or infinite: see :func:`_bad_reward`.
 
         Raises:
             ShapeError: the function did not return one number per step.
@@ -480,20 +482,9 @@ def _write_changed(ring: Ring, fields: dict[Path, Tensor], changed: Arrays, batc
         field[rows] = value if value.dtype is field.dtype else value.view(field.dtype)
 
 
-def _first_not_finite(rewards: Array) -> int:
-    """The position of the first reward that is NaN or infinite, or -1."""
-    good = np.isfinite(rewards)
-    return -1 if good.all() else int(np.argmin(good))
-
-
-def _refuse_reward(called: object, rewards: Array, at: int) -> None:
-    """Refuse the reward of step ``at``; -1 means that all are good.
-
-    Raises:
-        NotFiniteError: ``at`` is not -1.
-    """
-    if at >= 0:
-        raise NotFiniteError(f"{called}: step {at} of {len(rewards)} has a reward of {rewards[at]}, not a float32")
+def _bad_reward(called: object, rewards: Array, at: int) -> NotFiniteError:
+    """The error for the reward of step ``at``."""
+    return NotFiniteError(f"{called}: step {at} of {len(rewards)} has a reward of {rewards[at]}, not a float32")
 
 
 def _changed_fields(
