@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 
 def add_checked(owner: Any) -> Any:
     return owner._add_checked
@@ -153,7 +155,7 @@ def lanes(owner: Any) -> Any:
 
 
 def largest(owner: Any) -> Any:
-    return owner._largest
+    return owner.noted_largest
 
 
 def leaves(owner: Any) -> Any:
@@ -177,15 +179,23 @@ def minibatches(owner: Any) -> Any:
 
 
 def minima(owner: Any) -> Any:
-    return owner._minima
+    return owner.minima
 
 
 def nodes(owner: Any) -> Any:
-    return owner._nodes
+    return owner.nodes
 
 
 def obs(owner: Any) -> Any:
     return owner._obs
+
+
+def nbytes_on_device(buffer: Any) -> int:
+    """Bytes of all tensors that a replay on a device keeps besides its rows."""
+    there = buffer._on_device
+    trees = [part.tree for part in (there._priorities, there._windows) if part is not None]
+    parts = [there._rows, there._priorities, there._recent, there._goals, *trees]
+    return sum(x.nbytes for part in parts if part is not None for x in vars(part).values() if isinstance(x, Tensor))
 
 
 def offsets(owner: Any) -> Any:
@@ -315,7 +325,7 @@ def wanted(owner: Any) -> Any:
 
 
 def windows(owner: Any) -> Any:
-    return owner._windows
+    return owner.windows
 
 
 def woken(owner: Any) -> Any:

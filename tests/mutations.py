@@ -979,8 +979,8 @@ MUTATIONS = [
     Mutation(
         "segments with rows that are gone are never given up",
         "replay/saving.py",
-        "if stored - _shared(kept, live) > live.size:",
-        "if stored - _shared(kept, live) > 9 * live.size:",
+        "if gone > live.size:",
+        "if gone > 9 * live.size:",
         "replay/test_segments.py",
     ),
     Mutation(

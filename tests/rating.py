@@ -39,7 +39,7 @@ class Pair:
 
     def _copied(self, sampler: Any, undo: Any) -> plain.Memory:
         tree, facts = inside.tree(sampler), inside.bound(sampler)().facts
-        arrays = [tree.arrays[0].copy(), tree.arrays[1].tolist(), tree.minima.copy(), inside.errors(sampler).copy()]
+        arrays = [tree.nodes.copy(), inside.offsets(tree).tolist(), tree.minima.copy(), inside.errors(sampler).copy()]
         return plain.Memory(*arrays, facts.copy(), self.ring.arrays, undo.copy())
 
     def agree(self) -> None:
@@ -72,7 +72,7 @@ class Pair:
 def long_way(self: Any, *given: Any) -> int:
     """``Prioritized.rate`` that has nothing read by compiled code before it was checked."""
     late = self._rate_checked(*given)
-    self._largest = self._bound().facts.item(LARGEST)
+    self.noted_largest = self._bound().facts.item(LARGEST)
     return late
 
 

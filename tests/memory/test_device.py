@@ -624,7 +624,7 @@ def test_the_plan_is_what_the_buffer_takes_to_the_byte(dress: str, ordered: bool
         assert plan.rows == store.num_rows == 14
         assert plan.host_bytes == store.target.nbytes == 14 * 32
         rows = sum(inside.words(part).nbytes for part in inside.parts(store))
-        assert plan.device_bytes == rows + inside.on_device(pair.there).nbytes
+        assert plan.device_bytes == rows + inside.nbytes_on_device(pair.there)
         assert plan.total_bytes == plan.host_bytes + plan.device_bytes
         assert sum(plan.fields.values()) == plan.row_bytes
         for path, field in store.leaves.items():

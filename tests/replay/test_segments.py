@@ -315,13 +315,3 @@ def test_spans_are_ranges_of_rows() -> None:
     assert part.size == 3
     assert np.arange(5)[span.where(part)].tolist() == [1, 2, 3]
     assert not span.meet(Span(np.array([9, 9, 9]), np.array([10, 10, 10]))).size
-
-
-@pytest.mark.parametrize("seed", range(50))
-def test_the_runs_of_a_span_are_its_places(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    rows, first = int(random.integers(2, 9)), random.integers(0, 30, 3)
-    span = Span(first, first + random.integers(0, rows + 1, 3))
-    runs = [np.arange(run.start, run.stop) for run in span.runs(rows)]
-    assert len(runs) <= 2 * 3
-    assert np.concatenate([np.zeros(0, int), *runs]).tolist() == span.places(rows).tolist()

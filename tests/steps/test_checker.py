@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 from tensordict import TensorDict
 from torch import Tensor
 
-from relive import Field, RolloutBuffer, Schema, errors
+from relive import Field, ReplayBuffer, RolloutBuffer, Schema, errors
 from relive.steps.arrays import as_host, check_castable, numpy_view
 from relive.steps.checker import StepChecker
 
@@ -572,6 +572,15 @@ def test_a_whole_number_is_stored_exactly_in_a_float_field_or_refused(given: DTy
             for value in (array, torch.from_numpy(array), *listed):
                 with pytest.raises(errors.DTypeError, match=f"'x': {lost} {says}"):
                     one(Field((), field), value)
+
+
+@pytest.mark.parametrize("reward", [2**24 + 1, 1e300])
+def test_a_reward_that_float32_cannot_hold_is_to_be_scaled_as_no_other_dtype_can_be_declared(reward: float) -> None:
+    schema = Schema.from_example({"obs": 0.0, "reward": 0.0, "terminated": False, "truncated": False})
+    replay = ReplayBuffer(schema, capacity=4)
+    for given in (np.array([reward]), torch.tensor([reward], dtype=torch.int64 if reward < 1e9 else torch.float64)):
+        with pytest.raises(errors.DTypeError, match=r"'reward': .*; a replay's rewards are always float32, so scale"):
+            replay.add(obs=0.0, reward=given, terminated=False, truncated=False)
 
 
 def test_a_masked_array_is_refused_where_a_number_is_masked_whatever_it_is_passed_to() -> None:

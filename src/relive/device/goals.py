@@ -69,14 +69,6 @@ class Choice(NamedTuple):
     """The places of the rows that follow them."""
 
 
-class Judged(NamedTuple):
-    """Rewards and flags ``[B, n]`` of steps with their new goals; None as recorded."""
-
-    reward: Tensor | None
-    terminated: Tensor | None
-    truncated: Tensor | None
-
-
 class DeviceGoals:
     """Where the episodes of a ring end.
 
@@ -127,7 +119,7 @@ class DeviceGoals:
         """
         count, n = len(spots.places), form.n
         windows = self.ring.windows(spots, n, form.gamma)
-        choice = self.choose(spots, windows, stream, form.strategy, form.ratio, form.finished, n)
+        choice = self.choose(spots, windows, stream, form)
         reached = store.read_rows(choice.after.reshape(-1), [form.achieved])[form.achieved]
         aimed = store.read_rows(choice.aim, [form.achieved])[form.achieved]
         wanted = aimed[:, None].expand(count, n, *aimed.shape[1:]).flatten(0, 1)
@@ -142,7 +134,7 @@ class DeviceGoals:
             kind = "b" if result.dtype is torch.bool else "c" if result.is_complex() else "f"
             function.require(count * n, tuple(result.shape), result.dtype, kind)
             results[function.path] = result.view(count, n)
-        windows = self.relabel(windows, choice, Judged(*map(results.get, RESULTS)), form.gamma)
+        windows = self.relabel(windows, choice, [*map(results.get, RESULTS)], form.gamma)
         found = windows.facts
         found = store.read_planned(spots.places, windows.last, found, {}) | {("relabelled",): choice.relabelled}
         chosen = choice.relabelled.view(count, *[1] * (aimed.ndim - 1))
@@ -150,9 +142,7 @@ class DeviceGoals:
             found[path] = torch.where(chosen, aimed, found[path])
         return {path: found[path] for path in form.order}
 
-    def choose(
-        self, spots: Spots, windows: Windows, stream: Tensor, strategy: int, ratio: float, finished: bool, n: int
-    ) -> Choice:
+    def choose(self, spots: Spots, windows: Windows, stream: Tensor, form: GoalForm) -> Choice:
         """Which of the rows get another goal, and which."""
         ring, item = self.ring, torch.arange(len(spots.places), device=stream.device)
         number, begin, oldest = spots.numbers, ring.base[spots.envs], ring.oldest[spots.envs]
@@ -161,23 +151,26 @@ class DeviceGoals:
         low, high = {
             FUTURE: (number + 1, end), FINAL: (end, end), EPISODE: (first + 1, end), PAST: (first + 1, number),
             RANDOM: (number, number),
-        }[strategy]  # fmt: skip
-        relabelled = (uniform(stream, GOALS + 2 * item, ring.golden) < ratio) & (high >= low)
-        if finished:
+        }[form.strategy]  # fmt: skip
+        relabelled = (uniform(stream, GOALS + 2 * item, ring.golden) < form.ratio) & (high >= low)
+        if form.finished:
             goes_on = (end == ring.head[spots.envs] - 1) & (ring.following[spots.envs] > 0)
             relabelled = relabelled & ~goes_on
-        if strategy == RANDOM:
+        if form.strategy == RANDOM:
             others = ring.draw(len(item), stream_of(mix(stream), torch.full_like(stream, OTHERS)), ring.first())
             aim = ring.base[others.envs] + (others.numbers + 1) % ring.rows
         else:
             u = uniform(stream, GOALS + 1 + 2 * item, ring.golden)
             aim = begin + (low + (u * (high - low + 1).to(FLOAT64)).to(INT64)) % ring.rows
-        k = torch.minimum(torch.arange(n, device=item.device), windows.steps[:, None] - 1)
+        k = torch.minimum(torch.arange(form.n, device=item.device), windows.steps[:, None] - 1)
         now, after = (begin[:, None] + (number[:, None] + k + more) % ring.rows for more in (0, 1))
         return Choice(relabelled, torch.where(relabelled, aim, spots.places), now, after)
 
-    def relabel(self, windows: Windows, choice: Choice, judged: Judged, gamma: float) -> Windows:
-        """The windows of the chosen rows with the new rewards and flags, and the others as they are."""
+    def relabel(self, windows: Windows, choice: Choice, judged: list[Tensor | None], gamma: float) -> Windows:
+        """The windows of the chosen rows with the new rewards and flags, and the others as they are.
+
+        ``judged`` are rewards, ``terminated`` and ``truncated`` ``[B, n]`` of the steps; None as recorded.
+        """
         ring = self.ring
         recorded = ring.reward[choice.now], ring.terminated[choice.now] > 0, ring.truncated[choice.now] > 0
         reward, terminated, truncated = (
@@ -195,7 +188,7 @@ class DeviceGoals:
             cut = torch.where(going, truncated[:, k], cut)
             last = torch.where(going, choice.after[:, k], last)
             steps = steps + going
-        if judged.reward is not None:
+        if judged[0] is not None:
             within = torch.arange(choice.now.shape[1], device=going.device) < windows.steps[:, None]
             self.not_finite.add_((within & choice.relabelled[:, None] & ~torch.isfinite(reward)).sum())
         made = Windows(

@@ -17,7 +17,7 @@ from ..core.words import LARGEST_ERROR
 from .ring import Added, DeviceRing, Spots
 from .tree import DeviceTree
 
-__all__ = ["DevicePriorities", "Weighed"]
+__all__ = ["DevicePriorities"]
 
 
 FLOAT64, INT64 = torch.float64, torch.int64
@@ -41,30 +41,25 @@ class DevicePriorities:
         device: of all tensors.
     """
 
-    ring: DeviceRing
-    alpha: Tensor
-    eps: Tensor
-    largest: Tensor
-    draws: Tensor
-    late: Tensor
-    refused: Tensor
-    empty: Tensor
-
     def __init__(self, ring: DeviceRing, device: torch.device) -> None:
-        self.ring, rows = ring, ring.num_envs * ring.rows
-        self.rows = rows
-        self.tree: DeviceTree = DeviceTree(rows, device)
-        self.errors: Tensor = torch.zeros(rows + 2, dtype=torch.float32, device=device)
-        self.newest: Tensor = torch.zeros(rows + 2, dtype=torch.int32, device=device)
+        self.ring = ring
+        self.rows: int = ring.num_envs * ring.rows
+        self.tree: DeviceTree = DeviceTree(self.rows, device)
+        self.errors: Tensor = torch.zeros(self.rows + 2, dtype=torch.float32, device=device)
+        self.newest: Tensor = torch.zeros(self.rows + 2, dtype=torch.int32, device=device)
         """Memory for :meth:`rate`: of each row, the last of its errors in one update."""
-        self.alpha, self.eps, self.largest = (torch.zeros(1, dtype=FLOAT64, device=device) for _ in range(3))
+        self.alpha: Tensor = torch.zeros(1, dtype=FLOAT64, device=device)
+        self.eps: Tensor = torch.zeros(1, dtype=FLOAT64, device=device)
+        self.largest: Tensor = torch.zeros(1, dtype=FLOAT64, device=device)
         self.default: Tensor = torch.zeros(1, dtype=FLOAT64, device=device)
         """The error of new rows; NaN for the largest so far."""
         self.beta: Tensor = torch.zeros(3, dtype=FLOAT64, device=device)
         """The first and the last exponent of weights, and in how many draws it gets from one to the other."""
-        self.draws, self.late, self.refused, self.empty = (torch.zeros(1, dtype=INT64, device=device) for _ in range(4))
-        """Draws of this sampler; errors that came too late; errors that were no float32, or too large for a sum; draws
-        while all priorities were 0."""
+        self.draws: Tensor = torch.zeros(1, dtype=INT64, device=device)
+        """Draws of this sampler."""
+        self.counts: Tensor = torch.zeros(3, dtype=INT64, device=device)
+        """Errors that came too late; errors that were no float32, or too large for a sum; draws while all priorities
+        were 0. These count since the host read them last."""
 
     @staticmethod
     def count_bytes(num_rows: int) -> int:
@@ -94,7 +89,7 @@ class DevicePriorities:
         """Set the errors, of either sign, of rows with these public indices; how many are gone, int64 without axes.
 
         Of several errors for one row the last counts. One that is no float32, or makes too large a priority, is passed
-        over and counted in :attr:`refused`, and so is an index that was never issued.
+        over and counted, and so is an index that was never issued.
         """
         spots, able = self.ring.find(index)
         sizes = errors.to(FLOAT64).abs()
@@ -114,8 +109,8 @@ class DevicePriorities:
         self.errors.index_put_((places,), sizes)
         self.tree.put(places, weights)
         self.largest.copy_(torch.maximum(self.largest, torch.where(taken, sizes, 0.0).max().to(FLOAT64)))
-        self.late.add_(late)
-        self.refused.add_((~right).sum())
+        self.counts[0].add_(late)
+        self.counts[1].add_((~right).sum())
         return late
 
     # -- drawing ------------------------------------------------------------------------------------------------
@@ -127,6 +122,6 @@ class DevicePriorities:
         first, last, until = self.beta
         beta = torch.where(until > 0, first + (last - first) * torch.clamp(self.draws / until, max=1.0), first)
         self.draws.add_(1)
-        self.empty.add_(self.tree.total <= 0.0)
+        self.counts[2:].add_(self.tree.total <= 0.0)
         weight = power(probability / probability.min(), -beta).to(torch.float32)
         return Weighed(self.ring.spots_of(places), weight, probability)

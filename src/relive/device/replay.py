@@ -18,7 +18,7 @@ from torch.utils.data import get_worker_info
 
 from .. import core
 from ..core.numbers import signed
-from ..core.words import ALONE, COMPLETED, COUNT, DRAWABLE, EPISODES, FINALS, HEAD, LINKED, NEXT, NOT_FINITE, TAIL
+from ..core.words import ALONE, COMPLETED, COUNT, DRAWABLE, EPISODES, FINALS, HEAD, NEXT, NOT_FINITE, TAIL
 from ..errors import ParameterError
 from ..memory.device import DeviceRows
 from ..memory.graphs import Graphed, has_graphs
@@ -90,9 +90,8 @@ class OnDevice:
 
     def __init__(self, ring: Ring, sampler: Uniform | Prioritized | Recent, progress: Progress, lock: Any) -> None:
         store = cast("DeviceRows", ring.store)
-        mode = LINKED if ring.ordered_own_next else ALONE if ring.own_next else FINALS
         self._ring, self._store, self._progress, self._lock = ring, store, progress, lock
-        self._rows = DeviceRing(ring.num_envs, ring.rows, mode, store.device)
+        self._rows = DeviceRing(ring.num_envs, ring.rows, ring.mode, store.device)
         self._sampler = sampler if isinstance(sampler, Prioritized) else None
         self._priorities = None if self._sampler is None else DevicePriorities(self._rows, store.device)
         self._uniform = sampler if isinstance(sampler, Uniform) else None
@@ -135,13 +134,6 @@ class OnDevice:
         known = isinstance(store, DeviceRows) and _suits(store.device, sampler, ring.rows)
         return cls(ring, sampler, progress, lock) if known else None
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        trees = [part.tree for part in (self._priorities, self._windows) if part is not None]
-        parts = [self._rows, self._priorities, self._recent, self._goals, *trees]
-        return sum(x.nbytes for part in parts if part is not None for x in vars(part).values() if isinstance(x, Tensor))
-
     def compile(self, **options: Any) -> None:
         """Compile what the calls do, each as a whole, when it is next needed; options of ``torch.compile``.
 
@@ -173,7 +165,7 @@ class OnDevice:
         self._read_batch = by_graphs(self._batch)
         self._read_sequences = by_graphs(self._sequences)
         self._read_relabelled = made(self._relabelled)  # functions of the user may do more than a graph holds
-        self._set_errors = by_graphs(self._rate)
+        self._set_errors = None if self._priorities is None else by_graphs(self._priorities.rate)
 
     def _relied_on(self) -> tuple[Any, ...]:
         """What decides on the operations of a call, beside its arguments."""
@@ -284,7 +276,7 @@ class OnDevice:
         whole = floats and isinstance(index, Tensor) and index.dtype is torch.int64 and index.shape == errors.shape
         if not (self._is_ready and whole and index.device == errors.device == self._store.device):
             return None
-        if self._priorities is None or not len(index):
+        if self._set_errors is None or not len(index):
             return None
         self._prepare()
         self._changing = True
@@ -364,10 +356,6 @@ class OnDevice:
         spots, _ = self._drawn(count, self._rows.next_stream())
         return read_sequences(self._store, self._rows, spots, form)
 
-    def _rate(self, index: Tensor, errors: Tensor) -> Tensor:
-        assert self._priorities is not None
-        return self._priorities.rate(index, errors)
-
     # -- between the ring in RAM and the device -----------------------------------------------------------------
 
     @property
@@ -423,9 +411,7 @@ class OnDevice:
         self._rows.counters.copy_(words)
         if mine is not None and sampler is not None:
             mine.largest.fill_(sampler.noted_largest)
-            mine.late.zero_()
-            mine.refused.zero_()
-            mine.empty.zero_()
+            mine.counts.zero_()
         self._rows.rule = ring.rule
         if self._goals is not None:
             self._goals.note_all()
@@ -479,11 +465,9 @@ class OnDevice:
             largest, draws = float(mine.largest), int(mine.draws)
             sampler.largest_error = largest
             sampler.undo_draws(draws)
-            progress.late += int(mine.late)
-            refused, empty = int(mine.refused), int(mine.empty)
-            mine.late.zero_()
-            mine.refused.zero_()
-            mine.empty.zero_()
+            late, refused, empty = cast("list[int]", mine.counts.cpu().tolist())
+            progress.late += late
+            mine.counts.zero_()
             if self._parameters is not None:  # those that were set meanwhile have still to be sent
                 self._parameters = (*self._parameters[:2], largest, draws)
         if self._changing:
@@ -534,9 +518,9 @@ class OnDevice:
         pairs += [(self._store.meta(name), tensor) for name, tensor in hosted]
         if self._priorities is not None and self._sampler is not None:
             stored = self._sampler.stored
-            pairs += [(stored.errors, self._priorities.errors), (stored.tree.arrays[0], self._priorities.tree.nodes)]
+            pairs += [(stored.errors, self._priorities.errors), (stored.tree.nodes, self._priorities.tree.nodes)]
         if self._windows is not None:
-            pairs.append((self._kept.tree.arrays[0], self._windows.tree.nodes))
+            pairs.append((self._kept.tree.nodes, self._windows.tree.nodes))
         return pairs
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -89,19 +89,10 @@ class DeviceRing:
         device: of all tensors.
     """
 
-    num_envs: int
-    rows: int
-    mode: int
-    step: Tensor
-    stamp: Tensor
-    order: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    mixed: Tensor
-    draws: Tensor
-
     def __init__(self, num_envs: int, rows: int, mode: int, device: torch.device) -> None:
-        self.num_envs, self.rows, self.mode = num_envs, rows, mode
+        self.num_envs = num_envs
+        self.rows = rows
+        self.mode = mode
         self.rule = EVERY_ROW
         """The rule of what can be drawn."""
         self.nowhere: int = num_envs * rows + 1
@@ -113,11 +104,16 @@ class DeviceRing:
         self.cursors: Tensor = zeros(4 * num_envs + 3, INT64)
         """Of all envs ``head``, ``tail``, ``following`` and ``count``; then ``completed``, ``episodes`` and
         ``not_finite``. One operation changes them all, so that they always fit each other."""
-        self.step, self.stamp, self.order = zeros(size, INT32), zeros(size, INT64), zeros(size, INT32)
+        self.step: Tensor = zeros(size, INT32)
+        self.stamp: Tensor = zeros(size, INT64)
+        self.order: Tensor = zeros(size, INT32)
         self.reward: Tensor = zeros(size, torch.float32)
-        self.terminated, self.truncated = zeros(size, torch.uint8), zeros(size, torch.uint8)
-        self.mixed, self.draws = zeros(1, INT64), zeros(1, INT64)
-        """The seed of the batches, as :func:`relive.core.numbers.mix` gives it; how many were drawn with it."""
+        self.terminated: Tensor = zeros(size, torch.uint8)
+        self.truncated: Tensor = zeros(size, torch.uint8)
+        self.mixed: Tensor = zeros(1, INT64)
+        """The seed of the batches, as :func:`relive.core.numbers.mix` gives it."""
+        self.draws: Tensor = zeros(1, INT64)
+        """How many were drawn with that seed."""
         self.golden: Tensor = torch.full((1,), GOLDEN, dtype=INT64, device=device)
         self.envs: Tensor = torch.arange(num_envs, device=device)
         self.base: Tensor = self.envs * rows

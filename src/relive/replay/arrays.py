@@ -114,29 +114,23 @@ class _Log:
         self.terminated = fields["terminated"] = _flags(fields["terminated"], "terminated", self.size)
         self.truncated = fields["truncated"] = _flags(fields["truncated"], "truncated", self.size)
         if schema is None:
-            schema = Schema.from_example({name: _hosted(fields[name], name) for name in STEP}, num_envs=self.size)
+            hosts = {name: partial(as_host, name=f"from_arrays: field '{name}'") for name in STEP}
+            example = {name: map_leaves(host, fields[name]) for name, host in hosts.items()}
+            schema = Schema.from_example(example, num_envs=self.size)
         self.schema, self.fields = schema, fields
         self.leaves = {path: self._leaf(path) for path in schema.leaves}
         self.after: dict[Path, Any] | None = None
         if "next_obs" in fields:
             self.after = {path: self._leaf(("next_obs", *path[1:])) for path in self.leaves if path[0] == "obs"}
         self.ended = self.terminated | self.truncated
-        self._require_done()
-        self.cut = self._cut()
-
-    def _require_done(self) -> None:
-        """Compare ``done``, if there is one, with the other flags.
-
-        Raises:
-            ParameterError: ``done`` contradicts them.
-        """
-        if "done" in self.fields:
-            wrong = np.flatnonzero(_flags(self.fields["done"], "done", self.size) != self.ended)
+        if "done" in fields:
+            wrong = np.flatnonzero(_flags(fields["done"], "done", self.size) != self.ended)
             if len(wrong):
                 raise ParameterError(
                     f"from_arrays: 'done' contradicts terminated | truncated first in row {wrong[0]}; leave it out, or "
                     "pass the right flags"
                 )
+        self.cut = self._cut()
 
     def _leaf(self, path: Path) -> Any:
         """A leaf ``[S, ...]``.
@@ -264,11 +258,6 @@ def _flags(values: Any, name: str, size: int) -> Any:
     return column.astype(np.bool_)
 
 
-def _hosted(tree: Any, name: str) -> Any:
-    """The tree of the field ``name`` with NumPy arrays for leaves."""
-    return map_leaves(partial(as_host, name=f"from_arrays: field '{name}'"), tree)
-
-
 class Episode(NamedTuple):
     """The stored transitions of one episode."""
 
@@ -310,7 +299,7 @@ def episodes_of(ring: Ring) -> list[EpisodeRows]:
     Raises:
         SchemaError: the transitions have no order.
     """
-    if ring.own_next and not ring.ordered_own_next:
+    if not ring.ordered:
         raise SchemaError("episodes: the transitions of this replay have no order; read data() instead")
     episodes: list[EpisodeRows] = []
     for env in range(ring.num_envs):
@@ -343,7 +332,7 @@ def columns_of(ring: Ring, next_obs: bool) -> dict[Path, Array]:
     ``env``, ``episode``, ``step`` and ``index`` come first. ``episode`` is the number of the episode in this table, and
     ``step`` counts within the episode. Transitions without an order come in the order of completion, and have neither.
     """
-    if ring.own_next and not ring.ordered_own_next:
+    if not ring.ordered:
         anchors = ring.anchors()
         places = anchors[np.argsort(ring.stamp[anchors], kind="stable")]
         order: dict[Path, Array] = {("env",): places // ring.rows}

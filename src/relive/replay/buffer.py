@@ -18,14 +18,15 @@ import torch
 
 from ..batches import as_dataframe, as_tensordict
 from ..device.replay import OnDevice, bookkeeping_bytes
-from ..errors import FieldError, FileFormatError, LifecycleError, ParameterError, SchemaError
+from ..errors import FieldError, FileFormatError, LifecycleError, ParameterError
 from ..files import SaveHandle
-from ..files.disk import contradictions, usable, whole
+from ..files.disk import contradictions, usable
 from ..files.save import read_extra
 from ..memory.allocator import Allocator, shared_lock, small_pages
 from ..memory.device import DeviceRows
 from ..memory.estimate import StoragePlan, free_memory, readable, storage_plan
-from ..memory.mapped import MappedAllocator
+from ..memory.layout import typed
+from ..memory.mapped import MappedAllocator, can_look_ahead
 from ..memory.ram import MakeStore, ReplayRows, in_ram, user_rows
 from ..memory.store import Store
 from ..names import add_hints
@@ -43,7 +44,6 @@ from ..parameters import (
     seed_or_drawn,
     torch_device,
 )
-from ..printable import shown
 from ..ring.ring import Ahead as AheadOnDevice
 from ..ring.ring import Ended, Ring
 from ..samplers.contract import AnySampler, completed
@@ -62,17 +62,14 @@ from .durable import (
     Durable,
     FlushPolicy,
     Mark,
-    manifest_arguments,
-    parsed_settings,
+    opened,
     read_sampler,
-    recover,
     require_policy,
-    whereabouts,
     write_sampler,
 )
 from .loading import Source, changed_arguments, dealt, open_save, require_unordered, restore, saved_arguments
 from .reader import Prefetch, Reader, parts_of
-from .saving import KIND, Saver, describe, typed_tensors
+from .saving import Saver, describe
 from .serving import Ahead, Drawn, Limit, Progress, Request, Served
 from .writer import Writer
 
@@ -209,11 +206,6 @@ class ReplayBuffer(Generic[S_co, V_co]):
             sampler, or ``view`` is not a view.
     """
 
-    schema: Schema
-    ordered: bool
-    device: torch.device
-    num_envs: int
-
     _durable: Durable | None = None
     """Keeps the files of the replay safe; None if the replay is in private memory."""
     _ahead: Ahead | None = None
@@ -237,9 +229,11 @@ class ReplayBuffer(Generic[S_co, V_co]):
         seed: int | None = None,
     ) -> None:
         require("ReplayBuffer", FLAG_RULE, ordered=ordered, own_next_obs=own_next_obs, debug=debug)
-        self.schema, self.ordered = schema, ordered
+        self.schema = schema
+        self.ordered = ordered
         self.own_next_obs: bool = own_next_obs or not ordered
-        self.device, self._progress = torch_device("ReplayBuffer", device), Progress(seed_or_drawn(seed))
+        self.device: torch.device = torch_device("ReplayBuffer", device)
+        self._progress = Progress(seed_or_drawn(seed))
         stored = stored_fields(schema, self.own_next_obs)
         refuse_class("sampler", sampler)
         self._user_sampler: Any = Uniform() if sampler is None else sampler  # a user's own may have the length 0
@@ -251,10 +245,11 @@ class ReplayBuffer(Generic[S_co, V_co]):
         plan = storage_plan(leaves, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes, known_there)
         if not isinstance(store, Allocator):  # an Allocator takes its own space
             plan.require_memory()
-        self._plan, self.num_envs = plan, plan.num_envs
+        self._plan = plan
+        self.num_envs: int = plan.num_envs
         rows = _store(stored.leaves, plan.rows, self.device, store)
         self._ring = Ring(self.num_envs, plan.rows // self.num_envs, rows, ordered)
-        self._writer = Writer(self._ring, self._sampler, schema, stored, self.device, self.own_next_obs, debug)
+        self._writer = Writer(self._ring, self._sampler, schema, stored, self.device, debug)
         self.lock: Any = shared_lock()
         self.extra: Any = None
         """In a buffer that was loaded, the value that was passed to :meth:`save` as ``extra``; otherwise None."""
@@ -326,6 +321,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     @one_at_a_time
     def view(self, view: View) -> None:
         self._reader.read_through(view)
+        self._keep_settings()
 
     @property
     def sampler(self) -> S_co:
@@ -344,8 +340,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
     def seed(self, seed: int | None) -> None:
         progress = self._progress
         progress.seed, progress.first = seed_or_drawn(seed), progress.draws
-        if progress.slots is not None:
-            progress.slots.on_seed()
+        if self._durable is not None:
+            self._commit()
 
     @property
     def check_ends(self) -> bool:
@@ -711,7 +707,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         require("slice", WHOLE_RULE, start=start, stop=stop)
         places = ring.live_places(env)[slice(start, stop)]
         fields = ring.take(places)
-        facts = ring.tensors(ring.stamp[places] >= 0, ring.index_of(places))
+        facts = ring.store.tensors(ring.stamp[places] >= 0, ring.index_of(places))
         fields["complete",], fields["index",] = facts
         return as_tensordict(fields, (len(places),))
 
@@ -762,7 +758,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         You can write to the rows, and :meth:`save` cannot see that. So once this was read, every save writes all rows.
         If the replay is on a device, the bookkeeping is in RAM alone from then on.
         """
-        self._saver.segments.give_up()
+        self._saver.segments.frozen = False
         self._saver.await_rows()
         self._on_device = self._writer.on_device = None  # it could not see what is written to rewards and flags
         return as_tensordict(self._ring.store.views(), (self._plan.rows,))
@@ -997,7 +993,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
     @classmethod
     def _unpickled(cls, arrays: Mapping[str, Any], *rest: Any) -> Self:
-        return cls._restored(typed_tensors(arrays), *rest)
+        return cls._restored({name: typed(*array) for name, array in arrays.items()}, *rest)
 
     def __copy__(self) -> Self:
         """A deep copy, since two buffers cannot share memory, a sampler or a view."""
@@ -1057,80 +1053,41 @@ class ReplayBuffer(Generic[S_co, V_co]):
         wanted = {"schema": schema, "capacity": capacity, "num_envs": num_envs, "ordered": ordered}
         wanted |= {"own_next_obs": own_next_obs}
         allocator = MappedAllocator(path)
+        directory = allocator.directory
         try:
-            if allocator.directory.content is None:
-                buffer = cls._created(allocator, wanted, sampler, view, seed, flush)
-            else:
-                buffer = cls._reopened(allocator, wanted, sampler, view, seed, flush)
+            arguments, first, mark = opened(allocator, wanted, sampler, view)
+            if mark is None:
+                arguments["seed"] = seed
+            with nullcontext() if mark is None else contradictions(directory.path):
+                buffer = cls(**arguments, store=allocator)
+                buffer._progress.first = first
+                buffer._begin(allocator, flush, mark)
+            if mark is not None and seed is not None:
+                buffer.seed = seed
         except BaseException:
-            allocator.directory.discard()
+            directory.discard()
             raise
         buffer.check_ends, buffer.debug = check_ends, debug
         if verify:
-            buffer._verify()
+            try:
+                with contradictions(directory.path):
+                    buffer.check()
+            except FileFormatError:
+                buffer._ring.pending = Ended("this replay was found damaged when it was opened")
+                directory.release()
+                raise
         return cast("Any", buffer)
-
-    @classmethod
-    def _created(
-        cls,
-        allocator: MappedAllocator,
-        wanted: dict[str, Any],
-        sampler: Any,
-        view: Any,
-        seed: int | None,
-        flush: FlushPolicy,
-    ) -> Self:
-        """A new replay in the memory of an allocator. ``wanted`` has arguments by name, None for the default."""
-        missing = [name for name in ("schema", "capacity") if wanted[name] is None]
-        if missing:
-            raise FieldError(
-                f"'{allocator.directory.path}': expected {' and '.join(missing)}, as no replay is there yet; pass "
-                "open(path, schema, capacity)"
-            )
-        arguments: Any = {name: value for name, value in wanted.items() if value is not None}
-        buffer = cls(**arguments, sampler=sampler, view=view, seed=seed, store=allocator)
-        buffer._begin(allocator, flush, None)
-        return buffer
-
-    @classmethod
-    def _reopened(
-        cls,
-        allocator: MappedAllocator,
-        wanted: dict[str, Any],
-        sampler: Any,
-        view: Any,
-        seed: int | None,
-        flush: FlushPolicy,
-    ) -> Self:
-        """The replay that is in the memory of an allocator, whose arguments have to be the ``wanted`` ones."""
-        directory, content = allocator.directory, cast("dict[str, Any]", allocator.directory.content)
-        with contradictions(directory.path, ParameterError, SchemaError):
-            _require_same(directory.path, manifest_arguments(content, sampler, view), wanted)
-        first = whole(content, "first")
-        with contradictions(directory.path):
-            mark, settings = recover(allocator, whole(content, "num_envs"), whole(content, "rows_per_env"))
-        with contradictions(directory.path, ParameterError, SchemaError):
-            arguments = manifest_arguments(content | parsed_settings(settings), sampler, view)
-        with contradictions(directory.path):
-            directory.journal.append(mark.encode("open", whereabouts(allocator)))  # before anything changes
-            buffer = cls(**arguments, store=allocator)
-            buffer._progress.first = first
-            buffer._begin(allocator, flush, mark)
-        if seed is not None:
-            buffer.seed = seed
-            buffer._commit()
-        return buffer
 
     def _begin(self, allocator: MappedAllocator, flush: FlushPolicy, mark: Mark | None) -> None:
         """Start to use the memory of an allocator. ``mark`` is the last flush of the process before."""
         durable = self._durable = Durable(allocator, self._ring, self._progress, flush, mark)
         read_sampler(allocator.directory, self._ring, self._sampler)
-        # what the parts call refers weakly to this replay, which is then freed as soon as it is dropped
-        me: ReferenceType[Any] = ref(self)
-        self._writer.added = None if flush is None else partial(_flush_if_due, me)
-        self._reader.replaced = lambda: (buffer := me()) is not None and buffer._keep_settings()
-        cast("Any", self._progress.slots).on_seed = lambda: (buffer := me()) is not None and buffer._commit()
-        self._reader.prefetch = Prefetch.of(self._ring)
+        if flush is not None:
+            me: ReferenceType[Any] = ref(self)  # weakly: a replay is freed as soon as it is dropped
+            self._writer.added = lambda count: (
+                durable.is_due(count) and (buffer := me()) is not None and buffer._flush()
+            )
+        self._reader.prefetch = Prefetch(self._ring, allocator) if can_look_ahead() else None
         allocator.on_fork = partial(_end_in_child, ref(self._ring))
         if mark is None:
             durable.begin()
@@ -1147,13 +1104,14 @@ class ReplayBuffer(Generic[S_co, V_co]):
             FileFormatError: the directory is gone, or another one is at its path.
             OSError: the disk is full or fails.
         """
-        self._require_files("flush")
+        if self._durable is None:
+            raise LifecycleError("flush: this replay is not in files; make it with ReplayBuffer.open, or call save")
         self._flush()
 
     def _flush(self) -> None:
         with self._progress.undone(self._sampler):  # batches drawn ahead that nobody took are drawn again
             self._commit()
-            self._require_files("flush").flush()
+            cast("Durable", self._durable).flush()
 
     def close(self) -> None:
         """Flush, and let another process open the files. Every later call but this one is an error.
@@ -1179,47 +1137,19 @@ class ReplayBuffer(Generic[S_co, V_co]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _verify(self) -> None:
-        """Read all files, and refuse files that contradict themselves.
-
-        Raises:
-            FileFormatError: names the first row or number that is wrong.
-        """
-        directory = self._require_files("verify").allocator.directory
-        try:
-            with contradictions(directory.path):
-                self.check()
-        except FileFormatError:
-            self._ring.pending = Ended("this replay was found damaged when it was opened")
-            directory.release()
-            raise
-
-    def _require_files(self, what: str) -> Durable:
-        if self._durable is None:
-            raise LifecycleError(f"{what}: this replay is not in files; make it with ReplayBuffer.open, or call save")
-        return self._durable
-
     def _commit(self) -> None:
         """Write the manifest, if anything in it has changed."""
-        directory, content = self._require_files("flush").allocator.directory, self._content()
+        directory, ring = cast("Durable", self._durable).allocator.directory, self._ring
+        content = {
+            **self._saver.facts(),
+            **self._settings(),
+            "rows_per_env": ring.rows,
+            "num_envs": ring.num_envs,
+        }
         directory.require_held()
-        write_sampler(directory, self._ring, self._sampler)
+        write_sampler(directory, ring, self._sampler)
         if content != directory.content:
             directory.commit(content)
-
-    def _content(self) -> dict[str, Any]:
-        """The manifest's JSON about this replay."""
-        return {
-            "kind": KIND,
-            "schema": json.loads(self.schema.to_json()),
-            "rows_per_env": self._ring.rows,
-            "num_envs": self.num_envs,
-            "ordered": self.ordered,
-            "own_next_obs": self.own_next_obs,
-            "seed": self._progress.seed,
-            "first": self._progress.first,
-            **self._settings(),
-        }
 
     def _settings(self) -> dict[str, Any]:
         """The parameters of sampler and view as JSON."""
@@ -1286,32 +1216,6 @@ def _store(leaves: Mapping[Path, Field], rows: int, device: torch.device, make: 
     if make is not None:
         return user_rows(make, leaves, rows, device)
     return ReplayRows(leaves, rows) if device.type == "cpu" else DeviceRows(leaves, rows, device)
-
-
-def _require_same(path: Any, kept: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuse arguments that differ from those of the replay that is there.
-
-    Raises:
-        SchemaError, ParameterError: names the first argument that differs.
-    """
-    for name, value in wanted.items():
-        got = kept[name]
-        same = value == got
-        if name == "capacity" and is_count(value):
-            same = value // kept["num_envs"] * kept["num_envs"] == got
-        if value is not None and not same:
-            kind = SchemaError if name == "schema" else ParameterError
-            raise kind(
-                f"'{path}': the replay there has {name}={shown(got, 200)}, got {shown(value, 200)}; leave {name} out, "
-                "or give another path"
-            )
-
-
-def _flush_if_due(replay: ReferenceType[ReplayBuffer[Any, Any]], count: int) -> None:
-    """Flush as the policy says, after so many rows were added."""
-    buffer = cast("Any", replay())
-    if buffer is not None and buffer._durable.is_due(count):
-        buffer._flush()
 
 
 def _end_in_child(reference: ReferenceType[Ring]) -> None:

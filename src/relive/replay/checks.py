@@ -16,8 +16,9 @@ from ..core.words import COLUMNS, HEAD, NEXT
 from ..errors import EpisodeEndWarning, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
 from ..parameters import is_count
 from ..ring.ring import Ring
-from ..steps.arrays import Array, Ints, as_host, numpy_dtype, numpy_view
+from ..steps.arrays import Array, Ints, as_host, numpy_view
 from ..steps.checker import refuse_unreadable
+from ..steps.ends import places_in
 from ..steps.schema import FINITE, STEP_FIELDS, Field, Path, Schema, dotted
 
 __all__ = [
@@ -42,8 +43,6 @@ def require_rows(batch_size: int) -> None:
     Raises:
         ParameterError: it is not a whole number from 1 to ``MOST_ROWS``.
     """
-    if batch_size.__class__ is int and 1 <= batch_size <= MOST_ROWS:  # the usual case; the full test takes 1 us
-        return
     if not is_count(batch_size, 1) or batch_size > MOST_ROWS:
         raise ParameterError(
             f"batch_size={batch_size!r}: ask for a whole number of rows, at least 1 and at most {MOST_ROWS}"
@@ -236,13 +235,9 @@ class ResetCheck:
     """
 
     def __init__(self, leaves: Mapping[Path, Field], all_envs: Ints) -> None:
-        paths, num_envs = list(leaves), len(all_envs)
-        self._all = all_envs
-        self._obs = [i for i, path in enumerate(paths) if path[0] == "obs"]
-        self._flags = [paths.index((name,)) for name in ("terminated", "truncated")]
-        fields = [leaves[paths[i]] for i in self._obs]
-        self._dtypes = [numpy_dtype(field.dtype) for field in fields]
-        numbers = [field.nbytes // field.dtype.itemsize for field in fields]
+        self._all, num_envs = all_envs, len(all_envs)
+        self._flags, self._obs, _, self._dtypes = places_in(leaves)
+        numbers = [math.prod(field.shape) for path, field in leaves.items() if path[0] == "obs"]
         self._every = [max(number // NUMBERS, 1) for number in numbers]
         self._counts = [-(-number // every) for number, every in zip(numbers, self._every, strict=True)]
         self._left, self._agreed = MOST_CALLS, 0
@@ -291,7 +286,9 @@ class ResetCheck:
         moved = self._moved[:0] if self._agreed >= ENOUGH else _differ(obs, led_to)
         state = ring.state[newest]
         if width < count:
-            follows = self._follow(leaves, kept, width)
+            terminated, truncated = (as_host(leaves[i]) for i in self._flags)
+            follows = ~(terminated | truncated)[:-width]
+            follows = follows if kept is None else follows & kept[:-width] & kept[width:]
             agrees = self._agree(envs[width:], [x[:-width] for x in led_to], [x[width:] for x in obs], moved, follows)
         elif self._led_to:
             before = self._state[envs]
@@ -305,12 +302,6 @@ class ResetCheck:
         if len(moved):
             self._moved[newest] = moved[count - width :]
         return agrees
-
-    def _follow(self, leaves: Sequence[Any], kept: Array | None, width: int) -> Array:
-        """Of several vector steps, which rows from the second one on follow from the row before in their env."""
-        terminated, truncated = (as_host(leaves[i]) for i in self._flags)
-        follows = ~(terminated | truncated)[:-width]
-        return follows if kept is None else follows & kept[:-width] & kept[width:]
 
     def _agree(self, envs: Ints, before: list[Bytes], obs: list[Bytes], moved: Array, follows: Array) -> bool:
         """True if the rows that follow begin with the observations that the rows before led to."""
@@ -352,7 +343,7 @@ class ResetCheck:
             "obs do differ, create the buffer with own_next_obs=True. check_ends=False turns the check off. See "
             "docs/episode-ends.md",
             EpisodeEndWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
 
 

@@ -36,8 +36,16 @@ from ..core.words import (
     env_entries,
     first_row,
 )
-from ..errors import FileFormatError, InvariantError, LifecycleError, NoSaveError, ParameterError
-from ..files.disk import contradictions, entry, fitting
+from ..errors import (
+    FieldError,
+    FileFormatError,
+    InvariantError,
+    LifecycleError,
+    NoSaveError,
+    ParameterError,
+    SchemaError,
+)
+from ..files.disk import contradictions, fitting, whole
 from ..files.format import MANIFEST, damaged
 from ..files.mapped import MappedCopy, MappedDirectory, MappedFiles
 from ..memory.estimate import require_free
@@ -50,8 +58,8 @@ from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform
 from ..steps.arrays import Array, Ints
 from ..views.transitions import Transition
-from .loading import require_sampler_state, ring_arguments
-from .saving import KIND, PARAMETERS, describe, kinds, ring_state
+from .loading import ring_arguments, sampler_state
+from .saving import PARAMETERS, describe, kinds, ring_state
 from .serving import Progress, ProgressSlots
 
 __all__ = [
@@ -64,12 +72,9 @@ __all__ = [
     "FlushPolicy",
     "Settings",
     "copied",
-    "manifest_arguments",
-    "parsed_settings",
+    "opened",
     "read_sampler",
-    "recover",
     "require_policy",
-    "whereabouts",
     "write_sampler",
 ]
 
@@ -114,14 +119,11 @@ class Durable:
         last: the mark of the last flush of the process before; None in a new replay.
     """
 
-    allocator: MappedAllocator
-    ring: Ring
-    progress: Progress
-
     def __init__(
         self, allocator: MappedAllocator, ring: Ring, progress: Progress, policy: FlushPolicy, last: Mark | None
     ) -> None:
-        self.allocator, self.ring, self.progress = allocator, ring, progress
+        self.allocator = allocator
+        self.ring = ring
         self._policy, self._rows, self._flushed = policy, 0, time.monotonic()
         progress.slots = ProgressSlots(allocator.take("progress", (ProgressSlots.WORDS,), np.int64))
         progress.draws, progress.sampled, progress.late = progress.slots.counts
@@ -239,15 +241,14 @@ class Settings:
         words: uint8 ``[2, BYTES]``, in a file.
     """
 
-    text: bytes
-
     BYTES = 4096
     _HEAD = struct.Struct("<qq")
     _CHECK = struct.Struct("<I")
 
     def __init__(self, words: Any) -> None:
         self._slots = words
-        self._number, self.text = max((self._read(slot) for slot in words), default=(-1, b""))
+        self._number, text = max((self._read(slot) for slot in words), default=(-1, b""))
+        self.text: bytes = text
         """The text that was kept last. It is empty if none was, or if the last one was too long for a slot."""
 
     def _read(self, slot: Any) -> tuple[int, bytes]:
@@ -355,7 +356,7 @@ def newest_of(packed: Array, rows: int, state: Ints) -> Ints:
 # -- opening after another process ----------------------------------------------------------------------------
 
 
-def recover(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[Mark, bytes]:
+def recover(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[Mark, dict[str, Any]]:
     """Make ready the files that another process left, before anything uses them.
 
     After a clean end, the files are as the journal says. If only the process died, the files have everything that it
@@ -363,7 +364,7 @@ def recover(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[Mark, b
     of several times may be mixed. Then the ring goes back to the last flush.
 
     Returns:
-        the mark of the last flush, and :func:`settings_since_flush`.
+        the mark of the last flush, and the settings since then, if there are any.
 
     Raises:
         FileFormatError: the files contradict the journal.
@@ -378,13 +379,14 @@ def recover(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[Mark, b
                 allocator.directory.path / "journal", "the cursors that it closed with", "files of another time"
             )
         _require_unmixed(newest_of(packed, rows, mark.state), mark.newest)
-        return mark, b""
+        return mark, {}
     allocator.died = True  # the ring takes back what was broken off, and ends the episodes
-    if not is_same_boot(allocator, where):
-        there = mark.dead < mark.state[:, HEAD]  # the next step changes the stamp of the newest row, nothing else
-        _require_unmixed(newest_of(packed, rows, mark.state)[there, 1:], mark.newest[there, 1:])
-        go_back(allocator, mark, rows)
-    return mark, settings_since_flush(allocator, kind, where)
+    if is_same_boot(allocator, where):
+        return mark, settings_since_flush(allocator)
+    there = mark.dead < mark.state[:, HEAD]  # the next step changes the stamp of the newest row, nothing else
+    _require_unmixed(newest_of(packed, rows, mark.state)[there, 1:], mark.newest[there, 1:])
+    go_back(allocator, mark, rows)
+    return mark, {}
 
 
 def last_mark(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[Mark, str, list[Any]]:
@@ -434,10 +436,11 @@ def go_back(allocator: FileAllocator, mark: Mark, rows: int) -> None:
         drained[:, MARK] = VOID  # they are about heads that are no more
     # a kill on the way leads here again: the journal gets a record of this boot only afterwards
     heads = mark.state[:, HEAD]
-    places = np.arange(num_envs) * rows + (heads - 1) % rows
+    some = np.flatnonzero(heads > 0)  # envs with a newest row
+    places = some * rows + (heads[some] - 1) % rows
     after = np.minimum(mark.dead, heads) + rows  # laps after the one in which all rows were overwritten change nothing
     undo = Undo(allocator.take("undo", (undo_words(num_envs, rows),), np.int64))
-    undo.note_mark(mark.state, mark.counters, after, places, mark.newest)
+    undo.note_mark(mark.state, mark.counters, after, places, mark.newest[some])
 
 
 def _restore_small(allocator: FileAllocator, small: Mapping[str, list[Any]]) -> None:
@@ -463,42 +466,76 @@ def _require_unmixed(newest: Ints, known: Ints) -> None:
         raise FileFormatError("the newest rows are not those that the journal knows: files of several times are mixed")
 
 
-def settings_since_flush(allocator: FileAllocator, kind: str, where: list[Any]) -> bytes:
-    """The settings since the last flush, as text; empty if those of the manifest are the ones to use.
-
-    Args:
-        allocator: the files.
-        kind: of the journal's last record.
-        where: the same record's.
+def settings_since_flush(allocator: FileAllocator) -> dict[str, Any]:
+    """The settings that were kept since the last flush; they take the place of those in the manifest's content.
 
     Raises:
         FileFormatError: their array has another size.
-    """
-    words = allocator.existing(SETTINGS)
-    if kind == "close" or words is None or not is_same_boot(allocator, where):
-        return b""
-    if words.shape != (2, Settings.BYTES) or words.dtype != np.uint8:
-        raise damaged(allocator.directory.path / MANIFEST, "two slots of settings", f"{words.dtype} {words.shape}")
-    return Settings(words).text
-
-
-def parsed_settings(text: bytes) -> dict[str, Any]:
-    """The settings in the text of a slot; they take the place of those in the manifest's content.
-
-    Raises:
         InvariantError: they make no sense.
     """
-    settings: Any = json.loads(text or b"{}")
+    words = allocator.existing(SETTINGS)
+    if words is None:
+        return {}
+    if words.shape != (2, Settings.BYTES) or words.dtype != np.uint8:
+        raise damaged(allocator.directory.path / MANIFEST, "two slots of settings", f"{words.dtype} {words.shape}")
+    settings: Any = json.loads(Settings(words).text or b"{}")
     if not isinstance(settings, dict) or cast("dict[str, Any]", settings).keys() - {"sampler", "view"}:
         raise InvariantError("settings: expected those of a sampler and a view")
     return cast("dict[str, Any]", settings)
 
 
-def manifest_arguments(content: dict[str, Any], sampler: Any, view: Any) -> dict[str, Any]:
-    """The constructor's arguments of the replay in a manifest; ``sampler`` and ``view`` where they are not None."""
-    if entry(content, "kind", str) != KIND:
-        raise InvariantError(f"its kind is {shown(content['kind'])}")
-    return ring_arguments(content, None, sampler, view)
+def opened(
+    allocator: MappedAllocator, wanted: dict[str, Any], sampler: Any, view: Any
+) -> tuple[dict[str, Any], int, Mark | None]:
+    """The constructor's arguments of the replay to open, the batches before its seed, and the mark of its last flush.
+
+    ``wanted`` has arguments by name; None is the default or, if a replay is there, what that has. Without a replay, the
+    mark is None.
+
+    Raises:
+        FieldError: a new replay lacks an argument.
+        SchemaError, ParameterError: the replay that is there differs from an argument.
+        FileFormatError: the files are damaged, or contradict each other.
+    """
+    directory, content = allocator.directory, allocator.directory.content
+    if content is None:
+        missing = [name for name in ("schema", "capacity") if wanted[name] is None]
+        if missing:
+            raise FieldError(
+                f"'{directory.path}': expected {' and '.join(missing)}, as no replay is there yet; pass "
+                "open(path, schema, capacity)"
+            )
+        given = {name: value for name, value in wanted.items() if value is not None}
+        return {**given, "sampler": sampler, "view": view}, 0, None
+    with contradictions(directory.path, ParameterError, SchemaError):
+        _require_same(directory.path, ring_arguments(content, None, sampler, view), wanted)
+    with contradictions(directory.path):
+        first = whole(content, "first")
+        mark, settings = recover(allocator, whole(content, "num_envs"), whole(content, "rows_per_env"))
+    with contradictions(directory.path, ParameterError, SchemaError):
+        arguments = ring_arguments(content | settings, None, sampler, view)
+    with contradictions(directory.path):
+        directory.journal.append(mark.encode("open", whereabouts(allocator)))  # before anything changes
+    return arguments, first, mark
+
+
+def _require_same(path: Any, kept: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuse arguments that differ from those of the replay that is there.
+
+    Raises:
+        SchemaError, ParameterError: names the first argument that differs.
+    """
+    for name, value in wanted.items():
+        got = kept[name]
+        same = value == got
+        if name == "capacity" and is_count(value):
+            same = value // kept["num_envs"] * kept["num_envs"] == got
+        if value is not None and not same:
+            kind = SchemaError if name == "schema" else ParameterError
+            raise kind(
+                f"'{path}': the replay there has {name}={shown(got, 200)}, got {shown(value, 200)}; leave {name} out, "
+                "or give another path"
+            )
 
 
 # -- the state of a sampler that is not in the mapped files ---------------------------------------------------
@@ -550,18 +587,8 @@ def read_sampler(directory: MappedFiles, ring: Ring, sampler: Any) -> None:
         tensors = save.read()
         span = fitting(tensors, "span", (2, ring.num_envs), torch.int64).numpy()
     # rows were added and overwritten since: only those that are live still get their entries
-    saved, by_row = Span(span[0], np.maximum(span[0], span[1])), set[str](entry(content, "sampler_rows", list))
-    live = saved.meet(ring.span)
-    parts: dict[str, Any] = dict(entry(content, "sampler_state", dict))
-    parts |= {n.removeprefix("sampler."): x.numpy() for n, x in tensors.items() if n.startswith("sampler.")}
-    if type(sampler) in PARAMETERS:
-        require_sampler_state(parts, by_row, ring)
-    for name in by_row:
-        part = fitting(tensors, f"sampler.{name}", (saved.size,)).numpy()
-        full = np.zeros((ring.store.num_rows, *part.shape[1:]), part.dtype)
-        full[live.places(ring.rows)] = part[saved.where(live)]
-        parts[name] = full
-    sampler.load_state_dict(parts)
+    saved = Span(span[0], np.maximum(span[0], span[1]))
+    sampler.load_state_dict(sampler_state(ring, content, tensors, saved, checked=type(sampler) in PARAMETERS))
 
 
 def _refuse_link(path: pathlib.Path) -> None:
@@ -627,12 +654,13 @@ def _copied(cls: Any, directory: MappedCopy) -> Any:
         num_envs = arguments["num_envs"]
         rows = arguments["capacity"] // num_envs
         _, kind, where = last_mark(allocator, num_envs, rows)
-        arguments = _arguments(content | parsed_settings(settings_since_flush(allocator, kind, where)))
+        alive = kind != "close" and is_same_boot(allocator, where)  # else the files are still: the last mark counts
+        if alive:
+            arguments = _arguments(content | settings_since_flush(allocator))
         state: Ints = allocator.take("state", (num_envs, COLUMNS), np.int64)
         allocator.take("counters", (COUNTERS,), np.int64)
         allocator.take("undo", (undo_words(num_envs, rows),), np.int64)
-        # without a process of this boot, the files are still and the journal's last mark counts
-        now = _mark_now(directory, rows) if kind != "close" and is_same_boot(allocator, where) else None
+        now = _mark_now(directory, rows) if alive else None
     # the mark comes first and the dead rows last: what was overwritten during the copy is known then
     _take_rows(directory, num_envs, rows, (state if now is None else now.state)[:, HEAD])
     with contradictions(directory.path):
@@ -651,7 +679,7 @@ def _copied(cls: Any, directory: MappedCopy) -> Any:
 def _arguments(content: dict[str, Any]) -> dict[str, Any]:
     """The constructor's arguments, with a sampler and a view in the place of a user's own."""
     sampler = Uniform() if content.get("sampler") is None else None
-    return manifest_arguments(content, sampler, Transition() if content.get("view") is None else None)
+    return ring_arguments(content, None, sampler, Transition() if content.get("view") is None else None)
 
 
 def _mark_now(directory: MappedCopy, rows: int) -> Mark | None:

@@ -8,9 +8,10 @@ or view and, if its steps have no order, another number of envs.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -18,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import files
-from ..core.words import COLUMNS, COMPLETED, COUNT, HEAD, LARGEST_ERROR, NEXT, RULE, TAIL
+from ..core.words import COLUMNS, COMPLETED, COUNT, HEAD, LARGEST_ERROR, RULE, TAIL
 from ..device.replay import bookkeeping_bytes
-from ..errors import FileFormatError, ParameterError
+from ..errors import FileFormatError, InvariantError, ParameterError
 from ..files.disk import MOST, entry, fitting, integers, whole
 from ..files.save import EXTRA, read_extra
 from ..memory.allocator import zeroed
@@ -29,11 +30,13 @@ from ..memory.layout import BOOKKEEPING, row_layout
 from ..memory.ram import in_ram
 from ..parameters import is_count, is_number
 from ..printable import shown
-from ..ring.ring import LARGEST, Ring, Rule, Span, Weigh
+from ..ring.ring import LARGEST, Ring, Rule, Span
 from ..samplers.contract import OwnSampler
+from ..steps.arrays import Array
 from ..steps.changes import Origin, SchemaChanges
 from ..steps.schema import Field, Path, Schema, dotted
 from .checks import stored_fields
+from .reader import parts_of
 from .saving import KIND, PARAMETERS, Segment, describe, is_segment, kinds, rebuild, segment_prefix
 from .serving import Progress
 
@@ -43,11 +46,10 @@ __all__ = [
     "dealt",
     "load_extra",
     "open_save",
-    "require_reach",
-    "require_sampler_state",
     "require_unordered",
     "restore",
     "ring_arguments",
+    "sampler_state",
     "saved_arguments",
 ]
 
@@ -90,13 +92,15 @@ def ring_arguments(content: Mapping[str, Any], row_count: int | None, sampler: A
     Raises:
         FileFormatError, ParameterError, SchemaError, KeyError: they make no sense.
     """
+    if entry(content, "kind", str) != KIND:
+        raise InvariantError(f"its kind is {shown(content['kind'])}")
     rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")
     if num_envs < 1 or rows < 2:
         raise FileFormatError(f"the save has {num_envs} envs of {rows} rows; expected at least 1 env and 2 rows")
     schema = Schema.from_json(json.dumps(content.get("schema")))
     if view is None:
         view = rebuild(content.get("view"), "view")
-        require_reach(view, rows * num_envs if row_count is None else row_count)
+        _require_reach(view, rows * num_envs if row_count is None else row_count)
     return {
         "schema": schema,
         "capacity": rows * num_envs,
@@ -176,11 +180,10 @@ def restore(
     content, new_rule = source.content, ring.rule
     progress.draws, progress.sampled, progress.late = integers(content, "counts", 3).tolist()
     progress.first = whole({"first": 0, **content}, "first")
-    own = entry({"own_next_obs": False, **content}, "own_next_obs", bool) or not entry(content, "ordered", bool)
-    saved_fields = stored_fields(Schema.from_json(json.dumps(content.get("schema"))), own)
+    saved_fields = stored_fields(Schema.from_json(json.dumps(content.get("schema"))), ring.own_next)
     conversion = Conversion(saved_fields.leaves, ring.store.leaves, origins)
     saved = _restore_rows(ring, source, whole(content, "rows_per_env"), conversion)
-    ring.rule = _rule(entry(content, "rule", list))  # counts what can be drawn
+    ring.rule = Rule(*entry(content, "rule", list))  # tests it, and counts what can be drawn
     ring.check(recount=False)  # before any compiled code draws from these rows
     _restore_sampler(ring, sampler, source, saved, new_rule)
     ring.not_finite = whole({"not_finite_rewards": 0, **content}, "not_finite_rewards")
@@ -208,31 +211,22 @@ def _restore_part(ring: Ring, part: RowPart, conversion: Conversion) -> None:
     live = part.span.meet(ring.span)
     chosen = part.span.where(live)
     large = {path: block[chosen] for path, block in part.large.items()}
-    packed, large = conversion(rows[chosen], large, lambda: _under_way(ring, live))
+
+    def under_way() -> Any:
+        """Bool ``[K]``: True for the newest rows of running episodes."""
+        env, number = live.rows()
+        return (number == ring.heads[env] - 1) & ring.under_way[env]
+
+    packed, large = conversion(rows[chosen], large, under_way)
     ring.store.restore(live.places(ring.rows), packed, large)
-
-
-def _under_way(ring: Ring, live: Span) -> Any:
-    """Bool ``[K]``: True for the newest rows of running episodes."""
-    env, number = live.rows()
-    return (number == ring.heads[env] - 1) & (ring.state[env, NEXT] > 0)
 
 
 def _restore_sampler(ring: Ring, sampler: OwnSampler, source: Source, saved: Span, new_rule: Rule) -> None:
     """Give the sampler the ring and, if it is of the saved kind, its state."""
-    content, live = source.content, ring.span
-    by_row: set[str] = set(entry(content, "sampler_rows", list))
-    tensors = source.sampler_tensors(by_row, saved.size)
-    parts: dict[str, Any] = dict(entry(content, "sampler_state", dict))
-    parts |= {name: tensor.numpy() for name, tensor in tensors.items()}
-    was, now = kinds(content.get("sampler")), kinds(describe(sampler))
+    was, now = kinds(source.content.get("sampler")), kinds(describe(sampler))
     alike = was == now or not (was and now)  # a user's own sampler decides by itself what it can go on from
-    if alike and type(sampler) in PARAMETERS:
-        require_sampler_state(parts, by_row, ring)
-    for name in by_row:  # saved for live rows alone, one env after another
-        full = zeroed(ring.store.num_rows * parts[name].itemsize).view(parts[name].dtype)
-        full[live.places(ring.rows)] = parts[name][saved.where(live)]
-        parts[name] = full
+    checked = alike and type(sampler) in PARAMETERS
+    parts = sampler_state(ring, source.content, source.sampler_tensors(), saved, checked=checked)
     if not alike:  # what could be drawn by the saved one, through its view, may not be for this one
         ring.rule = new_rule
     sampler.attach(ring)
@@ -243,21 +237,30 @@ def _restore_sampler(ring: Ring, sampler: OwnSampler, source: Source, saved: Spa
         sampler.load_state_dict({**parts, **inner})
 
 
-def _rule(parts: list[Any]) -> Rule:
-    """The rule of a saved ring: which of its rows could be drawn.
+def sampler_state(
+    ring: Ring, content: Mapping[str, Any], tensors: Mapping[str, Tensor], saved: Span, *, checked: bool
+) -> dict[str, Any]:
+    """The state of a saved sampler. Arrays of the ``saved`` rows get an entry for each row of the ring, 0 if new.
+
+    ``checked`` refuses what none of relive's own samplers would save.
 
     Raises:
-        FileFormatError: it makes no sense.
+        FileFormatError: an array is missing, or has another length; or a value cannot be.
     """
-    if list(map(type, parts)) == [int, int, int, bool, str]:
-        rule = Rule(*parts)
-        # the bounds of kernels: they add these to numbers of rows
-        fits = STEPS >= rule.history >= rule.length - 1 and 1 <= rule.stride <= rule.length
-        if fits and rule.weigh in get_args(Weigh):
-            return rule
-    raise FileFormatError(
-        f"the save's entry 'rule' is {shown(parts)}; expected {list(Rule._fields)}, as relive writes them"
-    )
+    by_row: set[str] = set(entry(content, "sampler_rows", list))
+    state: dict[str, Any] = dict(entry(content, "sampler_state", dict))
+    for name in by_row:
+        fitting(tensors, f"sampler.{name}", (saved.size,))
+    state |= {name.removeprefix("sampler."): x.numpy() for name, x in tensors.items() if name.startswith("sampler.")}
+    if checked:
+        require_sampler_state(state, by_row, ring)
+    live = saved.meet(ring.span)
+    for name in by_row:  # saved for live rows alone, one env after another
+        values: Array = state[name]
+        shape = (ring.store.num_rows, *values.shape[1:])
+        state[name] = zeroed(math.prod(shape) * values.itemsize).view(values.dtype).reshape(shape)
+        state[name][live.places(ring.rows)] = values[saved.where(live)]
+    return state
 
 
 # -- the tensors of a save -------------------------------------------------------------------------------------------
@@ -285,8 +288,6 @@ class Source:
         where: the file that holds a tensor, for messages.
     """
 
-    content: Mapping[str, Any]
-
     def __init__(
         self,
         content: Mapping[str, Any],
@@ -294,7 +295,8 @@ class Source:
         read: Callable[[Iterable[str]], Mapping[str, Tensor]],
         where: Callable[[str], str] = lambda name: "the state",
     ) -> None:
-        self.content, self._shapes, self._read, self._where = content, shapes, read, where
+        self.content = content
+        self._shapes, self._read, self._where = shapes, read, where
         self.segments: list[Segment] = []
         """The segments that were read."""
 
@@ -353,17 +355,10 @@ class Source:
                 "the data files from one copy"
             )
 
-    def sampler_tensors(self, by_row: Iterable[str], count: int) -> dict[str, Tensor]:
-        """The arrays of the sampler; those named in ``by_row`` have an entry for each of ``count`` rows.
-
-        Raises:
-            FileFormatError: one is missing, or has another length.
-        """
+    def sampler_tensors(self) -> Mapping[str, Tensor]:
+        """The arrays of the sampler, and maybe others."""
         names = [name for name in self._shapes if name.startswith("sampler.")]
-        tensors: Mapping[str, Tensor] = self._read(names) if names else {}
-        for name in by_row:
-            fitting(tensors, f"sampler.{name}", (count,))
-        return {name.removeprefix("sampler."): tensors[name] for name in names}
+        return self._read(names) if names else {}
 
     def _prefixes(self) -> list[str]:
         """The beginning of the tensors' names in each part.
@@ -417,12 +412,10 @@ class Conversion:
         origins: where each leaf of the new schema comes from; None if nothing changes.
     """
 
-    saved: Mapping[Path, Field]
-
     def __init__(
         self, saved: Mapping[Path, Field], leaves: Mapping[Path, Field], origins: Mapping[Path, Origin] | None
     ) -> None:
-        self.saved, self._leaves = saved, leaves
+        self.saved = saved
         self._origins = None if origins is None else {path: _origin(origins, path) for path in leaves}
         self._old, large = row_layout(saved)
         self._new, _ = row_layout(leaves)
@@ -551,15 +544,13 @@ def _require_bools(leaves: Mapping[Path, Field], rows: NDArray[np.uint8]) -> Non
             raise FileFormatError(f"field '{dotted(path)}' is bool and has bytes other than 0 and 1")
 
 
-def require_reach(view: Any, rows: int) -> None:
+def _require_reach(view: Any, rows: int) -> None:
     """Refuse a saved view whose items would be larger than the whole save, since a batch could take all memory.
 
     Raises:
         FileFormatError: names the view and the limit.
     """
-    parts = [view]
-    while hasattr(parts[-1], "window"):
-        parts.append(parts[-1].window)
+    parts = parts_of(view)
     reach = max(getattr(part, "rows", getattr(part, "depth", 1)) for part in parts)
     if reach > max(REACH, rows) or parts[-1].n > STEPS:
         raise FileFormatError(

@@ -44,8 +44,6 @@ class Mixture:
         DeviceError: the buffers are on different devices.
     """
 
-    device: torch.device
-
     def __init__(self, buffers: Mapping[str, ReplayBuffer], shares: Mapping[str, float]) -> None:
         require("Mixture", BUFFERS_RULE, buffers=buffers)
         wanted = _normalised(shares, list(buffers))
@@ -54,7 +52,7 @@ class Mixture:
         devices = {buffer.device for buffer in buffers.values()}
         if len(devices) > 1:
             raise DeviceError(f"Mixture: expected buffers on one device, got {sorted(map(str, devices))}")
-        (self.device,) = devices
+        self.device: torch.device = devices.pop()
         self.buffers: dict[str, ReplayBuffer[Any, Any]] = dict(buffers)
         self.shares = wanted
 

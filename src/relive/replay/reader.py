@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
@@ -16,8 +16,7 @@ from ..batches import SequenceBatch, as_tensordict, swap_layers
 from ..core import Draw
 from ..core import key as stream
 from ..errors import LifecycleError, ParameterError, ReliveError, SchemaError, ShapeError
-from ..memory.mapped import LookAhead, MappedAllocator, can_look_ahead
-from ..memory.ram import ReplayRows
+from ..memory.mapped import LookAhead, MappedAllocator
 from ..parameters import is_count, is_own, refuse_class
 from ..ring.ring import Change, Ring
 from ..ring.sequences import FACTS
@@ -59,15 +58,12 @@ class Reader:
         progress: the seed, and the number of the next batch.
     """
 
-    ring: Ring
-    sampler: OwnSampler
-    schema: Schema
-    progress: Progress
-
     def __init__(self, ring: Ring, sampler: OwnSampler, schema: Schema, view: View, progress: Progress) -> None:
-        self.ring, self.sampler, self.schema, self.view, self.progress = ring, sampler, schema, view, progress
-        self.replaced: Callable[[], object] = bool
-        """Called when the view was replaced. A replay in files keeps it."""
+        self.ring = ring
+        self.sampler = sampler
+        self.schema = schema
+        self.view: View = view
+        self.progress = progress
         self.prefetch: Prefetch | None = None
         """Asks for the rows of the next batch of a replay in files; None for any other replay."""
         self._own_sampler = all(type(part) in OWN_SAMPLERS for part in parts_of(sampler))
@@ -96,10 +92,9 @@ class Reader:
         try:
             self.keep_rule()
         except ReliveError:
-            self.view: View = before
+            self.view = before
             raise
         _READERS.update(dict.fromkeys(map(id, parts_of(view)), self))
-        self.replaced()
 
     def keep_rule(self) -> None:
         """Apply the view's rule of what can be drawn to the ring, if it has changed."""
@@ -227,13 +222,13 @@ class Prefetch:
 
     Args:
         ring: the rows, in files.
-        ahead: asks the system for rows.
+        allocator: their memory.
     """
 
-    ahead: LookAhead
-
-    def __init__(self, ring: Ring, ahead: LookAhead) -> None:
-        self._ring, self.ahead = ring, ahead
+    def __init__(self, ring: Ring, allocator: MappedAllocator) -> None:
+        self._ring = ring
+        self.ahead: LookAhead = LookAhead(allocator, [ring.store.target, *cast("Any", ring.store).blocks.values()])
+        """Asks the system for rows."""
         self._last = 0, 1, 1
         """The last batch: its size, its number in its round, and the number of batches in the round."""
         self._updated = self._waits = False
@@ -242,15 +237,7 @@ class Prefetch:
         """The number of batches at the last look, when the heads were these."""
         self._parts: Ints = np.full(ring.num_envs, -1, np.int64)
         """The number of the part of its ring that each env was in at the last look."""
-        self._part_rows = max(WRITTEN // max(1, ahead.row_bytes), 1)
-
-    @classmethod
-    def of(cls, ring: Ring) -> Prefetch | None:
-        """One for a ring in files; None for any other ring, or if this system takes no advice."""
-        store = ring.store
-        if not (isinstance(store, ReplayRows) and isinstance(store.allocator, MappedAllocator) and can_look_ahead()):
-            return None
-        return cls(ring, LookAhead(store.allocator, [store.target, *cast("Any", store).blocks.values()]))
+        self._part_rows = max(WRITTEN // max(1, self.ahead.row_bytes), 1)
 
     def after_batch(self, reader: Reader, batch_size: int, update: int, of: int) -> None:
         """Note that a batch was drawn, and look ahead.

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
+from inspect import signature
 from itertools import pairwise
 from threading import Condition, Event, Lock
 from typing import Any, NamedTuple, cast
@@ -27,7 +28,7 @@ from ..core.words import RULE
 from ..errors import FileFormatError, LifecycleError
 from ..files import disk
 from ..files.save import to_json
-from ..memory.layout import row_layout, typed
+from ..memory.layout import row_layout
 from ..memory.store import Store
 from ..printable import shown
 from ..ring.ring import Ring, Span
@@ -56,7 +57,6 @@ __all__ = [
     "rebuild",
     "ring_state",
     "segment_prefix",
-    "typed_tensors",
 ]
 
 
@@ -85,21 +85,28 @@ class Saver:
         """The save under way."""
         self._snapshot: Snapshot | None = None
 
+    def facts(self) -> dict[str, Any]:
+        """What the files of a replay say of it, whether they are a save or mapped."""
+        ring, progress = self._writer.ring, self._progress
+        return {
+            "kind": KIND,
+            "schema": json.loads(self._writer.schema.to_json()),
+            "ordered": ring.ordered,
+            "own_next_obs": ring.own_next,
+            "seed": progress.seed,
+            "first": progress.first,
+            "view": describe(self._reader.view),
+        }
+
     def state(self) -> State:
         """The whole state of the replay, without its rows."""
         writer, progress = self._writer, self._progress
         facts = {
-            "kind": KIND,
-            "schema": json.loads(writer.schema.to_json()),
-            "ordered": writer.ordered,
-            "own_next_obs": writer.own_next_obs,
+            **self.facts(),
             "check_ends": writer.check_ends,
             "debug": writer.debug,
-            "seed": progress.seed,
             "counts": progress.counts,
-            "first": progress.first,
             "not_finite_rewards": writer.ring.not_finite,
-            "view": describe(self._reader.view),
         }
         with progress.undone(writer.sampler):  # a loaded replay draws again what the learner had not taken
             return ring_state(writer.ring, writer.sampler, facts)
@@ -119,7 +126,9 @@ class Saver:
         # a copy, since copy.copy would have both buffers read through one view
         view = copy(self._reader.view) if content["view"] is None else None
         own = sampler if content["sampler"] is None else None
-        return _bare_arrays(arrays), content, str(self._device), own, view
+        # arrays and their dtypes; no tensors, which multiprocessing would send as open files
+        tensors = {name: torch.as_tensor(value) for name, value in arrays.items()}
+        return {name: (numpy_view(x), x.dtype) for name, x in tensors.items()}, content, str(self._device), own, view
 
     def write(self, path: str | os.PathLike[str], extra: Any, on_read: Callable[[], object]) -> files.SaveHandle:
         """Write everything to the directory ``path``. Segments that are there already are kept.
@@ -139,7 +148,7 @@ class Saver:
         ring, era, save = self._writer.ring, self.segments.era, self._save(path, extra)
         there = disk.usable(path).absolute()  # the process may change its directory meanwhile
         snapshot = Snapshot(ring, save.stable)
-        save.detach(snapshot.arrays, snapshot.plan)
+        save.detach(snapshot)
 
         def work() -> None:
             try:
@@ -178,8 +187,11 @@ def ring_state(ring: Ring, sampler: OwnSampler, facts: Mapping[str, Any]) -> Sta
     """
     state = sampler.state_dict()
     arrays: dict[str, Any] = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
-    by_row, span = list(sampler.per_row), ring.span
-    tensors = {f"sampler.{name}": _by_row(ring, span, x) if name in by_row else x for name, x in arrays.items()}
+    by_row = list(sampler.per_row)
+    for name in by_row:
+        value = arrays[name]
+        arrays[name] = _streamed(ring, ring.span, RowField(value.shape[1:], value.dtype, value.__getitem__))
+    tensors = {f"sampler.{name}": x for name, x in arrays.items()}
     content = {
         **facts,
         "rows_per_env": ring.rows,
@@ -194,27 +206,7 @@ def ring_state(ring: Ring, sampler: OwnSampler, facts: Mapping[str, Any]) -> Sta
     return tensors, content
 
 
-def _by_row(ring: Ring, span: Span, value: Any) -> files.Streamed:
-    """The entries for the rows of a span of an array with an entry for each row."""
-    runs = partial(span.runs, ring.rows)
-    return files.Streamed((span.size, *value.shape[1:]), value.dtype, lambda: (value[run] for run in runs()))
-
-
-def _bare_arrays(state: Mapping[str, Any]) -> dict[str, tuple[Any, torch.dtype]]:
-    """Arrays and their dtypes for pickle; no tensors, which multiprocessing would send as open files."""
-    tensors = {name: torch.as_tensor(value) for name, value in state.items()}
-    return {name: (numpy_view(x), x.dtype) for name, x in tensors.items()}
-
-
-def typed_tensors(arrays: Mapping[str, tuple[Any, torch.dtype]]) -> dict[str, Tensor]:
-    """The tensors that :meth:`Saver.pickled` took apart."""
-    return {name: typed(array, dtype) for name, (array, dtype) in arrays.items()}
-
-
 # -- one save ---------------------------------------------------------------------------------------------------
-
-Rows = Callable[[Span, str], Mapping[str, Any]]
-"""Gives the fields of the rows of a span by name, with a prefix."""
 
 
 class ReplaySave:
@@ -234,43 +226,45 @@ class ReplaySave:
         FileFormatError, DTypeError, FieldError: ``extra`` has a value that cannot be stored.
     """
 
-    stable: Span
-
     def __init__(
         self, ring: Ring, known: Iterable[Segment], arrays: Mapping[str, Any], content: Mapping[str, Any], extra: Any
     ) -> None:
         described, self._learner = to_json(extra)
         self._arrays, self._content = arrays, {**content, "extra": described}
-        self._known, self._live, self.stable = list(known), ring.span, complete_rows(ring)
+        self._known, self._live = list(known), ring.span
+        self.stable: Span = complete_rows(ring)
         self._last = _new_segment(Span(self.stable.until, self._live.until))
         self._newest: Mapping[str, Any] = row_arrays(ring, self._last.span, segment_prefix(self._last.name))
         fields = row_fields(ring.store)
         self._parts = ["span", *fields]
         self._sizes = ring.rows * ring.num_envs, sum(field.nbytes for field in fields.values())
-        self._rows: Rows = partial(row_arrays, ring)
-        self._planned: Callable[[SegmentPlan], object] | None = None
+        self._ring = ring
+        self._snapshot: Snapshot | None = None
+        """Has the complete rows, if others may take their places before they are written."""
         self.segments: list[Segment] = []
         """The segments that later saves can keep, once :meth:`change` was called."""
 
-    def detach(self, rows: Rows, planned: Callable[[SegmentPlan], object]) -> None:
-        """Copy everything but the complete rows. ``rows`` gives those, and is preceded by a call of ``planned``."""
+    def detach(self, snapshot: Snapshot) -> None:
+        """Copy everything but the complete rows, which a snapshot gives."""
         self._arrays, self._learner = files.detached(self._arrays), files.detached(self._learner)
         self._newest = files.detached(self._newest)
-        self._rows, self._planned = rows, planned
+        self._snapshot = snapshot
 
     def change(self, present: files.Contents) -> files.Change:
         """The content that replaces the save which is present."""
-        planned = plan_segments(self._live, self.stable, self._still_there(present), *self._sizes)
-        if self._planned is not None:
-            self._planned(planned)
-        self.segments = [*planned.kept, *planned.new]
-        kept = tuple(segment_prefix(segment.name) for segment in planned.kept)
-        new = [_with_span(part, self._rows(part.span, segment_prefix(part.name))) for part in planned.new]
+        kept, new = plan_segments(self._live, self.stable, self._still_there(present), *self._sizes)
+        rows: Callable[[Span, str], Mapping[str, Any]] = partial(row_arrays, self._ring)
+        if self._snapshot is not None:
+            self._snapshot.plan(new)
+            rows = self._snapshot.arrays
+        self.segments = [*kept, *new]
+        prefixes = tuple(segment_prefix(segment.name) for segment in kept)
+        groups = [_with_span(part, rows(part.span, segment_prefix(part.name))) for part in new]
         # a group has files of its own: a later save can keep each new segment without the learner's state
         return files.Change(
-            [*new, self._learner, {**self._arrays, **_with_span(self._last, self._newest)}],
+            [*groups, self._learner, {**self._arrays, **_with_span(self._last, self._newest)}],
             {**self._content, "segments": [segment.name for segment in (*self.segments, self._last)]},
-            present.of_tensors([name for name in present.specs if name.startswith(kept)]),
+            present.of_tensors([name for name in present.specs if name.startswith(prefixes)]),
         )
 
     def _still_there(self, present: files.Contents) -> list[Segment]:
@@ -335,9 +329,10 @@ def row_arrays(ring: Ring, span: Span, prefix: str = "") -> dict[str, Any]:
 
 def _streamed(ring: Ring, span: Span, field: RowField) -> files.Streamed:
     """One field of a span's rows, a few MiB at a time."""
-    shape = (span.size, *field.shape)
-    places = partial(span.places, ring.rows)
-    return files.Streamed(shape, field.dtype, lambda: (field.dump(places(*p)) for p in field.pieces(shape[0])))
+    size, places = span.size, partial(span.places, ring.rows)
+    return files.Streamed(
+        (size, *field.shape), field.dtype, lambda: (field.dump(places(*p)) for p in field.pieces(size))
+    )
 
 
 # -- segments ---------------------------------------------------------------------------------------------------
@@ -370,25 +365,14 @@ class Segment(NamedTuple):
     """Its rows. Some may have left the buffer since."""
 
 
-class SegmentPlan(NamedTuple):
-    """The complete rows of a save."""
-
-    kept: list[Segment]
-    """Segments of the save in place that the new one keeps."""
-    new: list[Segment]
-    """Segments to write, which follow the kept ones."""
-
-
 class Segments:
     """The segments of a buffer, by the directories that they lie in."""
-
-    era: int
 
     def __init__(self) -> None:
         self._known: dict[str, list[Segment]] = {}
         self.frozen = True
-        """True while rows stay as they are once they are complete."""
-        self.era = 0
+        """True while rows stay as they are once they are complete. Without that, no segment is ever kept."""
+        self.era: int = 0
         """How often :meth:`forget` was called."""
 
     def at(self, path: str | os.PathLike[str]) -> list[Segment]:
@@ -409,10 +393,6 @@ class Segments:
         """Forget all segments, because rows that were stored before have changed."""
         self.era += 1
         self._known = {}
-
-    def give_up(self) -> None:
-        """Never keep a segment again, because rows may change at any time from now on."""
-        self.frozen: bool = False
 
 
 def is_segment(name: object) -> bool:
@@ -436,7 +416,9 @@ def complete_rows(ring: Ring) -> Span:
     return Span(live.first, np.maximum(live.until - ring.under_way, live.first))
 
 
-def plan_segments(live: Span, stable: Span, known: Iterable[Segment], capacity: int, row_bytes: int) -> SegmentPlan:
+def plan_segments(
+    live: Span, stable: Span, known: Iterable[Segment], capacity: int, row_bytes: int
+) -> tuple[list[Segment], list[Segment]]:
     """How to save rows into a directory that holds the segments ``known``, the oldest first.
 
     Args:
@@ -445,10 +427,13 @@ def plan_segments(live: Span, stable: Span, known: Iterable[Segment], capacity: 
         known: the segments.
         capacity: rows of all envs together.
         row_bytes: bytes of a row in a file.
+
+    Returns:
+        the segments to keep, and those to write, which follow them.
     """
     kept = [segment for segment in known if segment.span.meet(live).size]
-    stored = sum(segment.span.size for segment in kept)
-    if stored - _shared(kept, live) > live.size:  # envs that stand still keep rows of the others on the disk
+    gone = sum(segment.span.size - segment.span.meet(live).size for segment in kept)
+    if gone > live.size:  # envs that stand still keep rows of the others on the disk
         kept = []
     # segments are in the order of time and have no gaps: the new rows begin where the last one ends, in every env
     new = Span(np.maximum(kept[-1].span.until, live.first) if kept else live.first, stable.until)
@@ -460,12 +445,7 @@ def plan_segments(live: Span, stable: Span, known: Iterable[Segment], capacity: 
             break
         new = Span(last.first, new.until)
         kept.pop()
-    return SegmentPlan(kept, [_new_segment(part) for part in _cut(new, large)])
-
-
-def _shared(segments: Iterable[Segment], live: Span) -> int:
-    """How many rows of the segments are live."""
-    return sum(segment.span.meet(live).size for segment in segments)
+    return kept, [_new_segment(part) for part in _cut(new, large)]
 
 
 def _cut(span: Span, most: int) -> Sequence[Span]:
@@ -525,10 +505,10 @@ class Snapshot:
 
     # the thread that saves
 
-    def plan(self, plan: SegmentPlan) -> None:
+    def plan(self, new: list[Segment]) -> None:
         """Let go of all rows but those of new segments: only these will be read."""
         with self._changed:
-            self._let_go(plan.new[0].span.first if plan.new else self._stable.until)
+            self._let_go(new[0].span.first if new else self._stable.until)
 
     def arrays(self, span: Span, prefix: str) -> dict[str, files.Streamed]:
         """The fields of a new segment's rows, as :func:`relive.replay.saving.row_arrays` gives them."""
@@ -643,20 +623,8 @@ def _bits(values: Any) -> Any:
 
 # -- samplers and views as JSON ------------------------------------------------------------------------------------
 
-PARAMETERS: dict[type[Any], tuple[str, ...]] = {
-    Uniform: (),
-    WithoutReplacement: (),
-    Prioritized: ("alpha", "beta", "eps", "stratified", "normalize", "default_error", "eta"),
-    Recent: ("sharpest", "c_min", "inner", "adapt"),
-    NStep: ("n", "gamma"),
-    FrameStack: ("depth", "window", "pad", "keys"),
-    ReturnsToGo: ("gamma", "window"),
-    SequenceView: ("length", "burn_in", "overlap", "n", "gamma", "drop_tail", "time_first", "weigh", "last"),
-}
-
-
-POSITIONAL = {"sharpest": "eta"}
-"""Attributes whose constructor argument has another name."""
+ATTRIBUTES = {(Recent, "eta"): "sharpest"}
+"""Attributes that have another name than their argument of the constructor."""
 
 
 LARGEST_PARAMETER = 2**53
@@ -669,6 +637,13 @@ SAMPLERS = {part.__name__: part for part in (Uniform, WithoutReplacement, Priori
 VIEWS = {part.__name__: part for part in (NStep, FrameStack, ReturnsToGo, SequenceView)}
 
 
+PARAMETERS: dict[type[Any], list[str]] = {
+    part: [name for name in signature(part).parameters if name != "each_reward"]  # no file holds a function
+    for part in (*SAMPLERS.values(), *VIEWS.values())
+}
+"""The constructor's arguments of samplers and views, which saves hold."""
+
+
 PARTS: dict[str, dict[str, type[Any]]] = {"sampler": SAMPLERS, "inner": SAMPLERS, "view": VIEWS, "window": VIEWS}
 """The classes that a save may name, by their use."""
 
@@ -678,14 +653,14 @@ def describe(part: Any) -> dict[str, Any] | None:
 
     The user passes such a part to ``load``.
     """
-    names = PARAMETERS.get(cast("type[Any]", type(part)))
-    if names is None or getattr(part, "each_reward", None) is not None:  # a user's function
+    kind = cast("type[Any]", type(part))
+    if kind not in PARAMETERS or getattr(part, "each_reward", None) is not None:  # a user's function
         return None
-    values = {POSITIONAL.get(name, name): getattr(part, name) for name in names}
+    values = {name: getattr(part, ATTRIBUTES.get((kind, name), name)) for name in PARAMETERS[kind]}
     inner = {name: describe(value) for name, value in values.items() if isinstance(value, tuple(PARAMETERS))}
     if None in inner.values():
         return None
-    return {"part": type(part).__name__, **{name: plain(value) for name, value in (values | inner).items()}}
+    return {"part": kind.__name__, **{name: plain(value) for name, value in (values | inner).items()}}
 
 
 def plain(value: Any) -> Any:
@@ -709,10 +684,9 @@ def rebuild(data: Any, what: str) -> Any:
             f"the saved {what} is your own, or holds your own functions, which saves do not contain "
             f"({shown(data, 200)}); pass {what}=... to load or open"
         )
-    known = {POSITIONAL.get(name, name) for name in PARAMETERS[part]}
     try:
-        if given.keys() - known:
-            raise ValueError(f"it has no {shown(min(given.keys() - known))}")
+        if unknown := given.keys() - set(PARAMETERS[part]):
+            raise ValueError(f"it has no {shown(min(unknown))}")
         return part(**{name: _value(value, name) for name, value in given.items()})
     except (TypeError, ValueError, OverflowError) as error:
         raise FileFormatError(f"the saved {what} has invalid parameters: {shown(given, 200)} ({error})") from error

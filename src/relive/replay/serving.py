@@ -82,11 +82,10 @@ class Served(Batches[B_co]):
     were drawn and not taken then count as not drawn: the replay draws them next.
     """
 
-    ahead: Ahead
-
     def __init__(self, ahead: Ahead, timeout: float | None) -> None:
         super().__init__()
-        self.ahead, self._timeout = ahead, timeout
+        self.ahead = ahead
+        self._timeout = timeout
         self._end = finalize(self, ahead.close)
 
     def __next__(self) -> B_co:
@@ -317,8 +316,6 @@ class ProgressSlots:
         self._number, *counts, _ = max(whole, default=(-1, 0, 0, 0, -1))
         if not whole or min(self._number, *counts) < 0:
             raise InvariantError(f"progress: {[*map(self._read, self._slots)]} are not two slots of counts")
-        self.on_seed: Callable[[], object] = bool
-        """Called when the seed was set. The seed is kept elsewhere."""
         self.counts: list[int] = counts
         """Batches drawn, rows drawn and late priorities, as they were when this was made."""
 

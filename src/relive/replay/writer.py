@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .. import core
-from ..core.words import ALONE, COMPLETED, EPISODES, FINALS, LINKED, NO_FINALS
+from ..core.words import COMPLETED, EPISODES, FINALS, LINKED, NO_FINALS
 from ..device.replay import OnDevice
 from ..errors import ParameterError, ShapeError
 from ..memory.copier import BoundedCache, StepCopier
@@ -27,6 +27,10 @@ from .checks import ResetCheck, flattened, refuse_not_finite, row_mask
 __all__ = ["Writer"]
 
 
+Intake = tuple[StepChecker, StepCopier | None]
+"""The check and the copier for steps of one number of rows. Without a copier, each field is copied by itself."""
+
+
 class Writer:
     """The writing side of a replay. The caller holds the replay's lock.
 
@@ -39,17 +43,8 @@ class Writer:
         schema: the fields of a step, as the user named them.
         stored: the fields that are stored.
         device: where rows live.
-        own_next_obs: True if a ``next_obs`` is stored with every step.
         debug: True to refuse numbers that are NaN or infinite.
     """
-
-    ring: Ring
-    sampler: OwnSampler
-    schema: Schema
-    stored: Schema
-    device: torch.device
-    own_next_obs: bool
-    check_ends: bool
 
     def __init__(
         self,
@@ -58,13 +53,15 @@ class Writer:
         schema: Schema,
         stored: Schema,
         device: torch.device,
-        own_next_obs: bool,
         debug: bool,
     ) -> None:
-        self.ring, self.sampler, self.schema, self.stored = ring, sampler, schema, stored
-        self.device, self.own_next_obs = device, own_next_obs
+        self.ring = ring
+        self.sampler = sampler
+        self.schema = schema
+        self.stored = stored
+        self.device = device
         self.debug = debug
-        self.check_ends = False
+        self.check_ends: bool = False
         self.added: Callable[[int], object] | None = None
         """Called with the number of rows after each call that added some. It is None most often."""
         self.ends: EndCheck | None = None
@@ -79,25 +76,20 @@ class Writer:
         self._leaves = len(paths)
         """The number of leaves of a step. Those of the final observations may follow them."""
         self._flags_at = [paths.index((name,)) for name in ("terminated", "truncated")]
-        self._intakes = BoundedCache[tuple[int, bool], _Intake]()
+        self._intakes = BoundedCache[tuple[int, bool], Intake]()
         self._adders: list[StepAdder | None] = [None, None]
         """Adds steps of all envs without ``next_obs``, and with it; None until there are some, or always."""
         self._repeated = BoundedCache[int, Ints]()
         self.on_device: OnDevice | None = None
         """Stores whole steps of tensors on the device; None where the ring is in RAM alone."""
 
-    @property
-    def ordered(self) -> bool:
-        """True if the steps of an env come in the order of time."""
-        return self.ring.ordered_own_next or not self.ring.own_next
-
     def watch_ends(self, check: bool) -> None:
         """Start or stop checking the first steps and ends of episodes."""
         require("ReplayBuffer", FLAG_RULE, check_ends=check)
-        self.check_ends, leaves = check, self.ring.store.leaves
-        self.ends = EndCheck(leaves) if check and self.ordered else None
-        self._reuse = ReuseCheck(leaves, self.own_next_obs and self.ordered) if check else None
-        shares = not self.own_next_obs and self.device.type == "cpu"  # elsewhere it would wait for the device
+        self.check_ends, ring, leaves = check, self.ring, self.ring.leaves
+        self.ends = EndCheck(leaves) if check and ring.ordered else None
+        self._reuse = ReuseCheck(leaves, ring.own_next and ring.ordered) if check else None
+        shares = not ring.own_next and self.device.type == "cpu"  # elsewhere it would wait for the device
         self.resets = ResetCheck(leaves, self.all_envs) if check and shares else None
 
     # -- steps --------------------------------------------------------------------------------------------------
@@ -119,8 +111,9 @@ class Writer:
             if resets is None:
                 return
         leaves, final, kept = checked or self._checked(values, len(envs))
-        if resets is not None:
-            self._check_resets(resets, envs, leaves, final, kept)
+        if resets is not None and not resets.go_on(self.ring, envs, leaves, final, kept):
+            self.resets = None
+            resets.warn()
         if ends is not None and not ends.go_on(ended, envs, leaves, final, kept):
             self.ends = None
             ends.warn()
@@ -135,23 +128,14 @@ class Writer:
         checked = self._checked(values, len(envs))
         return device.add(checked.leaves[: self._leaves], checked.final)
 
-    def _check_resets(
-        self, check: ResetCheck, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Array | None
-    ) -> None:
-        """Check steps that were just stored for a reset in mid-episode."""
-        if not check.go_on(self.ring, envs, leaves, final, kept):
-            self.resets = None
-            check.warn()
-
     def _checked(self, values: Mapping[str, Any], count: int) -> _Checked:
         """Check each part of a step: its leaves, those of its final observations, and which rows are kept."""
-        has_finals, mask = "next_obs" in values and not self.own_next_obs, None
+        has_finals, mask = "next_obs" in values and not self.ring.own_next, None
         if "mask" in values:
             mask, values = values["mask"], {name: value for name, value in values.items() if name != "mask"}
-        intake = self._intakes.get((count, has_finals))
-        intake = self._intake(count, has_finals) if intake is None else intake
+        check, copier = self._intakes.get((count, has_finals)) or self._intake(count, has_finals)
         try:
-            leaves = intake.check(values, intake.copier)
+            leaves = check(values, copier)
         except (RuntimeError, TypeError):
             refuse_unreadable(values)
             raise
@@ -166,7 +150,7 @@ class Writer:
         leaves, final, kept = checked = self._checked(values, count)
         reuse = self._reuse
         if reuse is not None:
-            under_way = self.ring.under_way if self.ordered else None
+            under_way = self.ring.under_way if self.ring.ordered else None
             if not reuse.go_on(values, envs, leaves, final, kept, under_way):
                 self._reuse = None
         if kept is None and successive and count > piece_of(self.ring.rows):
@@ -183,7 +167,10 @@ class Writer:
         elif successive:
             self._add_many(envs, leaves, final, kept, stored)
         else:
-            self._add_some(envs, leaves, final, stored)
+            if cast("Any", stored).any():
+                rows = [_kept(value, stored) for value in leaves]
+                ends = None if final is None else [_kept(value, stored) for value in final]
+                self._store(envs[stored], rows, ends, envs)
             self._interrupt(envs[~kept])  # the next steps there do not follow the last ones
         ring = self.ring
         if ring.undo is not None:
@@ -253,25 +240,22 @@ class Writer:
 
     def append_env(self, ring: Ring, env: int, to: int) -> None:
         """Add all transitions of env ``env`` of another ring to env ``to`` of this one, in the order of time."""
-        self._append_env(ring, env, to)
-        self.ring.settle()
-
-    def _append_env(self, ring: Ring, env: int, to: int) -> None:
         self._interrupt(np.array([to]))
         store, places = ring.store, ring.live_places(env)
         complete, done = ring.stamp[places] >= 0, store.meta("terminated")[places] | store.meta("truncated")[places]
         # a row that is not complete can still hold the next observation of the row before it
         wanted = complete.copy()
         cuts = np.flatnonzero(~complete) + 1
-        if self.own_next_obs:
-            cuts = np.flatnonzero(ring.step[places] == 0) if ring.ordered_own_next else cuts
-        else:
+        if ring.mode == LINKED:
+            cuts = np.flatnonzero(ring.step[places] == 0)
+        elif ring.mode == FINALS:
             wanted[1:] |= complete[:-1] & (done[:-1] == 0)
         for rows in np.split(np.arange(len(places)), cuts):
             chosen = rows[wanted[rows]]
             if len(chosen):
                 self._copy(store, places[chosen], places[np.minimum(chosen + 1, len(places) - 1)], to)
                 self._interrupt(np.array([to]))
+        self.ring.settle()
 
     def _copy(self, store: Store, places: Ints, following: Ints, env: int) -> None:
         """Add rows of another store as successive steps of one env. The last one need not be complete."""
@@ -280,7 +264,7 @@ class Writer:
             part = places[low : low + piece]
             fields: dict[Any, Any] = {path: x.to(self.device) for path, x in store.read(part).items()}
             final = None
-            if not self.own_next_obs:
+            if not self.ring.own_next:
                 obs = [path for path in store.leaves if path[0] == "obs"]
                 after = store.read(following[low : low + piece], obs)
                 final = [after[path].to(self.device) for path in obs]
@@ -309,13 +293,6 @@ class Writer:
         if self.sampler.watches and len(places):
             self.sampler.changed(places, drawable)
 
-    def _add_some(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, stored: Any) -> None:
-        """Store the rows of one vector step that ``stored`` names."""
-        if np.count_nonzero(stored):
-            rows = [_kept(value, stored) for value in leaves]
-            ends = None if final is None else [_kept(value, stored) for value in final]
-            self._store(envs[stored], rows, ends, envs)
-
     def _with_last(self, envs: Ints, leaves: Sequence[Any], kept: Any) -> tuple[Sequence[Any], Any]:
         """The leaves, and which rows of them to store, if some are left out.
 
@@ -325,7 +302,7 @@ class Writer:
         terminal_at, truncated_at = self._flags_at
         truncated = as_host(leaves[truncated_at])
         cut = truncated > kept
-        if self.own_next_obs or not np.count_nonzero(cut):  # quicker than any()
+        if self.ring.own_next or not np.count_nonzero(cut):  # quicker than any()
             return leaves, kept
         goes_on = self._goes_on(envs, leaves, kept)
         leaves = list(leaves)
@@ -334,15 +311,21 @@ class Writer:
 
     def _goes_on(self, envs: Ints, leaves: Sequence[Any], kept: Any) -> Any:
         """True for rows of successive vector steps that go on with an episode of their env, bool ``[K]``."""
-        done = as_host(leaves[self._flags_at[0]]) | as_host(leaves[self._flags_at[1]])
         again = np.flatnonzero(envs[1:] == envs[0])
         width = int(again[0]) + 1 if len(again) else len(envs)  # of one vector step
-        return np.concatenate([self.ring.under_way[envs[:width]], (kept & ~done)[:-width]])
+        return np.concatenate([self.ring.under_way[envs[:width]], (kept & ~self._done(leaves))[:-width]])
+
+    def _done(self, leaves: Sequence[Any]) -> Any:
+        """Which rows end their episode, bool ``[K]``."""
+        terminated, truncated = (as_host(leaves[i]) for i in self._flags_at)
+        return terminated | truncated
 
     def _add_many(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Any, stored: Any) -> None:
         """Store several steps piece by piece. A row that is left out interrupts its env before the rows after it."""
-        if final is None and not self.own_next_obs:
-            self._require_final(leaves, envs, kept)
+        if final is None and not self.ring.own_next:  # refused before the first of several pieces is stored
+            done = self._done(leaves) & kept
+            if done.any():
+                raise missing_final(int(envs[np.argmax(done)]))
         # the reset steps of NEXT_STEP autoreset come after an end, so they interrupt nothing and cost no piece
         cuts = np.flatnonzero(~kept & self._goes_on(envs, leaves, kept))
         ends, cut_envs, every = np.cumsum(stored)[cuts], envs[cuts], envs
@@ -358,24 +341,17 @@ class Writer:
             self._interrupt(cut_envs[i : i + 1])
             low = end
 
-    def _require_final(self, leaves: Sequence[Any], envs: Ints, kept: Any) -> None:
-        """Refuse a missing final observation before the first of several pieces is stored."""
-        terminal_at, truncated_at = self._flags_at
-        done = (as_host(leaves[terminal_at]) | as_host(leaves[truncated_at])) & kept
-        if done.any():
-            raise missing_final(int(envs[np.argmax(done)]))
-
-    def _intake(self, count: int, has_finals: bool) -> _Intake:
+    def _intake(self, count: int, has_finals: bool) -> Intake:
         """The check and the copier for so many rows, with or without final observations; kept for the next ones."""
         both = self.stored.extend(next_obs=self.stored["obs"]) if has_finals else self.stored
         check, store = StepChecker(both, count, self.device, upload=False), self.ring.store
         # what copies whole steps takes memory for them; long runs of steps, which are stored in pieces, go without
         staging = store.staging("both" if has_finals else "step", count) if 0 < count <= PIECE else None
-        if staging is not None and count == len(self.all_envs) and StepAdder.suits(self.ring):
+        # rows in files may have to come from the disk first, so those are added by more calls than one
+        if staging is not None and count == len(self.all_envs) and self.ring.undo is None:
             adder = StepAdder(self.ring, self.sampler, staging, self.all_envs, has_finals)
-            self._adders[has_finals or self.own_next_obs] = adder
-        intake = _Intake(check, None if staging is None else staging.copier)
-        return self._intakes.keep((count, has_finals), intake)
+            self._adders[has_finals or self.ring.own_next] = adder
+        return self._intakes.keep((count, has_finals), (check, None if staging is None else staging.copier))
 
     def _repeat(self, count: int) -> Ints:
         """All envs, repeated ``count`` times; kept, since the next call usually adds as many steps."""
@@ -401,16 +377,9 @@ class StepAdder:
 
     def __init__(self, ring: Ring, sampler: OwnSampler, staging: Staging, envs: Ints, has_finals: bool) -> None:
         self._ring, self._sampler, self._staging, self._envs = ring, sampler, staging, envs
-        self._mode = (
-            LINKED if ring.ordered_own_next else ALONE if ring.own_next else FINALS if has_finals else NO_FINALS
-        )
+        self._mode = NO_FINALS if ring.mode == FINALS and not has_finals else ring.mode
         self._rule: Rule | None = None
         self._watches: bool | None = None
-
-    @staticmethod
-    def suits(ring: Ring) -> bool:
-        """True if steps can be added to this ring in one call."""
-        return ring.undo is None
 
     def add(self, step: Mapping[str, Any], debug: bool) -> bool:
         """Add a step; or change nothing and return False, if one call cannot add it. A step with an error is one."""
@@ -426,7 +395,7 @@ class StepAdder:
         ring.pending = adding  # before the call: after an interrupt, the next call repairs these rows
         events = self._add(step, debug)
         if events > 0:
-            self._sampler.changed(adding.where[:events], adding.opens[:events])
+            self._sampler.changed(adding.arrays.where[:events], adding.arrays.opens[:events])
         ring.pending = None  # last: until the sampler knows of all events, it has to attach again
         return events >= 0
 
@@ -439,14 +408,6 @@ class StepAdder:
             ring.core, adding.core, copier.fields, large, self._mode
         ).add
         self._rule, self._watches = ring.rule, watches
-
-
-class _Intake(NamedTuple):
-    """The check and the copier for steps of one number of rows."""
-
-    check: StepChecker
-    copier: StepCopier | None
-    """None: each field is copied by itself."""
 
 
 class _Checked(NamedTuple):

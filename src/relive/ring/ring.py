@@ -6,12 +6,11 @@ that it notes before it makes them, and the undo note of a ring in files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import core
@@ -57,7 +56,7 @@ from ..core.words import (
 from ..errors import FieldError, InvariantError, LifecycleError, ParameterError, ReliveError, SchemaError
 from ..memory.allocator import zeroed
 from ..memory.copier import BoundedCache
-from ..memory.layout import WEIGHED, BatchLayout, RowLayout
+from ..memory.layout import WEIGHED, RowLayout
 from ..memory.store import Plan, Remainder, Store, require_rows, vector
 from ..parameters import is_count, is_flag
 from ..steps.arrays import Array, Ints
@@ -140,33 +139,29 @@ class Ring:
             once, and there are no boundary rows; otherwise each is an episode of one step.
     """
 
-    num_envs: int
-    rows: int
-    store: Store
-    leaves: dict[Path, Field]
-    layout: RowLayout
-    batch: BatchLayout
-    step: Array
-    stamp: Array
-    order: Array
-
     def __init__(self, num_envs: int, rows: int, store: Store, ordered: bool = True) -> None:
         if num_envs < 1 or rows < 2:
             raise ParameterError(f"a ring needs at least 1 env and 2 rows per env, got {num_envs} and {rows}")
-        self.num_envs, self.rows, self.store = num_envs, rows, store
-        self.leaves, self.layout, self.batch = store.leaves, store.layout, store.batch
-        """The fields of a step, and where they are in a row of memory and in one of a batch, as far as kernels go."""
+        self.num_envs = num_envs
+        self.rows = rows
+        self.store = store
+        self.leaves: dict[Path, Field] = store.leaves
+        """The fields of a step."""
         allocator = store.allocator
         self.state: Ints = allocator.take("state", (num_envs, COLUMNS), np.int64)
         """``[N, 4]``: HEAD, TAIL, NEXT and COUNT of each env, as :mod:`relive.core.words` says."""
         self.counters: Ints = allocator.take("counters", (COUNTERS,), np.int64)
         """``[9]``: the counts of the whole ring, and its rule."""
-        self.step, self.stamp, self.order = store.meta("_step"), store.meta("_stamp"), store.meta("_order")
+        self.step: Array = store.meta("_step")
+        self.stamp: Array = store.meta("_stamp")
+        self.order: Array = store.meta("_order")
         """Of each place ``[R]``, as the invariants say."""
         self.own_next: bool = any(path[0] == "next_obs" for path in store.leaves)
         """True if each row is complete with a next observation of its own."""
-        self.ordered_own_next: bool = self.own_next and ordered
-        """True if such rows go on from one another."""
+        self.ordered: bool = ordered or not self.own_next
+        """True if the rows of an env come in the order of time."""
+        self.mode: int = FINALS if not self.own_next else LINKED if ordered else ALONE
+        """How kernels store a step; see :mod:`relive.core.words`."""
         self.undo: Undo | None = None
         """Notes how to take back what is being changed, where the memory outlives the process; else None."""
         self.arrays = self._ring_arrays()
@@ -278,9 +273,9 @@ class Ring:
         """The envs and numbers of live rows, env by env in the order of time: all, or from ``low`` up to ``high``."""
         return self.span.rows(low, high)
 
-    def places(self, low: int = 0, high: int | None = None) -> Ints:
-        """The places of the rows that :meth:`live` gives."""
-        return self.span.places(self.rows, low, high)
+    def places(self) -> Ints:
+        """The places of all live rows, env by env in the order of time."""
+        return self.span.places(self.rows)
 
     def live_places(self, env: int) -> Ints:
         """The places of an env's live rows, in the order of time."""
@@ -406,10 +401,11 @@ class Ring:
     def _new_windows(self, weighed: bool) -> Windows:
         """What reads windows into the rows of a batch, with or without weights."""
         weights = WEIGHED if weighed else {}
-        rows = RowLayout(*self.batch.groups, weights) if weighed else self.batch
+        batch = self.store.batch
+        rows = RowLayout(*batch.groups, weights) if weighed else batch
         at = {f"{path[0]}_at": rows.offsets[path] for path in weights}
-        fields = rows.described([*self.batch.fields, *weights])
-        made = Windows(self.core, self.batch.core, fields, **at, in_files=self.undo is not None)
+        fields = rows.described([*batch.fields, *weights])
+        made = Windows(self.core, batch.core, fields, **at, in_files=self.undo is not None)
         self._windows[weighed] = made
         return made
 
@@ -417,7 +413,7 @@ class Ring:
         """The further fields of a draw, arrays ``[B]`` by name, as fields of a batch."""
         if not extras:
             return {}
-        return {(name,): x for name, x in zip(extras, self.tensors(*extras.values()), strict=True)}
+        return {(name,): x for name, x in zip(extras, self.store.tensors(*extras.values()), strict=True)}
 
     def read(self, plan: Plan) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of planned transitions."""
@@ -430,10 +426,6 @@ class Ring:
             ParameterError, DTypeError: a place is beyond the last row, or they are no integers.
         """
         return self.store.read(places, paths)
-
-    def tensors(self, *arrays: Any) -> list[Tensor]:
-        """Arrays as tensors on the device of batches."""
-        return self.store.tensors(*arrays)
 
     def frames(self, places: Any, depth: int, repeat: bool) -> Ints:
         """The places ``[B, depth]`` of the frames that end at ``places``, oldest first, none of another episode.
@@ -487,7 +479,7 @@ class Ring:
             (staged, remainder), (ends, ends_remainder) = store.stage_both(count, steps, final)
         adding = self._addings.get((count, final is None, events))
         # it has the addresses of the staged rows, so other memory needs another one
-        if adding is None or adding.staged is not staged or adding.final is not ends:
+        if adding is None or adding.arrays.staged is not staged or adding.arrays.final is not ends:
             adding = self.new_adding(envs, staged, ends, events)
             self._addings.keep((count, final is None, events), adding)
         if adding.envs is not envs:
@@ -495,15 +487,15 @@ class Ring:
         if events:
             adding.since = self.counters.item(COMPLETED)
         adding.cut = envs if cut is None else cut
-        mode = LINKED if self.ordered_own_next else ALONE if self.own_next else NO_FINALS if final is None else FINALS
+        mode = NO_FINALS if final is None and not self.own_next else self.mode
         before = self.pending
         # large fields go first: a step that is counted is all there, and what it overwrites can be given up
         if remainder:
             adding.plan(mode, undo)
             self.pending = adding
-            store.write(remainder, adding.places)
+            store.write(remainder, adding.arrays.places)
             if ends_remainder:
-                store.write(ends_remainder, adding.finals)
+                store.write(ends_remainder, adding.arrays.finals)
         self.pending = adding  # before the kernel: an exception right after it finds what has to be mended
         result = core.add_rows(self.core, adding.core, mode)
         if result == USED_UP and undo is not None and undo.renew is not None:
@@ -514,7 +506,7 @@ class Ring:
         if result < 0:
             self.pending = before  # nothing was changed
             raise _refused(envs, result)
-        return (adding.where[:result], adding.opens[:result]) if events else self._no_events
+        return (adding.arrays.where[:result], adding.arrays.opens[:result]) if events else self._no_events
 
     def new_adding(self, envs: Ints, staged: Any, final: Any, events: bool) -> Adding:
         """The arrays that :meth:`add` needs for that many envs, until the rule changes."""
@@ -582,7 +574,7 @@ class Ring:
             raise SchemaError("sequences need steps in order that share observations; here each has its own")
         if self.undo is not None:
             self.undo.begin_rebuild(self)
-        self._rule = rule
+        self._rule = EVERY_ROW if rule == EVERY_ROW else rule
         _note_rule(rule, self.counters)
         self.core.changed()
         self._addings.clear()  # there may be more events now
@@ -797,7 +789,7 @@ class Ring:
         require(passed[1:] >= passed[:-1], "5: the stamps after {} are not in order")
         if self.own_next:
             require(complete, "5: {} has its own next_obs and is not complete")
-            require(self.ordered_own_next | (step == 0), "4: {} stands alone and is in an episode")
+            require(self.ordered | (step == 0), "4: {} stands alone and is in an episode")
         else:
             require(~complete[:-1] | goes_on, "5: {} is complete and has no successor")
             require(~newest | ~complete, "5: {} is the newest and complete")
@@ -862,16 +854,6 @@ class Span(NamedTuple):
             return env * per_env + (run if run[-1] < per_env else run % per_env)
         envs, numbers = self.rows(low, high)
         return envs * per_env + numbers % per_env
-
-    def runs(self, per_env: int) -> Iterator[slice]:
-        """The places of all rows as slices, in the same order: one or two for each env."""
-        for env, (first, until) in enumerate(zip(self.first.tolist(), self.until.tolist(), strict=True)):
-            base, seam = env * per_env, until - until % per_env  # row `seam` lies at the first place of the env again
-            if first < seam < until:
-                yield slice(base + first % per_env, base + per_env)
-            begin = seam if first < seam < until else first
-            if begin < until:
-                yield slice(base + begin % per_env, base + begin % per_env + until - begin)
 
     def meet(self, other: Span) -> Span:
         """The rows that both have."""
@@ -1009,34 +991,21 @@ class Adding:
         size: how many events there may be.
     """
 
-    staged: Any
-    final: Any
-    places: Ints
-    finals: Ints
-    tails: Ints
-    where: Ints
-    opens: NDArray[np.uint8]
-
-    __slots__ = ("_ring", "arrays", "core", "cut", "envs", "final", "finals", "opens", "places", "since", "staged",
-                 "tails", "where")  # fmt: skip
-    clears: bool
-    rewinds: bool
+    clears = rewinds = False
     rule: Any = None
-    clears, rewinds = False, False
-    envs: Ints
-    cut: Ints
-    since: int
 
     def __init__(self, ring: Ring, envs: Ints, staged: Any, final: Any, size: int) -> None:
-        self.envs, self.staged, self.final = envs, staged, final
-        count, self.cut, self.since, self._ring = len(envs), envs, 0, ring.core
-        self.places, self.finals, self.tails, self.where = (np.zeros(n, np.int64) for n in (count, count, count, size))
-        self.opens, fields = np.zeros(size, np.uint8), ring.store.layout.arrays(staged)
+        self.envs: Ints = envs
+        self.cut: Ints = envs
+        self.since = 0
+        self._ring, fields = ring.core, ring.store.layout.arrays(staged)
         terminated, truncated = (fields[name,].view(np.uint8) for name in ("terminated", "truncated"))
+        places, finals, tails, where = (np.zeros(n, np.int64) for n in (len(envs), len(envs), len(envs), size))
         self.arrays: StagedRows = StagedRows(
             envs, staged, final, fields["reward",], terminated, truncated,
-            self.places, self.finals, self.tails, self.where, self.opens,
+            places, finals, tails, where, np.zeros(size, np.uint8),
         )  # fmt: skip
+        self.tails: Ints = tails
         self.core: core.StagedRows = core.StagedRows(self.arrays)
 
     def take(self, envs: Ints) -> None:
@@ -1120,11 +1089,7 @@ class Undo:
         if self.active:  # that note leads back further; besides, what can be drawn has to be found again
             self._first[UNDO_KIND] = UNDO_REBUILD
             return
-        words, entries = self.words, env_entries(self.words, ring.num_envs)
-        entries[:, 0], entries[:, 1:UNDO_AFTER], entries[:, UNDO_AFTER] = range(ring.num_envs), ring.state, ring.heads
-        words[UNDO_COUNTERS:UNDO_START] = ring.counters
-        words[UNDO_ENVS], words[UNDO_ROWS] = ring.num_envs, 0
-        self._first[UNDO_KIND] = UNDO_REBUILD  # last: only now is the note whole
+        self.note_mark(ring.state, ring.counters, ring.heads, NO_ENVS, NO_ENVS.reshape(0, 3))
 
     def note_mark(self, state: Ints, counters: Ints, after: Ints, places: Ints, newest: Ints) -> None:
         """Note a state to go back to, as if a change had been broken off that began there.
@@ -1133,18 +1098,18 @@ class Undo:
             state: ``[N, 4]``.
             counters: as the ring has them.
             after: ``[N]``: the number that each env's next row may have had meanwhile.
-            places: ``[N]``: the place of each env's newest row, which means nothing where there is none.
-            newest: ``[N, 3]``: stamp, step and order of these rows.
+            places: ``[R]``: the places of rows to put back.
+            newest: ``[R, 3]``: stamp, step and order of these rows.
         """
-        words, envs = self.words, np.flatnonzero(state[:, HEAD] > 0)
+        words = self.words
         words[:] = 0  # first, the kind with it: a half-written note counts as none
         words[UNDO_COUNTERS:UNDO_START] = counters
-        words[UNDO_ENVS], words[UNDO_ROWS] = len(state), len(envs)
+        words[UNDO_ENVS], words[UNDO_ROWS] = len(state), len(places)
         entries = env_entries(words, len(state))
         entries[:, 0], entries[:, 1:UNDO_AFTER] = range(len(state)), state
         entries[:, UNDO_AFTER] = np.maximum(after, state[:, HEAD])
-        rows = row_entries(words, len(state), len(envs))
-        rows[:, 0], rows[:, 1], rows[:, 2] = places[envs], newest[envs, 0], packed(newest[envs, 1], newest[envs, 2])
+        rows = row_entries(words, len(state), len(places))
+        rows[:, 0], rows[:, 1], rows[:, 2] = places, newest[:, 0], packed(newest[:, 1], newest[:, 2])
         words[UNDO_KIND] = UNDO_REBUILD  # last: only now is the note whole
 
 

@@ -80,20 +80,17 @@ class Sequences:
         SchemaError: the schema has a field with a name that batches use, or it lacks a field that ``last`` names.
     """
 
-    cut: Cut
-    layout: RowLayout
-    stored: dict[Path, Path]
-    derived: dict[Path, Path]
-
     def __init__(self, ring: Ring, cut: Cut) -> None:
-        leaves, store, self.cut = ring.leaves, ring.store, cut
+        self.cut = cut
+        leaves, store = ring.leaves, ring.store
         clash = {path[0] for path in leaves} & {"next", *FACTS}
         if clash:
             raise SchemaError(f"field {min(clash)!r}: Sequence gives batches a field of that name; give yours another")
         stored, derived = lasts_of(leaves, cut.last)
         held, (obs, others, _) = store.layout.offsets, store.groups
         near = {path: leaves[source] for path, source in derived.items() if source in held}
-        self.layout = layout = RowLayout(obs, others, RESULTS, near)
+        layout = RowLayout(obs, others, RESULTS, near)
+        self.layout: RowLayout = layout
         # the bytes of a row of padding: -1 for the place of the next row, what `padding` says for masks, else zeros
         blank = np.zeros((1, layout.nbytes), np.uint8)
         for path, array in layout.arrays(blank).items():
@@ -101,9 +98,8 @@ class Sequences:
         self.blank: Any = blank[0]
         # what the kernel gives every row of the step before, and what only the rows after an episode's last step
         lasts = {path: source for path, source in (stored | derived).items() if source in held}
-        self.stored, self.derived = (
-            {path: source for path, source in some.items() if path not in lasts} for some in (stored, derived)
-        )
+        self.stored: dict[Path, Path] = {path: source for path, source in stored.items() if path not in lasts}
+        self.derived: dict[Path, Path] = {path: source for path, source in derived.items() if path not in lasts}
         made = layout.fields
         self.states: list[Path] = [path for path in leaves if path[0] == "hidden"]
         self.obs: list[Path] = [path for path in leaves if path[0] == "obs" and path not in made]

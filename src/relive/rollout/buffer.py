@@ -674,7 +674,7 @@ class RolloutBuffer:
         envs = np.tile(np.arange(columns.num_envs), columns.count)
         if not check.go_on(0, envs, [value, np.zeros_like(cut), cut], [final], real):
             self._end_check = None
-            check.warn_of_values()
+            check.warn(of_values=True)
 
     # -- columns ------------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ from .contract import Drawn, OwnSampler, refuse_weights, require_own_ring
 from .sumtree import SumTree
 from .uniform import nothing_to_draw, recent_leaves, require_weights
 
-__all__ = ["Binding", "Prioritized", "doubles", "errors_by_item", "require_float32"]
+__all__ = ["Prioritized", "doubles", "errors_by_item", "require_float32"]
 
 
 def _is_beta(beta: Any) -> bool:
@@ -89,14 +89,13 @@ class Prioritized(OwnSampler):
         ParameterError: a parameter is out of range, here or when it is set later.
     """
 
-    beta: float | tuple[float, float, int]
-    eta: float
-    stratified: bool
-    default_error: float | None
-
     watches = True
     per_row: tuple[str, ...] = ("errors",)
     extras: tuple[str, ...] = "weight", "probability"
+    stored: StoredPriorities = cast("StoredPriorities", None)
+    """The errors of all rows and the tree, as far as RAM knows; another object when they were made anew."""
+    noted_largest: float = 1.0
+    """The largest error as far as RAM knows, while a device may know of a larger one."""
     _binding: Binding | None = None
     _durable: DurablePriorities | None = None
     """The priorities of a replay in files; None elsewhere."""
@@ -113,53 +112,53 @@ class Prioritized(OwnSampler):
         eta: float = 0.9,
     ) -> None:
         self._ring: Ring | None = None
-        self._stored = StoredPriorities(0.0, 0.0, np.empty(0, np.float32), cast("SumTree", None))  # until attach
+        self.stored = StoredPriorities(0.0, 0.0, np.empty(0, np.float32), cast("SumTree", None))  # until attach
         self._fresh: tuple[float, float, StoredPriorities] | None = None
         """The error of new transitions, its weight, and the priorities it fits; kept, as they rarely change."""
-        self.alpha, self.eps, self.beta, self.eta = alpha, eps, beta, eta
-        self.stratified, self.normalize, self.default_error = stratified, normalize, default_error
-        self._largest, self._draws = 1.0, 0
+        self.alpha = alpha
+        self.eps = eps
+        self.beta = beta
+        self.eta = eta
+        self.stratified = stratified
+        self.normalize = normalize
+        self.default_error = default_error
+        self._draws = 0
 
     @property
     def alpha(self) -> float:
         """The exponent of the priorities. A change takes effect at once on all stored transitions."""
-        return self._stored.alpha
+        return self.stored.alpha
 
     @alpha.setter
     def alpha(self, alpha: float) -> None:
-        self._reweigh(alpha, self._stored.eps)
+        self._reweigh(alpha, self.stored.eps)
 
     @property
     def eps(self) -> float:
         """Added to every TD error. A change takes effect at once on all stored transitions."""
-        return self._stored.eps
+        return self.stored.eps
 
     @eps.setter
     def eps(self, eps: float) -> None:
-        self._reweigh(self._stored.alpha, eps)
+        self._reweigh(self.stored.alpha, eps)
 
     @property
     def _tree(self) -> SumTree:
         self._learn()
-        return self._stored.tree
+        return self.stored.tree
 
     @property
     def _errors(self) -> NDArray[np.float32]:
         self._learn()
-        return self._stored.errors
+        return self.stored.errors
 
     def _learn(self) -> None:
         """Bring the priorities up to date, if a device knows newer ones."""
         if self._ring is not None and isinstance(self._ring.pending, Ahead):
             self._ring.mend()
 
-    @property
-    def stored(self) -> StoredPriorities:
-        """The errors of all rows and the tree; another object when they were made anew."""
-        return self._stored
-
     def _new_error(self) -> np.float32:
-        return np.float32(self._largest if self.default_error is None else self.default_error)
+        return np.float32(self.noted_largest if self.default_error is None else self.default_error)
 
     def nbytes(self, rows: int) -> int:
         """Bytes of the errors, float32, and of the tree of priorities."""
@@ -190,11 +189,11 @@ class Prioritized(OwnSampler):
             NotFiniteError: an error is negative or not finite.
         """
         doubtful = durable.restore(ring, self.default_error)
-        self._largest, self._draws = float(durable.facts[LARGEST]), int(durable.facts[DRAWS])
+        self.noted_largest, self._draws = float(durable.facts[LARGEST]), int(durable.facts[DRAWS])
         alpha, eps = durable.facts[[ALPHA, EPS]].tolist()
         if doubtful is not None and (alpha, eps) == (float(self.alpha), float(self.eps)):
             durable.mend(ring, doubtful)
-            self._stored = StoredPriorities(alpha, eps, durable.errors, durable.tree)
+            self.stored = StoredPriorities(alpha, eps, durable.errors, durable.tree)
         else:
             places = ring.anchors()
             _require_errors(durable.errors[places])
@@ -217,14 +216,14 @@ class Prioritized(OwnSampler):
             if stored.errors is not durable.errors:
                 durable.errors[:] = stored.errors
             durable.tree.become(stored.tree)
-            durable.facts[[ALPHA, EPS, LARGEST, DRAWS]] = stored.alpha, stored.eps, self._largest, self._draws
+            durable.facts[[ALPHA, EPS, LARGEST, DRAWS]] = stored.alpha, stored.eps, self.noted_largest, self._draws
             stored = stored._replace(errors=durable.errors, tree=durable.tree)
-        self._stored = stored
+        self.stored = stored
 
     def _reweigh(self, alpha: float, eps: float) -> None:
         """Recompute all weights, or change nothing if one would be too large."""
         if self._ring is None:
-            self._stored = self._stored._replace(alpha=alpha, eps=eps)
+            self.stored = self.stored._replace(alpha=alpha, eps=eps)
             return
         self._learn()
         try:
@@ -239,7 +238,7 @@ class Prioritized(OwnSampler):
 
     def changed(self, places: Ints, drawable: Any) -> None:
         """Give new transitions the default error, and rows that can no longer be drawn no weight."""
-        error = self._largest if self.default_error is None else self.default_error
+        error = self.noted_largest if self.default_error is None else self.default_error
         bound, fresh = self._bound(), self._fresh
         if fresh is None or fresh[0] != error or fresh[2] is not bound.stored:
             weight = float(self._weights(self._new_error())[0])
@@ -321,8 +320,8 @@ class Prioritized(OwnSampler):
             late = self._rate_checked(index, td_error, mask, time_first)
             bound = self._bound()
         largest = bound.facts.item(LARGEST)
-        if largest != self._largest:  # every assignment is checked, which takes longer than this
-            self._largest = largest
+        if largest != self.noted_largest:  # every assignment is checked, which takes longer than this
+            self.noted_largest = largest
         return late
 
     def _rate_checked(self, index: Any, td_error: Any, mask: Any, time_first: bool | None) -> int:
@@ -381,9 +380,9 @@ class Prioritized(OwnSampler):
 
     def _bound(self) -> Binding:
         """The memory of the priorities; bound again if an array was replaced."""
-        bound, stored = self._binding, self._stored
+        bound, stored = self._binding, self.stored
         if bound is None or bound.stored is not stored:
-            bound = self._binding = Binding(stored, cast("Ring", self._ring), self._largest, self._durable)
+            bound = self._binding = Binding(stored, cast("Ring", self._ring), self.noted_largest, self._durable)
         return bound
 
     @property
@@ -400,18 +399,13 @@ class Prioritized(OwnSampler):
     def largest_error(self) -> float:
         """The largest TD error known, which new transitions get unless ``default_error`` is given. It only grows."""
         self._learn()
-        return self._largest
-
-    @property
-    def noted_largest(self) -> float:
-        """The largest error as far as RAM knows, while a device may know of a larger one."""
-        return self._largest
+        return self.noted_largest
 
     @largest_error.setter
     def largest_error(self, error: float) -> None:
-        if error > self._largest:
+        if error > self.noted_largest:
             _require_usable(cast("Ring", self._ring))
-            self._largest = self._bound().facts[LARGEST] = float(error)
+            self.noted_largest = self._bound().facts[LARGEST] = float(error)
 
     def draw_at(self, masses: Doubles) -> tuple[Ints, Doubles]:
         """The transitions that own ``masses`` (float64 ``[B]``, in [0, :attr:`mass`)): their places and priorities.
@@ -433,7 +427,7 @@ class Prioritized(OwnSampler):
 
     def state_dict(self) -> dict[str, Any]:
         """The errors of all rows, the largest error seen, and the number of draws for a schedule of beta."""
-        return {"errors": self._errors.copy(), "largest": self._largest, "draws": self._draws}
+        return {"errors": self._errors.copy(), "largest": self.noted_largest, "draws": self._draws}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the state of another sampler.
@@ -451,7 +445,7 @@ class Prioritized(OwnSampler):
         _require_errors(live)
         stored = self._computed(ring.anchors(), errors, self.alpha, self.eps)
         with _rebuilding(ring):
-            self._largest, self._draws = float(state["largest"]), int(state["draws"])
+            self.noted_largest, self._draws = float(state["largest"]), int(state["draws"])
             self._adopt(stored)
 
     def _weights(self, errors: Any) -> Any:
@@ -493,16 +487,13 @@ class StoredPriorities(NamedTuple):
 class Binding:
     """The memory of the priorities, as compiled code takes it; for as long as it consists of the same arrays."""
 
-    stored: StoredPriorities
-    total: Doubles
-    facts: Doubles
-
     def __init__(self, stored: StoredPriorities, ring: Ring, largest: float, durable: DurablePriorities | None) -> None:
-        tree = stored.tree
-        self.stored, self.total = stored, tree.whole.until
-        self.facts, undo = (np.empty(FACTS), np.empty(0)) if durable is None else (durable.facts, durable.undo)
+        self.stored = stored
+        self.total: Doubles = stored.tree.whole.until
+        self.facts: Doubles = np.empty(FACTS) if durable is None else durable.facts
+        undo = np.empty(0) if durable is None else durable.undo
         self.facts[[ALPHA, EPS, LARGEST]] = stored.alpha, stored.eps, largest
-        self.core: core.Priorities = core.Priorities(tree.core, stored.errors, self.facts, ring.core, undo)
+        self.core: core.Priorities = core.Priorities(stored.tree.core, stored.errors, self.facts, ring.core, undo)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle and deepcopy: None. A copy of a sampler has arrays at other addresses."""
@@ -631,7 +622,13 @@ def errors_by_item(time_first: bool | None, index: Ints, errors: Any, mask: Any)
     count = index.size
     if errors.ndim != 2 or time_first is None:
         if index.ndim != 1 or errors.shape != index.shape:
-            raise ShapeError(_not_by_item(index.shape, errors.shape))
+            message = f"update_priorities: expected an index [B] and errors [B], got {index.shape}, {errors.shape}"
+            if index.ndim == 1 and errors.ndim == 2:
+                message += (
+                    "; a target [B] minus a value [B, 1] is [B, B]: take value.squeeze(-1). "
+                    "Errors of two axes belong to a view that reads sequences, such as Sequence"
+                )
+            raise ShapeError(message)
         if mask is not None:
             raise ShapeError(
                 f"mask: errors [B] have none, got {mask.dtype} {mask.shape}; leave out the errors that do not count"
@@ -649,17 +646,6 @@ def errors_by_item(time_first: bool | None, index: Ints, errors: Any, mask: Any)
         raise ShapeError(f"mask: expected bool {errors.shape} for errors {axes}, got {mask.dtype} {mask.shape}")
     errors = np.where(mask, errors, 0.0)  # a network's output for padding may be NaN
     return (errors.T, mask.T) if time_first else (errors, mask)
-
-
-def _not_by_item(index: tuple[int, ...], errors: tuple[int, ...]) -> str:
-    """The message for errors that are not one for each index."""
-    message = f"update_priorities: expected an index [B] and errors [B], got {index}, {errors}"
-    if len(index) == 1 and len(errors) == 2:
-        message += (
-            "; a target [B] minus a value [B, 1] is [B, B]: take value.squeeze(-1). "
-            "Errors of two axes belong to a view that reads sequences, such as Sequence"
-        )
-    return message
 
 
 def doubles(numbers: Any, name: str = "td_error") -> Any:

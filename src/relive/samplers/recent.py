@@ -50,11 +50,6 @@ class Recent(OwnSampler):
         ParameterError: a parameter is out of range, here or when it is set later.
     """
 
-    sharpest: float
-    c_min: int
-    adapt: bool
-    eta: float
-
     progress: float | None = None
     """The last slope of the returns as a fraction of the steepest, from -1 to 1; None before the first."""
 
@@ -75,8 +70,10 @@ class Recent(OwnSampler):
         inner: Uniform | Prioritized | None = None,
         adapt: bool = False,
     ) -> None:
-        self.eta = self.sharpest = eta
-        self.c_min, self.adapt = c_min, adapt
+        self.eta: float = eta
+        self.sharpest = eta
+        self.c_min = c_min
+        self.adapt = adapt
         self._inner: Uniform | Prioritized = Uniform() if inner is None else inner
         if not isinstance(cast("object", self._inner), Uniform | Prioritized):
             raise ParameterError(f"Recent: inner is Uniform() or Prioritized(), got {inner!r:.200}")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from sys import float_info
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -58,9 +57,11 @@ class SumTree:
         self._size = int(size)
         self._offsets: NDArray[np.uint64] = np.array(core.tree_offsets(self._size), np.uint64)
         self._root = self._offsets[-1:].astype(np.int64)
-        self._nodes = _aligned(int(self._offsets[-1]) + 1) if nodes is None else nodes
-        self._minima: Doubles = np.empty(0)  # kept from the first call of minimum_positive on
-        self.core: core.Tree = core.Tree(self._nodes, self._size, self._minima)
+        self.nodes: Doubles = _aligned(int(self._offsets[-1]) + 1) if nodes is None else nodes
+        """The leaves, and the sums over them level by level; the same array for life."""
+        self.minima: Doubles = np.empty(0)
+        """The minima of the nodes, for compiled code; empty until the first call of :meth:`minimum_positive`."""
+        self.core: core.Tree = core.Tree(self.nodes, self._size, self.minima)
         """The tree, as compiled code takes it."""
 
     @staticmethod
@@ -84,20 +85,12 @@ class SumTree:
     @property
     def total(self) -> float:
         """The sum of all weights."""
-        return self._nodes.item(-1)
+        return self.nodes.item(-1)
 
     @property
     def whole(self) -> Cover:
         """All leaves. What it holds changes with every write."""
-        return Cover(self._root, self._nodes[-1:])
-
-    @property
-    def arrays(self) -> tuple[Doubles, NDArray[np.uint64]]:
-        """The nodes and the offsets of the levels, for compiled code; the same arrays for life."""
-        return self._nodes, self._offsets
-
-    minima: Doubles = cast("Any", property(attrgetter("_minima")))  # every batch reads it, this way without a call
-    """The minima of the nodes, for compiled code; empty until the first call of :meth:`minimum_positive`."""
+        return Cover(self._root, self.nodes[-1:])
 
     def get(self, positions: ArrayLike) -> Doubles:
         """The weights ``[B]`` (float64) of the leaves at ``positions`` (integers, ``[B]``).
@@ -154,7 +147,7 @@ class SumTree:
         """
         wanted = _flat(np.ascontiguousarray(masses, np.float64), "masses")
         out = np.empty(wanted.size, np.int64)
-        places, until = (self._root, self._nodes[-1:]) if among is None else among
+        places, until = (self._root, self.nodes[-1:]) if among is None else among
         bad = self.core.find(places, until, wanted, out)
         if bad >= 0:
             self._refuse_empty()
@@ -171,11 +164,11 @@ class SumTree:
             EmptyError: all weights asked for are 0.
         """
         self._refuse_empty()
-        if not self._minima.size:
-            self._keep_minima(np.full(self._nodes.size - int(self._offsets[1]), np.inf))
+        if not self.minima.size:
+            self._keep_minima(np.full(self.nodes.size - int(self._offsets[1]), np.inf))
             self.core.build()
         if begins is None or ends is None:
-            return self._minima.item(-1)
+            return self.minima.item(-1)
         lowest = self.core.lowest(begins, ends)
         if lowest == np.inf:
             raise EmptyError("all weights of these leaves are 0; ask for leaves that have a weight")
@@ -183,7 +176,7 @@ class SumTree:
 
     def become(self, other: SumTree) -> None:
         """Have the weights of another tree of the same size."""
-        self._nodes[:] = other._nodes
+        self.nodes[:] = other.nodes
         self._keep_minima(np.empty(0))
 
     def put(self, positions: Ints, weights: Doubles) -> None:
@@ -191,15 +184,15 @@ class SumTree:
 
         :meth:`set` climbs no further than sums change, and so it trusts all sums. After a kill they may be wrong.
         """
-        self._nodes[positions] = weights
+        self.nodes[positions] = weights
         places = positions
         for below, above in zip(self._offsets[:-1].tolist(), self._offsets[1:].tolist(), strict=True):
             places = np.unique(places // FANOUT)
-            children = self._nodes[below + FANOUT * places[:, None] + np.arange(FANOUT)]
+            children = self.nodes[below + FANOUT * places[:, None] + np.arange(FANOUT)]
             total = np.zeros(len(places))
             for k in range(FANOUT):  # from left to right, as everywhere
                 total += children[:, k]
-            self._nodes[above + places] = total
+            self.nodes[above + places] = total
         self._keep_minima(np.empty(0))
 
     def check(self) -> None:
@@ -208,15 +201,15 @@ class SumTree:
         Raises:
             InvariantError: a leaf is not a valid weight, or a node does not follow from its children; names the first.
         """
-        leaves, nodes, minima = self._nodes[: self._size], self._nodes.copy(), np.full_like(self._minima, np.inf)
+        leaves, nodes, minima = self.nodes[: self._size], self.nodes.copy(), np.full_like(self.minima, np.inf)
         _require("a weight is finite and not negative", np.isfinite(leaves) & (leaves >= 0), leaves)
         nodes[self._size : int(self._offsets[1])] = 0.0
         core.Tree(nodes, self._size, minima).build()
-        _require("a node is the sum of its children, from left to right", nodes == self._nodes, self._nodes)
-        _require("a minimum is the smallest positive one below it", minima == self._minima, self._minima)
+        _require("a node is the sum of its children, from left to right", nodes == self.nodes, self.nodes)
+        _require("a minimum is the smallest positive one below it", minima == self.minima, self.minima)
 
     def _keep_minima(self, minima: Doubles) -> None:
-        self._minima = self.core.minima = minima
+        self.minima = self.core.minima = minima
 
     def _no_position(self, index: Ints, bad: int) -> ParameterError:
         last = self._size - 1

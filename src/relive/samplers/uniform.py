@@ -26,27 +26,23 @@ class Uniform(OwnSampler):
 
     def __init__(self) -> None:
         self._ring: Ring | None = None
-        self._windows: WindowWeights | None = None
+        self.windows: WindowWeights | None = None
+        """The weights of sequences; None without them."""
 
     def attach(self, ring: Ring) -> None:
         """See :class:`Sampler`."""
         self._ring = require_own_ring(self._ring, ring, self)
-        self._windows = WindowWeights(ring) if ring.rule.sparse else None
+        self.windows = WindowWeights(ring) if ring.rule.sparse else None
         self.watches: bool = ring.rule.sparse
-
-    @property
-    def windows(self) -> WindowWeights | None:
-        """The weights of sequences; None without them."""
-        return self._windows
 
     def nbytes(self, rows: int) -> int:
         """Bytes of the tree of window weights; 0 without sequences."""
-        return SumTree.nbytes(rows) if self._windows is not None else 0
+        return SumTree.nbytes(rows) if self.windows is not None else 0
 
     def changed(self, places: Ints, drawable: Any) -> None:
         """Note which sequences can be drawn."""
-        if self._windows is not None:
-            self._windows.changed(places, drawable)
+        if self.windows is not None:
+            self.windows.changed(places, drawable)
 
     def draw(self, count: int, key: int, update: int, of: int) -> Drawn:
         """Places of anchors ``[count]``."""
@@ -54,8 +50,8 @@ class Uniform(OwnSampler):
 
     def draw_recent(self, count: int, key: int, newest: int) -> Drawn:
         """Places of anchors ``[count]`` among the ``newest`` completed transitions (0: among all)."""
-        if self._windows is not None:
-            return self._windows.draw(count, key, newest)
+        if self.windows is not None:
+            return self.windows.draw(count, key, newest)
         if self._ring is None or not self._ring.counters.item(DRAWABLE):
             raise nothing_to_draw(self._ring)
         return core.draw_by_chance(self._ring.core, count, key, newest)
@@ -63,8 +59,8 @@ class Uniform(OwnSampler):
     @property
     def mass(self) -> float:
         """The number of transitions that can be drawn, or the summed weights of sequences: a shard's share of draws."""
-        if self._windows is not None:
-            return self._windows.total
+        if self.windows is not None:
+            return self.windows.tree.total
         return float(self._ring.drawable) if self._ring is not None else 0.0
 
     def check(self) -> None:
@@ -73,8 +69,8 @@ class Uniform(OwnSampler):
         Raises:
             InvariantError: names the first place with a wrong weight.
         """
-        if self._windows is not None:
-            self._windows.check()
+        if self.windows is not None:
+            self.windows.check()
 
     def __repr__(self) -> str:
         return "Uniform()"
@@ -168,17 +164,11 @@ class WindowWeights:
     newest window of an episode has weight 1, and a second draw chooses among the episode's windows.
     """
 
-    tree: SumTree
-
     def __init__(self, ring: Ring) -> None:
-        self._ring, self.tree = ring, SumTree(ring.num_envs * ring.rows)
+        self._ring = ring
+        self.tree: SumTree = SumTree(ring.num_envs * ring.rows)
         anchors = ring.anchors()
         self.changed(anchors, np.ones(len(anchors), np.uint8))
-
-    @property
-    def total(self) -> float:
-        """The sum of all weights."""
-        return self.tree.total
 
     def changed(self, places: Ints, drawable: Any) -> None:
         """Note that the windows that end at ``places`` can be drawn from now on (1) or no more (0), in order."""
@@ -197,7 +187,7 @@ class WindowWeights:
             recent = recent_leaves(self.tree, ring, newest)
         episodes = oldest = None
         if ring.rule.weigh == "episodes":
-            episodes, oldest = ring.core, None if recent is None else ring.heads - recent.rows_of_envs()
+            episodes, oldest = ring.core, None if recent is None else ring.heads - recent.rows
         cover = (None, None) if recent is None else recent.cover
         return core.draw_by_weight(self.tree.core, count, key, *cover, episodes, oldest)
 
@@ -221,11 +211,10 @@ def recent_leaves(tree: SumTree, ring: Ring, newest: int) -> RecentLeaves:
         begins, ends = ring.window_places(newest)
         cover = tree.cover(begins, ends)
         if cover.total > 0:
-            break
+            return RecentLeaves(cover, begins, ends)
         if newest >= ring.transitions:
             raise nothing_to_draw(ring)
         newest *= 2
-    return RecentLeaves(cover, begins, ends)
 
 
 class RecentLeaves(NamedTuple):
@@ -236,7 +225,8 @@ class RecentLeaves(NamedTuple):
     ends: Ints
     """Their runs of places, two of each env, each from a begin up to, not including, its end: ``[2 N]``."""
 
-    def rows_of_envs(self) -> Ints:
+    @property
+    def rows(self) -> Ints:
         """The number of places of each env among them, ``[N]``."""
         return (self.ends - self.begins).reshape(-1, 2).sum(1)
 

@@ -207,6 +207,10 @@ def fits(value: Array, square: float) -> bool:
         return False
 
 
+FIXED = {"reward": "a replay's rewards are always float32, so scale them; in a rollout, "}
+"""What an error says first of a field whose dtype cannot be chosen everywhere."""
+
+
 def check_castable(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
     """Refuse conversions that change a value's meaning: float to int, anything to bool, a number out of range.
 
@@ -256,8 +260,8 @@ def _refuse_overflow(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
     lost = (sizes > limits.max * (1 + limits.eps / 4)) & ~sizes.isinf()  # smaller excesses round down to the maximum
     if bool(lost.any()):
         raise DTypeError(
-            f"field '{name}': {sizes[lost][0].item():g} is more than {dtype} holds, {limits.max:g} at most; declare a "
-            "wider dtype in the schema, or correct the number"
+            f"field '{name}': {sizes[lost][0].item():g} is more than {dtype} holds, {limits.max:g} at most; "
+            f"{FIXED.get(name, '')}declare a wider dtype in the schema, or correct the number"
         )
 
 
@@ -277,8 +281,8 @@ def _refuse_rounding(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
     if lost.any():
         raise DTypeError(
             f"field '{name}': {values[np.argmax(lost)]} is not a number of {dtype}, which holds whole numbers up to "
-            f"{exact} exactly; declare the field as {given}, or as a wider float, or convert it yourself if rounding "
-            f"is meant (.to({dtype}))"
+            f"{exact} exactly; {FIXED.get(name, '')}declare the field as {given}, or as a wider float, or convert it "
+            f"yourself if rounding is meant (.to({dtype}), or .astype of an array)"
         )
 
 

@@ -75,10 +75,6 @@ class SchemaChanges:
         ParameterError: ``drop`` is not a list of names, or one of the others is not a mapping.
     """
 
-    rename: dict[str, str]
-    cast: dict[str, torch.dtype]
-    add: dict[str, Any]
-
     def __init__(
         self,
         *,
@@ -91,7 +87,9 @@ class SchemaChanges:
         require("SchemaChanges", NAMES_RULE, drop=drop)
         require("SchemaChanges", an_instance(Mapping, "a mapping from names"), rename=rename, cast=cast, add=add)
         self.drop: tuple[str, ...] = tuple(drop)
-        self.rename, self.cast, self.add = dict(rename or {}), dict(cast or {}), dict(add or {})
+        self.rename: dict[str, str] = dict(rename or {})
+        self.cast: dict[str, torch.dtype] = dict(cast or {})
+        self.add: dict[str, Any] = dict(add or {})
 
     def __repr__(self) -> str:
         return f"SchemaChanges(drop={self.drop!r}, rename={self.rename!r}, cast={self.cast!r}, add={self.add!r})"

@@ -100,9 +100,6 @@ class StepChecker:
         names: Any = step.keys()
         if names != self._names:
             raise FieldError(self._name_mismatch(step))
-        return self._leaves(step)
-
-    def _leaves(self, step: Mapping[str, Any]) -> tuple[Any, ...]:
         values: list[Any] = []
         for name, inner, *_, path in self._plan:
             value = step[name]

@@ -13,7 +13,7 @@ from ..errors import EnvError, EpisodeEndWarning
 from .arrays import Array, Ints, as_host, numpy_dtype, numpy_view
 from .schema import Field, Path, descend
 
-__all__ = ["MOST", "EndCheck", "ReuseCheck"]
+__all__ = ["MOST", "EndCheck", "ReuseCheck", "places_in"]
 
 
 EPISODES_TO_WARN = 3
@@ -62,7 +62,7 @@ class EndCheck:
     """
 
     def __init__(self, leaves: Mapping[Path, Field]) -> None:
-        self._flags, self._obs, self._own, self._dtypes = _places(leaves)
+        self._flags, self._obs, self._own, self._dtypes = places_in(leaves)
         self.ended_on: dict[int, bytes] = {}
         """Env -> the bytes of the final observation of its last episode, until its next one begins."""
         self.episodes = 0
@@ -113,30 +113,22 @@ class EndCheck:
                 return False
         return self._looked < MOST or bool(self.ended_on)
 
-    def warn(self) -> None:
-        """Warn if enough episodes of a replay began with the final observation before them."""
+    def warn(self, *, of_values: bool = False) -> None:
+        """Warn if enough episodes began with the final observation, or in a rollout the final value, before them."""
         if self._alike < EPISODES_TO_WARN:
             return
-        warnings.warn(
+        replay = (
             f"the first {EPISODES_TO_WARN} episodes all began on the very observation that the last one of their env "
             f"had ended on. Two mistakes do that. {IGNORED} Under SAME_STEP autoreset, step() returns the next "
             "episode's first observation: pass next_obs with info['final_obs'] where an episode ended. If these "
-            "episodes do end where they start, create the buffer with check_ends=False. See docs/episode-ends.md",
-            EpisodeEndWarning,
-            stacklevel=4,
+            "episodes do end where they start, create the buffer with check_ends=False. See docs/episode-ends.md"
         )
-
-    def warn_of_values(self) -> None:
-        """Warn if enough episodes of a rollout began with the value of the final observation before them."""
-        if self._alike < EPISODES_TO_WARN:
-            return
-        warnings.warn(
+        rollout = (
             f"the first {EPISODES_TO_WARN} truncated episodes were all followed by a step whose value is the "
             f"final_value that they ended on. {IGNORED} If these episodes do end where the next ones start, set "
-            "rollout.check_ends = False. See docs/episode-ends.md",
-            EpisodeEndWarning,
-            stacklevel=4,
+            "rollout.check_ends = False. See docs/episode-ends.md"
         )
+        warnings.warn(rollout if of_values else replay, EpisodeEndWarning, stacklevel=4)
 
 
 class ReuseCheck:
@@ -156,7 +148,7 @@ class ReuseCheck:
     """
 
     def __init__(self, leaves: Mapping[Path, Field], all_read: bool) -> None:
-        self._flags, self._obs, self._own, self._dtypes = _places(leaves)
+        self._flags, self._obs, self._own, self._dtypes = places_in(leaves)
         self._inner = [path[1:] for path in leaves if path[0] == "obs"]
         self._all_read = all_read
         self._held: tuple[Any, Sequence[Any]] = None, ()
@@ -245,7 +237,7 @@ class ReuseCheck:
         )
 
 
-def _places(leaves: Mapping[Path, Field]) -> tuple[list[int], list[int], list[int], list[np.dtype[Any]]]:
+def places_in(leaves: Mapping[Path, Field]) -> tuple[list[int], list[int], list[int], list[np.dtype[Any]]]:
     """The places of flags, observation and next observation among the leaves of a step, and the stored dtypes."""
     paths = list(leaves)
     flags = [paths.index((name,)) for name in ("terminated", "truncated")]

@@ -29,6 +29,7 @@ __all__ = [
     "descend",
     "described",
     "dotted",
+    "flatten",
     "map_leaves",
     "nest",
     "not_named",
@@ -123,8 +124,7 @@ class Schema(Mapping[str, Node]):
         if not fields:
             raise SchemaError("a schema needs at least one field, got none")
         self._tree: dict[str, Node] = {name: _node(spec, (name,)) for name, spec in fields.items()}
-        self._leaves: dict[Path, Field] = {}
-        _collect(self._tree, (), self._leaves)
+        self._leaves: dict[Path, Field] = flatten(self._tree)
         if max_episode_steps is None and isinstance(fields, Schema):
             max_episode_steps = fields.max_episode_steps
         if max_episode_steps is not None:
@@ -350,6 +350,16 @@ def nest(leaves: Mapping[Path, Any]) -> dict[str, Any]:
     return tree
 
 
+def flatten(tree: Any, at: Path = ()) -> dict[Path, Any]:
+    """The leaves of nested mappings and tuples, by path."""
+    if isinstance(tree, tuple):
+        tree = {str(i): member for i, member in enumerate(cast("tuple[Any, ...]", tree))}
+    if not isinstance(tree, Mapping):
+        return {at: tree}
+    members = cast("Mapping[str, Any]", tree).items()
+    return {path: leaf for name, member in members for path, leaf in flatten(member, (*at, name)).items()}
+
+
 def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """``function`` of each leaf of mappings and tuples at any depth, with that leaf of ``others``; None stays None."""
     if tree is None:
@@ -422,14 +432,6 @@ def _node(spec: Any, path: Path) -> Node:
 
 def _members(node: dict[str, Node] | tuple[Node, ...]) -> list[tuple[str, Node]]:
     return list(node.items()) if isinstance(node, dict) else [(str(i), n) for i, n in enumerate(node)]
-
-
-def _collect(node: Node, path: Path, leaves: dict[Path, Field]) -> None:
-    if isinstance(node, Field):
-        leaves[path] = node
-        return
-    for name, member in _members(node):
-        _collect(member, (*path, name), leaves)
 
 
 def _lookup(tree: Node, name: object) -> Node | None:

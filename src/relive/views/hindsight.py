@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from inspect import signature
 from operator import attrgetter
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 from weakref import ref
 
 import numpy as np
@@ -21,10 +21,10 @@ from ..core.words import EPISODE, FINAL, FUTURE, PAST, RANDOM
 from ..errors import DTypeError, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
 from ..memory.layout import WEIGHED, BatchLayout
 from ..memory.store import require_rows, vector
-from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_number, is_steps
+from ..parameters import GAMMA_RULE, Rule, checked, is_count, is_flag, is_number, is_steps
 from ..ring.ring import Ring
 from ..steps.arrays import Array, Ints, as_host, as_tensor, check_castable, numpy_dtype, numpy_view
-from ..steps.schema import Field, Path, dotted, nest, unknown_field
+from ..steps.schema import Field, Path, dotted, flatten, nest, unknown_field
 
 __all__ = ["RESULTS", "STRATEGIES", "GoalFunction", "Hindsight", "facts"]
 
@@ -54,14 +54,10 @@ def _is_function(function: Any) -> bool:
     return function is None or callable(function)
 
 
-FUNCTION_RULE = (_is_function, "a function of arrays, (achieved, desired) or (achieved, desired, info), or None")
+FUNCTION_RULE: Rule = (_is_function, "a function of arrays, (achieved, desired) or (achieved, desired, info), or None")
 
 
-def _is_name(name: Any) -> bool:
-    return isinstance(name, str)
-
-
-NAME_RULE = (_is_name, "the name of a member of the observation")
+NAME_RULE: Rule = (lambda name: isinstance(name, str), "the name of a member of the observation")
 
 
 @checked(
@@ -129,18 +125,6 @@ class Hindsight:
         ShapeError, NotFiniteError: a function returned a wrong result; raised when a batch is drawn.
     """
 
-    reward_fn: Callable[..., Any] | None
-    terminated_fn: Callable[..., Any] | None
-    truncated_fn: Callable[..., Any] | None
-    info: str | None
-    achieved: str
-    desired: str
-    finished_only: bool
-    n: int
-    gamma: float
-    relabel: Callable[..., Any] | None
-    tensors: bool
-
     history = 0
     """No row before the anchor is needed."""
 
@@ -166,11 +150,19 @@ class Hindsight:
             raise ParameterError(
                 f"Hindsight(k={k!r}, ratio={ratio!r}): pass k, a number of at least 0, or ratio, not both"
             )
-        self.reward_fn, self.strategy = reward_fn, strategy
+        self.reward_fn = reward_fn
+        self.strategy = strategy
         self.ratio: float = ratio if ratio is not None else 0.8 if k is None else k / (k + 1)
-        self.terminated_fn, self.truncated_fn, self.info = terminated_fn, truncated_fn, info
-        self.achieved, self.desired, self.finished_only = achieved, desired, finished_only
-        self.n, self.gamma, self.relabel, self.tensors = n, gamma, relabel, tensors
+        self.terminated_fn = terminated_fn
+        self.truncated_fn = truncated_fn
+        self.info = info
+        self.achieved = achieved
+        self.desired = desired
+        self.finished_only = finished_only
+        self.n = n
+        self.gamma = gamma
+        self.relabel = relabel
+        self.tensors = tensors
         self._fitted: tuple[Any, Any, Any, Any] = (lambda: None), None, None, None
         """The ring that was read last, the parameters then, and what :meth:`_fit` gave."""
         self._require_functions()
@@ -212,14 +204,11 @@ class Hindsight:
             )
 
     def __repr__(self) -> str:
-        names = ("reward_fn", "strategy", "ratio", "terminated_fn", "truncated_fn", "info", "achieved", "desired",
-                 "finished_only", "n", "gamma", "relabel", "tensors")  # fmt: skip
-        return f"Hindsight({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+        return f"Hindsight({', '.join(f'{name}={getattr(self, name)!r}' for name in NAMES)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle: the parameters with their functions, which must be picklable."""
-        names = [name for name in signature(Hindsight).parameters if name != "k"]
-        return partial(Hindsight, **{name: getattr(self, name) for name in names}), ()
+        return partial(Hindsight, **{name: getattr(self, name) for name in NAMES}), ()
 
     def read(self, ring: Ring, places: Ints | Draw, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of the windows that start at ``places``; ``key`` decides which get another goal.
@@ -275,11 +264,11 @@ class Hindsight:
                 spare = fit.packed and function is functions[-1]  # nobody reads these goals afterwards
                 achieved, desired = goals if spare else [x.copy() for x in goals]
                 if self.tensors:
-                    achieved, desired = ring.tensors(achieved, desired)
+                    achieved, desired = ring.store.tensors(achieved, desired)
                 results[function.path] = function(achieved, desired, info)
         bad = batch.relabel(*map(results.get, RESULTS))
         if bad >= 0:
-            _refuse_reward(functions[0] if functions else "Hindsight(relabel=...)", results[REWARD], bad)
+            raise _bad_reward(functions[0] if functions else "Hindsight(relabel=...)", results[REWARD], bad)
         return changed
 
     def goal_functions(self) -> list[GoalFunction]:
@@ -341,9 +330,15 @@ class Hindsight:
                 changed[function.path] = np.array(result, np.float32 if function.path == REWARD else np.uint8)
             changed |= {(name, self.desired): goals for name in ("obs", "next_obs")}
         if REWARD in changed:
-            _refuse_reward(called, changed[REWARD], _first_not_finite(changed[REWARD]))
+            bad = np.flatnonzero(~np.isfinite(changed[REWARD]))
+            if len(bad):
+                raise _bad_reward(called, changed[REWARD], int(bad[0]))
         flags = {path: x.view(np.bool_) for path, x in changed.items() if path[0] in ("terminated", "truncated")}
         return nest({path: array[:, None] for path, array in (copies | changed | flags).items()})
+
+
+NAMES = [name for name in signature(Hindsight).parameters if name != "k"]
+"""The parameters that rebuild a view: ``ratio`` stands for ``k``."""
 
 
 class GoalFunction:
@@ -355,16 +350,15 @@ class GoalFunction:
         stored: True if a stored field is passed as info.
     """
 
-    path: Path
-
     def __init__(self, path: Path, function: Callable[..., Any], stored: bool) -> None:
-        self.path, self._kinds = path, "fiub" if path == REWARD else "b"
+        self.path = path
+        self._kinds = "fiub" if path == REWARD else "b"
         self._function, self._informed = function, _takes_info(function, stored)
 
     def __call__(self, achieved: Any, desired: Any, info: Any) -> Array:
         """The results for M goals, ``[M]``. The function may have written to the goals, and may keep them.
 
-        Rewards may still be NaN or infinite: see :func:`_refuse_reward`.
+        Rewards may still be NaN or infinite: see :func:`_bad_reward`.
 
         Raises:
             ShapeError: the function did not return one number per step.
@@ -427,12 +421,11 @@ class GoalBytes:
         finished: True if only episodes that are over count.
     """
 
-    batch: BatchLayout
-
     def __init__(self, ring: Ring, achieved: Path, desired: Path, strategy: int, finished: bool) -> None:
         store, following = ring.store, ("next_obs", *desired[1:])
         more = {("relabelled",): Field((), torch.bool), **WEIGHED}  # the weights of a draw by priority
-        self.batch = batch = BatchLayout(store.groups, store.layout, False, more)
+        self.batch: BatchLayout = BatchLayout(store.groups, store.layout, False, more)
+        batch = self.batch
         stored, written = store.layout.offsets, batch.offsets
         self.packed: bool = achieved in stored and desired in written
         """True if the kernels can read goals and write them into a batch."""
@@ -483,26 +476,15 @@ def _info_of(ring: Ring, name: str, places: Ints, tensors: bool) -> Any:
 def _write_changed(ring: Ring, fields: dict[Path, Tensor], changed: Arrays, batch: core.GoalBatch) -> None:
     """Write changed fields into the batch: those of each window's first step, and the observation after its last."""
     arrays = [x[batch.used if path[0] == "next_obs" else batch.begin] for path, x in changed.items()]
-    rows, *values = ring.tensors(batch.which.copy(), *arrays)
+    rows, *values = ring.store.tensors(batch.which.copy(), *arrays)
     for path, value in zip(changed, values, strict=True):
         field = fields[path]
         field[rows] = value if value.dtype is field.dtype else value.view(field.dtype)
 
 
-def _first_not_finite(rewards: Array) -> int:
-    """The position of the first reward that is NaN or infinite, or -1."""
-    good = np.isfinite(rewards)
-    return -1 if good.all() else int(np.argmin(good))
-
-
-def _refuse_reward(called: object, rewards: Array, at: int) -> None:
-    """Refuse the reward of step ``at``; -1 means that all are good.
-
-    Raises:
-        NotFiniteError: ``at`` is not -1.
-    """
-    if at >= 0:
-        raise NotFiniteError(f"{called}: step {at} of {len(rewards)} has a reward of {rewards[at]}, not a float32")
+def _bad_reward(called: object, rewards: Array, at: int) -> NotFiniteError:
+    """The error for the reward of step ``at``."""
+    return NotFiniteError(f"{called}: step {at} of {len(rewards)} has a reward of {rewards[at]}, not a float32")
 
 
 def _changed_fields(
@@ -520,7 +502,7 @@ def _changed_fields(
     if not isinstance(result, Mapping):
         raise FieldError(f"Hindsight(relabel=...): expected a dict of the fields that change, got {type(result)}")
     changed: Arrays = {}
-    for path, value in _flat(result).items():
+    for path, value in flatten(result).items():
         name = f"Hindsight(relabel=...), field '{dotted(path)}'"
         if path not in steps:
             raise FieldError(unknown_field(path, [dotted(known) for known in steps], "the steps given to relabel"))
@@ -537,19 +519,9 @@ def _changed_fields(
     return changed
 
 
-def _flat(tree: Any, at: Path = ()) -> dict[Path, Any]:
-    """The leaves of nested mappings and tuples, by path."""
-    if isinstance(tree, tuple):
-        tree = {str(i): member for i, member in enumerate(cast("tuple[Any, ...]", tree))}
-    if not isinstance(tree, Mapping):
-        return {at: tree}
-    members = cast("Mapping[str, Any]", tree).items()
-    return {path: leaf for name, member in members for path, leaf in _flat(member, (*at, name)).items()}
-
-
 def _steps_of(episode: Mapping[str, Any], members: Sequence[str]) -> Arrays:
     """The fields of an episode by path, ``[T, ...]``. Its observations must have these members."""
-    steps = {path: as_host(value) for path, value in _flat(dict(episode)).items()}
+    steps = {path: as_host(value) for path, value in flatten(dict(episode)).items()}
     wanted: list[Path] = [("reward",), ("terminated",), ("truncated",)]
     wanted += [(name, member) for name in ("obs", "next_obs") for member in members]
     wanted += [("next_obs", *path[1:]) for path in steps if path[0] == "obs"]

@@ -71,7 +71,7 @@ class ReturnsToGo:
         Raises:
             SchemaError: the steps have no order, or a field with a name that this view adds.
         """
-        if ring.own_next and not ring.ordered_own_next:
+        if not ring.ordered:
             raise SchemaError("ReturnsToGo needs steps in the order of time; here they are stored without order")
         clashes = [path for path in ADDED if any(leaf[0] == path[0] for leaf in ring.leaves)]
         if clashes:
@@ -86,7 +86,7 @@ class ReturnsToGo:
         ended = (plan.column("terminated") | plan.column("truncated")).astype(np.bool_)
         if self.time_first is not None:
             returns, ended = self._spread(ring, fields, returns, ended)
-        added = ring.tensors(returns.astype(np.float32), np.ascontiguousarray(ended))
+        added = ring.store.tensors(returns.astype(np.float32), np.ascontiguousarray(ended))
         return fields | dict(zip(ADDED, added, strict=True))
 
     def _spread(self, ring: Ring, fields: dict[Path, Tensor], returns: Any, ended: Any) -> tuple[Any, Any]:

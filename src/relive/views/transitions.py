@@ -83,7 +83,7 @@ class NStep:
         return plan
 
     def _require_order(self, ring: Ring) -> None:
-        if self.n > 1 and ring.own_next and not ring.ordered_own_next:
+        if self.n > 1 and not ring.ordered:
             raise SchemaError(f"NStep(n={self.n}): {WINDOW_RULE}")
 
     def _sum_again(self, ring: Ring, plan: Plan) -> None:
