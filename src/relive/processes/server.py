@@ -84,6 +84,8 @@ class ReplayServer:
 
     Raises:
         ParameterError: an argument is out of range, or the limit would never allow a batch, or a step of the lanes.
+        LifecycleError: the system lacks the sockets that this needs, such as Windows; use
+            :meth:`relive.ReplayBuffer.serve` there.
         Exception: what ``make`` raised.
     """
 
@@ -109,8 +111,8 @@ class ReplayServer:
             limit.require_inserts(1 if lanes is None else lanes.num_envs)
         self._options = ServerOptions(int(batch_size), int(depth), int(learners))
         self._starter, self._calls = os.getpid(), 0
-        start: Any = multiprocessing.get_context(context)
         listener, self._address = listen()
+        start: Any = multiprocessing.get_context(context)
         control, owner_end = start.Pipe()
         self._control: Line | None = Line(control)
         _lines.add(self._control)
