@@ -1753,7 +1753,7 @@ MUTATIONS = [
     Mutation(
         "limits: the most inserts at once are rounded up",
         "processes/limits.py",
-        "return most - (most * self.ratio > self.error_buffer)",
+        "return most - (most * ratio > self._most_ahead)",
         "return most",
         "processes/test_limits.py",
     ),

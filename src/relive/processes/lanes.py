@@ -107,7 +107,7 @@ class Lanes:
         """Use the lanes that lie in a block."""
         self.schema, self.writers, self.debug = layout.schema, writers, debug
         self.num_envs, self.steps, self.own_next_obs = layout.num_envs, layout.steps, layout.own_next_obs
-        self._block = block
+        self._layout, self._block = layout, block
         self._token = int(block.token, 16) >> 1  # 63 bits, so that it is an int64
         filled, self._had_owner = (block.array[i : i + 8].view(np.int32) for i in (0, CACHE_LINE))
         starts = (HEADER + k * layout.nbytes for k in range(writers))
@@ -128,17 +128,11 @@ class Lanes:
         hold any back."""
         self._intakes: tuple[ReplayBuffer, list[Intake]] | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        sizes = self.num_envs, self.steps, self.own_next_obs
-        return Lanes._attached, (self.schema, self.writers, sizes, self.debug, self._block)
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._layout, self.writers, self.debug, self._block
 
-    @classmethod
-    def _attached(
-        cls, schema: Schema, writers: int, sizes: tuple[int, int, bool], debug: bool, block: SharedBlock
-    ) -> Lanes:
-        lanes = cls.__new__(cls)
-        lanes._share(LaneLayout(schema, *sizes), writers, debug, block)
-        return lanes
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._share(*state)
 
     def __repr__(self) -> str:
         return (
@@ -173,7 +167,7 @@ class Lanes:
         claim = self._block.claim(OWNER + 1 + int(lane))
         if claim is None:
             raise LifecycleError(f"lane {lane} has a writer that is alive; close() it first, or take another lane")
-        return LaneWriter(self._lanes[lane], int(lane), claim, self._owner_ended, timeout, self.debug)
+        return LaneWriter(self, int(lane), claim, timeout)
 
     def recorded(self, env: Any, lane: int, *, timeout: float | None = None) -> Any:
         """A single ``gymnasium.Env`` that writes each of its steps into a lane, in whichever process it is stepped.
@@ -408,12 +402,10 @@ class LaneWriter:
     One thread at a time may use it, in the process that made it.
 
     Args:
-        lane: where steps go.
-        number: the number of the lane.
+        lanes: the lanes.
+        number: the number of the lane where steps go.
         claim: keeps other writers out.
-        owner_ended: returns True if there was an owner and there is none any more.
         timeout: seconds that :meth:`add` waits while the lane is full.
-        debug: True to refuse NaN and infinity.
     """
 
     schema: Schema
@@ -423,19 +415,11 @@ class LaneWriter:
     timeout: float | None
     debug: bool
 
-    def __init__(
-        self,
-        lane: Lane,
-        number: int,
-        claim: Claim,
-        owner_ended: Callable[[], bool],
-        timeout: float | None,
-        debug: bool,
-    ) -> None:
-        layout = lane.layout
-        self.schema, self.num_envs, self.device = layout.schema, layout.num_envs, torch.device("cpu")
-        self.own_next_obs, self.timeout, self.debug = layout.own_next_obs, timeout, debug
-        self._lane, self._number, self._claim, self._owner_ended = lane, number, claim, owner_ended
+    def __init__(self, lanes: Lanes, number: int, claim: Claim, timeout: float | None) -> None:
+        self.schema, self.num_envs, self.device = lanes.schema, lanes.num_envs, torch.device("cpu")
+        self.own_next_obs, self.timeout, self.debug = lanes.own_next_obs, timeout, lanes.debug
+        self._lanes, self._lane, self._number, self._claim = lanes, lanes._lanes[number], number, claim
+        lane, layout = self._lane, self._lane.layout
         self._filled, self._leaves, self._steps = Bell(lane.filled[:1]), len(layout.stored.leaves), layout.steps
         self._without_next, self._with_next = self._pair(layout.stored), self._pair(layout.fields)
         self._limit = 0
@@ -569,7 +553,7 @@ class LaneWriter:
             self._limit = self._lane.drained + self._steps
             if number < self._limit:
                 return True
-            if self._owner_ended():
+            if self._lanes._owner_ended():
                 raise LifecycleError(
                     f"lane {self._number} is full, and the process that drained it has ended: drain it in another one, "
                     "or end this one"
@@ -681,11 +665,14 @@ class Lane:
 
     def __init__(self, layout: LaneLayout, memory: Bytes, filled: NDArray[np.int32]) -> None:
         self.layout, self.filled = layout, filled
-        (self._counters, bell, self._flags, self.mask), self.columns = layout.arrays(memory)
+        arrays = layout.spec.arrays(memory)
+        own = (arrays["lane", part] for part in ("counters", "bell", "flags", "mask"))
+        self._counters, bell, self._flags, self.mask = own
+        self.columns = {path: arrays[("field", *path)] for path in layout.fields.leaves}
         self.drained_bell: Bell = Bell(bell)
         terminated, truncated = (self.columns[name,].view(np.uint8) for name in ("terminated", "truncated"))
-        arrays = LaneArrays(self._counters, filled, self._flags, terminated, truncated, self.mask)
-        self.commit: Callable[[int, int], int] = core.Lane(arrays).commit
+        parts = LaneArrays(self._counters, filled, self._flags, terminated, truncated, self.mask)
+        self.commit: Callable[[int, int], int] = core.Lane(parts).commit
         """``commit`` of :class:`relive.core.Lane`: takes the number of a step and its flags."""
 
     def require_sound(self) -> None:
@@ -790,7 +777,7 @@ class LaneLayout:
         self.stored: Schema = stored_fields(schema, own_next_obs)
         self.fields: Schema = self.stored if own_next_obs else self.stored.extend(next_obs=self.stored["obs"])
         """All fields that a step may have. The leaves of the stored fields come first."""
-        self._spec = BlockSpec(
+        self.spec: BlockSpec = BlockSpec(
             (
                 # the counters and the writer's bell: a line each, because the two processes write to one each
                 Part(("lane", "counters"), torch.int64, (LANE_COUNTERS,)),
@@ -800,12 +787,4 @@ class LaneLayout:
                 *(Part(("field", *k), x.dtype, (steps, num_envs, *x.shape)) for k, x in self.fields.leaves.items()),
             )
         )
-        self.nbytes: int = self._spec.nbytes
-
-    def arrays(self, memory: Bytes) -> tuple[list[Any], dict[Path, Array]]:
-        """The counters, the bell that rings when there is room, the flags ``[S]`` and the mask ``[S, N]`` of a lane;
-        and its fields ``[S, N, ...]``, of the dtypes that NumPy has for them.
-        """
-        arrays = self._spec.arrays(memory)
-        own = [arrays["lane", name] for name in ("counters", "bell", "flags", "mask")]
-        return own, {path: arrays[("field", *path)] for path in self.fields.leaves}
+        self.nbytes: int = self.spec.nbytes

@@ -62,14 +62,11 @@ class Weights:
         self._claim: Claim | None = None
         self._fetched: int = 0
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Weights._attached, (self._specs, self._block)
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._specs, self._block
 
-    @classmethod
-    def _attached(cls, specs: Specs, block: SharedBlock) -> Weights:
-        weights = cls.__new__(cls)
-        weights._share(specs, block)
-        return weights
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._share(*state)
 
     @property
     def version(self) -> int:
