@@ -418,8 +418,10 @@ class LaneWriter:
     def __init__(self, lanes: Lanes, number: int, claim: Claim, timeout: float | None) -> None:
         self.schema, self.num_envs, self.device = lanes.schema, lanes.num_envs, torch.device("cpu")
         self.own_next_obs, self.timeout, self.debug = lanes.own_next_obs, timeout, lanes.debug
-        self._lanes, self._lane, self._number, self._claim = lanes, lanes._lanes[number], number, claim
-        lane, layout = self._lane, self._lane.layout
+        inside: Any = lanes
+        lane: Lane = inside._lanes[number]
+        self._lane, self._number, self._claim, self._owner_ended = lane, number, claim, inside._owner_ended
+        layout = lane.layout
         self._filled, self._leaves, self._steps = Bell(lane.filled[:1]), len(layout.stored.leaves), layout.steps
         self._without_next, self._with_next = self._pair(layout.stored), self._pair(layout.fields)
         self._limit = 0
@@ -553,7 +555,7 @@ class LaneWriter:
             self._limit = self._lane.drained + self._steps
             if number < self._limit:
                 return True
-            if self._lanes._owner_ended():
+            if self._owner_ended():
                 raise LifecycleError(
                     f"lane {self._number} is full, and the process that drained it has ended: drain it in another one, "
                     "or end this one"
