@@ -7,6 +7,7 @@ requests, errors, steps and TD errors.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import select
@@ -132,7 +133,7 @@ class ReplayServer:
         finally:  # the owner has both: if they stayed open here, nobody would see that it has ended
             listener.close()
             owner_end.close()
-        self.close: finalize[..., Any] = finalize(self, _end, self._process, self._control, self._starter)
+        self.close: Callable[[], object] = finalize(self, _end, self._process, self._control, self._starter)
         """End the process. The replay is lost: save it first, with ``call("save", path)``."""
         self._pid: int = self._answer("ReplayServer(make)")
 
@@ -191,9 +192,13 @@ class ReplayServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> tuple[Any, ...]:
         """For pickle: a handle of this server. To drop or close a handle does not end the server."""
-        return _handle, ({"_options": self._options, "_address": self._address, "_pid": self._pid},)
+        return self._options, self._address, self._pid
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._options, self._address, self._pid = state
+        self._control, self._starter, self.close = None, 0, lambda: None  # no process has the number 0
 
     def __repr__(self) -> str:
         options = self._options
@@ -234,29 +239,16 @@ class ReplayServer:
         )
 
 
-def _handle(state: Mapping[str, Any]) -> ReplayServer:
-    """A server that another process started."""
-    server = ReplayServer.__new__(ReplayServer)
-    vars(server).update(state, _control=None, _starter=0, close=_nothing)  # no process has the number 0
-    return server
-
-
-def _nothing() -> None:
-    """Close a handle. That does nothing, because the server belongs to the process that started it."""
-
-
 def _end(process: BaseProcess, control: Line, starter: int) -> None:
     """End a server's process: first ask, then terminate, then kill. Only the process that started it may do so."""
     control.close()  # this is how it is asked: the owner serves until its end of the line reads the end
     if os.getpid() != starter:
         return
     process.join(GRACE)
-    if process.is_alive():
-        process.terminate()
-        process.join(GRACE)
-    if process.is_alive():
-        process.kill()
-        process.join(GRACE)
+    for end in (process.terminate, process.kill):
+        if process.is_alive():
+            end()
+            process.join(GRACE)
 
 
 _lines = WeakSet[Line]()
@@ -343,10 +335,8 @@ class Owner:
         self._control, self._limit = control, options.limit
         self._served = replay.serve(options.batch_size, options.depth * options.learners)
         self._clients, self._next_rank = [Client() for _ in range(options.learners)], 0
-        self._unidentified: dict[int, tuple[Line, float]] = {}
-        """Lines whose other end has not said yet who it is, by descriptor, and until when it may do so."""
-        self._open = set[Line]()
-        """The lines of learners, and those of ``_unidentified``."""
+        self._open: dict[Line, float] = {}
+        """The lines of learners, and until when their other end may still say who it is; infinity once it has."""
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[], object]] = {}
         """The function that reads from each open descriptor."""
@@ -374,7 +364,8 @@ class Owner:
                 handler = self._handlers.get(descriptor)  # none if an earlier handler of this round closed it
                 if handler is not None:
                     handler()
-            self._drop_unidentified()
+            for line in [line for line, until in self._open.items() if time.monotonic() > until]:
+                self._hang_up(line)
             self._draw()
         self._ended = True
         for end in (self._waker, self._woken, self._listener):
@@ -388,8 +379,7 @@ class Owner:
 
     def _hang_up(self, line: Line) -> None:
         """Close a line, unless it was closed before. If a learner had it, its rank is free then."""
-        if line in self._open:
-            self._open.discard(line)
+        if self._open.pop(line, None) is not None:
             # before the close: the next file that is opened may get this number
             self._handlers.pop(line.descriptor, None)
             self._poll.unregister(line.descriptor)
@@ -401,21 +391,14 @@ class Owner:
     def _accept(self) -> None:
         line = accept(self._listener)
         if line is not None:
-            self._open.add(line)
-            self._unidentified[line.fileno()] = line, time.monotonic() + HELLO_TIMEOUT
+            self._open[line] = time.monotonic() + HELLO_TIMEOUT
             self._listen_to(line.fileno(), lambda: self._identify(line))
-
-    def _drop_unidentified(self) -> None:
-        for descriptor, (line, until) in list(self._unidentified.items()):
-            if time.monotonic() > until:
-                del self._unidentified[descriptor]
-                self._hang_up(line)
 
     def _identify(self, line: Line) -> None:
         """Read which rank a process asks for that has connected, and make it the learner of this rank."""
         if not line.waits(0):
             return  # the poll reported an older line, whose descriptor had the same number
-        self._unidentified.pop(line.fileno(), None)
+        self._open[line] = math.inf
         try:
             rank = self._address.admits(line.receive_bytes(HELLO))
         except (OSError, EOFError):
@@ -452,10 +435,9 @@ class Owner:
             return  # as in _identify
         try:
             message = line.receive()
-            is_known = MESSAGE_SIZES[message[0]] == len(message)
+            if len(message) != MESSAGE_SIZES[message[0]]:
+                raise EOFError
         except Exception:  # it is gone, stands still within a message, or sends something else
-            is_known, message = False, cast("Any", None)
-        if not is_known:
             self._hang_up(line)
             return
         if message[0] in ("next", "call"):  # from here on it reads until it has the answer
@@ -705,8 +687,11 @@ class Learner(Batches[Any]):
         self._is_intact = True
         """False while a message is sent or read. If it is still False when the next call begins, a call was broken off
         there. What the owner has received is then unknown, so the line is closed."""
-        self._line = self._connected(address)
+        self._line = address.connect(str(rank))
         _lines.add(self._line)
+        kind, *rest = self._receive()
+        if kind == "refused":
+            raise LifecycleError(f"learner: {rest[0]}")
 
     def __next__(self) -> Any:
         return self.take(self._timeout)
@@ -808,16 +793,6 @@ class Learner(Batches[Any]):
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _connected(self, address: Address) -> Line:
-        line = address.connect(str(self.rank))
-        try:
-            kind, *rest = line.receive()
-        except (OSError, EOFError) as error:
-            raise self._ended() from error
-        if kind == "refused":
-            raise LifecycleError(f"learner: {rest[0]}")
-        return line
-
     def _start_call(self) -> None:
         """Refuse a call that cannot be made here, and raise the error of an earlier one."""
         if os.getpid() != self._process:
@@ -867,10 +842,7 @@ class Learner(Batches[Any]):
 
     def _read(self) -> None:
         self._is_intact = False
-        try:
-            kind, *rest = self._line.receive()
-        except (OSError, EOFError) as error:
-            raise self._ended() from error
+        kind, *rest = self._receive()
         if kind == "batch":
             number, completed, new_memory = rest
             if new_memory is not None:
@@ -888,8 +860,14 @@ class Learner(Batches[Any]):
             self._replies.append((kind, rest[1]))
         self._is_intact = True
 
+    def _receive(self) -> Any:
+        try:
+            return self._line.receive()
+        except (OSError, EOFError) as error:
+            raise self._ended() from error
+
     def _ended(self) -> LifecycleError:
-        self._line.close() if hasattr(self, "_line") else None
+        self._line.close()
         return LifecycleError(
             "the process that owns the replay has ended; start a new ReplayServer, from a save if there is one"
         )
@@ -1002,7 +980,7 @@ class Uploads:
         # without those that are gone: memory that could not be locked may lie at such an address now
         self._unpin = {key: unpin for key, unpin in self._unpin.items() if unpin.alive}
         if int(runtime.cudaHostRegister(address, block.nbytes, 0)) == 0:
-            self._unpin[address] = finalize(block, _unregister, runtime, address)
+            self._unpin[address] = finalize(block, runtime.cudaHostUnregister, address)
 
     def upload(self, slot: Slot) -> Any:
         """The batch of a slot on the device, in memory of its own."""
@@ -1031,7 +1009,3 @@ def _runtime() -> Any:
     """CUDA's runtime."""
     cuda: Any = torch.cuda  # its stubs leave the type open
     return cuda.cudart()
-
-
-def _unregister(runtime: Any, address: int) -> None:
-    runtime.cudaHostUnregister(address)
