@@ -33,6 +33,7 @@ __all__ = [
     "MOST",
     "Holder",
     "Reader",
+    "close_all",
     "contradictions",
     "create_file",
     "entry",
@@ -413,7 +414,7 @@ class Holder:
         import fcntl
 
         self._path, files = directory / LOCK, list[int]()
-        self._close = finalize(self, _close_all, files)
+        self._close = finalize(self, close_all, files)
         self._close.atexit = False  # the system takes the right back after the last thread and exit handler
         # The file is in the list before it is locked. So whenever an exception such as Ctrl-C comes, also one line
         # before the caller has this object, the right ends with the object.
@@ -466,7 +467,8 @@ class Holder:
         self._close()
 
 
-def _close_all(files: list[int]) -> None:
+def close_all(files: list[int]) -> None:
+    """Close the descriptors in a list, and empty it."""
     while files:
         with suppress(OSError):
             os.close(files.pop())

@@ -1,6 +1,7 @@
 """Allocator: gives a replay the memory of its arrays: private memory, or files that outlive the process.
 
-Besides: memory on huge pages, memory for batches that is used again, and locks that a fork finds free.
+Besides: memory on huge pages, memory for batches that is used again, locks that a fork finds free, and what a forked
+child must not keep.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ import math
 import mmap
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from threading import RLock, local
 from typing import Any
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 from ..core import Pool
 from ..steps.arrays import Array
 
-__all__ = ["RAM", "SMALL", "Allocator", "Recycled", "shared_lock", "small_pages", "zeroed"]
+__all__ = ["RAM", "SMALL", "Allocator", "Recycled", "only_here", "shared_lock", "small_pages", "zeroed"]
 
 
 class Allocator(ABC):
@@ -174,5 +175,22 @@ def _release() -> None:
         _held.locks.pop().release()
 
 
+_only_here = WeakKeyDictionary[Any, Callable[[Any], object]]()
+
+
+def only_here(owner: Any, let_go: Callable[[Any], object]) -> None:
+    """Have every forked child call ``let_go(owner)``, because what ``owner`` has belongs to this process alone.
+
+    A child that kept an inherited file open would keep the lock or the connection of a parent that has ended.
+    """
+    _only_here[owner] = let_go
+
+
+def _let_go() -> None:
+    for owner, let_go in list(_only_here.items()):
+        let_go(owner)
+
+
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_release)
+    os.register_at_fork(after_in_child=_let_go)

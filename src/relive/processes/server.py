@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, NoReturn, cast
-from weakref import WeakSet, finalize
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from torch.autograd.graph import increment_version
 
 from ..batches import SequenceBatch, replace_parts
 from ..errors import EmptyError, FieldError, LifecycleError, ParameterError, WaitTimeoutError
+from ..memory.allocator import only_here
 from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, one_of, refuse_class, require
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import require_rows
@@ -116,7 +117,7 @@ class ReplayServer:
         start: Any = multiprocessing.get_context(context)
         control, owner_end = start.Pipe()
         self._control: Line | None = Line(control)
-        _lines.add(self._control)
+        only_here(self._control, Line.close)  # a child's copy would hide from the owner that this process has ended
         # the lanes and the limit go to the owner alone: pickles of this server, for learners, are without them
         arguments = (make, self._options._replace(lanes=lanes, limit=limit), listener, self._address, owner_end)
         self._process: Any = start.Process(target=_run_owner, args=arguments, name="relive-replay", daemon=True)
@@ -249,20 +250,6 @@ def _end(process: BaseProcess, control: Line, starter: int) -> None:
         if process.is_alive():
             end()
             process.join(GRACE)
-
-
-_lines = WeakSet[Line]()
-"""The lines to owners that this process has open."""
-
-
-def _close_lines() -> None:
-    """In a forked child, close the inherited lines. They would hide from the owner that the parent has ended."""
-    for line in list(_lines):
-        line.close()
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_close_lines)
 
 
 # The process that owns the replay
@@ -688,7 +675,7 @@ class Learner(Batches[Any]):
         """False while a message is sent or read. If it is still False when the next call begins, a call was broken off
         there. What the owner has received is then unknown, so the line is closed."""
         self._line = address.connect(str(rank))
-        _lines.add(self._line)
+        only_here(self._line, Line.close)
         kind, *rest = self._receive()
         if kind == "refused":
             raise LifecycleError(f"learner: {rest[0]}")

@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet, finalize
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ from numpy.typing import NDArray
 
 from .. import core
 from ..errors import LifecycleError, ParameterError
+from ..files.disk import close_all
+from ..memory.allocator import only_here
 from ..memory.estimate import require_free
 from ..parameters import COUNT_RULE, require
 
@@ -149,9 +151,9 @@ class Claim:
 
     def __init__(self, path: str, place: int) -> None:
         files = list[int]()
-        self.drop: finalize[..., Any] = finalize(self, _close_all, files)
+        self.drop: finalize[..., Any] = finalize(self, close_all, files)
         """Lets others claim the place."""
-        _claims.add(self)
+        only_here(self, lambda claim: claim.drop())
         # opened anew, since the lock belongs to the open file, and a forked child shares the block's own
         # on one line: an exception such as Ctrl-C finds the file either not open, or in the list that is closed
         files.append(os.open(path, FLAGS))
@@ -162,24 +164,6 @@ class Claim:
     def holds(self) -> bool:
         """True if this process has the place."""
         return self.drop.alive
-
-
-def _close_all(files: list[int]) -> None:
-    while files:
-        os.close(files.pop())
-
-
-_claims = WeakSet[Claim]()
-
-
-def _drop_claims() -> None:
-    """In a forked child, close the inherited files. They would keep the parent's claims after the parent's end."""
-    for claim in list(_claims):
-        claim.drop()
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_drop_claims)
 
 
 # Waiting
