@@ -56,12 +56,12 @@ class FileAllocator(Allocator):
         """
         directory = self.directory
         if directory.content is not None and name not in LATER and directory.spec(name) is None:
-            raise damaged(directory.path / MANIFEST, f"the array {name!r}", f"{directory.names}")
+            raise damaged(directory.path / MANIFEST, f"the array {name!r}", f"{list(directory.known)}")
         return directory.take(name, shape, dtype)
 
     def has(self, name: str) -> bool:
         """True if the manifest names this array."""
-        return self.directory.has(name)
+        return name in self.directory.known
 
     def existing(self, name: str) -> Array | None:
         """An array that was taken or that an earlier process left, of any shape and dtype; None if there is none."""
