@@ -148,7 +148,7 @@ def push_for_ever(plan: ShardPlan, acknowledged: Any) -> None:
 @pytest.mark.parametrize("kills", [5, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_shard_killed_at_any_instant_has_each_confirmed_step_once(kills: int, tmp_path: Path):
     options = {"schema": SCHEMA, "sampler": Prioritized(), "view": None, "ordered": True, "own_next_obs": False}
-    plan = ShardPlan(0, 1, 0, 4, 4_000_000 // 50, 0, "run", options, str(tmp_path), durable=True)
+    plan = ShardPlan(0, 0, 4, 4_000_000 // 50, 1, 0, "run", options, str(tmp_path), durable=True)
     fork, rng = multiprocessing.get_context("fork"), np.random.default_rng(kills)
     acknowledged = fork.Value("q", 0, lock=False)
     for _ in range(kills):

@@ -422,13 +422,13 @@ class Partition:
         self.num_envs, self.shards = num_envs, shards
         self.starts: Ints = np.arange(shards + 1, dtype=np.int64) * num_envs // shards
 
-    def parts(self, capacity: int) -> Iterator[tuple[int, int, int]]:
+    def parts(self, capacity: int) -> list[tuple[int, int, int]]:
         """The first env of each shard, its number of envs, and its rows, if every env has equally many.
 
         Rows that this leaves over are not used.
         """
-        for first, end in pairwise(self.starts.tolist()):
-            yield first, end - first, (end - first) * (capacity // self.num_envs)
+        rows = capacity // self.num_envs
+        return [(first, end - first, (end - first) * rows) for first, end in pairwise(self.starts.tolist())]
 
     def by_shard(self, envs: Ints) -> list[ShardEntries]:
         """Envs, int64 ``[K]``, sorted into the entries of each shard that has some of them."""

@@ -74,10 +74,10 @@ class Shard:
         self.plan, self.born = plan, os.urandom(8).hex()
         schema = plan.options["schema"]
         self._fields = schema.extend(next_obs=schema["obs"], mask=Field((), torch.bool))
-        self._files = None if not plan.durable or plan.home is None else RingFiles(self._folder, plan.run)
+        self._files = None
+        if plan.durable and plan.home is not None:
+            self._files = RingFiles(commit_path(plan.home, plan.number, None).parent, plan.run)
         """The files of the ring, if it lives in files."""
-        self._finals: dict[FieldPath, Any] = {}
-        """Memory for final observations, spread over the rows of a chunk; kept for the next chunk."""
         self._version = self._dropped = self._commits = 0
         self._most = None if plan.most is None else 0
         """How many steps the ledger may count; None if there is no limit. It is 0 until the first allowance comes."""
@@ -267,30 +267,17 @@ class Shard:
         arrays, dtypes = chunk.block.arrays(), {part.path: part.dtype for part in chunk.block.spec.parts}
         ended = arrays.pop(("ended",), None)
         if ended is not None:
-            front = chunk.origin.steps, len(chunk.origin.envs)
+            steps, width = chunk.origin.steps, len(chunk.origin.envs)
             for path in [path for path in arrays if path[0] == "next_obs"]:
-                arrays[path] = self._spread(path, arrays[path], ended, front)
+                finals = arrays[path]
+                rows = np.zeros((steps * width, *finals.shape[1:]), finals.dtype)  # nobody reads the other rows
+                rows[ended] = finals
+                arrays[path] = rows.reshape(steps, width, *finals.shape[1:])
         leaves = {path: host_leaf(array, dtypes[path]) for path, array in arrays.items()}
         names = dict.fromkeys(path[0] for path in leaves)
         return {name: self._fields.rebuild(name, leaves.__getitem__) for name in names}
 
-    def _spread(self, path: Any, finals: Any, ended: Any, front: tuple[int, int]) -> Any:
-        """Spread final observations ``[F, ...]`` over ``[T, K, ...]``. Nobody reads the other rows.
-
-        The memory is kept for the next chunk.
-        """
-        shape = (front[0] * front[1], *finals.shape[1:])
-        rows = self._finals.get(path)
-        if rows is None or rows.shape != shape:
-            rows = self._finals[path] = np.zeros(shape, finals.dtype)
-        rows[ended] = finals
-        return rows.reshape(*front, *finals.shape[1:])
-
     # -- files --------------------------------------------------------------------------------------------------
-
-    @property
-    def _folder(self) -> Path:
-        return commit_path(str(self.plan.home), self.plan.number, None).parent
 
     def _save(self, number: int, cut: int | None, background: bool) -> SaveHandle | None:
         """Make commit ``number``, as a part of checkpoint ``cut``, or of no checkpoint if that is None.
@@ -320,11 +307,10 @@ class Shard:
         """
         plan, commits = self.plan, self._commits_of_run()
         if self._files is not None:
-            options = {**deepcopy(plan.options), "capacity": plan.rows, "num_envs": plan.num_envs, "check_ends": False}
-            content = self._files.restored(options)
+            content = self._files.restored(self._ring_options)
             if content is None:
                 saved = self._first_ring() if plan.sources else None
-                content = self._files.begun(saved, options, plan.seed), Ledger()
+                content = self._files.begun(saved, self._ring_options, plan.seed), Ledger()
             return *content, max((note["commit"] for _, note in commits), default=0)
         for path, note in sorted(commits, key=lambda commit: -commit[1]["commit"]):
             with suppress(FileFormatError):  # a damaged commit; the one before it may be whole
@@ -354,14 +340,17 @@ class Shard:
         one = sources[0] if len(sources) == 1 and len(plan.sources) == plan.shards else None
         if one is not None and (one.first_env, one.num_envs, one.rows) == (plan.first_env, plan.num_envs, plan.rows):
             return self._loaded(one.path)
-        replay = ReplayBuffer(
-            capacity=plan.rows, num_envs=plan.num_envs, seed=plan.seed, check_ends=False, **deepcopy(plan.options)
-        )
+        replay = ReplayBuffer(**self._ring_options, seed=plan.seed)
         for source in sources:
             saved, shift = self._loaded(source.path), source.first_env - plan.first_env
             shared = range(max(0, -shift), min(source.num_envs, plan.num_envs - shift))  # as the source counts its envs
             replay.append(saved, envs={env: env + shift for env in shared})
         return replay
+
+    @property
+    def _ring_options(self) -> dict[str, Any]:
+        plan = self.plan
+        return {**deepcopy(plan.options), "capacity": plan.rows, "num_envs": plan.num_envs, "check_ends": False}
 
     def _loaded(self, path: str | os.PathLike[str]) -> ReplayBuffer:
         sampler, view = deepcopy((self.plan.options["sampler"], self.plan.options["view"]))
@@ -451,13 +440,13 @@ class ShardPlan(NamedTuple):
 
     number: int
     """k."""
-    shards: int
-    """K."""
     first_env: int
     """The number that the shard's first env has in the whole replay."""
     num_envs: int
     rows: int
     """Its capacity."""
+    shards: int
+    """K."""
     seed: int
     run: str
     """Names the run, so that a shard never comes back with the rows of another one."""
@@ -520,10 +509,6 @@ class Ledger:
     counted, and no episode goes on over the gap.
     """
 
-    stored: int
-    lost: int
-    repeated: int
-
     def __init__(self) -> None:
         self._owners: dict[int, Rank] = {}
         """The rank of the writer that has each env."""
@@ -560,10 +545,9 @@ class Ledger:
             received = self._received[origin.rank.token] = origin.sure
         if origin.start < received:
             self.repeated += origin.steps * len(origin.envs)
-            return Admission(False, bool(gap) or new, received)
-        if origin.start > received:  # an earlier chunk is still on its way, or failed: the writer sends both again
-            return Admission(False, bool(gap) or new, received)
-        return Admission(True, bool(gap) or new, received + origin.steps)
+        # if it starts later, an earlier chunk is still on its way, or failed: the writer sends both again
+        is_next = origin.start == received
+        return Admission(is_next, bool(gap) or new, received + origin.steps * is_next)
 
     def confirm(self, origin: Origin) -> None:
         """Note that the steps of this chunk are stored."""
@@ -757,8 +741,6 @@ class LedgerLog:
     Args:
         folder: the directory.
     """
-
-    lines: int
 
     def __init__(self, folder: Path) -> None:
         self._path, self._descriptor = folder / "ledger", -1
