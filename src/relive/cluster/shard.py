@@ -689,7 +689,7 @@ class RingFiles:
             before = _head_sum(replay)
             self._log.append(part, ledger.counts_after(part), before)  # before the piece: see the class
             try:
-                intake.add(map_leaves(itemgetter(slice(begin, end)), steps))
+                replay.extend(map_leaves(itemgetter(slice(begin, end)), steps), envs=intake.envs)
             except BaseException:
                 if _head_sum(replay) > before:
                     ledger.confirm(part)

@@ -150,17 +150,11 @@ def _fill(descriptor: int, parts: Iterable[memoryview], size: int) -> FileNote:
             # each checksum goes on from the one before, so it is awaited before the next part
             crc = hashed() if hashed is not None else zlib.crc32(part, crc)
             end += len(part)
-            if end - start >= AHEAD:
-                start = _set_going(descriptor, start, end)
+            if end - start >= AHEAD and sys.platform == "linux":
+                with suppress(OSError):  # the disk may begin with these bytes, while further ones come
+                    os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
+                start = end
     return FileNote(size, f"{crc:08x}")
-
-
-def _set_going(descriptor: int, start: int, end: int) -> int:
-    """Ask the system to write these bytes to the disk now, while further bytes come."""
-    if sys.platform == "linux":
-        with suppress(OSError):
-            os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
-    return end
 
 
 def _gathered(parts: Iterable[memoryview]) -> Iterator[memoryview]:
@@ -557,14 +551,5 @@ def contradictions(path: str | os.PathLike[str], *innocent: type[ReliveError]) -
         raise FileFormatError(f"'{path}': {error}") from error
     except MemoryError as error:
         raise FileFormatError(f"the save in '{path}' needs more memory than there is") from error
-    except (
-        ReliveError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        LookupError,
-        ArithmeticError,
-        RuntimeError,
-        OSError,
-    ) as error:
+    except Exception as error:
         raise FileFormatError(f"the save in '{path}' contradicts itself: {error!s:.2000}") from error

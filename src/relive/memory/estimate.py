@@ -85,10 +85,10 @@ class StoragePlan:
         width = max(map(len, [*self.fields, *there]))
 
         def add(name: str, size: int) -> None:
-            lines.append(f"  {name:<{width}}  {size:>9,} B a row  {readable(size * self.rows):>10}")
+            add_whole(name, size * self.rows, f"{size:,} B a row")
 
-        def add_whole(name: str, size: int) -> None:
-            lines.append(f"  {name:<{width}}  {'':>17}  {readable(size):>10}")
+        def add_whole(name: str, size: int, each: str = "") -> None:
+            lines.append(f"  {name:<{width}}  {each:>17}  {readable(size):>10}")
 
         for name, size in self.fields.items():
             add(name, size)
