@@ -74,10 +74,8 @@ class Shard:
         self.plan, self.born = plan, os.urandom(8).hex()
         schema = plan.options["schema"]
         self._fields = schema.extend(next_obs=schema["obs"], mask=Field((), torch.bool))
-        self._files = None
-        if plan.durable and plan.home is not None:
-            self._files = RingFiles(commit_path(plan.home, plan.number, None).parent, plan.run)
-        """The files of the ring, if it lives in files."""
+        self._files: RingFiles | None = None
+        """The files of the ring, if it lives in files and has been opened."""
         self._version = self._dropped = self._commits = 0
         self._most = None if plan.most is None else 0
         """How many steps the ledger may count; None if there is no limit. It is 0 until the first allowance comes."""
@@ -181,7 +179,7 @@ class Shard:
         if admission.store and not self.has_room(chunk.origin):
             return admission.received - chunk.origin.steps  # not confirmed, so the writer sends it again
         if admission.store and self._files is not None:
-            self._files.store(self._steps(chunk), chunk.origin, self._ledger)
+            self._files.store(self._steps(chunk), chunk.origin)
         elif admission.store:
             self.replay.extend(self._steps(chunk), envs=chunk.origin.envs)
             self._ledger.confirm(chunk.origin)  # after the ring has the steps: if extend() fails, they come again
@@ -290,7 +288,7 @@ class Shard:
         if plan.home is None:
             raise LifecycleError("commit(): this shard has no directory")
         if self._files is not None:
-            self._files.flush(ledger)
+            self._files.flush()
             if cut is None:
                 return None
         path = commit_path(plan.home, plan.number, cut)
@@ -306,12 +304,10 @@ class Shard:
         Without a commit, it comes from the saved shards that the plan names, or is empty, and the ledger is new.
         """
         plan, commits = self.plan, self._commits_of_run()
-        if self._files is not None:
-            content = self._files.restored(self._ring_options)
-            if content is None:
-                saved = self._first_ring() if plan.sources else None
-                content = self._files.begun(saved, self._ring_options, plan.seed), Ledger()
-            return *content, max((note["commit"] for _, note in commits), default=0)
+        if plan.durable and plan.home is not None:
+            folder, first = commit_path(plan.home, plan.number, None).parent, self._first_ring if plan.sources else None
+            self._files = RingFiles(folder, plan.run, self._ring_options, plan.seed, first)
+            return self._files.replay, self._files.ledger, max((note["commit"] for _, note in commits), default=0)
         for path, note in sorted(commits, key=lambda commit: -commit[1]["commit"]):
             with suppress(FileFormatError):  # a damaged commit; the one before it may be whole
                 return self._loaded(path), Ledger.restored(note["ledger"]), note["commit"]
@@ -630,59 +626,55 @@ class RingFiles:
     Args:
         folder: the directory of the shard.
         run: the name of the run.
+        options: arguments of :meth:`relive.ReplayBuffer.open`.
+        seed: that of a new ring.
+        first: makes the replay whose steps a new ring begins with; None for an empty ring.
+
+    Raises:
+        LifecycleError: another process still has the ring after :data:`PATIENCE` seconds.
     """
 
-    def __init__(self, folder: Path, run: str) -> None:
-        self._folder, self._ring = folder, folder / f"ring-{run}"
-        self._log = LedgerLog(folder / f"ledger-{run}")
-        self._replay: ReplayBuffer | None = None
+    replay: ReplayBuffer
+    ledger: Ledger
 
-    def restored(self, options: Mapping[str, Any]) -> tuple[ReplayBuffer, Ledger] | None:
-        """The ring and the ledger as the last process of this run left them; None if there are none.
+    def __init__(
+        self, folder: Path, run: str, options: Mapping[str, Any], seed: int, first: Callable[[], ReplayBuffer] | None
+    ) -> None:
+        self._ring, self._log = folder / f"ring-{run}", LedgerLog(folder / f"ledger-{run}")
+        if self._log.exists:  # as the last process of this run left it
+            self.replay = self._reopened(options)
+            self.replay.flush()  # before the ledger, which must not be ahead of the ring after a power cut
+            self.ledger = self._log.restored(_head_sum(self.replay))
+            return
+        shutil.rmtree(self._ring, ignore_errors=True)  # what a process left that died before it was done
+        folder.mkdir(parents=True, exist_ok=True)
+        saved = None if first is None else first()
+        self.replay, self.ledger = ReplayBuffer.open(self._ring, **options, seed=seed), Ledger()
+        if saved is not None:
+            self.replay.append(saved, envs={env: env for env in range(saved.num_envs)})
+        self.replay.flush()
+        self._log.rewrite(self.ledger)  # after the ring is whole: a ring counts only if there is a ledger
+        self._remove_others(folder)
 
-        Args:
-            options: arguments of :meth:`relive.ReplayBuffer.open`.
-
-        Raises:
-            LifecycleError: another process still has the ring after :data:`PATIENCE` seconds.
-        """
-        if not self._log.exists:
-            return None
+    def _reopened(self, options: Mapping[str, Any]) -> ReplayBuffer:
         end = time.monotonic() + PATIENCE
-        while self._replay is None:
+        while True:
             try:
-                self._replay = ReplayBuffer.open(self._ring, **options)
+                return ReplayBuffer.open(self._ring, **options)
             except LifecycleError:  # the process that had it before is not gone yet
                 if time.monotonic() > end:
                     raise
                 time.sleep(REOPEN_PAUSE)
-        self._replay.flush()  # before the ledger, which must not be ahead of the ring after a power cut
-        return self._replay, self._log.restored(_head_sum(self._replay))
 
-    def begun(self, saved: ReplayBuffer | None, options: Mapping[str, Any], seed: int) -> ReplayBuffer:
-        """A new ring in files with the steps of ``saved``, if it is given. The rings of other runs are removed."""
-        shutil.rmtree(self._ring, ignore_errors=True)  # what a process left that died before it was done
-        self._folder.mkdir(parents=True, exist_ok=True)
-        replay = ReplayBuffer.open(self._ring, **options, seed=seed)
-        if saved is not None:
-            replay.append(saved, envs={env: env for env in range(saved.num_envs)})
-        replay.flush()
-        self._log.rewrite(Ledger())  # after the ring is whole: a ring counts only if there is a ledger
-        self._replay = replay
-        self._remove_others()
-        return replay
-
-    def flush(self, ledger: Ledger) -> None:
+    def flush(self) -> None:
         """Write everything through to the disk."""
-        assert self._replay is not None
         self._log.sync()  # first: the lines say which steps the ring has
-        self._replay.flush()
-        self._log.rewrite(ledger)
+        self.replay.flush()
+        self._log.rewrite(self.ledger)
 
-    def store(self, steps: Mapping[str, Any], origin: Origin, ledger: Ledger) -> None:
+    def store(self, steps: Mapping[str, Any], origin: Origin) -> None:
         """Store the steps of a chunk piece by piece, each with its line in the ledger."""
-        replay = self._replay
-        assert replay is not None
+        replay, ledger = self.replay, self.ledger
         intake = Intake(replay, np.array(origin.envs))
         for begin, end in _pieces(steps, origin.steps, intake.most):
             part = origin._replace(start=origin.start + begin, steps=end - begin)
@@ -693,15 +685,15 @@ class RingFiles:
             except BaseException:
                 if _head_sum(replay) > before:
                     ledger.confirm(part)
-                self.flush(ledger)  # a new file drops the line, which would seem true once other steps are in
+                self.flush()  # a new file drops the line, which would seem true once other steps are in
                 raise
             ledger.confirm(part)
         if self._log.lines > LINES:
-            self.flush(ledger)
+            self.flush()
 
-    def _remove_others(self) -> None:
+    def _remove_others(self, folder: Path) -> None:
         """Remove the rings of other runs, unless a process has them open."""
-        for path in self._folder.glob("ring-*"):
+        for path in folder.glob("ring-*"):
             if path == self._ring:
                 continue
             with suppress(LifecycleError, FileFormatError, OSError):
