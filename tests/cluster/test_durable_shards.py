@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import errno
 import os
 import signal
 import time
@@ -265,7 +266,13 @@ def test_a_whole_ledger_is_replaced_by_a_whole_one_alone(tmp_path: Path, monkeyp
     ledger.stored = 7
     log.rewrite(ledger)
     write = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:9]))
+
+    def full(descriptor: int, data: Any) -> int:
+        if len(data) < 50:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[:9])
+
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space left"):
         log.rewrite(Ledger())
     monkeypatch.undo()

@@ -24,7 +24,7 @@ import torch
 
 from ..errors import FileFormatError, LifecycleError, ParameterError
 from ..files import SaveHandle
-from ..files.disk import Holder
+from ..files.disk import Holder, replace_file
 from ..memory.layout import host_leaf
 from ..processes.blocks import Block, packed_batch
 from ..processes.lanes import Intake
@@ -784,17 +784,8 @@ class LedgerLog:
     def rewrite(self, ledger: Ledger) -> None:
         """Begin a new file with a whole ledger. The caller has already flushed the ring to the disk."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._path.with_name("draft")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-        descriptor = os.open(draft, flags, 0o600)
-        try:
-            _write_whole(descriptor, _encoded({"ledger": ledger.state()}))
-            os.fsync(descriptor)  # before the rename: after it, this file counts
-            os.replace(draft, self._path)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        before, self._descriptor, self.lines = self._descriptor, descriptor, 0
+        replace_file(self._path, self._path.with_name("draft"), _encoded({"ledger": ledger.state()}))
+        before, self._descriptor, self.lines = self._descriptor, os.open(self._path, os.O_WRONLY | os.O_APPEND), 0
         if before >= 0:
             os.close(before)
 

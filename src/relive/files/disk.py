@@ -45,6 +45,7 @@ __all__ = [
     "open_to_read",
     "open_to_write",
     "read_manifest",
+    "replace_file",
     "require_at",
     "sync_path",
     "usable",
@@ -92,6 +93,18 @@ def write_file(
     finally:
         os.close(descriptor)
     return note
+
+
+def replace_file(path: Path, temporary: Path, data: bytes) -> None:
+    """Put a file with these bytes in the place of the one at ``path``. There is the old one or the new one, whole.
+
+    ``temporary`` is its path until then. A file that is there was left by a process that died.
+    """
+    with suppress(FileNotFoundError):
+        os.unlink(temporary)
+    write_file(temporary, [memoryview(data)], len(data))
+    os.replace(temporary, path)
+    sync_path(path.parent)
 
 
 def write_files(

@@ -216,13 +216,7 @@ class MappedDirectory(MappedFiles):
         ]
         parts = {"format": FORMAT, "version": VERSION, "run": self.run, "arrays": arrays}
         text = format.seal({**{key: json.dumps(value) for key, value in parts.items()}, "content": encode(content)})
-        temporary = self.path / f"{MANIFEST}.tmp"
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-        # whole on the disk under another name, then renamed: a reader finds the old manifest or the new one
-        disk.write_file(temporary, [memoryview(text)], len(text))
-        os.replace(temporary, self.path / MANIFEST)
-        disk.sync_path(self.path)
+        disk.replace_file(self.path / MANIFEST, self.path / f"{MANIFEST}.tmp", text)
         self.content, self.known, self._made = dict(content), {n: s for n, (s, _) in self._arrays.items()}, []
         # last: the old manifest may name these files, and a power cut may bring it back until the rename is synced
         kept = {spec.file for spec in self.known.values()}
@@ -631,15 +625,7 @@ class Journal:
         whole = _packed(self._run, last)
         padded = _with_room(whole)
         if os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
-            temporary = self._path.with_name(f"{self._path.name}.tmp")
-            descriptor = disk.open_to_write(temporary, create=True)
-            try:
-                os.ftruncate(descriptor, 0)
-                _write_all(descriptor, padded, 0)
-                os.fsync(descriptor)  # before the rename: the journal at the path always has a whole record
-                os.replace(temporary, self._path)
-            finally:
-                os.close(descriptor)
+            disk.replace_file(self._path, self._path.with_name(f"{self._path.name}.tmp"), padded)
         # The old file is used until the new one is open, so an exception in between has the next call come here again.
         descriptor = disk.open_to_write(self._path)
         try:
