@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import multiprocessing
-import errno
 import os
 import signal
 import time

@@ -173,11 +173,9 @@ class DeviceRows(HostedRows):
     def places(self, *arrays: Ints) -> tuple[Where, ...]:
         """Send places in one copy. Negative ones become the row of zeros after the last."""
         arrays = tuple(map(as_places, arrays))
-        packet = _Packet(self.device, *((array.shape, np.int64) for array in arrays))
-        for noted, array in zip(packet.arrays, arrays, strict=True):
+        for array in arrays:
             require_rows(array.reshape(-1), first_beyond(array, self.num_rows), self.num_rows)
-            noted[...] = np.where(array < 0, self.num_rows, array)
-        return tuple(packet.sent())
+        return tuple(self.tensors(*(np.where(array < 0, self.num_rows, array) for array in arrays)))
 
     def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
         """Gather fields on the device; those that are packed in one row, at once."""

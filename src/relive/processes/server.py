@@ -219,9 +219,7 @@ class ReplayServer:
                 kind, number, value = line.receive()
         except (OSError, EOFError) as error:
             raise self._ended() from error
-        if kind == "failed":
-            raise value.raised(call)
-        return _unpacked(value)
+        return _outcome(kind, value, call)
 
     def _is_alive(self) -> bool:
         if os.getpid() == self._starter:
@@ -751,10 +749,8 @@ class Learner(Batches[Any]):
         self._calls += 1
         self._send(("call", self._calls, arguments))
         self._wait_for(self._replies, None, "")
-        kind, value = self._replies.popleft()
-        if kind == "failed":
-            raise value.raised(name)
-        return _unpacked(value)
+        kind, answer = self._replies.popleft()
+        return _outcome(kind, answer, name)
 
     def stats(self) -> dict[str, float]:
         """Figures of this learner.
@@ -860,9 +856,11 @@ class Learner(Batches[Any]):
         )
 
 
-def _unpacked(parcel: Parcel) -> Any:
-    """The result of a call in the owner's process."""
-    value = parcel.open()
+def _outcome(kind: str, answer: Any, call: str) -> Any:
+    """The result of a call in the owner's process. Raises the error that it raised there."""
+    if kind == "failed":
+        raise answer.raised(call)
+    value = answer.open()
     return value.batch() if isinstance(value, Block) else value
 
 
