@@ -296,11 +296,6 @@ def open_file(path: Path) -> io.FileIO:
     return io.FileIO(open_to_read(path))
 
 
-def open_to_read(path: Path) -> int:
-    """Open a regular file for reading, as :func:`open_file` does; returns its descriptor, which the caller closes."""
-    return _open_regular(path, os.O_RDONLY)
-
-
 def open_to_write(path: Path, *, create: bool = False) -> int:
     """Open a regular file for reading and writing; returns its descriptor. With ``create`` a missing one is made.
 
@@ -309,14 +304,15 @@ def open_to_write(path: Path, *, create: bool = False) -> int:
             under that name, too.
         FileNotFoundError: nothing is at the path.
     """
-    descriptor = _open_regular(path, os.O_RDWR | (os.O_CREAT if create else 0))
+    descriptor = open_to_read(path, os.O_RDWR | (os.O_CREAT if create else 0))
     if (names := os.fstat(descriptor).st_nlink) > 1:
         os.close(descriptor)
         raise _no_file(path, f"one with {names} names (hard links)")
     return descriptor
 
 
-def _open_regular(path: Path, flags: int) -> int:
+def open_to_read(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file for reading, as :func:`open_file` does; returns its descriptor, which the caller closes."""
     try:
         descriptor = os.open(path, flags | _BINARY | _SAFE, 0o666)
     except OSError as error:

@@ -156,16 +156,12 @@ def _hold() -> None:
     """Take all locks. Release all before waiting for a busy one, so that its owner can take others."""
     locks = [lock for lock in (reference() for reference in list(_locks.values())) if lock is not None]
     held = _held.locks
-    busy = locks[:1]
-    while busy:
-        busy[0].acquire()
-        held.append(busy[0])
-        rest = [lock for lock in locks if lock is not busy[0]]
-        busy = []
-        for lock in rest:
-            if not lock.acquire(blocking=False):
-                busy = [lock]
+    while len(held) < len(locks):
+        for lock in locks:
+            if not lock.acquire(blocking=not held):  # waits for the first one alone
                 _release()
+                locks.remove(lock)
+                locks.insert(0, lock)
                 break
             held.append(lock)
 

@@ -53,7 +53,7 @@ class Weights:
         # a cache line for the number, one for the bell, then the versions
         self._versions = block.array[:8].view(np.int64)
         self._bell = Bell(block.array[CACHE_LINE : CACHE_LINE + 4].view(np.int32))
-        self._copies = torch.from_numpy(block.array[2 * CACHE_LINE :]).reshape(COPIES, spec.nbytes)
+        self._copies = block.array[2 * CACHE_LINE :].reshape(COPIES, spec.nbytes)
         self._claim: Claim | None = None
         self._fetched: int = 0
 
@@ -82,7 +82,7 @@ class Weights:
             if self._claim is None:
                 raise LifecycleError("another process publishes these weights and is alive; let one process do it")
         number = self.version + 1  # nobody else writes: see the claim
-        row = self._spec.tensors(self._copies[number % COPIES])
+        row = self._spec.tensors(torch.from_numpy(self._copies[number % COPIES]))
         for name, tensor in state.items():
             row[name,].copy_(tensor)
         # last: this shows the number after all writes above, and before those of the next version
@@ -98,12 +98,12 @@ class Weights:
         state = _state(network)
         self._require_alike(state)
         while (number := self.version) > self._fetched:
-            row = self._copies[number % COPIES].clone()
+            row = self._copies[number % COPIES].copy()
             if self.version == number:  # then version number + COPIES, which gets this row, was not begun
                 break
         else:
             return False
-        for (name,), tensor in self._spec.tensors(row).items():
+        for (name,), tensor in self._spec.tensors(torch.from_numpy(row)).items():
             state[name].copy_(tensor)
         self._fetched = number
         return True
