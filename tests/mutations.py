@@ -1795,8 +1795,8 @@ MUTATIONS = [
     Mutation(
         "shared memory: a forked child keeps its parent's claims",
         "processes/shared.py",
-        "only_here(self, lambda claim: claim.drop())",
-        "only_here(self, bool)",
+        "ONLY_HERE[self] = lambda claim: claim.drop()",
+        "ONLY_HERE[self] = bool",
         "processes/test_shared.py",
     ),
     Mutation(

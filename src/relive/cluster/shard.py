@@ -82,7 +82,7 @@ class Shard:
         self._refused: dict[str, float] = {}
         """The time since which each writer waits for the limit, by the writer's token, in monotonic seconds."""
         self._waits, self._waited = 0, 0.0
-        self._saving: tuple[int | None, SaveHandle | None] = None, None
+        self._saving: tuple[int, SaveHandle] | None = None
         """The last checkpoint that this life has begun, and its save."""
 
     @cached_property
@@ -213,11 +213,21 @@ class Shard:
         commit. In the ``background`` the shard goes on at once, and :meth:`committed` says when the commit is on the
         disk.
         """
+        plan, ledger = self.plan, self._ledger
+        if plan.home is None:
+            raise LifecycleError("commit(): this shard has no directory")
         self._commits += 1
         number = self._content[2] + self._commits
-        save = self._save(number, cut, background)
-        if cut is not None:  # a commit of the shard's own leaves the checkpoint that is under way as it is
-            self._saving = cut, save
+        if self._files is not None:
+            self._files.flush()
+        if self._files is None or cut is not None:  # without a checkpoint, a ring in files is only flushed
+            path = commit_path(plan.home, plan.number, cut)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # in one save with the ring: a ledger that is ahead of its ring would take lost steps for stored ones
+            note = {"run": plan.run, "commit": number, "shard": plan.number, "ledger": ledger.state()}
+            save = self.replay.save(path, extra=note, background=background)
+            if cut is not None:  # a commit of the shard's own leaves the checkpoint that is under way as it is
+                self._saving = cut, save
         return number
 
     def committed(self, cut: int) -> bool:
@@ -227,14 +237,13 @@ class Shard:
             LifecycleError: this life of the shard has not begun the commit.
             FileFormatError, OSError: the commit failed.
         """
-        begun, handle = self._saving
-        if begun != cut:
+        if self._saving is None or self._saving[0] != cut:
             raise LifecycleError(
                 f"shard {self.plan.number} was restarted while it wrote checkpoint {cut}; the one before still counts"
             )
-        if handle is None or handle.done:
-            if handle is not None:
-                handle.wait()  # raises the error of a save that failed
+        save = self._saving[1]
+        if save.done:
+            save.wait()  # raises the error of a save that failed
             return True
         return False
 
@@ -276,26 +285,6 @@ class Shard:
         return {name: self._fields.rebuild(name, leaves.__getitem__) for name in names}
 
     # -- files --------------------------------------------------------------------------------------------------
-
-    def _save(self, number: int, cut: int | None, background: bool) -> SaveHandle | None:
-        """Make commit ``number``, as a part of checkpoint ``cut``, or of no checkpoint if that is None.
-
-        Returns:
-            the save, which is done unless it goes on in the ``background``. None if there was no save: a ring in files
-            is only flushed, unless the commit is for a checkpoint.
-        """
-        plan, ledger = self.plan, self._ledger
-        if plan.home is None:
-            raise LifecycleError("commit(): this shard has no directory")
-        if self._files is not None:
-            self._files.flush()
-            if cut is None:
-                return None
-        path = commit_path(plan.home, plan.number, cut)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # in one save with the ring: a ledger that is ahead of its ring would take lost steps for stored ones
-        note = {"run": plan.run, "commit": number, "shard": plan.number, "ledger": ledger.state()}
-        return self.replay.save(path, extra=note, background=background)
 
     def _restored(self) -> tuple[ReplayBuffer, Ledger, int]:
         """The shard's ring, its ledger and the number of its last commit.

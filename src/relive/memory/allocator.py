@@ -24,7 +24,7 @@ from torch import Tensor
 from ..core import Pool
 from ..steps.arrays import Array
 
-__all__ = ["RAM", "SMALL", "Allocator", "Recycled", "only_here", "shared_lock", "small_pages", "zeroed"]
+__all__ = ["ONLY_HERE", "RAM", "SMALL", "Allocator", "Recycled", "shared_lock", "small_pages", "zeroed"]
 
 
 class Allocator(ABC):
@@ -171,19 +171,15 @@ def _release() -> None:
         _held.locks.pop().release()
 
 
-_only_here = WeakKeyDictionary[Any, Callable[[Any], object]]()
+ONLY_HERE: WeakKeyDictionary[Any, Callable[[Any], object]] = WeakKeyDictionary()
+"""Objects whose files belong to this process alone, and for each the function that a forked child calls with it.
 
-
-def only_here(owner: Any, let_go: Callable[[Any], object]) -> None:
-    """Have every forked child call ``let_go(owner)``, because what ``owner`` has belongs to this process alone.
-
-    A child that kept an inherited file open would keep the lock or the connection of a parent that has ended.
-    """
-    _only_here[owner] = let_go
+A child that kept an inherited file open would keep the lock or the connection of a parent that has ended.
+"""
 
 
 def _let_go() -> None:
-    for owner, let_go in list(_only_here.items()):
+    for owner, let_go in list(ONLY_HERE.items()):
         let_go(owner)
 
 

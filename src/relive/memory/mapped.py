@@ -13,7 +13,7 @@ from .. import core
 from ..files.format import MANIFEST, damaged
 from ..files.mapped import MappedDirectory, MappedFiles
 from ..steps.arrays import Array, Ints
-from .allocator import Allocator, only_here
+from .allocator import ONLY_HERE, Allocator
 
 try:
     import resource
@@ -89,7 +89,7 @@ class MappedAllocator(FileAllocator):
         # Dropped, as after a kill, it lets another process in. At the end of the process the system does, and not
         # before: threads and exit handlers may still add steps.
         finalize(self, self.directory.release).atexit = False
-        only_here(self, MappedAllocator.let_go)
+        ONLY_HERE[self] = MappedAllocator.let_go
 
     def let_go(self) -> None:
         """Let go of the directory, in a forked child."""

@@ -30,7 +30,7 @@ from torch.autograd.graph import increment_version
 
 from ..batches import SequenceBatch, replace_parts
 from ..errors import EmptyError, FieldError, LifecycleError, ParameterError, WaitTimeoutError
-from ..memory.allocator import only_here
+from ..memory.allocator import ONLY_HERE
 from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, one_of, refuse_class, require
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import require_rows
@@ -117,7 +117,7 @@ class ReplayServer:
         start: Any = multiprocessing.get_context(context)
         control, owner_end = start.Pipe()
         self._control: Line | None = Line(control)
-        only_here(self._control, Line.close)  # a child's copy would hide from the owner that this process has ended
+        ONLY_HERE[self._control] = Line.close  # a child's copy would hide from the owner that this process has ended
         # the lanes and the limit go to the owner alone: pickles of this server, for learners, are without them
         arguments = (make, self._options._replace(lanes=lanes, limit=limit), listener, self._address, owner_end)
         self._process: Any = start.Process(target=_run_owner, args=arguments, name="relive-replay", daemon=True)
@@ -673,7 +673,7 @@ class Learner(Batches[Any]):
         """False while a message is sent or read. If it is still False when the next call begins, a call was broken off
         there. What the owner has received is then unknown, so the line is closed."""
         self._line = address.connect(str(rank))
-        only_here(self._line, Line.close)
+        ONLY_HERE[self._line] = Line.close
         kind, *rest = self._receive()
         if kind == "refused":
             raise LifecycleError(f"learner: {rest[0]}")

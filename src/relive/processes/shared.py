@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from .. import core
 from ..errors import LifecycleError, ParameterError
 from ..files.disk import close_all
-from ..memory.allocator import only_here
+from ..memory.allocator import ONLY_HERE
 from ..memory.estimate import require_free
 from ..parameters import COUNT_RULE, require
 
@@ -152,7 +152,7 @@ class Claim:
         files = list[int]()
         self.drop: finalize[..., Any] = finalize(self, close_all, files)
         """Lets others claim the place."""
-        only_here(self, lambda claim: claim.drop())
+        ONLY_HERE[self] = lambda claim: claim.drop()
         # opened anew, since the lock belongs to the open file, and a forked child shares the block's own
         # on one line: an exception such as Ctrl-C finds the file either not open, or in the list that is closed
         files.append(os.open(path, FLAGS))
