@@ -53,7 +53,6 @@ class DeviceRows(HostedRows):
         self._order = tuple(BatchLayout(field_groups(leaves, self.large), self._saved, self._own_next).fields)
         self.parts: list[Part] = [Part(layout, num_rows, device) for layout in _layouts(leaves)]
         """The rows themselves: one part for all small fields, one for each large one."""
-        self._part_of = {path: part for part in self.parts for path in part.layout.fields}
         self._packed = [part for part in self.parts if not any(path in self.large for path in part.layout.fields)]
         small = [path for path in leaves if path not in self.large]
         self._now = [path for path in small if path[0] != "next_obs"]
@@ -78,7 +77,7 @@ class DeviceRows(HostedRows):
             return rows, []
         (where,) = self.places(ended)
         chosen = {path: value[where if isinstance(value, Tensor) else ended] for path, value in given.items()}
-        parts = dict.fromkeys(self._part_of[path] for path in chosen)
+        parts = [part for part in self.parts if not chosen.keys().isdisjoint(part.layout.fields)]
         return rows, [(part, part.staged(chosen, part.obs_bytes)) for part in parts]
 
     def _on_host(self, values: Sequence[Any]) -> list[Any]:
