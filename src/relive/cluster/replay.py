@@ -772,7 +772,7 @@ class Group:
         self.link, self.count, self.timeout = link, count, timeout
         self.totals: list[ShardTotals] = []
         """The totals that each shard last gave; none before all have begun."""
-        self.largest = 0.0
+        self.largest: float = 0.0
         """The largest TD error that any shard has seen."""
         self.forgotten: list[int] = [0] * count
         """How many steps each shard has lost: it had them in its last totals, and not when it came back."""
@@ -784,7 +784,7 @@ class Group:
         """The lives of each shard that were seen, in their order. Public indices name them by their numbers."""
         self._probes: dict[int, tuple[Any, float]] = {}
         """Calls to the shards that are down, and when they were made."""
-        self.unanswered = 0
+        self.unanswered: int = 0
         """Calls that a shard did not answer, in time or at all."""
 
     @property
@@ -1002,7 +1002,7 @@ class Outbox:
 
     def __init__(self, group: Group) -> None:
         self._group, self._sent = group, list[_Sent]()
-        self.dropped = 0
+        self.dropped: int = 0
         """How many TD errors were lost, because the shard of the rows was restarted or did not answer."""
 
     def send(self, shard: int, rows: int, method: str, *arguments: Any) -> None:

@@ -499,11 +499,11 @@ class Ledger:
         """The rank of the writer that has each env."""
         self._received: dict[str, int] = {}
         """How many steps of each env have come from each writer that has an env, by its token."""
-        self.stored = 0
+        self.stored: int = 0
         """Steps that were ever stored."""
-        self.lost = 0
+        self.lost: int = 0
         """Steps that were confirmed and are lost: they came after the commit from which the shard came back."""
-        self.repeated = 0
+        self.repeated: int = 0
         """Steps that came again and were left out."""
 
     def claim(self, envs: Sequence[int], token: str) -> Rank:
@@ -725,7 +725,7 @@ class LedgerLog:
 
     def __init__(self, folder: Path) -> None:
         self._path, self._descriptor = folder / "ledger", -1
-        self.lines = 0
+        self.lines: int = 0
         """How many lines were written since the last whole ledger."""
 
     @property
