@@ -65,8 +65,7 @@ class Rollouts:
         timeout: float = 60.0,
         connect: Callable[[int], Link] | None = None,
     ) -> None:
-        if not is_count(max_staleness):
-            raise ParameterError(f"max_staleness={max_staleness!r}: expected a number of versions, at least 0")
+        require("Rollouts", (is_count, "expected a number of versions, at least 0"), max_staleness=max_staleness)
         require("Rollouts", COUNT_RULE, capacity=capacity)
         require("Rollouts", FLAG_RULE, settle_each=settle_each)
         require("Rollouts", SECONDS_RULE, timeout=timeout)

@@ -31,7 +31,7 @@ from torch.autograd.graph import increment_version
 from ..batches import SequenceBatch, replace_parts
 from ..errors import EmptyError, FieldError, LifecycleError, ParameterError, WaitTimeoutError
 from ..memory.allocator import ONLY_HERE
-from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, one_of, refuse_class, require
+from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, one_of, refuse_class, require, torch_device
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import require_rows
 from ..replay.serving import Batches, Drawn
@@ -153,16 +153,11 @@ class ReplayServer:
             ParameterError: an argument is out of range.
             LifecycleError: a process that is alive has this rank, or the server has ended.
         """
-        if not (is_count(rank) and rank < self._options.learners):
-            raise ParameterError(
-                f"learner(rank={rank!r}): expected a whole number from 0 to {self._options.learners - 1}; give "
-                "ReplayServer as many learners as you need"
-            )
+        last = self._options.learners - 1
+        words = f"expected a whole number from 0 to {last}; give ReplayServer as many learners as you need"
+        require("learner", (lambda rank: is_count(rank) and rank <= last, words), rank=rank)
         require("learner", TIMEOUT_RULE, timeout=timeout)
-        try:
-            target = None if device is None else torch.device(device)
-        except (RuntimeError, TypeError) as error:
-            raise ParameterError(f"learner(device={device!r:.80}): expected a device such as 'cuda'; {error}") from None
+        target = None if device is None else torch_device("learner", device)
         return Learner(self._address, int(rank), timeout, self._is_alive, target)
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
