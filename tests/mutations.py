@@ -1809,7 +1809,7 @@ MUTATIONS = [
     Mutation(
         "limits: the most inserts at once are rounded up",
         "processes/limits.py",
-        "return most - (most * self.ratio > self.error_buffer)",
+        "return most - (most * ratio > self._most_ahead)",
         "return most",
         "processes/test_limits.py",
     ),
@@ -1851,8 +1851,8 @@ MUTATIONS = [
     Mutation(
         "shared memory: a forked child keeps its parent's claims",
         "processes/shared.py",
-        "os.register_at_fork(after_in_child=_drop_claims)",
-        "os.register_at_fork(after_in_child=list)",
+        "ONLY_HERE[self] = lambda claim: claim.drop()",
+        "ONLY_HERE[self] = bool",
         "processes/test_shared.py",
     ),
     Mutation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import multiprocessing
 import os
@@ -148,7 +149,7 @@ def push_for_ever(plan: ShardPlan, acknowledged: Any) -> None:
 @pytest.mark.parametrize("kills", [5, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_shard_killed_at_any_instant_has_each_confirmed_step_once(kills: int, tmp_path: Path):
     options = {"schema": SCHEMA, "sampler": Prioritized(), "view": None, "ordered": True, "own_next_obs": False}
-    plan = ShardPlan(0, 1, 0, 4, 4_000_000 // 50, 0, "run", options, str(tmp_path), durable=True)
+    plan = ShardPlan(0, 0, 4, 4_000_000 // 50, 1, 0, "run", options, str(tmp_path), durable=True)
     fork, rng = multiprocessing.get_context("fork"), np.random.default_rng(kills)
     acknowledged = fork.Value("q", 0, lock=False)
     for _ in range(kills):
@@ -265,7 +266,13 @@ def test_a_whole_ledger_is_replaced_by_a_whole_one_alone(tmp_path: Path, monkeyp
     ledger.stored = 7
     log.rewrite(ledger)
     write = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:9]))
+
+    def full(descriptor: int, data: Any) -> int:
+        if len(data) < 50:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[:9])
+
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space left"):
         log.rewrite(Ledger())
     monkeypatch.undo()

@@ -154,7 +154,7 @@ def test_arrays_are_there_again_and_only_those_that_were_committed(tmp_path: Pat
     directory.release()
     directory = MappedDirectory(tmp_path / "d")
     assert directory.content == {"kind": "test"}
-    assert [directory.has(name) for name in ("one", "two.2", "three")] == [True, True, False]
+    assert [name in directory.known for name in ("one", "two.2", "three")] == [True, True, False]
     assert np.array_equal(directory.take("one", (3, 2), np.float32), one)
     with pytest.raises(FileFormatError, match=r"the array 'two\.2' as int32"):
         directory.take("two.2", (5,), np.int32)

@@ -90,6 +90,13 @@ def ends(pid: int) -> bool:
     return False
 
 
+@pytest.mark.parametrize("missing", ["AF_UNIX", "SCM_RIGHTS"])
+def test_a_system_without_unix_sockets_is_refused_with_another_way(missing: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(socket, missing)
+    with pytest.raises(LifecycleError, match=r"Unix sockets.*use replay\.serve\(batch_size\)"):
+        serve(partial(replay_of, 20))
+
+
 # Batches
 
 

@@ -94,7 +94,10 @@ class ShardedReplay:
         the ranks as DistributedDataParallel averages gradients, is the mean over the batch of all ranks. ``index``
         names rows of this rank's replay. ``probability`` is the probability of a row among the rows of all ranks.
 
-        Other threads can use the replay while this call waits for other ranks, unless the caller holds ``replay.lock``.
+        Other threads can use the replay while this call waits for other ranks. So do not call it with ``replay.lock``
+        held. No other thread could add steps then, and with a limit the ranks may wait for them for ever. If another
+        thread of this rank is in this call, the two threads wait for each other for ever.
+
         The number of rows that a rank draws depends on the rows that it had when it came. It draws them from the rows
         that it has when all have come.
 

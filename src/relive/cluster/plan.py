@@ -74,8 +74,8 @@ class Plan(NamedTuple):
         Raises:
             ParameterError: there is no such shard.
         """
-        if not (is_count(shard) and shard < len(self.ends)):
-            raise ParameterError(f"shard={shard!r}: expected a whole number from 0 to {len(self.ends) - 1}")
+        exists: Rule = lambda k: is_count(k) and k < len(self.ends), f"expected a number from 0 to {len(self.ends) - 1}"
+        require("shard_masses", exists, shard=shard)
         begin = self.ends[shard - 1] if shard else 0.0
         masses = self.wanted[(self.wanted >= begin) & (self.wanted < self.ends[shard])] - begin
         return np.minimum(masses, math.nextafter(self.masses[shard], 0.0))  # a difference may round up to the mass
@@ -84,8 +84,7 @@ class Plan(NamedTuple):
 def plan(masses: ArrayLike, batch_size: int, seed: int, t: int, *, stratified: bool = False) -> Plan:
     """How shards divide batch number ``t``. Arguments and errors are those of :func:`shard_counts`."""
     require("shard_counts", COUNT_RULE, batch_size=batch_size)
-    if not is_count(t):
-        raise ParameterError(f"t={t!r}: expected the number of the batch, a whole number of at least 0")
+    require("shard_counts", (is_count, "expected the number of the batch, a whole number of at least 0"), t=t)
     vector = np.asarray(masses, np.float64)
     if vector.ndim != 1 or not vector.size:
         raise ShapeError(f"masses: expected one number per shard, [K], got shape {vector.shape}")
@@ -154,10 +153,9 @@ def global_weights(priorities: ArrayLike, least: float, beta: float) -> Floats:
     Raises:
         ParameterError: ``least`` is not above 0, or ``beta`` is negative.
     """
-    if not (is_number(least, 0) and least > 0):
-        raise ParameterError(f"least={least!r}: expected a number above 0, the smallest priority of all shards")
-    if not is_number(beta, 0):
-        raise ParameterError(f"beta={beta!r}: expected a number of at least 0")
+    positive: Rule = lambda p: is_number(p, 0) and p > 0, "expected the smallest priority of all shards, above 0"
+    require("global_weights", positive, least=least)
+    require("global_weights", (lambda beta: is_number(beta, 0), "expected a number of at least 0"), beta=beta)
     with np.errstate(all="ignore"):  # as Priorities::draw of compiled code
         return ((np.asarray(priorities, np.float64) / least) ** -beta).astype(np.float32)
 
@@ -422,13 +420,13 @@ class Partition:
         self.num_envs, self.shards = num_envs, shards
         self.starts: Ints = np.arange(shards + 1, dtype=np.int64) * num_envs // shards
 
-    def parts(self, capacity: int) -> Iterator[tuple[int, int, int]]:
+    def parts(self, capacity: int) -> list[tuple[int, int, int]]:
         """The first env of each shard, its number of envs, and its rows, if every env has equally many.
 
         Rows that this leaves over are not used.
         """
-        for first, end in pairwise(self.starts.tolist()):
-            yield first, end - first, (end - first) * (capacity // self.num_envs)
+        rows = capacity // self.num_envs
+        return [(first, end - first, (end - first) * rows) for first, end in pairwise(self.starts.tolist())]
 
     def by_shard(self, envs: Ints) -> list[ShardEntries]:
         """Envs, int64 ``[K]``, sorted into the entries of each shard that has some of them."""

@@ -229,23 +229,10 @@ class Replay:
         state, path = self._state, self._path
         # absolute, as shards have working directories of their own; and a run that no earlier commit has
         home, run = None if path is None else os.path.abspath(path), os.urandom(8).hex()
-        return [
-            ShardPlan(
-                number=k,
-                shards=state.shards,
-                first_env=first_env,
-                num_envs=num_envs,
-                rows=rows,
-                seed=key(state.seed, k),
-                run=run,
-                options=state.ring_options,
-                home=home,
-                sources=sources,
-                most=self._most,
-                durable=durable,
-            )
-            for k, (first_env, num_envs, rows) in enumerate(self._partition.parts(state.capacity))
-        ]
+        common: dict[str, Any] = {"shards": state.shards, "run": run, "options": state.ring_options, "home": home}
+        common |= {"sources": sources, "most": self._most, "durable": durable}
+        parts = enumerate(self._partition.parts(state.capacity))
+        return [ShardPlan(k, *part, seed=key(state.seed, k), **common) for k, part in parts]
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -330,7 +317,8 @@ class Replay:
         patience = (group.count + 1) * group.timeout  # each shard may take its time
         missing, attempt, end = batch_size, 0, time.monotonic() + patience
         while missing:
-            masses = self._masses()
+            masses = np.zeros(group.count)  # 0 for those that do not answer
+            masses[group.up] = [group.totals[shard].mass for shard in group.up]
             shares = self._shares(masses, missing, attempt)
             requests = {shard: ("sample", share, group.largest) for shard, share in shares.items()}
             for shard, (totals, block) in group.ask(requests).items():
@@ -351,13 +339,6 @@ class Replay:
                 group.refresh()
         drawn.sort(key=lambda part: part.shard)
         return self._joined(drawn, sum(used[k] for k in sorted(used)))  # sorted: a sum of doubles depends on the order
-
-    def _masses(self) -> Doubles:
-        """The masses of the shards that answer, float64 ``[K]``; 0 for the others."""
-        masses = np.zeros(self._group.count)
-        for shard in self._group.up:
-            masses[shard] = self._group.totals[shard].mass
-        return masses
 
     def _shares(self, masses: Doubles, count: int, attempt: int) -> dict[int, Share]:
         """Divide ``count`` rows among the shards. With priorities, one tree of all rows would draw the same rows."""
@@ -618,13 +599,7 @@ class Checkpoint(NamedTuple):
     @property
     def ring_options(self) -> dict[str, Any]:
         """Arguments of the ring of each shard."""
-        return {
-            "schema": self.schema,
-            "sampler": self.sampler,
-            "view": self.view,
-            "ordered": self.ordered,
-            "own_next_obs": self.own_next_obs,
-        }
+        return {name: getattr(self, name) for name in ("schema", "sampler", "view", "ordered", "own_next_obs")}
 
     def write(self, path: str | os.PathLike[str], extra: tuple[Any, Mapping[str, Any]]) -> None:
         """Replace the checkpoint in a directory. The shards' commits of its number are on the disk already.
@@ -666,26 +641,17 @@ class Checkpoint(NamedTuple):
             content = save.content
         if content.get("kind") != KIND:
             raise FileFormatError(f"'{path}' is a save of {shown(content.get('kind'))}, not of a {KIND}")
+        schema = Schema.from_json(json.dumps(content.get("schema")))
         capacity, num_envs, shards = integers(content, "sizes", 3).tolist()
         draws, sampled, cut = integers(content, "counts", 3).tolist()
+        ordered, own = entry(content, "ordered", bool), entry(content, "own_next_obs", bool)
+        seed = entry(content, "seed", int)
+        sampler = rebuild(content.get("sampler"), "sampler") if sampler is None else sampler
+        view = rebuild(content.get("view"), "view") if view is None else view
         counted: Any = None
         if content.get("limit") is not None:  # saves of earlier versions have none
             counted = tuple(integers(content, "limit", 2).tolist())
-        return cls(
-            Schema.from_json(json.dumps(content.get("schema"))),
-            capacity,
-            num_envs,
-            shards,
-            entry(content, "ordered", bool),
-            entry(content, "own_next_obs", bool),
-            entry(content, "seed", int),
-            draws,
-            sampled,
-            cut,
-            rebuild(content.get("sampler"), "sampler") if sampler is None else sampler,
-            rebuild(content.get("view"), "view") if view is None else view,
-            counted,
-        )
+        return cls(schema, capacity, num_envs, shards, ordered, own, seed, draws, sampled, cut, sampler, view, counted)
 
     def saved_shards(self, path: str | os.PathLike[str]) -> tuple[SavedShard, ...]:
         """The shards of this checkpoint, which is in directory ``path``."""
@@ -801,14 +767,12 @@ class Group:
     link: Link
     count: int
     timeout: float
-    unanswered: int
-    largest: float
 
     def __init__(self, link: Link, count: int, timeout: float) -> None:
         self.link, self.count, self.timeout = link, count, timeout
         self.totals: list[ShardTotals] = []
         """The totals that each shard last gave; none before all have begun."""
-        self.largest = 0.0
+        self.largest: float = 0.0
         """The largest TD error that any shard has seen."""
         self.forgotten: list[int] = [0] * count
         """How many steps each shard has lost: it had them in its last totals, and not when it came back."""
@@ -820,7 +784,7 @@ class Group:
         """The lives of each shard that were seen, in their order. Public indices name them by their numbers."""
         self._probes: dict[int, tuple[Any, float]] = {}
         """Calls to the shards that are down, and when they were made."""
-        self.unanswered = 0
+        self.unanswered: int = 0
         """Calls that a shard did not answer, in time or at all."""
 
     @property
@@ -1036,11 +1000,9 @@ class Outbox:
         group: the shards.
     """
 
-    dropped: int
-
     def __init__(self, group: Group) -> None:
         self._group, self._sent = group, list[_Sent]()
-        self.dropped = 0
+        self.dropped: int = 0
         """How many TD errors were lost, because the shard of the rows was restarted or did not answer."""
 
     def send(self, shard: int, rows: int, method: str, *arguments: Any) -> None:

@@ -65,8 +65,7 @@ class Rollouts:
         timeout: float = 60.0,
         connect: Callable[[int], Link] | None = None,
     ) -> None:
-        if not is_count(max_staleness):
-            raise ParameterError(f"max_staleness={max_staleness!r}: expected a number of versions, at least 0")
+        require("Rollouts", (is_count, "expected a number of versions, at least 0"), max_staleness=max_staleness)
         require("Rollouts", COUNT_RULE, capacity=capacity)
         require("Rollouts", FLAG_RULE, settle_each=settle_each)
         require("Rollouts", SECONDS_RULE, timeout=timeout)
@@ -137,11 +136,12 @@ class Rollouts:
         try:
             born, place = position["place"]
             last = {name: (life, number) for name, (life, number) in position["seen"].items()}
+            texts = [born, *last, *(life for life, _ in last.values())]
+            numbers = [place, *(number for _, number in last.values())]
+            if not (all(isinstance(text, str) for text in texts) and all(map(is_count, numbers))):
+                raise ValueError
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ParameterError(f"resume: expected what position() gave, got {shown(position, 200)}") from error
-        fits = isinstance(born, str) and all(is_count(number) for number in (place, *(n for _, n in last.values())))
-        if not fits or not all(isinstance(text, str) for name, (life, _) in last.items() for text in (name, life)):
-            raise ParameterError(f"resume: expected what position() gave, got {shown(position, 200)}")
         self._born, self._place, self._last = born, place, last
         self.settle()  # they are in the saved state, so the queue may forget them
 

@@ -24,7 +24,7 @@ import torch
 
 from ..errors import FileFormatError, LifecycleError, ParameterError
 from ..files import SaveHandle
-from ..files.disk import Holder
+from ..files.disk import Holder, replace_file
 from ..memory.layout import host_leaf
 from ..processes.blocks import Block, packed_batch
 from ..processes.lanes import Intake
@@ -74,17 +74,15 @@ class Shard:
         self.plan, self.born = plan, os.urandom(8).hex()
         schema = plan.options["schema"]
         self._fields = schema.extend(next_obs=schema["obs"], mask=Field((), torch.bool))
-        self._files = None if not plan.durable or plan.home is None else RingFiles(self._folder, plan.run)
-        """The files of the ring, if it lives in files."""
-        self._finals: dict[FieldPath, Any] = {}
-        """Memory for final observations, spread over the rows of a chunk; kept for the next chunk."""
+        self._files: RingFiles | None = None
+        """The files of the ring, if it lives in files and has been opened."""
         self._version = self._dropped = self._commits = 0
         self._most = None if plan.most is None else 0
         """How many steps the ledger may count; None if there is no limit. It is 0 until the first allowance comes."""
         self._refused: dict[str, float] = {}
         """The time since which each writer waits for the limit, by the writer's token, in monotonic seconds."""
         self._waits, self._waited = 0, 0.0
-        self._saving: tuple[int | None, SaveHandle | None] = None, None
+        self._saving: tuple[int, SaveHandle] | None = None
         """The last checkpoint that this life has begun, and its save."""
 
     @cached_property
@@ -181,7 +179,7 @@ class Shard:
         if admission.store and not self.has_room(chunk.origin):
             return admission.received - chunk.origin.steps  # not confirmed, so the writer sends it again
         if admission.store and self._files is not None:
-            self._files.store(self._steps(chunk), chunk.origin, self._ledger)
+            self._files.store(self._steps(chunk), chunk.origin)
         elif admission.store:
             self.replay.extend(self._steps(chunk), envs=chunk.origin.envs)
             self._ledger.confirm(chunk.origin)  # after the ring has the steps: if extend() fails, they come again
@@ -215,11 +213,21 @@ class Shard:
         commit. In the ``background`` the shard goes on at once, and :meth:`committed` says when the commit is on the
         disk.
         """
+        plan, ledger = self.plan, self._ledger
+        if plan.home is None:
+            raise LifecycleError("commit(): this shard has no directory")
         self._commits += 1
         number = self._content[2] + self._commits
-        save = self._save(number, cut, background)
-        if cut is not None:  # a commit of the shard's own leaves the checkpoint that is under way as it is
-            self._saving = cut, save
+        if self._files is not None:
+            self._files.flush()
+        if self._files is None or cut is not None:  # without a checkpoint, a ring in files is only flushed
+            path = commit_path(plan.home, plan.number, cut)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # in one save with the ring: a ledger that is ahead of its ring would take lost steps for stored ones
+            note = {"run": plan.run, "commit": number, "shard": plan.number, "ledger": ledger.state()}
+            save = self.replay.save(path, extra=note, background=background)
+            if cut is not None:  # a commit of the shard's own leaves the checkpoint that is under way as it is
+                self._saving = cut, save
         return number
 
     def committed(self, cut: int) -> bool:
@@ -229,14 +237,13 @@ class Shard:
             LifecycleError: this life of the shard has not begun the commit.
             FileFormatError, OSError: the commit failed.
         """
-        begun, handle = self._saving
-        if begun != cut:
+        if self._saving is None or self._saving[0] != cut:
             raise LifecycleError(
                 f"shard {self.plan.number} was restarted while it wrote checkpoint {cut}; the one before still counts"
             )
-        if handle is None or handle.done:
-            if handle is not None:
-                handle.wait()  # raises the error of a save that failed
+        save = self._saving[1]
+        if save.done:
+            save.wait()  # raises the error of a save that failed
             return True
         return False
 
@@ -267,50 +274,17 @@ class Shard:
         arrays, dtypes = chunk.block.arrays(), {part.path: part.dtype for part in chunk.block.spec.parts}
         ended = arrays.pop(("ended",), None)
         if ended is not None:
-            front = chunk.origin.steps, len(chunk.origin.envs)
+            steps, width = chunk.origin.steps, len(chunk.origin.envs)
             for path in [path for path in arrays if path[0] == "next_obs"]:
-                arrays[path] = self._spread(path, arrays[path], ended, front)
+                finals = arrays[path]
+                rows = np.zeros((steps * width, *finals.shape[1:]), finals.dtype)  # nobody reads the other rows
+                rows[ended] = finals
+                arrays[path] = rows.reshape(steps, width, *finals.shape[1:])
         leaves = {path: host_leaf(array, dtypes[path]) for path, array in arrays.items()}
         names = dict.fromkeys(path[0] for path in leaves)
         return {name: self._fields.rebuild(name, leaves.__getitem__) for name in names}
 
-    def _spread(self, path: Any, finals: Any, ended: Any, front: tuple[int, int]) -> Any:
-        """Spread final observations ``[F, ...]`` over ``[T, K, ...]``. Nobody reads the other rows.
-
-        The memory is kept for the next chunk.
-        """
-        shape = (front[0] * front[1], *finals.shape[1:])
-        rows = self._finals.get(path)
-        if rows is None or rows.shape != shape:
-            rows = self._finals[path] = np.zeros(shape, finals.dtype)
-        rows[ended] = finals
-        return rows.reshape(*front, *finals.shape[1:])
-
     # -- files --------------------------------------------------------------------------------------------------
-
-    @property
-    def _folder(self) -> Path:
-        return commit_path(str(self.plan.home), self.plan.number, None).parent
-
-    def _save(self, number: int, cut: int | None, background: bool) -> SaveHandle | None:
-        """Make commit ``number``, as a part of checkpoint ``cut``, or of no checkpoint if that is None.
-
-        Returns:
-            the save, which is done unless it goes on in the ``background``. None if there was no save: a ring in files
-            is only flushed, unless the commit is for a checkpoint.
-        """
-        plan, ledger = self.plan, self._ledger
-        if plan.home is None:
-            raise LifecycleError("commit(): this shard has no directory")
-        if self._files is not None:
-            self._files.flush(ledger)
-            if cut is None:
-                return None
-        path = commit_path(plan.home, plan.number, cut)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # in one save with the ring: a ledger that is ahead of its ring would take lost steps for stored ones
-        note = {"run": plan.run, "commit": number, "shard": plan.number, "ledger": ledger.state()}
-        return self.replay.save(path, extra=note, background=background)
 
     def _restored(self) -> tuple[ReplayBuffer, Ledger, int]:
         """The shard's ring, its ledger and the number of its last commit.
@@ -319,13 +293,10 @@ class Shard:
         Without a commit, it comes from the saved shards that the plan names, or is empty, and the ledger is new.
         """
         plan, commits = self.plan, self._commits_of_run()
-        if self._files is not None:
-            options = {**deepcopy(plan.options), "capacity": plan.rows, "num_envs": plan.num_envs, "check_ends": False}
-            content = self._files.restored(options)
-            if content is None:
-                saved = self._first_ring() if plan.sources else None
-                content = self._files.begun(saved, options, plan.seed), Ledger()
-            return *content, max((note["commit"] for _, note in commits), default=0)
+        if plan.durable and plan.home is not None:
+            folder, first = commit_path(plan.home, plan.number, None).parent, self._first_ring if plan.sources else None
+            self._files = RingFiles(folder, plan.run, self._ring_options, plan.seed, first)
+            return self._files.replay, self._files.ledger, max((note["commit"] for _, note in commits), default=0)
         for path, note in sorted(commits, key=lambda commit: -commit[1]["commit"]):
             with suppress(FileFormatError):  # a damaged commit; the one before it may be whole
                 return self._loaded(path), Ledger.restored(note["ledger"]), note["commit"]
@@ -354,14 +325,17 @@ class Shard:
         one = sources[0] if len(sources) == 1 and len(plan.sources) == plan.shards else None
         if one is not None and (one.first_env, one.num_envs, one.rows) == (plan.first_env, plan.num_envs, plan.rows):
             return self._loaded(one.path)
-        replay = ReplayBuffer(
-            capacity=plan.rows, num_envs=plan.num_envs, seed=plan.seed, check_ends=False, **deepcopy(plan.options)
-        )
+        replay = ReplayBuffer(**self._ring_options, seed=plan.seed)
         for source in sources:
             saved, shift = self._loaded(source.path), source.first_env - plan.first_env
             shared = range(max(0, -shift), min(source.num_envs, plan.num_envs - shift))  # as the source counts its envs
             replay.append(saved, envs={env: env + shift for env in shared})
         return replay
+
+    @property
+    def _ring_options(self) -> dict[str, Any]:
+        plan = self.plan
+        return {**deepcopy(plan.options), "capacity": plan.rows, "num_envs": plan.num_envs, "check_ends": False}
 
     def _loaded(self, path: str | os.PathLike[str]) -> ReplayBuffer:
         sampler, view = deepcopy((self.plan.options["sampler"], self.plan.options["view"]))
@@ -451,13 +425,13 @@ class ShardPlan(NamedTuple):
 
     number: int
     """k."""
-    shards: int
-    """K."""
     first_env: int
     """The number that the shard's first env has in the whole replay."""
     num_envs: int
     rows: int
     """Its capacity."""
+    shards: int
+    """K."""
     seed: int
     run: str
     """Names the run, so that a shard never comes back with the rows of another one."""
@@ -520,20 +494,16 @@ class Ledger:
     counted, and no episode goes on over the gap.
     """
 
-    stored: int
-    lost: int
-    repeated: int
-
     def __init__(self) -> None:
         self._owners: dict[int, Rank] = {}
         """The rank of the writer that has each env."""
         self._received: dict[str, int] = {}
         """How many steps of each env have come from each writer that has an env, by its token."""
-        self.stored = 0
+        self.stored: int = 0
         """Steps that were ever stored."""
-        self.lost = 0
+        self.lost: int = 0
         """Steps that were confirmed and are lost: they came after the commit from which the shard came back."""
-        self.repeated = 0
+        self.repeated: int = 0
         """Steps that came again and were left out."""
 
     def claim(self, envs: Sequence[int], token: str) -> Rank:
@@ -560,10 +530,9 @@ class Ledger:
             received = self._received[origin.rank.token] = origin.sure
         if origin.start < received:
             self.repeated += origin.steps * len(origin.envs)
-            return Admission(False, bool(gap) or new, received)
-        if origin.start > received:  # an earlier chunk is still on its way, or failed: the writer sends both again
-            return Admission(False, bool(gap) or new, received)
-        return Admission(True, bool(gap) or new, received + origin.steps)
+        # if it starts later, an earlier chunk is still on its way, or failed: the writer sends both again
+        is_next = origin.start == received
+        return Admission(is_next, bool(gap) or new, received + origin.steps * is_next)
 
     def confirm(self, origin: Origin) -> None:
         """Note that the steps of this chunk are stored."""
@@ -646,78 +615,74 @@ class RingFiles:
     Args:
         folder: the directory of the shard.
         run: the name of the run.
+        options: arguments of :meth:`relive.ReplayBuffer.open`.
+        seed: that of a new ring.
+        first: makes the replay whose steps a new ring begins with; None for an empty ring.
+
+    Raises:
+        LifecycleError: another process still has the ring after :data:`PATIENCE` seconds.
     """
 
-    def __init__(self, folder: Path, run: str) -> None:
-        self._folder, self._ring = folder, folder / f"ring-{run}"
-        self._log = LedgerLog(folder / f"ledger-{run}")
-        self._replay: ReplayBuffer | None = None
+    replay: ReplayBuffer
+    ledger: Ledger
 
-    def restored(self, options: Mapping[str, Any]) -> tuple[ReplayBuffer, Ledger] | None:
-        """The ring and the ledger as the last process of this run left them; None if there are none.
+    def __init__(
+        self, folder: Path, run: str, options: Mapping[str, Any], seed: int, first: Callable[[], ReplayBuffer] | None
+    ) -> None:
+        self._ring, self._log = folder / f"ring-{run}", LedgerLog(folder / f"ledger-{run}")
+        if self._log.exists:  # as the last process of this run left it
+            self.replay = self._reopened(options)
+            self.replay.flush()  # before the ledger, which must not be ahead of the ring after a power cut
+            self.ledger = self._log.restored(_head_sum(self.replay))
+            return
+        shutil.rmtree(self._ring, ignore_errors=True)  # what a process left that died before it was done
+        folder.mkdir(parents=True, exist_ok=True)
+        saved = None if first is None else first()
+        self.replay, self.ledger = ReplayBuffer.open(self._ring, **options, seed=seed), Ledger()
+        if saved is not None:
+            self.replay.append(saved, envs={env: env for env in range(saved.num_envs)})
+        self.replay.flush()
+        self._log.rewrite(self.ledger)  # after the ring is whole: a ring counts only if there is a ledger
+        self._remove_others(folder)
 
-        Args:
-            options: arguments of :meth:`relive.ReplayBuffer.open`.
-
-        Raises:
-            LifecycleError: another process still has the ring after :data:`PATIENCE` seconds.
-        """
-        if not self._log.exists:
-            return None
+    def _reopened(self, options: Mapping[str, Any]) -> ReplayBuffer:
         end = time.monotonic() + PATIENCE
-        while self._replay is None:
+        while True:
             try:
-                self._replay = ReplayBuffer.open(self._ring, **options)
+                return ReplayBuffer.open(self._ring, **options)
             except LifecycleError:  # the process that had it before is not gone yet
                 if time.monotonic() > end:
                     raise
                 time.sleep(REOPEN_PAUSE)
-        self._replay.flush()  # before the ledger, which must not be ahead of the ring after a power cut
-        return self._replay, self._log.restored(_head_sum(self._replay))
 
-    def begun(self, saved: ReplayBuffer | None, options: Mapping[str, Any], seed: int) -> ReplayBuffer:
-        """A new ring in files with the steps of ``saved``, if it is given. The rings of other runs are removed."""
-        shutil.rmtree(self._ring, ignore_errors=True)  # what a process left that died before it was done
-        self._folder.mkdir(parents=True, exist_ok=True)
-        replay = ReplayBuffer.open(self._ring, **options, seed=seed)
-        if saved is not None:
-            replay.append(saved, envs={env: env for env in range(saved.num_envs)})
-        replay.flush()
-        self._log.rewrite(Ledger())  # after the ring is whole: a ring counts only if there is a ledger
-        self._replay = replay
-        self._remove_others()
-        return replay
-
-    def flush(self, ledger: Ledger) -> None:
+    def flush(self) -> None:
         """Write everything through to the disk."""
-        assert self._replay is not None
         self._log.sync()  # first: the lines say which steps the ring has
-        self._replay.flush()
-        self._log.rewrite(ledger)
+        self.replay.flush()
+        self._log.rewrite(self.ledger)
 
-    def store(self, steps: Mapping[str, Any], origin: Origin, ledger: Ledger) -> None:
+    def store(self, steps: Mapping[str, Any], origin: Origin) -> None:
         """Store the steps of a chunk piece by piece, each with its line in the ledger."""
-        replay = self._replay
-        assert replay is not None
+        replay, ledger = self.replay, self.ledger
         intake = Intake(replay, np.array(origin.envs))
         for begin, end in _pieces(steps, origin.steps, intake.most):
             part = origin._replace(start=origin.start + begin, steps=end - begin)
             before = _head_sum(replay)
             self._log.append(part, ledger.counts_after(part), before)  # before the piece: see the class
             try:
-                intake.add(map_leaves(itemgetter(slice(begin, end)), steps))
+                replay.extend(map_leaves(itemgetter(slice(begin, end)), steps), envs=intake.envs)
             except BaseException:
                 if _head_sum(replay) > before:
                     ledger.confirm(part)
-                self.flush(ledger)  # a new file drops the line, which would seem true once other steps are in
+                self.flush()  # a new file drops the line, which would seem true once other steps are in
                 raise
             ledger.confirm(part)
         if self._log.lines > LINES:
-            self.flush(ledger)
+            self.flush()
 
-    def _remove_others(self) -> None:
+    def _remove_others(self, folder: Path) -> None:
         """Remove the rings of other runs, unless a process has them open."""
-        for path in self._folder.glob("ring-*"):
+        for path in folder.glob("ring-*"):
             if path == self._ring:
                 continue
             with suppress(LifecycleError, FileFormatError, OSError):
@@ -758,11 +723,9 @@ class LedgerLog:
         folder: the directory.
     """
 
-    lines: int
-
     def __init__(self, folder: Path) -> None:
         self._path, self._descriptor = folder / "ledger", -1
-        self.lines = 0
+        self.lines: int = 0
         """How many lines were written since the last whole ledger."""
 
     @property
@@ -810,17 +773,8 @@ class LedgerLog:
     def rewrite(self, ledger: Ledger) -> None:
         """Begin a new file with a whole ledger. The caller has already flushed the ring to the disk."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._path.with_name("draft")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-        descriptor = os.open(draft, flags, 0o600)
-        try:
-            _write_whole(descriptor, _encoded({"ledger": ledger.state()}))
-            os.fsync(descriptor)  # before the rename: after it, this file counts
-            os.replace(draft, self._path)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        before, self._descriptor, self.lines = self._descriptor, descriptor, 0
+        replace_file(self._path, self._path.with_name("draft"), _encoded({"ledger": ledger.state()}))
+        before, self._descriptor, self.lines = self._descriptor, os.open(self._path, os.O_WRONLY | os.O_APPEND), 0
         if before >= 0:
             os.close(before)
 

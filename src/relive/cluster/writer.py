@@ -132,28 +132,27 @@ class ShardSender:
         self._broken: ReliveError | None = None
         """The error with which the shard refused a chunk. Later chunks would leave a gap, so there are none."""
 
-    def claim(self) -> None:
-        """Take the envs, as a new writer does."""
+    def claim(self) -> tuple[Rank, int]:
+        """Take the envs, as a new writer does. Returns the rank, and how many steps the shard has confirmed: none."""
         self.settle(0)  # the shard refuses chunks of the rank before
         token, end, pause = os.urandom(8).hex(), time.monotonic() + self._timeout, PAUSE
         while True:
             call = self._link.call(self._shard, "claim", self._envs, token)
             answers, _ = self._link.answers({0: call}, max(end - time.monotonic(), 0.0))
             if answers:
-                self._claimed = answers[0], 0
-                return
+                self._claimed = claimed = answers[0], 0
+                return claimed
             pause = self._pause(end, pause)
 
-    def require_envs(self) -> None:
-        """Take the envs unless this writer has them.
+    def require_envs(self) -> tuple[Rank, int]:
+        """Take the envs unless this writer has them. Returns the rank, and how many steps the shard has confirmed.
 
         Raises:
             LifecycleError: the writer has failed before, or the shard does not answer.
         """
         if self._broken is not None:
             raise LifecycleError(f"this writer has failed: {self._broken}; make a new one") from self._broken
-        if self._claimed is None:
-            self.claim()
+        return self._claimed or self.claim()
 
     def send(self, block: Any, count: int, late: Exception | None = None) -> Exception | None:
         """Send the next chunk once few enough are on their way. If that takes too long, the chunk waits here.
@@ -173,7 +172,7 @@ class ShardSender:
             if self._broken is not None:
                 raise
             late = error
-        rank, sure = self._known()
+        rank, sure = self.require_envs()
         # a chunk starts where the one before it ends, or, if all are confirmed, where the shard is
         last = self._waiting[-1][0].origin if self._waiting else None
         chunk = Chunk(Origin(rank, self._envs, sure if last is None else last.start + last.steps, count, sure), block)
@@ -191,7 +190,7 @@ class ShardSender:
             received = None if call is None else self._answer(call, end)
             if received is not None and received >= until:
                 # before the pop: if Ctrl-C comes between the two, the chunk is sent once more and left out
-                self._claimed = self._known()[0], until
+                self._claimed = chunk.origin.rank, until
                 self._waiting.popleft()
                 end, pause = time.monotonic() + self._timeout, PAUSE
                 continue
@@ -236,14 +235,9 @@ class ShardSender:
             self._waiting = deque((chunk, None) for chunk, _ in self._waiting)
             raise
 
-    def _known(self) -> tuple[Rank, int]:
-        if self._claimed is None:
-            raise LifecycleError("this writer has no envs yet; call claim() first")
-        return self._claimed
-
     def _send_again(self) -> None:
         """Send all chunks that are not confirmed: the shard refuses a later one if an earlier one is missing."""
-        _, sure = self._known()
+        _, sure = self.require_envs()
         for i, (chunk, _) in enumerate(self._waiting):
             again = Chunk(chunk.origin._replace(sure=sure), chunk.block)
             self._waiting[i] = (again, self._link.call(self._shard, "push", again))

@@ -33,6 +33,7 @@ __all__ = [
     "MOST",
     "Holder",
     "Reader",
+    "close_all",
     "contradictions",
     "create_file",
     "entry",
@@ -44,6 +45,7 @@ __all__ = [
     "open_to_read",
     "open_to_write",
     "read_manifest",
+    "replace_file",
     "require_at",
     "sync_path",
     "usable",
@@ -91,6 +93,18 @@ def write_file(
     finally:
         os.close(descriptor)
     return note
+
+
+def replace_file(path: Path, temporary: Path, data: bytes) -> None:
+    """Put a file with these bytes in the place of the one at ``path``. There is the old one or the new one, whole.
+
+    ``temporary`` is its path until then. A file that is there was left by a process that died.
+    """
+    with suppress(FileNotFoundError):
+        os.unlink(temporary)
+    write_file(temporary, [memoryview(data)], len(data))
+    os.replace(temporary, path)
+    sync_path(path.parent)
 
 
 def write_files(
@@ -149,17 +163,11 @@ def _fill(descriptor: int, parts: Iterable[memoryview], size: int) -> FileNote:
             # each checksum goes on from the one before, so it is awaited before the next part
             crc = hashed() if hashed is not None else zlib.crc32(part, crc)
             end += len(part)
-            if end - start >= AHEAD:
-                start = _set_going(descriptor, start, end)
+            if end - start >= AHEAD and sys.platform == "linux":
+                with suppress(OSError):  # the disk may begin with these bytes, while further ones come
+                    os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
+                start = end
     return FileNote(size, f"{crc:08x}")
-
-
-def _set_going(descriptor: int, start: int, end: int) -> int:
-    """Ask the system to write these bytes to the disk now, while further bytes come."""
-    if sys.platform == "linux":
-        with suppress(OSError):
-            os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
-    return end
 
 
 def _gathered(parts: Iterable[memoryview]) -> Iterator[memoryview]:
@@ -288,11 +296,6 @@ def open_file(path: Path) -> io.FileIO:
     return io.FileIO(open_to_read(path))
 
 
-def open_to_read(path: Path) -> int:
-    """Open a regular file for reading, as :func:`open_file` does; returns its descriptor, which the caller closes."""
-    return _open_regular(path, os.O_RDONLY)
-
-
 def open_to_write(path: Path, *, create: bool = False) -> int:
     """Open a regular file for reading and writing; returns its descriptor. With ``create`` a missing one is made.
 
@@ -301,14 +304,15 @@ def open_to_write(path: Path, *, create: bool = False) -> int:
             under that name, too.
         FileNotFoundError: nothing is at the path.
     """
-    descriptor = _open_regular(path, os.O_RDWR | (os.O_CREAT if create else 0))
+    descriptor = open_to_read(path, os.O_RDWR | (os.O_CREAT if create else 0))
     if (names := os.fstat(descriptor).st_nlink) > 1:
         os.close(descriptor)
         raise _no_file(path, f"one with {names} names (hard links)")
     return descriptor
 
 
-def _open_regular(path: Path, flags: int) -> int:
+def open_to_read(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file for reading, as :func:`open_file` does; returns its descriptor, which the caller closes."""
     try:
         descriptor = os.open(path, flags | _BINARY | _SAFE, 0o666)
     except OSError as error:
@@ -413,7 +417,7 @@ class Holder:
         import fcntl
 
         self._path, files = directory / LOCK, list[int]()
-        self._close = finalize(self, _close_all, files)
+        self._close = finalize(self, close_all, files)
         self._close.atexit = False  # the system takes the right back after the last thread and exit handler
         # The file is in the list before it is locked. So whenever an exception such as Ctrl-C comes, also one line
         # before the caller has this object, the right ends with the object.
@@ -466,7 +470,8 @@ class Holder:
         self._close()
 
 
-def _close_all(files: list[int]) -> None:
+def close_all(files: list[int]) -> None:
+    """Close the descriptors in a list, and empty it."""
     while files:
         with suppress(OSError):
             os.close(files.pop())
@@ -555,14 +560,5 @@ def contradictions(path: str | os.PathLike[str], *innocent: type[ReliveError]) -
         raise FileFormatError(f"'{path}': {error}") from error
     except MemoryError as error:
         raise FileFormatError(f"the save in '{path}' needs more memory than there is") from error
-    except (
-        ReliveError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        LookupError,
-        ArithmeticError,
-        RuntimeError,
-        OSError,
-    ) as error:
+    except Exception as error:
         raise FileFormatError(f"the save in '{path}' contradicts itself: {error!s:.2000}") from error

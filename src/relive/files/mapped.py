@@ -52,32 +52,28 @@ class MappedFiles(ABC):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path: Path = disk.usable(path).absolute()  # the process may change its directory while this is open
-        self.run = ""
+        self.run: str = ""
         self.content: dict[str, Any] | None = None
         """The JSON that was committed with the arrays; None if nothing ever was."""
-        self._known: dict[str, MappedSpec] = {}
+        self.known: dict[str, MappedSpec] = {}
+        """The arrays that the manifest names."""
         self._arrays: dict[str, tuple[MappedSpec, MappedArray]] = {}
         """The arrays that were taken."""
         self._besides: dict[str, MappedArray] = {}
         """Other mappings of arrays."""
+
+    def _read(self, raw: bytes) -> None:
+        """Take over what a manifest says."""
+        self.run, self.content, self.known = _parse(self.path / MANIFEST, raw)
 
     @property
     @abstractmethod
     def last(self) -> Record | None:
         """The last record of the journal when this was opened, or that was written since; None in a new one."""
 
-    @property
-    def names(self) -> list[str]:
-        """The arrays that the manifest names."""
-        return list(self._known)
-
-    def has(self, name: str) -> bool:
-        """True if the manifest names this array."""
-        return name in self._known
-
     def spec(self, name: str) -> MappedSpec | None:
         """The description of an array that was taken or that the manifest names; None if there is none."""
-        return self._arrays[name][0] if name in self._arrays else self._known.get(name)
+        return self._arrays[name][0] if name in self._arrays else self.known.get(name)
 
     @abstractmethod
     def check(self) -> None:
@@ -135,9 +131,9 @@ class MappedDirectory(MappedFiles):
         OSError: the directory may not be written to.
     """
 
-    content: dict[str, Any] | None
-
     run: str
+    content: dict[str, Any] | None
+    known: dict[str, MappedSpec]
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
@@ -165,12 +161,12 @@ class MappedDirectory(MappedFiles):
             self.run = os.urandom(8).hex()
             self.journal = Journal(self.path / JOURNAL, self.run, create=True)
             return
-        self.run, self.content, self._known = _parse(self.path / MANIFEST, raw)
+        self._read(raw)
         self.journal: Journal = Journal(self.path / JOURNAL, self.run)
 
     def check(self) -> None:
         """Map every array that the manifest names, as :meth:`MappedFiles.check`. :meth:`take` uses these mappings."""
-        for name, spec in self._known.items():
+        for name, spec in self.known.items():
             if name not in self._arrays and name not in self._besides:
                 self._besides[name] = _mapped(self.path, spec, self.run, mmap.ACCESS_WRITE)
 
@@ -190,7 +186,7 @@ class MappedDirectory(MappedFiles):
         Its errors are those of :meth:`MappedFiles.take`.
         """
         if name not in self._arrays:
-            spec = self._known.get(name)
+            spec = self.known.get(name)
             if spec is None:
                 spec = MappedSpec(name, self._new_name(name), str(np.dtype(dtype)), tuple(shape))
                 self._made.append(spec.file)  # first: `discard` removes a file that is half made, too
@@ -220,16 +216,10 @@ class MappedDirectory(MappedFiles):
         ]
         parts = {"format": FORMAT, "version": VERSION, "run": self.run, "arrays": arrays}
         text = format.seal({**{key: json.dumps(value) for key, value in parts.items()}, "content": encode(content)})
-        temporary = self.path / f"{MANIFEST}.tmp"
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-        # whole on the disk under another name, then renamed: a reader finds the old manifest or the new one
-        disk.write_file(temporary, [memoryview(text)], len(text))
-        os.replace(temporary, self.path / MANIFEST)
-        disk.sync_path(self.path)
-        self.content, self._known, self._made = dict(content), {n: s for n, (s, _) in self._arrays.items()}, []
+        disk.replace_file(self.path / MANIFEST, self.path / f"{MANIFEST}.tmp", text)
+        self.content, self.known, self._made = dict(content), {n: s for n, (s, _) in self._arrays.items()}, []
         # last: the old manifest may name these files, and a power cut may bring it back until the rename is synced
-        kept = {spec.file for spec in self._known.values()}
+        kept = {spec.file for spec in self.known.values()}
         self._remove([name for name in os.listdir(self.path) if FILE.fullmatch(name) and name not in kept])
 
     def require_held(self) -> None:
@@ -257,7 +247,7 @@ class MappedDirectory(MappedFiles):
                 f"'{path}': another file has taken the place of the one that is mapped; nothing that is written now "
                 "would be found again",
             )
-            mapped.flush()
+            mapped.memory.flush()
 
     def discard(self) -> None:
         """Take back what was made since the last commit, and release the directory."""
@@ -298,13 +288,9 @@ class MappedCopy(MappedFiles):
         OSError: a file may not be read.
     """
 
-    content: dict[str, Any] | None
-
-    run: str
-
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
-        self.run, self.content, self._known = _parse(self.path / MANIFEST, disk.read_manifest(self.path))
+        self._read(disk.read_manifest(self.path))
         self._last = self.record()
 
     @property
@@ -322,12 +308,12 @@ class MappedCopy(MappedFiles):
 
     def check(self) -> None:
         """Take every array that the manifest names, as :meth:`MappedFiles.check`."""
-        for name, spec in self._known.items():
+        for name, spec in self.known.items():
             self.take(name, spec.shape, spec.dtype)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """The array of this name in private memory, as :meth:`MappedFiles.take`."""
-        spec = self._known.get(name)
+        spec = self.known.get(name)
         if spec is None:
             return np.zeros(math.prod(shape), dtype).reshape(shape)
         self._require_kind(spec, shape, dtype)
@@ -338,7 +324,7 @@ class MappedCopy(MappedFiles):
     def live(self, name: str) -> NDArray[Any]:
         """The array of this name in its file, which another process may be changing. It cannot be written to."""
         if name not in self._besides:
-            self._besides[name] = _mapped(self.path, self._known[name], self.run, mmap.ACCESS_READ)
+            self._besides[name] = _mapped(self.path, self.known[name], self.run, mmap.ACCESS_READ)
         return self._besides[name].array
 
 
@@ -430,10 +416,6 @@ class MappedArray(NamedTuple):
     array: NDArray[Any]
     memory: mmap.mmap
     descriptor: int
-
-    def flush(self) -> None:
-        """Write all changed pages through to the disk."""
-        self.memory.flush()
 
 
 def _create(directory: Path, spec: MappedSpec, run: str) -> None:
@@ -643,15 +625,7 @@ class Journal:
         whole = _packed(self._run, last)
         padded = _with_room(whole)
         if os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
-            temporary = self._path.with_name(f"{self._path.name}.tmp")
-            descriptor = disk.open_to_write(temporary, create=True)
-            try:
-                os.ftruncate(descriptor, 0)
-                _write_all(descriptor, padded, 0)
-                os.fsync(descriptor)  # before the rename: the journal at the path always has a whole record
-                os.replace(temporary, self._path)
-            finally:
-                os.close(descriptor)
+            disk.replace_file(self._path, self._path.with_name(f"{self._path.name}.tmp"), padded)
         # The old file is used until the new one is open, so an exception in between has the next call come here again.
         descriptor = disk.open_to_write(self._path)
         try:

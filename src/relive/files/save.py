@@ -118,7 +118,9 @@ def update(
             os.replace(temporary, path / MANIFEST)
             sync(descriptor)  # remove the old files only once the new manifest is safe on the disk
             _remove(path, lambda name: OWN_NAME.fullmatch(name) is not None and name not in files)
-            _require_there(path, descriptor)
+            if descriptor is not None and not is_at(path, descriptor):
+                what = "the directory was removed while a save was written into it"
+                raise FileNotFoundError(errno.ENOENT, what, str(path))
         except BaseException as error:
             outcome = _roll_back(path, descriptor, generation, manifest, created)
             if advice := _disk_full_advice(path, error, size):
@@ -295,16 +297,6 @@ def _has_size(path: Path, size: int) -> bool:
     except OSError:
         return False
     return stat.S_ISREG(status.st_mode) and status.st_size == size
-
-
-def _require_there(path: Path, directory: int | None) -> None:
-    """Require that the directory of a save has not been removed meanwhile; ``directory`` is its descriptor.
-
-    Raises:
-        FileNotFoundError: the directory is gone, or another one is in its place.
-    """
-    if directory is not None and not is_at(path, directory):
-        raise FileNotFoundError(errno.ENOENT, "the directory was removed while a save was written into it", str(path))
 
 
 def _disk_full_advice(path: Path, error: BaseException, size: int) -> str | None:

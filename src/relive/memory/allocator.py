@@ -1,6 +1,7 @@
 """Allocator: gives a replay the memory of its arrays: private memory, or files that outlive the process.
 
-Besides: memory on huge pages, memory for batches that is used again, and locks that a fork finds free.
+Besides: memory on huge pages, memory for batches that is used again, locks that a fork finds free, and what a forked
+child must not keep.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ import math
 import mmap
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from threading import RLock, local
 from typing import Any
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 from ..core import Pool
 from ..steps.arrays import Array
 
-__all__ = ["RAM", "SMALL", "Allocator", "Recycled", "shared_lock", "small_pages", "zeroed"]
+__all__ = ["ONLY_HERE", "RAM", "SMALL", "Allocator", "Recycled", "shared_lock", "small_pages", "zeroed"]
 
 
 class Allocator(ABC):
@@ -155,16 +156,12 @@ def _hold() -> None:
     """Take all locks. Release all before waiting for a busy one, so that its owner can take others."""
     locks = [lock for lock in (reference() for reference in list(_locks.values())) if lock is not None]
     held = _held.locks
-    busy = locks[:1]
-    while busy:
-        busy[0].acquire()
-        held.append(busy[0])
-        rest = [lock for lock in locks if lock is not busy[0]]
-        busy = []
-        for lock in rest:
-            if not lock.acquire(blocking=False):
-                busy = [lock]
+    while len(held) < len(locks):
+        for lock in locks:
+            if not lock.acquire(blocking=not held):  # waits for the first one alone
                 _release()
+                locks.remove(lock)
+                locks.insert(0, lock)
                 break
             held.append(lock)
 
@@ -174,5 +171,18 @@ def _release() -> None:
         _held.locks.pop().release()
 
 
+ONLY_HERE: WeakKeyDictionary[Any, Callable[[Any], object]] = WeakKeyDictionary()
+"""Objects whose files belong to this process alone, and for each the function that a forked child calls with it.
+
+A child that kept an inherited file open would keep the lock or the connection of a parent that has ended.
+"""
+
+
+def _let_go() -> None:
+    for owner, let_go in list(ONLY_HERE.items()):
+        let_go(owner)
+
+
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_release)
+    os.register_at_fork(after_in_child=_let_go)

@@ -102,9 +102,9 @@ class BoundedCache(dict[K, V]):
     free as soon as the buffer is dropped.
     """
 
-    def keep(self, key: K, value: V) -> V:
-        """Keep ``value`` under ``key``, in place of all others if there are :data:`LIMIT`; returns it."""
-        if len(self) >= LIMIT:
+    def keep(self, key: K, value: V, most: int = LIMIT) -> V:
+        """Keep ``value`` under ``key``, in place of all others if there are ``most``; returns it."""
+        if len(self) >= most:
             self.clear()
         self[key] = value
         return value

@@ -53,11 +53,11 @@ class DeviceRows(HostedRows):
         self._order = tuple(BatchLayout(field_groups(leaves, self.large), self._saved, self._own_next).fields)
         self.parts: list[Part] = [Part(layout, num_rows, device) for layout in _layouts(leaves)]
         """The rows themselves: one part for all small fields, one for each large one."""
-        self._part_of = {path: part for part in self.parts for path in part.layout.fields}
         self._packed = [part for part in self.parts if not any(path in self.large for path in part.layout.fields)]
-        self._following = [
-            path for path in leaves if path[0] == ("next_obs" if self._own_next else "obs") and path not in self.large
-        ]
+        small = [path for path in leaves if path not in self.large]
+        self._now = [path for path in small if path[0] != "next_obs"]
+        self._then = [path for path in small if path[0] == ("next_obs" if self._own_next else "obs")]
+        """The small fields that are read of a window's first row, and of the row of its next observation."""
         self._ended: Any = np.zeros(0, np.bool_)
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ class DeviceRows(HostedRows):
             return rows, []
         (where,) = self.places(ended)
         chosen = {path: value[where if isinstance(value, Tensor) else ended] for path, value in given.items()}
-        parts = dict.fromkeys(self._part_of[path] for path in chosen)
+        parts = [part for part in self.parts if not chosen.keys().isdisjoint(part.layout.fields)]
         return rows, [(part, part.staged(chosen, part.obs_bytes)) for part in parts]
 
     def _on_host(self, values: Sequence[Any]) -> list[Any]:
@@ -118,11 +118,7 @@ class DeviceRows(HostedRows):
             places[places < 0] = self.num_rows  # the row of zeros after the last
         planned, then, now = plan.memory.sent()
         found = plan.batch.views(planned)
-        for part in self._packed:
-            found |= part.fields(now, [path for path in part.layout.fields if path[0] != "next_obs"])
-            if self._following:
-                following = part.fields(then, self._following)
-                found |= {("next_obs", *path[1:]): field for path, field in following.items()}
+        found |= self.read_rows(now, self._now) | _as_next(self.read_rows(then, self._then))
         found = {path: found[path] for path in self._order} | found  # a view's own fields come last
         if self.gathered or plan.stacks is not None:
             self.add_gathered(plan, found, now, then)
@@ -138,23 +134,23 @@ class DeviceRows(HostedRows):
         waits for the device.
         """
         following = "next_obs" if self._own_next else "obs"
-        for part in self.parts:
-            paths = [path for path in part.layout.fields if path not in stacks]
-            found |= part.fields(now, [path for path in paths if path[0] != "next_obs"])
-            after = part.fields(then, [path for path in paths if path[0] == following])
-            found |= {("next_obs", *path[1:]): field for path, field in after.items()}
-            for path in [path for path in part.layout.fields if path in stacks]:
-                for frames, name in zip(stacks[path], ("obs", "next_obs"), strict=True):
-                    found[(name, *path[1:])] = part.fields(frames.reshape(-1), [path])[path].unflatten(0, frames.shape)
+        paths = [path for path in self.leaves if path not in stacks]
+        found |= self.read_rows(now, [path for path in paths if path[0] != "next_obs"])
+        found |= _as_next(self.read_rows(then, [path for path in paths if path[0] == following]))
+        for path, (before, after) in stacks.items():
+            found |= self.read_rows(before, [path]) | _as_next(self.read_rows(after, [path]))
         return {path: found[path] for path in (*self._order, *self._order_of_large())}
 
     def read_rows(self, where: Tensor, paths: Iterable[Path]) -> dict[Path, Tensor]:
-        """Fields that are on the device of rows ``where`` (int64 of any shape). No operation waits for the device."""
+        """Fields that are on the device of rows ``where`` (int64 of any shape). No operation waits for the device.
+
+        Those that are packed in one row are read at once.
+        """
         wanted = set(paths)
-        found: dict[Path, Tensor] = {}
+        found, flat = dict[Path, Tensor](), where.reshape(-1)
         for part in self.parts:
-            found |= part.fields(where.reshape(-1), [path for path in part.layout.fields if path in wanted])
-        return {path: field.unflatten(0, where.shape) for path, field in found.items()}
+            found |= part.fields(flat, [path for path in part.layout.fields if path in wanted])
+        return found if where.dim() == 1 else {path: field.unflatten(0, where.shape) for path, field in found.items()}
 
     def order_with(self, more: Mapping[Path, Field]) -> tuple[Path, ...]:
         """The fields of a batch with ``more`` fields, in the order of :meth:`fields`."""
@@ -173,23 +169,19 @@ class DeviceRows(HostedRows):
     def places(self, *arrays: Ints) -> tuple[Where, ...]:
         """Send places in one copy. Negative ones become the row of zeros after the last."""
         arrays = tuple(map(as_places, arrays))
-        packet = _Packet(self.device, *((array.shape, np.int64) for array in arrays))
-        for noted, array in zip(packet.arrays, arrays, strict=True):
+        for array in arrays:
             require_rows(array.reshape(-1), first_beyond(array, self.num_rows), self.num_rows)
-            noted[...] = np.where(array < 0, self.num_rows, array)
-        return tuple(packet.sent())
+        return tuple(self.tensors(*(np.where(array < 0, self.num_rows, array) for array in arrays)))
 
     def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
-        """Gather fields on the device; those that are packed in one row, at once."""
-        wanted, found, flat = list(paths), dict[Path, Any](), where.reshape(-1)
-        hosted = [path for path in wanted if path in HOSTED]
+        """Gather fields on the device."""
+        wanted = list(paths)
+        found, hosted = self.read_rows(where, wanted), [path for path in wanted if path in HOSTED]
         if hosted:
-            places = flat.cpu().numpy()
+            places = where.cpu().numpy()
             # the row of zeros is on the device alone: in RAM, a negative place stands for it
             found |= self.read(np.where(places == self.num_rows, -1, places), hosted)
-        for part in dict.fromkeys(self._part_of[path] for path in wanted if path not in HOSTED):
-            found |= part.fields(flat, [path for path in wanted if self._part_of.get(path) is part])
-        return {path: found[path].unflatten(0, where.shape) for path in wanted}
+        return {path: found[path] for path in wanted}
 
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
         """Rewards and flags from RAM, all other fields from the device."""
@@ -345,6 +337,11 @@ class _Packet:
             moved[begin:stop].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
             for (begin, stop), array in zip(self._spans, self.arrays, strict=True)
         ]
+
+
+def _as_next(fields: Mapping[Path, Tensor]) -> dict[Path, Tensor]:
+    """Fields of an observation as those of the next one."""
+    return {("next_obs", *path[1:]): field for path, field in fields.items()}
 
 
 def device_row_bytes(leaves: Mapping[Path, Field]) -> tuple[int, int]:

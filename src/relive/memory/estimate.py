@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..errors import ParameterError
-from ..parameters import is_count
+from ..parameters import Rule, is_count, require
 from ..steps.schema import Field, Path, dotted
 from .device import device_row_bytes
 from .layout import BOOKKEEPING, row_layout
@@ -25,6 +25,12 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 LARGEST = 2**62
 """The largest size accepted, in rows or bytes; more than any machine has."""
+
+
+SIZE_RULE: Rule = (
+    lambda size: is_count(size, 1) and size <= LARGEST,
+    "expected a whole number from 1 to 2**62; pass int(...) if that is meant",
+)
 
 
 LIMIT_V2 = "memory.max", "memory.current", "inactive_file"
@@ -85,10 +91,10 @@ class StoragePlan:
         width = max(map(len, [*self.fields, *there]))
 
         def add(name: str, size: int) -> None:
-            lines.append(f"  {name:<{width}}  {size:>9,} B a row  {readable(size * self.rows):>10}")
+            add_whole(name, size * self.rows, f"{size:,} B a row")
 
-        def add_whole(name: str, size: int) -> None:
-            lines.append(f"  {name:<{width}}  {'':>17}  {readable(size):>10}")
+        def add_whole(name: str, size: int, each: str = "") -> None:
+            lines.append(f"  {name:<{width}}  {each:>17}  {readable(size):>10}")
 
         for name, size in self.fields.items():
             add(name, size)
@@ -124,13 +130,8 @@ def storage_plan(
     """
     if (capacity is None) == (capacity_bytes is None):
         raise ParameterError("pass either capacity, in rows, or capacity_bytes")
-    for name, size in (("capacity", capacity), ("capacity_bytes", capacity_bytes), ("num_envs", num_envs)):
-        if size is None and name != "num_envs":
-            continue
-        if size is None or not (is_count(size, 1) and size <= LARGEST):
-            raise ParameterError(
-                f"{name} is a whole number from 1 to 2**62, got {size!r:.200}; pass int(...) if that is meant"
-            )
+    size = {"capacity": capacity} if capacity_bytes is None else {"capacity_bytes": capacity_bytes}
+    require("ReplayBuffer", SIZE_RULE, **size, num_envs=num_envs)
     known = {dotted(path): field.nbytes for path, field in leaves.items()}
     known["bookkeeping"] = sum(field.nbytes for field in BOOKKEEPING.values())
     if device.type == "cpu":

@@ -17,7 +17,7 @@ from warnings import warn
 import torch
 from torch import Tensor
 
-from .copier import copy_all
+from .copier import BoundedCache, copy_all
 
 __all__ = ["Graphed", "capture", "has_graphs"]
 
@@ -55,7 +55,7 @@ class Graphed:
         self, call: Callable[..., Any], device: torch.device, relied_on: Callable[[], tuple[Any, ...]]
     ) -> None:
         self._call, self._device, self._relied_on = call, device, relied_on
-        self._forms: dict[tuple[Any, ...], _Form] = {}
+        self._forms = BoundedCache[tuple[Any, ...], _Form]()
         self._pool: Any = None
         """The memory of all graphs. What one of them needs only while it runs, the others use as well."""
 
@@ -77,12 +77,7 @@ class Graphed:
 
     def _form(self, given: tuple[Any, ...]) -> _Form:
         key = *map(_form_of, given), *self._relied_on()
-        form = self._forms.get(key)
-        if form is None:
-            if len(self._forms) >= MOST_FORMS:
-                self._forms.clear()
-            form = self._forms[key] = _Form(given)
-        return form
+        return self._forms.get(key) or self._forms.keep(key, _Form(given), MOST_FORMS)
 
     def _capture(self, form: _Form) -> None:
         try:

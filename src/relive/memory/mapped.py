@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any, cast
-from weakref import WeakSet, finalize
+from weakref import finalize
 
 from .. import core
 from ..files.format import MANIFEST, damaged
 from ..files.mapped import MappedDirectory, MappedFiles
 from ..steps.arrays import Array, Ints
-from .allocator import Allocator
+from .allocator import ONLY_HERE, Allocator
 
 try:
     import resource
@@ -56,12 +56,12 @@ class FileAllocator(Allocator):
         """
         directory = self.directory
         if directory.content is not None and name not in LATER and directory.spec(name) is None:
-            raise damaged(directory.path / MANIFEST, f"the array {name!r}", f"{directory.names}")
+            raise damaged(directory.path / MANIFEST, f"the array {name!r}", f"{list(directory.known)}")
         return directory.take(name, shape, dtype)
 
     def has(self, name: str) -> bool:
         """True if the manifest names this array."""
-        return self.directory.has(name)
+        return name in self.directory.known
 
     def existing(self, name: str) -> Array | None:
         """An array that was taken or that an earlier process left, of any shape and dtype; None if there is none."""
@@ -89,7 +89,12 @@ class MappedAllocator(FileAllocator):
         # Dropped, as after a kill, it lets another process in. At the end of the process the system does, and not
         # before: threads and exit handlers may still add steps.
         finalize(self, self.directory.release).atexit = False
-        _ALLOCATORS.add(self)
+        ONLY_HERE[self] = MappedAllocator.let_go
+
+    def let_go(self) -> None:
+        """Let go of the directory, in a forked child."""
+        self.on_fork()  # first: from here on every call in the child is an error
+        self.directory.release()
 
     def expect_random(self, random: bool) -> None:
         """Tell the system how rows are read: in random order, or also one after another, as it assumes at first.
@@ -105,19 +110,6 @@ class MappedAllocator(FileAllocator):
         """Let the system read ahead. The next draw looks again how rows are read."""
         if self.random:
             self.expect_random(False)
-
-
-_ALLOCATORS: WeakSet[MappedAllocator] = WeakSet()
-
-
-def _release_in_child() -> None:
-    for allocator in list(_ALLOCATORS):
-        allocator.on_fork()  # first: from here on every call in the child is an error
-        allocator.directory.release()
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_release_in_child)
 
 
 PATIENCE = 32

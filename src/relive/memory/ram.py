@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -34,9 +34,6 @@ __all__ = [
 
 HOSTED: tuple[Path, ...] = (("reward",), ("terminated",), ("truncated",))
 """The fields that stay in RAM, where n-step sums are planned and computed."""
-
-
-_from_numpy: Any = cast("Any", torch).from_numpy  # its stubs do not say which arrays it takes
 
 
 STAGED: dict[str, tuple[str, ...]] = {"step": ("step",), "final": ("final",), "both": ("step", "final")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
@@ -216,6 +217,7 @@ def _gathered_of(
     return [path for path in rest if path[0] != "next_obs"], [path for path in rest if path[0] == following]
 
 
+@dataclass(slots=True, eq=False)
 class Plan:
     """The n-step transitions of a batch, found in RAM. A view may change them before the batch is read.
 
@@ -232,15 +234,10 @@ class Plan:
     places: Ints
     rows: Array
     last: Ints
-    memory: Any
-
-    __slots__ = ("batch", "last", "memory", "places", "rows", "stacks")
-
-    def __init__(self, batch: BatchLayout, places: Ints, rows: Array, last: Ints, memory: Any = None) -> None:
-        self.batch, self.places, self.rows, self.last, self.memory = batch, places, rows, last, memory
-        self.stacks: tuple[list[Path], Ints] | None = None
-        """Fields of the observation that are read as stacks, and the places ``[2 B, depth]`` of their frames: of the
-        stacks before the steps, then of those after them; None: no stacks."""
+    memory: Any = None
+    stacks: tuple[list[Path], Ints] | None = None
+    """Fields of the observation that are read as stacks, and the places ``[2 B, depth]`` of their frames: of the
+    stacks before the steps, then of those after them; None: no stacks."""
 
     def column(self, *path: str) -> Array:
         """A small field of the batch as an array ``[B, ...]`` over ``rows``, to be read or written."""

@@ -107,7 +107,7 @@ class Lanes:
         """Use the lanes that lie in a block."""
         self.schema, self.writers, self.debug = layout.schema, writers, debug
         self.num_envs, self.steps, self.own_next_obs = layout.num_envs, layout.steps, layout.own_next_obs
-        self._block = block
+        self._layout, self._block = layout, block
         self._token = int(block.token, 16) >> 1  # 63 bits, so that it is an int64
         filled, self._had_owner = (block.array[i : i + 8].view(np.int32) for i in (0, CACHE_LINE))
         starts = (HEADER + k * layout.nbytes for k in range(writers))
@@ -128,17 +128,11 @@ class Lanes:
         hold any back."""
         self._intakes: tuple[ReplayBuffer, list[Intake]] | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        sizes = self.num_envs, self.steps, self.own_next_obs
-        return Lanes._attached, (self.schema, self.writers, sizes, self.debug, self._block)
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._layout, self.writers, self.debug, self._block
 
-    @classmethod
-    def _attached(
-        cls, schema: Schema, writers: int, sizes: tuple[int, int, bool], debug: bool, block: SharedBlock
-    ) -> Lanes:
-        lanes = cls.__new__(cls)
-        lanes._share(LaneLayout(schema, *sizes), writers, debug, block)
-        return lanes
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._share(*state)
 
     def __repr__(self) -> str:
         return (
@@ -173,7 +167,7 @@ class Lanes:
         claim = self._block.claim(OWNER + 1 + int(lane))
         if claim is None:
             raise LifecycleError(f"lane {lane} has a writer that is alive; close() it first, or take another lane")
-        return LaneWriter(self._lanes[lane], int(lane), claim, self._owner_ended, timeout, self.debug)
+        return LaneWriter(self, int(lane), claim, timeout)
 
     def recorded(self, env: Any, lane: int, *, timeout: float | None = None) -> Any:
         """A single ``gymnasium.Env`` that writes each of its steps into a lane, in whichever process it is stepped.
@@ -276,7 +270,7 @@ class Lanes:
                     self._limit, self._limited_since = limit, None
                 moved, first = 0, self._first
                 for k in (*range(first, self.writers), *range(first)):
-                    count = self._drain(self._lanes[k], intakes[k], self._source(k))
+                    count = self._drain(self._lanes[k], intakes[k])
                     if count:
                         moved, self._first = moved + count, (k + 1) % self.writers
                 return moved
@@ -296,10 +290,11 @@ class Lanes:
         if self._intakes is None or self._intakes[0] is not replay:
             self._require_fit(replay)
             envs = np.arange(self.writers * self.num_envs).reshape(self.writers, self.num_envs)
-            intakes = [Intake(replay, envs_of_lane) for envs_of_lane in envs]
-            for k, (lane, intake) in enumerate(zip(self._lanes, intakes, strict=True)):
+            # no lane of other lanes has this number, by which a replay in files knows the lane
+            intakes = [Intake(replay, envs_of_lane, self._token ^ k) for k, envs_of_lane in enumerate(envs)]
+            for lane, intake in zip(self._lanes, intakes, strict=True):
                 # a process that was killed may have stored these steps of a replay in files, and not given them back
-                if (after := intake.drained(self._source(k))) > lane.drained:
+                if (after := intake.drained()) > lane.drained:
                     lane.give_back(after)
             self._intakes = replay, intakes
         if replay.debug and not self.debug:
@@ -317,11 +312,7 @@ class Lanes:
         if replay.own_next_obs and not self.own_next_obs:
             raise SchemaError("drain: this replay needs next_obs with every step; make Lanes(own_next_obs=True)")
 
-    def _source(self, lane: int) -> int:
-        """The number by which a replay in files knows a lane. No lane of other lanes has it."""
-        return self._token ^ lane
-
-    def _drain(self, lane: Lane, intake: Intake, source: int) -> int:
+    def _drain(self, lane: Lane, intake: Intake) -> int:
         """Move the steps that a lane has now, piece by piece; returns how many, over its envs."""
         lane.require_sound()
         start, end, moved = lane.drained, lane.committed, 0
@@ -331,12 +322,12 @@ class Lanes:
                 break
             steps = lane.read(start, count, flags)
             if flags & CUT:
-                intake.interrupt()
+                intake.replay.interrupt(intake.envs)
             after = start + count
             # before the add: a call that is broken off from here on finds out by the heads whether the piece is in
-            self._piece = _Piece(intake, lane, after, intake.begin(source, after))
+            self._piece = _Piece(intake, lane, after, intake.begin(after))
             try:
-                intake.add(steps)
+                intake.replay.extend(steps, envs=intake.envs)
             except BaseException:
                 self._finish_broken_off()
                 raise
@@ -408,12 +399,10 @@ class LaneWriter:
     One thread at a time may use it, in the process that made it.
 
     Args:
-        lane: where steps go.
-        number: the number of the lane.
+        lanes: the lanes.
+        number: the number of the lane where steps go.
         claim: keeps other writers out.
-        owner_ended: returns True if there was an owner and there is none any more.
         timeout: seconds that :meth:`add` waits while the lane is full.
-        debug: True to refuse NaN and infinity.
     """
 
     schema: Schema
@@ -423,20 +412,14 @@ class LaneWriter:
     timeout: float | None
     debug: bool
 
-    def __init__(
-        self,
-        lane: Lane,
-        number: int,
-        claim: Claim,
-        owner_ended: Callable[[], bool],
-        timeout: float | None,
-        debug: bool,
-    ) -> None:
+    def __init__(self, lanes: Lanes, number: int, claim: Claim, timeout: float | None) -> None:
+        self.schema, self.num_envs, self.device = lanes.schema, lanes.num_envs, torch.device("cpu")
+        self.own_next_obs, self.timeout, self.debug = lanes.own_next_obs, timeout, lanes.debug
+        inside: Any = lanes
+        lane: Lane = inside._lanes[number]
+        self._lane, self._number, self._claim, self._owner_ended = lane, number, claim, inside._owner_ended
         layout = lane.layout
-        self.schema, self.num_envs, self.device = layout.schema, layout.num_envs, torch.device("cpu")
-        self.own_next_obs, self.timeout, self.debug = layout.own_next_obs, timeout, debug
-        self._lane, self._number, self._claim, self._owner_ended = lane, number, claim, owner_ended
-        self._filled, self._leaves, self._steps = Bell(lane.filled[:1]), len(layout.stored.leaves), layout.steps
+        self._filled, self._leaves, self._steps = inside._filled, len(layout.stored.leaves), layout.steps
         self._without_next, self._with_next = self._pair(layout.stored), self._pair(layout.fields)
         self._limit = 0
         """The number of the first step that has no room, as far as this end knows. The owner only ever makes it larger,
@@ -584,21 +567,23 @@ class LaneWriter:
 
 
 class Intake:
-    """Adds pieces of steps to some envs of a replay, each as a whole or not at all.
+    """How pieces of steps get into some envs of a replay, each as a whole or not at all.
 
-    The caller takes the replay's lock before it calls :meth:`head_sum`, and holds it until it knows whether the piece
-    is in.
+    A piece is vector steps as :meth:`relive.ReplayBuffer.extend` takes them, no more than :attr:`most`. In a piece of
+    several vector steps, no row may be left out if that would interrupt an episode. The caller takes the replay's lock
+    before it calls :meth:`head_sum`, and holds it until it knows whether the piece is in.
 
     Args:
         replay: the replay that gets the steps.
         envs: int64 ``[K]``, the envs of the steps.
+        source: a number that no other source of steps has, for :meth:`begin`.
     """
 
     replay: ReplayBuffer[Any, Any]
     envs: Ints
 
-    def __init__(self, replay: ReplayBuffer, envs: Ints) -> None:
-        self.replay, self.envs = replay, envs
+    def __init__(self, replay: ReplayBuffer, envs: Ints, source: int = 0) -> None:
+        self.replay, self.envs, self._source = replay, envs, source
         inside: Any = replay
         self._ring = inside._ring
         self.most: int = max(piece_of(self._ring.rows) // len(envs), 1)
@@ -617,19 +602,15 @@ class Intake:
         """
         return None if self._durable is None else self._durable.drained()[self.envs[0]]
 
-    def begin(self, source: int, after: int) -> int:
-        """Note that the next :meth:`add` has the steps of a source before number ``after``; returns :meth:`head_sum`.
+    def begin(self, after: int) -> int:
+        """Note that the next piece has the steps of the source before number ``after``; returns :meth:`head_sum`.
 
         The note of a replay in files outlives the process: see :meth:`drained`.
-
-        Args:
-            source: a number that no other source of steps has.
-            after: the number of the first step after the piece.
         """
         head_sum, note = self.head_sum(), self._note
         if note is not None:
             note[MARK] = VOID  # until the other words are those of this piece; the piece before was given back
-            note[SOURCE], note[AFTER], note[ENVS] = source, after, len(self.envs)
+            note[SOURCE], note[AFTER], note[ENVS] = self._source, after, len(self.envs)
             note[MARK] = head_sum
         return head_sum
 
@@ -638,27 +619,16 @@ class Intake:
         if (note := self._note) is not None:
             note[MARK] = VOID
 
-    def drained(self, source: int) -> int:
-        """The number before which a replay in files has all steps of a source; 0 if it notes nothing of the source.
+    def drained(self) -> int:
+        """The number before which a replay in files has all steps of the source; 0 if it notes nothing of the source.
 
         It counts a piece that was stored just before the process was killed.
         """
         note = self._note
         # heads that are still those of the note: the kill came before the piece was in
-        if note is None or note[MARK] == VOID or note[SOURCE] != source or note[MARK] == self.head_sum():
+        if note is None or note[MARK] == VOID or note[SOURCE] != self._source or note[MARK] == self.head_sum():
             return 0
         return int(note[AFTER])
-
-    def add(self, steps: Mapping[str, Any]) -> None:
-        """Add a piece: vector steps as :meth:`relive.ReplayBuffer.extend` takes them, no more than :attr:`most`.
-
-        In a piece of several vector steps, no row may be left out if that would interrupt an episode.
-        """
-        self.replay.extend(steps, envs=self.envs)
-
-    def interrupt(self) -> None:
-        """Interrupt the running episodes: the next steps start new ones."""
-        self.replay.interrupt(self.envs)
 
 
 class Lane:
@@ -675,17 +645,18 @@ class Lane:
     """
 
     layout: LaneLayout
-    filled: NDArray[np.int32]
     mask: Any
-    columns: dict[Path, Array]
 
     def __init__(self, layout: LaneLayout, memory: Bytes, filled: NDArray[np.int32]) -> None:
-        self.layout, self.filled = layout, filled
-        (self._counters, bell, self._flags, self.mask), self.columns = layout.arrays(memory)
+        self.layout = layout
+        arrays = layout.spec.arrays(memory)
+        own = (arrays["lane", part] for part in ("counters", "bell", "flags", "mask"))
+        self._counters, bell, self._flags, self.mask = own
+        self.columns: dict[Path, Array] = {path: arrays[("field", *path)] for path in layout.fields.leaves}
         self.drained_bell: Bell = Bell(bell)
         terminated, truncated = (self.columns[name,].view(np.uint8) for name in ("terminated", "truncated"))
-        arrays = LaneArrays(self._counters, filled, self._flags, terminated, truncated, self.mask)
-        self.commit: Callable[[int, int], int] = core.Lane(arrays).commit
+        parts = LaneArrays(self._counters, filled, self._flags, terminated, truncated, self.mask)
+        self.commit: Callable[[int, int], int] = core.Lane(parts).commit
         """``commit`` of :class:`relive.core.Lane`: takes the number of a step and its flags."""
 
     def require_sound(self) -> None:
@@ -790,7 +761,7 @@ class LaneLayout:
         self.stored: Schema = stored_fields(schema, own_next_obs)
         self.fields: Schema = self.stored if own_next_obs else self.stored.extend(next_obs=self.stored["obs"])
         """All fields that a step may have. The leaves of the stored fields come first."""
-        self._spec = BlockSpec(
+        self.spec: BlockSpec = BlockSpec(
             (
                 # the counters and the writer's bell: a line each, because the two processes write to one each
                 Part(("lane", "counters"), torch.int64, (LANE_COUNTERS,)),
@@ -800,12 +771,4 @@ class LaneLayout:
                 *(Part(("field", *k), x.dtype, (steps, num_envs, *x.shape)) for k, x in self.fields.leaves.items()),
             )
         )
-        self.nbytes: int = self._spec.nbytes
-
-    def arrays(self, memory: Bytes) -> tuple[list[Any], dict[Path, Array]]:
-        """The counters, the bell that rings when there is room, the flags ``[S]`` and the mask ``[S, N]`` of a lane;
-        and its fields ``[S, N, ...]``, of the dtypes that NumPy has for them.
-        """
-        arrays = self._spec.arrays(memory)
-        own = [arrays["lane", name] for name in ("counters", "bell", "flags", "mask")]
-        return own, {path: arrays[("field", *path)] for path in self.fields.leaves}
+        self.nbytes: int = self.spec.nbytes

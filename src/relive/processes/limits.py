@@ -10,7 +10,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,6 @@ from ..core.words import INSERTS, OTHERS, SAMPLES
 from ..errors import ParameterError, WaitTimeoutError
 from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, is_number, require
 from .shared import Bell, SharedBlock
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["LIMIT_RULE", "MinSize", "RateLimit", "SamplesPerInsert"]
 
@@ -69,9 +66,16 @@ class RateLimit(ABC):
     until the limit allows the number, and then count it. ``may_insert`` and ``may_sample`` ask, and count nothing.
     :meth:`relive.Lanes.drain` and everything that draws batches ahead count for you. Threads, forked children and, by
     pickle, spawned ones share one limit. A process that is killed leaves nothing locked.
+
+    Args:
+        ratio: samples per insert.
+        min_size: inserts before the first sample.
+        error_buffer: in samples, how far one side may get ahead; infinity if either side may get ahead as it likes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ratio: float, min_size: int, error_buffer: float) -> None:
+        middle = ratio * min_size
+        self._rule, self._most_ahead = (ratio, min_size, middle - error_buffer, middle + error_buffer), error_buffer
         self._share(SharedBlock.create(8 * WORDS))
 
     def _share(self, block: SharedBlock) -> None:
@@ -80,16 +84,16 @@ class RateLimit(ABC):
         bells = block.array.view(np.int32)
         # each side sleeps on a bell of its own; what one side counts may let the other side pass
         self._bells = [Bell(bells[BELLS + side : BELLS + side + 1]) for side in (INSERTS, SAMPLES)]
-        ratio, min_size, low, high = self._bounds()
-        self._rule = float(ratio), int(min_size), float(low), float(high)
 
-    @abstractmethod
-    def _bounds(self) -> tuple[float, int, float, float]:
-        """Samples per insert, inserts before the first sample, and the least and the largest difference."""
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: the same limit. A process that is spawned must get it while this one lives."""
+        state = dict(vars(self))
+        del state["_counts"], state["_bells"]  # which lie in the block
+        return state
 
-    @abstractmethod
-    def _require_possible(self, side: int, count: int) -> None:
-        """Refuse a count that would wait for ever."""
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._share(self._block)
 
     @abstractmethod
     def __repr__(self) -> str: ...
@@ -241,9 +245,13 @@ class RateLimit(ABC):
         return max(most - inserts, 0)
 
     @property
-    @abstractmethod
     def most_at_once(self) -> int | None:
         """The most inserts at a time with which both sides never wait for ever; None if any number will do."""
+        if math.isinf(self._most_ahead):
+            return None
+        ratio = self._rule[0]
+        most = int(self._most_ahead / ratio)
+        return most - (most * ratio > self._most_ahead)  # the rounded division can be one too large
 
     def grant(self, inserts: int, samples: int, most: int) -> None:
         """Allow this ring to insert until it has made ``most`` inserts.
@@ -328,6 +336,20 @@ class RateLimit(ABC):
         self._require_possible(side, count)
         return self._allows(side, count)
 
+    def _require_possible(self, side: int, count: int) -> None:
+        """Refuse a count that would wait for ever."""
+        shares = 1 if side == SAMPLES else max(int(self._counts[SHARES]), 1)
+        samples = shares * (count if side == SAMPLES else count * self._rule[0])
+        if samples > self._most_ahead:
+            of = f" of {shares} rings" if shares > 1 else ""
+            what = (
+                f"{count} rows at a time" if side == SAMPLES else f"{count} steps at a time{of}, {samples:g} samples,"
+            )
+            raise ParameterError(
+                f"{self!r}: {what} are more than error_buffer, so both sides could wait for ever; make error_buffer at "
+                f"least {samples:g}"
+            )
+
     def _allows(self, side: int, count: int) -> bool:
         """The answer that :meth:`_admit` would give now, by its rule. Nothing is counted."""
         # the four are not of one instant: only ``core.admit``, which counts in the same instant, may let anybody pass
@@ -368,18 +390,6 @@ class RateLimit(ABC):
             f"inserts and {stats['samples']:.0f} samples; {question}"
         )
 
-    @classmethod
-    def _attached(cls, block: SharedBlock, state: Mapping[str, Any]) -> Self:
-        limit = cls.__new__(cls)
-        vars(limit).update(state)
-        limit._share(block)
-        return limit
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle: the same limit. A process that is spawned must get it while this one lives."""
-        # the parameters; what is private lies in the block or is made from it
-        return self._attached, (self._block, {name: x for name, x in vars(self).items() if not name.startswith("_")})
-
 
 LIMIT_RULE: Rule = an_instance(RateLimit, "a limit, such as relive.SamplesPerInsert(...)")
 """The rule for the argument ``limit`` of everything that adds or draws."""
@@ -417,30 +427,7 @@ class SamplesPerInsert(RateLimit):
                 "less, both sides could wait for ever"
             )
         self.ratio, self.min_size, self.error_buffer = float(ratio), int(min_size), float(error_buffer)
-        super().__init__()
-
-    def _bounds(self) -> tuple[float, int, float, float]:
-        middle = self.ratio * self.min_size
-        return self.ratio, self.min_size, middle - self.error_buffer, middle + self.error_buffer
-
-    def _require_possible(self, side: int, count: int) -> None:
-        shares = 1 if side == SAMPLES else max(int(self._counts[SHARES]), 1)
-        samples = shares * (count if side == SAMPLES else count * self.ratio)
-        if samples > self.error_buffer:
-            of = f" of {shares} rings" if shares > 1 else ""
-            what = (
-                f"{count} rows at a time" if side == SAMPLES else f"{count} steps at a time{of}, {samples:g} samples,"
-            )
-            raise ParameterError(
-                f"{self!r}: {what} are more than error_buffer, so both sides could wait for ever; make error_buffer at "
-                f"least {samples:g}"
-            )
-
-    @property
-    def most_at_once(self) -> int:
-        """The largest number of inserts that stands for at most ``error_buffer`` samples."""
-        most = int(self.error_buffer / self.ratio)
-        return most - (most * self.ratio > self.error_buffer)  # the rounded division can be one too large
+        super().__init__(self.ratio, self.min_size, self.error_buffer)
 
     def __repr__(self) -> str:
         return f"SamplesPerInsert({self.ratio:g}, min_size={self.min_size}, error_buffer={self.error_buffer:g})"
@@ -459,17 +446,7 @@ class MinSize(RateLimit):
     def __init__(self, min_size: int) -> None:
         require(type(self).__name__, NUMBER_RULE, min_size=min_size)
         self.min_size: int = int(min_size)
-        super().__init__()
-
-    def _bounds(self) -> tuple[float, int, float, float]:
-        return 1.0, self.min_size, -math.inf, math.inf
-
-    def _require_possible(self, side: int, count: int) -> None:
-        """Every count is possible, as inserts never wait."""
-
-    @property
-    def most_at_once(self) -> None:
-        """None: inserts may be of any number."""
+        super().__init__(1.0, self.min_size, math.inf)
 
     def __repr__(self) -> str:
         return f"MinSize({self.min_size})"

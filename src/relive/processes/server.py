@@ -7,6 +7,7 @@ requests, errors, steps and TD errors.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import select
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, NoReturn, cast
-from weakref import WeakSet, finalize
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -29,7 +30,8 @@ from torch.autograd.graph import increment_version
 
 from ..batches import SequenceBatch, replace_parts
 from ..errors import EmptyError, FieldError, LifecycleError, ParameterError, WaitTimeoutError
-from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, one_of, refuse_class, require
+from ..memory.allocator import ONLY_HERE
+from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, one_of, refuse_class, require, torch_device
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import require_rows
 from ..replay.serving import Batches, Drawn
@@ -84,6 +86,8 @@ class ReplayServer:
 
     Raises:
         ParameterError: an argument is out of range, or the limit would never allow a batch, or a step of the lanes.
+        LifecycleError: the system lacks the sockets that this needs, such as Windows; use
+            :meth:`relive.ReplayBuffer.serve` there.
         Exception: what ``make`` raised.
     """
 
@@ -109,11 +113,11 @@ class ReplayServer:
             limit.require_inserts(1 if lanes is None else lanes.num_envs)
         self._options = ServerOptions(int(batch_size), int(depth), int(learners))
         self._starter, self._calls = os.getpid(), 0
-        start: Any = multiprocessing.get_context(context)
         listener, self._address = listen()
+        start: Any = multiprocessing.get_context(context)
         control, owner_end = start.Pipe()
         self._control: Line | None = Line(control)
-        _lines.add(self._control)
+        ONLY_HERE[self._control] = Line.close  # a child's copy would hide from the owner that this process has ended
         # the lanes and the limit go to the owner alone: pickles of this server, for learners, are without them
         arguments = (make, self._options._replace(lanes=lanes, limit=limit), listener, self._address, owner_end)
         self._process: Any = start.Process(target=_run_owner, args=arguments, name="relive-replay", daemon=True)
@@ -130,7 +134,7 @@ class ReplayServer:
         finally:  # the owner has both: if they stayed open here, nobody would see that it has ended
             listener.close()
             owner_end.close()
-        self.close: finalize[..., Any] = finalize(self, _end, self._process, self._control, self._starter)
+        self.close: Callable[[], object] = finalize(self, _end, self._process, self._control, self._starter)
         """End the process. The replay is lost: save it first, with ``call("save", path)``."""
         self._pid: int = self._answer("ReplayServer(make)")
 
@@ -149,16 +153,11 @@ class ReplayServer:
             ParameterError: an argument is out of range.
             LifecycleError: a process that is alive has this rank, or the server has ended.
         """
-        if not (is_count(rank) and rank < self._options.learners):
-            raise ParameterError(
-                f"learner(rank={rank!r}): expected a whole number from 0 to {self._options.learners - 1}; give "
-                "ReplayServer as many learners as you need"
-            )
+        last = self._options.learners - 1
+        words = f"expected a whole number from 0 to {last}; give ReplayServer as many learners as you need"
+        require("learner", (lambda rank: is_count(rank) and rank <= last, words), rank=rank)
         require("learner", TIMEOUT_RULE, timeout=timeout)
-        try:
-            target = None if device is None else torch.device(device)
-        except (RuntimeError, TypeError) as error:
-            raise ParameterError(f"learner(device={device!r:.80}): expected a device such as 'cuda'; {error}") from None
+        target = None if device is None else torch_device("learner", device)
         return Learner(self._address, int(rank), timeout, self._is_alive, target)
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -189,9 +188,13 @@ class ReplayServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> tuple[Any, ...]:
         """For pickle: a handle of this server. To drop or close a handle does not end the server."""
-        return _handle, ({"_options": self._options, "_address": self._address, "_pid": self._pid},)
+        return self._options, self._address, self._pid
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._options, self._address, self._pid = state
+        self._control, self._starter, self.close = None, 0, lambda: None  # no process has the number 0
 
     def __repr__(self) -> str:
         options = self._options
@@ -211,9 +214,7 @@ class ReplayServer:
                 kind, number, value = line.receive()
         except (OSError, EOFError) as error:
             raise self._ended() from error
-        if kind == "failed":
-            raise value.raised(call)
-        return _unpacked(value)
+        return _outcome(kind, value, call)
 
     def _is_alive(self) -> bool:
         if os.getpid() == self._starter:
@@ -232,43 +233,16 @@ class ReplayServer:
         )
 
 
-def _handle(state: Mapping[str, Any]) -> ReplayServer:
-    """A server that another process started."""
-    server = ReplayServer.__new__(ReplayServer)
-    vars(server).update(state, _control=None, _starter=0, close=_nothing)  # no process has the number 0
-    return server
-
-
-def _nothing() -> None:
-    """Close a handle. That does nothing, because the server belongs to the process that started it."""
-
-
 def _end(process: BaseProcess, control: Line, starter: int) -> None:
     """End a server's process: first ask, then terminate, then kill. Only the process that started it may do so."""
     control.close()  # this is how it is asked: the owner serves until its end of the line reads the end
     if os.getpid() != starter:
         return
     process.join(GRACE)
-    if process.is_alive():
-        process.terminate()
-        process.join(GRACE)
-    if process.is_alive():
-        process.kill()
-        process.join(GRACE)
-
-
-_lines = WeakSet[Line]()
-"""The lines to owners that this process has open."""
-
-
-def _close_lines() -> None:
-    """In a forked child, close the inherited lines. They would hide from the owner that the parent has ended."""
-    for line in list(_lines):
-        line.close()
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_close_lines)
+    for end in (process.terminate, process.kill):
+        if process.is_alive():
+            end()
+            process.join(GRACE)
 
 
 # The process that owns the replay
@@ -341,10 +315,8 @@ class Owner:
         self._control, self._limit = control, options.limit
         self._served = replay.serve(options.batch_size, options.depth * options.learners)
         self._clients, self._next_rank = [Client() for _ in range(options.learners)], 0
-        self._unidentified: dict[int, tuple[Line, float]] = {}
-        """Lines whose other end has not said yet who it is, by descriptor, and until when it may do so."""
-        self._open = set[Line]()
-        """The lines of learners, and those of ``_unidentified``."""
+        self._open: dict[Line, float] = {}
+        """The lines of learners, and until when their other end may still say who it is; infinity once it has."""
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[], object]] = {}
         """The function that reads from each open descriptor."""
@@ -372,7 +344,8 @@ class Owner:
                 handler = self._handlers.get(descriptor)  # none if an earlier handler of this round closed it
                 if handler is not None:
                     handler()
-            self._drop_unidentified()
+            for line in [line for line, until in self._open.items() if time.monotonic() > until]:
+                self._hang_up(line)
             self._draw()
         self._ended = True
         for end in (self._waker, self._woken, self._listener):
@@ -386,8 +359,7 @@ class Owner:
 
     def _hang_up(self, line: Line) -> None:
         """Close a line, unless it was closed before. If a learner had it, its rank is free then."""
-        if line in self._open:
-            self._open.discard(line)
+        if self._open.pop(line, None) is not None:
             # before the close: the next file that is opened may get this number
             self._handlers.pop(line.descriptor, None)
             self._poll.unregister(line.descriptor)
@@ -399,21 +371,14 @@ class Owner:
     def _accept(self) -> None:
         line = accept(self._listener)
         if line is not None:
-            self._open.add(line)
-            self._unidentified[line.fileno()] = line, time.monotonic() + HELLO_TIMEOUT
+            self._open[line] = time.monotonic() + HELLO_TIMEOUT
             self._listen_to(line.fileno(), lambda: self._identify(line))
-
-    def _drop_unidentified(self) -> None:
-        for descriptor, (line, until) in list(self._unidentified.items()):
-            if time.monotonic() > until:
-                del self._unidentified[descriptor]
-                self._hang_up(line)
 
     def _identify(self, line: Line) -> None:
         """Read which rank a process asks for that has connected, and make it the learner of this rank."""
         if not line.waits(0):
             return  # the poll reported an older line, whose descriptor had the same number
-        self._unidentified.pop(line.fileno(), None)
+        self._open[line] = math.inf
         try:
             rank = self._address.admits(line.receive_bytes(HELLO))
         except (OSError, EOFError):
@@ -450,10 +415,9 @@ class Owner:
             return  # as in _identify
         try:
             message = line.receive()
-            is_known = MESSAGE_SIZES[message[0]] == len(message)
+            if len(message) != MESSAGE_SIZES[message[0]]:
+                raise EOFError
         except Exception:  # it is gone, stands still within a message, or sends something else
-            is_known, message = False, cast("Any", None)
-        if not is_known:
             self._hang_up(line)
             return
         if message[0] in ("next", "call"):  # from here on it reads until it has the answer
@@ -703,8 +667,11 @@ class Learner(Batches[Any]):
         self._is_intact = True
         """False while a message is sent or read. If it is still False when the next call begins, a call was broken off
         there. What the owner has received is then unknown, so the line is closed."""
-        self._line = self._connected(address)
-        _lines.add(self._line)
+        self._line = address.connect(str(rank))
+        ONLY_HERE[self._line] = Line.close
+        kind, *rest = self._receive()
+        if kind == "refused":
+            raise LifecycleError(f"learner: {rest[0]}")
 
     def __next__(self) -> Any:
         return self.take(self._timeout)
@@ -777,10 +744,8 @@ class Learner(Batches[Any]):
         self._calls += 1
         self._send(("call", self._calls, arguments))
         self._wait_for(self._replies, None, "")
-        kind, value = self._replies.popleft()
-        if kind == "failed":
-            raise value.raised(name)
-        return _unpacked(value)
+        kind, answer = self._replies.popleft()
+        return _outcome(kind, answer, name)
 
     def stats(self) -> dict[str, float]:
         """Figures of this learner.
@@ -805,16 +770,6 @@ class Learner(Batches[Any]):
         )
 
     # -- inside -------------------------------------------------------------------------------------------------
-
-    def _connected(self, address: Address) -> Line:
-        line = address.connect(str(self.rank))
-        try:
-            kind, *rest = line.receive()
-        except (OSError, EOFError) as error:
-            raise self._ended() from error
-        if kind == "refused":
-            raise LifecycleError(f"learner: {rest[0]}")
-        return line
 
     def _start_call(self) -> None:
         """Refuse a call that cannot be made here, and raise the error of an earlier one."""
@@ -865,10 +820,7 @@ class Learner(Batches[Any]):
 
     def _read(self) -> None:
         self._is_intact = False
-        try:
-            kind, *rest = self._line.receive()
-        except (OSError, EOFError) as error:
-            raise self._ended() from error
+        kind, *rest = self._receive()
         if kind == "batch":
             number, completed, new_memory = rest
             if new_memory is not None:
@@ -886,16 +838,24 @@ class Learner(Batches[Any]):
             self._replies.append((kind, rest[1]))
         self._is_intact = True
 
+    def _receive(self) -> Any:
+        try:
+            return self._line.receive()
+        except (OSError, EOFError) as error:
+            raise self._ended() from error
+
     def _ended(self) -> LifecycleError:
-        self._line.close() if hasattr(self, "_line") else None
+        self._line.close()
         return LifecycleError(
             "the process that owns the replay has ended; start a new ReplayServer, from a save if there is one"
         )
 
 
-def _unpacked(parcel: Parcel) -> Any:
-    """The result of a call in the owner's process."""
-    value = parcel.open()
+def _outcome(kind: str, answer: Any, call: str) -> Any:
+    """The result of a call in the owner's process. Raises the error that it raised there."""
+    if kind == "failed":
+        raise answer.raised(call)
+    value = answer.open()
     return value.batch() if isinstance(value, Block) else value
 
 
@@ -1000,7 +960,7 @@ class Uploads:
         # without those that are gone: memory that could not be locked may lie at such an address now
         self._unpin = {key: unpin for key, unpin in self._unpin.items() if unpin.alive}
         if int(runtime.cudaHostRegister(address, block.nbytes, 0)) == 0:
-            self._unpin[address] = finalize(block, _unregister, runtime, address)
+            self._unpin[address] = finalize(block, runtime.cudaHostUnregister, address)
 
     def upload(self, slot: Slot) -> Any:
         """The batch of a slot on the device, in memory of its own."""
@@ -1029,7 +989,3 @@ def _runtime() -> Any:
     """CUDA's runtime."""
     cuda: Any = torch.cuda  # its stubs leave the type open
     return cuda.cudart()
-
-
-def _unregister(runtime: Any, address: int) -> None:
-    runtime.cudaHostUnregister(address)

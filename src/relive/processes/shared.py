@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet, finalize
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ from numpy.typing import NDArray
 
 from .. import core
 from ..errors import LifecycleError, ParameterError
+from ..files.disk import close_all
+from ..memory.allocator import ONLY_HERE
 from ..memory.estimate import require_free
 from ..parameters import COUNT_RULE, require
 
@@ -61,9 +63,9 @@ class SharedBlock:
     array: NDArray[np.uint8]
     """The memory, uint8 ``[nbytes]``. It is valid for as long as an array over it exists."""
 
-    def __init__(self, descriptor: int, token: str) -> None:
-        """Map an open file. Use :meth:`create` and :meth:`attach`, which call this."""
-        self._descriptor, self.token = descriptor, token
+    def __init__(self, descriptor: int, maker: int, token: str) -> None:
+        """Map an open file that process ``maker`` made. Use :meth:`create` and :meth:`attach`, which call this."""
+        self._descriptor, self._maker, self.token = descriptor, maker, token
         """Sixteen random hexadecimal digits, which no other block has."""
         # the array holds the map: the memory stays as long as an array over it, even after the descriptor is closed
         self.array = np.frombuffer(mmap.mmap(descriptor, 0), np.uint8)
@@ -83,12 +85,12 @@ class SharedBlock:
         descriptor = _new_file(token)
         try:
             _reserve(descriptor, nbytes)
-            block = cls(descriptor, token)
+            block = cls(descriptor, os.getpid(), token)
         except BaseException:
             os.close(descriptor)
             raise
         if not IN_MEMORY:
-            finalize(block, _remove, token, os.getpid())
+            finalize(block, _remove, block.name, os.getpid())
         return block
 
     @classmethod
@@ -101,8 +103,7 @@ class SharedBlock:
         """
         gone = f"shared memory {name!r}: it is gone; send it while a process that has it is alive"
         try:
-            place, _, token = name.rpartition("-")
-            path = _path_at(place, token)
+            path, maker, token = _path_of(name), int(name.partition("-")[0]), name.rpartition("-")[2]
         except (AttributeError, ValueError) as error:
             raise ParameterError(f"SharedBlock.attach(name={name!r}): expected the name of a block") from error
         try:
@@ -112,7 +113,7 @@ class SharedBlock:
         if not _has_token(descriptor, token):  # after the open: before it, the number could still go to another file
             os.close(descriptor)
             raise LifecycleError(gone)
-        return cls(descriptor, token)
+        return cls(descriptor, maker, token)
 
     @property
     def nbytes(self) -> int:
@@ -122,7 +123,7 @@ class SharedBlock:
     @property
     def name(self) -> str:
         """The name that :meth:`attach` takes in another process, while this process lives and has the block."""
-        return f"{_place_of(self._descriptor, self.token)}-{self.token}"
+        return f"{os.getpid() if IN_MEMORY else self._maker}-{self._descriptor}-{self.token}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SharedBlock.attach, (self.name,)
@@ -133,7 +134,7 @@ class SharedBlock:
         Args:
             place: any whole number of at least 0; what it stands for is up to the caller.
         """
-        claim = Claim(_path_at(_place_of(self._descriptor, self.token), self.token), place)
+        claim = Claim(_path_of(self.name), place)
         return claim if claim.holds else None
 
     def is_claimed(self, place: int) -> bool:
@@ -149,9 +150,9 @@ class Claim:
 
     def __init__(self, path: str, place: int) -> None:
         files = list[int]()
-        self.drop: finalize[..., Any] = finalize(self, _close_all, files)
+        self.drop: finalize[..., Any] = finalize(self, close_all, files)
         """Lets others claim the place."""
-        _claims.add(self)
+        ONLY_HERE[self] = lambda claim: claim.drop()
         # opened anew, since the lock belongs to the open file, and a forked child shares the block's own
         # on one line: an exception such as Ctrl-C finds the file either not open, or in the list that is closed
         files.append(os.open(path, FLAGS))
@@ -162,24 +163,6 @@ class Claim:
     def holds(self) -> bool:
         """True if this process has the place."""
         return self.drop.alive
-
-
-def _close_all(files: list[int]) -> None:
-    while files:
-        os.close(files.pop())
-
-
-_claims = WeakSet[Claim]()
-
-
-def _drop_claims() -> None:
-    """In a forked child, close the inherited files. They would keep the parent's claims after the parent's end."""
-    for claim in list(_claims):
-        claim.drop()
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_drop_claims)
 
 
 # Waiting
@@ -298,7 +281,7 @@ def _new_file(token: str) -> int:
     if sys.platform == "win32":
         raise OSError("shared memory of several processes needs Linux or macOS")
     _sweep()
-    return os.open(_path(str(os.getpid()), token), FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+    return os.open(_path_of(f"{os.getpid()}-0-{token}"), FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
 
 
 def _reserve(descriptor: int, nbytes: int) -> None:
@@ -315,22 +298,14 @@ def _reserve(descriptor: int, nbytes: int) -> None:
         linux.fcntl(descriptor, linux.F_ADD_SEALS, linux.F_SEAL_SHRINK | linux.F_SEAL_GROW | linux.F_SEAL_SEAL)
 
 
-def _place_of(descriptor: int, token: str) -> str:
-    """The place of this process's file. Any process can give it to :func:`_path_at`, with the token."""
-    if IN_MEMORY:
-        return f"{os.getpid()}-{descriptor}"
-    path = next(_folder().glob(f"relive-*-{token}"), None)
-    return "0-0" if path is None else f"{path.name.split('-')[1]}-0"
-
-
-def _path_at(place: str, token: str) -> str:
-    """The path by which any process can open the file that :func:`_place_of` gave, while the file exists.
+def _path_of(name: str) -> str:
+    """The path by which any process can open the file of the block of this name, while the file exists.
 
     Raises:
-        ValueError: ``place`` does not come from :func:`_place_of`.
+        ValueError: this is not the name of a block.
     """
-    process, number = map(int, place.split("-"))
-    return f"/proc/{process}/fd/{number}" if IN_MEMORY else str(_path(str(process), token))
+    process, number, token = name.split("-")
+    return f"/proc/{int(process)}/fd/{int(number)}" if IN_MEMORY else str(_folder() / f"relive-{int(process)}-{token}")
 
 
 def _has_token(descriptor: int, token: str) -> bool:
@@ -372,15 +347,11 @@ def _folder() -> Path:
     return Path(tempfile.gettempdir())
 
 
-def _path(process: str, token: str) -> Path:
-    return _folder() / f"relive-{process}-{token}"
-
-
-def _remove(token: str, maker: int) -> None:
+def _remove(name: str, maker: int) -> None:
     """Remove the file of a block, in the process that made it. Those who have it open keep its memory."""
     if os.getpid() == maker:  # a forked child inherits the finalizer
         with suppress(OSError):
-            _path(str(maker), token).unlink()
+            os.unlink(_path_of(name))
 
 
 def _sweep() -> None:

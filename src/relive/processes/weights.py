@@ -11,14 +11,11 @@ from torch import Tensor, nn
 
 from .. import core
 from ..errors import LifecycleError, ParameterError, SchemaError
-from ..memory.layout import RowLayout
 from ..parameters import TIMEOUT_RULE, require
-from ..steps.schema import Field
+from .blocks import BlockSpec, Part
 from .shared import CACHE_LINE, Bell, Claim, SharedBlock
 
 __all__ = ["Weights"]
-
-Specs = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 COPIES = 2
 """How many versions are in memory: one to read, and one to write. Version v has row v mod 2."""
@@ -43,33 +40,28 @@ class Weights:
         state = _state(network)
         if not state:
             raise ParameterError("Weights(network): it has no tensors")
-        specs = _specs(state)
-        size = _layout(specs).nbytes
-        self._share(specs, SharedBlock.create(2 * CACHE_LINE + COPIES * -(-size // CACHE_LINE) * CACHE_LINE))
+        spec = _spec(state)
+        self._share(spec, SharedBlock.create(2 * CACHE_LINE + COPIES * spec.nbytes))
 
     def __repr__(self) -> str:
         """Not a call: the network is not kept."""
-        return f"<Weights: version {self.version} of {len(self._specs)} tensors>"
+        return f"<Weights: version {self.version} of {len(self._spec.parts)} tensors>"
 
-    def _share(self, specs: Specs, block: SharedBlock) -> None:
+    def _share(self, spec: BlockSpec, block: SharedBlock) -> None:
         """Use the weights that lie in a block."""
-        layout = _layout(specs)
-        self._specs, self._layout, self._block = specs, layout, block
+        self._spec, self._block = spec, block
         # a cache line for the number, one for the bell, then the versions
         self._versions = block.array[:8].view(np.int64)
         self._bell = Bell(block.array[CACHE_LINE : CACHE_LINE + 4].view(np.int32))
-        self._copies = block.array[2 * CACHE_LINE :].reshape(COPIES, -1)[:, : layout.nbytes]
+        self._copies = block.array[2 * CACHE_LINE :].reshape(COPIES, spec.nbytes)
         self._claim: Claim | None = None
         self._fetched: int = 0
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Weights._attached, (self._specs, self._block)
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._spec, self._block
 
-    @classmethod
-    def _attached(cls, specs: Specs, block: SharedBlock) -> Weights:
-        weights = cls.__new__(cls)
-        weights._share(specs, block)
-        return weights
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._share(*state)
 
     @property
     def version(self) -> int:
@@ -90,7 +82,7 @@ class Weights:
             if self._claim is None:
                 raise LifecycleError("another process publishes these weights and is alive; let one process do it")
         number = self.version + 1  # nobody else writes: see the claim
-        row = self._layout.tensors(self._copies[number % COPIES])
+        row = self._spec.tensors(torch.from_numpy(self._copies[number % COPIES]))
         for name, tensor in state.items():
             row[name,].copy_(tensor)
         # last: this shows the number after all writes above, and before those of the next version
@@ -111,8 +103,8 @@ class Weights:
                 break
         else:
             return False
-        for name, tensor in self._layout.tensors(row).items():
-            state[name[0]].copy_(tensor)
+        for (name,), tensor in self._spec.tensors(torch.from_numpy(row)).items():
+            state[name].copy_(tensor)
         self._fetched = number
         return True
 
@@ -126,12 +118,13 @@ class Weights:
         return self._bell.wait(lambda: self.version > self._fetched, timeout)
 
     def _require_alike(self, state: Mapping[str, Tensor]) -> None:
-        specs = _specs(state)
-        if specs != self._specs:
-            names = [name for name in {**self._specs, **specs} if specs.get(name) != self._specs.get(name)]
+        spec = _spec(state)
+        if spec != self._spec:
+            own, given = ({part.path[0]: (part.shape, part.dtype) for part in x.parts} for x in (self._spec, spec))
+            name = next(name for name in {**own, **given} if own.get(name) != given.get(name))
             raise SchemaError(
-                f"weights '{names[0]}': expected {self._specs.get(names[0])}, got {specs.get(names[0])}; pass a "
-                "network like the one that Weights was made with"
+                f"weights '{name}': expected {own.get(name)}, got {given.get(name)}; pass a network like the one that "
+                "Weights was made with"
             )
 
 
@@ -145,11 +138,6 @@ def _state(network: Any) -> dict[str, Tensor]:
     return {str(name): tensor.detach() for name, tensor in cast("Mapping[str, Tensor]", state).items()}
 
 
-def _specs(state: Mapping[str, Tensor]) -> Specs:
-    """Shape and dtype of each tensor."""
-    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
-
-
-def _layout(specs: Specs) -> RowLayout:
-    """Where each tensor lies in a version."""
-    return RowLayout({(name,): Field(shape, dtype) for name, (shape, dtype) in specs.items()})
+def _spec(state: Mapping[str, Tensor]) -> BlockSpec:
+    """The tensors of a version, in an order that does not depend on that of the network."""
+    return BlockSpec(tuple(Part((name,), x.dtype, tuple(x.shape)) for name, x in sorted(state.items())))

@@ -70,7 +70,16 @@ class Address(NamedTuple):
 
 
 def listen() -> tuple[socket.socket, Address]:
-    """A socket that listens. On Linux it has no file, so none is left behind; elsewhere it has a folder of its own."""
+    """A socket that listens. On Linux it has no file, so none is left behind; elsewhere it has a folder of its own.
+
+    Raises:
+        LifecycleError: the system lacks these sockets, or cannot pass them on, such as Windows.
+    """
+    if not (hasattr(socket, "AF_UNIX") and hasattr(socket, "SCM_RIGHTS")):
+        raise LifecycleError(
+            "ReplayServer: expected a system with Unix sockets that processes can pass on, as Linux and macOS have; on "
+            "this one use replay.serve(batch_size), which draws in a thread"
+        )
     token = secrets.token_hex(16)
     if sys.platform == "linux":
         name = f"\0relive-{os.getpid()}-{token[:8]}"

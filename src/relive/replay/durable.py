@@ -153,7 +153,7 @@ class Durable:
         directory = self.allocator.directory
         array = self.allocator.take(name, shape, dtype)
         # at once: a file that no manifest names is removed when the directory is opened again
-        if directory.content is not None and not directory.has(name):
+        if directory.content is not None and name not in directory.known:
             directory.commit(directory.content)
         return array
 
@@ -696,7 +696,7 @@ def _mark_now(directory: MappedCopy, rows: int) -> Mark | None:
         # first the kind of the note, then the cursors; and after all else both again
         idle, mine, counts = undo[UNDO_KIND] == UNDO_NONE, state.copy(), counters.copy()
         newest = newest_of(packed, rows, mine)
-        small = {name: directory.live(name).tolist() for name in SMALL if directory.has(name)}
+        small = {name: directory.live(name).tolist() for name in SMALL if name in directory.known}
         if idle and undo[UNDO_KIND] == UNDO_NONE and (counters == counts).all() and (state == mine).all():
             return Mark(mine, counts, newest, np.zeros(len(mine), np.int64), small)
         time.sleep(1e-4)
@@ -709,9 +709,8 @@ def _take_rows(directory: MappedCopy, num_envs: int, rows: int, heads: Ints) -> 
     Raises:
         ParameterError: less memory is free.
     """
-    specs = [spec for name in directory.names if (spec := directory.spec(name)) is not None]
-    pairs = {spec.name: (directory.take(spec.name, spec.shape, spec.dtype), directory.live(spec.name))
-             for spec in specs}  # fmt: skip
+    pairs = {name: (directory.take(name, spec.shape, spec.dtype), directory.live(name))
+             for name, spec in directory.known.items()}  # fmt: skip
     by_row = [pair for name, pair in pairs.items() if name in ("rows", "errors") or name.startswith("block.")]
     counts = np.clip(heads, 0, rows).tolist()  # a ring that is not full has its rows at its first places
     size = sum(sum(counts) * (mine.nbytes // len(mine)) for mine, _ in by_row)
