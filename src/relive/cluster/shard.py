@@ -774,9 +774,11 @@ class LedgerLog:
         """Begin a new file with a whole ledger. The caller has already flushed the ring to the disk."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(self._path, self._path.with_name("draft"), _encoded({"ledger": ledger.state()}))
-        before, self._descriptor, self.lines = self._descriptor, os.open(self._path, os.O_WRONLY | os.O_APPEND), 0
+        # closed first: the file before is gone, so a line that went there would be lost without an error
+        before, self._descriptor, self.lines = self._descriptor, -1, 0
         if before >= 0:
             os.close(before)
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
 
     def __del__(self) -> None:
         if self.__dict__.get("_descriptor", -1) >= 0:
