@@ -165,6 +165,8 @@ def test_compiled_batches_are_those_of_a_replay_in_ram(sampler: Any) -> None:
 
 def test_another_view_is_followed(device: torch.device) -> None:
     twins = Twins(device, 4, 12, seed=3)
+    for _ in range(3):
+        twins.add(0.0)
     for view in (NStep(3), FrameStack(3), FrameStack(2, NStep(2), "zeros"), NStep(1), FrameStack(4)):
         for buffer in (twins.ram, twins.there):
             buffer.view = deepcopy(view)
