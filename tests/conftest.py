@@ -49,6 +49,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: Path(os.environ.pop(tally.PLACE)).unlink(missing_ok=True))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before `-m "not slow"` is asked: leave most of wide products to `.ci/run`."""
+    importlib.import_module("effort").leave_products_to_ci(items)  # which asks for the profile: not before now
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep what is loaded by now out of garbage collections, which would look at all of it, and make them rarer.
 

@@ -54,9 +54,13 @@ class Tape(TorchDispatchMode):
         for func, args, kwargs, result in self._noted:
             again = func(*args, **kwargs)
             if returns_new_memory(func):
-                pairs = [(result, again)] if isinstance(result, Tensor) else zip(tree_leaves(result), tree_leaves(again))
-                for tensor, new in pairs:
+                for tensor, new in zip(leaves(result), leaves(again), strict=True):
                     tensor.copy_(new)
+
+
+def leaves(result: Any) -> list[Any]:
+    """The tensors that an operation returns, mostly one: torch's own trees take longer than the operation."""
+    return [result] if isinstance(result, Tensor) else tree_leaves(result)
 
 
 @cache  # torch makes new objects of a schema each time that it is read

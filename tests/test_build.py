@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from effort import in_ci_alone
+
 ROOT = Path(__file__).parents[1]
 CHOICE = """
 include("{root}/src/core/compiler.cmake")
@@ -123,7 +125,7 @@ def sources(folder: str) -> set[str]:
     return {name for name in names if "/__pycache__/" not in name and not name.endswith(".so")}
 
 
-@pytest.mark.ci
+@in_ci_alone
 def test_an_sdist_has_all_that_builds_and_tests_the_package_and_nothing_that_was_built(
     build: Any, tmp_path: Path
 ) -> None:

@@ -92,7 +92,7 @@ def calls(path: Path) -> int:
     return machine.count
 
 
-@pytest.mark.parametrize("every", [often(9, 4), pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [often(17, 4), pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("aftermath", AFTERMATHS)
 def test_dying_before_any_call_leaves_the_old_save_or_the_new_with_its_learner(
     aftermath: str, every: int, tmp_path: Path, tried: Tried

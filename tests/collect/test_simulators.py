@@ -63,7 +63,7 @@ def steps_of(count: int, **options: Any) -> list[list[Step]]:
 
 @pytest.mark.parametrize(
     ("final", "device", "form"),
-    covering(SHOWN, PLACES, FORMS, full=2),
+    covering(SHOWN, PLACES, FORMS, full=2, quick=1),
     indirect=["device"],
 )
 def test_a_replay_has_the_true_final_observations_under_every_name(
@@ -297,7 +297,7 @@ def test_a_mask_that_says_no_is_believed() -> None:
 
 @pytest.mark.parametrize(
     ("final", "device", "form", "sampler"),
-    covering(SHOWN, PLACES, FORMS, [None, Prioritized], full=2),
+    covering(SHOWN, PLACES, FORMS, [None, Prioritized], full=2, quick=1),
     indirect=["device"],
 )
 def test_no_vector_step_into_a_replay_waits_for_the_device(

@@ -215,7 +215,7 @@ def test_dying_before_any_step_leaves_the_old_save_or_the_new(
 ):
     count, outcomes = steps(tmp_path, former), list[int]()
     assert count >= 15
-    stride = often(3, 1)
+    stride = often(5, 1)
     first = 2 + list(AFTERMATHS).index(aftermath) % stride  # each aftermath has steps of its own
     for step in (1, *range(first, count, stride), count, count + 1):
         path = tmp_path / f"save{step}"
@@ -249,7 +249,7 @@ def test_a_failure_at_any_step_leaves_a_whole_save_and_no_rubbish(
     fault: BaseException, late: bool, tmp_path: Path, tried: Tried
 ):
     for former in (True, False):
-        for step in range(often(1 + former, 1), steps(tmp_path, former) + 1, often(2, 1)):
+        for step in range(often(1 + former, 1), steps(tmp_path, former) + 1, often(4, 1)):
             path = tmp_path / f"save{former}{step}"
             before = listing(save(path, 1)) if former else None
             fault.__notes__ = []

@@ -185,7 +185,7 @@ def bits(tensor: Tensor) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("view", "place", "dress"), covering(twins.VIEWS, PLACES, twins.DRESSES, full=2), indirect=["place"]
+    ("view", "place", "dress"), covering(twins.VIEWS, PLACES, twins.DRESSES, full=2, quick=1), indirect=["place"]
 )
 def test_every_view_reads_the_same(place: Place, dress: str, view: str) -> None:
     pair = Pair(place, dress=dress, view=twins.VIEWS[view])
@@ -353,7 +353,7 @@ FIELDS = [
 
 @pytest.mark.parametrize(
     ("fields", "place", "sampler"),
-    covering(FIELDS, PLACES, ["uniform", "prioritized, stratified", "recent, uniform"], full=2),
+    covering(FIELDS, PLACES, ["uniform", "prioritized, stratified", "recent, uniform"], full=2, quick=1),
     indirect=["place"],
 )
 def test_sequences_are_the_same(place: Place, fields: tuple[str, ...], sampler: str) -> None:

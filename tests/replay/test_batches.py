@@ -347,7 +347,7 @@ def test_after_a_batch_that_is_broken_off_anywhere_the_next_ones_are_as_expected
     view = GOALS[goals]() if goals else NStep(2)
     buffer, at = filled("goals", sampler=EVERY_SAMPLER["beta by schedule"](), view=view), 0
     while broken_off(lambda: buffer.sample(5), at):
-        at += often(4, 1)
+        at += often(11, 1)
         other = inside.check_draws(copy.deepcopy(buffer))
         if at % 3 == 0:
             buffer.sampler.alpha = other.sampler.alpha = at / 99  # new priorities: all is made ready again
