@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -46,7 +47,7 @@ HOSTS = ("agilerl", "embodichain", "fasttd3", "pytorchrl", "rsl_rl", "stable_bas
 Sources = dict[str, str]
 """Path inside the package -> source."""
 
-DYNAMIC = re.compile(r"\b(import_module|__import__)$")
+DYNAMIC = re.compile(r"\b(import_module|__import__)\b")
 HIDDEN = "<a name computed when it runs>"
 
 
@@ -80,6 +81,14 @@ def tree_of(source: str) -> ast.Module:
     return ast.parse(source)
 
 
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All statements, without the expressions in them, which are most of a tree."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for node in getattr(tree, name, ()):
+            yield node
+            yield from statements(node)
+
+
 @cache
 def imports_of(path: str, source: str) -> list[tuple[int, str]]:
     """Each (line, absolute name) that a module imports, wherever in it; `from a import b` counts as a.b."""
@@ -91,7 +100,7 @@ def imports_of(path: str, source: str) -> list[tuple[int, str]]:
         return ".".join([*base, name]).rstrip(".")
 
     found: list[tuple[int, str]] = []
-    for node in ast.walk(tree_of(source)):
+    for node in ast.walk(tree_of(source)) if DYNAMIC.search(source) else statements(tree_of(source)):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

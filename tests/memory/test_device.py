@@ -686,7 +686,7 @@ HINDSIGHTS = {
 
 @pytest.mark.parametrize(
     ("view", "place", "dress"),
-    covering(HINDSIGHTS, PLACES, ["goals", "image goals", "goals and images"], full=2),
+    covering(HINDSIGHTS, PLACES, ["goals", "image goals", "goals and images"], full=2, quick=1),
     indirect=["place"],
 )
 def test_hindsight_gives_the_same_goals_on_a_device(place: Place, view: str, dress: str) -> None:
