@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from effort import in_ci_alone
+from effort import in_ci, in_ci_alone
 
 ROOT = Path(__file__).parents[1]
 CHOICE = """
@@ -76,7 +76,7 @@ def test_a_compiler_that_is_asked_for_and_not_there_is_an_error(choose: Any) -> 
     assert "cannot import `ziglang`" in made.message
 
 
-@pytest.mark.parametrize("cxx", [{}, {"CXX": ""}, {"CXX": "c++ -pthread"}, {"CXX": "g++"}])
+@pytest.mark.parametrize("cxx", [{}, in_ci({"CXX": ""}), {"CXX": "c++ -pthread"}, in_ci({"CXX": "g++"})])
 def test_what_is_on_path_or_in_cxx_is_taken_before_that_of_the_package(choose: Any, cxx: dict[str, str]) -> None:
     named = cxx.get("CXX", "").partition(" ")[0]
     made = choose("g++", "c++", ziglang=True, **cxx)

@@ -219,7 +219,7 @@ def test_transitions_without_order(place: Place, dress: str, sampler: str) -> No
 
 def test_masked_and_single_envs_interruptions_and_clearing(place: Place) -> None:
     pair = Pair(place, dress="mixed", view=lambda: FrameStack(3, pad="zeros"))
-    for k in range(12):
+    for k in range(often(8, 12)):
         pair.add(pair.twin.step("..", mask=[k % 4 != 1, k % 5 != 2]))
         pair.add(pair.twin.step("T" if k % 3 else ".", envs=[k % 2]), envs=np.array([k % 2]))
         pair.check()
@@ -527,7 +527,7 @@ def test_a_mixture_is_of_one_device(place: Place) -> None:
 
 @pytest.mark.parametrize(
     ("place", "dress", "ordered"),
-    covering(PLACES, ["box", "mixed"], [True, False], full=3, quick=2),
+    covering(PLACES, ["box", "mixed"], [True, False], full=3, quick=1),
     indirect=["place"],
 )
 def test_a_save_is_the_same_and_loads_anywhere(place: Place, dress: str, ordered: bool, tmp_path: File) -> None:

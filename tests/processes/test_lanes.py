@@ -436,7 +436,7 @@ def own(lanes: Lanes, folder: Path, at: int | None) -> None:
     die()
 
 
-@pytest.mark.parametrize("stride", [often(401, 17), pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [often(701, 17), pytest.param(1, marks=pytest.mark.slow)])
 def test_an_owner_of_a_replay_in_files_that_is_killed_at_any_line_stores_no_step_twice(
     stride: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
