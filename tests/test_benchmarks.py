@@ -275,7 +275,7 @@ def test_neighbours_keep_a_core_busy_and_end_with_the_run_or_its_process(harness
     assert process.poll() is not None
     assert harness.environment()["neighbours"] == 0
     command = [sys.executable, harness.neighbours.__file__, "0"]  # no process has the number 0
-    alone = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    alone = subprocess.run(command, capture_output=True, check=True, timeout=300)
     assert alone.stdout == b".", "it goes on without its parent"
 
 

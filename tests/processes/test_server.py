@@ -79,7 +79,7 @@ def server() -> Iterator[ReplayServer]:
 
 def ends(pid: int) -> bool:
     """Whether a process ends within seconds."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         try:
             if Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z":
@@ -404,7 +404,7 @@ def test_a_learner_hears_at_once_that_the_owner_was_killed():
     began = time.monotonic()
     with pytest.raises(LifecycleError, match="has ended"):
         take_all(learner)  # perhaps one that waits in its slot
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < SECONDS / 2  # and not only when its own wait is over
     assert batch is not None
     with pytest.raises(LifecycleError, match="exit code -9"):
         server.call("stats")
