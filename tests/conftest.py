@@ -73,7 +73,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def spare_the_system() -> None:
     """Read once how much memory is free, not for each buffer; and do not wait for the disk: no test cuts the power."""
     estimate, mapped = (importlib.import_module(f"relive.{name}") for name in ("memory.estimate", "files.mapped"))
-    estimate._text = cache(estimate._text)
+    estimate._text = cache(importlib.import_module("inside").text(estimate))
     os.fsync = mapped._sync_data = lambda descriptor: None
 
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 import relive
+from parsed import tree_of
 from relive import exchange
 from relive.batches import as_dataframe
 from relive.collect.progress import progress_bar
@@ -61,7 +62,7 @@ def test_all_that_a_module_imports_is_required_or_in_an_extra_that_its_error_nam
     always, extras = requirements()
     for file in sorted(SOURCE.rglob("*.py")):
         text, where = file.read_text(encoding="utf-8"), file.relative_to(SOURCE).as_posix()
-        for name in imported(ast.parse(text)) - HOSTS - ELSEWHERE:
+        for name in imported(tree_of(text)) - HOSTS - ELSEWHERE:
             package = PACKAGES.get(name, name)
             if package in always:
                 continue

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from parsed import tree_of
+
 TESTS = Path(__file__).resolve().parent
 SOURCE = TESTS.parent / "src" / "relive"
 
@@ -56,7 +58,7 @@ def foreign_reads(tree: ast.Module, names: set[str]) -> list[str]:
 
 
 def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+    return tree_of(path.read_text(encoding="utf-8"))
 
 
 def test_private_parts_are_read_through_one_module() -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from parsed import tree_of
+
 PACKAGE = "relive"
 SOURCE = Path(__file__).resolve().parents[1] / "src" / PACKAGE
 
@@ -73,12 +75,6 @@ def is_inside(module: str, place: str) -> bool:
 def last_name(called: ast.expr) -> str:
     """The name of a function that is called, without what it is looked up in."""
     return called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
-
-
-@cache
-def tree_of(source: str) -> ast.Module:
-    """A module, parsed once."""
-    return ast.parse(source)
 
 
 def statements(tree: ast.AST) -> Iterator[ast.AST]:

@@ -59,7 +59,7 @@ PRIORITIZED, EPOCHS = partial(Prioritized, beta=(0.4, 1.0, 9)), WithoutReplaceme
     ("name", "sampler"),
     [*((name, PRIORITIZED) for name in CALLS), *((name, EPOCHS) for name in CALLS if name != "sample")],
 )
-@pytest.mark.parametrize("every", [often(37, 11), pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [often(29, 11), pytest.param(1, marks=pytest.mark.slow)])
 def test_a_call_broken_off_while_batches_are_served_leaves_their_order(
     name: str, sampler: Any, every: int, tried: Callable[..., None]
 ) -> None:

@@ -327,7 +327,7 @@ def test_only_a_buffer_on_a_device_is_compiled() -> None:
 def test_batches_on_a_device_are_those_in_ram_and_no_call_waits(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, mode: int, n: int
 ) -> None:
-    play = Play(4, often(50, 80), whole=False, reset=0.05)
+    play = Play(4, often(42, 80), whole=False, reset=0.05)
     there = made(play, 16, n, mode=mode, device=device)
     monkeypatch.undo()
     here = made(play, 16, n, mode=mode)

@@ -88,7 +88,7 @@ def test_the_host_takes_its_turns_between(device: torch.device, tmp_path: Any) -
         lambda buffer: buffer.update_priorities(buffer.data()["index"], np.linspace(0, 9, len(buffer))),
     ]
     for turn, change in enumerate([*turns, *turns[:: often(-4, -1)]]):
-        for _ in range(7):
+        for _ in range(often(5, 7)):
             twins.add(0.15)
         for _ in range(3):
             twins.update(*twins.batches(16))
