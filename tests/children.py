@@ -16,7 +16,7 @@ from torch import Tensor
 from relive import Weights
 from relive.processes.shared import Bell, SharedBlock
 
-SECONDS = 30.0
+SECONDS = 120.0
 """How long to wait for another process: far more than it takes."""
 
 METHODS = ["fork", pytest.param("spawn", marks=pytest.mark.slow)]

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 # Before torch is imported: the workers of pytest-xdist fill the cores already, and the processes that tests start
@@ -26,7 +27,7 @@ gc.disable()  # until all is imported and collected: nothing of that is garbage
 # `quick` and `ci` draw the same examples in every run, so that a red run is red again; `thorough` looks for new ones.
 # No deadline in any: the first batch of a process imports TensorDict, and a busy machine is slow now and then.
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("quick", derandomize=True, max_examples=15, deadline=None, suppress_health_check=QUIET)
+settings.register_profile("quick", derandomize=True, max_examples=10, deadline=None, suppress_health_check=QUIET)
 settings.register_profile("ci", derandomize=True, max_examples=40, deadline=None, suppress_health_check=QUIET)
 settings.register_profile("thorough", max_examples=1000, deadline=None, suppress_health_check=QUIET)
 settings.load_profile("quick")
@@ -49,6 +50,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: Path(os.environ.pop(tally.PLACE)).unlink(missing_ok=True))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before `-m "not slow"` is asked: leave most of wide products to `.ci/run`."""
+    importlib.import_module("effort").leave_products_to_ci(items)  # which asks for the profile: not before now
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep what is loaded by now out of garbage collections, which would look at all of it, and make them rarer.
 
@@ -56,10 +63,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     if hasattr(session.config, "workerinput"):
         importlib.import_module("forked").load()
+        spare_the_system()
     gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+
+
+def spare_the_system() -> None:
+    """Read once how much memory is free, not for each buffer; and do not wait for the disk: no test cuts the power."""
+    estimate, mapped = (importlib.import_module(f"relive.{name}") for name in ("memory.estimate", "files.mapped"))
+    estimate._text = cache(importlib.import_module("inside").text(estimate))
+    os.fsync = mapped._sync_data = lambda descriptor: None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -18,24 +18,35 @@ def covering(*axes: Iterable[Any], full: int = 1, quick: int | None = None) -> l
         axes: the values of each parameter.
         full: the first so many axes are there in all their combinations. Each of these comes with one value of every
             further axis, and neighbours have different ones.
-        quick: the same for ``make test``, which takes these of the cases that ``full`` keeps; ``.ci/run`` takes all
-            that ``full`` keeps. By default there is no difference.
+        quick: the same for ``make test``, which takes these of the cases that ``full`` keeps, and some more if they
+            lack a value; ``.ci/run`` takes all that ``full`` keeps. By default there is no difference.
     """
     lists = [list(axis) for axis in axes]
     sizes = [len(values) for values in lists]
-    quick = full if quick is None else quick
-    cases, covered = list[Any](), list[set[int]](set() for _ in lists)
-    for at in itertools.product(*map(range, sizes)):
-        kept = follows(at, sizes, full)
-        now = kept and follows(at[:full], sizes, quick)
-        values = [axis[i] for axis, i in zip(lists, at, strict=True)]
-        cases.append(pytest.param(*values, marks=() if now else CI if kept else pytest.mark.slow))
-        if now:
-            for seen, i in zip(covered, at, strict=True):
-                seen.add(i)
-    missing = [k for k, (seen, size) in enumerate(zip(covered, sizes, strict=True)) if len(seen) < size]
-    assert not missing, f"the quick cases lack values of axes {missing}: take the longest axes first"
-    return cases
+    kept = [at for at in itertools.product(*map(range, sizes)) if follows(at, sizes, full)]
+    missing = {(k, i) for k, size in enumerate(sizes) for i in range(size)}
+    lacking = missing.difference(*map(enumerate, kept))
+    assert not lacking, f"the cases that are not slow lack (axis, value) {sorted(lacking)}: take the longest axes first"
+    now = set[tuple[int, ...]]()
+
+    def take(cases: list[tuple[int, ...]]) -> None:
+        """The one that has most of what is missing."""
+        best = max(cases, key=lambda at: len(missing.intersection(enumerate(at))))
+        now.add(best)
+        missing.difference_update(enumerate(best))
+
+    for first in itertools.product(*map(range, sizes[: full if quick is None else quick])):
+        take([at for at in kept if at[: len(first)] == first])  # of one, unless `quick` is less than `full`
+    while missing:
+        take(kept)
+    everywhere = set(kept)
+    return [
+        pytest.param(
+            *(axis[i] for axis, i in zip(lists, at, strict=True)),
+            marks=() if at in now else CI if at in everywhere else pytest.mark.slow,
+        )
+        for at in itertools.product(*map(range, sizes))
+    ]
 
 
 def follows(at: Sequence[int], sizes: Sequence[int], first: int) -> bool:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
+import tensordict  # noqa: F401  # here, because its first import waits for results
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -82,9 +84,22 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any], traffic: Traffic | None) 
         kwargs = {**kwargs, "device": torch.device("cpu")}
     near = _mapped(lambda x: x.inner if isinstance(x, Far) else x, (args, kwargs))
     result = func(*near[0], **near[1])
-    if func._schema.is_mutable and func._schema.name.endswith("_") and tensors:
-        return args[0] if func._schema.returns else None  # changed in place
+    if tensors and is_in_place(func):
+        return args[0] if result is not None else None
     return _mapped(lambda x: Far(x) if isinstance(x, Tensor) and lands == ELSEWHERE else x, result)
+
+
+@cache  # torch makes new objects of a schema each time that it is read
+def is_in_place(func: Any) -> bool:
+    """Whether an operation changes its first tensor, and returns it or nothing."""
+    return func._schema.is_mutable and func._schema.name.endswith("_")
+
+
+@cache
+def returns_a_view(func: Any) -> bool:
+    """Whether what an operation returns is memory of its arguments, which it does not write."""
+    returns = func._schema.returns
+    return any(found.alias_info is not None and not found.alias_info.is_write for found in returns)
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
@@ -171,9 +186,7 @@ class Watch(TorchDispatchMode):
             if not self.allow:
                 raise AssertionError(f"{func}: {reason}")
         result = func(*args, **kwargs)
-        returns = func._schema.returns
-        views = any(x.alias_info is not None and not x.alias_info.is_write for x in returns)
-        if not views and func not in UNCOUNTED:
+        if func not in UNCOUNTED and not returns_a_view(func):
             self.launches.append(str(func))
         return result
 

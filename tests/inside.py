@@ -304,6 +304,10 @@ def take_rows(owner: Any) -> Any:
     return owner._take_rows
 
 
+def text(owner: Any) -> Any:
+    return owner._text
+
+
 def tree(owner: Any) -> Any:
     return getattr(owner, "_tree", None) or owner.tree
 

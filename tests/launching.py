@@ -12,11 +12,6 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
-from torch._functorch import config as aot_config
-from torch._inductor import config
-from torch._inductor.codegen.cpp import CppScheduling
-from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-from torch._inductor.graph import GraphLowering
 
 import relive.replay.buffer
 from elsewhere import no_waiting
@@ -64,6 +59,13 @@ def as_compiled(make: Callable[..., Callable[[], Any]]) -> Launches:
     groups of operations into one function, so here each group has a function of its own, as it is a kernel of its own
     on a GPU.
     """
+    # the compiler takes a second to import, and few tests compile
+    from torch._functorch import config as aot_config
+    from torch._inductor import config
+    from torch._inductor.codegen.cpp import CppScheduling
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._inductor.graph import GraphLowering
+
     programs: list[str] = []
 
     def written(program: str) -> None:

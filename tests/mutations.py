@@ -376,9 +376,9 @@ MUTATIONS = [
     # -- rings: which rows there are, and where
     Mutation(
         "the window of the newest has one transition too many",
-        "ring/ring.py",
-        "core.draw(self.core, key, newest, places)",
-        "core.draw(self.core, key, newest + bool(newest), places)",
+        "samplers/uniform.py",
+        "core.draw_by_chance(self._ring.core, count, key, newest)",
+        "core.draw_by_chance(self._ring.core, count, key, newest + bool(newest))",
         "samplers/test_recent.py",
     ),
     Mutation(

@@ -54,7 +54,10 @@ class Twins:
     def step(self, odds: float) -> dict[str, Any]:
         def leaf(path: tuple[str, ...]) -> Tensor:
             field = self.schema.leaves[path]
-            numbers = torch.from_numpy(self.rng.standard_normal((self.envs, *field.shape)))
+            shape = self.envs, *field.shape
+            if field.dtype is torch.uint8:  # wide frames: ten times as quick as normal numbers
+                return torch.from_numpy(self.rng.integers(0, 256, shape, np.uint8))
+            numbers = torch.from_numpy(self.rng.standard_normal(shape))
             return numbers < -3 if field.dtype is torch.bool else (numbers * 50).to(field.dtype)
 
         step: dict[str, Any] = {name: self.schema.rebuild(name, leaf) for name in self.schema.names}

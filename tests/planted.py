@@ -16,7 +16,7 @@ Arrays = dict[str, Any]
 
 
 def walk(
-    episodes: int = often(30, 60), seed: int = 0, limit: int = 40, stop: float = 0.03, dims: int = 3
+    episodes: int = often(20, 60), seed: int = 0, limit: int = 40, stop: float = 0.03, dims: int = 3
 ) -> list[Arrays]:
     """Episodes of a drifting point that starts near 0: some terminate by themselves, others at a time limit."""
     return [{name: x.copy() for name, x in episode.items()} for episode in _walk(episodes, seed, limit, stop, dims)]
@@ -106,7 +106,7 @@ def truncated_as_terminal(episodes: list[Arrays]) -> Arrays:
 
 
 def blocks(loop: Callable[[list[Arrays]], Arrays] = stored, envs: int = 3, seed: int = 0,
-           episodes: int = often(10, 20)) -> Arrays:  # fmt: skip
+           episodes: int = often(7, 20)) -> Arrays:  # fmt: skip
     """Steps ``[T, N, ...]`` of a loop over N envs, cut to one length."""
     parts = [loop(walk(episodes, seed=envs * seed + i)) for i in range(envs)]
     size = min(len(part["reward"]) for part in parts)
@@ -120,7 +120,7 @@ def value_of(obs: Any) -> Any:
 
 def rollout(mistake: str = "", gamma: float = 0.99, lam: float = 0.9, seed: int = 0) -> Arrays:
     """A rollout ``[T, N, ...]`` with values and advantages, right or with one mistake in how these were computed."""
-    rows = blocks(envs=6, seed=seed)
+    rows = blocks(envs=often(4, 6), seed=seed)
     reward, terminated, truncated = (rows[name] for name in ("reward", "terminated", "truncated"))
     value, final, done = value_of(rows["obs"]), value_of(rows["next_obs"]), terminated | truncated
     after = np.append(value[1:], final[-1:], 0)  # V of the following row

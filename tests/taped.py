@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -35,9 +36,9 @@ class Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        for argument, given in zip(func._schema.arguments, args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(given, Tensor):
-                self._before.append((given, given.detach().clone()))
+        for k in written(func):
+            if k < len(args) and isinstance(args[k], Tensor):
+                self._before.append((args[k], args[k].detach().clone()))
         result = func(*args, **kwargs)
         self._noted.append((func, args, kwargs, result))
         return result
@@ -51,11 +52,28 @@ class Tape(TorchDispatchMode):
     def replay(self) -> None:
         """Run the operations again."""
         for func, args, kwargs, result in self._noted:
-            returns = func._schema.returns
             again = func(*args, **kwargs)
-            if all(found.alias_info is None for found in returns):
-                for tensor, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
+            if returns_new_memory(func):
+                for tensor, new in zip(leaves(result), leaves(again), strict=True):
                     tensor.copy_(new)
+
+
+def leaves(result: Any) -> list[Any]:
+    """The tensors that an operation returns, mostly one: torch's own trees take longer than the operation."""
+    return [result] if isinstance(result, Tensor) else tree_leaves(result)
+
+
+@cache  # torch makes new objects of a schema each time that it is read
+def written(func: Any) -> list[int]:
+    """At which places an operation takes a tensor that it writes to."""
+    aliases = [argument.alias_info for argument in func._schema.arguments]
+    return [k for k, alias in enumerate(aliases) if alias is not None and alias.is_write]
+
+
+@cache
+def returns_new_memory(func: Any) -> bool:
+    """Whether what an operation returns is no memory of its arguments."""
+    return all(found.alias_info is None for found in func._schema.returns)
 
 
 @contextmanager

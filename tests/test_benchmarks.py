@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from effort import first_of
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -273,7 +275,7 @@ def test_neighbours_keep_a_core_busy_and_end_with_the_run_or_its_process(harness
     assert process.poll() is not None
     assert harness.environment()["neighbours"] == 0
     command = [sys.executable, harness.neighbours.__file__, "0"]  # no process has the number 0
-    alone = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    alone = subprocess.run(command, capture_output=True, check=True, timeout=300)
     assert alone.stdout == b".", "it goes on without its parent"
 
 
@@ -286,7 +288,7 @@ TRAININGS = {
 }
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("name", first_of(2, TRAININGS))
 def test_the_trainings_learn_from_what_they_stored(name: str, harness: Any) -> None:
     module, (kind, *sizes) = importlib.import_module(name), TRAININGS[name]
     work, clock = getattr(module, kind)(*sizes), importlib.import_module("training_play").Clock()

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from effort import in_ci, in_ci_alone
+
 ROOT = Path(__file__).parents[1]
 CHOICE = """
 include("{root}/src/core/compiler.cmake")
@@ -74,7 +76,7 @@ def test_a_compiler_that_is_asked_for_and_not_there_is_an_error(choose: Any) -> 
     assert "cannot import `ziglang`" in made.message
 
 
-@pytest.mark.parametrize("cxx", [{}, {"CXX": ""}, {"CXX": "c++ -pthread"}, {"CXX": "g++"}])
+@pytest.mark.parametrize("cxx", [{}, in_ci({"CXX": ""}), {"CXX": "c++ -pthread"}, in_ci({"CXX": "g++"})])
 def test_what_is_on_path_or_in_cxx_is_taken_before_that_of_the_package(choose: Any, cxx: dict[str, str]) -> None:
     named = cxx.get("CXX", "").partition(" ")[0]
     made = choose("g++", "c++", ziglang=True, **cxx)
@@ -123,7 +125,7 @@ def sources(folder: str) -> set[str]:
     return {name for name in names if "/__pycache__/" not in name and not name.endswith(".so")}
 
 
-@pytest.mark.ci
+@in_ci_alone
 def test_an_sdist_has_all_that_builds_and_tests_the_package_and_nothing_that_was_built(
     build: Any, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 import relive
+from parsed import tree_of
 from relive import exchange
 from relive.batches import as_dataframe
 from relive.collect.progress import progress_bar
@@ -57,20 +58,20 @@ def requirements() -> tuple[set[str], dict[str, set[str]]]:
     }
 
 
-@pytest.mark.parametrize("file", sorted(SOURCE.rglob("*.py")), ids=lambda file: file.relative_to(SOURCE).as_posix())
-def test_all_that_a_module_imports_is_required_or_in_an_extra_that_its_error_names(file: Path) -> None:
+def test_all_that_a_module_imports_is_required_or_in_an_extra_that_its_error_names() -> None:
     always, extras = requirements()
-    text = file.read_text(encoding="utf-8")
-    for name in imported(ast.parse(text)) - HOSTS - ELSEWHERE:
-        package = PACKAGES.get(name, name)
-        if package in always:
-            continue
-        having = {extra for extra, packages in extras.items() if package in packages}
-        assert having, f"{name} is in no extra"
-        command = file.name == "cli.py"  # __main__.py, which imports it, says the extra
-        errors = (SOURCE / "__main__.py").read_text(encoding="utf-8") if command else text
-        told = set(re.findall(r"relive\[(\w+)\]", errors))
-        assert told & having, f"{name} is in {sorted(having)}, and no error names one of these"
+    for file in sorted(SOURCE.rglob("*.py")):
+        text, where = file.read_text(encoding="utf-8"), file.relative_to(SOURCE).as_posix()
+        for name in imported(tree_of(text)) - HOSTS - ELSEWHERE:
+            package = PACKAGES.get(name, name)
+            if package in always:
+                continue
+            having = {extra for extra, packages in extras.items() if package in packages}
+            assert having, f"{where}: {name} is in no extra"
+            command = file.name == "cli.py"  # __main__.py, which imports it, says the extra
+            errors = (SOURCE / "__main__.py").read_text(encoding="utf-8") if command else text
+            told = set(re.findall(r"relive\[(\w+)\]", errors))
+            assert told & having, f"{where}: {name} is in {sorted(having)}, and no error names one of these"
 
 
 def open_bar() -> None:

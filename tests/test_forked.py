@@ -52,14 +52,18 @@ def test_what_it_wrote_is_the_message_if_it_fails(work: object, told: str) -> No
 def test_work_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     def hang() -> None:
         started = subprocess.Popen(["sleep", "1000"])
+        print("begun", flush=True)
         (tmp_path / "pids").write_text(f"{os.getpid()} {started.pid}")
-        print("begun")
         started.wait()
 
-    with pytest.raises(AssertionError, match=r"the page was not done in 0.2 s, and was killed; it wrote:\nbegun"):
-        in_fork(hang, seconds=0.2, name="the page")
+    for seconds in (0.2, 2.0, 20.0):  # on a busy machine, it has not begun after the first
+        with pytest.raises(AssertionError, match=rf"the page was not done in {seconds:g} s, and was killed") as caught:
+            in_fork(hang, seconds=seconds, name="the page")
+        if (tmp_path / "pids").exists():
+            break
+    assert "it wrote:\nbegun" in str(caught.value)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text(encoding="ascii").split()]
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while any(map(is_running, pids)) and time.monotonic() < end:
         time.sleep(0.01)
     assert [is_running(pid) for pid in pids] == [False, False]

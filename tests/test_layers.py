@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from parsed import tree_of
 
 PACKAGE = "relive"
 SOURCE = Path(__file__).resolve().parents[1] / "src" / PACKAGE
@@ -46,7 +49,7 @@ HOSTS = ("agilerl", "embodichain", "fasttd3", "pytorchrl", "rsl_rl", "stable_bas
 Sources = dict[str, str]
 """Path inside the package -> source."""
 
-DYNAMIC = re.compile(r"\b(import_module|__import__)$")
+DYNAMIC = re.compile(r"\b(import_module|__import__)\b")
 HIDDEN = "<a name computed when it runs>"
 
 
@@ -74,10 +77,12 @@ def last_name(called: ast.expr) -> str:
     return called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
 
 
-@cache
-def tree_of(source: str) -> ast.Module:
-    """A module, parsed once."""
-    return ast.parse(source)
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All statements, without the expressions in them, which are most of a tree."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for node in getattr(tree, name, ()):
+            yield node
+            yield from statements(node)
 
 
 @cache
@@ -91,7 +96,7 @@ def imports_of(path: str, source: str) -> list[tuple[int, str]]:
         return ".".join([*base, name]).rstrip(".")
 
     found: list[tuple[int, str]] = []
-    for node in ast.walk(tree_of(source)):
+    for node in ast.walk(tree_of(source)) if DYNAMIC.search(source) else statements(tree_of(source)):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

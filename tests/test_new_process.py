@@ -55,7 +55,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """Where the program saved, and what it wrote; one run for all tests, since it imports torch."""
     folder = tmp_path_factory.mktemp("program")
     command = [sys.executable, "-c", PROGRAM, str(folder / "save"), str(folder / "at exit")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
     return folder, done.stdout.splitlines()

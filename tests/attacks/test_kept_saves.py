@@ -92,7 +92,7 @@ def calls(path: Path) -> int:
     return machine.count
 
 
-@pytest.mark.parametrize("every", [often(9, 4), pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [often(17, 4), pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("aftermath", AFTERMATHS)
 def test_dying_before_any_call_leaves_the_old_save_or_the_new_with_its_learner(
     aftermath: str, every: int, tmp_path: Path, tried: Tried
@@ -118,7 +118,7 @@ def test_dying_before_any_call_leaves_the_old_save_or_the_new_with_its_learner(
 FAULTS: dict[str, BaseException] = {"error": OSError(errno.EIO, "I/O error"), "interrupt": KeyboardInterrupt()}
 
 
-@pytest.mark.parametrize("every", [often(5, 2), pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [often(9, 2), pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("fault", "late"), covering(FAULTS, ["before", "after"]))
 def test_a_failure_at_any_call_leaves_a_whole_save_that_the_same_buffer_can_replace(
     fault: str, late: str, every: int, tmp_path: Path, tried: Tried
@@ -263,7 +263,7 @@ def test_any_changed_byte_of_a_kept_file_is_noticed(tmp_path: Path, tried: Tried
     saver.save()
     for file in sorted(saver.path.glob("data-*")):
         raw = file.read_bytes()
-        for position in random.integers(len(raw), size=20):
+        for position in random.integers(len(raw), size=often(8, 20)):
             file.write_bytes(raw[:position] + bytes([raw[position] ^ 1]) + raw[position + 1 :])
             tried("a changed byte in a save that keeps files")
             with pytest.raises(FileFormatError):

@@ -16,7 +16,7 @@ from forked import in_fork
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize(
     ("first", "count"),
-    [(0, often(8, 26)), *(pytest.param(k, 250, marks=pytest.mark.slow) for k in range(26, 1026, 250))],
+    [(0, often(5, 26)), *(pytest.param(k, 250, marks=pytest.mark.slow) for k in range(26, 1026, 250))],
 )
 def test_a_saver_killed_at_any_call_or_instant_leaves_the_old_save_or_the_new(
     first: int, count: int, tmp_path: Path, tried: Callable[..., None]

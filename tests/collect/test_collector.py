@@ -52,7 +52,7 @@ ENDS = tuple(itertools.product((1, 2, 3), KINDS))
 
 @pytest.mark.parametrize(
     ("num_envs", "of"),
-    [(1, often(11, 5)), (2, often(11, 5)), *(pytest.param(n, 1, marks=pytest.mark.slow) for n in (1, 2, 3))],
+    [(1, often(19, 5)), (2, often(19, 5)), *(pytest.param(n, 1, marks=pytest.mark.slow) for n in (1, 2, 3))],
 )
 def test_every_small_schedule_gives_the_same_experience_in_every_mode(num_envs: int, of: int) -> None:
     """One env goes through every pair of endings, two through every two, three through every unordered three.

@@ -15,6 +15,7 @@ from torch import Tensor
 import inside
 import relive.replay.buffer
 from covering import covering
+from effort import often
 from elsewhere import ELSEWHERE, PLACES, far_device, no_waiting, place, places
 from relive import GAE, Collector, Field, Prioritized, ReplayBuffer, RolloutBuffer, Schema
 from relive.collect import CollectStats
@@ -63,7 +64,7 @@ def steps_of(count: int, **options: Any) -> list[list[Step]]:
 
 @pytest.mark.parametrize(
     ("final", "device", "form"),
-    covering(SHOWN, PLACES, FORMS, full=2),
+    covering(SHOWN, PLACES, FORMS, full=2, quick=1),
     indirect=["device"],
 )
 def test_a_replay_has_the_true_final_observations_under_every_name(
@@ -297,7 +298,7 @@ def test_a_mask_that_says_no_is_believed() -> None:
 
 @pytest.mark.parametrize(
     ("final", "device", "form", "sampler"),
-    covering(SHOWN, PLACES, FORMS, [None, Prioritized], full=2),
+    covering(SHOWN, PLACES, FORMS, [None, Prioritized], full=2, quick=1),
     indirect=["device"],
 )
 def test_no_vector_step_into_a_replay_waits_for_the_device(
@@ -309,7 +310,7 @@ def test_no_vector_step_into_a_replay_waits_for_the_device(
     collector = Collector(Again(made, LIMIT + 24), push, replay)
     collector.collect(LIMIT)  # the first steps send what the host knew, and show the first final observations
     with no_waiting():
-        for _ in range(12):
+        for _ in range(often(6, 12)):
             collector.collect()
             replay.sample(8)
         stats = collector.collect(12)

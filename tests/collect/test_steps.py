@@ -108,7 +108,7 @@ def test_at_every_seam_two_chunks_store_what_one_stores_and_what_the_collector_s
     rated(collected)
     collector.collect(COUNT - 3)
     chunk = actor(mode, case).steps(COUNT)
-    for seam in (*range(3 + len(case) % 3, COUNT + 1, often(6, 3)), None):  # None: one vector step after another
+    for seam in (*range(3 + len(case) % 3, COUNT + 1, often(9, 3)), None):  # None: one vector step after another
         replay = replay_for(schema, kind, rows)
         replay.extend(rows_of(chunk, 0, 3))
         rated(replay)

@@ -16,6 +16,7 @@ from tensordict import TensorDict
 import inside
 import relive.replay.buffer
 from compat.fasttd3_play import CRITIC, OBS, Host, Play, by_start, same_row
+from effort import often
 from elsewhere import no_waiting, place, places
 from relive.compat.fasttd3 import HolosomaReplayBuffer, SimpleReplayBuffer
 from relive.errors import EmptyError, EpisodeEndWarning, FieldError, ParameterError, ShapeError
@@ -326,7 +327,7 @@ def test_only_a_buffer_on_a_device_is_compiled() -> None:
 def test_batches_on_a_device_are_those_in_ram_and_no_call_waits(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, mode: int, n: int
 ) -> None:
-    play = Play(4, 80, whole=False, reset=0.05)
+    play = Play(4, often(42, 80), whole=False, reset=0.05)
     there = made(play, 16, n, mode=mode, device=device)
     monkeypatch.undo()
     here = made(play, 16, n, mode=mode)

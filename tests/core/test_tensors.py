@@ -186,7 +186,7 @@ def test_torch_is_found_at_the_first_use_and_not_before(exchange: bool, tmp_path
     path = cast("Any", sys.modules["relive.core._core"]).__file__
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", code, path], env=environment, check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, path], env=environment, check=False, capture_output=True, text=True, timeout=300
     )
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -442,7 +442,7 @@ def test_an_interpreter_ends_while_tensors_are_alive() -> None:
         "def fresh(): return [layout.tensors(np.ones((1000, layout.nbytes), np.uint8)), taken(10), taken(10**5)]\n"
         "sys.kept = fresh(); kept = [fresh()]; kept.append(kept)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
 
 

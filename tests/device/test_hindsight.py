@@ -56,7 +56,7 @@ VIEWS: list[Any] = [
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("sampler", first_of(1, [Uniform, Prioritized, lambda: Recent(0.998, 10)]))
-@pytest.mark.parametrize("world", first_of(2, [(1, 30, 0.15), (4, 13, 0.2), (5, 64, 0.02)]))
+@pytest.mark.parametrize("world", first_of(1, [(4, 13, 0.2), (1, 30, 0.15), (5, 64, 0.02)]))
 def test_batches_are_those_of_a_replay_in_ram(device: torch.device, world: Any, sampler: Any, view: Any) -> None:
     envs, size, odds = world
     twins = Twins(device, envs, size, seed=size, schema=GOALS, sampler=sampler, view=view)

@@ -51,7 +51,7 @@ def test_envs_may_have_got_their_rows_at_any_time(device: torch.device) -> None:
             twins.add(0.1)
             if len(twins.ram):
                 twins.batches(30)
-        for _ in range([3, 40, 2, 300][turn % 4]):
+        for _ in range([3, 40, 2, often(150, 300)][turn % 4]):
             some = {name: rows(value, [0, 2]) for name, value in twins.step(0.2).items()}
             twins.ram.add(some, envs=[0, 2])
             twins.there.add(twins.far(some), envs=[0, 2])

@@ -30,7 +30,7 @@ def test_stacks_are_those_of_a_replay_in_ram(device: torch.device, world: Any, s
     twins = Twins(device, envs, rows, seed=rows, view=lambda: FrameStack(depth, NStep(n, 0.9), pad, keys))
     for t in range(often(2, 4) * rows):
         twins.add(odds)
-        if t > 2 and len(twins.ram) * 3 > envs * min(t, rows):
+        if t > 2 and t % often(3, 1) == 0 and len(twins.ram) * 3 > envs * min(t, rows):
             with no_waiting() as watch:
                 watch.allow = not inside.is_ahead(twins.there)
                 theirs = twins.there.sample(20)
@@ -50,7 +50,7 @@ def test_batches_are_those_of_a_replay_in_ram(device: torch.device, world: Any, 
     twins = Twins(device, envs, rows, seed=envs * rows, sampler=sampler, view=lambda: NStep(n, 0.97), **options)
     for t in range(often(3, 9) * rows // 2 if rows > 9 else 5 * rows):
         twins.add(odds)
-        if t < 2 or t % 3:
+        if t < 2 or t % often(5, 3):
             continue
         with no_waiting() if t > 5 else no_waiting(allow=True):
             theirs = twins.there.sample(70)
@@ -87,8 +87,8 @@ def test_the_host_takes_its_turns_between(device: torch.device, tmp_path: Any) -
         str,
         lambda buffer: buffer.update_priorities(buffer.data()["index"], np.linspace(0, 9, len(buffer))),
     ]
-    for turn, change in enumerate([*turns, *turns[::-1]]):
-        for _ in range(7):
+    for turn, change in enumerate([*turns, *turns[:: often(-4, -1)]]):
+        for _ in range(often(5, 7)):
             twins.add(0.15)
         for _ in range(3):
             twins.update(*twins.batches(16))
@@ -165,6 +165,8 @@ def test_compiled_batches_are_those_of_a_replay_in_ram(sampler: Any) -> None:
 
 def test_another_view_is_followed(device: torch.device) -> None:
     twins = Twins(device, 4, 12, seed=3)
+    for _ in range(3):
+        twins.add(0.0)
     for view in (NStep(3), FrameStack(3), FrameStack(2, NStep(2), "zeros"), NStep(1), FrameStack(4)):
         for buffer in (twins.ram, twins.there):
             buffer.view = deepcopy(view)
@@ -192,7 +194,7 @@ class Breaking(TorchDispatchMode):
 @pytest.mark.parametrize("call", ["add", "update"])
 def test_a_call_that_is_broken_off_leaves_only_whole_rows(device: torch.device, call: str) -> None:
     broken = 0
-    for operations in range(0, 400, often(49, 3)):
+    for operations in range(0, 400, often(83, 3)):
         twins = Twins(device, 3, 8, seed=operations, sampler=Prioritized, view=lambda: NStep(2))
         for _ in range(17):
             twins.add(0.2)
@@ -334,7 +336,7 @@ def test_a_parameter_that_is_set_by_another_thread_waits_for_the_step_under_way(
 def test_bringing_back_may_be_broken_off_as_well(device: torch.device) -> None:
     """Ctrl-C in a step, and again while the next call learns of it: a third call finds whole rows."""
     broken = 0
-    for operations in range(0, 200, often(23, 3)):
+    for operations in range(0, 200, often(41, 3)):
         twins = Twins(device, 3, 8, seed=operations, sampler=Prioritized, view=lambda: NStep(2))
         for _ in range(12):
             twins.add(0.2)

@@ -60,7 +60,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("read", "name"), CASES)
-@pytest.mark.parametrize("count", [often(15, 40), pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [often(9, 40), pytest.param(2000, marks=pytest.mark.slow)])
 def test_a_damaged_file_is_read_or_refused(tmp_path: Path, read: Callable[[Path], Any], name: str, count: int) -> None:
     if name == "lerobot":
         pytest.importorskip("pyarrow")

@@ -199,7 +199,7 @@ def test_a_value_that_shares_its_members_is_refused_at_once(tmp_path: Path) -> N
     def refused() -> int:
         return sum(is_refused(tmp_path / "buffer.pkl", content) for content in files)
 
-    assert in_fork(refused, seconds=10) == 14
+    assert in_fork(refused) == 14
 
 
 def array(order: bytes, place: int) -> bytes:

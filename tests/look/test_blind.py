@@ -63,8 +63,8 @@ UNSEEN = {
 
 
 def spread(cases: list[Any], every: int) -> list[Any]:
-    """One case in so many in CI, and every sixth of these quickly; the others in slow tests."""
-    marks = [() if i % (6 * every) == 0 else CI if i % every == 0 else pytest.mark.slow for i in range(len(cases))]
+    """One case in so many in CI, and every twelfth of these quickly; the others in slow tests."""
+    marks = [() if i % (12 * every) == 0 else CI if i % every == 0 else pytest.mark.slow for i in range(len(cases))]
     return [pytest.param(case, marks=mark, id=case.name) for case, mark in zip(cases, marks, strict=True)]
 
 

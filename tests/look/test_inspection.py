@@ -162,9 +162,9 @@ def test_the_command(tmp_path: Path) -> None:
 def test_the_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     sources = {
-        "probability of being drawn": filled(planted.walk(8), sampler=Prioritized()),
-        "age: transitions completed later": filled(planted.walk(8)),
-        "return of a whole episode": planted.stored(planted.walk(4)),
+        "probability of being drawn": filled(planted.walk(4), sampler=Prioritized()),
+        "age: transitions completed later": filled(planted.walk(4)),
+        "return of a whole episode": planted.stored(planted.walk(2)),
     }
     for last, source in sources.items():
         found = relive.inspect(source)

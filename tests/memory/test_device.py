@@ -185,7 +185,7 @@ def bits(tensor: Tensor) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("view", "place", "dress"), covering(twins.VIEWS, PLACES, twins.DRESSES, full=2), indirect=["place"]
+    ("view", "place", "dress"), covering(twins.VIEWS, PLACES, twins.DRESSES, full=2, quick=1), indirect=["place"]
 )
 def test_every_view_reads_the_same(place: Place, dress: str, view: str) -> None:
     pair = Pair(place, dress=dress, view=twins.VIEWS[view])
@@ -219,7 +219,7 @@ def test_transitions_without_order(place: Place, dress: str, sampler: str) -> No
 
 def test_masked_and_single_envs_interruptions_and_clearing(place: Place) -> None:
     pair = Pair(place, dress="mixed", view=lambda: FrameStack(3, pad="zeros"))
-    for k in range(12):
+    for k in range(often(8, 12)):
         pair.add(pair.twin.step("..", mask=[k % 4 != 1, k % 5 != 2]))
         pair.add(pair.twin.step("T" if k % 3 else ".", envs=[k % 2]), envs=np.array([k % 2]))
         pair.check()
@@ -353,7 +353,7 @@ FIELDS = [
 
 @pytest.mark.parametrize(
     ("fields", "place", "sampler"),
-    covering(FIELDS, PLACES, ["uniform", "prioritized, stratified", "recent, uniform"], full=2),
+    covering(FIELDS, PLACES, ["uniform", "prioritized, stratified", "recent, uniform"], full=2, quick=1),
     indirect=["place"],
 )
 def test_sequences_are_the_same(place: Place, fields: tuple[str, ...], sampler: str) -> None:
@@ -527,7 +527,7 @@ def test_a_mixture_is_of_one_device(place: Place) -> None:
 
 @pytest.mark.parametrize(
     ("place", "dress", "ordered"),
-    covering(PLACES, ["box", "mixed"], [True, False], full=3, quick=2),
+    covering(PLACES, ["box", "mixed"], [True, False], full=3, quick=1),
     indirect=["place"],
 )
 def test_a_save_is_the_same_and_loads_anywhere(place: Place, dress: str, ordered: bool, tmp_path: File) -> None:
@@ -686,7 +686,7 @@ HINDSIGHTS = {
 
 @pytest.mark.parametrize(
     ("view", "place", "dress"),
-    covering(HINDSIGHTS, PLACES, ["goals", "image goals", "goals and images"], full=2),
+    covering(HINDSIGHTS, PLACES, ["goals", "image goals", "goals and images"], full=2, quick=1),
     indirect=["place"],
 )
 def test_hindsight_gives_the_same_goals_on_a_device(place: Place, view: str, dress: str) -> None:

@@ -436,7 +436,7 @@ def own(lanes: Lanes, folder: Path, at: int | None) -> None:
     die()
 
 
-@pytest.mark.parametrize("stride", [often(239, 17), pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [often(701, 17), pytest.param(1, marks=pytest.mark.slow)])
 def test_an_owner_of_a_replay_in_files_that_is_killed_at_any_line_stores_no_step_twice(
     stride: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -503,7 +503,7 @@ def test_counters_that_a_process_wrote_over_are_found() -> None:
 # Calls that are broken off
 
 
-@pytest.mark.parametrize("stride", [often(79, 31), pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [often(151, 31), pytest.param(1, marks=pytest.mark.slow)])
 def test_a_drain_that_is_broken_off_at_any_line_loses_no_step_and_stores_none_twice(stride: int) -> None:
     for at in range(0, 10**6, stride):
         lanes, replay = Lanes(COUNTED, 2, steps=16), ReplayBuffer(COUNTED, 200, 2)

@@ -100,6 +100,8 @@ def test_who_waits_is_woken_by_the_other_side_and_the_figures_say_who_waited() -
     limit = SamplesPerInsert(1, 1, 4)
     waiting = threading.Thread(target=limit.wait_to_sample, args=(4, SECONDS))
     waiting.start()
+    while not inside.bells(limit)[SAMPLES].word[0] & 1:  # until it is about to sleep
+        time.sleep(0.001)
     time.sleep(0.05)
     began = time.monotonic()
     limit.wait_to_insert(1)

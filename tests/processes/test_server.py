@@ -23,6 +23,7 @@ import inside
 import twins
 from children import SECONDS, done, kill, started
 from covering import covering
+from effort import in_ci
 from forked import in_fork
 from interrupting import broken_off
 from processes import IMAGES, replay_of, written
@@ -78,7 +79,7 @@ def server() -> Iterator[ReplayServer]:
 
 def ends(pid: int) -> bool:
     """Whether a process ends within seconds."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         try:
             if Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z":
@@ -356,7 +357,7 @@ def rate_wrongly(server: ReplayServer, stop: bool) -> int:
     return refused
 
 
-@pytest.mark.parametrize("stop", [False, True])
+@pytest.mark.parametrize("stop", [in_ci(False), True])
 def test_a_learner_whose_calls_all_fail_holds_up_neither_itself_nor_others(stop: bool):
     make = partial(replay_of, 20, sampler=Prioritized())
     with serve(make, 4, 2, learners=2) as server:
@@ -410,7 +411,7 @@ def test_a_learner_hears_at_once_that_the_owner_was_killed():
     began = time.monotonic()
     with pytest.raises(LifecycleError, match="has ended"):
         take_all(learner)  # perhaps one that waits in its slot
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < SECONDS / 2  # and not only when its own wait is over
     assert batch is not None
     with pytest.raises(LifecycleError, match="exit code -9"):
         server.call("stats")

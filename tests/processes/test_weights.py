@@ -14,6 +14,7 @@ from torch import nn
 
 import inside
 from children import METHODS, SECONDS, done, kill, publish_for_ever, started
+from effort import often
 from relive import Weights, errors
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
@@ -92,7 +93,7 @@ def test_a_version_that_is_overwritten_while_it_is_copied_is_fetched_again() -> 
 def test_every_version_is_whole_although_its_publisher_is_killed(method: str) -> None:
     state = {"a": torch.zeros(40_000), "b": torch.zeros((3, 5), dtype=torch.int64)}
     weights, fetched = Weights(state), 0
-    for _ in range(4 if method == "fork" else 1):
+    for _ in range(often(2, 4) if method == "fork" else 1):
         process = started(method, publish_for_ever, weights, state)
         end = time.monotonic() + 0.1
         while time.monotonic() < end or not fetched:

@@ -417,7 +417,7 @@ def test_copies_of_a_buffer_that_is_being_saved_know_nothing_of_it(
     assert_saved(buffer, tmp_path / "save")
 
 
-@pytest.mark.parametrize("every", [often(151, 61), pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [often(307, 61), pytest.param(1, marks=pytest.mark.slow)])
 def test_a_call_broken_off_at_any_line_leaves_a_buffer_that_saves(every: int, tmp_path: Path) -> None:
     """Ctrl-C while the call of ``save`` runs: the old save stays, or the new one comes; the buffer goes on."""
     buffer, tried = forger.replay("prioritized", "transition", "shared"), 0

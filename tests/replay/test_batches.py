@@ -60,19 +60,22 @@ def after_steps(count: int, work: Callable[[World], Any]) -> Callable[[World], A
 # the same batches
 
 
+TURNS = often(8, 12)
+
+
 @pytest.mark.parametrize(
     ("sampler", "kind", "way", "own"),
     covering(EVERY_SAMPLER, PLAIN_KINDS, SEEDED_WAYS, ["own", "ordered", "unordered"], full=2, quick=1),
 )
 def test_batches_are_the_same_in_every_way(sampler: str, kind: str, way: tuple[str, int], own: str) -> None:
     options = {"ordered": own != "unordered", "own_next_obs": own == "own"}
-    assert_same_in(way[:1], lambda world: world.play(12), kind, way[1], sampler=EVERY_SAMPLER[sampler], **options)
+    assert_same_in(way[:1], lambda world: world.play(TURNS), kind, way[1], sampler=EVERY_SAMPLER[sampler], **options)
 
 
 @pytest.mark.parametrize(("sampler", "goals", "way"), covering(EVERY_SAMPLER, GOALS, SEEDED_WAYS, full=2, quick=1))
 def test_relabelled_batches_are_the_same_in_every_way(sampler: str, goals: str, way: tuple[str, int]) -> None:
     options = {"sampler": EVERY_SAMPLER[sampler], "view": GOALS[goals]}
-    assert_same_in(way[:1], lambda world: world.play(12), "goals", way[1], **options)
+    assert_same_in(way[:1], lambda world: world.play(TURNS), "goals", way[1], **options)
 
 
 @pytest.mark.parametrize("kind", ["flat", "nested", "goals"])
@@ -347,7 +350,7 @@ def test_after_a_batch_that_is_broken_off_anywhere_the_next_ones_are_as_expected
     view = GOALS[goals]() if goals else NStep(2)
     buffer, at = filled("goals", sampler=EVERY_SAMPLER["beta by schedule"](), view=view), 0
     while broken_off(lambda: buffer.sample(5), at):
-        at += often(4, 1)
+        at += often(11, 1)
         other = inside.check_draws(copy.deepcopy(buffer))
         if at % 3 == 0:
             buffer.sampler.alpha = other.sampler.alpha = at / 99  # new priorities: all is made ready again

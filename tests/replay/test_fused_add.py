@@ -141,7 +141,7 @@ def test_masked_steps_and_debug_mode_are_as_the_long_way_has_them(
             schema, 36, 3, sampler=sampler and sampler(), view=VIEWS[view](), seed=0, check_ends=False, **options
         )
         errors = []
-        for t in range(often(80, 150)):
+        for t in range(often(60, 150)):
             buffer.debug = t % 5 > 2
             ended = rng.random((2, 3)) < 0.12
             obs, after = rng.normal(size=(2, 3, 2)).astype(np.float32)

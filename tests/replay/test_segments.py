@@ -87,7 +87,7 @@ def test_what_was_saved_step_by_step_comes_back_whole(sampler: str, seed: int, t
     twin = Twin(int(random.integers(1, 5)), int(random.integers(2, 40)), dress="mixed", sampler=SAMPLERS[sampler]())
     places = [tmp_path / name for name in "ab"]
     torch.manual_seed(seed)
-    for _ in range(often(16, 36)):
+    for _ in range(often(11, 36)):
         act(twin, random)
         path = places[int(random.integers(4) == 0)]
         if random.integers(2):

@@ -262,6 +262,27 @@ def test_nested_actions_and_other_fields_of_the_step_before_are_given_too() -> N
         assert {6} <= set(expected[here == 70].tolist())
 
 
+def test_before_the_first_step_of_an_episode_there_is_nothing_whatever_lies_before_it() -> None:
+    """As the rows of an episode that was broken off, or of the one that lay there before the ring came round."""
+    flag, image = Field((), torch.bool), Field((40, 40), torch.uint8)  # stored apart
+    schema = Schema({"obs": (1,), "action": (), "reward": (), "terminated": flag, "truncated": flag, "picture": image})
+    for rows in (50, 12):
+        replay = ReplayBuffer(schema, rows, view=Sequence(3, last=("action", "picture")), seed=0)
+        for t in range(1, 41):
+            if t % 7 == 5:
+                replay.interrupt()
+            replay.add(
+                obs=[[t]], action=[t], reward=[0.0], picture=np.full((1, 40, 40), t), terminated=[False],
+                truncated=[t % 9 == 0], next_obs=[[t + 0.5]],
+            )  # fmt: skip
+        seq = replay.data().data
+        first = (seq["obs"][..., 0] % 7 == 5) | (seq["obs"][..., 0] % 9 == 1)
+        assert first[0].sum() > 1
+        assert not seq["last_picture"][first].any()
+        assert not seq["last_action"][first].any()
+        assert (seq["last_picture"][1:, :, 0, 0][seq["last_action"][1:] > 0] > 0).all()
+
+
 def test_a_field_before_that_there_is_not_or_that_clashes_is_refused() -> None:
     twin = Twin(1, 20, extras=lambda step: {"last_reward": np.float64(0)}, view=Sequence(2)).play(*"." * 9)
     for last, says in (
