@@ -73,12 +73,6 @@ SEQUENCES = 1
 OPTIONAL = ("action_masks", "episode_starts")
 """The bool columns that exist from the first step that has them."""
 
-SETTINGS = (
-    "num_envs", "device", "gae_lambda", "gamma", "recurrent", "hidden_state_architecture", "use_gae",
-    "wrap_at_capacity", "max_seq_len", "bptt_sequence_type",
-)  # fmt: skip
-"""The arguments of AgileRL's constructor that have a default; a buffer has them as attributes."""
-
 DERIVED = ("buffer", "pos", "full", "_data", "_own", "_blank")
 """Attributes that follow from the others; they are not pickled."""
 
@@ -287,11 +281,6 @@ class RolloutBuffer(DropIn):
         self._show()
         if "buffer" in state:
             self._fill(state["buffer"])
-
-    @classmethod
-    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        required = original.capacity, original.observation_space, original.action_space
-        return required, {name: getattr(original, name) for name in SETTINGS}
 
     def _take_over(self, original: Any) -> None:
         """Put the steps into the rows that they have in the original."""

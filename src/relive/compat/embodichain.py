@@ -77,11 +77,6 @@ class RolloutBuffer(DropIn):
         copies, self._rollout = self._rollout, self._views()  # a pickle turns views into copies
         self._fill(copies)
 
-    @classmethod
-    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        sizes = original.num_envs, original.rollout_len, original.obs_dim, original.action_dim
-        return sizes, {"device": original.device}
-
     def _take_over(self, original: Any) -> None:
         self._fill(original._rollout)
         if original._is_full:

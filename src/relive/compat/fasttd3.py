@@ -284,11 +284,8 @@ class SimpleReplayBuffer(DropIn):
     # -- from an original ---------------------------------------------------------------------------------------
 
     @classmethod
-    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        options = {name: getattr(original, name) for name in ("n_steps", "gamma", "device")}
-        options["asymmetric_obs"] = getattr(original, "asymmetric_obs", True)  # holosoma has no choice
-        options["playground_mode"] = getattr(original, "playground_mode", False)
-        return tuple(getattr(original, name) for name in SIZES), options
+    def _arguments_of(cls, original: Any) -> dict[str, Any]:
+        return {"asymmetric_obs": True} | super()._arguments_of(original)  # holosoma has no choice
 
     def _take_over(self, original: Any) -> None:
         size, count = original.buffer_size, original.ptr

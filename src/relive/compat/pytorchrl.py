@@ -70,8 +70,6 @@ FIELDS = {
 }
 """PyTorchRL's keys -> relive's fields. Numbers are ``[N, 1]``, or ``[N]``, as the first transition has them."""
 NAMES = {key: column.name for key, column in FIELDS.items()}
-RENAMED = {"default_error": "error", "eta": "initial_eta"}
-"""Arguments of PyTorchRL's constructors -> the attributes of a buffer that hold them, where the names differ."""
 Data = dict[str, Any]
 AFTER = (OBS2, RHS2, DONE2)
 """Keys read from a window's last step. All others are read from its first step."""
@@ -111,8 +109,7 @@ class ReplayBuffer(DropIn):
 
     storage_tensors = OffPolicyDataKeys
     _own_attribute = "_rows"
-    _settings: tuple[str, ...] = ()
-    """The arguments of PyTorchRL's constructor after ``envs``; a buffer has them as attributes."""
+    _renamed = {"size": "max_size", "algorithm": "algo", "default_error": "error", "eta": "initial_eta"}
     _copies = False
     """Whether relabelled copies of steps are stored, too."""
 
@@ -163,13 +160,11 @@ class ReplayBuffer(DropIn):
             self._take_parts(self._rows)
 
     @classmethod
-    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], Data]:
-        size = original.max_size
+    def _arguments_of(cls, original: Any) -> dict[str, Any]:
+        known = {"envs": None} | super()._arguments_of(original)
         if original.recurrent_actor:
-            size //= 2  # the constructor doubles it
-        parts = original.device, original.actor, original.algo, getattr(original, "envs", None)
-        names = {setting: RENAMED.get(setting, setting) for setting in cls._settings}
-        return (size, *parts), {new: getattr(original, old) for new, old in names.items() if hasattr(original, old)}
+            known["size"] //= 2  # the constructor doubles it
+        return known
 
     def _take_over(self, original: Any) -> None:
         """Insert the steps, oldest first.
@@ -436,8 +431,6 @@ class NStepReplayBuffer(ReplayBuffer):
         LifecycleError: ``n_step`` is set to another number where sequences are stored.
     """
 
-    _settings = ("n_step",)
-
     def __init__(
         self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, n_step: int = 1, *, seed: int | None = None
     ) -> None:
@@ -481,8 +474,6 @@ class PERBuffer(NStepReplayBuffer):
         beta: the exponent of importance weights.
         default_error: the TD error that new transitions start with.
     """
-
-    _settings = (*NStepReplayBuffer._settings, "epsilon", "alpha", "beta", "default_error")
 
     def __init__(
         self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, n_step: int = 1, epsilon: float = 0.0,
@@ -593,8 +584,6 @@ class EREBuffer(PERBuffer):
         cmin: the least number of transitions in the window.
     """
 
-    _settings = (*PERBuffer._settings, "eta", "cmin")
-
     def __init__(
         self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, n_step: int = 1, epsilon: float = 0.0,
         alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000, eta: float = 1.0, cmin: int = 5000, *,
@@ -690,7 +679,6 @@ class HERBuffer(EREBuffer):
         LifecycleError: the actor is recurrent.
     """
 
-    _settings = (*EREBuffer._settings, "her_function")
     _copies = True
 
     def __init__(

@@ -167,7 +167,6 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         self._never: Array = np.zeros(n_envs, np.bool_)
         self._done = ~self._never
         self._further: dict[str, Any] | None = None
-        self._arrays: dict[str, Any] = {}
 
     def _core(
         self, seed: int, sampler: Sampler | None = None, n_steps: int = 1, gamma: float = 0.99,
@@ -189,9 +188,6 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
     @property
     def _view(self) -> Any:
         return self._replay.view
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_arrays": {}}  # views, which a pickle would turn into copies
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -270,10 +266,8 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         self._continuity.forget()
 
     @classmethod
-    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        sizes = original.buffer_size * original.n_envs, original.observation_space, original.action_space
-        names = "device", "n_envs", "optimize_memory_usage", "handle_timeout_termination"
-        return sizes, {name: getattr(original, name) for name in names}
+    def _arguments_of(cls, original: Any) -> dict[str, Any]:
+        return super()._arguments_of(original) | {"buffer_size": original.buffer_size * original.n_envs}
 
     def _take_over(self, original: Any) -> None:
         """Add the steps, oldest first. Those after which an env was reset without an end become truncated."""
@@ -370,12 +364,9 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         """
         if self._stores_once:
             return self._copied(name)
-        if name not in self._arrays:
-            field = {"done": "terminated", "timeout": "truncated"}.get(name, name)
-            rows = joined(self.observation_space, self._replay.block[field], name)
-            sizes = self.n_envs, self.buffer_size
-            self._arrays[name] = mapped(lambda x: numpy_view(x.unflatten(0, sizes).transpose(0, 1)), rows)
-        return self._arrays[name]
+        field = {"done": "terminated", "timeout": "truncated"}.get(name, name)
+        rows, sizes = joined(self.observation_space, self._replay.block[field], name), (self.n_envs, self.buffer_size)
+        return mapped(lambda x: numpy_view(x.unflatten(0, sizes).transpose(0, 1)), rows)
 
     def _copied(self, name: str) -> Any:
         if name == "next_obs" and self.optimize_memory_usage:
@@ -449,12 +440,6 @@ class NStepReplayBuffer(ReplayBuffer, buffers.NStepReplayBuffer):
 
     def __init__(self, *args: Any, n_steps: int = 3, gamma: float = 0.99, **kwargs: Any) -> None:
         super().__init__(*args, n_steps=n_steps, gamma=gamma, **kwargs)
-
-    @classmethod
-    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        sizes, known = super()._arguments_of(original)
-        names = [name for name in ("n_steps", "gamma") if hasattr(original, name)]
-        return sizes, known | {name: getattr(original, name) for name in names}
 
     n_steps: Any = alias("_view.n", "Rewards per window, at most; may be changed at any time.")
     gamma: Any = alias("_view.gamma", "Discount per step; may be changed at any time.")
@@ -611,11 +596,8 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
         )  # fmt: skip
 
     @classmethod
-    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        sizes, known = super()._arguments_of(original)
-        names = "n_sampled_goal", "goal_selection_strategy", "copy_info_dict"
-        known |= {name: getattr(original, name) for name in names}
-        return sizes, known | {"env": getattr(original, "env", None)}  # a pickled state has no env
+    def _arguments_of(cls, original: Any) -> dict[str, Any]:
+        return {"env": None} | super()._arguments_of(original)  # a pickled state has no env
 
     def _further_of(self, original: Any, rows: Array) -> dict[str, Any]:
         if self.infos is None:
@@ -780,18 +762,9 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
         further = {"terminated": END, "truncated": END, "advantage": NUMBER, "return": NUMBER}
         schema = Schema(fields)
         self._rollout = CoreRollout(schema, buffer_size, n_envs, columns=further, seed=seed or 0)
-        self._arrays: dict[str, Any] = {}
         self._shapes = obs_shapes(self.obs_shape, n_envs), (n_envs, self.action_dim)
         self._row_bytes = 2 * NUMBER.nbytes + sum(x.nbytes for path, x in schema.leaves.items() if path[0] in SERVED)
         self.reset()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_arrays": {}}  # views, which a pickle would turn into copies
-
-    @classmethod
-    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        sizes = original.buffer_size, original.observation_space, original.action_space
-        return sizes, {name: getattr(original, name) for name in ("device", "gae_lambda", "gamma", "n_envs")}
 
     def _take_over(self, original: Any) -> None:
         """Copy the columns. The host's ``get`` flattens those that it serves, env by env."""
@@ -908,10 +881,8 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
 
     def column(self, name: str) -> Any:
         """A column of the rollout as a view ``[T, N, ...]``, or a dictionary of views."""
-        if name not in self._arrays:
-            found = joined(self.observation_space, self._rollout.block[name][: self.buffer_size], name)
-            self._arrays[name] = mapped(numpy_view, found)
-        return self._arrays[name]
+        found = joined(self.observation_space, self._rollout.block[name][: self.buffer_size], name)
+        return mapped(numpy_view, found)
 
 
 ROLLOUT_FIELDS = table_of(RolloutBuffer)

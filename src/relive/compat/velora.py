@@ -272,10 +272,6 @@ class ReplayBuffer(DropIn):
         original = SimpleNamespace(**known, **read_files(state_path, known, FIELDS))
         return cls.from_original(original, device=where, seed=seed)
 
-    @classmethod
-    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return tuple(getattr(original, name) for name in SIZES[:4]), {"device": original.device}
-
     def _take_over(self, original: Any) -> None:
         if not original.size:
             return

@@ -173,15 +173,13 @@ class RolloutStorage(DropIn):
         self._buffer = RolloutBuffer(Schema(fields), *size, device=device, columns=further, seed=seed or 0)
         self._seed = seed
         self._no_end = torch.zeros(num_envs, dtype=torch.bool, device=device)
-        self._views: dict[str, Any] = {}
         self._params: int | None = None
         self._states: dict[str, int] = {}
         self._blank: dict[str, tuple[Tensor, ...]] = {}
 
     @classmethod
-    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        sizes = original.num_envs, original.num_transitions_per_env, original.observations[0]
-        return (original.training_type, *sizes, original.actions_shape), {"device": original.device}
+    def _arguments_of(cls, original: Any) -> dict[str, Any]:
+        return super()._arguments_of(original) | {"obs": original.observations[0]}
 
     def _take_over(self, original: Any) -> None:
         shared = ("observations", *(name for name in FIELDS if hasattr(original, name)))
@@ -312,16 +310,12 @@ class RolloutStorage(DropIn):
             if name in names and kind != self.training_type:
                 attribute = next(host for host, column in FIELDS.items() if column.name == name)
                 raise AttributeError(f"a storage for {self.training_type!r} has no {attribute!r}")
-        if name not in self._views:
-            self._views[name] = self._buffer.block[name][:-1]
-        return self._views[name]
+        return self._buffer.block[name][:-1]
 
     @property
     def observations(self) -> TensorDict:
         """All groups, ``[T, N, ...]``. Write to them in place; groups cannot be replaced."""
-        if "obs" not in self._views:
-            self._views["obs"] = self._buffer.block["obs"][:-1].to(self.device).lock_()
-        return self._views["obs"]
+        return self._buffer.block["obs"][:-1].to(self.device).lock_()
 
     @observations.setter
     def observations(self, value: TensorDict) -> None:
@@ -345,9 +339,6 @@ class RolloutStorage(DropIn):
 
     saved_hidden_state_a: Any = _saved_states("a", "The actor's states before each step, ``[T, layers, N, size]``.")
     saved_hidden_state_c: Any = _saved_states("c", "The critic's states before each step, ``[T, layers, N, size]``.")
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_views": {}}  # views, which a pickle would turn into copies
 
     # -- inside -------------------------------------------------------------------------------------------------
 
