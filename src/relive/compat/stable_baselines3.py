@@ -167,6 +167,7 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         self._never: Array = np.zeros(n_envs, np.bool_)
         self._done = ~self._never
         self._further: dict[str, Any] | None = None
+        self._arrays: dict[str, Any] = {}
 
     def _core(
         self, seed: int, sampler: Sampler | None = None, n_steps: int = 1, gamma: float = 0.99,
@@ -188,6 +189,9 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
     @property
     def _view(self) -> Any:
         return self._replay.view
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_arrays": {}}  # views, which a pickle would turn into copies
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -364,9 +368,12 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         """
         if self._stores_once:
             return self._copied(name)
-        field = {"done": "terminated", "timeout": "truncated"}.get(name, name)
-        rows, sizes = joined(self.observation_space, self._replay.block[field], name), (self.n_envs, self.buffer_size)
-        return mapped(lambda x: numpy_view(x.unflatten(0, sizes).transpose(0, 1)), rows)
+        if name not in self._arrays:  # a subclass's own `_get_samples` reads them for each batch
+            field = {"done": "terminated", "timeout": "truncated"}.get(name, name)
+            rows = joined(self.observation_space, self._replay.block[field], name)
+            sizes = self.n_envs, self.buffer_size
+            self._arrays[name] = mapped(lambda x: numpy_view(x.unflatten(0, sizes).transpose(0, 1)), rows)
+        return self._arrays[name]
 
     def _copied(self, name: str) -> Any:
         if name == "next_obs" and self.optimize_memory_usage:
