@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
 from operator import attrgetter, itemgetter
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, cast, overload
 
 import numpy as np
 import torch
@@ -114,13 +114,13 @@ def table_of(owner: type) -> dict[str, Column]:
 class DropIn:
     """A class that takes the place of a host's class, and takes over what an original of that class holds.
 
-    A subclass copies the contents of an original, by :meth:`_take_over`, into a buffer that was made with its arguments.
+    Such a buffer is made with the arguments of the original. Then :meth:`_take_over` copies the contents.
     """
 
     _own_attribute: str
     """An attribute that every state of this class has, and that no state of an original has."""
 
-    _renamed: Mapping[str, str] = {}
+    _renamed: ClassVar[dict[str, str]] = {}
     """Arguments of the constructor -> the attributes of an original that hold them, where the names differ."""
 
     @classmethod
@@ -145,7 +145,9 @@ class DropIn:
     @classmethod
     def _arguments_of(cls, original: Any) -> dict[str, Any]:
         """The arguments of the constructor that an original was made with: its attributes of these names."""
-        makers = (kind.__init__ for kind in cls.__mro__ if issubclass(kind, DropIn))  # one may pass on others' arguments
+        makers = (
+            kind.__init__ for kind in cls.__mro__ if issubclass(kind, DropIn)
+        )  # one may pass on others' arguments
         names = {name: cls._renamed.get(name, name) for make in makers for name in signature(make).parameters}
         return {name: getattr(original, held) for name, held in names.items() if hasattr(original, held)}
 
