@@ -27,7 +27,7 @@ from ..steps.arrays import Array, as_host, numpy_dtype, torch_dtype
 from ..steps.schema import Field, Schema, map_leaves
 from ..views.hindsight import Hindsight
 from ..views.transitions import NStep, Transition
-from .base import Column, Continuity, DropIn, alias, breaks, contents_of, mapped, oldest_first
+from .base import Column, Continuity, DropIn, alias, breaks, contents_of, in_ring, mapped, oldest_first
 
 __all__ = [
     "ACT",
@@ -254,7 +254,7 @@ class ReplayBuffer(DropIn):
             return True
         if rows is None or len(new_data.get(DONE2, ())) != rows.size:
             return False
-        there = rows.read(False)
+        there = rows.read()
         return there.keys() == new_data.keys() and all(_equal(value, new_data[key]) for key, value in there.items())
 
     def _append(self, new_data: Mapping[str, Any]) -> None:
@@ -331,29 +331,24 @@ class ReplayBuffer(DropIn):
     @property
     def data(self) -> Data:
         """A copy of all memory by key, float32 ``[max_size, N, ...]``; zero where nothing is stored."""
-        found = {} if self._rows is None else self.get_data_slice(0, self.max_size)
-        return {key: value for key, value in found.items() if value is not None}
+        return {} if self._rows is None else self._memory()
+
+    def _memory(self) -> Data:
+        steps = self._stored.read()
+        single = () if self.recurrent_actor else STATES  # these have one row for all steps
+
+        def placed(value: Array) -> Array:
+            return in_ring(value, self.max_size, self.step)
+
+        return {key: value if key in single else mapped(placed, value) for key, value in steps.items()}
 
     def get_data_slice(self, start_pos: int, end_pos: int) -> Data:
         """A copy of the steps at these positions, float32 ``[T, N, ...]`` by key; zero where nothing is stored.
 
         Keys that transitions lack are None.
         """
-        found: Data = dict.fromkeys(self.storage_tensors)
-        return found if self._rows is None else found | self._slice(start_pos, end_pos)
-
-    def _slice(self, start_pos: int, end_pos: int) -> Data:
-        start, end, _ = slice(start_pos, end_pos).indices(self.max_size)
-
-        def padded(value: Any) -> Array:
-            out = np.zeros((max(end - start, 0), *value.shape[1:]), np.float32)
-            part = value[start:end]
-            out[: len(part)] = part
-            return out
-
-        single = () if self.recurrent_actor else STATES  # these have one row for all steps
-        cut = itemgetter(slice(start, end))
-        return {key: mapped(cut if key in single else padded, x) for key, x in self._stored.read(True).items()}
+        found = {key: mapped(lambda x: x[start_pos:end_pos].copy(), value) for key, value in self.data.items()}
+        return dict.fromkeys(self.storage_tensors) | found
 
     def get_all_buffer_data(self, data_to_cpu: bool = False) -> MutableMapping[str, Any]:
         """All steps in the order of time, float32 ``[size, N, ...]`` by key, copied; always in RAM.
@@ -363,14 +358,14 @@ class ReplayBuffer(DropIn):
         if self._rows is None:
             return {}
         rows = self._stored
-        collected = Collected(lambda: rows.read(False))
+        collected = Collected(rows.read)
         self._handed = weakref.ref(collected)
         return collected
 
     def copy_single_tensor(self, key: str, position: int) -> Any:
         """A copy of one key at a position, float32 ``[N, ...]``, or a dictionary."""
         at = position % self.max_size if self.recurrent_actor or key not in STATES else 0
-        return mapped(lambda value: value[0], self._slice(at, at + 1)[key])
+        return mapped(lambda value: value[at].copy(), self._memory()[key])
 
     # -- batches ------------------------------------------------------------------------------------------------
 
@@ -839,10 +834,24 @@ class Rows(ABC):
         self.replay.append(old)
         self._count = self.size // self.length
 
-    def _order(self, by_position: bool) -> Array:
-        """The stored rows of an env, counted from the oldest, by position in memory or in the order of time."""
-        count = self.size // self.length
-        return (np.arange(count) - (self._count if by_position and self._count > count else 0)) % max(count, 1)
+    def _steps(self, env: int) -> Any:
+        """The rows of an env in the order of time."""
+        return self.replay.slice(env)
+
+    @staticmethod
+    def _name(key: str) -> str:
+        """relive's field of a key."""
+        return NAMES[key]
+
+    def read(self) -> Data:
+        """All steps in the order of time, float32 ``[T, N, ...]`` by key."""
+        envs, size = [self._steps(env) for env in range(self.num_envs)], self.size
+
+        def together(shape: tuple[int, ...], *columns: Any) -> Array:
+            steps = [as_host(column).reshape(-1, *shape) for column in columns]
+            return np.stack([x[len(x) - size :] for x in steps], 1).astype(np.float32)
+
+        return {key: mapped(together, self.shapes[key], *[env[self._name(key)] for env in envs]) for key in self.keys}
 
 
 class Flat(Rows):
@@ -876,8 +885,8 @@ class Flat(Rows):
         return min(len(self._steps(env)) for env in range(self.num_envs)) if self.copies else super().size
 
     def _steps(self, env: int) -> Any:
-        """The steps of an env in the order of time, without relabelled copies."""
-        rows = self.replay.slice(env)
+        """As in :class:`Rows`, without relabelled copies."""
+        rows = super()._steps(env)
         return rows[~rows["copied"]] if self.copies else rows
 
     def insert(self, sample: Mapping[str, Any]) -> None:
@@ -926,18 +935,9 @@ class Flat(Rows):
         self.replay.interrupt()  # the next steps are not checked against these
         self._continuity.forget()
 
-    def read(self, by_position: bool) -> Data:
-        """All steps, float32 ``[T, N, ...]``, by position in memory or in the order of time."""
-        envs, order = [self._steps(env) for env in range(self.num_envs)], self._order(by_position and not self.copies)
-
-        def together(shape: tuple[int, ...], *columns: Any) -> Array:
-            out = np.empty((len(order), len(columns), *shape), np.float32)
-            for env, column in enumerate(columns):
-                out[:, env] = as_host(column)[len(column) - len(order) :][order].reshape(-1, *shape)
-            return out
-
-        found = {key: mapped(together, self.shapes[key], *[env[NAMES[key]] for env in envs]) for key in self.keys}
-        return found | {key: self.zeros(key, 1, self.num_envs) for key in self.states}
+    def read(self) -> Data:
+        """As in :class:`Rows`."""
+        return super().read() | {key: self.zeros(key, 1, self.num_envs) for key in self.states}
 
     def zeros(self, key: str, *front: int) -> Any:
         """A recurrent state, ``[*front, ...]``, or a dictionary of them."""
@@ -1081,27 +1081,17 @@ class Sequences(Rows):
                 f"n_step: sequences with windows of {self.view.n} rewards are stored; create a buffer with n_step={n!r}"
             )
 
-    def read(self, by_position: bool) -> Data:
-        """All steps, float32 ``[T, N, ...]``, by position in memory or in the order of time.
+    def read(self) -> Data:
+        """As in :class:`Rows`. States are zero except before a sequence's first step."""
+        envs = [self._steps(env) for env in range(self.num_envs)]
 
-        States are zero except before a sequence's first step.
-        """
-        envs, order = [self.replay.slice(env) for env in range(self.num_envs)], self._order(by_position)
+        def firsts(shape: tuple[int, ...], *columns: Any) -> Array:
+            out = np.zeros((self.size, len(columns), *shape), np.float32)
+            out[:: self.length] = np.stack(columns, 1)
+            return out
 
-        def together(key: str) -> Any:
-            def steps(shape: tuple[int, ...], *columns: Any) -> Array:
-                out = np.zeros((len(order), self.length, len(columns), *shape), np.float32)
-                for env, column in enumerate(columns):
-                    rows = as_host(column)[order]
-                    if key in self.states:
-                        out[:, 0, env] = rows
-                    else:
-                        out[:, :, env] = rows.reshape(-1, self.length, *shape)
-                return out.reshape(-1, len(columns), *shape)
-
-            return mapped(steps, self.shapes[key], *[env[self._name(key)] for env in envs])
-
-        return {key: together(key) for key in self.shapes}
+        states = {key: mapped(firsts, self.shapes[key], *[env[key] for env in envs]) for key in self.states}
+        return super().read() | states
 
     def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
         """Batches of sequences by key, float32 ``[S L, ...]``, states ``[S, ...]``; and the replay's own batches."""

@@ -36,6 +36,7 @@ from .base import (
     contents_of,
     drawn_by_numpy,
     equal_rows,
+    in_ring,
     mapped,
     oldest_first,
     sent,
@@ -389,14 +390,9 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
 
         Empty rows are zero. "next_obs" is the observation after each step.
         """
-        pos, rows = self.pos, self.buffer_size
 
         def arrange(*columns: Array) -> Array:
-            out = np.zeros((rows, len(columns), *columns[0].shape[1:]), columns[0].dtype)
-            for env, column in enumerate(columns):
-                # the newest step of every env lies in the row before `pos`
-                out[(pos - len(column) + np.arange(len(column))) % rows, env] = column
-            return out
+            return np.stack([in_ring(column, self.buffer_size, self.pos) for column in columns], 1)
 
         return mapped(arrange, *[self._steps_of_env(name, env) for env in range(self.n_envs)])
 
