@@ -26,7 +26,6 @@ from ..rollout.buffer import RolloutBuffer as Rollout
 from ..steps.arrays import numpy_dtype, torch_dtype
 from ..steps.schema import Field, Path, Schema
 from .base import (
-    Column,
     DropIn,
     StepError,
     StepFieldError,
@@ -46,18 +45,18 @@ if TYPE_CHECKING:
 __all__ = ["BPTTSequenceType", "RolloutBuffer", "StepError"]
 
 FIELDS = {
-    "observations": Column("obs"),
-    "next_observations": Column("next_obs"),
-    "actions": Column("action"),
-    "rewards": Column("reward"),
-    "dones": Column("terminated"),
-    "values": Column("value"),
-    "log_probs": Column("log_prob"),
-    "advantages": Column("advantage"),
-    "returns": Column("return"),
-    "hidden_states": Column("hidden"),
-    "action_masks": Column("action_mask"),
-    "episode_starts": Column("episode_start"),
+    "observations": "obs",
+    "next_observations": "next_obs",
+    "actions": "action",
+    "rewards": "reward",
+    "dones": "terminated",
+    "values": "value",
+    "log_probs": "log_prob",
+    "advantages": "advantage",
+    "returns": "return",
+    "hidden_states": "hidden",
+    "action_masks": "action_mask",
+    "episode_starts": "episode_start",
 }
 """AgileRL's columns -> relive's fields. AgileRL's done, true for either kind of end, is stored as ``terminated``."""
 
@@ -130,20 +129,6 @@ class RolloutBuffer(DropIn):
         AssertionError: a Tuple space.
     """
 
-    capacity: int
-    num_envs: int
-    device: str
-    observation_space: Any
-    action_space: Any
-    gamma: float
-    gae_lambda: float
-    use_gae: bool
-    recurrent: bool
-    hidden_state_architecture: dict[str, tuple[int, ...]] | None
-    wrap_at_capacity: bool
-    max_seq_len: int | None
-    bptt_sequence_type: Any
-
     padded_data: TensorDict | None
     """Sequences end to end, ``[num_sequences * max_sequence_length]``: observations, actions, action_masks, pad_mask,
     and ``initial_hidden_states`` as non-tensor data, ``{name: [num_sequences, layers, size]}``."""
@@ -178,12 +163,21 @@ class RolloutBuffer(DropIn):
             raise ParameterError("hidden_state_architecture must be provided if recurrent=True")
         if autoreset_mode not in (None, "next_step"):
             raise ParameterError(f"autoreset_mode={autoreset_mode!r}: expected 'next_step', or None for any other mode")
-        self.capacity, self.num_envs, self.device = capacity, num_envs, device
-        self.observation_space, self.action_space = observation_space, action_space
-        self.gamma, self.gae_lambda, self.use_gae, self._seed = gamma, gae_lambda, use_gae, seed
-        self.recurrent, self.hidden_state_architecture = recurrent, hidden_state_architecture
-        self.wrap_at_capacity, self.autoreset_mode = wrap_at_capacity, autoreset_mode
-        self.max_seq_len, self.bptt_sequence_type = max_seq_len, bptt_sequence_type
+        self.capacity: int = capacity
+        self.observation_space: Any = observation_space
+        self.action_space: Any = action_space
+        self.num_envs: int = num_envs
+        self.device: str = device
+        self.gae_lambda: float = gae_lambda
+        self.gamma: float = gamma
+        self.recurrent: bool = recurrent
+        self.hidden_state_architecture: dict[str, tuple[int, ...]] | None = hidden_state_architecture
+        self.use_gae: bool = use_gae
+        self.wrap_at_capacity: bool = wrap_at_capacity
+        self.max_seq_len: int | None = max_seq_len
+        self.bptt_sequence_type: Any = bptt_sequence_type
+        self.autoreset_mode: Literal["next_step"] | None = autoreset_mode
+        self._seed = seed
         self._obs = observation_fields(observation_space, keep_dtypes)
         self._action = action_field(action_space, keep_dtypes)
         sizes = cast("dict[str, tuple[int, ...]]", hidden_state_architecture) if recurrent else {}
@@ -234,7 +228,7 @@ class RolloutBuffer(DropIn):
         known, found = self._rollout.schema.names, dict[Path, Path]()
         nested = {"observations": self._obs, "next_observations": self._obs, "hidden_states": self._hidden}
         for name in names:
-            inner = FIELDS[name].name
+            inner = FIELDS[name]
             if inner in known:
                 for i, path in enumerate(nested.get(name, [()])):
                     found[(name, *path)] = (inner, str(i)) if path else (inner,)
@@ -416,7 +410,7 @@ class RolloutBuffer(DropIn):
             self._allocate("episode_starts", FLAG)
 
     def _allocate(self, name: str, field: Field) -> None:
-        inner = FIELDS[name].name
+        inner = FIELDS[name]
         self._rollout.add_fields(**{inner: field})
         self._data[name] = self._own[name,] = self._rollout.block[inner][: self._rollout.num_steps]
 
@@ -534,7 +528,7 @@ class RolloutBuffer(DropIn):
         self._index = (time * rollout.num_envs + seq["env"].unsqueeze(1)).to(target)
         self.padded_data = _with_states(flat, seq.num_sequences * longest, states, target)
         self.num_sequences, self.max_sequence_length = self._index.shape
-        columns = {(name,): rollout[FIELDS[name].name].flatten().to(target, copy=True) for name in TARGETS}
+        columns = {(name,): rollout[FIELDS[name]].flatten().to(target, copy=True) for name in TARGETS}
         self.unpadded_data = as_tensordict(columns, (rollout.steps * rollout.num_envs,), target)
 
     def get_minibatch_sequences(self, batch_size: int) -> Generator[tuple[TensorDict, TensorDict], None, None]:

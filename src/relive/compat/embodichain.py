@@ -52,16 +52,14 @@ class RolloutBuffer(DropIn):
         device: of the rollout.
     """
 
-    num_envs: int
-    rollout_len: int
-    obs_dim: Any
-    action_dim: Any
-
     _own_attribute = "_buffer"
 
     def __init__(self, num_envs: int, rollout_len: int, obs_dim: Any, action_dim: Any, device: Any = "cpu") -> None:
-        self.num_envs, self.rollout_len, self.obs_dim, self.action_dim = num_envs, rollout_len, obs_dim, action_dim
-        self.device = device
+        self.num_envs: int = num_envs
+        self.rollout_len: int = rollout_len
+        self.obs_dim: Any = obs_dim
+        self.action_dim: Any = action_dim
+        self.device: Any = device
         scalars: dict[str, Any] = dict.fromkeys(("sample_log_prob", "value", "reward"), Field())
         scalars |= dict.fromkeys(FLAGS, Field((), torch.bool))
         schema = Schema({"obs": _spec(obs_dim), "action": _spec(action_dim)} | scalars)

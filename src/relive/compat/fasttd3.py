@@ -68,15 +68,6 @@ class SimpleReplayBuffer(DropIn):
         ParameterError: a size is out of range, or does not fit into memory.
     """
 
-    n_env: int
-    buffer_size: int
-    n_obs: int
-    n_act: int
-    n_critic_obs: int
-    asymmetric_obs: bool
-    playground_mode: bool
-    device: torch.device | str | None
-
     _own_attribute = "_replay"
     n_steps: Any = alias("_replay.view.n", "The most rewards of a transition.")
     gamma: Any = alias("_replay.view.gamma", "Discount per step.")
@@ -96,11 +87,15 @@ class SimpleReplayBuffer(DropIn):
         *,
         seed: int | None = None,
     ) -> None:
-        self.n_env, self.buffer_size, self.n_obs, self.n_act, self.n_critic_obs = (
-            n_env, buffer_size, n_obs, n_act, n_critic_obs,
-        )  # fmt: skip
-        self.asymmetric_obs, self.playground_mode = asymmetric_obs, playground_mode and asymmetric_obs
-        self.device, self.ptr = device, 0
+        self.n_env: int = n_env
+        self.buffer_size: int = buffer_size
+        self.n_obs: int = n_obs
+        self.n_act: int = n_act
+        self.n_critic_obs: int = n_critic_obs
+        self.asymmetric_obs: bool = asymmetric_obs
+        self.playground_mode: bool = playground_mode and asymmetric_obs
+        self.device: torch.device | str | None = device
+        self.ptr: int = 0
         for name in SIZES:
             if not is_count(getattr(self, name), 1):
                 raise ParameterError(f"{name}={getattr(self, name)!r}: expected a whole number of at least 1")
@@ -291,7 +286,7 @@ class SimpleReplayBuffer(DropIn):
         size, count = original.buffer_size, original.ptr
         for row in oldest_first(size, count % size, count >= size).tolist():
             self.extend(_step_of(original, row, self))
-        self.ptr: int = count
+        self.ptr = count
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}={getattr(self, name)!r}" for name in SIZES)

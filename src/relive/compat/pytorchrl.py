@@ -27,7 +27,7 @@ from ..steps.arrays import Array, as_host, numpy_dtype, torch_dtype
 from ..steps.schema import Field, Schema, map_leaves
 from ..views.hindsight import Hindsight
 from ..views.transitions import NStep, Transition
-from .base import Column, Continuity, DropIn, alias, breaks, contents_of, in_ring, mapped, oldest_first
+from .base import Continuity, DropIn, alias, breaks, contents_of, in_ring, mapped, oldest_first
 
 __all__ = [
     "ACT",
@@ -58,20 +58,19 @@ ALGORITHM, EPISODES = "Algorithm", "Episodes"
 OffPolicyDataKeys: tuple[str, ...] = (OBS, RHS, DONE, ACT, REW, IREW, OBS2, RHS2, DONE2, ACTPROBS)
 """The keys that the buffers store."""
 STATES = (RHS, RHS2)
-FIELDS = {
-    OBS: Column("obs"),
-    RHS: Column(RHS),
-    DONE: Column("episode_start"),
-    ACT: Column("action"),
-    REW: Column("reward", single=True),
-    IREW: Column("intrinsic_reward"),
-    OBS2: Column("next_obs"),
-    RHS2: Column(RHS2),
-    DONE2: Column("terminated", single=True),
-    ACTPROBS: Column("action_probs"),
+NAMES = {
+    OBS: "obs",
+    RHS: RHS,
+    DONE: "episode_start",
+    ACT: "action",
+    REW: "reward",
+    IREW: "intrinsic_reward",
+    OBS2: "next_obs",
+    RHS2: RHS2,
+    DONE2: "terminated",
+    ACTPROBS: "action_probs",
 }
 """PyTorchRL's keys -> relive's fields. Numbers are ``[N, 1]``, or ``[N]``, as the first transition has them."""
-NAMES = {key: column.name for key, column in FIELDS.items()}
 Data = dict[str, Any]
 AFTER = (OBS2, RHS2, DONE2)
 """Keys read from a window's last step. All others are read from its first step."""
@@ -104,11 +103,6 @@ class ReplayBuffer(DropIn):
         ParameterError: successive sequences would share all of their steps (``sequence_overlap`` of 1).
     """
 
-    device: Any
-    actor: Any
-    algo: Any
-    envs: Any
-
     storage_tensors = OffPolicyDataKeys
     _own_attribute = "_rows"
     _renamed: ClassVar = {"size": "max_size", "algorithm": "algo", "default_error": "error", "eta": "initial_eta"}
@@ -118,7 +112,10 @@ class ReplayBuffer(DropIn):
     def __init__(
         self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, *, seed: int | None = None
     ) -> None:
-        self.device, self.actor, self.algo, self.envs = device, actor, algorithm, envs
+        self.device: Any = device
+        self.actor: Any = actor
+        self.algo: Any = algorithm
+        self.envs: Any = envs
         self.recurrent_actor: bool = bool(actor.is_recurrent)
         self._seed = seed_or_drawn(seed)
         self._view = NStep(1, float(getattr(algorithm, "gamma", 1.0)))
@@ -189,7 +186,7 @@ class ReplayBuffer(DropIn):
             )
         rows = self._rows_of(original)
         if len(rows):
-            known = original.data.keys() & FIELDS.keys()
+            known = original.data.keys() & NAMES.keys()
             states = () if self.recurrent_actor else known & set(STATES)  # a single row, as PyTorchRL stores them
             steps = contents_of(original.data, known.difference(states), rows)
             self.insert_data_slice(steps | contents_of(original.data, states))

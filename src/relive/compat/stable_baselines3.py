@@ -121,15 +121,12 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         TypeError: a subclass overrides ``_get_samples``, and ``optimize_memory_usage`` is set.
     """
 
-    observations: Column
-    next_observations: Column
-    observations, next_observations = Column("obs"), Column("next_obs")
-    actions: Column
-    rewards: Column
-    actions, rewards = Column("action"), Column("reward")
-    dones: Column
-    timeouts: Column
-    dones, timeouts = Column("done"), Column("timeout")
+    observations: Column = Column("obs")
+    next_observations: Column = Column("next_obs")
+    actions: Column = Column("action")
+    rewards: Column = Column("reward")
+    dones: Column = Column("done")
+    timeouts: Column = Column("timeout")
     _own_attribute = "_replay"
 
     _replaced: tuple[str, ...] = ("_get_samples",)
@@ -726,17 +723,14 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
     gae_lambda: float
     gamma: float
 
-    observations: Column
-    actions: Column
-    rewards: Column
-    observations, actions, rewards = Column("obs"), Column("action"), Column("reward")
-    episode_starts: Column
-    values: Column
-    log_probs: Column
-    episode_starts, values, log_probs = Column("episode_start"), Column("value"), Column("log_prob")
-    advantages: Column
-    returns: Column
-    advantages, returns = Column("advantage"), Column("return")
+    observations: Column = Column("obs")
+    actions: Column = Column("action")
+    rewards: Column = Column("reward")
+    episode_starts: Column = Column("episode_start")
+    values: Column = Column("value")
+    log_probs: Column = Column("log_prob")
+    advantages: Column = Column("advantage")
+    returns: Column = Column("return")
     _own_attribute = "_rollout"
 
     def __init__(

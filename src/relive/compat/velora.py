@@ -91,20 +91,12 @@ class ReplayBuffer(DropIn):
         ParameterError: a capacity below 2, or above what fits into memory.
     """
 
-    capacity: int
-    device: Any
-    state_dim: int
-    action_dim: int
-    hidden_dim: int
-
-    states: Column
-    actions: Column
-    rewards: Column
-    states, actions, rewards = Column("obs"), Column("action"), Column("reward", single=True)
-    next_states: Column
-    dones: Column
-    hiddens: Column
-    next_states, dones, hiddens = Column("next_obs"), Column("done", single=True), Column("memory")
+    states: Column = Column("obs")
+    actions: Column = Column("action")
+    rewards: Column = Column("reward", single=True)
+    next_states: Column = Column("next_obs")
+    dones: Column = Column("done", single=True)
+    hiddens: Column = Column("memory")
     _own_attribute = "_replay"
 
     def __init__(
@@ -117,8 +109,11 @@ class ReplayBuffer(DropIn):
         device: torch.device | str | None = None,
         seed: int | None = None,
     ) -> None:
-        self.capacity, self.device = capacity, device
-        self.state_dim, self.action_dim, self.hidden_dim = state_dim, action_dim, hidden_dim
+        self.capacity: int = capacity
+        self.state_dim: int = state_dim
+        self.action_dim: int = action_dim
+        self.hidden_dim: int = hidden_dim
+        self.device: Any = device
         fields: dict[str, Any] = {"obs": (state_dim,), "action": (action_dim,), "reward": (), "done": ()}
         fields |= {"terminated": FLAG, "truncated": FLAG, "memory": (hidden_dim,)}
         self._replay = Replay(Schema(fields), capacity, ordered=False, device=device or "cpu", seed=seed or 0)
@@ -351,15 +346,6 @@ class RolloutBuffer:
         ParameterError: ``num_envs`` is below 1, or ``capacity`` is no positive multiple of it.
     """
 
-    capacity: int
-    num_envs: int
-    device: Any
-    state_dim: int
-    action_dim: int
-    hidden_dim: int
-    gamma: float
-    gae_lambda: float
-
     def __init__(
         self,
         capacity: int,
@@ -375,9 +361,14 @@ class RolloutBuffer:
     ) -> None:
         if not is_count(num_envs, 1) or not is_count(capacity, 1) or capacity % num_envs:
             raise ParameterError(f"'{capacity=}' must be a multiple of '{num_envs=}', since that many come at a time")
-        self.capacity, self.num_envs, self.device = capacity, num_envs, device
-        self.state_dim, self.action_dim, self.hidden_dim = state_dim, action_dim, hidden_dim
-        self.gamma, self.gae_lambda = gamma, gae_lambda
+        self.capacity: int = capacity
+        self.state_dim: int = state_dim
+        self.action_dim: int = action_dim
+        self.hidden_dim: int = hidden_dim
+        self.num_envs: int = num_envs
+        self.gamma: float = gamma
+        self.gae_lambda: float = gae_lambda
+        self.device: Any = device
         fields: dict[str, Any] = {"obs": (state_dim,), "action": (action_dim,), "reward": (), "ended": ()}
         fields |= {"terminated": FLAG, "truncated": FLAG, "value": (), "log_prob": (), "hidden": (hidden_dim,)}
         self.rollout: Rollout = Rollout(

@@ -121,31 +121,20 @@ class RolloutStorage(DropIn):
         ParameterError: an unknown training type, or a size below 1.
     """
 
-    training_type: str
-    device: str
-    actions_shape: tuple[int, ...] | list[int]
-    num_envs: int
-    num_transitions_per_env: int
-
     Transition = Transition
     Batch = Batch
     _own_attribute = "_buffer"
 
-    actions: Column
-    privileged_actions: Column
-    actions, privileged_actions = Column("action"), Column("privileged_action")
-    rewards: Column
-    values: Column
-    rewards, values = Column("reward", single=True), Column("value", single=True)
-    advantages: Column
-    returns: Column
-    advantages, returns = Column("advantage", single=True), Column("return", single=True)
-    actions_log_prob: Column
-    final_values: Column
-    actions_log_prob, final_values = Column("log_prob", single=True), Column("final_value", single=True)
-    dones: Column
-    time_outs: Column
-    dones, time_outs = Column("terminated", single=True, dtype=torch.uint8), Column("truncated", single=True)
+    actions: Column = Column("action")
+    privileged_actions: Column = Column("privileged_action")
+    rewards: Column = Column("reward", single=True)
+    values: Column = Column("value", single=True)
+    advantages: Column = Column("advantage", single=True)
+    returns: Column = Column("return", single=True)
+    actions_log_prob: Column = Column("log_prob", single=True)
+    final_values: Column = Column("final_value", single=True)
+    dones: Column = Column("terminated", single=True, dtype=torch.uint8)
+    time_outs: Column = Column("truncated", single=True)
 
     def __init__(
         self,
@@ -160,9 +149,12 @@ class RolloutStorage(DropIn):
         seed: int | None = None,
     ) -> None:
         require("RolloutStorage", one_of(*READ), training_type=training_type)
-        self.training_type, self.device, self.actions_shape = training_type, device, actions_shape
-        self.num_envs, self.num_transitions_per_env = num_envs, num_transitions_per_env
-        self.reshuffle_each_epoch = reshuffle_each_epoch
+        self.training_type: str = training_type
+        self.num_envs: int = num_envs
+        self.num_transitions_per_env: int = num_transitions_per_env
+        self.actions_shape: tuple[int, ...] | list[int] = actions_shape
+        self.device: str = device
+        self.reshuffle_each_epoch: bool = reshuffle_each_epoch
         action = Field(tuple(actions_shape))
         fields: dict[str, Any] = {"obs": map_leaves(_field, obs), "action": action, "reward": NUMBER}
         fields |= {"terminated": FLAG, "truncated": FLAG}
