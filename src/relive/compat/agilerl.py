@@ -21,10 +21,10 @@ from torch import Tensor
 from .. import core, returns
 from ..batches import as_tensordict, stride_of
 from ..core import key as stream
-from ..errors import FieldError, ParameterError, ShapeError
+from ..errors import ParameterError
 from ..rollout.buffer import RolloutBuffer as Rollout
-from ..steps.arrays import numpy_dtype, torch_dtype
-from ..steps.schema import Field, Path, Schema
+from ..steps.arrays import torch_dtype
+from ..steps.schema import Field, Path, Schema, map_leaves
 from .base import (
     DropIn,
     StepError,
@@ -72,7 +72,7 @@ SEQUENCES = 1
 OPTIONAL = ("action_masks", "episode_starts")
 """The bool columns that exist from the first step that has them."""
 
-DERIVED = ("buffer", "pos", "full", "_data", "_own", "_blank")
+DERIVED = ("buffer", "pos", "full", "_data", "_own")
 """Attributes that follow from the others; they are not pickled."""
 
 NUMBER, FLAG = Field(), Field((), torch.bool)
@@ -216,7 +216,6 @@ class RolloutBuffer(DropIn):
     def _show(self) -> None:
         """Make the TensorDict of the columns, which is not pickled."""
         rollout = self._rollout
-        self._blank = blank(self._obs, self.num_envs), blank(self._hidden, self.num_envs)
         block = rollout.block[: rollout.num_steps]
         leaves = {path: block[inner] for path, inner in self._paths().items()}
         self._data: Any = as_tensordict(leaves, (rollout.num_steps, rollout.num_envs), torch.device("cpu"))
@@ -357,11 +356,13 @@ class RolloutBuffer(DropIn):
                 "Either increase buffer capacity or set wrap_at_capacity=True."
             )
         self._adopt()
-        n, (no_obs, no_state) = self.num_envs, self._blank
-        ended = vector("done", done, self.num_envs, FLAG)
+        n = self.num_envs
+        seen, ended = observation("obs", obs, self._obs, n), vector("done", done, n, FLAG)
         step: dict[str, Any] = {
-            "obs": observation("obs", obs, self._obs, n),
-            "next_obs": no_obs if next_obs is None else observation("next_obs", next_obs, self._obs, n),
+            "obs": seen,
+            "next_obs": map_leaves(np.zeros_like, seen)
+            if next_obs is None
+            else observation("next_obs", next_obs, self._obs, n),
             "action": vector("action", action, n, self._action),
             "reward": vector("reward", reward, n),
             "terminated": ended,
@@ -372,19 +373,14 @@ class RolloutBuffer(DropIn):
             "return": self._zeros,
         }
         if self._hidden:
-            step["hidden"] = no_state if hidden_state is None else recurrent_states(hidden_state, self._hidden, n)
+            step["hidden"] = recurrent_states(hidden_state, self._hidden, n)
         if final_value is not None:
             step["final_value"] = vector("final_value", final_value, n)
         self._add_optional(step, episode_start, action_mask)
         real = ~self._ended
         if self.autoreset_mode is not None:
             step["mask"] = real
-        try:
-            self._rollout.add(step)
-        except ShapeError as error:
-            raise StepShapeError(str(error)) from error
-        except FieldError as error:
-            raise StepFieldError(str(error)) from error
+        self._rollout.add(step)
         self._added += 1
         self._ended = ended & real if self.autoreset_mode is not None else self._nowhere
 
@@ -743,12 +739,6 @@ def numbered(fields: Fields) -> Any:
     return fields[()] if () in fields else tuple(fields.values())
 
 
-def blank(fields: Fields, num_envs: int) -> Any:
-    """Zeros ``[N, ...]`` for these fields."""
-    zeros = [np.zeros((num_envs, *field.shape), numpy_dtype(field.dtype)) for field in fields.values()]
-    return zeros[0] if () in fields else tuple(zeros)
-
-
 def vector(name: str, value: Any, num_envs: int, field: Field = NUMBER) -> Any:
     """One number or vector per environment, as an array ``[N]`` or ``[N, A]`` of the field's dtype.
 
@@ -787,18 +777,20 @@ def _leaf(name: str, value: Any, field: Field, num_envs: int) -> Any:
     if array.shape == shape:
         return array
     # Accepted besides: a single environment without its axis, two leading axes, a number for a vector of one.
-    if (array.size == np.prod(shape) and array.shape in (field.shape, shape[:-1])) or array.ndim == len(shape) + 1:
-        return array.reshape((-1, *field.shape))
+    if array.size == np.prod(shape) and (array.shape in (field.shape, shape[:-1]) or array.ndim == len(shape) + 1):
+        return array.reshape(shape)
     raise StepShapeError(f"'{name}': expected {shape} (num_envs first), got {tuple(array.shape)}")
 
 
-def recurrent_states(hidden_state: Mapping[str, Any], fields: Fields, num_envs: int) -> Any:
-    """Recurrent states ``[layers, N, size]`` in the order of the storage, ``[N, layers, size]`` each.
+def recurrent_states(hidden_state: Mapping[str, Any] | None, fields: Fields, num_envs: int) -> Any:
+    """Recurrent states ``[layers, N, size]`` in the order of the storage, ``[N, layers, size]`` each; None is zeros.
 
     Raises:
         StepFieldError: a state is missing.
         StepShapeError: a shape does not fit.
     """
+    if hidden_state is None:
+        return tuple(torch.zeros(num_envs, *field.shape) for field in fields.values())
     states: list[Tensor] = []
     for (key,), field in fields.items():
         if key not in hidden_state:

@@ -20,7 +20,7 @@ from ..errors import EpisodeEndWarning, ParameterError
 from ..memory.copier import copy_all
 from ..parameters import is_count
 from ..replay.buffer import ReplayBuffer
-from ..steps.schema import Field, Path, Schema
+from ..steps.schema import Field, Path, Schema, map_leaves
 from ..views.transitions import NStep
 from .base import DropIn, StepFieldError, StepShapeError, alias, oldest_first, renew
 
@@ -119,7 +119,7 @@ class SimpleReplayBuffer(DropIn):
             device=device or "cpu",
             seed=seed or 0,
         )
-        self._newest = self._room(schema)
+        self._newest: dict[str, Any] = {}
         """The newest step, in memory of its own: an env may write the next one over what it gave."""
         self._holds = False
         """True if there is one that is not stored yet."""
@@ -127,14 +127,6 @@ class SimpleReplayBuffer(DropIn):
         """How many more steps have to be stored until one can be drawn."""
         self._limits: Tensor | None = torch.zeros(2, dtype=torch.int64, device=self._replay.device)
         """How many steps were truncated, and how many of them led to the next one's observation; None: looked."""
-
-    def _room(self, schema: Schema) -> dict[str, Any]:
-        def leaf(path: Path) -> Tensor:
-            field = schema.leaves[path]
-            return torch.zeros((self.n_env, *field.shape), dtype=field.dtype, device=self._replay.device)
-
-        room: dict[str, Any] = {name: schema.rebuild(name, leaf) for name in schema.names}
-        return room | {"next_obs": schema.rebuild("obs", leaf)}
 
     @property
     def nbytes(self) -> int:
@@ -171,7 +163,9 @@ class SimpleReplayBuffer(DropIn):
                 self._count_limits(self._limits, newest["truncated"], apart)
             if self._holds:
                 self._store(newest["truncated"] | (apart & ~newest["terminated"]))
-        copy_all(_leaves(newest), _leaves(step))
+            copy_all(_leaves(newest), _leaves(step))
+        else:
+            self._newest = {name: map_leaves(torch.clone, value) for name, value in step.items()}
         self._holds = True
         self.ptr += 1
 
@@ -187,14 +181,14 @@ class SimpleReplayBuffer(DropIn):
 
         def numbers(source: Any, name: str, *shape: int) -> Tensor:
             where = f"next.{name}" if source is following else name
-            value = torch.as_tensor(_part(source, name, where), device=self._replay.device).detach()
+            value = torch.as_tensor(_part(source, name, where), device=self._replay.device).detach().float()
             if value.shape != (self.n_env, *shape):
                 expected = (self.n_env, *shape)
                 raise StepShapeError(f"'{where}': expected {expected} (one row per env), got {tuple(value.shape)}")
             return value
 
         def obs(source: Any) -> Any:
-            seen = {name: numbers(source, name, size).float() for name, size in sizes.items() if size}
+            seen = {name: numbers(source, name, size) for name, size in sizes.items() if size}
             if "critic_observations" not in seen or not self._privileged:
                 return seen["observations"]
             return {"actor": seen["observations"], "critic": seen["critic_observations"][:, -self._privileged :]}

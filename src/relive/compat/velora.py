@@ -574,20 +574,26 @@ def write_files(
     tensors = dict(sorted(state.items()))  # the order of safetensors for tensors of one dtype
     specs = format.plan(tensors, "")
     header, size = format.header(specs, {CHECKSUM: "0" * 8}), sum(spec.nbytes for spec in specs.values())
-    data = _Hashed(itertools.chain.from_iterable(map(pieces, tensors.values())))
+    crc = 0
+
+    def content() -> Iterator[memoryview]:
+        nonlocal crc
+        yield memoryview(header)
+        for piece in itertools.chain.from_iterable(map(pieces, tensors.values())):
+            crc = zlib.crc32(piece, crc)
+            yield piece
 
     def checksum() -> tuple[int, bytes]:
-        return header.index(b"0" * 8), data.crc32.encode()
+        return header.index(b"0" * 8), f"{crc:08x}".encode()
 
     text = json.dumps(dict(metadata), indent=2).encode()
-    parts = itertools.chain([memoryview(header)], data)
     names = f"{prefix}state{ENDING}", f"{prefix}metadata.json"
     with save.locked_directory(folder):
         beside = [folder / f".{name}.beside" for name in names]
         try:
             for file in beside:
                 file.unlink(missing_ok=True)  # left behind by a process that was killed
-            disk.write_file(beside[0], parts, len(header) + size, last=checksum)
+            disk.write_file(beside[0], content(), len(header) + size, last=checksum)
             disk.write_file(beside[1], [memoryview(text)], len(text))
             for file, name in zip(beside, names, strict=True):
                 file.replace(folder / name)
@@ -633,30 +639,13 @@ def _require_checksum(content: Any, names: Iterable[str], file: Path) -> None:
     notes: dict[str, str] = content.metadata() or {}
     if CHECKSUM not in notes:
         return
-    data = _Hashed(piece for name in names for piece in pieces(content.get_tensor(name)))
-    for _ in data:
-        pass
-    if data.crc32 != notes[CHECKSUM]:
+    crc = 0
+    for piece in itertools.chain.from_iterable(pieces(content.get_tensor(name)) for name in names):
+        crc = zlib.crc32(piece, crc)
+    if f"{crc:08x}" != notes[CHECKSUM]:
         raise FileFormatError(
-            f"'{file}' is damaged: expected the checksum {notes[CHECKSUM]:.8}, got {data.crc32}; use another copy"
+            f"'{file}' is damaged: expected the checksum {notes[CHECKSUM]:.8}, got {crc:08x}; use another copy"
         )
-
-
-class _Hashed:
-    """Pieces of bytes that are hashed while they are read."""
-
-    def __init__(self, pieces: Iterable[memoryview]) -> None:
-        self._pieces, self._crc = pieces, 0
-
-    def __iter__(self) -> Iterator[memoryview]:
-        for piece in self._pieces:
-            self._crc = zlib.crc32(piece, self._crc)
-            yield piece
-
-    @property
-    def crc32(self) -> str:
-        """The checksum of the pieces read so far, in hexadecimal."""
-        return f"{self._crc:08x}"
 
 
 def _found(path: Path) -> Path:

@@ -7,17 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ...batches import WHOLE, swap_layers
+from ...batches import swap_layers
 from ...errors import FieldError, ShapeError
 from ...parameters import one_of, require
 from ...returns import GAE
 from ...rollout.buffer import RolloutBuffer
-from ...rollout.sequences import ENV, LENGTH, START, Flags, plan_windows
-from ...steps.arrays import as_host
 from ...steps.schema import Field, Schema, map_leaves
 from ..base import Column, DropIn, contents_of, renew, table_of, write_column
 
@@ -353,7 +350,7 @@ class RolloutStorage(DropIn):
         dones = self._numbers("dones", required(transition, "dones"), torch.bool)
         cut = self._no_end if time_outs is None else self._numbers("time_outs", time_outs, torch.bool) & dones
         step = {
-            "obs": map_leaves(self._moved, required(transition, "observations")),
+            "obs": map_leaves(partial(self._fit, dtype=None), required(transition, "observations")),
             "action": self._fit(required(transition, "actions")),
             "reward": self._numbers("rewards", required(transition, "rewards")),
             "terminated": dones,
@@ -372,11 +369,11 @@ class RolloutStorage(DropIn):
             step["hidden"] = {name: self._states_of(name, transition) for name in self._states}
         return step
 
-    def _fit(self, value: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """On our device, with this dtype. The check first is faster than a ``to`` that changes nothing."""
-        if value.dtype is dtype and value.device == self._buffer.device:
+    def _fit(self, value: Tensor, dtype: torch.dtype | None = torch.float32) -> Tensor:
+        """On our device, with this dtype; None is its own. The check first is faster than a ``to`` for nothing."""
+        if (dtype is None or value.dtype is dtype) and value.device == self._buffer.device:
             return value
-        return value.detach().to(self._buffer.device, dtype)
+        return value.detach().to(self._buffer.device, dtype or value.dtype)
 
     def _numbers(self, name: str, value: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """``[N]`` or ``[N, 1]`` as ``[N]``."""
@@ -385,10 +382,6 @@ class RolloutStorage(DropIn):
             raise ShapeError(f"{name}: expected [{n}] or [{n}, 1] numbers, one for each env, got {tuple(value.shape)}")
         fitting = self._fit(value, dtype)
         return fitting if fitting.dim() == 1 else fitting.squeeze(1)
-
-    def _moved(self, value: Tensor) -> Tensor:
-        """On our device, with its own dtype."""
-        return value if value.device == self._buffer.device else value.detach().to(self._buffer.device)
 
     def _learn_shapes(self, transition: Any) -> None:
         """Declare the distribution parameters and recurrent states of the first transition that has them."""
@@ -496,12 +489,13 @@ def split_and_pad_trajectories(tensor: Any, dones: Tensor) -> tuple[Any, Tensor]
     steps, envs = (int(size) for size in tensor.shape[:2])
     if tuple(dones.shape) not in ((steps, envs), (steps, envs, 1)):
         raise ShapeError(f"dones: expected {(steps, envs)}, with or without a last axis of 1, got {tuple(dones.shape)}")
-    done = as_host(dones.reshape(steps, envs)) != 0
-    flags = Flags.of_arrays(done, np.ones_like(done), np.ones(envs, np.bool_))
-    windows = torch.from_numpy(plan_windows(flags, None, WHOLE, drop_tail=False, complete=False)).to(dones.device)
+    ends = dones.reshape(steps, envs) != 0
+    ends[-1] = True
+    last = ends.T.flatten().nonzero().squeeze(1)  # each trajectory's last step, counted env by env
+    first = torch.cat([last.new_zeros(1), last[:-1] + 1])
     time = torch.arange(steps, device=dones.device).unsqueeze(1)
-    masks = time < windows[:, LENGTH]
-    rows = ((windows[:, START] + time) * envs + windows[:, ENV]).where(masks, 0)
+    masks = time <= last - first
+    rows = ((first % steps + time) * envs + first // steps).where(masks, 0)
     padded = tensor.flatten(0, 1)[rows]
     if isinstance(padded, Tensor):
         return _blank(padded, masks), masks
