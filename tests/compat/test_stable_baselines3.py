@@ -163,6 +163,8 @@ def test_observations_and_rewards_go_through_the_hosts_normalization(ours: Any) 
     buffer = fed(ours.NStepReplayBuffer(20, BOX, MOVE, "cpu", n_steps=3, gamma=0.9), steps)
     found = {round(key, 4): row for key, row in by_first(buffer.sample(300, env)).items()}
     assert_rows(found, {round(key, 4): row for key, row in wanted.items()})
+    buffer._get_samples(np.arange(4), env)
+    pickle.dumps(buffer)  # it does not hold the env, whose functions cannot be pickled
 
 
 # -- the arrays -------------------------------------------------------------------------------------------------------

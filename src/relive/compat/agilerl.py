@@ -665,10 +665,8 @@ class Ends:
     lam: float | None
     follows: bool
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The columns needed."""
-        return ("reward", "value", "terminated", "truncated", "final_value", "mask")
+    reads = ("reward", "value", "terminated", "truncated", "final_value", "mask")
+    """The columns needed."""
 
     def __call__(self, **columns: Any) -> dict[str, Tensor]:
         """The columns ``advantage`` and ``return``, ``[T, N]``."""

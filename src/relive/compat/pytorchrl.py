@@ -55,8 +55,6 @@ OBS, RHS, DONE, ACT, ACTPROBS = "Observation", "RecurrentHiddenStates", "Done", 
 REW, IREW = "Reward", "IntrinsicReward"
 OBS2, RHS2, DONE2 = "NextObservation", "NextRecurrentHiddenStates", "NextDone"
 ALGORITHM, EPISODES = "Algorithm", "Episodes"
-OffPolicyDataKeys: tuple[str, ...] = (OBS, RHS, DONE, ACT, REW, IREW, OBS2, RHS2, DONE2, ACTPROBS)
-"""The keys that the buffers store."""
 STATES = (RHS, RHS2)
 NAMES = {
     OBS: "obs",
@@ -71,6 +69,8 @@ NAMES = {
     ACTPROBS: "action_probs",
 }
 """PyTorchRL's keys -> relive's fields. Numbers are ``[N, 1]``, or ``[N]``, as the first transition has them."""
+OffPolicyDataKeys: tuple[str, ...] = tuple(NAMES)
+"""The keys that the buffers store."""
 Data = dict[str, Any]
 AFTER = (OBS2, RHS2, DONE2)
 """Keys read from a window's last step. All others are read from its first step."""
@@ -886,11 +886,13 @@ class Flat(Rows):
         rows = super()._steps(env)
         return rows[~rows["copied"]] if self.copies else rows
 
+    def _step(self, data: Mapping[str, Any], axes: int) -> dict[str, Any]:
+        step = as_stored(step_of(data, self.keys, axes), self._integers)
+        return step | {"copied": np.zeros_like(step["terminated"])} if self.copies else step
+
     def insert(self, sample: Mapping[str, Any]) -> None:
         """Store one step of every env."""
-        step = as_stored(step_of(sample, self.keys), self._integers)
-        if self.copies:
-            step["copied"] = step["truncated"]
+        step = self._step(sample, 1)
         checked = self.view.n > 1  # if n is 1, only the step itself is read; see read_windows
         if checked:
             self._continuity.follow(self.replay, mapped(array_like, step["obs"]))
@@ -901,9 +903,7 @@ class Flat(Rows):
 
     def extend(self, data: Mapping[str, Any]) -> None:
         """Store steps ``[T, N, ...]`` of one or several collectors. Successive steps need not belong together."""
-        steps = as_stored(step_of(data, self.keys, axes=2), self._integers)
-        if self.copies:
-            steps["copied"] = np.zeros_like(steps["terminated"])
+        steps = self._step(data, 2)
         checked = self.view.n > 1
         if checked:
             steps["truncated"][:-1] = breaks(steps["obs"], steps["next_obs"], steps["terminated"])
@@ -993,7 +993,11 @@ class Sequences(Rows):
         )  # fmt: skip
         self._single = NStep(1)
         self._seen = 0
-        fields = {self._name(key): mapped(self._longer, flat[NAMES[key]]) for key in self.keys if NAMES[key] in flat}
+        fields = {
+            self._name(key): mapped(lambda x: Field((length, *x.shape), x.dtype), flat[NAMES[key]])
+            for key in self.keys
+            if NAMES[key] in flat
+        }
         flags: dict[str, Any] = {name: flat[name] for name in ("reward", "terminated", "truncated")}
         used: dict[str, Any] = {"n_step": Field((length,))} if view.n > 1 else {}
         self._schema = Schema({**fields, **states, **flags, **used})
@@ -1006,9 +1010,6 @@ class Sequences(Rows):
     @staticmethod
     def _name(key: str) -> str:
         return OF_STEPS.get(key, NAMES[key])
-
-    def _longer(self, field: Field) -> Field:
-        return Field((self.length, *field.shape), field.dtype)
 
     def insert(self, sample: Mapping[str, Any]) -> None:
         """Add one step of every env."""
@@ -1031,24 +1032,25 @@ class Sequences(Rows):
 
             return mapped(cut, self.shapes[key], source[NAMES[key]])
 
-        fields = {self._name(key): mapped(lambda value: value.swapaxes(0, 1), part(key)) for key in self.keys}
-        states = {key: mapped(lambda value: value[0], part(key)) for key in self.states}
-        self._append({**fields, **states}, (envs,))
+        fields = {self._name(key): mapped(lambda value: value.swapaxes(0, 1)[None], part(key)) for key in self.keys}
+        states = {key: mapped(lambda value: value[:1], part(key)) for key in self.states}
+        self._append({**fields, **states}, 1)
 
     def _waiting(self, view: NStep) -> Data:
         """The waiting steps, read through a view, in the order of time: ``[W N, ...]``."""
         self._newest.view = view
         return dict(self._newest.data().items())
 
-    def _append(self, fields: Data, shape: tuple[int, ...]) -> None:
-        """Store sequences ``[N, ...]`` or ``[K, N, ...]``. The replay's own reward and flags are unused."""
+    def _append(self, fields: Data, count: int) -> None:
+        """Store sequences ``[K, N, ...]``. The replay's own reward and flags are unused."""
+        shape = count, self.num_envs
         none = np.zeros(shape, np.bool_)
         step = {**fields, "reward": np.zeros(shape, np.float32), "terminated": none, "truncated": none}
         if self.view.n > 1:
             step["n_step"] = self._steps_used(fields[self._name(DONE)], fields[self._name(DONE2)])
         step = {name: mapped(lambda x: np.ascontiguousarray(as_host(x)), value) for name, value in step.items()}
-        self.replay.add(step) if len(shape) == 1 else self.replay.extend(step)
-        self._count += 1 if len(shape) == 1 else shape[0]
+        self.replay.extend(step)
+        self._count += count
 
     def extend(self, data: Mapping[str, Any]) -> None:
         """Store whole sequences, ``[K L, N, ...]`` end to end, with the states before each sequence's first step.
@@ -1065,7 +1067,7 @@ class Sequences(Rows):
 
         fields = {self._name(key): mapped(cut, steps[NAMES[key]]) for key in self.keys}
         states = {key: mapped(lambda v: as_host(v)[::length].astype(np.float32), data[key]) for key in self.states}
-        self._append({**fields, **states}, (count // length, self.num_envs))
+        self._append({**fields, **states}, count // length)
 
     def read_windows(self, n: int) -> None:
         """Refuse to change n, because sums of n rewards are stored.

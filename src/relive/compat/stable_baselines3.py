@@ -304,14 +304,15 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
             return buffers.BaseBuffer.sample(self, batch_size, env)
         if self._seed is None:
             self._replay.seed = drawn_by_numpy()
-        return self._samples(dict(self._drawn(batch_size, env).items()), env)
+        return self._samples(self._read(self._replay.sample, batch_size, env), env)
 
-    def _drawn(self, batch_size: int, env: Any) -> Any:
+    def _read(self, read: Callable[[Any], Any], which: Any, env: Any) -> dict[str, Any]:
+        """The batch that ``read(which)`` returns, with each reward normalized before windows are summed."""
         if env is None:
-            return self._replay.sample(batch_size)
+            return dict(read(which).items())
         self._view.each_reward = env.normalize_reward
         try:
-            return self._replay.sample(batch_size)
+            return dict(read(which).items())
         finally:
             self._view.each_reward = None  # so that a copy of the buffer does not hold the env
 
@@ -326,8 +327,7 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
             raise TypeError("_get_samples: rows are stored in another order than the host's; use sample()")
         rows = np.arange(self.size())[batch_inds]
         envs = np.random.default_rng(drawn_by_numpy()).integers(self.n_envs, size=len(rows))
-        self._view.each_reward = None if env is None else env.normalize_reward
-        return self._samples(dict(self._replay.at(envs * self.buffer_size + rows).items()), env)
+        return self._samples(self._read(self._replay.at, envs * self.buffer_size + rows, env), env)
 
     def _samples(self, batch: Any, env: Any) -> Any:
         nested = isinstance(self.observation_space, spaces.Dict)
@@ -655,8 +655,8 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
             )
             self._replay.interrupt()
 
-    def _drawn(self, batch_size: int, env: Any) -> Any:
-        return self._replay.sample(batch_size)
+    def _read(self, read: Callable[[Any], Any], which: Any, env: Any) -> dict[str, Any]:
+        return dict(read(which).items())  # each reward is recomputed, and normalized afterwards
 
     def _fields(self, batch: Any, env: Any) -> tuple[Any, ...]:
         obs, action, next_obs, dones, reward = super()._fields(batch, env)
@@ -864,8 +864,6 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
         rest[0] = rest[0].float()
         nested = isinstance(self.observation_space, spaces.Dict)
         kind = samples.DictRolloutBufferSamples if nested else samples.RolloutBufferSamples
-        if len(rest[0]) <= size:
-            return iter([kind(obs, *rest)])
         parts: list[Any] = [x.split(size) for x in rest]
         if nested:
             members = zip(*mapped(lambda x: x.split(size), obs).values(), strict=True)
@@ -975,13 +973,9 @@ def obs_shapes(shape: Any, num_envs: int) -> Any:
 
 def fitted(values: Any, shape: Any) -> Any:
     """Arrays in the host's shapes. An array that has its shape, as most do, is returned itself."""
-    if type(shape) is not dict:
-        return values if getattr(values, "shape", None) == shape else np.asarray(values).reshape(shape)
-    found: dict[str, Any] = {}
-    for key, inner in cast("dict[str, Any]", shape).items():  # a comprehension takes twice as long
-        value = values[key]
-        found[key] = value if getattr(value, "shape", None) == inner else np.asarray(value).reshape(inner)
-    return found
+    if type(shape) is dict:
+        return {key: fitted(values[key], inner) for key, inner in cast("dict[str, Any]", shape).items()}
+    return values if getattr(values, "shape", None) == shape else np.asarray(values).reshape(shape)
 
 
 def joined(space: spaces.Space[Any], obs: Any, name: str = "obs") -> Any:

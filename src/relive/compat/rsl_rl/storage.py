@@ -26,16 +26,9 @@ __all__ = ["RolloutStorage", "split_and_pad_trajectories", "unpad_trajectories"]
 
 FLAG = Field((), torch.bool)
 NUMBER = Field()
-READ: dict[str, tuple[str, ...]] = {
-    "rl": ("obs", "action", "value", "advantage", "return", "log_prob"),
-    "distillation": (),
-}
+TYPES = ("rl", "distillation")
+READ = ("obs", "action", "value", "advantage", "return", "log_prob")
 """The fields of a PPO minibatch, without those that the first transition declares."""
-ONLY: dict[str, tuple[str, ...]] = {
-    "rl": ("value", "return", "advantage", "log_prob", "final_value"),
-    "distillation": ("privileged_action",),
-}
-"""The columns that storages of one training type alone have."""
 LEARNED = ("actions", "values", "advantages", "returns")
 """The columns that a minibatch has under their own names."""
 STATES = ("a", "c")
@@ -145,7 +138,7 @@ class RolloutStorage(DropIn):
         reshuffle_each_epoch: bool = True,
         seed: int | None = None,
     ) -> None:
-        require("RolloutStorage", one_of(*READ), training_type=training_type)
+        require("RolloutStorage", one_of(*TYPES), training_type=training_type)
         self.training_type: str = training_type
         self.num_envs: int = num_envs
         self.num_transitions_per_env: int = num_transitions_per_env
@@ -164,7 +157,6 @@ class RolloutStorage(DropIn):
         self._no_end = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self._params: int | None = None
         self._states: dict[str, int] = {}
-        self._blank: dict[str, tuple[Tensor, ...]] = {}
 
     @classmethod
     def _arguments_of(cls, original: Any) -> dict[str, Any]:
@@ -258,7 +250,7 @@ class RolloutStorage(DropIn):
         """
         self._require_rl()
         renew(self._buffer, self._seed)
-        fields = (*READ["rl"], *(["distribution"] if self._params else []))
+        fields = (*READ, *(["distribution"] if self._params else []))
         batches: Any = self._buffer.minibatches(
             num_batches=num_mini_batches, epochs=num_epochs, reshuffle=self.reshuffle_each_epoch, fields=fields
         )
@@ -277,7 +269,7 @@ class RolloutStorage(DropIn):
         """
         self._require_rl()
         renew(self._buffer, self._seed)
-        fields = (*READ["rl"][1:], *(["distribution"] if self._params else []))
+        fields = (*READ[1:], *(["distribution"] if self._params else []))
         batches = self._buffer.env_batches(
             num_batches=num_mini_batches, epochs=num_epochs, shuffle=self.reshuffle_each_epoch, fields=fields
         )
@@ -295,11 +287,11 @@ class RolloutStorage(DropIn):
         Raises:
             AttributeError: storages of this training type do not have it.
         """
-        for kind, names in ONLY.items():
-            if name in names and kind != self.training_type:
-                attribute = next(host for host, column in FIELDS.items() if column.name == name)
-                raise AttributeError(f"a storage for {self.training_type!r} has no {attribute!r}")
-        return self._buffer.block[name][:-1]
+        columns: Any = self._buffer.block
+        if name not in columns.keys() or (name == "final_value" and self.training_type != "rl"):
+            attribute = next(host for host, column in FIELDS.items() if column.name == name)
+            raise AttributeError(f"a storage for {self.training_type!r} has no {attribute!r}")
+        return columns[name][:-1]
 
     @property
     def observations(self) -> TensorDict:
@@ -401,17 +393,22 @@ class RolloutStorage(DropIn):
         known = dict(cast("Mapping[str, Any]", self._buffer.schema["hidden"])) if self._states else {}
         self._buffer.add_fields(hidden=known | {name: tuple(Field(tuple(s.shape[1:])) for s in examples)})
         self._states[name] = len(examples)
-        self._blank[name] = tuple(torch.zeros(s.shape, device=self.device) for s in examples)
 
     def _states_of(self, name: str, transition: Any) -> tuple[Tensor, ...]:
         state = transition.hidden_states[STATES.index(name)]  # None where the network starts from its initial state
-        return self._blank[name] if state is None else tuple([swap_layers(self._fit(s)) for s in _wrapped(state)])
+        if state is None:
+            return tuple(torch.zeros_like(column[0]) for column in self._columns_of_states(name))
+        return tuple([swap_layers(self._fit(s)) for s in _wrapped(state)])
+
+    def _columns_of_states(self, name: str) -> list[Tensor]:
+        """``[T, N, layers, size]`` each."""
+        block = self._buffer.block
+        return [block["hidden", name, str(i)][:-1] for i in range(self._states[name])]
 
     def _saved(self, name: str) -> list[Tensor] | None:
         if name not in self._states:
             return None
-        block = self._buffer.block
-        return [block["hidden", name, str(i)][:-1].transpose(1, 2) for i in range(self._states[name])]
+        return [column.transpose(1, 2) for column in self._columns_of_states(name)]
 
     def _save(self, name: str, values: Sequence[Tensor] | None) -> None:
         if values is None:
@@ -435,10 +432,8 @@ class Returns:
     lam: float
     normalize: bool
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The columns needed."""
-        return GAE().reads
+    reads = GAE().reads
+    """The columns needed."""
 
     def __call__(self, *, terminated: Tensor, truncated: Tensor, **columns: Any) -> dict[str, Tensor]:
         """The columns ``advantage`` and ``return``, ``[T, N]``."""
