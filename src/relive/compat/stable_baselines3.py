@@ -125,8 +125,8 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
     next_observations: Column = Column("next_obs")
     actions: Column = Column("action")
     rewards: Column = Column("reward")
-    dones: Column = Column("done")
-    timeouts: Column = Column("timeout")
+    dones: Column = Column("terminated")
+    timeouts: Column = Column("truncated")
     _own_attribute = "_replay"
 
     _replaced: tuple[str, ...] = ("_get_samples",)
@@ -215,9 +215,8 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
                 "rows were written to the arrays, where those are the storage; otherwise use add(), extend() or reset()"
             )
         rows = slice(self._added, count)
-        names = {"obs": "obs", "next_obs": "next_obs", "action": "action", "reward": "reward"}
-        names |= {"terminated": "done", "truncated": "timeout"}
-        found = {name: mapped(lambda x: x[rows].copy(), self.column(shown)) for name, shown in names.items()}
+        names = [column.name for column in FIELDS.values()]
+        found = {name: mapped(lambda x: x[rows].copy(), self.column(name)) for name in names}
         self._extend(found)
 
     def add(
@@ -274,9 +273,8 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
     def _take_over(self, original: Any) -> None:
         """Add the steps, oldest first. Those after which an env was reset without an end become truncated."""
         for rows, steps in steps_of(original):
-            done, timeout = steps.pop("done"), steps.pop("timeout")
-            more = self._further_of(original, rows)
-            self._extend(steps | more | {"terminated": self._terminated(done, timeout), "truncated": timeout})
+            steps["terminated"] = self._terminated(steps["terminated"], steps["truncated"])
+            self._extend(steps | self._further_of(original, rows))
 
     def _further_of(self, original: Any, rows: Array) -> dict[str, Any]:
         """Further fields for these rows of an original."""
@@ -367,8 +365,7 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         if self._stores_once:
             return self._copied(name)
         if name not in self._arrays:  # a subclass's own `_get_samples` reads them for each batch
-            field = {"done": "terminated", "timeout": "truncated"}.get(name, name)
-            rows = joined(self.observation_space, self._replay.block[field], name)
+            rows = joined(self.observation_space, self._replay.block[name], name)
             sizes = self.n_envs, self.buffer_size
             self._arrays[name] = mapped(lambda x: numpy_view(x.unflatten(0, sizes).transpose(0, 1)), rows)
         return self._arrays[name]
@@ -376,11 +373,11 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
     def _copied(self, name: str) -> Any:
         if name == "next_obs" and self.optimize_memory_usage:
             raise AttributeError("next_observations: with optimize_memory_usage=True `observations` holds them")
-        if name == "done":
+        if name == "terminated":  # the host's dones are ends of either kind
             found = copied(self._arranged("terminated") | self._arranged("truncated"))
             found.newest, found.cut_off = (self.pos - 1) % self.buffer_size, self._replay.interrupt
             return found
-        return mapped(copied, self._arranged("truncated" if name == "timeout" else name))
+        return mapped(copied, self._arranged(name))
 
     def _arranged(self, name: str) -> Any:
         """A field of all steps in the host's rows ``[buffer_size, n_envs, ...]``, or a dictionary of these.
@@ -931,10 +928,10 @@ def steps_of(original: Any) -> Iterator[tuple[Array, dict[str, Any]]]:
         steps = {FIELDS[name].name: column for name, column in contents_of(original, FIELDS, at).items()}
         if once:
             steps["next_obs"] = contents_of(original, ["observations"], (at + 1) % size)["observations"]
-        done, timeout = steps["done"] != 0, steps["timeout"] != 0
+        done, timeout = steps["terminated"] != 0, steps["truncated"] != 0
         reset = ~equal_rows(steps["next_obs"], contents_of(original, ["observations"], after)["observations"], 2)
         reset[after == at] = False  # nothing follows the newest step
-        yield at, steps | {"done": done, "timeout": timeout | (reset & ~done)}
+        yield at, steps | {"terminated": done, "truncated": timeout | (reset & ~done)}
 
 
 def overridden(buffer: object, names: Sequence[str]) -> list[str]:
