@@ -210,7 +210,7 @@ class ReplayBuffer(DropIn):
 
     def init_tensors(self, sample: Mapping[str, Any]) -> None:
         """Allocate memory for transitions like this one, ``[N, ...]`` per key. The first insert does it, too."""
-        parts = sample, self.storage_tensors, self._view, self._seed, self.max_size, self._sampler
+        parts = sample, self.storage_tensors, self._seed, self.max_size, self._sampler, self._view
         if self.recurrent_actor:
             self._rows = Sequences(*parts, self.sequence_length, self.overlap_length)
         else:
@@ -668,7 +668,7 @@ class HERBuffer(EREBuffer):
                 "relabelled ones; use a feed-forward actor, or EREBuffer, which has everything else that HERBuffer has"
             )
         self.her_function = her_function
-        self.lengths = np.zeros(0, np.int64)
+        self._lengths = np.zeros(0, np.int64)
 
     def insert_transition(self, sample: Mapping[str, Any]) -> None:
         """As in :class:`ReplayBuffer`; then append copies of the episodes that ended."""
@@ -687,25 +687,25 @@ class HERBuffer(EREBuffer):
 
     def _count(self, done: Any) -> None:
         """Count stored steps, bool ``[T, N]``. Only the last one may end episodes."""
-        if not len(self.lengths):
-            self.lengths = np.zeros(done.shape[1], np.int64)
-        self.lengths += len(done)
+        if not len(self._lengths):
+            self._lengths = np.zeros(done.shape[1], np.int64)
+        self._lengths += len(done)
         ended = np.flatnonzero(done[-1])
         if len(ended):
             self.handle_end_of_episode(ended)
-            self.lengths[ended] = 0
+            self._lengths[ended] = 0
 
     def _forget(self) -> None:
         """As in :class:`ReplayBuffer`. Unfinished episodes are counted from here."""
         super()._forget()
-        self.lengths[:] = 0
+        self._lengths[:] = 0
 
     def handle_end_of_episode(self, envs: Any = None) -> None:
         """Append relabelled copies of the episodes that these envs (default: all) just ended."""
         replay = self._stored.replay
         hindsight = Hindsight(relabel=self._relabel, strategy="final", k=1)
         for env in range(replay.num_envs) if envs is None else envs:
-            count = int(self.lengths[env])
+            count = int(self._lengths[env])
             episode = _episode(replay.slice(int(env), -count).exclude("index", "complete")) if count else {}
             if not len(episode.get("reward", ())):
                 continue
@@ -783,20 +783,17 @@ class Rows(ABC):
     Args:
         sample: a transition.
         known: keys that are stored if a transition has them.
-        view: holds n and γ.
         seed: of the replay.
         length: steps of a row.
     """
 
     replay: Core[Any, Any]
 
-    def __init__(
-        self, sample: Mapping[str, Any], known: tuple[str, ...], view: NStep, seed: int | None, length: int = 1
-    ) -> None:
+    def __init__(self, sample: Mapping[str, Any], known: tuple[str, ...], seed: int | None, length: int = 1) -> None:
         had = [key for key in known if sample.get(key) is not None]
         self.keys = tuple(key for key in had if key not in STATES)
         """The keys without those of recurrent states."""
-        self.num_envs, self.view, self.length, self._seed = len(sample[DONE2]), view, length, seed
+        self.num_envs, self.length, self._seed = len(sample[DONE2]), length, seed
         self.shapes: dict[str, Any] = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in had}
         """Key -> the shape without the env axis, or a dictionary of shapes."""
         self.states = tuple(key for key in had if key in STATES)
@@ -805,8 +802,13 @@ class Rows(ABC):
         self._count = 0
         """Rows of each env since the last :meth:`clear`."""
 
+    @property
     @abstractmethod
-    def _build(self, max_size: int, sampler: Sampler) -> Core[Any, Any]:
+    def view(self) -> NStep:
+        """Holds n and γ."""
+
+    @abstractmethod
+    def _build(self, max_size: int, sampler: Sampler, view: NStep) -> Core[Any, Any]:
         """An empty replay for so many steps of each env."""
 
     @property
@@ -826,8 +828,9 @@ class Rows(ABC):
 
     def resize(self, max_size: int, sampler: Sampler) -> None:
         """Change the number of steps that fit, and keep the newest rows."""
-        old, old.view = self.replay, Transition()  # each replay has a view of its own
-        self.replay = self._build(max_size, sampler)
+        old, view = self.replay, self.view
+        old.view = Transition()  # each replay has a view of its own
+        self.replay = self._build(max_size, sampler, view)
         self.replay.append(old)
         self._count = self.size // self.length
 
@@ -858,22 +861,28 @@ class Flat(Rows):
         sample: this and the others as in :class:`Rows`.
         max_size: steps per env.
         sampler: of the replay.
+        view: of the replay.
         copies: whether relabelled copies of steps will be added. ``size`` and :meth:`read` ignore these.
     """
 
     def __init__(
-        self, sample: Mapping[str, Any], known: tuple[str, ...], view: NStep, seed: int | None, max_size: int,
-        sampler: Sampler, copies: bool,
+        self, sample: Mapping[str, Any], known: tuple[str, ...], seed: int | None, max_size: int, sampler: Sampler,
+        view: NStep, copies: bool,
     ) -> None:  # fmt: skip
-        super().__init__(sample, known, view, seed)
+        super().__init__(sample, known, seed)
         self._continuity, self.copies = Continuity(), copies
-        self.replay = self._build(max_size, sampler)
+        self.replay = self._build(max_size, sampler, view)
 
-    def _build(self, max_size: int, sampler: Sampler) -> Core[Any, Any]:
+    @property
+    def view(self) -> NStep:
+        """That of the replay, of which a copied one has its own."""
+        return self.replay.view
+
+    def _build(self, max_size: int, sampler: Sampler, view: NStep) -> Core[Any, Any]:
         schema = self._flat.extend(copied=Field((), torch.bool)) if self.copies else self._flat
         return Core(
             schema, max_size * self.num_envs, self.num_envs, own_next_obs=True, check_ends=False, sampler=sampler,
-            view=self.view, seed=self._seed,
+            view=view, seed=self._seed,
         )  # fmt: skip
 
     @property
@@ -969,6 +978,7 @@ class Sequences(Rows):
         sample: this and the others as in :class:`Rows`; ``length`` is L.
         max_size: steps per env, in whole sequences.
         sampler: of the replay.
+        view: reads the sums of rewards.
         overlap: steps that successive sequences share.
 
     Raises:
@@ -976,10 +986,10 @@ class Sequences(Rows):
     """
 
     def __init__(
-        self, sample: Mapping[str, Any], known: tuple[str, ...], view: NStep, seed: int | None, max_size: int,
-        sampler: Sampler, length: int, overlap: int,
+        self, sample: Mapping[str, Any], known: tuple[str, ...], seed: int | None, max_size: int, sampler: Sampler,
+        view: NStep, length: int, overlap: int,
     ) -> None:  # fmt: skip
-        super().__init__(sample, known, view, seed, length)
+        super().__init__(sample, known, seed, length)
         if not 1 <= view.n <= length or (view.n > 1 and DONE not in self.keys):
             raise ParameterError(
                 f"n_step={view.n}: expected at most the {length} steps of a sequence, and transitions with {DONE!r}; "
@@ -991,7 +1001,7 @@ class Sequences(Rows):
             flat.extend(**states), max(self._waits, 2) * self.num_envs, self.num_envs, own_next_obs=True,
             check_ends=False, seed=0,
         )  # fmt: skip
-        self._single = NStep(1)
+        self._view, self._single = view, NStep(1)
         self._seen = 0
         fields = {
             self._name(key): mapped(lambda x: Field((length, *x.shape), x.dtype), flat[NAMES[key]])
@@ -1001,9 +1011,14 @@ class Sequences(Rows):
         flags: dict[str, Any] = {name: flat[name] for name in ("reward", "terminated", "truncated")}
         used: dict[str, Any] = {"n_step": Field((length,))} if view.n > 1 else {}
         self._schema = Schema({**fields, **states, **flags, **used})
-        self.replay = self._build(max_size, sampler)
+        self.replay = self._build(max_size, sampler, view)
 
-    def _build(self, max_size: int, sampler: Sampler) -> Core[Any, Any]:
+    @property
+    def view(self) -> NStep:
+        """That of the sums of rewards."""
+        return self._view
+
+    def _build(self, max_size: int, sampler: Sampler, view: NStep) -> Core[Any, Any]:
         rows = max_size // self.length * self.num_envs
         return Core(self._schema, rows, self.num_envs, ordered=False, sampler=sampler, seed=self._seed)
 
