@@ -724,12 +724,10 @@ def action_field(space: Any, keep_dtypes: bool) -> Field:
     Raises:
         NotImplementedError: a space that AgileRL does not store.
     """
-    fixed = space
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         raise NotImplementedError(f"{space} action space is not supported by AgileRL.")
-    nvec = getattr(fixed, "nvec", None)
-    size = prod(fixed.shape) if nvec is None else len(nvec)
-    return Field((size,), torch_dtype(fixed.dtype) if keep_dtypes else torch.float32)
+    field = _observation_field(cast("Any", space), keep_dtypes)
+    return Field((prod(field.shape),), field.dtype)
 
 
 def numbered(fields: Fields) -> Any:

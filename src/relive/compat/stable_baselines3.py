@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple, cast
@@ -115,7 +115,9 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         handle_timeout_termination: do not count time limits (``info["TimeLimit.truncated"]``) as terminals.
         seed: batch t is a function of (seed, t). None draws a seed for each batch from NumPy's global generator, as
             the host does.
-        parts: of a subclass: the sampler, the view and further fields of its replay.
+        sampler: for subclasses; draws the batches, uniformly by default.
+        view: for subclasses; reads the batches, as single transitions by default.
+        further: for subclasses; fields to store besides.
 
     Raises:
         TypeError: a subclass overrides ``_get_samples``, and ``optimize_memory_usage`` is set.
@@ -143,7 +145,9 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         handle_timeout_termination: bool = True,
         *,
         seed: int | None = None,
-        **parts: Any,
+        sampler: Sampler | None = None,
+        view: View | None = None,
+        further: Mapping[str, Field] | None = None,
     ) -> None:
         self._added, self._seed = 0, seed
         buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
@@ -158,7 +162,13 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
                 "optimize_memory_usage"
             )
         self._by_row = bool(own)
-        self._replay = self._core(seed or 0, **parts)
+        fields = {"obs": obs_fields(observation_space, self.obs_shape), "reward": NUMBER, "terminated": END,
+                  "truncated": END, "action": action_field(action_space, self.action_dim)}  # fmt: skip
+        self._replay = Core(
+            Schema(fields | dict(further or {})), self.buffer_size * n_envs, n_envs, own_next_obs=not self._stores_once,
+            check_ends=False,  # the host fills it, not the user
+            sampler=sampler, view=NStep(1) if view is None else view, seed=seed or 0,
+        )  # fmt: skip
         self._follows = self._stores_once or isinstance(self, buffers.NStepReplayBuffer)
         self._continuity = Continuity()
         self._shapes = obs_shapes(self.obs_shape, n_envs), (n_envs, self.action_dim)
@@ -166,18 +176,6 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         self._done = ~self._never
         self._further: dict[str, Any] | None = None
         self._arrays: dict[str, Any] = {}
-
-    def _core(
-        self, seed: int, sampler: Sampler | None = None, n_steps: int = 1, gamma: float = 0.99,
-        view: View | None = None, **further: Field,
-    ) -> Core:  # fmt: skip
-        fields = {"obs": obs_fields(self.observation_space, self.obs_shape), "reward": NUMBER, "terminated": END,
-                  "truncated": END, "action": action_field(self.action_space, self.action_dim)}  # fmt: skip
-        return Core(
-            Schema(fields | further), self.buffer_size * self.n_envs, self.n_envs, own_next_obs=not self._stores_once,
-            check_ends=False,  # the host fills it, not the user
-            sampler=sampler, view=view or NStep(n_steps, gamma), seed=seed,
-        )  # fmt: skip
 
     @property
     def _stores_once(self) -> bool:
@@ -436,7 +434,7 @@ class NStepReplayBuffer(ReplayBuffer, buffers.NStepReplayBuffer):
     """
 
     def __init__(self, *args: Any, n_steps: int = 3, gamma: float = 0.99, **kwargs: Any) -> None:
-        super().__init__(*args, n_steps=n_steps, gamma=gamma, **kwargs)
+        super().__init__(*args, view=NStep(n_steps, gamma), **kwargs)
 
     n_steps: Any = alias("_view.n", "Rewards per window, at most; may be changed at any time.")
     gamma: Any = alias("_view.gamma", "Discount per step; may be changed at any time.")
@@ -589,7 +587,7 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
         )  # fmt: skip
         super().__init__(
             buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage,
-            handle_timeout_termination, seed=seed, view=view, **further,
+            handle_timeout_termination, seed=seed, view=view, further=further,
         )  # fmt: skip
 
     @classmethod
