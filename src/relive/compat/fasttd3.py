@@ -181,14 +181,14 @@ class SimpleReplayBuffer(DropIn):
 
         def numbers(source: Any, name: str, *shape: int) -> Tensor:
             where = f"next.{name}" if source is following else name
-            value = torch.as_tensor(_part(source, name, where), device=self._replay.device).detach().float()
+            value = torch.as_tensor(_part(source, name, where), device=self._replay.device).detach()
             if value.shape != (self.n_env, *shape):
                 expected = (self.n_env, *shape)
                 raise StepShapeError(f"'{where}': expected {expected} (one row per env), got {tuple(value.shape)}")
             return value
 
         def obs(source: Any) -> Any:
-            seen = {name: numbers(source, name, size) for name, size in sizes.items() if size}
+            seen = {name: numbers(source, name, size).float() for name, size in sizes.items() if size}
             if "critic_observations" not in seen or not self._privileged:
                 return seen["observations"]
             return {"actor": seen["observations"], "critic": seen["critic_observations"][:, -self._privileged :]}
@@ -198,8 +198,8 @@ class SimpleReplayBuffer(DropIn):
         done, truncated = (numbers(following, name) != 0 for name in ("dones", "truncations"))
         return {
             "obs": obs(given),
-            "action": numbers(given, "actions", self.n_act),
-            "reward": numbers(following, "rewards"),
+            "action": numbers(given, "actions", self.n_act).float(),
+            "reward": numbers(following, "rewards").float(),
             "terminated": done & ~truncated,
             "truncated": truncated,
             "next_obs": obs(following),
