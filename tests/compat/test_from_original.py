@@ -43,7 +43,10 @@ def test_rows_of_a_ring_are_put_in_the_order_of_time(position: int, full: bool, 
 # AgileRL
 
 
-AGILERLS = ("capacity", "observation_space", "action_space", *agilerl.SETTINGS)
+AGILERLS = (
+    "capacity", "observation_space", "action_space", "num_envs", "device", "gae_lambda", "gamma", "recurrent",
+    "hidden_state_architecture", "use_gae", "wrap_at_capacity", "max_seq_len", "bptt_sequence_type",
+)  # fmt: skip
 
 
 def agilerls(one: Any, played: list[Any]) -> Any:

@@ -155,6 +155,13 @@ def test_priorities_decide_what_is_drawn(ours: Any) -> None:
     np.testing.assert_allclose(again.weights[often].numpy(), 1 / 63, rtol=1e-3)
 
 
+def test_windows_are_refused_where_batches_have_no_discounts_to_go_with_them(ours: Any) -> None:
+    """The host's warning about custom buffers tells users to pass these to whichever class it is."""
+    for kind, space in ((ours.ReplayBuffer, BOX), (ours.DictReplayBuffer, DICT)):
+        with pytest.raises(TypeError, match="n_steps"):
+            kind(20, space, MOVE, "cpu", n_steps=3, gamma=0.9)
+
+
 def test_observations_and_rewards_go_through_the_hosts_normalization(ours: Any) -> None:
     env = SimpleNamespace(normalize_obs=lambda obs: obs / 10, normalize_reward=lambda reward: reward * 2)
     steps = play(12)
@@ -163,6 +170,8 @@ def test_observations_and_rewards_go_through_the_hosts_normalization(ours: Any) 
     buffer = fed(ours.NStepReplayBuffer(20, BOX, MOVE, "cpu", n_steps=3, gamma=0.9), steps)
     found = {round(key, 4): row for key, row in by_first(buffer.sample(300, env)).items()}
     assert_rows(found, {round(key, 4): row for key, row in wanted.items()})
+    buffer._get_samples(np.arange(4), env)
+    pickle.dumps(buffer)  # it does not hold the env, whose functions cannot be pickled
 
 
 # -- the arrays -------------------------------------------------------------------------------------------------------

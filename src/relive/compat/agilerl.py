@@ -21,12 +21,11 @@ from torch import Tensor
 from .. import core, returns
 from ..batches import as_tensordict, stride_of
 from ..core import key as stream
-from ..errors import FieldError, ParameterError, ShapeError
+from ..errors import ParameterError
 from ..rollout.buffer import RolloutBuffer as Rollout
-from ..steps.arrays import numpy_dtype, torch_dtype
-from ..steps.schema import Field, Path, Schema
+from ..steps.arrays import torch_dtype
+from ..steps.schema import Field, Path, Schema, map_leaves
 from .base import (
-    Column,
     DropIn,
     StepError,
     StepFieldError,
@@ -46,18 +45,18 @@ if TYPE_CHECKING:
 __all__ = ["BPTTSequenceType", "RolloutBuffer", "StepError"]
 
 FIELDS = {
-    "observations": Column("obs"),
-    "next_observations": Column("next_obs"),
-    "actions": Column("action"),
-    "rewards": Column("reward"),
-    "dones": Column("terminated"),
-    "values": Column("value"),
-    "log_probs": Column("log_prob"),
-    "advantages": Column("advantage"),
-    "returns": Column("return"),
-    "hidden_states": Column("hidden"),
-    "action_masks": Column("action_mask"),
-    "episode_starts": Column("episode_start"),
+    "observations": "obs",
+    "next_observations": "next_obs",
+    "actions": "action",
+    "rewards": "reward",
+    "dones": "terminated",
+    "values": "value",
+    "log_probs": "log_prob",
+    "advantages": "advantage",
+    "returns": "return",
+    "hidden_states": "hidden",
+    "action_masks": "action_mask",
+    "episode_starts": "episode_start",
 }
 """AgileRL's columns -> relive's fields. AgileRL's done, true for either kind of end, is stored as ``terminated``."""
 
@@ -73,13 +72,7 @@ SEQUENCES = 1
 OPTIONAL = ("action_masks", "episode_starts")
 """The bool columns that exist from the first step that has them."""
 
-SETTINGS = (
-    "num_envs", "device", "gae_lambda", "gamma", "recurrent", "hidden_state_architecture", "use_gae",
-    "wrap_at_capacity", "max_seq_len", "bptt_sequence_type",
-)  # fmt: skip
-"""The arguments of AgileRL's constructor that have a default; a buffer has them as attributes."""
-
-DERIVED = ("buffer", "pos", "full", "_data", "_own", "_blank")
+DERIVED = ("buffer", "pos", "full", "_data", "_own")
 """Attributes that follow from the others; they are not pickled."""
 
 NUMBER, FLAG = Field(), Field((), torch.bool)
@@ -136,20 +129,6 @@ class RolloutBuffer(DropIn):
         AssertionError: a Tuple space.
     """
 
-    capacity: int
-    num_envs: int
-    device: str
-    observation_space: Any
-    action_space: Any
-    gamma: float
-    gae_lambda: float
-    use_gae: bool
-    recurrent: bool
-    hidden_state_architecture: dict[str, tuple[int, ...]] | None
-    wrap_at_capacity: bool
-    max_seq_len: int | None
-    bptt_sequence_type: Any
-
     padded_data: TensorDict | None
     """Sequences end to end, ``[num_sequences * max_sequence_length]``: observations, actions, action_masks, pad_mask,
     and ``initial_hidden_states`` as non-tensor data, ``{name: [num_sequences, layers, size]}``."""
@@ -184,12 +163,21 @@ class RolloutBuffer(DropIn):
             raise ParameterError("hidden_state_architecture must be provided if recurrent=True")
         if autoreset_mode not in (None, "next_step"):
             raise ParameterError(f"autoreset_mode={autoreset_mode!r}: expected 'next_step', or None for any other mode")
-        self.capacity, self.num_envs, self.device = capacity, num_envs, device
-        self.observation_space, self.action_space = observation_space, action_space
-        self.gamma, self.gae_lambda, self.use_gae, self._seed = gamma, gae_lambda, use_gae, seed
-        self.recurrent, self.hidden_state_architecture = recurrent, hidden_state_architecture
-        self.wrap_at_capacity, self.autoreset_mode = wrap_at_capacity, autoreset_mode
-        self.max_seq_len, self.bptt_sequence_type = max_seq_len, bptt_sequence_type
+        self.capacity: int = capacity
+        self.observation_space: Any = observation_space
+        self.action_space: Any = action_space
+        self.num_envs: int = num_envs
+        self.device: str = device
+        self.gae_lambda: float = gae_lambda
+        self.gamma: float = gamma
+        self.recurrent: bool = recurrent
+        self.hidden_state_architecture: dict[str, tuple[int, ...]] | None = hidden_state_architecture
+        self.use_gae: bool = use_gae
+        self.wrap_at_capacity: bool = wrap_at_capacity
+        self.max_seq_len: int | None = max_seq_len
+        self.bptt_sequence_type: Any = bptt_sequence_type
+        self.autoreset_mode: Literal["next_step"] | None = autoreset_mode
+        self._seed = seed
         self._obs = observation_fields(observation_space, keep_dtypes)
         self._action = action_field(action_space, keep_dtypes)
         sizes = cast("dict[str, tuple[int, ...]]", hidden_state_architecture) if recurrent else {}
@@ -228,7 +216,6 @@ class RolloutBuffer(DropIn):
     def _show(self) -> None:
         """Make the TensorDict of the columns, which is not pickled."""
         rollout = self._rollout
-        self._blank = blank(self._obs, self.num_envs), blank(self._hidden, self.num_envs)
         block = rollout.block[: rollout.num_steps]
         leaves = {path: block[inner] for path, inner in self._paths().items()}
         self._data: Any = as_tensordict(leaves, (rollout.num_steps, rollout.num_envs), torch.device("cpu"))
@@ -240,7 +227,7 @@ class RolloutBuffer(DropIn):
         known, found = self._rollout.schema.names, dict[Path, Path]()
         nested = {"observations": self._obs, "next_observations": self._obs, "hidden_states": self._hidden}
         for name in names:
-            inner = FIELDS[name].name
+            inner = FIELDS[name]
             if inner in known:
                 for i, path in enumerate(nested.get(name, [()])):
                     found[(name, *path)] = (inner, str(i)) if path else (inner,)
@@ -287,11 +274,6 @@ class RolloutBuffer(DropIn):
         self._show()
         if "buffer" in state:
             self._fill(state["buffer"])
-
-    @classmethod
-    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        required = original.capacity, original.observation_space, original.action_space
-        return required, {name: getattr(original, name) for name in SETTINGS}
 
     def _take_over(self, original: Any) -> None:
         """Put the steps into the rows that they have in the original."""
@@ -374,11 +356,13 @@ class RolloutBuffer(DropIn):
                 "Either increase buffer capacity or set wrap_at_capacity=True."
             )
         self._adopt()
-        n, (no_obs, no_state) = self.num_envs, self._blank
-        ended = vector("done", done, self.num_envs, FLAG)
+        n = self.num_envs
+        seen, ended = observation("obs", obs, self._obs, n), vector("done", done, n, FLAG)
         step: dict[str, Any] = {
-            "obs": observation("obs", obs, self._obs, n),
-            "next_obs": no_obs if next_obs is None else observation("next_obs", next_obs, self._obs, n),
+            "obs": seen,
+            "next_obs": map_leaves(np.zeros_like, seen)
+            if next_obs is None
+            else observation("next_obs", next_obs, self._obs, n),
             "action": vector("action", action, n, self._action),
             "reward": vector("reward", reward, n),
             "terminated": ended,
@@ -389,19 +373,14 @@ class RolloutBuffer(DropIn):
             "return": self._zeros,
         }
         if self._hidden:
-            step["hidden"] = no_state if hidden_state is None else recurrent_states(hidden_state, self._hidden, n)
+            step["hidden"] = recurrent_states(hidden_state, self._hidden, n)
         if final_value is not None:
             step["final_value"] = vector("final_value", final_value, n)
         self._add_optional(step, episode_start, action_mask)
         real = ~self._ended
         if self.autoreset_mode is not None:
             step["mask"] = real
-        try:
-            self._rollout.add(step)
-        except ShapeError as error:
-            raise StepShapeError(str(error)) from error
-        except FieldError as error:
-            raise StepFieldError(str(error)) from error
+        self._rollout.add(step)
         self._added += 1
         self._ended = ended & real if self.autoreset_mode is not None else self._nowhere
 
@@ -427,7 +406,7 @@ class RolloutBuffer(DropIn):
             self._allocate("episode_starts", FLAG)
 
     def _allocate(self, name: str, field: Field) -> None:
-        inner = FIELDS[name].name
+        inner = FIELDS[name]
         self._rollout.add_fields(**{inner: field})
         self._data[name] = self._own[name,] = self._rollout.block[inner][: self._rollout.num_steps]
 
@@ -545,7 +524,7 @@ class RolloutBuffer(DropIn):
         self._index = (time * rollout.num_envs + seq["env"].unsqueeze(1)).to(target)
         self.padded_data = _with_states(flat, seq.num_sequences * longest, states, target)
         self.num_sequences, self.max_sequence_length = self._index.shape
-        columns = {(name,): rollout[FIELDS[name].name].flatten().to(target, copy=True) for name in TARGETS}
+        columns = {(name,): rollout[FIELDS[name]].flatten().to(target, copy=True) for name in TARGETS}
         self.unpadded_data = as_tensordict(columns, (rollout.steps * rollout.num_envs,), target)
 
     def get_minibatch_sequences(self, batch_size: int) -> Generator[tuple[TensorDict, TensorDict], None, None]:
@@ -686,10 +665,8 @@ class Ends:
     lam: float | None
     follows: bool
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The columns needed."""
-        return ("reward", "value", "terminated", "truncated", "final_value", "mask")
+    reads = ("reward", "value", "terminated", "truncated", "final_value", "mask")
+    """The columns needed."""
 
     def __call__(self, **columns: Any) -> dict[str, Tensor]:
         """The columns ``advantage`` and ``return``, ``[T, N]``."""
@@ -747,23 +724,15 @@ def action_field(space: Any, keep_dtypes: bool) -> Field:
     Raises:
         NotImplementedError: a space that AgileRL does not store.
     """
-    fixed = space
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         raise NotImplementedError(f"{space} action space is not supported by AgileRL.")
-    nvec = getattr(fixed, "nvec", None)
-    size = prod(fixed.shape) if nvec is None else len(nvec)
-    return Field((size,), torch_dtype(fixed.dtype) if keep_dtypes else torch.float32)
+    field = _observation_field(cast("Any", space), keep_dtypes)
+    return Field((prod(field.shape),), field.dtype)
 
 
 def numbered(fields: Fields) -> Any:
     """The fields for relive's schema. Members become a tuple, because AgileRL's names may contain dots."""
     return fields[()] if () in fields else tuple(fields.values())
-
-
-def blank(fields: Fields, num_envs: int) -> Any:
-    """Zeros ``[N, ...]`` for these fields."""
-    zeros = [np.zeros((num_envs, *field.shape), numpy_dtype(field.dtype)) for field in fields.values()]
-    return zeros[0] if () in fields else tuple(zeros)
 
 
 def vector(name: str, value: Any, num_envs: int, field: Field = NUMBER) -> Any:
@@ -804,18 +773,20 @@ def _leaf(name: str, value: Any, field: Field, num_envs: int) -> Any:
     if array.shape == shape:
         return array
     # Accepted besides: a single environment without its axis, two leading axes, a number for a vector of one.
-    if (array.size == np.prod(shape) and array.shape in (field.shape, shape[:-1])) or array.ndim == len(shape) + 1:
-        return array.reshape((-1, *field.shape))
+    if array.size == np.prod(shape) and (array.shape in (field.shape, shape[:-1]) or array.ndim == len(shape) + 1):
+        return array.reshape(shape)
     raise StepShapeError(f"'{name}': expected {shape} (num_envs first), got {tuple(array.shape)}")
 
 
-def recurrent_states(hidden_state: Mapping[str, Any], fields: Fields, num_envs: int) -> Any:
-    """Recurrent states ``[layers, N, size]`` in the order of the storage, ``[N, layers, size]`` each.
+def recurrent_states(hidden_state: Mapping[str, Any] | None, fields: Fields, num_envs: int) -> Any:
+    """Recurrent states ``[layers, N, size]`` in the order of the storage, ``[N, layers, size]`` each; None is zeros.
 
     Raises:
         StepFieldError: a state is missing.
         StepShapeError: a shape does not fit.
     """
+    if hidden_state is None:
+        return tuple(torch.zeros(num_envs, *field.shape) for field in fields.values())
     states: list[Tensor] = []
     for (key,), field in fields.items():
         if key not in hidden_state:

@@ -8,9 +8,10 @@ gives it to the ``add`` of a relive buffer, which checks and copies it. What an 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from inspect import signature
 from operator import attrgetter, itemgetter
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, cast, overload
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ __all__ = [
     "contents_of",
     "drawn_by_numpy",
     "equal_rows",
+    "in_ring",
     "leaves_of",
     "mapped",
     "oldest_first",
@@ -113,11 +115,14 @@ def table_of(owner: type) -> dict[str, Column]:
 class DropIn:
     """A class that takes the place of a host's class, and takes over what an original of that class holds.
 
-    A subclass says how an original was made, by :meth:`_arguments_of`, and copies its contents, by :meth:`_take_over`.
+    Such a buffer is made with the arguments of the original. Then :meth:`_take_over` copies the contents.
     """
 
     _own_attribute: str
     """An attribute that every state of this class has, and that no state of an original has."""
+
+    _renamed: ClassVar[dict[str, str]] = {}
+    """Arguments of the constructor -> the attributes of an original that hold them, where the names differ."""
 
     @classmethod
     def from_original(cls, original: Any, **options: Any) -> Any:
@@ -135,14 +140,17 @@ class DropIn:
 
     def _replace(self, original: Any, **options: Any) -> None:
         """Become what an original is."""
-        required, known = self._arguments_of(original)
-        self.__class__.__init__(self, *required, **known | options)
+        self.__class__.__init__(self, **self._arguments_of(original) | options)
         self._take_over(original)
 
     @classmethod
-    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of the constructor that an original was made with: by position, and by name."""
-        raise NotImplementedError
+    def _arguments_of(cls, original: Any) -> dict[str, Any]:
+        """The arguments of the constructor that an original was made with: its attributes of these names."""
+        makers = (
+            kind.__init__ for kind in cls.__mro__ if issubclass(kind, DropIn)
+        )  # one may pass on others' arguments
+        names = {name: cls._renamed.get(name, name) for make in makers for name in signature(make).parameters}
+        return {name: getattr(original, held) for name, held in names.items() if hasattr(original, held)}
 
     def _take_over(self, original: Any) -> None:
         """Copy the contents of an original into this buffer, which is empty."""
@@ -176,6 +184,16 @@ def contents_of(columns: Any, names: Iterable[str], rows: Any = slice(None)) -> 
 def oldest_first(capacity: int, position: int, full: bool) -> NDArray[np.int64]:
     """The rows of a host's ring in the order of time; ``position`` is the row that is written next."""
     return (np.arange(capacity) + position) % capacity if full else np.arange(position)
+
+
+def in_ring(steps: Array, capacity: int, position: int) -> Array:
+    """Steps, oldest first, in the rows where a host's ring has them, the inverse of :func:`oldest_first`.
+
+    Empty rows are zero.
+    """
+    out = np.zeros((capacity, *steps.shape[1:]), steps.dtype)
+    out[(position - len(steps) + np.arange(len(steps))) % capacity] = steps
+    return out
 
 
 def write_column(name: str, column: Any, values: Any) -> None:

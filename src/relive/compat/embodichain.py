@@ -52,16 +52,14 @@ class RolloutBuffer(DropIn):
         device: of the rollout.
     """
 
-    num_envs: int
-    rollout_len: int
-    obs_dim: Any
-    action_dim: Any
-
     _own_attribute = "_buffer"
 
     def __init__(self, num_envs: int, rollout_len: int, obs_dim: Any, action_dim: Any, device: Any = "cpu") -> None:
-        self.num_envs, self.rollout_len, self.obs_dim, self.action_dim = num_envs, rollout_len, obs_dim, action_dim
-        self.device = device
+        self.num_envs: int = num_envs
+        self.rollout_len: int = rollout_len
+        self.obs_dim: Any = obs_dim
+        self.action_dim: Any = action_dim
+        self.device: Any = device
         scalars: dict[str, Any] = dict.fromkeys(("sample_log_prob", "value", "reward"), Field())
         scalars |= dict.fromkeys(FLAGS, Field((), torch.bool))
         schema = Schema({"obs": _spec(obs_dim), "action": _spec(action_dim)} | scalars)
@@ -76,11 +74,6 @@ class RolloutBuffer(DropIn):
         self.__dict__.update(state)
         copies, self._rollout = self._rollout, self._views()  # a pickle turns views into copies
         self._fill(copies)
-
-    @classmethod
-    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        sizes = original.num_envs, original.rollout_len, original.obs_dim, original.action_dim
-        return sizes, {"device": original.device}
 
     def _take_over(self, original: Any) -> None:
         self._fill(original._rollout)

@@ -20,7 +20,7 @@ from ..errors import EpisodeEndWarning, ParameterError
 from ..memory.copier import copy_all
 from ..parameters import is_count
 from ..replay.buffer import ReplayBuffer
-from ..steps.schema import Field, Path, Schema
+from ..steps.schema import Field, Path, Schema, map_leaves
 from ..views.transitions import NStep
 from .base import DropIn, StepFieldError, StepShapeError, alias, oldest_first, renew
 
@@ -68,15 +68,6 @@ class SimpleReplayBuffer(DropIn):
         ParameterError: a size is out of range, or does not fit into memory.
     """
 
-    n_env: int
-    buffer_size: int
-    n_obs: int
-    n_act: int
-    n_critic_obs: int
-    asymmetric_obs: bool
-    playground_mode: bool
-    device: torch.device | str | None
-
     _own_attribute = "_replay"
     n_steps: Any = alias("_replay.view.n", "The most rewards of a transition.")
     gamma: Any = alias("_replay.view.gamma", "Discount per step.")
@@ -96,11 +87,15 @@ class SimpleReplayBuffer(DropIn):
         *,
         seed: int | None = None,
     ) -> None:
-        self.n_env, self.buffer_size, self.n_obs, self.n_act, self.n_critic_obs = (
-            n_env, buffer_size, n_obs, n_act, n_critic_obs,
-        )  # fmt: skip
-        self.asymmetric_obs, self.playground_mode = asymmetric_obs, playground_mode and asymmetric_obs
-        self.device, self.ptr = device, 0
+        self.n_env: int = n_env
+        self.buffer_size: int = buffer_size
+        self.n_obs: int = n_obs
+        self.n_act: int = n_act
+        self.n_critic_obs: int = n_critic_obs
+        self.asymmetric_obs: bool = asymmetric_obs
+        self.playground_mode: bool = playground_mode and asymmetric_obs
+        self.device: torch.device | str | None = device
+        self.ptr: int = 0
         for name in SIZES:
             if not is_count(getattr(self, name), 1):
                 raise ParameterError(f"{name}={getattr(self, name)!r}: expected a whole number of at least 1")
@@ -124,7 +119,7 @@ class SimpleReplayBuffer(DropIn):
             device=device or "cpu",
             seed=seed or 0,
         )
-        self._newest = self._room(schema)
+        self._newest: dict[str, Any] = {}
         """The newest step, in memory of its own: an env may write the next one over what it gave."""
         self._holds = False
         """True if there is one that is not stored yet."""
@@ -132,14 +127,6 @@ class SimpleReplayBuffer(DropIn):
         """How many more steps have to be stored until one can be drawn."""
         self._limits: Tensor | None = torch.zeros(2, dtype=torch.int64, device=self._replay.device)
         """How many steps were truncated, and how many of them led to the next one's observation; None: looked."""
-
-    def _room(self, schema: Schema) -> dict[str, Any]:
-        def leaf(path: Path) -> Tensor:
-            field = schema.leaves[path]
-            return torch.zeros((self.n_env, *field.shape), dtype=field.dtype, device=self._replay.device)
-
-        room: dict[str, Any] = {name: schema.rebuild(name, leaf) for name in schema.names}
-        return room | {"next_obs": schema.rebuild("obs", leaf)}
 
     @property
     def nbytes(self) -> int:
@@ -176,7 +163,9 @@ class SimpleReplayBuffer(DropIn):
                 self._count_limits(self._limits, newest["truncated"], apart)
             if self._holds:
                 self._store(newest["truncated"] | (apart & ~newest["terminated"]))
-        copy_all(_leaves(newest), _leaves(step))
+            copy_all(_leaves(newest), _leaves(step))
+        else:
+            self._newest = {name: map_leaves(torch.clone, value) for name, value in step.items()}
         self._holds = True
         self.ptr += 1
 
@@ -209,8 +198,8 @@ class SimpleReplayBuffer(DropIn):
         done, truncated = (numbers(following, name) != 0 for name in ("dones", "truncations"))
         return {
             "obs": obs(given),
-            "action": numbers(given, "actions", self.n_act),
-            "reward": numbers(following, "rewards"),
+            "action": numbers(given, "actions", self.n_act).float(),
+            "reward": numbers(following, "rewards").float(),
             "terminated": done & ~truncated,
             "truncated": truncated,
             "next_obs": obs(following),
@@ -284,17 +273,14 @@ class SimpleReplayBuffer(DropIn):
     # -- from an original ---------------------------------------------------------------------------------------
 
     @classmethod
-    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        options = {name: getattr(original, name) for name in ("n_steps", "gamma", "device")}
-        options["asymmetric_obs"] = getattr(original, "asymmetric_obs", True)  # holosoma has no choice
-        options["playground_mode"] = getattr(original, "playground_mode", False)
-        return tuple(getattr(original, name) for name in SIZES), options
+    def _arguments_of(cls, original: Any) -> dict[str, Any]:
+        return {"asymmetric_obs": True} | super()._arguments_of(original)  # holosoma has no choice
 
     def _take_over(self, original: Any) -> None:
         size, count = original.buffer_size, original.ptr
         for row in oldest_first(size, count % size, count >= size).tolist():
             self.extend(_step_of(original, row, self))
-        self.ptr: int = count
+        self.ptr = count
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}={getattr(self, name)!r}" for name in SIZES)

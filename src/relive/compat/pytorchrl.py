@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from functools import cached_property
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from inspect import signature
 from operator import itemgetter
 from threading import Lock
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -24,8 +26,8 @@ from ..samplers.uniform import Uniform
 from ..steps.arrays import Array, as_host, numpy_dtype, torch_dtype
 from ..steps.schema import Field, Schema, map_leaves
 from ..views.hindsight import Hindsight
-from ..views.transitions import NStep
-from .base import Column, Continuity, DropIn, alias, breaks, contents_of, mapped, oldest_first
+from ..views.transitions import NStep, Transition
+from .base import Continuity, DropIn, alias, breaks, contents_of, in_ring, mapped, oldest_first
 
 __all__ = [
     "ACT",
@@ -53,25 +55,22 @@ OBS, RHS, DONE, ACT, ACTPROBS = "Observation", "RecurrentHiddenStates", "Done", 
 REW, IREW = "Reward", "IntrinsicReward"
 OBS2, RHS2, DONE2 = "NextObservation", "NextRecurrentHiddenStates", "NextDone"
 ALGORITHM, EPISODES = "Algorithm", "Episodes"
-OffPolicyDataKeys: tuple[str, ...] = (OBS, RHS, DONE, ACT, REW, IREW, OBS2, RHS2, DONE2, ACTPROBS)
-"""The keys that the buffers store."""
 STATES = (RHS, RHS2)
-FIELDS = {
-    OBS: Column("obs"),
-    RHS: Column(RHS),
-    DONE: Column("episode_start"),
-    ACT: Column("action"),
-    REW: Column("reward", single=True),
-    IREW: Column("intrinsic_reward"),
-    OBS2: Column("next_obs"),
-    RHS2: Column(RHS2),
-    DONE2: Column("terminated", single=True),
-    ACTPROBS: Column("action_probs"),
+NAMES = {
+    OBS: "obs",
+    RHS: RHS,
+    DONE: "episode_start",
+    ACT: "action",
+    REW: "reward",
+    IREW: "intrinsic_reward",
+    OBS2: "next_obs",
+    RHS2: RHS2,
+    DONE2: "terminated",
+    ACTPROBS: "action_probs",
 }
 """PyTorchRL's keys -> relive's fields. Numbers are ``[N, 1]``, or ``[N]``, as the first transition has them."""
-NAMES = {key: column.name for key, column in FIELDS.items()}
-RENAMED = {"default_error": "error", "eta": "initial_eta"}
-"""Arguments of PyTorchRL's constructors -> the attributes of a buffer that hold them, where the names differ."""
+OffPolicyDataKeys: tuple[str, ...] = tuple(NAMES)
+"""The keys that the buffers store."""
 Data = dict[str, Any]
 AFTER = (OBS2, RHS2, DONE2)
 """Keys read from a window's last step. All others are read from its first step."""
@@ -104,22 +103,19 @@ class ReplayBuffer(DropIn):
         ParameterError: successive sequences would share all of their steps (``sequence_overlap`` of 1).
     """
 
-    device: Any
-    actor: Any
-    algo: Any
-    envs: Any
-
     storage_tensors = OffPolicyDataKeys
     _own_attribute = "_rows"
-    _settings: tuple[str, ...] = ()
-    """The arguments of PyTorchRL's constructor after ``envs``; a buffer has them as attributes."""
+    _renamed: ClassVar = {"size": "max_size", "algorithm": "algo", "default_error": "error", "eta": "initial_eta"}
     _copies = False
     """Whether relabelled copies of steps are stored, too."""
 
     def __init__(
         self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, *, seed: int | None = None
     ) -> None:
-        self.device, self.actor, self.algo, self.envs = device, actor, algorithm, envs
+        self.device: Any = device
+        self.actor: Any = actor
+        self.algo: Any = algorithm
+        self.envs: Any = envs
         self.recurrent_actor: bool = bool(actor.is_recurrent)
         self._seed = seed_or_drawn(seed)
         self._view = NStep(1, float(getattr(algorithm, "gamma", 1.0)))
@@ -144,9 +140,16 @@ class ReplayBuffer(DropIn):
         return size // self.sequence_length * self.sequence_length * 2
 
     @classmethod
-    def create_factory(cls, size: int, *, seed: int | None = None) -> Factory:
-        """A function ``(device, actor, algorithm, envs)`` that creates such buffers."""
-        return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, seed=seed)
+    def create_factory(cls, size: int, *options: Any, **named: Any) -> Factory:
+        """A function ``(device, actor, algorithm, envs)`` that creates such buffers.
+
+        Args:
+            size: see the class.
+            options: those of its arguments that follow ``envs``.
+            named: the same by name, and ``seed``.
+        """
+        signature(cls).bind(size, *[None] * 4, *options, **named)  # an unknown one is refused here already
+        return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, *options, **named)
 
     def _new_sampler(self) -> Sampler:
         return Uniform()
@@ -163,13 +166,11 @@ class ReplayBuffer(DropIn):
             self._take_parts(self._rows)
 
     @classmethod
-    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], Data]:
-        size = original.max_size
+    def _arguments_of(cls, original: Any) -> dict[str, Any]:
+        known: Data = {"envs": None} | super()._arguments_of(original)
         if original.recurrent_actor:
-            size //= 2  # the constructor doubles it
-        parts = original.device, original.actor, original.algo, getattr(original, "envs", None)
-        names = {setting: RENAMED.get(setting, setting) for setting in cls._settings}
-        return (size, *parts), {new: getattr(original, old) for new, old in names.items() if hasattr(original, old)}
+            known["size"] //= 2  # the constructor doubles it
+        return known
 
     def _take_over(self, original: Any) -> None:
         """Insert the steps, oldest first.
@@ -185,7 +186,7 @@ class ReplayBuffer(DropIn):
             )
         rows = self._rows_of(original)
         if len(rows):
-            known = original.data.keys() & FIELDS.keys()
+            known = original.data.keys() & NAMES.keys()
             states = () if self.recurrent_actor else known & set(STATES)  # a single row, as PyTorchRL stores them
             steps = contents_of(original.data, known.difference(states), rows)
             self.insert_data_slice(steps | contents_of(original.data, states))
@@ -209,11 +210,11 @@ class ReplayBuffer(DropIn):
 
     def init_tensors(self, sample: Mapping[str, Any]) -> None:
         """Allocate memory for transitions like this one, ``[N, ...]`` per key. The first insert does it, too."""
-        parts = self.max_size, self.storage_tensors, self._sampler, self._view, self._seed
+        parts = sample, self.storage_tensors, self._seed, self.max_size, self._sampler, self._view
         if self.recurrent_actor:
-            self._rows = Sequences(sample, *parts, self.sequence_length, self.overlap_length)
+            self._rows = Sequences(*parts, self.sequence_length, self.overlap_length)
         else:
-            self._rows = Flat(sample, *parts, copies=self._copies)
+            self._rows = Flat(*parts, self._copies)
 
     def insert_transition(self, sample: Mapping[str, Any]) -> None:
         """Store one step of every env: tensors ``[N, ...]``, or dictionaries of them, by key.
@@ -250,7 +251,7 @@ class ReplayBuffer(DropIn):
             return True
         if rows is None or len(new_data.get(DONE2, ())) != rows.size:
             return False
-        there = rows.read(0, rows.size, False)
+        there = rows.read()
         return there.keys() == new_data.keys() and all(_equal(value, new_data[key]) for key, value in there.items())
 
     def _append(self, new_data: Mapping[str, Any]) -> None:
@@ -327,31 +328,24 @@ class ReplayBuffer(DropIn):
     @property
     def data(self) -> Data:
         """A copy of all memory by key, float32 ``[max_size, N, ...]``; zero where nothing is stored."""
-        found = {} if self._rows is None else self.get_data_slice(0, self.max_size)
-        return {key: value for key, value in found.items() if value is not None}
+        return {} if self._rows is None else self._memory()
 
-    def _padded(self, found: Data, count: int) -> Data:
-        def pad(value: Any) -> Any:
-            if len(value) == count:
-                return value
-            out = np.zeros((count, *value.shape[1:]), np.float32)
-            out[: len(value)] = value
-            return out
+    def _memory(self) -> Data:
+        steps = self._stored.read()
+        single = () if self.recurrent_actor else STATES  # these have one row for all steps
 
-        states = () if self.recurrent_actor else STATES
-        return {key: value if key in states else mapped(pad, value) for key, value in found.items()}
+        def placed(value: Array) -> Array:
+            return in_ring(value, self.max_size, self.step)
+
+        return {key: value if key in single else mapped(placed, value) for key, value in steps.items()}
 
     def get_data_slice(self, start_pos: int, end_pos: int) -> Data:
         """A copy of the steps at these positions, float32 ``[T, N, ...]`` by key; zero where nothing is stored.
 
         Keys that transitions lack are None.
         """
-        found: Data = dict.fromkeys(self.storage_tensors)
-        return found if self._rows is None else found | self._slice(start_pos, end_pos, None)
-
-    def _slice(self, start_pos: int, end_pos: int, keys: tuple[str, ...] | None) -> Data:
-        start, end, _ = slice(start_pos, end_pos).indices(self.max_size)
-        return self._padded(self._stored.read(start, end, True, keys), max(end - start, 0))
+        found = {key: mapped(lambda x: x[start_pos:end_pos].copy(), value) for key, value in self.data.items()}
+        return dict.fromkeys(self.storage_tensors) | found
 
     def get_all_buffer_data(self, data_to_cpu: bool = False) -> MutableMapping[str, Any]:
         """All steps in the order of time, float32 ``[size, N, ...]`` by key, copied; always in RAM.
@@ -361,14 +355,14 @@ class ReplayBuffer(DropIn):
         if self._rows is None:
             return {}
         rows = self._stored
-        collected = Collected(lambda: rows.read(0, rows.size, False))
+        collected = Collected(rows.read)
         self._handed = weakref.ref(collected)
         return collected
 
     def copy_single_tensor(self, key: str, position: int) -> Any:
         """A copy of one key at a position, float32 ``[N, ...]``, or a dictionary."""
         at = position % self.max_size if self.recurrent_actor or key not in STATES else 0
-        return mapped(lambda value: value[0], self._slice(at, at + 1, (key,))[key])
+        return mapped(lambda value: value[at].copy(), self._memory()[key])
 
     # -- batches ------------------------------------------------------------------------------------------------
 
@@ -436,18 +430,11 @@ class NStepReplayBuffer(ReplayBuffer):
         LifecycleError: ``n_step`` is set to another number where sequences are stored.
     """
 
-    _settings = ("n_step",)
-
     def __init__(
         self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, n_step: int = 1, *, seed: int | None = None
     ) -> None:
         super().__init__(size, device, actor, algorithm, envs, seed=seed)
         self.n_step = n_step
-
-    @classmethod
-    def create_factory(cls, size: int, n_step: int = 1, *, seed: int | None = None) -> Factory:
-        """A function ``(device, actor, algorithm, envs)`` that creates such buffers."""
-        return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, n_step, seed=seed)
 
     @property
     def n_step(self) -> int:
@@ -482,26 +469,13 @@ class PERBuffer(NStepReplayBuffer):
         default_error: the TD error that new transitions start with.
     """
 
-    _settings = (*NStepReplayBuffer._settings, "epsilon", "alpha", "beta", "default_error")
-
     def __init__(
         self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, n_step: int = 1, epsilon: float = 0.0,
         alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000, *, seed: int | None = None,
     ) -> None:  # fmt: skip
         self._epsilon = epsilon
-        self._priorities: Any = Prioritized(
-            alpha, beta, eps=epsilon or LEAST, stratified=False, normalize="buffer", default_error=default_error
-        )
+        self._priorities: Any = SimpleNamespace(alpha=alpha, beta=beta, default_error=default_error)
         super().__init__(size, device, actor, algorithm, envs, n_step, seed=seed)
-
-    @classmethod
-    def create_factory(
-        cls, size: int, n_step: int = 1, epsilon: float = 0.0, alpha: float = 0.0, beta: float = 1.0,
-        default_error: float = 1000000, *, seed: int | None = None,
-    ) -> Factory:  # fmt: skip
-        """A function ``(device, actor, algorithm, envs)`` that creates such buffers."""
-        options = n_step, epsilon, alpha, beta, default_error
-        return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, *options, seed=seed)
 
     def _new_sampler(self) -> Sampler:
         return Prioritized(
@@ -593,8 +567,6 @@ class EREBuffer(PERBuffer):
         cmin: the least number of transitions in the window.
     """
 
-    _settings = (*PERBuffer._settings, "eta", "cmin")
-
     def __init__(
         self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, n_step: int = 1, epsilon: float = 0.0,
         alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000, eta: float = 1.0, cmin: int = 5000, *,
@@ -603,15 +575,6 @@ class EREBuffer(PERBuffer):
         self._cmin, self._recent = cmin, Recent(eta, cmin, adapt=True)
         options = n_step, epsilon, alpha, beta, default_error
         super().__init__(size, device, actor, algorithm, envs, *options, seed=seed)
-
-    @classmethod
-    def create_factory(
-        cls, size: int, n_step: int = 1, epsilon: float = 0.0, alpha: float = 0.0, beta: float = 1.0,
-        default_error: float = 1000000, eta: float = 1.0, cmin: int = 5000, *, seed: int | None = None,
-    ) -> Factory:  # fmt: skip
-        """A function ``(device, actor, algorithm, envs)`` that creates such buffers."""
-        options = n_step, epsilon, alpha, beta, default_error, eta, cmin
-        return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, *options, seed=seed)
 
     def _new_sampler(self) -> Sampler:
         inner: Any = super()._new_sampler()
@@ -690,7 +653,6 @@ class HERBuffer(EREBuffer):
         LifecycleError: the actor is recurrent.
     """
 
-    _settings = (*EREBuffer._settings, "her_function")
     _copies = True
 
     def __init__(
@@ -707,16 +669,6 @@ class HERBuffer(EREBuffer):
             )
         self.her_function = her_function
         self._lengths = np.zeros(0, np.int64)
-
-    @classmethod
-    def create_factory(  # pyright: ignore[reportIncompatibleMethodOverride] - as there
-        cls, size: int, her_function: HerFunction = unchanged, n_step: int = 1, epsilon: float = 0.0,
-        alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000, eta: float = 1.0, cmin: int = 5000, *,
-        seed: int | None = None,
-    ) -> Factory:  # fmt: skip
-        """A function ``(device, actor, algorithm, envs)`` that creates such buffers."""
-        options = her_function, n_step, epsilon, alpha, beta, default_error, eta, cmin
-        return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, *options, seed=seed)
 
     def insert_transition(self, sample: Mapping[str, Any]) -> None:
         """As in :class:`ReplayBuffer`; then append copies of the episodes that ended."""
@@ -764,13 +716,11 @@ class HERBuffer(EREBuffer):
 
     def _relabel(self, steps: Data, initial: Any, final: Any, chosen: Any) -> Data:
         """Call ``her_function`` for :class:`relive.Hindsight`."""
-        count, states = len(steps["reward"]), self._stored.states
-        rhs, rhs2 = (
-            mapped(lambda x: np.repeat(x[0, :1], count, 0), states.get(key, np.zeros((1, 1)))) for key in STATES
-        )
+        count, stored = len(steps["reward"]), self._stored
+        rhs, rhs2 = (stored.zeros(key, count) if key in stored.states else np.zeros(count) for key in STATES)
         given = steps["obs"], steps["next_obs"], initial, final
         obs, obs2, *ends = (mapped(lambda x: np.array(x, np.float32), value) for value in given)
-        reward = np.array(steps["reward"], np.float32).reshape(count, *self._stored.shapes[REW])
+        reward = np.array(steps["reward"], np.float32).reshape(count, *stored.shapes[REW])
         obs, _, obs2, _, reward = self.her_function(obs, rhs, obs2, rhs2, reward, *ends)
         changed = {"obs": _like(obs, steps["obs"]), "next_obs": _like(obs2, steps["next_obs"])}
         return {**changed, "reward": np.asarray(reward, np.float32).reshape(-1)}
@@ -827,108 +777,150 @@ class Collected(MutableMapping[str, Any]):
         return dict, (self.content(),)
 
 
-class Flat:
-    """A replay of steps ``[N, ...]`` by PyTorchRL's keys. Recurrent states are one row of zeros, as in PyTorchRL.
+class Rows(ABC):
+    """What a buffer stores by PyTorchRL's keys, in a replay that gets a row of each env at a time.
 
     Args:
         sample: a transition.
-        max_size: steps per env.
         known: keys that are stored if a transition has them.
-        sampler: of the replay.
-        view: of the replay.
         seed: of the replay.
-        copies: whether relabelled copies of steps will be added. ``size`` and :meth:`read` ignore these.
+        length: steps of a row.
     """
 
-    keys: tuple[str, ...]
-    num_envs: int
+    replay: Core[Any, Any]
 
-    def __init__(
-        self, sample: Mapping[str, Any], max_size: int, known: tuple[str, ...], sampler: Sampler, view: NStep,
-        seed: int | None, copies: bool = False,
-    ) -> None:  # fmt: skip
-        self.keys, self.num_envs = stored_keys(sample, known), len(sample[DONE2])
-        self.shapes: dict[str, Any] = {
-            key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self.keys
-        }
+    def __init__(self, sample: Mapping[str, Any], known: tuple[str, ...], seed: int | None, length: int = 1) -> None:
+        had = [key for key in known if sample.get(key) is not None]
+        self.keys = tuple(key for key in had if key not in STATES)
+        """The keys without those of recurrent states."""
+        self.num_envs, self.length, self._seed = len(sample[DONE2]), length, seed
+        self.shapes: dict[str, Any] = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in had}
         """Key -> the shape without the env axis, or a dictionary of shapes."""
-        self.members: dict[str, list[Any] | None] = {
-            key: list(sample[key]) if isinstance(sample[key], Mapping) else None for key in self.keys
-        }
-        self.states: dict[str, Any] = {
-            key: mapped(lambda value: np.zeros((1, *value.shape), np.float32), sample[key])
-            for key in STATES
-            if key in known and sample.get(key) is not None
-        }
-        self._continuity = Continuity()
-        schema = schema_of(sample, self.keys)
-        self._integers = integers_of(schema)
-        self._columns = [(key, *self._form(key, schema)) for key in self.keys]
-        self.replay = Core(
-            schema.extend(copied=Field((), torch.bool)) if copies else schema, max_size * self.num_envs, self.num_envs,
-            own_next_obs=True, check_ends=False, sampler=sampler, view=view, seed=seed,
-        )  # fmt: skip
-        self.copies = copies
-        self._memory = Memory(self.replay, self._names)
-
-    def _form(self, key: str, schema: Schema) -> tuple[str, list[Any] | None, bool, bool]:
-        """relive's field of a key, its members, and True if batches need a last axis of 1, and another dtype."""
-        field = FIELDS[key]
-        floats = set(dtypes_of(schema["obs" if key == OBS2 else field.name])) == {torch.float32}
-        return field.name, self.members[key], field.single and self.shapes[key] == (1,), not floats
+        self.states = tuple(key for key in had if key in STATES)
+        self._flat = schema_of(sample, self.keys)
+        self._integers = integers_of(self._flat)
+        self._count = 0
+        """Rows of each env since the last :meth:`clear`."""
 
     @property
+    @abstractmethod
     def view(self) -> NStep:
-        """The view of the replay."""
-        return self.replay.view
+        """Holds n and γ."""
 
-    @property
-    def _names(self) -> dict[str, str]:
-        return {key: NAMES[key] for key in self.keys}
+    @abstractmethod
+    def _build(self, max_size: int, sampler: Sampler, view: NStep) -> Core[Any, Any]:
+        """An empty replay for so many steps of each env."""
 
     @property
     def added(self) -> int:
-        """Steps per env since the last :meth:`clear`."""
-        return self._memory.added
+        """Steps per env since the last :meth:`clear`, in whole rows."""
+        return self._count * self.length
+
+    @property
+    def size(self) -> int:
+        """Steps per env, in whole rows. Steps that two rows share count twice."""
+        return len(self.replay) // self.num_envs * self.length
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.replay.clear()
+        self._count = 0
+
+    def resize(self, max_size: int, sampler: Sampler) -> None:
+        """Change the number of steps that fit, and keep the newest rows."""
+        old, view = self.replay, self.view
+        old.view = Transition()  # each replay has a view of its own
+        self.replay = self._build(max_size, sampler, view)
+        self.replay.append(old)
+        self._count = self.size // self.length
+
+    def _steps(self, env: int) -> Any:
+        """The rows of an env in the order of time."""
+        return self.replay.slice(env)
+
+    @staticmethod
+    def _name(key: str) -> str:
+        """relive's field of a key."""
+        return NAMES[key]
+
+    def read(self) -> Data:
+        """All steps in the order of time, float32 ``[T, N, ...]`` by key."""
+        envs, size = [self._steps(env) for env in range(self.num_envs)], self.size
+
+        def together(shape: tuple[int, ...], *columns: Any) -> Array:
+            steps = [as_host(column).reshape(-1, *shape) for column in columns]
+            return np.stack([x[len(x) - size :] for x in steps], 1).astype(np.float32)
+
+        return {key: mapped(together, self.shapes[key], *[env[self._name(key)] for env in envs]) for key in self.keys}
+
+
+class Flat(Rows):
+    """Steps ``[N, ...]``. Recurrent states are one row of zeros, as in PyTorchRL.
+
+    Args:
+        sample: this and the others as in :class:`Rows`.
+        max_size: steps per env.
+        sampler: of the replay.
+        view: of the replay.
+        copies: whether relabelled copies of steps will be added. ``size`` and :meth:`read` ignore these.
+    """
+
+    def __init__(
+        self, sample: Mapping[str, Any], known: tuple[str, ...], seed: int | None, max_size: int, sampler: Sampler,
+        view: NStep, copies: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(sample, known, seed)
+        self._continuity, self.copies = Continuity(), copies
+        self.replay = self._build(max_size, sampler, view)
+
+    @property
+    def view(self) -> NStep:
+        """That of the replay, of which a copied one has its own."""
+        return self.replay.view
+
+    def _build(self, max_size: int, sampler: Sampler, view: NStep) -> Core[Any, Any]:
+        schema = self._flat.extend(copied=Field((), torch.bool)) if self.copies else self._flat
+        return Core(
+            schema, max_size * self.num_envs, self.num_envs, own_next_obs=True, check_ends=False, sampler=sampler,
+            view=view, seed=self._seed,
+        )  # fmt: skip
 
     @property
     def size(self) -> int:
         """Steps per env."""
-        if self.copies:
-            return min(len(self._alone(env)) for env in range(self.num_envs))
-        return len(self.replay) // self.num_envs
+        return min(len(self._steps(env)) for env in range(self.num_envs)) if self.copies else super().size
 
-    def _alone(self, env: int) -> Any:
-        """The steps of an env in the order of time, without relabelled copies."""
-        rows = self.replay.slice(env)
-        return rows[~rows["copied"]]
+    def _steps(self, env: int) -> Any:
+        """As in :class:`Rows`, without relabelled copies."""
+        rows = super()._steps(env)
+        return rows[~rows["copied"]] if self.copies else rows
+
+    def _step(self, data: Mapping[str, Any], axes: int) -> dict[str, Any]:
+        step = as_stored(step_of(data, self.keys, axes), self._integers)
+        return step | {"copied": np.zeros_like(step["terminated"])} if self.copies else step
 
     def insert(self, sample: Mapping[str, Any]) -> None:
         """Store one step of every env."""
-        step = as_stored(step_of(sample, self.keys), self._integers)
-        if self.copies:
-            step["copied"] = step["truncated"]
-        if self.view.n == 1:  # only the step itself is read; see read_windows
-            self.replay.add(step)
-        else:
+        step = self._step(sample, 1)
+        checked = self.view.n > 1  # if n is 1, only the step itself is read; see read_windows
+        if checked:
             self._continuity.follow(self.replay, mapped(array_like, step["obs"]))
-            self.replay.add(step)
+        self.replay.add(step)
+        if checked:
             self._continuity.note(mapped(lambda x: array_like(x).copy(), step["next_obs"]), step["terminated"])
-        self._memory.added += 1
+        self._count += 1
 
     def extend(self, data: Mapping[str, Any]) -> None:
         """Store steps ``[T, N, ...]`` of one or several collectors. Successive steps need not belong together."""
-        steps = as_stored(step_of(data, self.keys, axes=2), self._integers)
-        if self.copies:
-            steps["copied"] = np.zeros_like(steps["terminated"])
-        if self.view.n == 1:
-            self.replay.extend(steps)
-        else:
+        steps = self._step(data, 2)
+        checked = self.view.n > 1
+        if checked:
             steps["truncated"][:-1] = breaks(steps["obs"], steps["next_obs"], steps["terminated"])
             self._continuity.follow(self.replay, mapped(lambda value: value[0], steps["obs"]))
-            self.replay.extend(steps)
+        self.replay.extend(steps)
+        if checked:
             self._continuity.note(mapped(lambda value: value[-1].copy(), steps["next_obs"]), steps["terminated"][-1])
-        self._memory.added += len(steps["terminated"])
+        self._count += len(steps["terminated"])
 
     def read_windows(self, n: int) -> None:
         """From now on, batches hold windows of up to ``n`` rewards.
@@ -949,52 +941,21 @@ class Flat:
         self.replay.interrupt()  # the next steps are not checked against these
         self._continuity.forget()
 
-    def clear(self) -> None:
-        """Forget all steps."""
-        self.replay.clear()
-        self._memory.forget()
+    def read(self) -> Data:
+        """As in :class:`Rows`."""
+        return super().read() | {key: self.zeros(key, 1, self.num_envs) for key in self.states}
 
-    def resize(self, max_size: int, sampler: Sampler) -> None:
-        """Change the number of steps that fit, and keep the newest."""
-        old, view = self.replay, self.view
-        old.view = NStep()  # each buffer has a view of its own
-        self.replay: Core[Sampler, NStep] = Core(
-            old.schema, max_size * self.num_envs, self.num_envs, own_next_obs=True, check_ends=False,
-            sampler=sampler, view=view, seed=old.seed,
-        )  # fmt: skip
-        self.replay.append(old)
-        kept = len(self.replay) // self.num_envs
-        self._memory = Memory(self.replay, self._names, self.size, before=len(old) // self.num_envs - kept)
-
-    def read(self, start: int, end: int, by_position: bool, keys: Iterable[str] | None = None) -> Data:
-        """``keys`` (default: all) of steps, float32 ``[T, N, ...]``, by position in memory or from the oldest on."""
-        wanted, size = [*self.keys, *self.states] if keys is None else keys, self.size
-        count = max(min(end, size) - start, 0)
-        if self.copies:
-            envs = [self._alone(env) for env in range(self.num_envs)]
-            envs = [env[len(env) - size :][start : start + count] for env in envs]
-            rows = {key: mapped(_stacked, self.shapes[key], *[env[NAMES[key]] for env in envs]) for key in self.keys}
-        else:
-            first = start if by_position else start + max(self.added - size, 0)
-            rows = {key: self._memory.read(key, first, count) for key in wanted if key in self.keys}
-        found = {key: mapped(_shaped, self.shapes[key], rows[key]) for key in wanted if key in rows}
-        states = {key: self.states[key] for key in wanted if key in self.states}
-        return found | {key: mapped(lambda value: value[start:end].copy(), s) for key, s in states.items()}
+    def zeros(self, key: str, *front: int) -> Any:
+        """A recurrent state, ``[*front, ...]``, or a dictionary of them."""
+        return mapped(lambda shape: np.zeros((*front, *shape), np.float32), self.shapes[key])
 
     def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
         """Batches ``[B, ...]`` by key, float32; and the replay's own batches."""
         for drawn in self.replay.batches(count, batch_size):
             batch: Data = dict(drawn.items())
-            found: Data = {}
-            for key, name, members, single, casts in self._columns:
-                value: Any = batch[name]
-                if members is not None:
-                    value = {member: value[member] for member in members}
-                if casts:
-                    value = mapped(Tensor.float, value)
-                found[key] = value.unsqueeze(1) if single else value
-            for key, states in self.states.items():
-                found[key] = mapped(lambda zeros: torch.from_numpy(zeros[0, :1].copy()), states)
+            found = {key: mapped(_shown, self.shapes[key], batch[NAMES[key]]) for key in self.keys}
+            for key in self.states:
+                found[key] = mapped(lambda shape: torch.zeros((1, *shape)), self.shapes[key])
             yield found, batch
 
     def steps_used(self, batch: Data) -> Tensor:
@@ -1002,8 +963,8 @@ class Flat:
         return batch["steps"].float().unsqueeze(1)
 
 
-class Sequences:
-    """A replay of sequences of L steps with n-step rewards, built while steps are added.
+class Sequences(Rows):
+    """Sequences of L steps with n-step rewards, built while steps are added.
 
     A small replay holds the newest L + n - 1 steps of each env. Every L - overlap steps, its oldest L steps become a
     sequence. Row t of a sequence has the sum of up to n rewards from step t on, within the episode. Its next
@@ -1014,88 +975,66 @@ class Sequences:
     Only the flags mark the ends of episodes, as in PyTorchRL's networks.
 
     Args:
-        sample: a transition.
+        sample: this and the others as in :class:`Rows`; ``length`` is L.
         max_size: steps per env, in whole sequences.
-        known: keys that are stored if a transition has them.
         sampler: of the replay.
-        view: holds n and γ.
-        seed: of the replay.
-        length: L.
+        view: reads the sums of rewards.
         overlap: steps that successive sequences share.
 
     Raises:
         ParameterError: n is above L, or above 1 for transitions without ``Done``.
     """
 
-    keys: tuple[str, ...]
-    num_envs: int
-    view: NStep
-    replay: Core[Any, Any]
-
     def __init__(
-        self, sample: Mapping[str, Any], max_size: int, known: tuple[str, ...], sampler: Sampler, view: NStep,
-        seed: int | None, length: int, overlap: int,
+        self, sample: Mapping[str, Any], known: tuple[str, ...], seed: int | None, max_size: int, sampler: Sampler,
+        view: NStep, length: int, overlap: int,
     ) -> None:  # fmt: skip
-        self.keys, self.num_envs = stored_keys(sample, known), len(sample[DONE2])
+        super().__init__(sample, known, seed, length)
         if not 1 <= view.n <= length or (view.n > 1 and DONE not in self.keys):
             raise ParameterError(
                 f"n_step={view.n}: expected at most the {length} steps of a sequence, and transitions with {DONE!r}; "
                 "choose a larger update_every, or a smaller n_step"
             )
-        self._length, self._stride, self._waits = length, length - overlap, length + view.n - 1
-        self._states = tuple(key for key in STATES if key in known and sample.get(key) is not None)
-        stored = *self.keys, *self._states
-        self.shapes: dict[str, Any] = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in stored}
-        flat = schema_of(sample, self.keys)
-        self._integers = integers_of(flat)
-        states = {key: mapped(Field, self.shapes[key]) for key in self._states}
+        self._stride, self._waits = length - overlap, length + view.n - 1
+        flat, states = self._flat, {key: mapped(Field, self.shapes[key]) for key in self.states}
         self._newest = Core(
             flat.extend(**states), max(self._waits, 2) * self.num_envs, self.num_envs, own_next_obs=True,
             check_ends=False, seed=0,
         )  # fmt: skip
-        self.view, self._single = view, NStep(1)
+        self._view, self._single = view, NStep(1)
         self._seen = 0
-        fields = {self._name(key): mapped(self._longer, flat[NAMES[key]]) for key in self.keys if NAMES[key] in flat}
+        fields = {
+            self._name(key): mapped(lambda x: Field((length, *x.shape), x.dtype), flat[NAMES[key]])
+            for key in self.keys
+            if NAMES[key] in flat
+        }
         flags: dict[str, Any] = {name: flat[name] for name in ("reward", "terminated", "truncated")}
         used: dict[str, Any] = {"n_step": Field((length,))} if view.n > 1 else {}
-        self._schema, self._seed = Schema({**fields, **states, **flags, **used}), seed
-        self.replay = self._build(max_size, sampler)
-        self._memory = Memory(self.replay, self._names)
+        self._schema = Schema({**fields, **states, **flags, **used})
+        self.replay = self._build(max_size, sampler, view)
 
-    def _build(self, max_size: int, sampler: Sampler) -> Core:
-        rows = max_size // self._length * self.num_envs
+    @property
+    def view(self) -> NStep:
+        """That of the sums of rewards."""
+        return self._view
+
+    def _build(self, max_size: int, sampler: Sampler, view: NStep) -> Core[Any, Any]:
+        rows = max_size // self.length * self.num_envs
         return Core(self._schema, rows, self.num_envs, ordered=False, sampler=sampler, seed=self._seed)
 
     @staticmethod
     def _name(key: str) -> str:
         return OF_STEPS.get(key, NAMES[key])
 
-    def _longer(self, field: Field) -> Field:
-        return Field((self._length, *field.shape), field.dtype)
-
-    @property
-    def _names(self) -> dict[str, str]:
-        return {key: self._name(key) for key in self.keys} | {key: key for key in self._states}
-
-    @property
-    def added(self) -> int:
-        """Steps per env since the last :meth:`clear`, in whole sequences."""
-        return self._memory.added * self._length
-
-    @property
-    def size(self) -> int:
-        """Steps per env, in whole sequences. Steps that two sequences share count twice."""
-        return len(self.replay) // self.num_envs * self._length
-
     def insert(self, sample: Mapping[str, Any]) -> None:
         """Add one step of every env."""
-        self._newest.add(as_stored(step_of(sample, (*self.keys, *self._states)), self._integers))
+        self._newest.add(as_stored(step_of(sample, (*self.keys, *self.states)), self._integers))
         self._seen += 1
         if self._seen >= self._waits and (self._seen - self._waits) % self._stride == 0:
             self._store_oldest()
 
     def _store_oldest(self) -> None:
-        length, envs, n = self._length, self.num_envs, self.view.n
+        length, envs, n = self.length, self.num_envs, self.view.n
         steps = self._waiting(self._single)
         rewards = steps if n == 1 else self._waiting(self.view)
 
@@ -1108,24 +1047,25 @@ class Sequences:
 
             return mapped(cut, self.shapes[key], source[NAMES[key]])
 
-        fields = {self._name(key): mapped(lambda value: value.swapaxes(0, 1), part(key)) for key in self.keys}
-        states = {key: mapped(lambda value: value[0], part(key)) for key in self._states}
-        self._append({**fields, **states}, (envs,))
+        fields = {self._name(key): mapped(lambda value: value.swapaxes(0, 1)[None], part(key)) for key in self.keys}
+        states = {key: mapped(lambda value: value[:1], part(key)) for key in self.states}
+        self._append({**fields, **states}, 1)
 
     def _waiting(self, view: NStep) -> Data:
         """The waiting steps, read through a view, in the order of time: ``[W N, ...]``."""
         self._newest.view = view
         return dict(self._newest.data().items())
 
-    def _append(self, fields: Data, shape: tuple[int, ...]) -> None:
-        """Store sequences ``[N, ...]`` or ``[K, N, ...]``. The replay's own reward and flags are unused."""
+    def _append(self, fields: Data, count: int) -> None:
+        """Store sequences ``[K, N, ...]``. The replay's own reward and flags are unused."""
+        shape = count, self.num_envs
         none = np.zeros(shape, np.bool_)
         step = {**fields, "reward": np.zeros(shape, np.float32), "terminated": none, "truncated": none}
         if self.view.n > 1:
             step["n_step"] = self._steps_used(fields[self._name(DONE)], fields[self._name(DONE2)])
         step = {name: mapped(lambda x: np.ascontiguousarray(as_host(x)), value) for name, value in step.items()}
-        self.replay.add(step) if len(shape) == 1 else self.replay.extend(step)
-        self._memory.added += 1 if len(shape) == 1 else shape[0]
+        self.replay.extend(step)
+        self._count += count
 
     def extend(self, data: Mapping[str, Any]) -> None:
         """Store whole sequences, ``[K L, N, ...]`` end to end, with the states before each sequence's first step.
@@ -1133,7 +1073,7 @@ class Sequences:
         Raises:
             AssertionError: the steps are not a whole number of sequences.
         """
-        steps, length = as_stored(step_of(data, self.keys, axes=2), self._integers), self._length
+        steps, length = as_stored(step_of(data, self.keys, axes=2), self._integers), self.length
         count = len(steps["terminated"])
         assert count % length == 0, f"expected whole sequences of {length} steps, got {count} steps"
 
@@ -1141,20 +1081,8 @@ class Sequences:
             return value.reshape(count // length, length, *value.shape[1:]).swapaxes(1, 2)
 
         fields = {self._name(key): mapped(cut, steps[NAMES[key]]) for key in self.keys}
-        states = {key: mapped(lambda v: as_host(v)[::length].astype(np.float32), data[key]) for key in self._states}
-        self._append({**fields, **states}, (count // length, self.num_envs))
-
-    def clear(self) -> None:
-        """Forget the stored sequences. The unfinished one is kept."""
-        self.replay.clear()
-        self._memory.forget()
-
-    def resize(self, max_size: int, sampler: Sampler) -> None:
-        """Change the number of steps that fit, and keep the newest sequences."""
-        old, self.replay = self.replay, self._build(max_size, sampler)
-        self.replay.append(old)
-        kept = len(self.replay) // self.num_envs
-        self._memory = Memory(self.replay, self._names, kept, before=len(old) // self.num_envs - kept)
+        states = {key: mapped(lambda v: as_host(v)[::length].astype(np.float32), data[key]) for key in self.states}
+        self._append({**fields, **states}, count // length)
 
     def read_windows(self, n: int) -> None:
         """Refuse to change n, because sums of n rewards are stored.
@@ -1167,41 +1095,28 @@ class Sequences:
                 f"n_step: sequences with windows of {self.view.n} rewards are stored; create a buffer with n_step={n!r}"
             )
 
-    def read(self, start: int, end: int, by_position: bool, keys: Iterable[str] | None = None) -> Data:
-        """``keys`` (default: all) of steps, float32 ``[T, N, ...]``, by position in memory or counted from the oldest.
+    def read(self) -> Data:
+        """As in :class:`Rows`. States are zero except before a sequence's first step."""
+        envs = [self._steps(env) for env in range(self.num_envs)]
 
-        States are zero except before a sequence's first step.
-        """
-        size, length = self.size, self._length
-        low, high = start // length, max(-(-min(end, size) // length), start // length)
-        first = low if by_position else low + (self.added - size) // length
-        part = slice(start - low * length, max(min(end, size), start) - low * length)
+        def firsts(shape: tuple[int, ...], *columns: Any) -> Array:
+            out = np.zeros((self.size, len(columns), *shape), np.float32)
+            out[:: self.length] = np.stack(columns, 1)
+            return out
 
-        def steps(shape: tuple[int, ...], rows: Any) -> Any:
-            return rows.swapaxes(1, 2).reshape(-1, self.num_envs, *shape)[part]
-
-        def firsts(shape: tuple[int, ...], rows: Any) -> Any:
-            out = np.zeros(((high - low) * length, self.num_envs, *shape), np.float32)
-            out[::length] = rows
-            return out[part]
-
-        found: Data = {}
-        for key in self.shapes if keys is None else keys:
-            if key in self.shapes:
-                rows = self._memory.read(key, first, high - low)
-                found[key] = mapped(firsts if key in self._states else steps, self.shapes[key], rows)
-        return found
+        states = {key: mapped(firsts, self.shapes[key], *[env[key] for env in envs]) for key in self.states}
+        return super().read() | states
 
     def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
         """Batches of sequences by key, float32 ``[S L, ...]``, states ``[S, ...]``; and the replay's own batches."""
-        for batch in self.replay.batches(count, -(-batch_size // self._length)):
+        for batch in self.replay.batches(count, -(-batch_size // self.length)):
             found = {
                 key: mapped(lambda shape, x: x.reshape(-1, *shape).float(), self.shapes[key], batch[self._name(key)])
                 for key in self.keys
             }
             if self.view.n > 1 and self.view.gamma == 1.0:  # no power of 1 is 0, so the flag must end the target
                 found[DONE2] = torch.maximum(found[DONE2], self.steps_used(batch).isinf().float())
-            states = {key: mapped(lambda _, state: state, self.shapes[key], batch[key]) for key in self._states}
+            states = {key: mapped(lambda _, state: state, self.shapes[key], batch[key]) for key in self.states}
             yield found | states, batch
 
     def steps_used(self, batch: Any) -> Tensor:
@@ -1210,65 +1125,10 @@ class Sequences:
 
     def _steps_used(self, starts: Any, ends: Any) -> Any:
         """The same for sequences ``[..., L]``, from the flags before and after their steps."""
-        n, length = self.view.n, self._length
+        n, length = self.view.n, self.length
         # the flags before steps 0 .. L + n - 2; `ends` holds the flags after steps n - 1 .. L + n - 2
         flags = np.concatenate([starts.reshape(ends.shape) != 0, ends[..., length - n : length - 1]], -1).cumsum(-1)
         return np.where(flags[..., n - 1 :] > flags[..., :length], np.inf, n).astype(np.float32)
-
-
-class Memory:
-    """The rows of a replay whose N envs get one step each at a time, counted since the last :meth:`forget`.
-
-    Args:
-        replay: the storage.
-        names: PyTorchRL's key -> relive's field.
-        added: rows per env that count, the newest ones.
-        before: rows per env that were added before those.
-    """
-
-    added: int
-
-    def __init__(self, replay: Core, names: Mapping[str, str], added: int = 0, before: int = 0) -> None:
-        self._replay, self._names, self._begin, self.added = replay, names, before, added
-
-    def forget(self) -> None:
-        """Let the next row be row 0."""
-        self._begin, self.added = self._begin + self.added, 0
-
-    @cached_property
-    def _columns(self) -> Data:
-        """Views of all rows ``[N, R, ...]``."""
-        block, num_envs = self._replay.block, self._replay.num_envs
-
-        def by_env(column: Any) -> Any:
-            array = as_host(column)
-            return array.reshape(num_envs, len(array) // num_envs, *array.shape[1:])
-
-        fields = {key: block[name] for key, name in self._names.items()}
-        nested = {key: dict(value.items()) if hasattr(value, "items") else value for key, value in fields.items()}
-        return {key: mapped(by_env, value) for key, value in nested.items()}
-
-    def read(self, key: str, first: int, count: int) -> Any:
-        """Rows ``first`` to ``first + count`` of a field, float32 ``[count, N, ...]``, or a dictionary of these.
-
-        The trap: older rows than the R that are stored are not noticed; newer rows are returned for them.
-        """
-        return mapped(lambda column: _rows(column, self._begin + first, count), self._columns[key])
-
-    def __getstate__(self) -> Data:
-        return {name: value for name, value in self.__dict__.items() if name != "_columns"}
-
-
-def _rows(column: Any, first: int, count: int) -> Any:
-    """Rows of a ring ``[N, R, ...]``, time first: ``[count, N, ...]``."""
-    out = np.empty((count, len(column), *column.shape[2:]), np.float32)
-    done, rows = 0, column.shape[1]
-    while done < count:
-        at = (first + done) % rows
-        some = min(rows - at, count - done)
-        out[done : done + some] = column[:, at : at + some].swapaxes(0, 1)
-        done += some
-    return out
 
 
 def step_of(sample: Mapping[str, Any], keys: tuple[str, ...], axes: int = 1) -> dict[str, Any]:
@@ -1325,11 +1185,6 @@ def _whole(field: Field, value: Any) -> Any:
     return cast if (cast == array).all() else value  # the replay refuses fractions
 
 
-def stored_keys(sample: Mapping[str, Any], known: tuple[str, ...]) -> tuple[str, ...]:
-    """The known keys that a transition has, without recurrent states."""
-    return tuple(key for key in known if key not in STATES and sample.get(key) is not None)
-
-
 def schema_of(sample: Mapping[str, Any], keys: tuple[str, ...]) -> Schema:
     """The fields of these keys, with the dtypes of the first transition."""
     step = step_of(sample, keys)
@@ -1345,18 +1200,9 @@ def _field(value: Any) -> Field:
 
 def integers_of(schema: Schema) -> dict[str, Any]:
     """The fields that are not floats, by name; for a dictionary, the fields of its members."""
-    found: dict[str, Any] = {}
-    for name in schema.names:
-        fields: Any = schema[name]
-        if name not in ("terminated", "truncated") and any(not dtype.is_floating_point for dtype in dtypes_of(fields)):
-            found[name] = fields
+    names = {path[0] for path, field in schema.leaves.items() if not field.dtype.is_floating_point}
+    found: dict[str, Any] = {name: schema[name] for name in names - {"terminated", "truncated"}}
     return found | ({NAMES[OBS2]: found["obs"]} if "obs" in found else {})
-
-
-def dtypes_of(fields: Any) -> list[torch.dtype]:
-    """The dtypes of a field, or of the members of a dictionary."""
-    members = cast("Mapping[str, Any]", fields).values() if isinstance(fields, Mapping) else [fields]
-    return [field.dtype for field in members]
 
 
 def arrays_of(steps: Any) -> Any:
@@ -1368,14 +1214,10 @@ def arrays_of(steps: Any) -> Any:
     return map_leaves(apart, steps)
 
 
-def _stacked(_: Any, *envs: Any) -> Any:
-    """Steps ``[T, ...]`` of each env as float32 ``[T, N, ...]``."""
-    return np.stack([as_host(env) for env in envs], 1).astype(np.float32)
-
-
-def _shaped(shape: Any, rows: Any) -> Any:
-    """Add the axis of size 1 that relive leaves out."""
-    return rows if rows.shape[2:] == shape else rows.reshape(*rows.shape[:2], *shape)
+def _shown(shape: tuple[int, ...], value: Tensor) -> Tensor:
+    """Steps of a batch as float32, with the axis of 1 that relive leaves out. The checks save time."""
+    value = value if value.dtype is torch.float32 else value.float()
+    return value.unsqueeze(1) if value.dim() == len(shape) else value
 
 
 def _equal(there: Any, given: Any) -> bool:

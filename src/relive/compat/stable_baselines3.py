@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple, cast
@@ -36,6 +36,7 @@ from .base import (
     contents_of,
     drawn_by_numpy,
     equal_rows,
+    in_ring,
     mapped,
     oldest_first,
     sent,
@@ -114,21 +115,20 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         handle_timeout_termination: do not count time limits (``info["TimeLimit.truncated"]``) as terminals.
         seed: batch t is a function of (seed, t). None draws a seed for each batch from NumPy's global generator, as
             the host does.
-        parts: of a subclass: the sampler, the view and further fields of its replay.
+        sampler: for subclasses; draws the batches, uniformly by default.
+        view: for subclasses; reads the batches, as single transitions by default.
+        further: for subclasses; fields to store besides.
 
     Raises:
         TypeError: a subclass overrides ``_get_samples``, and ``optimize_memory_usage`` is set.
     """
 
-    observations: Column
-    next_observations: Column
-    observations, next_observations = Column("obs"), Column("next_obs")
-    actions: Column
-    rewards: Column
-    actions, rewards = Column("action"), Column("reward")
-    dones: Column
-    timeouts: Column
-    dones, timeouts = Column("done"), Column("timeout")
+    observations: Column = Column("obs")
+    next_observations: Column = Column("next_obs")
+    actions: Column = Column("action")
+    rewards: Column = Column("reward")
+    dones: Column = Column("terminated")
+    timeouts: Column = Column("truncated")
     _own_attribute = "_replay"
 
     _replaced: tuple[str, ...] = ("_get_samples",)
@@ -145,7 +145,9 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         handle_timeout_termination: bool = True,
         *,
         seed: int | None = None,
-        **parts: Any,
+        sampler: Sampler | None = None,
+        view: View | None = None,
+        further: Mapping[str, Field] | None = None,
     ) -> None:
         self._added, self._seed = 0, seed
         buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
@@ -160,7 +162,13 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
                 "optimize_memory_usage"
             )
         self._by_row = bool(own)
-        self._replay = self._core(seed or 0, **parts)
+        fields = {"obs": obs_fields(observation_space, self.obs_shape), "reward": NUMBER, "terminated": END,
+                  "truncated": END, "action": action_field(action_space, self.action_dim)}  # fmt: skip
+        self._replay = Core(
+            Schema(fields | dict(further or {})), self.buffer_size * n_envs, n_envs, own_next_obs=not self._stores_once,
+            check_ends=False,  # the host fills it, not the user
+            sampler=sampler, view=NStep(1) if view is None else view, seed=seed or 0,
+        )  # fmt: skip
         self._follows = self._stores_once or isinstance(self, buffers.NStepReplayBuffer)
         self._continuity = Continuity()
         self._shapes = obs_shapes(self.obs_shape, n_envs), (n_envs, self.action_dim)
@@ -168,18 +176,6 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         self._done = ~self._never
         self._further: dict[str, Any] | None = None
         self._arrays: dict[str, Any] = {}
-
-    def _core(
-        self, seed: int, sampler: Sampler | None = None, n_steps: int = 1, gamma: float = 0.99,
-        view: View | None = None, **further: Field,
-    ) -> Core:  # fmt: skip
-        fields = {"obs": obs_fields(self.observation_space, self.obs_shape), "reward": NUMBER, "terminated": END,
-                  "truncated": END, "action": action_field(self.action_space, self.action_dim)}  # fmt: skip
-        return Core(
-            Schema(fields | further), self.buffer_size * self.n_envs, self.n_envs, own_next_obs=not self._stores_once,
-            check_ends=False,  # the host fills it, not the user
-            sampler=sampler, view=view or NStep(n_steps, gamma), seed=seed,
-        )  # fmt: skip
 
     @property
     def _stores_once(self) -> bool:
@@ -217,9 +213,8 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
                 "rows were written to the arrays, where those are the storage; otherwise use add(), extend() or reset()"
             )
         rows = slice(self._added, count)
-        names = {"obs": "obs", "next_obs": "next_obs", "action": "action", "reward": "reward"}
-        names |= {"terminated": "done", "truncated": "timeout"}
-        found = {name: mapped(lambda x: x[rows].copy(), self.column(shown)) for name, shown in names.items()}
+        names = [column.name for column in FIELDS.values()]
+        found = {name: mapped(lambda x: x[rows].copy(), self.column(name)) for name in names}
         self._extend(found)
 
     def add(
@@ -270,17 +265,14 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         self._continuity.forget()
 
     @classmethod
-    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        sizes = original.buffer_size * original.n_envs, original.observation_space, original.action_space
-        names = "device", "n_envs", "optimize_memory_usage", "handle_timeout_termination"
-        return sizes, {name: getattr(original, name) for name in names}
+    def _arguments_of(cls, original: Any) -> dict[str, Any]:
+        return super()._arguments_of(original) | {"buffer_size": original.buffer_size * original.n_envs}
 
     def _take_over(self, original: Any) -> None:
         """Add the steps, oldest first. Those after which an env was reset without an end become truncated."""
         for rows, steps in steps_of(original):
-            done, timeout = steps.pop("done"), steps.pop("timeout")
-            more = self._further_of(original, rows)
-            self._extend(steps | more | {"terminated": self._terminated(done, timeout), "truncated": timeout})
+            steps["terminated"] = self._terminated(steps["terminated"], steps["truncated"])
+            self._extend(steps | self._further_of(original, rows))
 
     def _further_of(self, original: Any, rows: Array) -> dict[str, Any]:
         """Further fields for these rows of an original."""
@@ -308,14 +300,15 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
             return buffers.BaseBuffer.sample(self, batch_size, env)
         if self._seed is None:
             self._replay.seed = drawn_by_numpy()
-        return self._samples(dict(self._drawn(batch_size, env).items()), env)
+        return self._samples(self._read(self._replay.sample, batch_size, env), env)
 
-    def _drawn(self, batch_size: int, env: Any) -> Any:
+    def _read(self, read: Callable[[Any], Any], which: Any, env: Any) -> dict[str, Any]:
+        """The batch that ``read(which)`` returns, with each reward normalized before windows are summed."""
         if env is None:
-            return self._replay.sample(batch_size)
+            return dict(read(which).items())
         self._view.each_reward = env.normalize_reward
         try:
-            return self._replay.sample(batch_size)
+            return dict(read(which).items())
         finally:
             self._view.each_reward = None  # so that a copy of the buffer does not hold the env
 
@@ -330,8 +323,7 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
             raise TypeError("_get_samples: rows are stored in another order than the host's; use sample()")
         rows = np.arange(self.size())[batch_inds]
         envs = np.random.default_rng(drawn_by_numpy()).integers(self.n_envs, size=len(rows))
-        self._view.each_reward = None if env is None else env.normalize_reward
-        return self._samples(dict(self._replay.at(envs * self.buffer_size + rows).items()), env)
+        return self._samples(self._read(self._replay.at, envs * self.buffer_size + rows, env), env)
 
     def _samples(self, batch: Any, env: Any) -> Any:
         nested = isinstance(self.observation_space, spaces.Dict)
@@ -370,9 +362,8 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         """
         if self._stores_once:
             return self._copied(name)
-        if name not in self._arrays:
-            field = {"done": "terminated", "timeout": "truncated"}.get(name, name)
-            rows = joined(self.observation_space, self._replay.block[field], name)
+        if name not in self._arrays:  # a subclass's own `_get_samples` reads them for each batch
+            rows = joined(self.observation_space, self._replay.block[name], name)
             sizes = self.n_envs, self.buffer_size
             self._arrays[name] = mapped(lambda x: numpy_view(x.unflatten(0, sizes).transpose(0, 1)), rows)
         return self._arrays[name]
@@ -380,25 +371,20 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
     def _copied(self, name: str) -> Any:
         if name == "next_obs" and self.optimize_memory_usage:
             raise AttributeError("next_observations: with optimize_memory_usage=True `observations` holds them")
-        if name == "done":
+        if name == "terminated":  # the host's dones are ends of either kind
             found = copied(self._arranged("terminated") | self._arranged("truncated"))
             found.newest, found.cut_off = (self.pos - 1) % self.buffer_size, self._replay.interrupt
             return found
-        return mapped(copied, self._arranged("truncated" if name == "timeout" else name))
+        return mapped(copied, self._arranged(name))
 
     def _arranged(self, name: str) -> Any:
         """A field of all steps in the host's rows ``[buffer_size, n_envs, ...]``, or a dictionary of these.
 
         Empty rows are zero. "next_obs" is the observation after each step.
         """
-        pos, rows = self.pos, self.buffer_size
 
         def arrange(*columns: Array) -> Array:
-            out = np.zeros((rows, len(columns), *columns[0].shape[1:]), columns[0].dtype)
-            for env, column in enumerate(columns):
-                # the newest step of every env lies in the row before `pos`
-                out[(pos - len(column) + np.arange(len(column))) % rows, env] = column
-            return out
+            return np.stack([in_ring(column, self.buffer_size, self.pos) for column in columns], 1)
 
         return mapped(arrange, *[self._steps_of_env(name, env) for env in range(self.n_envs)])
 
@@ -448,13 +434,7 @@ class NStepReplayBuffer(ReplayBuffer, buffers.NStepReplayBuffer):
     """
 
     def __init__(self, *args: Any, n_steps: int = 3, gamma: float = 0.99, **kwargs: Any) -> None:
-        super().__init__(*args, n_steps=n_steps, gamma=gamma, **kwargs)
-
-    @classmethod
-    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        sizes, known = super()._arguments_of(original)
-        names = [name for name in ("n_steps", "gamma") if hasattr(original, name)]
-        return sizes, known | {name: getattr(original, name) for name in names}
+        super().__init__(*args, view=NStep(n_steps, gamma), **kwargs)
 
     n_steps: Any = alias("_view.n", "Rewards per window, at most; may be changed at any time.")
     gamma: Any = alias("_view.gamma", "Discount per step; may be changed at any time.")
@@ -607,15 +587,12 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
         )  # fmt: skip
         super().__init__(
             buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage,
-            handle_timeout_termination, seed=seed, view=view, **further,
+            handle_timeout_termination, seed=seed, view=view, further=further,
         )  # fmt: skip
 
     @classmethod
-    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        sizes, known = super()._arguments_of(original)
-        names = "n_sampled_goal", "goal_selection_strategy", "copy_info_dict"
-        known |= {name: getattr(original, name) for name in names}
-        return sizes, known | {"env": getattr(original, "env", None)}  # a pickled state has no env
+    def _arguments_of(cls, original: Any) -> dict[str, Any]:
+        return {"env": None} | super()._arguments_of(original)  # a pickled state has no env
 
     def _further_of(self, original: Any, rows: Array) -> dict[str, Any]:
         if self.infos is None:
@@ -673,8 +650,8 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
             )
             self._replay.interrupt()
 
-    def _drawn(self, batch_size: int, env: Any) -> Any:
-        return self._replay.sample(batch_size)
+    def _read(self, read: Callable[[Any], Any], which: Any, env: Any) -> dict[str, Any]:
+        return dict(read(which).items())  # each reward is recomputed, and normalized afterwards
 
     def _fields(self, batch: Any, env: Any) -> tuple[Any, ...]:
         obs, action, next_obs, dones, reward = super()._fields(batch, env)
@@ -741,17 +718,14 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
     gae_lambda: float
     gamma: float
 
-    observations: Column
-    actions: Column
-    rewards: Column
-    observations, actions, rewards = Column("obs"), Column("action"), Column("reward")
-    episode_starts: Column
-    values: Column
-    log_probs: Column
-    episode_starts, values, log_probs = Column("episode_start"), Column("value"), Column("log_prob")
-    advantages: Column
-    returns: Column
-    advantages, returns = Column("advantage"), Column("return")
+    observations: Column = Column("obs")
+    actions: Column = Column("action")
+    rewards: Column = Column("reward")
+    episode_starts: Column = Column("episode_start")
+    values: Column = Column("value")
+    log_probs: Column = Column("log_prob")
+    advantages: Column = Column("advantage")
+    returns: Column = Column("return")
     _own_attribute = "_rollout"
 
     def __init__(
@@ -780,18 +754,9 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
         further = {"terminated": END, "truncated": END, "advantage": NUMBER, "return": NUMBER}
         schema = Schema(fields)
         self._rollout = CoreRollout(schema, buffer_size, n_envs, columns=further, seed=seed or 0)
-        self._arrays: dict[str, Any] = {}
         self._shapes = obs_shapes(self.obs_shape, n_envs), (n_envs, self.action_dim)
         self._row_bytes = 2 * NUMBER.nbytes + sum(x.nbytes for path, x in schema.leaves.items() if path[0] in SERVED)
         self.reset()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_arrays": {}}  # views, which a pickle would turn into copies
-
-    @classmethod
-    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        sizes = original.buffer_size, original.observation_space, original.action_space
-        return sizes, {name: getattr(original, name) for name in ("device", "gae_lambda", "gamma", "n_envs")}
 
     def _take_over(self, original: Any) -> None:
         """Copy the columns. The host's ``get`` flattens those that it serves, env by env."""
@@ -894,8 +859,6 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
         rest[0] = rest[0].float()
         nested = isinstance(self.observation_space, spaces.Dict)
         kind = samples.DictRolloutBufferSamples if nested else samples.RolloutBufferSamples
-        if len(rest[0]) <= size:
-            return iter([kind(obs, *rest)])
         parts: list[Any] = [x.split(size) for x in rest]
         if nested:
             members = zip(*mapped(lambda x: x.split(size), obs).values(), strict=True)
@@ -908,10 +871,8 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
 
     def column(self, name: str) -> Any:
         """A column of the rollout as a view ``[T, N, ...]``, or a dictionary of views."""
-        if name not in self._arrays:
-            found = joined(self.observation_space, self._rollout.block[name][: self.buffer_size], name)
-            self._arrays[name] = mapped(numpy_view, found)
-        return self._arrays[name]
+        found = joined(self.observation_space, self._rollout.block[name][: self.buffer_size], name)
+        return mapped(numpy_view, found)
 
 
 ROLLOUT_FIELDS = table_of(RolloutBuffer)
@@ -965,10 +926,10 @@ def steps_of(original: Any) -> Iterator[tuple[Array, dict[str, Any]]]:
         steps = {FIELDS[name].name: column for name, column in contents_of(original, FIELDS, at).items()}
         if once:
             steps["next_obs"] = contents_of(original, ["observations"], (at + 1) % size)["observations"]
-        done, timeout = steps["done"] != 0, steps["timeout"] != 0
+        done, timeout = steps["terminated"] != 0, steps["truncated"] != 0
         reset = ~equal_rows(steps["next_obs"], contents_of(original, ["observations"], after)["observations"], 2)
         reset[after == at] = False  # nothing follows the newest step
-        yield at, steps | {"done": done, "timeout": timeout | (reset & ~done)}
+        yield at, steps | {"terminated": done, "truncated": timeout | (reset & ~done)}
 
 
 def overridden(buffer: object, names: Sequence[str]) -> list[str]:
@@ -1007,13 +968,9 @@ def obs_shapes(shape: Any, num_envs: int) -> Any:
 
 def fitted(values: Any, shape: Any) -> Any:
     """Arrays in the host's shapes. An array that has its shape, as most do, is returned itself."""
-    if type(shape) is not dict:
-        return values if getattr(values, "shape", None) == shape else np.asarray(values).reshape(shape)
-    found: dict[str, Any] = {}
-    for key, inner in cast("dict[str, Any]", shape).items():  # a comprehension takes twice as long
-        value = values[key]
-        found[key] = value if getattr(value, "shape", None) == inner else np.asarray(value).reshape(inner)
-    return found
+    if type(shape) is dict:
+        return {key: fitted(values[key], inner) for key, inner in cast("dict[str, Any]", shape).items()}
+    return values if getattr(values, "shape", None) == shape else np.asarray(values).reshape(shape)
 
 
 def joined(space: spaces.Space[Any], obs: Any, name: str = "obs") -> Any:

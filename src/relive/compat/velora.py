@@ -91,20 +91,12 @@ class ReplayBuffer(DropIn):
         ParameterError: a capacity below 2, or above what fits into memory.
     """
 
-    capacity: int
-    device: Any
-    state_dim: int
-    action_dim: int
-    hidden_dim: int
-
-    states: Column
-    actions: Column
-    rewards: Column
-    states, actions, rewards = Column("obs"), Column("action"), Column("reward", single=True)
-    next_states: Column
-    dones: Column
-    hiddens: Column
-    next_states, dones, hiddens = Column("next_obs"), Column("done", single=True), Column("memory")
+    states: Column = Column("obs")
+    actions: Column = Column("action")
+    rewards: Column = Column("reward", single=True)
+    next_states: Column = Column("next_obs")
+    dones: Column = Column("done", single=True)
+    hiddens: Column = Column("memory")
     _own_attribute = "_replay"
 
     def __init__(
@@ -117,8 +109,11 @@ class ReplayBuffer(DropIn):
         device: torch.device | str | None = None,
         seed: int | None = None,
     ) -> None:
-        self.capacity, self.device = capacity, device
-        self.state_dim, self.action_dim, self.hidden_dim = state_dim, action_dim, hidden_dim
+        self.capacity: int = capacity
+        self.state_dim: int = state_dim
+        self.action_dim: int = action_dim
+        self.hidden_dim: int = hidden_dim
+        self.device: Any = device
         fields: dict[str, Any] = {"obs": (state_dim,), "action": (action_dim,), "reward": (), "done": ()}
         fields |= {"terminated": FLAG, "truncated": FLAG, "memory": (hidden_dim,)}
         self._replay = Replay(Schema(fields), capacity, ordered=False, device=device or "cpu", seed=seed or 0)
@@ -272,10 +267,6 @@ class ReplayBuffer(DropIn):
         original = SimpleNamespace(**known, **read_files(state_path, known, FIELDS))
         return cls.from_original(original, device=where, seed=seed)
 
-    @classmethod
-    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return tuple(getattr(original, name) for name in SIZES[:4]), {"device": original.device}
-
     def _take_over(self, original: Any) -> None:
         if not original.size:
             return
@@ -355,15 +346,6 @@ class RolloutBuffer:
         ParameterError: ``num_envs`` is below 1, or ``capacity`` is no positive multiple of it.
     """
 
-    capacity: int
-    num_envs: int
-    device: Any
-    state_dim: int
-    action_dim: int
-    hidden_dim: int
-    gamma: float
-    gae_lambda: float
-
     def __init__(
         self,
         capacity: int,
@@ -379,9 +361,14 @@ class RolloutBuffer:
     ) -> None:
         if not is_count(num_envs, 1) or not is_count(capacity, 1) or capacity % num_envs:
             raise ParameterError(f"'{capacity=}' must be a multiple of '{num_envs=}', since that many come at a time")
-        self.capacity, self.num_envs, self.device = capacity, num_envs, device
-        self.state_dim, self.action_dim, self.hidden_dim = state_dim, action_dim, hidden_dim
-        self.gamma, self.gae_lambda = gamma, gae_lambda
+        self.capacity: int = capacity
+        self.state_dim: int = state_dim
+        self.action_dim: int = action_dim
+        self.hidden_dim: int = hidden_dim
+        self.num_envs: int = num_envs
+        self.gamma: float = gamma
+        self.gae_lambda: float = gae_lambda
+        self.device: Any = device
         fields: dict[str, Any] = {"obs": (state_dim,), "action": (action_dim,), "reward": (), "ended": ()}
         fields |= {"terminated": FLAG, "truncated": FLAG, "value": (), "log_prob": (), "hidden": (hidden_dim,)}
         self.rollout: Rollout = Rollout(
@@ -587,20 +574,26 @@ def write_files(
     tensors = dict(sorted(state.items()))  # the order of safetensors for tensors of one dtype
     specs = format.plan(tensors, "")
     header, size = format.header(specs, {CHECKSUM: "0" * 8}), sum(spec.nbytes for spec in specs.values())
-    data = _Hashed(itertools.chain.from_iterable(map(pieces, tensors.values())))
+    crc = 0
+
+    def content() -> Iterator[memoryview]:
+        nonlocal crc
+        yield memoryview(header)
+        for piece in itertools.chain.from_iterable(map(pieces, tensors.values())):
+            crc = zlib.crc32(piece, crc)
+            yield piece
 
     def checksum() -> tuple[int, bytes]:
-        return header.index(b"0" * 8), data.crc32.encode()
+        return header.index(b"0" * 8), f"{crc:08x}".encode()
 
     text = json.dumps(dict(metadata), indent=2).encode()
-    parts = itertools.chain([memoryview(header)], data)
     names = f"{prefix}state{ENDING}", f"{prefix}metadata.json"
     with save.locked_directory(folder):
         beside = [folder / f".{name}.beside" for name in names]
         try:
             for file in beside:
                 file.unlink(missing_ok=True)  # left behind by a process that was killed
-            disk.write_file(beside[0], parts, len(header) + size, last=checksum)
+            disk.write_file(beside[0], content(), len(header) + size, last=checksum)
             disk.write_file(beside[1], [memoryview(text)], len(text))
             for file, name in zip(beside, names, strict=True):
                 file.replace(folder / name)
@@ -646,30 +639,13 @@ def _require_checksum(content: Any, names: Iterable[str], file: Path) -> None:
     notes: dict[str, str] = content.metadata() or {}
     if CHECKSUM not in notes:
         return
-    data = _Hashed(piece for name in names for piece in pieces(content.get_tensor(name)))
-    for _ in data:
-        pass
-    if data.crc32 != notes[CHECKSUM]:
+    crc = 0
+    for piece in itertools.chain.from_iterable(pieces(content.get_tensor(name)) for name in names):
+        crc = zlib.crc32(piece, crc)
+    if f"{crc:08x}" != notes[CHECKSUM]:
         raise FileFormatError(
-            f"'{file}' is damaged: expected the checksum {notes[CHECKSUM]:.8}, got {data.crc32}; use another copy"
+            f"'{file}' is damaged: expected the checksum {notes[CHECKSUM]:.8}, got {crc:08x}; use another copy"
         )
-
-
-class _Hashed:
-    """Pieces of bytes that are hashed while they are read."""
-
-    def __init__(self, pieces: Iterable[memoryview]) -> None:
-        self._pieces, self._crc = pieces, 0
-
-    def __iter__(self) -> Iterator[memoryview]:
-        for piece in self._pieces:
-            self._crc = zlib.crc32(piece, self._crc)
-            yield piece
-
-    @property
-    def crc32(self) -> str:
-        """The checksum of the pieces read so far, in hexadecimal."""
-        return f"{self._crc:08x}"
 
 
 def _found(path: Path) -> Path:

@@ -7,17 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ...batches import WHOLE, swap_layers
+from ...batches import swap_layers
 from ...errors import FieldError, ShapeError
 from ...parameters import one_of, require
 from ...returns import GAE
 from ...rollout.buffer import RolloutBuffer
-from ...rollout.sequences import ENV, LENGTH, START, Flags, plan_windows
-from ...steps.arrays import as_host
 from ...steps.schema import Field, Schema, map_leaves
 from ..base import Column, DropIn, contents_of, renew, table_of, write_column
 
@@ -29,16 +26,9 @@ __all__ = ["RolloutStorage", "split_and_pad_trajectories", "unpad_trajectories"]
 
 FLAG = Field((), torch.bool)
 NUMBER = Field()
-READ: dict[str, tuple[str, ...]] = {
-    "rl": ("obs", "action", "value", "advantage", "return", "log_prob"),
-    "distillation": (),
-}
+TYPES = ("rl", "distillation")
+READ = ("obs", "action", "value", "advantage", "return", "log_prob")
 """The fields of a PPO minibatch, without those that the first transition declares."""
-ONLY: dict[str, tuple[str, ...]] = {
-    "rl": ("value", "return", "advantage", "log_prob", "final_value"),
-    "distillation": ("privileged_action",),
-}
-"""The columns that storages of one training type alone have."""
 LEARNED = ("actions", "values", "advantages", "returns")
 """The columns that a minibatch has under their own names."""
 STATES = ("a", "c")
@@ -121,31 +111,20 @@ class RolloutStorage(DropIn):
         ParameterError: an unknown training type, or a size below 1.
     """
 
-    training_type: str
-    device: str
-    actions_shape: tuple[int, ...] | list[int]
-    num_envs: int
-    num_transitions_per_env: int
-
     Transition = Transition
     Batch = Batch
     _own_attribute = "_buffer"
 
-    actions: Column
-    privileged_actions: Column
-    actions, privileged_actions = Column("action"), Column("privileged_action")
-    rewards: Column
-    values: Column
-    rewards, values = Column("reward", single=True), Column("value", single=True)
-    advantages: Column
-    returns: Column
-    advantages, returns = Column("advantage", single=True), Column("return", single=True)
-    actions_log_prob: Column
-    final_values: Column
-    actions_log_prob, final_values = Column("log_prob", single=True), Column("final_value", single=True)
-    dones: Column
-    time_outs: Column
-    dones, time_outs = Column("terminated", single=True, dtype=torch.uint8), Column("truncated", single=True)
+    actions: Column = Column("action")
+    privileged_actions: Column = Column("privileged_action")
+    rewards: Column = Column("reward", single=True)
+    values: Column = Column("value", single=True)
+    advantages: Column = Column("advantage", single=True)
+    returns: Column = Column("return", single=True)
+    actions_log_prob: Column = Column("log_prob", single=True)
+    final_values: Column = Column("final_value", single=True)
+    dones: Column = Column("terminated", single=True, dtype=torch.uint8)
+    time_outs: Column = Column("truncated", single=True)
 
     def __init__(
         self,
@@ -159,10 +138,13 @@ class RolloutStorage(DropIn):
         reshuffle_each_epoch: bool = True,
         seed: int | None = None,
     ) -> None:
-        require("RolloutStorage", one_of(*READ), training_type=training_type)
-        self.training_type, self.device, self.actions_shape = training_type, device, actions_shape
-        self.num_envs, self.num_transitions_per_env = num_envs, num_transitions_per_env
-        self.reshuffle_each_epoch = reshuffle_each_epoch
+        require("RolloutStorage", one_of(*TYPES), training_type=training_type)
+        self.training_type: str = training_type
+        self.num_envs: int = num_envs
+        self.num_transitions_per_env: int = num_transitions_per_env
+        self.actions_shape: tuple[int, ...] | list[int] = actions_shape
+        self.device: str = device
+        self.reshuffle_each_epoch: bool = reshuffle_each_epoch
         action = Field(tuple(actions_shape))
         fields: dict[str, Any] = {"obs": map_leaves(_field, obs), "action": action, "reward": NUMBER}
         fields |= {"terminated": FLAG, "truncated": FLAG}
@@ -173,15 +155,12 @@ class RolloutStorage(DropIn):
         self._buffer = RolloutBuffer(Schema(fields), *size, device=device, columns=further, seed=seed or 0)
         self._seed = seed
         self._no_end = torch.zeros(num_envs, dtype=torch.bool, device=device)
-        self._views: dict[str, Any] = {}
         self._params: int | None = None
         self._states: dict[str, int] = {}
-        self._blank: dict[str, tuple[Tensor, ...]] = {}
 
     @classmethod
-    def _arguments_of(cls, original: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        sizes = original.num_envs, original.num_transitions_per_env, original.observations[0]
-        return (original.training_type, *sizes, original.actions_shape), {"device": original.device}
+    def _arguments_of(cls, original: Any) -> dict[str, Any]:
+        return super()._arguments_of(original) | {"obs": original.observations[0]}
 
     def _take_over(self, original: Any) -> None:
         shared = ("observations", *(name for name in FIELDS if hasattr(original, name)))
@@ -271,7 +250,7 @@ class RolloutStorage(DropIn):
         """
         self._require_rl()
         renew(self._buffer, self._seed)
-        fields = (*READ["rl"], *(["distribution"] if self._params else []))
+        fields = (*READ, *(["distribution"] if self._params else []))
         batches: Any = self._buffer.minibatches(
             num_batches=num_mini_batches, epochs=num_epochs, reshuffle=self.reshuffle_each_epoch, fields=fields
         )
@@ -290,7 +269,7 @@ class RolloutStorage(DropIn):
         """
         self._require_rl()
         renew(self._buffer, self._seed)
-        fields = (*READ["rl"][1:], *(["distribution"] if self._params else []))
+        fields = (*READ[1:], *(["distribution"] if self._params else []))
         batches = self._buffer.env_batches(
             num_batches=num_mini_batches, epochs=num_epochs, shuffle=self.reshuffle_each_epoch, fields=fields
         )
@@ -308,20 +287,16 @@ class RolloutStorage(DropIn):
         Raises:
             AttributeError: storages of this training type do not have it.
         """
-        for kind, names in ONLY.items():
-            if name in names and kind != self.training_type:
-                attribute = next(host for host, column in FIELDS.items() if column.name == name)
-                raise AttributeError(f"a storage for {self.training_type!r} has no {attribute!r}")
-        if name not in self._views:
-            self._views[name] = self._buffer.block[name][:-1]
-        return self._views[name]
+        columns: Any = self._buffer.block
+        if name not in columns.keys() or (name == "final_value" and self.training_type != "rl"):
+            attribute = next(host for host, column in FIELDS.items() if column.name == name)
+            raise AttributeError(f"a storage for {self.training_type!r} has no {attribute!r}")
+        return columns[name][:-1]
 
     @property
     def observations(self) -> TensorDict:
         """All groups, ``[T, N, ...]``. Write to them in place; groups cannot be replaced."""
-        if "obs" not in self._views:
-            self._views["obs"] = self._buffer.block["obs"][:-1].to(self.device).lock_()
-        return self._views["obs"]
+        return self._buffer.block["obs"][:-1].to(self.device).lock_()
 
     @observations.setter
     def observations(self, value: TensorDict) -> None:
@@ -346,9 +321,6 @@ class RolloutStorage(DropIn):
     saved_hidden_state_a: Any = _saved_states("a", "The actor's states before each step, ``[T, layers, N, size]``.")
     saved_hidden_state_c: Any = _saved_states("c", "The critic's states before each step, ``[T, layers, N, size]``.")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_views": {}}  # views, which a pickle would turn into copies
-
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _require_rl(self) -> None:
@@ -370,7 +342,7 @@ class RolloutStorage(DropIn):
         dones = self._numbers("dones", required(transition, "dones"), torch.bool)
         cut = self._no_end if time_outs is None else self._numbers("time_outs", time_outs, torch.bool) & dones
         step = {
-            "obs": map_leaves(self._moved, required(transition, "observations")),
+            "obs": map_leaves(partial(self._fit, dtype=None), required(transition, "observations")),
             "action": self._fit(required(transition, "actions")),
             "reward": self._numbers("rewards", required(transition, "rewards")),
             "terminated": dones,
@@ -389,11 +361,11 @@ class RolloutStorage(DropIn):
             step["hidden"] = {name: self._states_of(name, transition) for name in self._states}
         return step
 
-    def _fit(self, value: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """On our device, with this dtype. The check first is faster than a ``to`` that changes nothing."""
-        if value.dtype is dtype and value.device == self._buffer.device:
+    def _fit(self, value: Tensor, dtype: torch.dtype | None = torch.float32) -> Tensor:
+        """On our device, with this dtype; None is its own. The check first is faster than a ``to`` for nothing."""
+        if (dtype is None or value.dtype is dtype) and value.device == self._buffer.device:
             return value
-        return value.detach().to(self._buffer.device, dtype)
+        return value.detach().to(self._buffer.device, dtype or value.dtype)
 
     def _numbers(self, name: str, value: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """``[N]`` or ``[N, 1]`` as ``[N]``."""
@@ -402,10 +374,6 @@ class RolloutStorage(DropIn):
             raise ShapeError(f"{name}: expected [{n}] or [{n}, 1] numbers, one for each env, got {tuple(value.shape)}")
         fitting = self._fit(value, dtype)
         return fitting if fitting.dim() == 1 else fitting.squeeze(1)
-
-    def _moved(self, value: Tensor) -> Tensor:
-        """On our device, with its own dtype."""
-        return value if value.device == self._buffer.device else value.detach().to(self._buffer.device)
 
     def _learn_shapes(self, transition: Any) -> None:
         """Declare the distribution parameters and recurrent states of the first transition that has them."""
@@ -425,17 +393,22 @@ class RolloutStorage(DropIn):
         known = dict(cast("Mapping[str, Any]", self._buffer.schema["hidden"])) if self._states else {}
         self._buffer.add_fields(hidden=known | {name: tuple(Field(tuple(s.shape[1:])) for s in examples)})
         self._states[name] = len(examples)
-        self._blank[name] = tuple(torch.zeros(s.shape, device=self.device) for s in examples)
 
     def _states_of(self, name: str, transition: Any) -> tuple[Tensor, ...]:
         state = transition.hidden_states[STATES.index(name)]  # None where the network starts from its initial state
-        return self._blank[name] if state is None else tuple([swap_layers(self._fit(s)) for s in _wrapped(state)])
+        if state is None:
+            return tuple(torch.zeros_like(column[0]) for column in self._columns_of_states(name))
+        return tuple([swap_layers(self._fit(s)) for s in _wrapped(state)])
+
+    def _columns_of_states(self, name: str) -> list[Tensor]:
+        """``[T, N, layers, size]`` each."""
+        block = self._buffer.block
+        return [block["hidden", name, str(i)][:-1] for i in range(self._states[name])]
 
     def _saved(self, name: str) -> list[Tensor] | None:
         if name not in self._states:
             return None
-        block = self._buffer.block
-        return [block["hidden", name, str(i)][:-1].transpose(1, 2) for i in range(self._states[name])]
+        return [column.transpose(1, 2) for column in self._columns_of_states(name)]
 
     def _save(self, name: str, values: Sequence[Tensor] | None) -> None:
         if values is None:
@@ -459,10 +432,8 @@ class Returns:
     lam: float
     normalize: bool
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The columns needed."""
-        return GAE().reads
+    reads = GAE().reads
+    """The columns needed."""
 
     def __call__(self, *, terminated: Tensor, truncated: Tensor, **columns: Any) -> dict[str, Tensor]:
         """The columns ``advantage`` and ``return``, ``[T, N]``."""
@@ -513,12 +484,13 @@ def split_and_pad_trajectories(tensor: Any, dones: Tensor) -> tuple[Any, Tensor]
     steps, envs = (int(size) for size in tensor.shape[:2])
     if tuple(dones.shape) not in ((steps, envs), (steps, envs, 1)):
         raise ShapeError(f"dones: expected {(steps, envs)}, with or without a last axis of 1, got {tuple(dones.shape)}")
-    done = as_host(dones.reshape(steps, envs)) != 0
-    flags = Flags.of_arrays(done, np.ones_like(done), np.ones(envs, np.bool_))
-    windows = torch.from_numpy(plan_windows(flags, None, WHOLE, drop_tail=False, complete=False)).to(dones.device)
+    ends = dones.reshape(steps, envs) != 0
+    ends[-1] = True
+    last = ends.T.flatten().nonzero().squeeze(1)  # each trajectory's last step, counted env by env
+    first = torch.cat([last.new_zeros(1), last[:-1] + 1])
     time = torch.arange(steps, device=dones.device).unsqueeze(1)
-    masks = time < windows[:, LENGTH]
-    rows = ((windows[:, START] + time) * envs + windows[:, ENV]).where(masks, 0)
+    masks = time <= last - first
+    rows = ((first % steps + time) * envs + first // steps).where(masks, 0)
     padded = tensor.flatten(0, 1)[rows]
     if isinstance(padded, Tensor):
         return _blank(padded, masks), masks
