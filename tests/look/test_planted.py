@@ -139,10 +139,12 @@ WRONG: dict[str, tuple[Call, set[str]]] = {
         lambda: played.without_next(played.rolled(played.played("Arena"), "reward", 1)),
         {"reward-one-step-off"}),
     "Market: rewards late": (lambda: played.rolled(played.played("Market"), "reward", 1), {"reward-one-step-off"}),
-    **{f"{env}: actions late": (lambda env=env: played.rolled(played.played(env), "action", 1), {"action-one-step-off"})
+    **{f"{env}: actions late": (
+        lambda env=env: played.rolled(played.played(env, steps=600), "action", 1), {"action-one-step-off"})
        for env in ("CartPole", "Pendulum", "Arena", "MountainCar")},
     **{f"{env}: actions late, an exploring policy": (
-        lambda env=env: played.rolled(played.played(env, policy=explored), "action", 1), {"action-one-step-off"})
+        lambda env=env: played.rolled(played.played(env, steps=600, policy=explored), "action", 1),
+        {"action-one-step-off"})
        for env in ("CartPole", "Arena")},
     **{f"{env}: running sums": (lambda env=env: played.sums(played.played(env)), {"reward-is-a-sum"})
        for env in ("CartPole", "Pendulum", "Arena", "Acrobot")},
