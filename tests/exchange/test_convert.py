@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import planted
 import relive
-from relive import ReplayBuffer
+from relive import ReplayBuffer, exchange
 from relive.cli import app
 from relive.exchange import from_lerobot, log_of
 from twins import Twin
@@ -32,6 +32,12 @@ def test_arrays_are_the_replay_that_was_filled_from_them(next_obs: bool) -> None
     assert len(back) == len(want) > 0
     for one, other in zip(columns(back), columns(want), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_log_prints_what_it_has_and_lacks_and_no_array() -> None:
+    zeros = np.zeros(1_000)
+    log = exchange.Log("mine", {"obs": zeros, "reward": zeros}, ("what ended is not known",))
+    assert repr(log) == "Log('mine': 1000 steps of obs, reward; what ended is not known)"
 
 
 def test_steps_of_two_envs_stay_apart_where_one_begins_on_what_the_other_led_to() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from relive import Mixture, ReplayBuffer
-from relive.errors import InvariantError, ParameterError
+from relive.errors import FieldError, InvariantError, ParameterError
 from relive.samplers import Sampler
 from twins import Twin
 
@@ -113,3 +113,13 @@ def test_a_class_that_inherits_and_lacks_a_method_cannot_be_made() -> None:
 
     with pytest.raises(TypeError, match="draw"):
         Half()  # pyright: ignore[reportAbstractUsage]
+
+
+def test_a_field_of_a_draw_that_the_view_reads_too_is_refused() -> None:
+    class Shadowing(Newest):
+        def draw(self, count: int, key: int, update: int, of: int) -> Any:
+            return super().draw(count, key, update, of)[0], {"reward": np.zeros(count)}
+
+    twin = Twin(1, 8, sampler=Shadowing()).play(*"....")
+    with pytest.raises(FieldError, match=r"draw\(2\): its field 'reward' is one that the view reads, too"):
+        twin.buffer.sample(2)

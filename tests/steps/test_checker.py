@@ -304,9 +304,21 @@ def test_what_is_given_for_a_nested_field_and_has_no_members_is_said(obs: Any, s
     assert rollout.steps == 0
 
 
+@pytest.mark.parametrize(
+    ("pose", "said"),
+    [
+        ((np.zeros((N, 4)),), r"1': missing from 'obs.pose', the tuple of 1 given"),
+        (np.zeros((N, 4)), r"0': missing from 'obs.pose', the ndarray of shape \(3, 4\) given; pass a dict or tuple"),
+        ({"x": 1}, r"0': missing from 'obs.pose', the dict given, which has 'x'"),
+    ],
+    ids=["a short tuple", "an array", "a dict"],
+)
+def test_what_is_given_deep_within_a_field_and_lacks_a_member_is_said(pose: Any, said: str) -> None:
+    with pytest.raises(errors.FieldError, match=rf"field 'obs.pose.{said}"):
+        RolloutBuffer(SCHEMA, 2, N).add(step(obs=step()["obs"] | {"pose": pose}))
+
+
 def test_a_tuple_without_a_member_is_said() -> None:
-    with pytest.raises(errors.FieldError, match=r"field 'obs.pose.1': missing from the dict given, which has"):
-        RolloutBuffer(SCHEMA, 2, N).add(step(obs=step()["obs"] | {"pose": (np.zeros((N, 4)),)}))
     with pytest.raises(errors.FieldError, match=r"field 'x.1': missing from the tuple of 1 given"):
         RolloutBuffer(Schema({"x": ((), ())}), 2, N).add(x=(np.zeros(N),))
 

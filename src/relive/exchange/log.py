@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Log:
     """Steps of one env in the order of time.
 
@@ -65,6 +65,10 @@ class Log:
 
     def __len__(self) -> int:
         return len(self.fields["reward"])
+
+    def __repr__(self) -> str:
+        names = ", ".join(map(printable, self.fields))
+        return f"Log({'; '.join([f'{self.source!r}: {len(self)} steps of {names}', *self.lacks])})"
 
     def replay(self, schema: Schema | None = None, **options: Any) -> ReplayBuffer:
         """A replay of one env with these steps: see :meth:`relive.ReplayBuffer.from_arrays`.

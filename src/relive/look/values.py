@@ -564,10 +564,13 @@ def _far_off(plain: Array, moved: Array) -> Bools:
 
 
 def _land_together(steps: Experience, broken: Ints, varies: Bools) -> bool:
-    """True if the rows after these lie much nearer to each other than all rows do, in half of their numbers or more."""
-    landed = np.asarray(steps.numbers[broken + 1], np.float64)[:, varies]
-    usual = np.asarray(steps.numbers, np.float64)[:, varies].var(0)
-    return bool((landed.var(0) < 0.2 * usual).mean() >= 0.5)
+    """True if the rows after these lie much nearer to each other than all rows do, in half of their numbers or more.
+
+    The middle half of them is compared, since some of these rows may have moved far for another reason.
+    """
+    numbers = np.asarray(steps.numbers, np.float64)[:, varies]
+    landed, usual = (np.subtract(*np.quantile(rows, (0.75, 0.25), axis=0)) for rows in (numbers[broken + 1], numbers))
+    return bool((landed < 0.45 * usual).mean() >= 0.5)
 
 
 def _at_one_length(broken: Ints) -> bool:

@@ -15,7 +15,7 @@ from .. import core
 from ..batches import SequenceBatch, as_tensordict, swap_layers
 from ..core import Draw
 from ..core import key as stream
-from ..errors import LifecycleError, ParameterError, ReliveError, SchemaError, ShapeError
+from ..errors import DTypeError, FieldError, LifecycleError, ParameterError, ReliveError, SchemaError, ShapeError
 from ..memory.mapped import LookAhead, MappedAllocator
 from ..parameters import is_count, is_own, refuse_class
 from ..ring.ring import Change, Ring
@@ -25,7 +25,7 @@ from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform, WithoutReplacement
 from ..steps.arrays import Ints, as_host
-from ..steps.schema import Path, Schema
+from ..steps.schema import Path, Schema, dotted
 from ..views.contract import View, require_readable, rule_of, time_first_of
 from ..views.frames import FrameStack
 from ..views.hindsight import Hindsight
@@ -171,11 +171,38 @@ class Reader:
             if is_own(self.view):
                 raise
             raise type(error)(f"{self.view!r}: {error}") from error
+        if not is_own(self.view):
+            self._check_fields(batch, len(places))
         if extras:
             tensors = self.ring.store.tensors(*extras.values())
             for name, tensor in zip(extras, tensors, strict=True):
+                if (name,) in batch and not self._own_sampler:
+                    raise FieldError(
+                        f"{self.sampler!r}.draw({len(places)}): its field {name!r} is one that the view reads, too; "
+                        "give it another name"
+                    )
                 batch[name,] = tensor
         return self.assembled(batch, len(places), extras)
+
+    def _check_fields(self, fields: Any, count: int) -> None:
+        """Refuse what a user's view read if it is no batch ``[count]``.
+
+        Raises:
+            FieldError, DTypeError, ShapeError: it is no dict, or one of its names or values is wrong.
+        """
+        who = f"{self.view!r}.read"
+        if not isinstance(fields, dict):
+            raise FieldError(f"{who}: expected a dict from paths to tensors, got {type(fields).__name__}")
+        for path, value in cast("dict[Any, Any]", fields).items():
+            if not isinstance(path, tuple):
+                raise FieldError(f"{who}: expected paths, tuples of names such as ('obs',), got {path!r}")
+            name = dotted(cast("Path", path))
+            if not isinstance(value, Tensor):
+                raise DTypeError(f"{who}: field '{name}': expected a tensor, got {type(value).__name__}")
+            if value.shape[:1] != (count,) and time_first_of(self.view) is None:
+                raise ShapeError(
+                    f"{who}: field '{name}': expected {count} rows, one for each place, got shape {tuple(value.shape)}"
+                )
 
     def assembled(self, batch: dict[Path, Tensor], count: int, extras: Iterable[str] = ()) -> Any:
         """The batch ``[count]`` of these fields, which a sampler's ``extras`` are among."""

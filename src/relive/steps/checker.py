@@ -243,7 +243,14 @@ def _inner(value: Any, path: Path) -> Any:
     try:
         return descend(value, path[1:])
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise FieldError(f"field '{dotted(path)}': missing from the {_kind_of(value)}") from error
+        where = ""
+        for depth in range(2, len(path)):  # what was given for the innermost field that is there
+            try:
+                value = descend(value, path[depth - 1 : depth])
+            except (KeyError, IndexError, TypeError, ValueError):
+                break
+            where = f"'{dotted(path[:depth])}', the "
+        raise FieldError(f"field '{dotted(path)}': missing from {where or 'the '}{_kind_of(value)}") from error
 
 
 def _kind_of(value: Any) -> str:
