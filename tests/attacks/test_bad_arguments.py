@@ -81,7 +81,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "VTrace(rho_clip": lambda v: relive.VTrace(rho_clip=v),
     "GroupAdvantage(until_first_done": lambda v: relive.GroupAdvantage(2, until_first_done=v),
     "GroupAdvantage(eps": lambda v: relive.GroupAdvantage(2, eps=v),
-    "ValueHeads(": lambda v: relive.ValueHeads(v),
+    "ValueHeads(": relive.ValueHeads,
     "Prioritized(normalize": lambda v: relive.Prioritized(normalize=v),
     "inner": lambda v: relive.Recent(inner=v),
     "NStep(each_reward": lambda v: relive.NStep(each_reward=v),

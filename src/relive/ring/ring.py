@@ -342,16 +342,15 @@ class Ring:
 
     # -- drawing and reading ------------------------------------------------------------------------------------
 
-    def draw(self, count: int, key: int, newest: int = 0) -> Ints | None:
+    def draw(self, count: int, key: int) -> Ints | None:
         """Places ``[count]`` of anchors, each equally often and with replacement; None if there are none.
 
         Args:
             count: B.
             key: the key of the stream of random numbers.
-            newest: draw from this many of the newest, in the order of completion; 0 means from all.
         """
         places = np.empty(count, np.int64)
-        some = core.draw(self.core, key, newest, places)
+        some = core.draw(self.core, key, 0, places)
         return places if some else None
 
     def window_places(self, newest: int) -> tuple[Ints, Ints]:
