@@ -16,6 +16,8 @@ from pathlib import Path
 # inherit this. Plots are drawn, never shown. torch is not imported here, because the process that
 # waits for the workers does not need it.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", MPLBACKEND="Agg")
+if "PYTEST_XDIST_WORKER" in os.environ:  # a process that has used a GPU cannot fork; `make test-gpu` has no workers
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import pytest
 from hypothesis import HealthCheck, settings

@@ -51,6 +51,10 @@ def load() -> None:
     """Import here, once, what the first batch of a process imports, and not in each fork: that takes a second or so."""
     for module in ("relive", "gymnasium", "tensordict"):
         importlib.import_module(module)
+    # At its first use the engine of gradients starts a thread for each device, without which a fork cannot use it. In
+    # torch for CUDA it finds one once something was compiled, where there is none.
+    torch = importlib.import_module("torch")
+    torch.ones(1, requires_grad=True).sum().backward()
     gc.collect()
     gc.freeze()  # no later garbage collection looks at them
 
