@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import inside
+from relive import ParameterError
 from relive.cli import app
 from relive.exchange import from_minari, minari, to_minari
 from relive.steps.schema import Field
@@ -56,6 +57,21 @@ def test_episodes_go_out_and_come_back(dress: str, kind: str) -> None:
 def test_the_space_of_discrete_actions_has_the_largest_that_was_taken() -> None:
     assert inside.space(minari)(Field((), torch.int64), 3).n == 4
     assert inside.space(minari)(Field((), torch.int64), 0).n == 2
+
+
+@pytest.mark.parametrize("kind", [{}, {"data_format": "arrow"}])
+def test_the_release_that_always_writes_jpeg_is_refused(kind: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_an_option(dataset_id: str, buffers: Any, env: Any, data_format: str, **about: Any) -> str:
+        return data_format
+
+    monkeypatch.setattr("minari.create_dataset_from_buffers", without_an_option)
+    monkeypatch.setattr("minari.__version__", "0.5.3")
+    replay = Twin(2, 40).play("..", ".T", "..").buffer
+    with pytest.raises(ParameterError, match=r"data_format='arrow'\): Minari 0\.5\.3 writes images as JPEG.*'hdf5'"):
+        to_minari(replay, "test/episodes-v0", **kind)
+    assert to_minari(replay, "test/episodes-v0", data_format="hdf5") == "hdf5"
+    monkeypatch.setattr("minari.__version__", "0.5.2")
+    assert to_minari(replay, "test/episodes-v0", **kind) == "arrow"
 
 
 def test_a_package_that_is_missing_for_a_format_of_files_is_named(

@@ -122,7 +122,8 @@ def to_minari(
     Raises:
         ModuleNotFoundError: minari is not installed, or a package that it needs for ``data_format``.
         SchemaError: the transitions have no order.
-        ParameterError: there is no step; or the id or the spaces are of another kind.
+        ParameterError: there is no step; the id or the spaces are of another kind; or this release of Minari, 0.5.3,
+            would change the pixels of images.
     """
     minari = _minari()
     require("to_minari", (lambda replay: isinstance(replay, ReplayBuffer), "expected a ReplayBuffer"), replay=replay)
@@ -137,8 +138,14 @@ def to_minari(
         observation, action = spaces or (_space(replay.schema["obs"]), _space(replay.schema["action"], most))
         about |= {"observation_space": observation, "action_space": action}
     about.setdefault("data_format", "arrow")
+    # JPEG would change the pixels of images. Releases before 0.5.3 do not use it, and later ones have an option.
     if "jpeg_encoding" in signature(minari.create_dataset_from_buffers).parameters:
-        about.setdefault("jpeg_encoding", False)  # JPEG would change the pixels of images; older releases have none
+        about.setdefault("jpeg_encoding", False)
+    elif minari.__version__ == "0.5.3" and about["data_format"] != "hdf5":
+        raise ParameterError(
+            f"to_minari(data_format={about['data_format']!r}): Minari 0.5.3 writes images as JPEG, which changes their "
+            "pixels; pass data_format='hdf5', or install another release"
+        )
     with _needed():
         return minari.create_dataset_from_buffers(dataset_id, buffers, env=env, **about)
 
