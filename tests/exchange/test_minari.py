@@ -13,8 +13,8 @@ import torch
 from typer.testing import CliRunner
 
 import inside
-from relive import ParameterError
 from relive.cli import app
+from relive.errors import ParameterError
 from relive.exchange import from_minari, minari, to_minari
 from relive.steps.schema import Field
 from twins import Twin
