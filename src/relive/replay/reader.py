@@ -174,7 +174,7 @@ class Reader:
         if not is_own(self.view):
             self._check_fields(batch, len(places))
         if extras:
-            tensors = self.ring.store.tensors(*extras.values())
+            tensors = self.ring.tensors(*extras.values())
             for name, tensor in zip(extras, tensors, strict=True):
                 if (name,) in batch and not self._own_sampler:
                     raise FieldError(

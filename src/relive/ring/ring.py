@@ -412,7 +412,7 @@ class Ring:
         """The further fields of a draw, arrays ``[B]`` by name, as fields of a batch."""
         if not extras:
             return {}
-        return {(name,): x for name, x in zip(extras, self.store.tensors(*extras.values()), strict=True)}
+        return {(name,): x for name, x in zip(extras, self.tensors(*extras.values()), strict=True)}
 
     def read(self, plan: Plan) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of planned transitions."""
@@ -425,6 +425,10 @@ class Ring:
             ParameterError, DTypeError: a place is beyond the last row, or they are no integers.
         """
         return self.store.read(places, paths)
+
+    def tensors(self, *arrays: Any) -> list[Tensor]:
+        """Arrays as tensors on the device of batches, sent in one copy."""
+        return self.store.tensors(*arrays)
 
     def frames(self, places: Any, depth: int, repeat: bool) -> Ints:
         """The places ``[B, depth]`` of the frames that end at ``places``, oldest first, none of another episode.

@@ -264,7 +264,7 @@ class Hindsight:
                 spare = fit.packed and function is functions[-1]  # nobody reads these goals afterwards
                 achieved, desired = goals if spare else [x.copy() for x in goals]
                 if self.tensors:
-                    achieved, desired = ring.store.tensors(achieved, desired)
+                    achieved, desired = ring.tensors(achieved, desired)
                 results[function.path] = function(achieved, desired, info)
         bad = batch.relabel(*map(results.get, RESULTS))
         if bad >= 0:
@@ -476,7 +476,7 @@ def _info_of(ring: Ring, name: str, places: Ints, tensors: bool) -> Any:
 def _write_changed(ring: Ring, fields: dict[Path, Tensor], changed: Arrays, batch: core.GoalBatch) -> None:
     """Write changed fields into the batch: those of each window's first step, and the observation after its last."""
     arrays = [x[batch.used if path[0] == "next_obs" else batch.begin] for path, x in changed.items()]
-    rows, *values = ring.store.tensors(batch.which.copy(), *arrays)
+    rows, *values = ring.tensors(batch.which.copy(), *arrays)
     for path, value in zip(changed, values, strict=True):
         field = fields[path]
         field[rows] = value if value.dtype is field.dtype else value.view(field.dtype)

@@ -86,7 +86,7 @@ class ReturnsToGo:
         ended = (plan.column("terminated") | plan.column("truncated")).astype(np.bool_)
         if self.time_first is not None:
             returns, ended = self._spread(ring, fields, returns, ended)
-        added = ring.store.tensors(returns.astype(np.float32), np.ascontiguousarray(ended))
+        added = ring.tensors(returns.astype(np.float32), np.ascontiguousarray(ended))
         return fields | dict(zip(ADDED, added, strict=True))
 
     def _spread(self, ring: Ring, fields: dict[Path, Tensor], returns: Any, ended: Any) -> tuple[Any, Any]:
