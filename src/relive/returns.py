@@ -532,7 +532,7 @@ class ValueHeads:
 
     def __call__(self, **columns: Any) -> dict[str, Tensor]:
         """The columns of each estimator, under their names."""
-        value, final_value = columns["value"], columns["final_value"]
+        value, final_value = columns["value"], columns.get("final_value")
         if value.shape[2:] != (len(self.heads),):
             raise ShapeError(
                 f"field 'value': expected {len(self.heads)} numbers for each env, one for each of "

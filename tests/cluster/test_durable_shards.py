@@ -284,3 +284,32 @@ def test_a_durable_replay_needs_a_directory():
         local(durable=True)
     with pytest.raises(ParameterError, match="durable"):
         local(durable=1)
+
+
+@pytest.mark.parametrize("failing", ["the folder", "the file"])
+def test_no_line_goes_to_the_file_before_although_a_new_one_could_not_be_opened_at_once(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, ledger, real = LedgerLog(tmp_path / "log"), Ledger(), os.open
+
+    def too_many(path: Any, *args: Any, **options: Any) -> int:
+        if (os.path.isdir(path) if failing == "the folder" else str(path).endswith("ledger")) and broken:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr("os.open", too_many)
+
+    def rewritten() -> None:
+        log.rewrite(ledger)
+        log.sync()
+
+    broken = False
+    rewritten()
+    broken = True
+    with pytest.raises(OSError, match="open files"):
+        rewritten()
+    broken = False
+    part = Origin(Rank(1, "a"), (0,), 0, 7, 0)
+    log.append(part, ledger.counts_after(part), 0)
+    log.sync()
+    assert LedgerLog(tmp_path / "log").restored(1).stored == 7

@@ -114,7 +114,7 @@ def test_a_field_of_a_steps_info_is_of_its_kind_and_shape_and_has_one_source() -
 
     def collect(**fields: Any) -> RolloutBuffer:
         buffer = make_buffer(envs, 9, **fields)
-        Collector(envs, policy, buffer, from_step_info=(*fields, "unheard")).collect()
+        Collector(envs, policy, buffer, from_step_info=tuple(fields)).collect()
         return buffer
 
     assert collect(cost=Field((), torch.bool))["cost"].any()  # a flag may be a number, as in Gymnasium's masks
@@ -125,5 +125,12 @@ def test_a_field_of_a_steps_info_is_of_its_kind_and_shape_and_has_one_source() -
         collect(force=(3,))
     with pytest.raises(errors.SchemaError, match=r"'cost': .*has no members"):
         collect(cost={"speed": (), "force": ()})
+    with pytest.raises(errors.FieldError, match=r"unknown field 'cots' in the schema, but from_step_info names it"):
+        Collector(envs, policy, make_buffer(envs, 9, cost=()), from_step_info=("cots",))
+    for name in ("reward", "terminated", "obs"):
+        with pytest.raises(
+            errors.ParameterError, match=f"from_step_info names '{name}', which the collector itself sets"
+        ):
+            Collector(envs, policy, make_buffer(envs, 9), from_step_info=(name,))
     with pytest.raises(errors.ParameterError, match=r"'cost': .*name it in one of them"):
         Collector(envs, policy, make_buffer(envs, 9, cost=()), from_info=("cost",), from_step_info=("cost",))

@@ -247,3 +247,21 @@ def test_warming_up_closes_the_envs_it_made_though_they_are_of_no_use() -> None:
     with pytest.raises(errors.EnvError, match="made for 2 envs, the vector env has 3"):
         collector.warm(make_buffer(envs, 4), 4, envs=partial(closing, opened, 3))
     assert len(opened) == 2
+
+
+def test_a_warm_up_that_was_refused_changes_nothing_and_a_reset_does_not_keep_its_steps() -> None:
+    envs = cartpoles(AutoresetMode.NEXT_STEP)
+    collector = Collector(envs, CARTPOLE, make_buffer(envs, 12), seed=3)
+    rollout = collector.buffer
+    collector.collect(6)
+    before = rollout["obs"].clone()
+    with pytest.raises(errors.ParameterError, match="num_steps"):
+        collector.warm(rollout, 0)
+    collector.collect(6)
+    assert rollout.is_full
+    assert torch.equal(rollout["obs"][:6], before)
+    rollout.clear()
+    collector.warm(rollout, 5, seed=1)
+    collector.reset(seed=4)
+    assert collector.collect().num_steps > 20
+    assert rollout.is_full

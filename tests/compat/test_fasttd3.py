@@ -369,3 +369,14 @@ def test_its_repr_makes_it_again() -> None:
     again = eval(repr(buffer))
     assert repr(again) == repr(buffer)
     assert again.asymmetric_obs
+
+
+def test_steps_that_are_stored_without_gradients_and_with_them_follow_each_other() -> None:
+    play = Play(3, 6)
+    one, other = made(play, 8), filled(play, 8)
+    for t in range(play.steps):
+        with torch.inference_mode(t % 2 == 0):
+            one.extend(play.step(t))
+    batches = one.sample(4), other.sample(4)
+    for path in batches[1].keys(include_nested=True, leaves_only=True):
+        assert torch.equal(batches[0][path], batches[1][path]), path

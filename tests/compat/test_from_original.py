@@ -292,3 +292,21 @@ def test_sums_of_several_rewards_do_not_become_steps() -> None:
         pytorchrl.NStepReplayBuffer.from_original(pytorchrls(play(5, 2), 8, n_step=3))
     one = made_buffer("nstep", 8, 1)
     assert pytorchrl.NStepReplayBuffer.from_original(one, n_step=2) is one
+
+
+def test_a_subclass_may_call_its_arguments_otherwise_and_an_original_may_have_further_attributes() -> None:
+    class Sub(agilerl.RolloutBuffer):
+        def __init__(self, length: int, seen: Any, done: Any, **options: Any) -> None:
+            super().__init__(length, seen, done, **options)
+
+    original = agilerls(agilerl.RolloutBuffer(6, BOX, MOVES, 2), [])
+    original.sampler, original.seed, original.view, original.kwargs, original.args = "a", "b", "c", {"d": 1}, (1,)
+    assert Sub.from_original(original, seed=3).capacity == 6
+
+
+@pytest.mark.parametrize("name", ["gamma", "capacity"])
+def test_an_original_without_an_argument_is_refused_by_its_name(name: str) -> None:
+    original = agilerls(agilerl.RolloutBuffer(6, BOX, MOVES, 2), [])
+    delattr(original, name)
+    with pytest.raises(AttributeError, match=name):
+        agilerl.RolloutBuffer.from_original(original)

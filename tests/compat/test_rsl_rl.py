@@ -413,3 +413,10 @@ def test_nested_groups_work_which_rsl_rl_takes_and_then_fails_on() -> None:
     made.add_transition(step)
     (batch,) = made.mini_batch_generator(1, 1)
     assert batch.observations["policy", "joint"].shape == (N, 2)
+
+
+def test_what_is_not_there_is_named_and_no_steps_have_no_trajectories() -> None:
+    with pytest.raises(AttributeError, match="a storage for 'rl' has no 'nope'"):
+        storage().column("nope")
+    padded, masks = split_and_pad_trajectories(torch.zeros(0, 2, 3), torch.zeros(0, 2))
+    assert (padded.numel(), masks.numel()) == (0, 0)

@@ -395,3 +395,21 @@ def test_rewards_that_are_not_finite_are_refused_in_debug_mode_and_leave_no_trac
     assert holds(rollout, [values] * 2)
     rollout.add(step(0))
     assert holds(rollout, [values, values, step(0)])
+
+
+def test_a_step_over_a_full_ring_that_is_broken_off_leaves_no_bootstrap_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    rollout = RolloutBuffer(SCHEMA, 3, 2, wrap=True)
+    for t in range(5):
+        rollout.add(step(t))
+    rollout.set_last(value=torch.full((2,), 99.0))
+
+    def broken(*_: Any) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rollout, "_take_complete", broken)
+    with pytest.raises(KeyboardInterrupt):
+        rollout.add(step(5))
+    monkeypatch.undo()
+    assert rollout.steps == 2
+    with pytest.raises(errors.UnfinishedError, match="last_value"):
+        rollout.finish(GAE(), partial=True)

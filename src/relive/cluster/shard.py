@@ -763,22 +763,27 @@ class LedgerLog:
         """
         line = {"rank": list(origin.rank), "envs": list(origin.envs), "start": origin.start, "steps": origin.steps}
         # one write, so that a kill or a power cut tears at most the last line, and the checksum shows it
-        _write_whole(self._descriptor, _encoded(line | {"counts": counts, "before": heads}))
+        _write_whole(self._opened(), _encoded(line | {"counts": counts, "before": heads}))
         self.lines += 1
 
     def sync(self) -> None:
         """Wait until all lines are on the disk."""
-        os.fsync(self._descriptor)
+        os.fsync(self._opened())
 
     def rewrite(self, ledger: Ledger) -> None:
         """Begin a new file with a whole ledger. The caller has already flushed the ring to the disk."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(self._path, self._path.with_name("draft"), _encoded({"ledger": ledger.state()}))
-        # closed first: the file before is gone, so a line that went there would be lost without an error
+        # closed first: a line that went to the file before would be lost without an error
         before, self._descriptor, self.lines = self._descriptor, -1, 0
         if before >= 0:
             os.close(before)
-        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        replace_file(self._path, self._path.with_name("draft"), _encoded({"ledger": ledger.state()}))
+
+    def _opened(self) -> int:
+        """The descriptor of the file; opened when it is first needed after a rewrite, whether that failed or not."""
+        if self._descriptor < 0:
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        return self._descriptor
 
     def __del__(self) -> None:
         if self.__dict__.get("_descriptor", -1) >= 0:

@@ -115,8 +115,8 @@ class Collector:
     Raises:
         EnvError: the envs do not report their autoreset mode, or their number is not the buffer's.
         ParameterError: an argument is not one of the choices, both a buffer and a schema are given, or a field is read
-            from both infos.
-        FieldError: the schema has no ``action``.
+            from both infos, or from that of a step although the collector sets it.
+        FieldError: the schema has no ``action``, or not a field of ``from_step_info``.
         SchemaError: there is no buffer, and a replay cannot have the schema; or a field of an info is nested.
         DTypeError: ``is_start`` is not declared as ``Field((), torch.bool)``, or ``last_action`` or ``last_reward``
             not like ``action`` or ``reward``.
@@ -166,9 +166,8 @@ class Collector:
         self.total_steps = 0
         self._obs: Leaves | None = None  # None: the next call resets the envs
         self._was_reset = False  # True from the first reset on, which takes the seed
-        self._under_way = False
-        """True while steps are played. If still at the next call, that one starts over: an exception ended them, or the
-        rollout has steps of a warm-up."""
+        self._under_way = False  # True while steps are played: still True at the next call, an exception ended them
+        self._warmed = False  # True while the rollout of this collector has steps of a warm-up
         if isinstance(buffer, ReplayBuffer | RolloutBuffer):
             buffer.check_ends = False  # the collector stores episode ends correctly
 
@@ -309,7 +308,8 @@ class Collector:
         return chunk
 
     def _recover(self) -> None:
-        if self._under_way:  # an exception interrupted the last collection, and perhaps this repair, too
+        # an exception interrupted the last collection, and perhaps this repair, too; or a warm-up filled the rollout
+        if self._under_way or self._warmed:
             self._give_up()
 
     def _begin(self) -> None:
@@ -325,7 +325,7 @@ class Collector:
         self._obs = None
         if isinstance(self.buffer, RolloutBuffer):
             self.buffer.clear()
-        self._under_way = False
+        self._under_way = self._warmed = False
 
     def warm(
         self,
@@ -367,6 +367,7 @@ class Collector:
             acting: Policy = _RandomPolicy(space, schema, buffer.num_envs, buffer.device, seed)
         else:
             acting = policy
+        collector = None
         try:
             collector = Collector(
                 fresh,
@@ -377,7 +378,7 @@ class Collector:
                 seed=seed_for(fresh, seed),
                 final_obs=self._vector.final_obs,
                 from_info=self._from_info,
-                from_step_info=self._from_step_info,
+                from_step_info=tuple(name for name in self._from_step_info if name in schema),
                 initial_hidden=self._inputs.initial_hidden if "hidden" in schema else None,
                 autoreset_mode=self._vector.mode if envs is None else None,
             )
@@ -385,8 +386,8 @@ class Collector:
         finally:
             if not isinstance(buffer, RolloutBuffer):
                 buffer.interrupt()  # the next steps do not follow the last ones of these envs
-            elif buffer is self.buffer:  # the next collection's reset interrupts it; without wrap, its steps leave it
-                self._obs, self._under_way = None, self._under_way or not buffer.wrap
+            elif buffer is self.buffer and collector is not None and collector._was_reset:
+                self._obs, self._warmed = None, not buffer.wrap  # the next collection's reset interrupts it
             if made and hasattr(fresh, "close"):
                 fresh.close()
 

@@ -16,7 +16,7 @@ from ..errors import DTypeError, EnvError, FieldError, ParameterError, SchemaErr
 from ..parameters import Rule, is_names, require
 from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, as_host, check_castable, is_plain
 from ..steps.checker import StepChecker
-from ..steps.schema import Field, Path, Schema, descend, dotted
+from ..steps.schema import Field, Path, Schema, descend, dotted, unknown_field
 from .envs import Finals, copied, final_info, info_field, is_by_env, pick
 
 __all__ = ["Inputs", "Leaves", "shaped_as"]
@@ -28,6 +28,13 @@ Leaves = dict[Path, Tensor]
 INFO_RULE: Rule = is_names, "expected a tuple of names, such as ('action_mask',)"
 
 
+SET_HERE = frozenset((
+    "obs", "next_obs", "action", "reward", "terminated", "truncated", "mask", "final_value", "hidden", "is_start",
+    "last_action", "last_reward",
+))  # fmt: skip
+"""Fields that the collector sets, or that the policy gives."""
+
+
 class Inputs:
     """Converts between the data of envs and policies and leaves ``[N, ...]`` of the schema on the buffer's device.
 
@@ -36,7 +43,7 @@ class Inputs:
         num_envs: N.
         device: the buffer's.
         from_info: fields that are read from the ``info`` of an observation if the schema has them.
-        from_step_info: fields that are read from the ``info`` of a step if the schema has them.
+        from_step_info: fields that are read from the ``info`` of a step.
         initial_hidden: as for :class:`relive.Collector`.
 
     Raises:
@@ -68,7 +75,7 @@ class Inputs:
         # it only checks: the policy's action is stored, and passed to the envs, unchanged
         self._check_action = StepChecker(Schema({"action": schema["action"]}), num_envs, device, upload=False)
         self.from_info: tuple[str, ...] = tuple(name for name in from_info if name in schema)
-        self.from_step_info: tuple[str, ...] = tuple(name for name in from_step_info if name in schema)
+        self.from_step_info: tuple[str, ...] = tuple(from_step_info)
         self.has_hidden: bool = "hidden" in schema
         if initial_hidden is not None and not self.has_hidden:
             raise FieldError("initial_hidden: the schema has no 'hidden'; add the recurrent state to it")
@@ -92,6 +99,11 @@ class Inputs:
 
     def _require_declared(self) -> None:
         schema = self.schema
+        for name in self.from_step_info:
+            if name in SET_HERE:
+                raise ParameterError(f"from_step_info names '{name}', which the collector itself sets; leave it out")
+            if name not in schema:
+                raise FieldError(unknown_field(name, tuple(schema), "the schema, but from_step_info names it"))
         for name in (*self.from_info, *self.from_step_info):
             if not isinstance(schema[name], Field):
                 raise SchemaError(
@@ -257,19 +269,24 @@ class Inputs:
         """
         given, leaf = info.get(name), self.leaves[name,]
         if isinstance(given, Tensor) and f"_{name}" not in info:  # all are there, and may be on a device
-            return self._info_leaf(name, copied(given)), None
+            return self._info_leaf(name, copied(given), self.num_envs), None
         given, present = info_field(info, name, self.num_envs)
+        if given is not None and not is_by_env(given) and getattr(given, "ndim", 0) == 0:
+            raise ShapeError(
+                f"field '{name}': expected an entry for each of {self.num_envs} envs in info['{name}'], got "
+                f"{given!r:.200}"
+            )
         if fill is None:
             fill = name == "action_mask" or leaf.dtype is torch.bool
         rows = torch.full((self.num_envs, *leaf.shape), fill, dtype=leaf.dtype, device=self.device)
         envs = np.flatnonzero(present)
         if len(envs):
-            rows[self.rows(envs)] = self._info_leaf(name, pick(given, (), envs))
+            rows[self.rows(envs)] = self._info_leaf(name, pick(given, (), envs), len(envs))
         return rows, present
 
-    def _info_leaf(self, name: str, given: Tensor) -> Tensor:
-        """Rows of a field out of an info, where a flag may be a number, as in Gymnasium's masks."""
-        shape = len(given), *self.leaves[name,].shape
+    def _info_leaf(self, name: str, given: Tensor, count: int) -> Tensor:
+        """``count`` rows of a field out of an info, where a flag may be a number, as in Gymnasium's masks."""
+        shape = count, *self.leaves[name,].shape
         if given.numel() != math.prod(shape):
             raise ShapeError(f"field '{name}': expected {shape} in info['{name}'], got {tuple(given.shape)}")
         is_flag = self.leaves[name,].dtype is torch.bool

@@ -665,8 +665,10 @@ class Ends:
     lam: float | None
     follows: bool
 
-    reads = ("reward", "value", "terminated", "truncated", "final_value", "mask")
-    """The columns needed."""
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns needed."""
+        return "reward", "value", "terminated", "truncated", "final_value", "mask"
 
     def __call__(self, **columns: Any) -> dict[str, Tensor]:
         """The columns ``advantage`` and ``return``, ``[T, N]``."""

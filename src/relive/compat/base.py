@@ -8,7 +8,7 @@ gives it to the ``add`` of a relive buffer, which checks and copies it. What an 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from inspect import signature
+from inspect import Parameter, signature
 from operator import attrgetter, itemgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, cast, overload
@@ -112,6 +112,12 @@ def table_of(owner: type) -> dict[str, Column]:
     return {name: column for name, column in vars(owner).items() if isinstance(column, Column)}
 
 
+OWN = frozenset((
+    "self", "seed", "sampler", "view", "further", "reshuffle_each_epoch", "keep_dtypes", "autoreset_mode",
+))  # fmt: skip
+"""Arguments of relive's own. No original was made with one, whatever it calls its attributes."""
+
+
 class DropIn:
     """A class that takes the place of a host's class, and takes over what an original of that class holds.
 
@@ -123,6 +129,9 @@ class DropIn:
 
     _renamed: ClassVar[dict[str, str]] = {}
     """Arguments of the constructor -> the attributes of an original that hold them, where the names differ."""
+
+    _lacking: tuple[str, ...] = ()
+    """Attributes that an original need not have."""
 
     @classmethod
     def from_original(cls, original: Any, **options: Any) -> Any:
@@ -140,17 +149,29 @@ class DropIn:
 
     def _replace(self, original: Any, **options: Any) -> None:
         """Become what an original is."""
-        self.__class__.__init__(self, **self._arguments_of(original) | options)
+        arguments = self._arguments_of(original) | options
+        # by position: a subclass of a user may call these otherwise
+        required = [arguments.pop(name) for name, one in self._parameters().items() if one.default is Parameter.empty]
+        self.__class__.__init__(self, *required, **arguments)
         self._take_over(original)
+
+    @classmethod
+    def _parameters(cls) -> dict[str, Parameter]:
+        """The host's arguments of the constructor by name. One constructor may pass on those of another."""
+        own = (kind for kind in cls.__mro__ if issubclass(kind, DropIn) and kind.__module__.startswith("relive."))
+        makers = [signature(kind.__init__) for kind in own]
+        found: dict[str, Parameter] = {}
+        for name, one in (pair for maker in makers for pair in maker.parameters.items()):
+            if one.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) and name not in OWN:
+                found.setdefault(name, one)
+        return found
 
     @classmethod
     def _arguments_of(cls, original: Any) -> dict[str, Any]:
         """The arguments of the constructor that an original was made with: its attributes of these names."""
-        makers = (
-            kind.__init__ for kind in cls.__mro__ if issubclass(kind, DropIn)
-        )  # one may pass on others' arguments
-        names = {name: cls._renamed.get(name, name) for make in makers for name in signature(make).parameters}
-        return {name: getattr(original, held) for name, held in names.items() if hasattr(original, held)}
+        held = {name: cls._renamed.get(name, name) for name in cls._parameters()}
+        missing = {name for name, at in held.items() if at in cls._lacking and not hasattr(original, at)}
+        return {name: getattr(original, at) for name, at in held.items() if name not in missing}
 
     def _take_over(self, original: Any) -> None:
         """Copy the contents of an original into this buffer, which is empty."""

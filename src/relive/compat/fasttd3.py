@@ -69,6 +69,7 @@ class SimpleReplayBuffer(DropIn):
     """
 
     _own_attribute = "_replay"
+    _lacking = ("asymmetric_obs", "playground_mode")
     n_steps: Any = alias("_replay.view.n", "The most rewards of a transition.")
     gamma: Any = alias("_replay.view.gamma", "Discount per step.")
 
@@ -165,7 +166,8 @@ class SimpleReplayBuffer(DropIn):
                 self._store(newest["truncated"] | (apart & ~newest["terminated"]))
             copy_all(_leaves(newest), _leaves(step))
         else:
-            self._newest = {name: map_leaves(torch.clone, value) for name, value in step.items()}
+            with torch.inference_mode(False):  # tensors of that mode could not be written to outside of it
+                self._newest = {name: map_leaves(torch.clone, value) for name, value in step.items()}
         self._holds = True
         self.ptr += 1
 

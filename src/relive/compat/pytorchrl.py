@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from inspect import signature
 from operator import itemgetter
 from threading import Lock
@@ -23,11 +23,11 @@ from ..samplers.contract import Sampler
 from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform
-from ..steps.arrays import Array, as_host, numpy_dtype, torch_dtype
+from ..steps.arrays import Array, Ints, as_host, numpy_dtype, torch_dtype
 from ..steps.schema import Field, Schema, map_leaves
 from ..views.hindsight import Hindsight
 from ..views.transitions import NStep, Transition
-from .base import Continuity, DropIn, alias, breaks, contents_of, in_ring, mapped, oldest_first
+from .base import Continuity, DropIn, alias, breaks, contents_of, mapped, oldest_first
 
 __all__ = [
     "ACT",
@@ -106,6 +106,7 @@ class ReplayBuffer(DropIn):
     storage_tensors = OffPolicyDataKeys
     _own_attribute = "_rows"
     _renamed: ClassVar = {"size": "max_size", "algorithm": "algo", "default_error": "error", "eta": "initial_eta"}
+    _lacking = ("envs",)
     _copies = False
     """Whether relabelled copies of steps are stored, too."""
 
@@ -328,23 +329,30 @@ class ReplayBuffer(DropIn):
     @property
     def data(self) -> Data:
         """A copy of all memory by key, float32 ``[max_size, N, ...]``; zero where nothing is stored."""
-        return {} if self._rows is None else self._memory()
+        return {} if self._rows is None else self._at(np.arange(self.max_size))
 
-    def _memory(self) -> Data:
-        steps = self._stored.read()
-        single = () if self.recurrent_actor else STATES  # these have one row for all steps
+    def _at(self, positions: Ints, keys: Iterable[str] | None = None) -> Data:
+        """The steps at these positions of the memory, float32 ``[K, N, ...]`` by key."""
+        rows: Rows = self._stored
+        size, single = rows.size, () if self.recurrent_actor else STATES  # these have one row for all steps
+        number = (positions - self.step + size) % self.max_size  # in the order of time
+        there = number < size
+        low, high = (int(number[there].min()), int(number[there].max()) + 1) if there.any() else (0, 0)
 
         def placed(value: Array) -> Array:
-            return in_ring(value, self.max_size, self.step)
+            out = np.zeros((len(positions), *value.shape[1:]), value.dtype)
+            out[there] = value[number[there] - low]
+            return out
 
-        return {key: value if key in single else mapped(placed, value) for key, value in steps.items()}
+        found = rows.read(keys, low, high)
+        return {key: value if key in single else mapped(placed, value) for key, value in found.items()}
 
     def get_data_slice(self, start_pos: int, end_pos: int) -> Data:
         """A copy of the steps at these positions, float32 ``[T, N, ...]`` by key; zero where nothing is stored.
 
         Keys that transitions lack are None.
         """
-        found = {key: mapped(lambda x: x[start_pos:end_pos].copy(), value) for key, value in self.data.items()}
+        found = {} if self._rows is None else self._at(np.arange(self.max_size)[start_pos:end_pos])
         return dict.fromkeys(self.storage_tensors) | found
 
     def get_all_buffer_data(self, data_to_cpu: bool = False) -> MutableMapping[str, Any]:
@@ -361,8 +369,7 @@ class ReplayBuffer(DropIn):
 
     def copy_single_tensor(self, key: str, position: int) -> Any:
         """A copy of one key at a position, float32 ``[N, ...]``, or a dictionary."""
-        at = position % self.max_size if self.recurrent_actor or key not in STATES else 0
-        return mapped(lambda value: value[at].copy(), self._memory()[key])
+        return mapped(lambda value: value[0], self._at(np.array([position % self.max_size]), (key,))[key])
 
     # -- batches ------------------------------------------------------------------------------------------------
 
@@ -791,12 +798,14 @@ class Rows(ABC):
 
     def __init__(self, sample: Mapping[str, Any], known: tuple[str, ...], seed: int | None, length: int = 1) -> None:
         had = [key for key in known if sample.get(key) is not None]
-        self.keys = tuple(key for key in had if key not in STATES)
+        self.keys: tuple[str, ...] = tuple(key for key in had if key not in STATES)
         """The keys without those of recurrent states."""
-        self.num_envs, self.length, self._seed = len(sample[DONE2]), length, seed
+        self.num_envs: int = len(sample[DONE2])
+        self.length: int = length
+        self._seed = seed
         self.shapes: dict[str, Any] = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in had}
         """Key -> the shape without the env axis, or a dictionary of shapes."""
-        self.states = tuple(key for key in had if key in STATES)
+        self.states: tuple[str, ...] = tuple(key for key in had if key in STATES)
         self._flat = schema_of(sample, self.keys)
         self._integers = integers_of(self._flat)
         self._count = 0
@@ -834,24 +843,38 @@ class Rows(ABC):
         self.replay.append(old)
         self._count = self.size // self.length
 
-    def _steps(self, env: int) -> Any:
-        """The rows of an env in the order of time."""
-        return self.replay.slice(env)
+    def _rows(self, env: int) -> Ints:
+        """The rows of an env in the replay's block, in the order of time."""
+        ends = [self.replay.slice(env, start, stop)["index"] for start, stop in ((0, 1), (-1, None))]
+        first, last = (int(index[0]) // self.num_envs if len(index) else 0 for index in ends)
+        rows = len(self.replay.block["truncated"]) // self.num_envs
+        return env * rows + np.arange(first, last + len(ends[0])) % rows
 
     @staticmethod
     def _name(key: str) -> str:
         """relive's field of a key."""
         return NAMES[key]
 
-    def read(self) -> Data:
-        """All steps in the order of time, float32 ``[T, N, ...]`` by key."""
-        envs, size = [self._steps(env) for env in range(self.num_envs)], self.size
+    def read(self, keys: Iterable[str] | None = None, low: int = 0, high: int | None = None) -> Data:
+        """Steps in the order of time, float32 ``[T, N, ...]`` by key.
 
-        def together(shape: tuple[int, ...], *columns: Any) -> Array:
-            steps = [as_host(column).reshape(-1, *shape) for column in columns]
-            return np.stack([x[len(x) - size :] for x in steps], 1).astype(np.float32)
+        Args:
+            keys: default: all.
+            low: the first step, 0 for the oldest.
+            high: the step after the last; default: up to the newest.
+        """
+        size, block = self.size, self.replay.block
+        high = size if high is None else high
+        wanted, begin = set(self.keys if keys is None else keys), low // self.length
+        counted = size // self.length
+        envs = [self._rows(env) for env in range(self.num_envs)]
+        rows = [torch.from_numpy(x[len(x) - counted :][begin : -(-high // self.length)]) for x in envs]
 
-        return {key: mapped(together, self.shapes[key], *[env[self._name(key)] for env in envs]) for key in self.keys}
+        def together(shape: tuple[int, ...], column: Tensor) -> Array:
+            steps = [as_host(column[places]).reshape(-1, *shape) for places in rows]
+            return np.stack(steps, 1)[low - begin * self.length :][: high - low].astype(np.float32)
+
+        return {key: mapped(together, self.shapes[key], block[self._name(key)]) for key in self.keys if key in wanted}
 
 
 class Flat(Rows):
@@ -870,8 +893,9 @@ class Flat(Rows):
         view: NStep, copies: bool,
     ) -> None:  # fmt: skip
         super().__init__(sample, known, seed)
-        self._continuity, self.copies = Continuity(), copies
-        self.replay = self._build(max_size, sampler, view)
+        self._continuity = Continuity()
+        self.copies: bool = copies
+        self.replay: Core[Any, Any] = self._build(max_size, sampler, view)
 
     @property
     def view(self) -> NStep:
@@ -888,12 +912,12 @@ class Flat(Rows):
     @property
     def size(self) -> int:
         """Steps per env."""
-        return min(len(self._steps(env)) for env in range(self.num_envs)) if self.copies else super().size
+        return min(len(self._rows(env)) for env in range(self.num_envs)) if self.copies else super().size
 
-    def _steps(self, env: int) -> Any:
+    def _rows(self, env: int) -> Ints:
         """As in :class:`Rows`, without relabelled copies."""
-        rows = super()._steps(env)
-        return rows[~rows["copied"]] if self.copies else rows
+        rows = super()._rows(env)
+        return rows[~as_host(self.replay.block["copied"])[rows]] if self.copies else rows
 
     def _step(self, data: Mapping[str, Any], axes: int) -> dict[str, Any]:
         step = as_stored(step_of(data, self.keys, axes), self._integers)
@@ -941,9 +965,10 @@ class Flat(Rows):
         self.replay.interrupt()  # the next steps are not checked against these
         self._continuity.forget()
 
-    def read(self) -> Data:
-        """As in :class:`Rows`."""
-        return super().read() | {key: self.zeros(key, 1, self.num_envs) for key in self.states}
+    def read(self, keys: Iterable[str] | None = None, low: int = 0, high: int | None = None) -> Data:
+        """As in :class:`Rows`; states have one row, whatever the steps."""
+        wanted = [key for key in self.states if keys is None or key in keys]
+        return super().read(keys, low, high) | {key: self.zeros(key, 1, self.num_envs) for key in wanted}
 
     def zeros(self, key: str, *front: int) -> Any:
         """A recurrent state, ``[*front, ...]``, or a dictionary of them."""
@@ -1011,7 +1036,7 @@ class Sequences(Rows):
         flags: dict[str, Any] = {name: flat[name] for name in ("reward", "terminated", "truncated")}
         used: dict[str, Any] = {"n_step": Field((length,))} if view.n > 1 else {}
         self._schema = Schema({**fields, **states, **flags, **used})
-        self.replay = self._build(max_size, sampler, view)
+        self.replay: Core[Any, Any] = self._build(max_size, sampler, view)
 
     @property
     def view(self) -> NStep:
@@ -1095,17 +1120,17 @@ class Sequences(Rows):
                 f"n_step: sequences with windows of {self.view.n} rewards are stored; create a buffer with n_step={n!r}"
             )
 
-    def read(self) -> Data:
+    def read(self, keys: Iterable[str] | None = None, low: int = 0, high: int | None = None) -> Data:
         """As in :class:`Rows`. States are zero except before a sequence's first step."""
-        envs = [self._steps(env) for env in range(self.num_envs)]
+        block, wanted = self.replay.block, [key for key in self.states if keys is None or key in keys]
+        rows = torch.from_numpy(np.stack([self._rows(env) for env in range(self.num_envs)], 1))
 
-        def firsts(shape: tuple[int, ...], *columns: Any) -> Array:
-            out = np.zeros((self.size, len(columns), *shape), np.float32)
-            out[:: self.length] = np.stack(columns, 1)
-            return out
+        def firsts(shape: tuple[int, ...], column: Tensor) -> Array:
+            out = np.zeros((self.size, self.num_envs, *shape), np.float32)
+            out[:: self.length] = as_host(column[rows])
+            return out[low:high]
 
-        states = {key: mapped(firsts, self.shapes[key], *[env[key] for env in envs]) for key in self.states}
-        return super().read() | states
+        return super().read(keys, low, high) | {key: mapped(firsts, self.shapes[key], block[key]) for key in wanted}
 
     def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
         """Batches of sequences by key, float32 ``[S L, ...]``, states ``[S, ...]``; and the replay's own batches."""

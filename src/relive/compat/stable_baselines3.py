@@ -130,6 +130,7 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
     dones: Column = Column("terminated")
     timeouts: Column = Column("truncated")
     _own_attribute = "_replay"
+    _lacking = ("n_steps", "gamma", "alpha", "beta", "eps", "env")
 
     _replaced: tuple[str, ...] = ("_get_samples",)
     """Methods of the host that are not called here. A subclass that overrides one expects the host's arrays."""

@@ -70,7 +70,8 @@ class Lack(Exception):  # noqa: N818 - not an error
 
     def __init__(self, why: str, absent: bool = False) -> None:
         super().__init__(why)
-        self.why, self.absent = why, absent
+        self.why: str = why
+        self.absent: bool = absent
 
 
 def skip_if(condition: Any, why: str, absent: bool = False) -> None:

@@ -77,7 +77,7 @@ class DeviceRows(HostedRows):
             return rows, []
         (where,) = self.places(ended)
         chosen = {path: value[where if isinstance(value, Tensor) else ended] for path, value in given.items()}
-        parts = [part for part in self.parts if not chosen.keys().isdisjoint(part.layout.fields)]
+        parts = [part for part in self.parts if any(path in chosen for path in part.layout.fields)]
         return rows, [(part, part.staged(chosen, part.obs_bytes)) for part in parts]
 
     def _on_host(self, values: Sequence[Any]) -> list[Any]:
@@ -146,8 +146,8 @@ class DeviceRows(HostedRows):
 
         Those that are packed in one row are read at once.
         """
-        wanted = set(paths)
-        found, flat = dict[Path, Tensor](), where.reshape(-1)
+        wanted, flat = set(paths), where.reshape(-1)
+        found: dict[Path, Tensor] = {}  # as torch.compile understands it
         for part in self.parts:
             found |= part.fields(flat, [path for path in part.layout.fields if path in wanted])
         return found if where.dim() == 1 else {path: field.unflatten(0, where.shape) for path, field in found.items()}

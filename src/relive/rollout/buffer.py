@@ -204,12 +204,13 @@ class RolloutBuffer:
     def _take_over(self, values: dict[str, Any]) -> bool:
         """Copy a step over the oldest one of a full ring, if all of it can be read at once."""
         columns = self._columns
-        row, before = columns.start, (self._ended, columns.start, columns.count)
+        row, before = columns.start, (self._ended, self._has_last, columns.start, columns.count)
+        self._has_last = False  # the bootstrap row may be the one that is written
         self._give_up(slice(row, row + 1))  # before the write: the oldest step is never half new
         if self._take_complete(row, values):
             self._advance(1)
             return True
-        self._ended, columns.start, columns.count = before
+        self._ended, self._has_last, columns.start, columns.count = before
         return False
 
     def _add_checked(self, values: dict[str, Any]) -> None:

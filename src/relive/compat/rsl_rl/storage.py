@@ -114,6 +114,7 @@ class RolloutStorage(DropIn):
     Transition = Transition
     Batch = Batch
     _own_attribute = "_buffer"
+    _lacking = ("obs",)
 
     actions: Column = Column("action")
     privileged_actions: Column = Column("privileged_action")
@@ -289,7 +290,7 @@ class RolloutStorage(DropIn):
         """
         columns: Any = self._buffer.block
         if name not in columns.keys() or (name == "final_value" and self.training_type != "rl"):
-            attribute = next(host for host, column in FIELDS.items() if column.name == name)
+            attribute = next((host for host, column in FIELDS.items() if column.name == name), name)
             raise AttributeError(f"a storage for {self.training_type!r} has no {attribute!r}")
         return columns[name][:-1]
 
@@ -485,12 +486,13 @@ def split_and_pad_trajectories(tensor: Any, dones: Tensor) -> tuple[Any, Tensor]
     if tuple(dones.shape) not in ((steps, envs), (steps, envs, 1)):
         raise ShapeError(f"dones: expected {(steps, envs)}, with or without a last axis of 1, got {tuple(dones.shape)}")
     ends = dones.reshape(steps, envs) != 0
-    ends[-1] = True
+    ends[-1:] = True  # a slice, since there may be no step
     last = ends.T.flatten().nonzero().squeeze(1)  # each trajectory's last step, counted env by env
     first = torch.cat([last.new_zeros(1), last[:-1] + 1])
     time = torch.arange(steps, device=dones.device).unsqueeze(1)
     masks = time <= last - first
-    rows = ((first % steps + time) * envs + first // steps).where(masks, 0)
+    env, start = first // max(steps, 1), first % max(steps, 1)
+    rows = ((start + time) * envs + env).where(masks, 0)
     padded = tensor.flatten(0, 1)[rows]
     if isinstance(padded, Tensor):
         return _blank(padded, masks), masks
