@@ -353,6 +353,8 @@ class ReplayBuffer(DropIn):
         Keys that transitions lack are None.
         """
         found = {} if self._rows is None else self._at(np.arange(self.max_size)[start_pos:end_pos])
+        if not self.recurrent_actor:  # then these have one row for all steps
+            found |= {key: mapped(itemgetter(slice(start_pos, end_pos)), found[key]) for key in STATES if key in found}
         return dict.fromkeys(self.storage_tensors) | found
 
     def get_all_buffer_data(self, data_to_cpu: bool = False) -> MutableMapping[str, Any]:
