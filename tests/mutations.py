@@ -703,8 +703,8 @@ MUTATIONS = [
     Mutation(
         "a step that a full ring refuses has taken the place of another",
         "rollout/buffer.py",
-        "self._ended, columns.start, columns.count = before",
-        "columns.start, columns.count = before[1:]",
+        "self._ended, self._has_last, columns.start, columns.count = before",
+        "columns.start, columns.count = before[2:]",
         "rollout/test_columns.py",
     ),
     Mutation(
@@ -781,15 +781,29 @@ MUTATIONS = [
     Mutation(
         "steps of a warm-up stay in the collector's own rollout",
         "collect/collector.py",
-        "self._obs, self._under_way = None, self._under_way or not buffer.wrap",
+        "self._obs, self._warmed = None, not buffer.wrap",
         "self._obs = None",
         "collect/test_warming.py",
     ),
     Mutation(
+        "a reset keeps the steps of a warm-up",
+        "collect/collector.py",
+        "self._under_way or self._warmed",
+        "self._under_way or (self._warmed and self._obs is None)",
+        "collect/test_warming.py",
+    ),
+    Mutation(
+        "a broken-off step over a full ring leaves the bootstrap row",
+        "rollout/buffer.py",
+        "self._has_last = False  # the bootstrap row may be the one that is written\n        self._give_up(",
+        "self._give_up(",
+        "rollout/test_writing.py",
+    ),
+    Mutation(
         "episodes go on behind those of a warm-up",
         "collect/collector.py",
-        "self._obs, self._under_way = None, self._under_way or not buffer.wrap",
-        "self._under_way = self._under_way or not buffer.wrap",
+        "self._obs, self._warmed = None, not buffer.wrap",
+        "self._warmed = not buffer.wrap",
         "collect/test_warming.py",
     ),
     Mutation(
