@@ -32,6 +32,7 @@ from collecting import (
     truth,
 )
 from relive import Collector, Field, RolloutBuffer, Schema, errors
+from relive.collect.inputs import Inputs
 
 # The action and the reward before
 
@@ -490,3 +491,20 @@ def test_flags_are_those_of_the_envs_even_if_an_info_has_their_name() -> None:
         from_info=("truncated",),
     )
     assert not collector.steps(2)["truncated"].any()
+
+
+def one_env(given: Any) -> dict[str, Tensor]:
+    """The field ``cost`` of an info with this entry, of a single env."""
+    schema = showing_schema(torch.float32).extend(cost=Field(()))
+    return Inputs(schema, 1, torch.device("cpu"), (), ("cost",), None).step_info({"cost": given}, np.zeros(1, np.bool_))
+
+
+@pytest.mark.parametrize("given", [torch.tensor(3.0), torch.tensor([3.0]), np.array([3.0]), [3.0]])
+def test_an_info_of_one_env_may_come_without_its_axis_in_a_tensor(given: Any) -> None:
+    assert one_env(given)["cost"].tolist() == [3.0]
+
+
+@pytest.mark.parametrize("given", [3.0, torch.zeros(2), np.array(3.0)])
+def test_an_info_that_is_not_for_each_env_is_refused_by_its_name(given: Any) -> None:
+    with pytest.raises(errors.ShapeError, match="field 'cost': expected"):
+        one_env(given)

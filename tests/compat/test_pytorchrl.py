@@ -574,3 +574,22 @@ def other_rewards(obs: Any, rhs: Any, obs2: Any, rhs2: Any, rew: Any, initial_st
 def test_hindsight_for_recurrent_actors_is_refused() -> None:
     with pytest.raises(LifecycleError, match=r"recurrent.*EREBuffer"):
         made("HERBuffer", 40, reached, recurrent=True)
+
+
+@pytest.mark.parametrize(("name", "recurrent"), [("replay", False), ("replay", True), ("per", False)])
+def test_a_position_is_read_without_reading_all_steps(
+    name: str, recurrent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = fed(made(name, 16, recurrent=recurrent), play(24, 2))
+    whole, read, most = buffer.data, ours.Rows.read, list[int]()
+
+    def counted(self: Any, keys: Any = None, low: int = 0, high: int | None = None) -> Any:
+        most.append((self.size if high is None else high) - low)
+        return read(self, keys, low, high)
+
+    monkeypatch.setattr(ours.Rows, "read", counted)
+    for at in range(16):
+        for key in (OBS, REW, DONE2):
+            assert_same(buffer.copy_single_tensor(key, at), mapped(lambda value, at=at: value[at], whole[key]))
+    assert max(most) == 1
+    assert_same(without_states(buffer.get_data_slice(3, 7)), part(without_states(whole), 3, 7))

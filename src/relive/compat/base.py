@@ -39,7 +39,6 @@ __all__ = [
     "contents_of",
     "drawn_by_numpy",
     "equal_rows",
-    "in_ring",
     "leaves_of",
     "mapped",
     "oldest_first",
@@ -205,16 +204,6 @@ def contents_of(columns: Any, names: Iterable[str], rows: Any = slice(None)) -> 
 def oldest_first(capacity: int, position: int, full: bool) -> NDArray[np.int64]:
     """The rows of a host's ring in the order of time; ``position`` is the row that is written next."""
     return (np.arange(capacity) + position) % capacity if full else np.arange(position)
-
-
-def in_ring(steps: Array, capacity: int, position: int) -> Array:
-    """Steps, oldest first, in the rows where a host's ring has them, the inverse of :func:`oldest_first`.
-
-    Empty rows are zero.
-    """
-    out = np.zeros((capacity, *steps.shape[1:]), steps.dtype)
-    out[(position - len(steps) + np.arange(len(steps))) % capacity] = steps
-    return out
 
 
 def write_column(name: str, column: Any, values: Any) -> None:

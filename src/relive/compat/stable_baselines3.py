@@ -36,7 +36,6 @@ from .base import (
     contents_of,
     drawn_by_numpy,
     equal_rows,
-    in_ring,
     mapped,
     oldest_first,
     sent,
@@ -909,6 +908,16 @@ class ConvertsReplays:
         host: Any = super()
         host.load_replay_buffer(path, truncate_last_traj)
         self.replay_buffer = self.replay_buffer_class.from_original(self.replay_buffer, **self.replay_buffer_kwargs)
+
+
+def in_ring(steps: Array, capacity: int, position: int) -> Array:
+    """Steps, oldest first, in the rows where a host's ring has them, the inverse of :func:`oldest_first`.
+
+    Empty rows are zero.
+    """
+    out = np.zeros((capacity, *steps.shape[1:]), steps.dtype)
+    out[(position - len(steps) + np.arange(len(steps))) % capacity] = steps
+    return out
 
 
 def steps_of(original: Any) -> Iterator[tuple[Array, dict[str, Any]]]:
