@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from functools import partial
 from statistics import fmean
 from typing import Any, Literal, NamedTuple, Protocol, cast
@@ -26,7 +27,7 @@ from ..replay.checks import stored_fields
 from ..rollout.buffer import RolloutBuffer
 from ..steps.arrays import Bools, as_host, numpy_dtype, numpy_view
 from ..steps.checker import StepChecker
-from ..steps.schema import Path, Schema, descend
+from ..steps.schema import Path, Schema, descend, map_leaves
 from ..steps.summary import Summary, html, text
 from .envs import VectorEnvs, final_info, inner, is_factory, require_start, seed_for, vectorized
 from .episodes import Ended, Episodes, EpisodeSums, read_ended
@@ -110,7 +111,7 @@ class Collector:
         initial_hidden: the state at an episode's start, nested as ``hidden``, without the axis of envs: such as
             ``[layers, size]``; or a function that returns it, for learned states, called at every episode start.
             Default: zeros.
-        autoreset_mode: overrides ``envs.metadata["autoreset_mode"]``.
+        autoreset_mode: overrides ``envs.metadata["autoreset_mode"]`` of vector envs.
 
     Raises:
         EnvError: the envs do not report their autoreset mode, or their number is not the buffer's.
@@ -433,28 +434,30 @@ class Collector:
 
     def _step(self, t: int, into: RolloutBuffer | StepSink) -> None:
         """Play step ``t`` of a collection, and store it: the policy acts, the envs answer, the episodes go on."""
-        inputs, vector, before = self._inputs, self._vector, cast("Leaves", self._obs)
-        fields = _fields_of(_ask(self.policy, inputs.as_given(before), inputs.keywords(self._hidden, self._info)))
+        inputs, vector = self._inputs, self._vector
+        seen = inputs.as_given(cast("Leaves", self._obs))
+        # copies, both ways: the policy and the envs may write to what they are handed, and to what they have returned
+        fields = _fields_of(_ask(self.policy, seen.clone(), inputs.keywords(self._hidden, self._info)))
         action = inputs.env_action(fields, vector.takes_tensors)
+        step = {name: x.clone() if isinstance(x := fields[name], Tensor) else _own(x) for name in inputs.from_policy}
+        states = self._hidden
+        if inputs.has_hidden:
+            states = inputs.hidden(fields.get("hidden"), states)  # before the envs play: it may not fit
+            step["hidden"] = inputs.schema.rebuild("hidden", self._hidden.__getitem__)
         obs, reward, terminated, truncated, info = vector.step(action)
         done, cut, played = terminated | truncated, truncated & ~terminated, ~vector.ignored
 
-        step = {name: fields[name] for name in inputs.names if name in fields}
-        step["obs"], step["reward"] = inputs.as_given(before), reward  # given again: a policy may change its TensorDict
+        step["obs"], step["reward"] = seen, reward
         if self._info:
             step |= inputs.named(self._info)
         if inputs.from_step_info:
-            step |= inputs.step_info(info, done)
+            step |= inputs.step_info(info, done, vector.ignored)
         step["terminated"], step["truncated"] = terminated, truncated  # those of the envs, also if an info has the name
         for name, x in step.items():
             if isinstance(x, Tensor) and x.device != inputs.device:
                 step[name] = x.to(inputs.device)
-        states = self._hidden
-        if inputs.has_hidden:
-            states = inputs.hidden(fields.get("hidden"), states)  # before the step is stored: it may not fit
-            step["hidden"] = inputs.schema.rebuild("hidden", self._hidden.__getitem__)
         if self._last:
-            self._last = inputs.last({"action": fields["action"], "reward": reward}, self._last)
+            self._last = inputs.last(step, self._last)
 
         if self._sums is not None:
             self._add_of_simulator(into, step, done, cut, obs, info, states)
@@ -600,7 +603,7 @@ class Collector:
         # after an episode's end no action follows, so its info may be missing
         known = inputs.info(info, vector.informed(done)) if inputs.from_info else {}
         if vector.mode == "Disabled" and done.any():
-            obs, info = self.envs.reset(options={"reset_mask": done})  # which this mode leaves to us
+            obs, info = vector.restart(done)  # which this mode leaves to us
             fresh, rows, after = inputs.info(info, done), inputs.rows(done), inputs.obs(obs)
             known = {path: torch.where(shaped_as(rows, x), fresh[path], x) for path, x in known.items()}
         if self._last:
@@ -872,6 +875,13 @@ def _has_float64(obs: Any) -> bool:
 def _fields_of(answer: Any) -> dict[str, Any]:
     """The fields of a policy's answer, which is a mapping or the bare actions."""
     return dict(answer.items()) if hasattr(answer, "items") else {"action": answer}
+
+
+def _own(answer: Any) -> Any:
+    """A copy of a field of a policy's answer, which may be nested."""
+    if hasattr(answer, "clone"):  # a tensor or a TensorDict
+        return answer.clone()
+    return map_leaves(_own, answer) if isinstance(answer, Mapping | tuple) else deepcopy(answer)
 
 
 def _value_of(policy: Policy) -> Policy:

@@ -110,6 +110,8 @@ class VectorEnvs:
         self.final_obs: Literal["require", "mask"] = final_obs
         named = _of(self.envs, "device")
         self.mode: str = autoreset_mode(self.envs, mode, "SameStep" if named is not None else None)
+        if self.envs is not self.given:  # it has the mode in which it was wrapped
+            self.mode = autoreset_mode(self.envs, None)
         self.device: torch.device | None = (
             torch_device("Collector", named) if named is not None and self.mode == "SameStep" else None
         )
@@ -198,6 +200,12 @@ class VectorEnvs:
             terminated, truncated = terminated.bool(), None if truncated is None else truncated.bool()
         self._cuts = truncated is not None
         return obs, reward, terminated, torch.zeros_like(terminated) if truncated is None else truncated, info
+
+    def restart(self, done: Bools) -> tuple[Any, dict[str, Any]]:
+        """Reset the envs of ``done``, ``[N]``, where no autoreset does it. Returns observations and info of all."""
+        if self.num_envs == 1:  # no options: an env of its own may take any for a request
+            return self.envs.reset()
+        return self.envs.reset(options={"reset_mask": done})
 
     def everywhere(self) -> Any:
         """True for each env, as the flags of a step are."""
@@ -351,7 +359,8 @@ def vectorized(envs: Any) -> Any:
         )
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-    return SyncVectorEnv([lambda: envs], autoreset_mode=AutoresetMode.SAME_STEP)
+    # the other modes reset an env that returns its own array before anybody has read what the episode ended on
+    return SyncVectorEnv([lambda: envs], autoreset_mode=AutoresetMode.DISABLED)
 
 
 def _remade(envs: Any, mode: str) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..batches import as_tensordict, swap_layers
 from ..errors import DTypeError, EnvError, FieldError, ParameterError, SchemaError, ShapeError
 from ..parameters import Rule, is_names, require
-from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, as_host, check_castable, is_plain
+from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, Bools, as_host, check_castable, is_plain
 from ..steps.checker import StepChecker
 from ..steps.schema import Field, Path, Schema, descend, dotted, unknown_field
 from .envs import Finals, copied, final_info, info_field, is_by_env, pick
@@ -88,7 +88,7 @@ class Inputs:
         self.keyword_names: tuple[str, ...] = (*self.from_info, *starts, *(f"last_{name}" for name in self.from_last))
         """The fields that the policy gets as keywords, without hidden states."""
         elsewhere = {"obs", "reward", "terminated", "truncated", "hidden", *self.keyword_names, *self.from_step_info}
-        self._from_policy = frozenset(schema.names) - elsewhere
+        self.from_policy: tuple[str, ...] = tuple(name for name in schema.names if name not in elsewhere)
         """The fields that have no other source than the policy's answer; hidden states have an error of their own."""
         self._obs_dtypes = [(path, leaf.dtype) for path, leaf in schema.leaves.items() if path[0] == "obs"]
         action = schema["action"]
@@ -217,10 +217,11 @@ class Inputs:
         return {name: self.schema.rebuild(name, info.__getitem__) for name in self.keyword_names}
 
     def keywords(self, hidden: Leaves, info: Leaves) -> dict[str, Any]:
-        """All keywords of the policy, with hidden states as torch.nn.LSTM takes them."""
-        keywords = self.named(info) if info else {}
+        """All keywords of the policy, which may write to them, with hidden states as torch.nn.LSTM takes them."""
+        keywords = self.named({path: x.clone() for path, x in info.items()}) if info else {}
         if self.has_hidden:
-            keywords["hidden"] = self.schema.rebuild("hidden", lambda path: swap_layers(hidden[path]))
+            clone = partial(torch.clone, memory_format=torch.contiguous_format)
+            keywords["hidden"] = self.schema.rebuild("hidden", lambda path: clone(swap_layers(hidden[path])))
         return keywords
 
     # -- what comes with an observation -------------------------------------------------------------------------
@@ -239,13 +240,14 @@ class Inputs:
             fields[name,] = rows
         return fields
 
-    def step_info(self, info: dict[str, Any], ended: Any) -> dict[str, Tensor]:
+    def step_info(self, info: dict[str, Any], ended: Any, ignored: Bools | None = None) -> dict[str, Tensor]:
         """The fields ``[N, ...]`` that a step's info reports, by name; 0 elsewhere.
 
         Args:
             info: that the step returned. Where an episode ended, SAME_STEP autoreset may have put that of the reset
                 there; the step's is then its ``final_info``.
             ended: the envs whose episode ended, ``[N]``; they must report each field.
+            ignored: the envs that only reset, ``[N]``: what they report is of the reset. None: no env.
         """
         fields: dict[str, Tensor] = {}
         for name in self.from_step_info:
@@ -259,6 +261,8 @@ class Inputs:
                     f"from_step_info names '{name}', but info['{name}'] is missing for env {env}, whose episode ended; "
                     "report it at every step, or at least there, with 0 or False if that is what it is"
                 )
+            if ignored is not None and ignored.any():
+                rows[self.rows(np.flatnonzero(ignored))] = 0
             fields[name] = rows
         return fields
 
@@ -394,12 +398,14 @@ class Inputs:
     def env_action(self, fields: dict[str, Any], tensors: bool) -> Any:
         """The actions of a policy's answer as the envs take them, ``tensors`` or arrays, checked before they see any.
 
+        It is a copy, since envs may write to it: some clip actions in place.
+
         Raises:
             FieldError: the answer lacks a field, or has a hidden state that the schema lacks.
             SchemaError: the actions do not fit the schema.
         """
-        if not self._from_policy <= fields.keys():
-            lacking = [name for name in self.names if name in self._from_policy and name not in fields]
+        lacking = [name for name in self.from_policy if name not in fields]
+        if lacking:
             raise FieldError(
                 f"the policy's answer lacks {', '.join(map(repr, lacking))}; it has {', '.join(map(repr, fields))}. "
                 "Return one row per env of every field that only the policy knows, under the schema's name"
@@ -414,11 +420,11 @@ class Inputs:
         kind: Any = action.__class__
         if kind is Tensor and action.dtype is self._action_dtype and action.shape == self._action_shape:
             if self.device.type == "cpu" and action.is_cpu and not action.requires_grad and is_plain(action):
-                return action if tensors else action.numpy()
+                return action.clone() if tensors else action.numpy().copy()
             if tensors and action.device == self.device:
-                return action.detach()
+                return action.detach().clone()
         elif kind is np.ndarray and action.dtype is self._action_array and action.shape == self._action_shape:
-            return torch.as_tensor(action) if tensors else action
+            return copied(action) if tensors else action.copy()
         return self._converted(action, tensors)
 
     def _converted(self, action: Any, tensors: bool) -> Any:
@@ -436,7 +442,7 @@ class Inputs:
 
         def convert(path: Path) -> Any:
             given = descend(action, path[1:])
-            rows: Any = torch.as_tensor(given) if tensors else as_host(given)
+            rows: Any = copied(given) if tensors else np.array(as_host(given))
             shape = self.num_envs, *self.leaves[path].shape
             return rows if rows.shape == shape else rows.reshape(shape)
 
