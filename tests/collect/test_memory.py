@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -223,7 +224,7 @@ def valued(obs: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("factory", [False, True])
 def test_a_single_env_may_return_its_own_array(factory: bool, told: Any) -> None:
     buffer = make_buffer(Own(), 8)
-    Collector((lambda: Own()) if factory else Own(), valued, buffer, autoreset_mode=told).collect()
+    Collector(partial(Own) if factory else Own(), valued, buffer, autoreset_mode=told).collect()
     assert buffer["obs"][:, 0, 0].tolist() == [0, 1, 2, 3, 100, 101, 102, 103]
     assert buffer["final_value"][buffer["truncated"]].tolist() == [4, 104]
 

@@ -29,7 +29,7 @@ from ..steps.arrays import Bools, as_host, numpy_dtype, numpy_view
 from ..steps.checker import StepChecker
 from ..steps.schema import Path, Schema, descend, map_leaves
 from ..steps.summary import Summary, html, text
-from .envs import VectorEnvs, final_info, inner, is_factory, require_start, seed_for, vectorized
+from .envs import FinalCheck, VectorEnvs, attribute, final_info, inner, is_factory, require_start, seed_for, vectorized
 from .episodes import Ended, Episodes, EpisodeSums, read_ended
 from .inputs import Inputs, Leaves, shaped_as
 from .progress import progress_bar
@@ -77,6 +77,10 @@ Policy = Callable[..., Any]
 
 KEPT = 100
 """How many of the newest episodes a collector keeps."""
+
+
+LOOKED = 4096
+"""The check of final observations stops after this many steps of a simulator."""
 
 
 class Collector:
@@ -164,6 +168,11 @@ class Collector:
         self._total_episodes = 0
         self._sums = None if self._vector.device is None else EpisodeSums(n, device, KEPT)
         """Has the episodes of a simulator; the three above are then as old as the last look at them."""
+        self._finals_check: FinalCheck | None = None
+        """Checks the first final observations that come beside the reset observation; None once it has seen enough."""
+        self._looked = 0  # how many steps of a simulator it has seen
+        if self._vector.mode == "SameStep":
+            self._finals_check = self._inputs.final_check(attribute(self.envs, "single_observation_space"))
         self.total_steps = 0
         self._obs: Leaves | None = None  # None: the next call resets the envs
         self._was_reset = False  # True from the first reset on, which takes the seed
@@ -205,6 +214,8 @@ class Collector:
         """Read what a simulator's device knows of the episodes; waits for it."""
         if self._sums is not None and self._was_reset:
             self._vector.refuse_hidden()
+            if self._finals_check is not None and not self._finals_check.warn(repr(self._vector.given)[:200]):
+                self._finals_check = None
             returns, lengths, self._total_episodes = self._sums.read()
             self._returns, self._lengths = deque(returns, maxlen=KEPT), deque(lengths, maxlen=KEPT)
 
@@ -462,18 +473,18 @@ class Collector:
         if self._sums is not None:
             self._add_of_simulator(into, step, done, cut, obs, info, states)
             return
-        real = played
+        real, after = played, inputs.obs(obs)
         if isinstance(into, RolloutBuffer):
             if self._has_value and cut.any():
-                real = self._note_finals(t, cut, real, obs, info, states)
+                real = self._note_finals(t, cut, real, obs, after, info, states)
         elif into.own_next_obs or done.any():
-            step["next_obs"], real = self._next_obs(into.own_next_obs, done, cut, real, obs, info)
+            step["next_obs"], real = self._next_obs(into.own_next_obs, done, cut, real, obs, after, info)
         if not real.all():
             step["mask"] = real
         into.add(step)  # before anything goes on: a step that does not fit ends the collection here
 
         self._count_episodes(as_host(reward), played, done)
-        self._go_on(inputs.obs(obs), info, done, states)
+        self._go_on(after, info, done, states)
 
     def _add_of_simulator(
         self,
@@ -504,6 +515,8 @@ class Collector:
         if self._has_value or not isinstance(into, RolloutBuffer):
             final, hidden = self._vector.final_tensors(cut, info)
             true_next = inputs.true_next(final, done, after, before)
+            if final is not None and self._finals_check is not None:
+                self._check_tensors(done, cut, before, true_next, after)
             if hidden is not None:
                 step["mask"] = ~hidden
             if not isinstance(into, RolloutBuffer):
@@ -517,7 +530,17 @@ class Collector:
         self.total_steps += inputs.num_envs
         self._go_on(after, info, done, states)
 
-    def _note_finals(self, t: int, cut: Bools, real: Bools, obs: Any, info: dict[str, Any], states: Leaves) -> Bools:
+    def _check_tensors(self, done: Tensor, cut: Tensor, before: Leaves, final: Leaves, after: Leaves) -> None:
+        """Look at one of the first steps of a simulator. What another device has found is read with the episodes."""
+        check = cast("FinalCheck", self._finals_check)
+        check.look(torch.arange(len(done), device=done.device), done, cut, before, final, after)
+        self._looked += 1
+        if (done.is_cpu and not check.warn(repr(self._vector.given)[:200])) or self._looked == LOOKED:
+            self._finals_check = None
+
+    def _note_finals(
+        self, t: int, cut: Bools, real: Bools, obs: Any, after: Leaves, info: dict[str, Any], states: Leaves
+    ) -> Bools:
         """Note the final observations of step ``t``, to be valued at the end of the collection.
 
         Args:
@@ -525,6 +548,7 @@ class Collector:
             cut: the envs that the step truncated, ``[N]``.
             real: the envs that did not ignore their action, ``[N]``.
             obs: the observations that the step returned.
+            after: the same as leaves ``[N, ...]``.
             info: the info that the step returned.
             states: the hidden states after the step, ``[N, ...]``.
 
@@ -538,14 +562,16 @@ class Collector:
         final, details, present = self._vector.final_observations(cut, obs, info)
         envs = np.flatnonzero(cut & present)
         if len(envs):
-            where = inputs.rows(envs)
-            after = {path: x[where] for path, x in states.items()}
+            where, rows = inputs.rows(envs), inputs.obs_of(final, envs)
+            if self._finals_check is not None:
+                self._check_finals(where, rows, after, cut)
+            memory = {path: x[where] for path, x in states.items()}
             known = {path: x[where] for path, x in inputs.final_info(details, self._last).items()}
-            self._finals.append(_Final(t, where, _PolicyInputs(inputs.obs_of(final, envs), after, known)))
+            self._finals.append(_Final(t, where, _PolicyInputs(rows, memory, known)))
         return real & (~cut | present)
 
     def _next_obs(
-        self, every: bool, done: Bools, cut: Bools, real: Bools, obs: Any, info: dict[str, Any]
+        self, every: bool, done: Bools, cut: Bools, real: Bools, obs: Any, now: Leaves, info: dict[str, Any]
     ) -> tuple[Any, Bools]:
         """The next observations of a step as a replay takes them, and which of its rows are steps.
 
@@ -555,6 +581,7 @@ class Collector:
             cut: those that were truncated and not terminated, ``[N]``.
             real: the envs that did not ignore their action, ``[N]``.
             obs: the observations that the step returned.
+            now: the same as leaves ``[N, ...]``.
             info: the info that the step returned.
 
         Raises:
@@ -562,18 +589,30 @@ class Collector:
                 row of that env is left out.
         """
         inputs, before = self._inputs, cast("Leaves", self._obs)
-        after = inputs.obs(obs) if every else dict(before)
+        after = dict(now if every else before)
         if done.any():
             final, _, present = self._vector.final_observations(cut, obs, info)
             real = real & (~cut | present)
             hidden, envs = inputs.rows(done & ~present), np.flatnonzero(done & present)
             where, rows = inputs.rows(envs), inputs.obs_of(final, envs) if len(envs) else {}
+            if rows and self._finals_check is not None:
+                self._check_finals(where, rows, now, cut)
             for path, x in after.items():
                 # a hidden row is a terminal or is masked, so it is never bootstrapped: any observation will do
                 after[path] = torch.where(shaped_as(hidden, x), before[path], x)
                 if rows:
                     after[path] = after[path].index_copy(0, where, rows[path])
         return inputs.as_given(after), real
+
+    def _check_finals(self, envs: Tensor, final: Leaves, after: Leaves, cut: Bools) -> None:
+        """Look at the final observations ``[K, ...]`` of ``envs``, one of the first ends in envs that reset at once."""
+        check, before = cast("FinalCheck", self._finals_check), cast("Leaves", self._obs)
+        ended = torch.ones(len(envs), dtype=torch.bool, device=envs.device)
+        rows = ({path: x[envs] for path, x in leaves.items()} for leaves in (before, after))
+        was, comes = rows
+        check.look(envs, ended, self._inputs.rows(cut)[envs], was, final, comes)
+        if not check.warn(repr(self._vector.given)[:200]):
+            self._finals_check = None
 
     def _count_episodes(self, reward: NDArray[Any], played: Bools, done: Bools) -> None:
         self.total_steps += int(played.sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -14,14 +15,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import EnvError, LifecycleError, NotFiniteError, ParameterError
+from ..errors import EnvError, EpisodeEndWarning, LifecycleError, NotFiniteError, ParameterError
 from ..parameters import Rule, is_count, one_of, require, torch_device
 from ..steps.arrays import Array, Bools, as_host
+from ..steps.ends import EPISODES_TO_WARN, MOST
 from ..steps.schema import Path, descend, map_leaves
 
 __all__ = [
+    "FinalCheck",
     "Finals",
     "VectorEnvs",
+    "attribute",
     "copied",
     "final_info",
     "final_observations",
@@ -29,6 +33,7 @@ __all__ = [
     "inner",
     "is_by_env",
     "is_factory",
+    "member",
     "pick",
     "require_start",
     "seed_for",
@@ -108,7 +113,7 @@ class VectorEnvs:
         self._unwrapped = getattr(self.given, "unwrapped", self.given)
         require("Collector", one_of("require", "mask"), final_obs=final_obs)
         self.final_obs: Literal["require", "mask"] = final_obs
-        named = _of(self.envs, "device")
+        named = attribute(self.envs, "device")
         self.mode: str = autoreset_mode(self.envs, mode, "SameStep" if named is not None else None)
         if self.envs is not self.given:  # it has the mode in which it was wrapped
             self.mode = autoreset_mode(self.envs, None)
@@ -116,7 +121,7 @@ class VectorEnvs:
             torch_device("Collector", named) if named is not None and self.mode == "SameStep" else None
         )
         """Of all tensors of a simulator; None for vector envs of Gymnasium, whose flags come to RAM."""
-        self.num_envs: int = int(_of(self.envs, "num_envs"))
+        self.num_envs: int = int(attribute(self.envs, "num_envs"))
         self._player = object()
         self.ignored: Bools = np.zeros(self.num_envs, np.bool_)
         """The envs whose next action is ignored, because NEXT_STEP autoreset resets them."""
@@ -314,6 +319,111 @@ class VectorEnvs:
         return fresh
 
 
+class FinalCheck:
+    """Checks the first final observations that come beside the reset observation, as under SAME_STEP autoreset.
+
+    An env that returns its own array has filled it again with the reset observation before anybody reads it. And a
+    wrapper may scale observations, but not those in ``info``: they are outside the bounds of the space then, though
+    the observations around them are inside. Episodes whose last step did not change the observation show nothing of
+    the former. The counts are on the device of the observations, so that only :meth:`warn` waits for it.
+
+    Args:
+        bounds: the lowest and highest numbers of the observation space, ``[...]`` of each leaf that has some.
+        device: of the observations.
+    """
+
+    def __init__(self, bounds: Mapping[Path, tuple[Tensor, Tensor]], device: torch.device) -> None:
+        margin = 1e-5  # for numbers that were rounded
+        self._bounds = {
+            path: (low - margin * (1 + low.abs()), high + margin * (1 + high.abs()))
+            for path, (low, high) in bounds.items()
+        }
+        self._counts = torch.zeros(4, dtype=torch.int64, device=device)
+        """Of ends, of ends that changed the observation, of those that equal the reset, of truncated ones outside."""
+        self._cuts = torch.zeros(1, dtype=torch.int64, device=device)
+        self._env = torch.zeros(1, dtype=torch.int64, device=device)
+        """An env that showed either mistake."""
+
+    def look(
+        self,
+        envs: Tensor,
+        ended: Tensor,
+        cut: Tensor,
+        before: Mapping[Path, Tensor],
+        final: Mapping[Path, Tensor],
+        after: Mapping[Path, Tensor],
+    ) -> None:
+        """Note some rows of one step. No operation waits for a device.
+
+        Args:
+            envs: int64 ``[K]``, the env of each row.
+            ended: bool ``[K]``, True where an episode ended.
+            cut: bool ``[K]``, True where it was truncated and not terminated.
+            before: the observations of the step ``[K, ...]``.
+            final: those that it ended on.
+            after: those of the next episode.
+        """
+        stood, restarted = _equal(final, before, after)
+        changed = ended & ~stood
+        reset = changed & restarted
+        beyond, *inside = self._outside(final, before, after)
+        outside = cut & beyond & ~(inside[0] | inside[1])
+        self._counts += torch.stack([x.sum() for x in (ended, changed, reset, outside)])
+        self._cuts += cut.sum()
+        wrong = reset | outside
+        self._env = torch.where(wrong.any(), envs.index_select(0, wrong.long().argmax().reshape(1)), self._env)
+
+    def _outside(self, *observations: Mapping[Path, Tensor]) -> list[Tensor]:
+        """Which rows of each have a number outside the bounds, bool ``[K]``."""
+        found: list[Tensor] = []
+        for obs in observations:
+            some = next(iter(obs.values()))
+            rows = torch.zeros(len(some), dtype=torch.bool, device=some.device)
+            for path, (low, high) in self._bounds.items():
+                rows |= ((obs[path] < low) | (obs[path] > high)).reshape(len(rows), low.numel()).any(1)
+            found.append(rows)
+        return found
+
+    def warn(self, envs: str) -> bool:
+        """Warn if all final observations so far are wrong, and they are enough. Returns whether to look at the next.
+
+        Args:
+            envs: their description.
+        """
+        ends, changed, reset, outside = self._counts.tolist()
+        cuts, env = int(self._cuts), int(self._env)
+        if reset == changed >= EPISODES_TO_WARN:
+            warnings.warn(
+                f"the first {changed} final observations that {envs} handed out under SAME_STEP autoreset all equal "
+                f"the reset observation of the next episode, such as that of env {env}. Most often the env returns its "
+                "own array, which its reset() fills again: return a copy (obs.copy()), or make the vector env with "
+                "autoreset_mode=NEXT_STEP or DISABLED. Until then values after time limits are those of a reset. If "
+                "these episodes do end where the next ones start, all is well. See docs/episode-ends.md",
+                EpisodeEndWarning,
+                stacklevel=6,
+            )
+            return False
+        if outside == cuts >= EPISODES_TO_WARN:
+            warnings.warn(
+                f"the first {cuts} final observations of truncated episodes that {envs} handed out under SAME_STEP "
+                f"autoreset are all outside its observation space, such as that of env {env}, and the observations "
+                "around them are inside. Most often a wrapper changes the observations that step() returns, and not "
+                "info['final_obs']: change both, or wrap each single env instead. See docs/episode-ends.md",
+                EpisodeEndWarning,
+                stacklevel=6,
+            )
+            return False
+        return ends < MOST and not (changed >= EPISODES_TO_WARN and cuts >= EPISODES_TO_WARN)
+
+
+def _equal(rows: Mapping[Path, Tensor], *others: Mapping[Path, Tensor]) -> list[Tensor]:
+    """Which rows of an observation are the same in each of the others, bool ``[K]``."""
+    return [
+        torch.stack([(x == other[path]).reshape(len(x), x[0].numel()).all(1) for path, x in rows.items()]).all(0)
+        for other in others
+    ]
+
+
 SEED_RULE: Rule = (lambda seed: seed is None or is_count(seed), "expected a whole number of at least 0, or None")
 
 
@@ -349,7 +459,7 @@ def vectorized(envs: Any) -> Any:
     Raises:
         EnvError: it is neither.
     """
-    if _of(envs, "num_envs") is not None:
+    if attribute(envs, "num_envs") is not None:
         return envs
     if not callable(getattr(envs, "step", None)):
         raise EnvError(
@@ -390,7 +500,18 @@ def inner(envs: Any) -> Any:
     return envs if hasattr(envs, "num_envs") else envs.unwrapped
 
 
-def _of(envs: Any, name: str) -> Any:
+def member(space: Any, inner: Path) -> Any:
+    """The space of a leaf of nested observations; None if it is unknown."""
+    for name in inner:
+        spaces: Any = getattr(space, "spaces", None)
+        try:
+            space = spaces[name] if hasattr(spaces, "keys") else spaces[int(name)]
+        except (KeyError, IndexError, ValueError, TypeError):
+            return None
+    return space
+
+
+def attribute(envs: Any, name: str) -> Any:
     """An attribute of envs, or of the envs in their wrappers; None if neither has it."""
     found = getattr(envs, name, None)
     return getattr(getattr(envs, "unwrapped", None), name, None) if found is None else found
@@ -403,7 +524,7 @@ def _has_info(answer: Any) -> bool:
 
 def seed_for(envs: Any, seed: int | None) -> int | None:
     """The seed for the reset of some envs, or None for a simulator that takes none."""
-    return seed if _of(envs, "device") is None or _resets_with(envs, "seed") else None
+    return seed if attribute(envs, "device") is None or _resets_with(envs, "seed") else None
 
 
 def _resets_with(envs: Any, name: str) -> bool:

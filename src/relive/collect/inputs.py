@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from ..parameters import Rule, is_names, require
 from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, Bools, as_host, check_castable, is_plain
 from ..steps.checker import StepChecker
 from ..steps.schema import Field, Path, Schema, descend, dotted, unknown_field
-from .envs import Finals, copied, final_info, info_field, is_by_env, pick
+from .envs import FinalCheck, Finals, copied, final_info, info_field, is_by_env, member, pick
 
 __all__ = ["Inputs", "Leaves", "shaped_as"]
 
@@ -129,6 +129,18 @@ class Inputs:
 
     # -- observations -------------------------------------------------------------------------------------------
 
+    def final_check(self, space: Any) -> FinalCheck:
+        """A check of the first final observations, with the bounds of an observation space, as far as it fits."""
+        bounds: dict[Path, tuple[Tensor, Tensor]] = {}
+        for path, _ in self._obs_dtypes:
+            box, shape = member(space, path[1:]), self.leaves[path].shape
+            low, high = getattr(box, "low", None), getattr(box, "high", None)
+            fits = low is not None and high is not None and np.shape(low) == shape
+            if fits and not self.leaves[path].dtype.is_complex:
+                both = np.stack([np.asarray(low, np.float32), np.asarray(high, np.float32)])
+                bounds[path] = cast("tuple[Tensor, Tensor]", tuple(torch.from_numpy(both).to(self.device)))
+        return FinalCheck(bounds, self.device)
+
     def rows(self, which: Any) -> Tensor:
         """Flags, or numbers of envs, on the buffer's device."""
         return torch.as_tensor(which, device=self.device)
@@ -148,7 +160,16 @@ class Inputs:
             place = np.zeros(self.num_envs, np.intp)
             place[as_host(final.envs)] = np.arange(len(final.envs))
             rows = place[envs]
-        return {path: self._leaf(path, pick(final.given, path[1:], rows)) for path, _ in self._obs_dtypes}
+        found: Leaves = {}
+        for path, _ in self._obs_dtypes:
+            try:
+                found[path] = self._leaf(path, pick(final.given, path[1:], rows))
+            except SchemaError as error:
+                raise type(error)(f"a final observation that the step returned does not fit: {error}") from error
+            except (KeyError, IndexError, ValueError, TypeError, RuntimeError) as error:
+                raise self._not_nested(path, final.given) from error
+            self._require_rows(path, found[path], len(envs))
+        return found
 
     def true_next(self, final: Finals | None, done: Tensor, after: Leaves, before: Leaves) -> Leaves:
         """The true next observations ``[N, ...]`` of a simulator's step. No operation waits for a device.
@@ -184,10 +205,14 @@ class Inputs:
         try:
             return torch.as_tensor(descend(given, path[1:]))
         except (KeyError, IndexError, ValueError, TypeError, RuntimeError) as error:
-            raise EnvError(
-                f"field '{dotted(path)}': missing from the final observations that the step returned, of type "
-                f"{type(given).__name__}; they are nested as the observations are: {self.schema['obs']!r}"
-            ) from error
+            raise self._not_nested(path, given) from error
+
+    def _not_nested(self, path: Path, given: Any) -> EnvError:
+        return EnvError(
+            f"field '{dotted(path)}': missing from the final observations that the step returned, of type "
+            f"{type(given).__name__}, or not of one shape; they are nested as the observations are: "
+            f"{self.schema['obs']!r}"
+        )
 
     def _require_rows(self, path: Path, rows: Tensor, count: int) -> None:
         expected = count, *self.leaves[path].shape
