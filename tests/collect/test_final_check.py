@@ -116,9 +116,7 @@ class Scaled(VectorWrapper):
 def test_a_wrapper_that_scales_observations_and_not_the_final_ones_is_found(kind: str) -> None:
     make = [partial(Line, length=4)] * 2
     (said,) = play(Scaled(SyncVectorEnv(make, autoreset_mode=SAME), both=False), kind)
-    assert re.search(
-        r"the first \d+ final .*Scaled.*SAME_STEP.*outside its observation space.*info\['final_obs'\]", said
-    )
+    assert re.search(r"first \d+ final .*Scaled.*SAME_STEP.*outside its observation space.*info\['final_obs'\]", said)
     assert not play(Scaled(SyncVectorEnv(make, autoreset_mode=SAME), both=True), kind)
     assert not play(Scaled(SyncVectorEnv(make), both=False), kind)  # NEXT_STEP returns them as observations
 
@@ -169,14 +167,14 @@ def test_a_final_observation_of_another_shape_or_kind_is_refused(kind: str, fina
         return obs, info
 
     envs = Edited(tagged.make_tagged(2, SAME, tagged.cycle([(2, "truncated")], [(9, "truncated")])), edit)
+    replay, acting = ReplayBuffer(Schema.from_env(envs), 100, 2), lambda obs: policy(obs)["action"]
+    call = {
+        "rollout": Collector(envs, policy, make_buffer(envs, 9)).collect,
+        "replay": partial(Collector(envs, acting, replay).collect, 9),
+        "chunks": partial(Collector(envs, acting).steps, 9),
+    }[kind]
     with pytest.raises(error, match=said):
-        if kind == "rollout":
-            Collector(envs, policy, make_buffer(envs, 9)).collect()
-        elif kind == "replay":
-            replay = ReplayBuffer(Schema.from_env(envs), 100, 2)
-            Collector(envs, lambda obs: policy(obs)["action"], replay).collect(9)
-        else:
-            Collector(envs, lambda obs: policy(obs)["action"]).steps(9)
+        call()
 
 
 class Simulated:

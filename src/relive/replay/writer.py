@@ -204,10 +204,43 @@ class Writer:
             raise ParameterError(f"envs: expected numbers from 0 to {self.ring.num_envs - 1}, got {chosen.tolist()}")
         return chosen
 
-    def interrupt(self, envs: Any) -> None:
-        """Cut the running episodes of ``envs``, or of all."""
-        self._interrupt(self.all_envs if envs is None else self.chosen(envs))
+    def interrupt(self, envs: Any, next_obs: Any = None) -> None:
+        """Cut the running episodes of ``envs``, or of all; with ``next_obs``, their newest steps become truncated."""
+        chosen = self.all_envs if envs is None else self.chosen(envs)
+        if next_obs is not None:
+            self._truncate(chosen, next_obs)
+        self._interrupt(chosen)
         self.ring.settle()
+
+    def _truncate(self, envs: Ints, next_obs: Any) -> None:
+        """Complete the newest step of each episode under way, as truncated.
+
+        What it led to is stored as a row that the caller interrupts: a row without an end, like that of a step left
+        out, which completes the one before it and never becomes a transition itself.
+        """
+        ring, obs = self.ring, Schema({"next_obs": self.stored["obs"]})
+        checked = StepChecker(obs, len(envs), self.device, upload=False)({"next_obs": next_obs})
+        under_way = ring.under_way[envs]
+        newest, count = envs[under_way], int(under_way.sum())
+        if not count:
+            return
+        final = [_kept(value, under_way) for value in checked]
+        leaves: list[Any] = [
+            torch.zeros((count, *leaf.shape), dtype=leaf.dtype, device=self.device)
+            for leaf in self.stored.leaves.values()
+        ]
+        for at, value in zip((i for i, path in enumerate(self.stored.leaves) if path[0] == "obs"), final, strict=True):
+            leaves[at] = value
+        for at in self._flags_at:
+            leaves[at] = np.zeros(count, np.bool_)
+        if self.debug:
+            refuse_not_finite(self.stored.leaves, leaves, None, newest, np.ones(count, np.bool_))
+        places = newest * ring.rows + (ring.heads[newest] - 1) % ring.rows
+        if not ring.own_next:
+            self._store(newest, leaves, None)
+            ring.counters[EPISODES] += count
+        # last: if something breaks this off, the steps are whole, and their episodes were interrupted
+        ring.store.meta("truncated")[places] = 1
 
     def clear(self, rewind: bool) -> None:
         """Forget everything stored."""
