@@ -218,29 +218,27 @@ class Writer:
         What it led to is stored as a row that the caller interrupts: a row without an end, like that of a step left
         out, which completes the one before it and never becomes a transition itself.
         """
-        ring, obs = self.ring, Schema({"next_obs": self.stored["obs"]})
-        checked = StepChecker(obs, len(envs), self.device, upload=False)({"next_obs": next_obs})
+        ring, stored = self.ring, self.stored.leaves
+        check = StepChecker(Schema({"next_obs": self.stored["obs"]}), len(envs), self.device, upload=False)
+        given = check({"next_obs": next_obs})
         under_way = ring.under_way[envs]
-        newest, count = envs[under_way], int(under_way.sum())
+        newest, count = envs[under_way], np.count_nonzero(under_way)
         if not count:
             return
-        final = [_kept(value, under_way) for value in checked]
-        leaves: list[Any] = [
-            torch.zeros((count, *leaf.shape), dtype=leaf.dtype, device=self.device)
-            for leaf in self.stored.leaves.values()
-        ]
-        for at, value in zip((i for i, path in enumerate(self.stored.leaves) if path[0] == "obs"), final, strict=True):
-            leaves[at] = value
+        leaves: list[Any] = [torch.zeros((count, *x.shape), dtype=x.dtype, device=self.device) for x in stored.values()]
+        observed = [i for i, path in enumerate(stored) if path[0] == "obs"]
+        for at, value in zip(observed, given, strict=True):
+            leaves[at] = _kept(value, under_way)
         for at in self._flags_at:
             leaves[at] = np.zeros(count, np.bool_)
         if self.debug:
-            refuse_not_finite(self.stored.leaves, leaves, None, newest, np.ones(count, np.bool_))
+            refuse_not_finite(stored, leaves, None, newest, np.ones(count, np.bool_))
         places = newest * ring.rows + (ring.heads[newest] - 1) % ring.rows
-        if not ring.own_next:
+        if not ring.own_next:  # else they are complete
             self._store(newest, leaves, None)
-            ring.counters[EPISODES] += count
         # last: if something breaks this off, the steps are whole, and their episodes were interrupted
         ring.store.meta("truncated")[places] = 1
+        ring.counters[EPISODES] += count
 
     def clear(self, rewind: bool) -> None:
         """Forget everything stored."""
