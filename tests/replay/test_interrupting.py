@@ -146,7 +146,7 @@ def test_only_the_envs_that_it_names_and_whose_episodes_are_under_way_are_comple
     assert replay.data()["index"].tolist() == [1]
     replay.add(step(replay, 5))
     batch = replay.data()
-    assert batch[["index", "truncated"]].cpu()["index"].tolist() == [1, 0]
+    assert batch["index"].tolist() == [1, 0]
     assert batch["next_obs"][:, 0].tolist() == [1, 5]
     assert batch["truncated"].tolist() == [True, False]
     replay.interrupt(next_obs=np.full((N, 2), 6, np.float32))
@@ -163,9 +163,9 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     replay.add(step(replay, 0))
     replay.add(step(replay, 1))
     before = replay.state_dict() if hasattr(replay, "state_dict") else len(replay)
-    with pytest.raises(errors.ShapeError, match=r"'next_obs': expected \(2, 2\)"):
+    with pytest.raises(errors.ShapeError, match=r"'next_obs': expected shape \(2, 2\)"):
         replay.interrupt(next_obs=np.zeros((N, 3), np.float32))
-    with pytest.raises(errors.ShapeError, match=r"'next_obs': expected \(1, 2\)"):
+    with pytest.raises(errors.ShapeError, match=r"'next_obs': expected shape \(1, 2\)"):
         replay.interrupt([0], next_obs=np.zeros((N, 2), np.float32))
     with pytest.raises(errors.NotFiniteError, match="obs"):
         replay.interrupt(next_obs=np.full((N, 2), np.nan, np.float32))

@@ -245,6 +245,7 @@ class Collector:
         self._episode_return = np.zeros(n, np.float64)
         self._episode_length = np.zeros(n, np.int64)
         self._under_way = False
+        self._vector.left = self._vector.shown()
         self._obs = self._inputs.obs(obs)  # last, so that an interrupted reset is done again
 
     def collect(self, num_steps: int | None = None, *, progress: bool | None = None) -> CollectStats:
@@ -259,7 +260,7 @@ class Collector:
 
         Raises:
             FullError: more steps than the buffer has room for.
-            LifecycleError: there is no buffer, or another collector has reset these envs since; call :meth:`reset`.
+            LifecycleError: there is no buffer, or somebody else has played in these envs since; call :meth:`reset`.
             EnvError: a truncated episode's final observation is hidden, or a field is missing from ``info``.
             FieldError: the policy's answer lacks a field of the schema, or the policy takes or returns an unknown one.
             ParameterError: ``num_steps`` is not a whole number of at least 1.
@@ -276,6 +277,7 @@ class Collector:
         self._begin()
         began, before = time.perf_counter(), self.total_steps
         self._play(count, progress)
+        self._vector.left = self._vector.shown()
         self._under_way = False
         seconds, steps = time.perf_counter() - began, self.total_steps - before
         if self._sums is not None:
@@ -304,7 +306,7 @@ class Collector:
             the first row is all masked, which interrupts the episodes under way in the replay.
 
         Raises:
-            LifecycleError: there is a buffer, or another collector has reset these envs since; call :meth:`reset`.
+            LifecycleError: there is a buffer, or somebody else has played in these envs since; call :meth:`reset`.
             EnvError, FieldError, ParameterError, ShapeError, DTypeError: as :meth:`collect`. A chunk that an exception
                 breaks off is not returned; the next one starts new episodes.
         """
@@ -315,6 +317,7 @@ class Collector:
         self._begin()
         self._chunks.begin(num_steps)
         self._play(num_steps, progress)
+        self._vector.left = self._vector.shown()
         chunk = self._chunks.end()
         self._under_way = False  # not before: the next chunk must not follow one that Ctrl-C loses
         return chunk

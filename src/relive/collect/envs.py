@@ -45,6 +45,10 @@ PLAYED_BY: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
 """Envs -> the token of the collector that reset them last."""
 
 
+SAMPLED = 1024
+"""How many numbers of an observation are compared, to see whether somebody else has played in the envs."""
+
+
 FINAL_NAMES = ("final_obs", "final_observation", "AutoResetWrapper_final_obs")
 """What final observations are called in the info of a step: by Gymnasium and Isaac Lab; by Gymnasium before 1.0 and
 ManiSkill; by Brax-style autoreset, as in MuJoCo Playground."""
@@ -123,6 +127,10 @@ class VectorEnvs:
         """Of all tensors of a simulator; None for vector envs of Gymnasium, whose flags come to RAM."""
         self.num_envs: int = int(attribute(self.envs, "num_envs"))
         self._player = object()
+        self._watched: tuple[Any, str, list[Any]] | None = None
+        """The vector env, the name of its newest observations, and the time limits in it; None: not yet known."""
+        self.left: list[Any] = []
+        """What the envs showed when the last collection ended."""
         self.ignored: Bools = np.zeros(self.num_envs, np.bool_)
         """The envs whose next action is ignored, because NEXT_STEP autoreset resets them."""
         self.takes_tensors = False
@@ -167,13 +175,38 @@ class VectorEnvs:
         return obs, info
 
     def require_own(self) -> None:
-        """Refuse to continue episodes that another collector has ended."""
+        """Refuse to continue episodes that somebody else has ended, or gone on with, since :attr:`left` was set."""
         with suppress(TypeError):
             if PLAYED_BY.get(self._unwrapped, self._player) is not self._player:
                 raise LifecycleError(
                     "another Collector has reset these envs since, which ended the episodes of this one; give each its "
                     "own envs, or call reset() to start new episodes with this one"
                 )
+        if self.shown() != self.left:
+            raise LifecycleError(
+                "somebody has reset or stepped these envs since the last collection, such as an evaluation, so their "
+                "episodes are not those of this Collector any more; evaluate in envs of their own, or call reset() to "
+                "start new episodes"
+            )
+
+    def shown(self) -> list[Any]:
+        """What Gymnasium's own vector envs and time limits show of where they are; nothing of all other envs.
+
+        It changes with a reset or a step, and with nothing else. Of observations it is a sample of their numbers.
+        """
+        if self._watched is None:
+            self._watched = _watched(self.envs)
+        envs, name, clocks = self._watched
+        facts = [clock._elapsed_steps for clock in clocks]
+        trees: list[Any] = [getattr(envs, name)] if name else []
+        while trees:
+            tree = trees.pop()
+            if isinstance(tree, np.ndarray):
+                flat = tree.reshape(-1)
+                facts.append(flat[:: len(flat) // SAMPLED + 1].tobytes())
+            elif isinstance(tree, dict | tuple):
+                trees += tree.values() if isinstance(tree, dict) else tree
+        return facts
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Make one step in all envs. Returns observations, rewards, ``terminated``, ``truncated`` and info.
@@ -363,7 +396,10 @@ class FinalCheck:
             final: those that it ended on.
             after: those of the next episode.
         """
-        stood, restarted = _equal(final, before, after)
+        stood, restarted = (
+            torch.stack([(x == other[path]).reshape(len(x), x[0].numel()).all(1) for path, x in final.items()]).all(0)
+            for other in (before, after)
+        )
         changed = ended & ~stood
         reset = changed & restarted
         beyond, *inside = self._outside(final, before, after)
@@ -414,14 +450,6 @@ class FinalCheck:
             )
             return False
         return ends < MOST and not (changed >= EPISODES_TO_WARN and cuts >= EPISODES_TO_WARN)
-
-
-def _equal(rows: Mapping[Path, Tensor], *others: Mapping[Path, Tensor]) -> list[Tensor]:
-    """Which rows of an observation are the same in each of the others, bool ``[K]``."""
-    return [
-        torch.stack([(x == other[path]).reshape(len(x), x[0].numel()).all(1) for path, x in rows.items()]).all(0)
-        for other in others
-    ]
 
 
 SEED_RULE: Rule = (lambda seed: seed is None or is_count(seed), "expected a whole number of at least 0, or None")
@@ -509,6 +537,21 @@ def member(space: Any, inner: Path) -> Any:
         except (KeyError, IndexError, ValueError, TypeError):
             return None
     return space
+
+
+def _watched(envs: Any) -> tuple[Any, str, list[Any]]:
+    """The vector env inside, the name of its newest observations or "", and the time limits of its single envs."""
+    base: Any = getattr(envs, "unwrapped", envs)
+    kinds = {kind.__name__ for kind in type(base).__mro__ if kind.__module__.startswith("gymnasium.vector.")}
+    name = "_observations" if "SyncVectorEnv" in kinds else "observations" if "AsyncVectorEnv" in kinds else ""
+    clocks: list[Any] = []
+    for env in base.envs if "SyncVectorEnv" in kinds else ():
+        layer: Any = env
+        while layer is not None:
+            if "_elapsed_steps" in vars(layer):
+                clocks.append(layer)
+            layer = vars(layer).get("env")
+    return base, name if hasattr(base, name or "_") else "", clocks
 
 
 def attribute(envs: Any, name: str) -> Any:
