@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from elsewhere import far_device
-from relive import Field, FrameStack, NStep, Prioritized, ReplayBuffer, Schema, Sequence, errors
+from elsewhere import place
+from relive import Field, FrameStack, Lanes, NStep, Prioritized, ReplayBuffer, Schema, Sequence, errors
 
 FLAG = Field((), torch.bool)
 REST: dict[str, Any] = {"action": (), "reward": (), "terminated": FLAG, "truncated": FLAG}
@@ -99,8 +98,8 @@ def test_sequences_and_stacks_end_with_it(view: Any) -> None:
     for env in range(N):
         one, other = right.slice(env), found.slice(env)
         complete = one["complete"]
-        for name in one:
-            at = slice(None) if name in ("complete", "index") else complete  # of boundary rows only obs is stored
+        for name in one.keys():
+            at = slice(None) if name in ("complete", "index", "obs") else complete  # a boundary row has nothing else
             assert torch.equal(one[name][at], other[name][at]), name
     found._ring.check()
 
@@ -130,9 +129,8 @@ def test_a_replay_in_files_keeps_them(tmp_path: Path) -> None:
 
 
 def test_a_replay_on_a_device_does_the_same() -> None:
-    with ExitStack() as stack:
-        stack.enter_context(far_device())
-        right, found = (ReplayBuffer(PLAIN, 60, N, seed=0, check_ends=False, device="cuda") for _ in range(2))
+    with place("stand-in") as device:
+        right, found = (ReplayBuffer(PLAIN, 60, N, seed=0, check_ends=False, device=device) for _ in range(2))
         play(right, late=False)
         play(found, late=True)
         check_alike(right, found)
@@ -172,3 +170,32 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     assert (replay.state_dict() if hasattr(replay, "state_dict") else len(replay)) == before
     replay.add(step(replay, 2))  # the episodes go on
     assert len(replay) == 4
+
+
+@pytest.mark.parametrize("own_next_obs", [False, True])
+@pytest.mark.parametrize("name", [*SCHEMAS])
+def test_a_writer_of_a_lane_does_the_same(name: str, own_next_obs: bool) -> None:
+    options: dict[str, Any] = {"own_next_obs": own_next_obs, "seed": 0, "check_ends": False}
+    right, found = (ReplayBuffer(SCHEMAS[name], 200, N, **options) for _ in range(2))
+    play(right, late=False)
+    lanes = Lanes(SCHEMAS[name], 1, N, steps=64, own_next_obs=own_next_obs)
+    with lanes.writer(0) as writer:
+        writer.interrupt(next_obs=rows(SCHEMAS[name], 9))  # no episode is under way
+        play(writer, late=True)
+        writer.interrupt(next_obs=rows(SCHEMAS[name], 9))  # nor here
+    assert lanes.drain(found) == sum(LENGTHS) * N
+    check_alike(right, found)
+
+
+def test_a_writer_refuses_what_does_not_fit() -> None:
+    lanes = Lanes(PLAIN, 1, N, steps=8, debug=True)
+    with lanes.writer(0) as writer:
+        writer.add(step(writer, 0))
+        with pytest.raises(errors.ShapeError, match="'obs': expected shape"):
+            writer.interrupt(next_obs=np.zeros((N, 3), np.float32))
+        writer.add(step(writer, 1))  # the episodes go on
+        replay = ReplayBuffer(PLAIN, 60, N, seed=0, check_ends=False)
+        lanes.drain(replay)
+    assert len(replay) == N
+    with pytest.raises(errors.LifecycleError, match="closed"):
+        writer.interrupt(next_obs=np.zeros((N, 2), np.float32))
