@@ -193,6 +193,8 @@ def test_a_writer_refuses_what_does_not_fit() -> None:
         writer.add(step(writer, 0))
         with pytest.raises(errors.ShapeError, match="'obs': expected shape"):
             writer.interrupt(next_obs=np.zeros((N, 3), np.float32))
+        with pytest.raises(errors.NotFiniteError, match="obs"):
+            writer.interrupt(next_obs=np.full((N, 2), np.nan, np.float32))
         writer.add(step(writer, 1))  # the episodes go on
         replay = ReplayBuffer(PLAIN, 60, N, seed=0, check_ends=False)
         lanes.drain(replay)

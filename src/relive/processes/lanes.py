@@ -40,13 +40,13 @@ from ..errors import (
 )
 from ..memory.allocator import shared_lock
 from ..memory.copier import StepCopier
-from ..memory.layout import host_leaf, typed
+from ..memory.layout import typed
 from ..parameters import COUNT_RULE, FLAG_RULE, TIMEOUT_RULE, Rule, is_count, require
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import flattened, refuse_not_finite, row_mask, stored_fields
 from ..replay.durable import AFTER, ENVS, MARK, SOURCE, VOID
 from ..ring.ring import missing_final, piece_of
-from ..steps.arrays import NUMPY_DTYPES, Array, Ints, as_host, numpy_dtype
+from ..steps.arrays import NUMPY_DTYPES, Array, Ints, as_host
 from ..steps.checker import StepChecker, refuse_unreadable
 from ..steps.schema import Path, Schema, map_leaves, not_named
 from .blocks import BlockSpec, Part
@@ -502,15 +502,13 @@ class LaneWriter:
             WaitTimeoutError, LifecycleError: as :meth:`add`.
         """
         if next_obs is not None and not self._cut:
-            zeros = {
-                path: np.zeros((self.num_envs, *x.shape), numpy_dtype(x.dtype))
-                for path, x in self.schema.leaves.items()
-            }
-            step = {
-                name: self.schema.rebuild(name, lambda path: host_leaf(zeros[path], self.schema.leaves[path].dtype))
-                for name in self.schema.names
-            }
-            step |= {"obs": next_obs, "mask": np.zeros(self.num_envs, np.bool_)}
+            leaves, n = self.schema.leaves, self.num_envs
+
+            def zeros(path: Path) -> Any:
+                return torch.zeros((n, *leaves[path].shape), dtype=leaves[path].dtype)
+
+            step = {name: self.schema.rebuild(name, zeros) for name in self.schema.names}
+            step |= {"obs": next_obs, "mask": np.zeros(n, np.bool_)}
             if self.own_next_obs:
                 step["next_obs"] = next_obs
             if not self._claim.holds:
@@ -562,7 +560,7 @@ class LaneWriter:
                 refuse_unreadable(values)
                 raise
             if self.debug:
-                self._refuse_not_finite(leaves, stored)
+                self._refuse_not_finite(leaves, None if finished else stored)
             if number >= self._limit:
                 self._wait_for_room(number)
             copier.write(row, leaves)
