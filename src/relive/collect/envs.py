@@ -202,7 +202,7 @@ class VectorEnvs:
         while trees:
             tree = trees.pop()
             if isinstance(tree, np.ndarray):
-                flat = tree.reshape(-1)
+                flat: Any = cast("Any", tree).reshape(-1)
                 facts.append(flat[:: len(flat) // SAMPLED + 1].tobytes())
             elif isinstance(tree, dict | tuple):
                 trees += tree.values() if isinstance(tree, dict) else tree
@@ -426,7 +426,7 @@ class FinalCheck:
         Args:
             envs: their description.
         """
-        ends, changed, reset, outside = self._counts.tolist()
+        ends, changed, reset, outside = (int(count) for count in self._counts.cpu())
         cuts, env = int(self._cuts), int(self._env)
         if reset == changed >= EPISODES_TO_WARN:
             warnings.warn(
@@ -545,7 +545,8 @@ def _watched(envs: Any) -> tuple[Any, str, list[Any]]:
     kinds = {kind.__name__ for kind in type(base).__mro__ if kind.__module__.startswith("gymnasium.vector.")}
     name = "_observations" if "SyncVectorEnv" in kinds else "observations" if "AsyncVectorEnv" in kinds else ""
     clocks: list[Any] = []
-    for env in base.envs if "SyncVectorEnv" in kinds else ():
+    single: list[Any] = base.envs if "SyncVectorEnv" in kinds else []
+    for env in single:
         layer: Any = env
         while layer is not None:
             if "_elapsed_steps" in vars(layer):

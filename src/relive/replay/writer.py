@@ -222,7 +222,7 @@ class Writer:
         check = StepChecker(Schema({"next_obs": self.stored["obs"]}), len(envs), self.device, upload=False)
         given = check({"next_obs": next_obs})
         under_way = ring.under_way[envs]
-        newest, count = envs[under_way], np.count_nonzero(under_way)
+        newest, count = envs[under_way], int(under_way.sum())
         if not count:
             return
         leaves: list[Any] = [torch.zeros((count, *x.shape), dtype=x.dtype, device=self.device) for x in stored.values()]
