@@ -519,7 +519,7 @@ class Collector:
             final, hidden = self._vector.final_tensors(cut, info)
             true_next = inputs.true_next(final, done, after, before)
             if final is not None and self._finals_check is not None:
-                self._check_tensors(done, cut, before, true_next, after)
+                self._check_tensors(cut, before, true_next, after)
             if hidden is not None:
                 step["mask"] = ~hidden
             if not isinstance(into, RolloutBuffer):
@@ -533,12 +533,12 @@ class Collector:
         self.total_steps += inputs.num_envs
         self._go_on(after, info, done, states)
 
-    def _check_tensors(self, done: Tensor, cut: Tensor, before: Leaves, final: Leaves, after: Leaves) -> None:
+    def _check_tensors(self, cut: Tensor, before: Leaves, final: Leaves, after: Leaves) -> None:
         """Look at one of the first steps of a simulator. What another device has found is read with the episodes."""
         check = cast("FinalCheck", self._finals_check)
-        check.look(torch.arange(len(done), device=done.device), done, cut, before, final, after)
+        check.look(torch.arange(len(cut), device=cut.device), cut, before, final, after)
         self._looked += 1
-        if (done.is_cpu and not check.warn(repr(self._vector.given)[:200])) or self._looked == LOOKED:
+        if (cut.is_cpu and not check.warn(repr(self._vector.given)[:200])) or self._looked == LOOKED:
             self._finals_check = None
 
     def _note_finals(
@@ -598,7 +598,7 @@ class Collector:
             real = real & (~cut | present)
             hidden, envs = inputs.rows(done & ~present), np.flatnonzero(done & present)
             where, rows = inputs.rows(envs), inputs.obs_of(final, envs) if len(envs) else {}
-            if rows and self._finals_check is not None:
+            if rows and self._finals_check is not None and cut.any():
                 self._check_finals(where, rows, now, cut)
             for path, x in after.items():
                 # a hidden row is a terminal or is masked, so it is never bootstrapped: any observation will do
@@ -610,10 +610,9 @@ class Collector:
     def _check_finals(self, envs: Tensor, final: Leaves, after: Leaves, cut: Bools) -> None:
         """Look at the final observations ``[K, ...]`` of ``envs``, one of the first ends in envs that reset at once."""
         check, before = cast("FinalCheck", self._finals_check), cast("Leaves", self._obs)
-        ended = torch.ones(len(envs), dtype=torch.bool, device=envs.device)
         rows = ({path: x[envs] for path, x in leaves.items()} for leaves in (before, after))
         was, comes = rows
-        check.look(envs, ended, self._inputs.rows(cut)[envs], was, final, comes)
+        check.look(envs, self._inputs.rows(cut)[envs], was, final, comes)
         if not check.warn(repr(self._vector.given)[:200]):
             self._finals_check = None
 

@@ -372,15 +372,14 @@ class FinalCheck:
             for path, (low, high) in bounds.items()
         }
         self._counts = torch.zeros(4, dtype=torch.int64, device=device)
-        """Of ends, of ends that changed the observation, of those that equal the reset, of truncated ones outside."""
-        self._cuts = torch.zeros(1, dtype=torch.int64, device=device)
+        """Of truncated episodes, of those whose last step changed the observation, of final observations among these
+        that equal the reset, and of those that are outside."""
         self._env = torch.zeros(1, dtype=torch.int64, device=device)
         """An env that showed either mistake."""
 
     def look(
         self,
         envs: Tensor,
-        ended: Tensor,
         cut: Tensor,
         before: Mapping[Path, Tensor],
         final: Mapping[Path, Tensor],
@@ -390,8 +389,8 @@ class FinalCheck:
 
         Args:
             envs: int64 ``[K]``, the env of each row.
-            ended: bool ``[K]``, True where an episode ended.
-            cut: bool ``[K]``, True where it was truncated and not terminated.
+            cut: bool ``[K]``, True where an episode was truncated and not terminated. The others say nothing: some tasks
+                are over where they began.
             before: the observations of the step ``[K, ...]``.
             final: those that it ended on.
             after: those of the next episode.
@@ -400,12 +399,11 @@ class FinalCheck:
             torch.stack([(x == other[path]).reshape(len(x), x[0].numel()).all(1) for path, x in final.items()]).all(0)
             for other in (before, after)
         )
-        changed = ended & ~stood
+        changed = cut & ~stood
         reset = changed & restarted
         beyond, *inside = self._outside(final, before, after)
         outside = cut & beyond & ~(inside[0] | inside[1])
-        self._counts += torch.stack([x.sum() for x in (ended, changed, reset, outside)])
-        self._cuts += cut.sum()
+        self._counts += torch.stack([x.sum() for x in (cut, changed, reset, outside)])
         wrong = reset | outside
         self._env = torch.where(wrong.any(), envs.index_select(0, wrong.long().argmax().reshape(1)), self._env)
 
@@ -426,8 +424,8 @@ class FinalCheck:
         Args:
             envs: their description.
         """
-        ends, changed, reset, outside = (int(count) for count in self._counts.cpu())
-        cuts, env = int(self._cuts), int(self._env)
+        cuts, changed, reset, outside = (int(count) for count in self._counts.cpu())
+        env = int(self._env)
         if reset == changed >= EPISODES_TO_WARN:
             warnings.warn(
                 f"the first {changed} final observations that {envs} handed out under SAME_STEP autoreset all equal "
@@ -449,7 +447,7 @@ class FinalCheck:
                 stacklevel=6,
             )
             return False
-        return ends < MOST and not (changed >= EPISODES_TO_WARN and cuts >= EPISODES_TO_WARN)
+        return cuts < MOST and changed < EPISODES_TO_WARN
 
 
 SEED_RULE: Rule = (lambda seed: seed is None or is_count(seed), "expected a whole number of at least 0, or None")
@@ -547,11 +545,10 @@ def _watched(envs: Any) -> tuple[Any, str, list[Any]]:
     clocks: list[Any] = []
     single: list[Any] = base.envs if "SyncVectorEnv" in kinds else []
     for env in single:
-        layer: Any = env
-        while layer is not None:
-            if "_elapsed_steps" in vars(layer):
-                clocks.append(layer)
-            layer = vars(layer).get("env")
+        layers: list[Any] = [env]
+        while layers[-1] is not None:
+            layers.append(vars(layers[-1]).get("env"))
+        clocks += [layer for layer in layers[:-1] if "_elapsed_steps" in vars(layer)]
     return base, name if hasattr(base, name or "_") else "", clocks
 
 
