@@ -389,8 +389,8 @@ class FinalCheck:
 
         Args:
             envs: int64 ``[K]``, the env of each row.
-            cut: bool ``[K]``, True where an episode was truncated and not terminated. The others say nothing: some tasks
-                are over where they began.
+            cut: bool ``[K]``, True where an episode was truncated and not terminated. The others say nothing: some
+                tasks are over where they began.
             before: the observations of the step ``[K, ...]``.
             final: those that it ended on.
             after: those of the next episode.
