@@ -18,7 +18,7 @@ from ..memory.store import Staging, Store
 from ..parameters import FLAG_RULE, require
 from ..ring.ring import PIECE, Ahead, Ring, Rule, missing_final, piece_of
 from ..samplers.contract import OwnSampler
-from ..steps.arrays import Array, Ints, as_host, whole_numbers
+from ..steps.arrays import Array, Ints, apart, as_host, whole_numbers
 from ..steps.checker import StepChecker, refuse_unreadable
 from ..steps.ends import EndCheck, ReuseCheck
 from ..steps.schema import Schema
@@ -139,7 +139,7 @@ class Writer:
         except (RuntimeError, TypeError):
             refuse_unreadable(values)
             raise
-        kept = None if mask is None else row_mask(mask, count)
+        kept = None if mask is None else row_mask(mask, count).copy()  # it may lie in the rows that are stored
         if kept is not None and kept.all():  # quicker without
             kept = None
         return _Checked(leaves, leaves[self._leaves :] if has_finals else None, kept)
@@ -147,7 +147,12 @@ class Writer:
     def _add(self, values: Mapping[str, Any], envs: Ints, successive: bool) -> _Checked:
         """Check each part of a step and store it; returns what was checked."""
         count = len(envs)
-        leaves, final, kept = checked = self._checked(values, count)
+        checked = self._checked(values, count)
+        if self.ring.store.large or successive:  # else all fields are staged before any is stored
+            leaves = apart(checked.leaves, self.ring.store.memory)
+            final = None if checked.final is None else leaves[self._leaves :]
+            checked = checked._replace(leaves=leaves, final=final)
+        leaves, final, kept = checked
         reuse = self._reuse
         if reuse is not None:
             under_way = self.ring.under_way if self.ring.ordered else None
