@@ -27,7 +27,7 @@ def leaves(tree: Any) -> Iterator[Any]:
     if isinstance(tree, Tensor) or (isinstance(tree, np.ndarray) and tree.dtype != np.object_):
         yield tree
     elif isinstance(tree, Mapping) or hasattr(tree, "batch_size"):  # a TensorDict, whose values are read one by one
-        for name in tree.keys():  # noqa: SIM118
+        for name in tree.keys():
             yield from leaves(tree[name])
     elif isinstance(tree, list | tuple | np.ndarray):
         for member in tree:
@@ -62,7 +62,7 @@ def overwrite(tree: Any) -> int:
 def bits(leaf: Any) -> tuple[Any, ...]:
     """What a leaf holds: its dtype, its shape and its bytes."""
     if isinstance(leaf, Tensor):
-        flat = leaf.detach().cpu().reshape(-1).contiguous()
+        flat = leaf.detach().cpu().clone(memory_format=torch.contiguous_format).flatten()
         return str(leaf.dtype), tuple(leaf.shape), flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
     return str(leaf.dtype), leaf.shape, leaf.tobytes()
 
