@@ -18,10 +18,11 @@ import tagged
 from covering import covering
 from effort import CI
 from overwritten import Hands, play_twice
-from relive import GAE, Collector, Field, Lanes, ReplayBuffer, RolloutBuffer, Schema, returns
+from relive import GAE, Collector, Field, Hindsight, Lanes, ReplayBuffer, ReturnsToGo, RolloutBuffer, Schema, returns
 from simulated import push, worth
 from support.point_masses import PointMasses
-from twins import SAMPLERS, SEQUENCES, VIEWS, mapped
+from twins import SAMPLERS, SEQUENCES, mapped
+from twins import VIEWS as TWINS
 
 N, STEPS = 2, 9
 ENDINGS = tagged.cycle([(3, "truncated"), (2, "terminated")], [(2, "truncated"), (4, "both")])
@@ -193,7 +194,7 @@ def test_a_buffer_that_keeps_what_an_env_returned_is_found(name: str, tmp_path: 
         play_twice(lambda hands: collected(hands, "shared", "sync", AutoresetMode.SAME_STEP, tmp_path, sub))
 
 
-# -- direct calls ---------------------------------------------------------------------------------------------------------
+# -- direct calls -----------------------------------------------------------------------------------------------------
 
 FORMS: dict[str, Callable[[Any], Any]] = {"arrays": np.asarray, "tensors": torch.as_tensor, "wide arrays": np.float64}
 BOOL = Field((), torch.bool)
@@ -247,11 +248,14 @@ def test_what_a_user_adds_is_the_users_to_overwrite(form: str, extend: bool, kin
     play_twice(lambda hands: added(hands, form, extend=extend, **options))
 
 
+VIEWS: dict[str, Callable[[], Any]] = {**TWINS, "returns to go": ReturnsToGo}
+
+
 def read(hands: Hands, sampler: str, view: str) -> None:
     """Batches, priorities, slices, episodes and served batches."""
     made = {**VIEWS, **SEQUENCES}[view]()
-    replay = ReplayBuffer(USERS, 60, N, sampler=SAMPLERS[sampler](), view=made, seed=0)
-    fill(hands, replay, "arrays", count=25)
+    replay = ReplayBuffer(USERS, 160, N, sampler=SAMPLERS[sampler](), view=made, seed=0)
+    fill(hands, replay, "arrays", count=90)
     for _ in range(2):
         for batch in [replay.sample(5), *replay.batches(2, 4)]:
             hands.take("batch", batch)
@@ -273,6 +277,38 @@ def read(hands: Hands, sampler: str, view: str) -> None:
 @pytest.mark.parametrize(("view", "sampler"), covering([*VIEWS, *SEQUENCES], SAMPLERS))
 def test_what_a_learner_reads_is_the_learners_to_overwrite(sampler: str, view: str) -> None:
     play_twice(lambda hands: read(hands, sampler, view))
+
+
+def relabelled(hands: Hands, sampler: str) -> None:
+    """The function of rewards writes to the goals that it gets, and to its last answer."""
+    answers: list[Any] = []
+
+    def reward(achieved: Any, desired: Any, *_: Any) -> Any:
+        hands.spoil(*answers)
+        answers[:] = [-np.abs(achieved - desired).sum(-1).astype(np.float32)]
+        hands.spoil(achieved, desired)
+        return answers[0]
+
+    goal = (2,)
+    schema = Schema({"obs": {"observation": (3,), "achieved_goal": goal, "desired_goal": goal}, "action": (1,),
+                     "reward": (), "terminated": BOOL, "truncated": BOOL})  # fmt: skip
+    replay = ReplayBuffer(schema, 60, N, sampler=SAMPLERS[sampler](), view=Hindsight(reward), seed=0)
+    for t in range(20):
+        rng = np.random.default_rng(t)
+
+        def seen(rng: Any = rng) -> dict[str, Any]:
+            return {name: rng.normal(size=(N, *field.shape)).astype(np.float32)
+                    for name, field in schema["obs"].items()}  # fmt: skip
+
+        step = {"obs": seen(), "next_obs": seen(), "action": np.ones((N, 1), np.float32), "reward": np.ones(N)}
+        replay.add(hands.hold(step | {"terminated": np.full(N, t % 5 == 4), "truncated": np.zeros(N, np.bool_)}))
+        hands.spoil()
+    note_replay(hands, replay)
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized, stratified"])
+def test_what_a_function_of_rewards_holds_is_its_own_to_overwrite(sampler: str) -> None:
+    play_twice(lambda hands: relabelled(hands, sampler))
 
 
 class SameBatch(ReplayBuffer):
@@ -416,7 +452,7 @@ def test_what_a_lanes_writer_is_given_is_the_writers_to_overwrite() -> None:
     play_twice(run)
 
 
-# -- views on purpose -----------------------------------------------------------------------------------------------------
+# -- views on purpose -------------------------------------------------------------------------------------------------
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "concepts.md"
 

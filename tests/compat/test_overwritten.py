@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 import agilerl_buffers
+from compat import stable_baselines3_stand_in as stand_in
 from compat.pytorchrl_play import parts, play
 from overwritten import Hands, play_twice
 from relive.compat import agilerl, embodichain, fasttd3, pytorchrl, rsl_rl, velora
@@ -74,7 +76,7 @@ def play_fasttd3(hands: Hands, keep: bool = False) -> None:
 
 def play_pytorchrl(hands: Hands, name: str = "PERBuffer", keep: bool = False) -> None:
     torch.manual_seed(0)  # as no seed is given
-    np.random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - what the host seeds
     factory = getattr(pytorchrl, name).create_factory(40)
     buffer = factory(*parts())
     for step in play(20, N):
@@ -122,6 +124,36 @@ def play_rsl_rl(hands: Hands, keep: bool = False) -> None:
     if keep:
         hands.spoil(storage.column("reward"))
         hands.note("batch", storage.rewards)
+
+
+def play_stable_baselines3(ours: Any, hands: Hands, name: str) -> None:
+    on_policy = name == "RolloutBuffer"
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002 - what the host seeds
+    buffer = getattr(ours, name)(T if on_policy else 60, BOX, BOX, device="cpu", n_envs=N)
+    for t in range(T):
+        rng = np.random.default_rng(t)
+        obs, after, action = rng.normal(size=(3, N, 2)).astype(np.float32)
+        reward, done = rng.normal(size=N).astype(np.float32), rng.random(N) < 0.2
+        if on_policy:
+            step = (obs, action, reward, done, torch.as_tensor(reward + 1), torch.as_tensor(reward - 1))
+        else:
+            step = (obs, after, action, reward, done, [{} for _ in range(N)])
+        buffer.add(*hands.hold(step))
+        hands.spoil()
+    if on_policy:
+        buffer.compute_returns_and_advantage(hands.hold(torch.ones(N)), hands.hold(np.zeros(N, np.bool_)))
+        hands.spoil()
+    for _ in range(2):
+        for batch in buffer.get(5) if on_policy else [buffer.sample(4)]:
+            hands.take("batch", tuple(x for x in batch if x is not None))
+            hands.spoil()
+
+
+@pytest.mark.parametrize("name", ["ReplayBuffer", "NStepReplayBuffer", "PrioritizedReplayBuffer", "RolloutBuffer"])
+def test_what_stable_baselines3_holds_is_its_own_to_overwrite(name: str) -> None:
+    with stand_in.installed() as ours:
+        play_twice(lambda hands: play_stable_baselines3(ours, hands, name))
 
 
 PLAYS: dict[str, Callable[..., None]] = {
