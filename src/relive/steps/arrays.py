@@ -53,8 +53,10 @@ def _copied(value: Any) -> Any:
 def _share(value: Any, memory: Any) -> bool:
     """True if writing to a memory may change a value; on a device, if they are of one storage."""
     if isinstance(memory, Tensor):
-        same = isinstance(value, Tensor) and value.device == memory.device
-        return same and value.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
+        if not isinstance(value, Tensor) or value.device != memory.device:
+            return False
+        address = value.untyped_storage().data_ptr()
+        return address != 0 and address == memory.untyped_storage().data_ptr()
     if isinstance(value, Tensor):
         return value.is_cpu and np.may_share_memory(numpy_view(value.detach()), memory)
     return np.may_share_memory(value, memory)
