@@ -30,7 +30,7 @@ from ..steps.schema import Path as Keys
 from ..steps.schema import Schema, descend
 from .log import EpisodeArrays, Log, count, directory, episodes_of, json_object, require_memory, with_progress
 
-__all__ = ["episode_stats", "from_lerobot", "joined_stats", "to_lerobot"]
+__all__ = ["episode_stats", "features_of", "from_lerobot", "joined_stats", "to_lerobot"]
 
 
 # -- the layout of a data set ------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def from_lerobot(path: str | os.PathLike[str]) -> Log:
     ``next.done`` came after it. Data sets that :func:`to_lerobot` wrote come back with every end and final observation.
     In others, a done episode counts as terminated unless ``next.truncated`` or ``next.terminated`` says more. An
     episode that was not done was cut off after its last frame. Videos and compressed images are left where they are.
-    ``lacks`` names all that is missing.
+    ``lacks`` names all that is missing. Columns that only number the frames are fields, but stay out of a replay.
 
     Args:
         path: the directory with ``meta`` and ``data`` in it.
@@ -137,14 +137,16 @@ def from_lerobot(path: str | os.PathLike[str]) -> Log:
     features, lacks = _features(info, folder / INFO)
     table = _frames(folder, info, features)
     fields = _step(table, features, lacks)
-    if count(info, "total_tasks", folder / INFO) > 1:
+    many = count(info, "total_tasks", folder / INFO) > 1
+    if many:
         lacks.append("it names its tasks in words, which were not read; 'task_index' was")
     finals = _finals(folder, table, features)
     if finals is None:
         lacks.append("it keeps no final observations")
     else:
         fields["next_obs"] = _tree({f.path[1:]: finals[name] for name, f in features.items() if f.path[0] == "obs"})
-    return Log(f"'{folder}', LeRobot data set", fields, tuple(lacks))
+    numbering = [name for name in DEFAULTS if name != "task_index" or not many]
+    return Log(f"'{folder}', LeRobot data set", fields, tuple(lacks), left_out=tuple(numbering))
 
 
 def _features(info: Mapping[str, Any], where: Path) -> tuple[dict[str, Feature], list[str]]:
@@ -482,7 +484,7 @@ def to_lerobot(
         if not isinstance(cast("object", text), str) and (name == "task" or text is not None):
             raise ParameterError(f"to_lerobot({name}={text!r:.80}): expected words")
     require("to_lerobot", (lambda replay: isinstance(replay, ReplayBuffer), "expected a ReplayBuffer"), replay=replay)
-    features = _features_of(replay.schema)
+    features = features_of(replay.schema)
     target = usable(path).absolute()
     if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
         raise FileFormatError(f"'{target}': expected nothing or an empty directory; give another path")
@@ -515,7 +517,7 @@ def _put(beside: Path, target: Path) -> None:
         raise FileFormatError(f"'{target}': something was put there meanwhile ({error}); give another path") from error
 
 
-def _features_of(schema: Schema) -> dict[str, Feature]:
+def features_of(schema: Schema) -> dict[str, Feature]:
     """The columns of the fields of a step.
 
     Raises:
