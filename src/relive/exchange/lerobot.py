@@ -236,8 +236,12 @@ def _frames(folder: Path, info: Mapping[str, Any], features: Mapping[str, Featur
     bounds = np.concatenate([[0], np.flatnonzero(np.diff(episode)) + 1, [total]]).astype(np.int64)
     if (np.diff(episode) < 0).any() or len(bounds) != episodes + 1:
         raise FileFormatError(f"'{folder / DATA}': expected {episodes} episodes in order, got others")
-    if (frame != np.arange(total) - np.repeat(bounds[:-1], np.diff(bounds))).any():
-        raise FileFormatError(f"'{folder / DATA}': expected frame_index to count from 0 in each episode")
+    wrong = np.flatnonzero(frame != np.arange(total) - np.repeat(bounds[:-1], np.diff(bounds)))
+    if len(wrong):
+        raise FileFormatError(
+            f"'{folder / DATA}': expected frame_index to count from 0 in each episode; row {wrong[0]}, of episode "
+            f"{episode[wrong[0]]}, has {frame[wrong[0]]}"
+        )
     return Table(columns, bounds)
 
 
@@ -362,8 +366,12 @@ def _ends(table: Table, lacks: list[str]) -> tuple[Array, Array]:
         terminated = np.zeros_like(table.last) if done is None else done & (True if truncated is None else ~truncated)
     if truncated is None:
         truncated = np.zeros_like(terminated) if done is None else done & ~terminated
-    if done is not None and (done != (terminated | truncated)).any():
-        raise FileFormatError("next.done contradicts next.terminated | next.truncated; use another copy")
+    wrong = np.flatnonzero(done != (terminated | truncated)) if done is not None else ()
+    if len(wrong):
+        episode, frame = (table.columns[name].reshape(-1)[wrong[0]] for name in ("episode_index", "frame_index"))
+        raise FileFormatError(
+            f"episode {episode}, frame {frame}: next.done contradicts next.terminated | next.truncated; use another copy"
+        )
     return terminated, truncated | (table.last & ~terminated)
 
 
@@ -377,8 +385,14 @@ def _finals(folder: Path, table: Table, features: Mapping[str, Feature]) -> dict
     parts = [_opened(file, lambda parquet: _rows(parquet, observed)) for file in _files(folder, EPISODES)]
     numbers, lengths = (np.concatenate([part[name] for part in parts]) for name in ("episode_index", "length"))
     first = table.columns["episode_index"].reshape(-1)[table.bounds[:-1]]
-    if not np.array_equal(numbers, first) or not np.array_equal(lengths, np.diff(table.bounds)):
-        raise FileFormatError(f"'{folder / EPISODES}': expected the episodes that the frames have, got others")
+    frames = np.diff(table.bounds)
+    wrong = np.flatnonzero((numbers != first) | (lengths != frames))
+    if len(wrong):
+        at = wrong[0]
+        raise FileFormatError(
+            f"'{folder / EPISODES}': expected the episodes that the frames have, got others: row {at} is of episode "
+            f"{numbers[at]} with {lengths[at]} frames, and the frames are {frames[at]} of episode {first[at]}"
+        )
     if not all(name in part for part in parts for name in observed):
         return None
     after: dict[str, Array] = {}
