@@ -366,11 +366,11 @@ def _ends(table: Table, lacks: list[str]) -> tuple[Array, Array]:
         terminated = np.zeros_like(table.last) if done is None else done & (True if truncated is None else ~truncated)
     if truncated is None:
         truncated = np.zeros_like(terminated) if done is None else done & ~terminated
-    wrong = np.flatnonzero(done != (terminated | truncated)) if done is not None else ()
-    if len(wrong):
+    if done is not None and len(wrong := np.flatnonzero(done != (terminated | truncated))):
         episode, frame = (table.columns[name].reshape(-1)[wrong[0]] for name in ("episode_index", "frame_index"))
         raise FileFormatError(
-            f"episode {episode}, frame {frame}: next.done contradicts next.terminated | next.truncated; use another copy"
+            f"episode {episode}, frame {frame}: next.done contradicts next.terminated | next.truncated; use another "
+            "copy"
         )
     return terminated, truncated | (table.last & ~terminated)
 
