@@ -38,6 +38,7 @@ from .base import (
     equal_rows,
     mapped,
     oldest_first,
+    passes_on,
     sent,
     table_of,
     write_column,
@@ -418,6 +419,7 @@ class DictReplayBuffer(ReplayBuffer, buffers.DictReplayBuffer):
         kwargs: see :class:`ReplayBuffer`.
     """
 
+    @passes_on(ReplayBuffer.__init__)
     def __init__(self, buffer_size: int, observation_space: spaces.Dict, *args: Any, **kwargs: Any) -> None:
         require_dict(observation_space, "DictReplayBuffer")
         super().__init__(buffer_size, observation_space, *args, **kwargs)
@@ -433,6 +435,7 @@ class NStepReplayBuffer(ReplayBuffer, buffers.NStepReplayBuffer):
         kwargs: see :class:`ReplayBuffer`.
     """
 
+    @passes_on(ReplayBuffer.__init__, "view")
     def __init__(self, *args: Any, n_steps: int = 3, gamma: float = 0.99, **kwargs: Any) -> None:
         super().__init__(*args, view=NStep(n_steps, gamma), **kwargs)
 
@@ -486,6 +489,7 @@ class PrioritizedReplayBuffer(NStepReplayBuffer):
         kwargs: see :class:`NStepReplayBuffer`.
     """
 
+    @passes_on(NStepReplayBuffer.__init__, "sampler")
     def __init__(
         self,
         *args: Any,
@@ -888,6 +892,7 @@ class DictRolloutBuffer(RolloutBuffer, buffers.DictRolloutBuffer):
         kwargs: see :class:`RolloutBuffer`.
     """
 
+    @passes_on(RolloutBuffer.__init__)
     def __init__(self, buffer_size: int, observation_space: spaces.Dict, *args: Any, **kwargs: Any) -> None:
         require_dict(observation_space, "DictRolloutBuffer")
         super().__init__(buffer_size, observation_space, *args, **kwargs)
