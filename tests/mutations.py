@@ -430,20 +430,6 @@ MUTATIONS = [
         "device/test_replay.py",
     ),
     Mutation(
-        "on a device, an n-step window goes on after a truncation",
-        "device/ring.py",
-        "joins = ~((self.terminated[here] > 0) | (self.truncated[here] > 0))",
-        "joins = ~(self.terminated[here] > 0)",
-        "device/test_replay.py",
-    ),
-    Mutation(
-        "on a device, an n-step window goes on in another episode",
-        "device/ring.py",
-        " & (self.step[after] != 0)",
-        "",
-        "device/test_replay.py",
-    ),
-    Mutation(
         "on a device, a terminal has a discount",
         "device/ring.py",
         "torch.where(terminal, 0.0, discount).to(torch.float32), steps.to(INT32)",
@@ -590,6 +576,24 @@ MUTATIONS = [
         "            before = before\n",
         "device/test_sequences.py",
     ),
+    Mutation(
+        "on a device, a window of steps with next observations of their own goes on after an end",
+        "device/ring.py",
+        "joins = ~((self.terminated[here] > 0) | (self.truncated[here] > 0)) & (self.stamp[after] >= 0)\n"
+        "            if own:\n"
+        "                joins = joins & (spots.numbers + ahead[1:n] < self.head[spots.envs]) & (self.step[after] != 0)",
+        "joins = self.stamp[after] >= 0\n"
+        "            if own:\n"
+        "                joins = joins & (spots.numbers + ahead[1:n] < self.head[spots.envs])",
+        "device/test_replay.py",
+    ),
+    Mutation(
+        "on a device, a window goes on in the rows of a ring ago",
+        "device/ring.py",
+        "joins & (spots.numbers + ahead[1:n] < self.head[spots.envs])",
+        "joins & (ahead[1:n] > 0)",
+        "device/test_replay.py",
+    ),
     # -- drop-ins for other libraries
     Mutation(
         "EmbodiChain: wide rows are copied in the reverse order of envs",
@@ -631,13 +635,6 @@ MUTATIONS = [
         "compat/embodichain.py",
         'value[:-1] if truncation == "own_value" else',
         'value[:-1] if truncation == "never" else',
-        "compat/test_embodichain.py",
-    ),
-    Mutation(
-        "EmbodiChain: final values of the rollout before are read",
-        "compat/embodichain.py",
-        '        self._rollout["final_value"].fill_(torch.nan)\n',
-        '        self._rollout["final_value"].add_(0)\n',
         "compat/test_embodichain.py",
     ),
     Mutation(
@@ -743,13 +740,6 @@ MUTATIONS = [
         "compat/agilerl.py",
         "        truncated[-1] |= done[-1]\n",
         "        truncated[-1] |= True\n",
-        "compat/test_agilerl.py",
-    ),
-    Mutation(
-        "AgileRL: the newest step's terminal is truncated",
-        "compat/agilerl.py",
-        "        truncated[-1] &= ~self.newest\n",
-        "        truncated[-1] &= True\n",
         "compat/test_agilerl.py",
     ),
     Mutation(
@@ -897,7 +887,28 @@ MUTATIONS = [
         "compat/base.py",
         "return ~done[:-1] & ~equal_rows(",
         "return ~equal_rows(",
-        "compat/test_pytorchrl.py compat/test_stable_baselines3.py compat",
+        "compat/test_attributes.py",
+    ),
+    Mutation(
+        "AgileRL: the newest step's terminal is bootstrapped",
+        "compat/agilerl.py",
+        "        terminated[-1] |= self.newest\n",
+        "        terminated[-1] |= False\n",
+        "compat/test_agilerl.py",
+    ),
+    Mutation(
+        "PyTorchRL: a factory takes any argument",
+        "compat/pytorchrl.py",
+        "            signature(owner).bind(size, *OF_FACTORY, *options, **named)  #",
+        "            signature(owner)  #",
+        "compat/test_signatures.py",
+    ),
+    Mutation(
+        "drop-ins: arguments that a class gives itself are shown",
+        "compat/base.py",
+        "named = {one.name for one in own}.union(without)",
+        "named = {one.name for one in own}",
+        "compat/test_signatures.py",
     ),
     # -- shards: what each has, and what it lost
     Mutation(
