@@ -581,7 +581,8 @@ MUTATIONS = [
         "device/ring.py",
         "joins = ~((self.terminated[here] > 0) | (self.truncated[here] > 0)) & (self.stamp[after] >= 0)\n"
         "            if own:\n"
-        "                joins = joins & (spots.numbers + ahead[1:n] < self.head[spots.envs]) & (self.step[after] != 0)",
+        "                joins = joins & (spots.numbers + ahead[1:n] < self.head[spots.envs])"
+        " & (self.step[after] != 0)",
         "joins = self.stamp[after] >= 0\n"
         "            if own:\n"
         "                joins = joins & (spots.numbers + ahead[1:n] < self.head[spots.envs])",
