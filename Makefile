@@ -19,7 +19,7 @@ PY := $(VENV)/bin/python
 BENCH_PY := $(BENCH_VENV)/bin/python
 DOCS_VENV := .venv-docs
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/relive/__init__.py)
-HOSTS := agilerl stable_baselines3 velora
+HOSTS := agilerl embodichain stable_baselines3 velora
 
 # The first Python that is new enough; `make setup PYTHON=...` names one by hand.
 PYTHON = $(firstword $(foreach name,python3.11 python3 python3.12 python3.13 python3.14 python3.10 python,$(shell \
@@ -264,9 +264,11 @@ $(AUDIT_VENV)/installed: $(FAULTS) $(call outdated,$(AUDIT_VENV))
 	@touch $@
 
 define host_environment
-.venv-$(1)/installed: pyproject.toml $(CORE) tests/hosts/requirements-$(1).txt $$(call outdated,.venv-$(1))
+.venv-$(1)/installed: pyproject.toml $(CORE) $(wildcard tests/hosts/requirements-$(1)*.txt) $$(call outdated,.venv-$(1))
 	$$(call prepare,.venv-$(1))
 	@.venv-$(1)/bin/python -m pip install --requirement tests/hosts/requirements-$(1).txt
+	$(if $(wildcard tests/hosts/requirements-$(1)-nodeps.txt),@.venv-$(1)/bin/python -m pip install --no-deps \
+		--requirement tests/hosts/requirements-$(1)-nodeps.txt)
 	@.venv-$(1)/bin/python -m pip install --no-warn-conflicts --editable .
 	@touch $$@
 endef
