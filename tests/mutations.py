@@ -621,7 +621,7 @@ MUTATIONS = [
         "EmbodiChain: padding keeps what was written there",
         "compat/embodichain.py",
         "                padding[name].zero_()\n",
-        "                padding[name].add_(0)\n",
+        "                padding[name].clone()\n",
         "compat/test_embodichain.py",
     ),
     Mutation(
