@@ -1391,8 +1391,8 @@ MUTATIONS = [
     Mutation(
         "a rollout values the next episode's first observation: a stale final observation",
         "collect/collector.py",
-        "_PolicyInputs(inputs.obs_of(final, envs), after, known)",
-        "_PolicyInputs(inputs.obs_of(obs, envs), after, known)",
+        "_PolicyInputs(rows, memory, known)",
+        "_PolicyInputs(inputs.obs_of(obs, envs), memory, known)",
         "collect/test_finals.py",
     ),
     Mutation(
@@ -2439,8 +2439,8 @@ MUTATIONS = [
     Mutation(
         "lanes: a piece goes on over the start of new episodes",
         "processes/lanes.py",
-        "stops = np.flatnonzero(flags[1:] & (CUT | LANE_ALONE))",
-        "stops = np.flatnonzero(flags[1:] & LANE_ALONE)",
+        "stops = np.flatnonzero(flags[1:] & (CUT | FINISHED | LANE_ALONE))",
+        "stops = np.flatnonzero(flags[1:] & (FINISHED | LANE_ALONE))",
         "processes/test_lanes.py",
     ),
     Mutation(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import inside
 from elsewhere import place
 from relive import Field, FrameStack, Lanes, NStep, Prioritized, ReplayBuffer, Schema, Sequence, errors
 
@@ -74,7 +75,7 @@ def check_alike(right: Any, found: Any) -> None:
         assert torch.equal(column, other[name]), name
     assert other["truncated"].any()
     assert right.stats()["episodes"] == found.stats()["episodes"]
-    found._ring.check()
+    inside.ring(found).check()
 
 
 @pytest.mark.parametrize("capacity", [200, 24])  # the ring wraps
@@ -101,7 +102,7 @@ def test_sequences_and_stacks_end_with_it(view: Any) -> None:
         for name in one.keys():
             at = slice(None) if name in ("complete", "index", "obs") else complete  # a boundary row has nothing else
             assert torch.equal(one[name][at], other[name][at]), name
-    found._ring.check()
+    inside.ring(found).check()
 
 
 def test_a_sampler_by_priority_gets_them(tmp_path: Path) -> None:
