@@ -328,7 +328,8 @@ std::int64_t plan_rows(const Ring &ring, StagedRows &given, int mode) {
 
 template <typename T> T argument(nb::handle arrays, const char *name) {
     T out;
-    if (!nb::try_cast(arrays.attr(name), out))
+    nb::object item = arrays.attr(name);  // what it raises goes to Python; try_cast itself may raise nothing
+    if (!nb::try_cast(item, out))
         throw nb::type_error((std::string("staged rows: `") + name + "` has another dtype or other axes").c_str());
     return out;
 }

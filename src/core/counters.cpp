@@ -185,7 +185,7 @@ class Lane {
     }
 
     int commit(std::int64_t number, int marks) {
-        if (number < 0) throw nb::value_error("steps are numbered from 0 on");
+        if (number < 0 || number >= MOST) throw nb::value_error("steps are numbered from 0 on, below 2**53");
         auto size = marks_.size();
         auto row = number % size, before = (number % size + size - 1) % size;
         int before_marks = marks_[before];
@@ -208,7 +208,8 @@ class Lane {
   private:
     template <typename T> static T member(nb::handle arrays, const char *name) {
         T out;
-        if (!nb::try_cast(arrays.attr(name), out))
+        nb::object item = arrays.attr(name);  // what it raises goes to Python; try_cast itself may raise nothing
+        if (!nb::try_cast(item, out))
             throw nb::type_error((std::string("a lane's `") + name + "` has another dtype or other axes").c_str());
         return out;
     }

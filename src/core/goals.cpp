@@ -241,14 +241,15 @@ class GoalBatch {
 
     // Answers -1, or the first step whose reward is not finite; then nothing is written. None: as recorded.
     std::int64_t relabel(nb::handle rewards, nb::handle terminated, nb::handle truncated) {
-        require(of->ring->places() == places_of_ring && of->layout.fits(of->width, of->ring->width),
-                "relabel: the ring was bound to other rows");
         nb::object kept[3];
         std::optional<Vector<const float>> judged;
         std::optional<Vector<const std::uint8_t>> ends, cuts;
         if (!rewards.is_none()) judged = numbers<float>(rewards, NPY_FLOAT32, total, kept[0]);
         if (!terminated.is_none()) ends = numbers<std::uint8_t>(terminated, NPY_BOOL, total, kept[1]);
         if (!truncated.is_none()) cuts = numbers<std::uint8_t>(truncated, NPY_BOOL, total, kept[2]);
+        // here, since arguments may run Python while they are read
+        require(of->ring->places() == places_of_ring && of->layout.fits(of->width, of->ring->width),
+                "relabel: the ring was bound to other rows");
         for (std::int64_t entry = 0; judged && entry < total; ++entry)
             if (!std::isfinite((*judged)[entry])) return entry;
         for (std::int64_t entry = 0; entry < total; ++entry) {
@@ -329,13 +330,19 @@ nb::object column(nb::handle batch, const void *first, int type, std::initialize
     return array;
 }
 
+// The batch that Python holds; one that `__new__` alone made is none.
+GoalBatch &batch_of(nb::handle self) {
+    if (!nb::inst_ready(self)) throw nb::type_error("this batch was not drawn");
+    return *nb::inst_ptr<GoalBatch>(self);
+}
+
 template <auto MEMBER> nb::object row_member(nb::handle self) {
-    auto &batch = *nb::inst_ptr<GoalBatch>(self);
+    auto &batch = batch_of(self);
     return column(self, &(batch.rows.get()->*MEMBER), NPY_INT64, {batch.chosen}, {sizeof(RelabelledRow)});
 }
 
 template <auto MEMBER> nb::object step_member(nb::handle self) {
-    auto &batch = *nb::inst_ptr<GoalBatch>(self);
+    auto &batch = batch_of(self);
     return column(self, &(batch.steps.get()->*MEMBER), NPY_INT64, {batch.total}, {sizeof(RelabelledStep)});
 }
 
@@ -381,11 +388,11 @@ void bind_goals(nb::module_ &module) {
         .def_prop_ro("now", step_member<&RelabelledStep::now>, "int64 [M]: the places of the steps.")
         .def_prop_ro("after", step_member<&RelabelledStep::after>, "int64 [M]: and of the rows that follow them.")
         .def_prop_ro("last", [](nb::handle self) {
-            auto &batch = *nb::inst_ptr<GoalBatch>(self);
+            auto &batch = batch_of(self);
             return column(self, batch.last().data, NPY_INT64, {batch.count}, {sizeof(Place)});
         }, "int64 [B]: the places of the rows with the next observations.")
         .def_prop_ro("rows", [](nb::handle self) {
-            auto &batch = *nb::inst_ptr<GoalBatch>(self);
+            auto &batch = batch_of(self);
             return column(self, batch.block->rows(), NPY_UINT8, {batch.count, batch.of->width}, {batch.of->width, 1});
         }, "uint8 [B, W]: the packed rows.");
     nb::class_<GoalWindows>(module, "GoalWindows", "Reads n-step windows of a ring some of whose rows get other goals.")

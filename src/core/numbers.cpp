@@ -21,11 +21,14 @@ struct Flag {
 };
 struct Half {
     std::uint16_t bits;
+    // No operation has a subnormal operand, which a processor may be told to take for 0.
     explicit operator double() const {
-        auto size = static_cast<std::uint32_t>(bits & 0x7fff) << 13;
-        auto infinite = size >= 0x0f800000 ? 0x7f800000u : 0u;  // or NaN
-        auto value = infinite ? std::bit_cast<float>(size | infinite) : std::bit_cast<float>(size) * 0x1p112f;
-        return bits & 0x8000 ? -value : value;
+        std::int32_t exponent = bits >> 10 & 0x1f, fraction = bits & 0x3ff;
+        auto negative = static_cast<std::uint64_t>(bits & 0x8000) << 48;
+        auto wide = static_cast<std::uint64_t>(exponent == 0x1f ? 0x7ff : exponent + 1008);  // infinity or NaN
+        auto size = wide << 52 | static_cast<std::uint64_t>(fraction) << 42;
+        auto small = std::bit_cast<std::uint64_t>(fraction * 0x1p-24);  // a whole number of these
+        return std::bit_cast<double>(negative | (exponent ? size : small));
     }
 };
 struct Brain {

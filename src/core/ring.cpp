@@ -35,9 +35,10 @@ Ring ring_of(nb::object arrays) {
     ring.seen = argument<Vector<std::int64_t>>(member("seen"), "seen");
     ring.undo = argument<Vector<std::int64_t>>(member("undo"), "undo");
     ring.reserve = argument<Vector<std::int64_t>>(member("reserve"), "reserve");
-    auto places = ring.rows * state.rows;
+    Place places;
+    bool few = !__builtin_mul_overflow(ring.rows, state.rows, &places);
     auto fits = [&](std::int64_t size, std::int64_t wanted) { return size == wanted || size == 0; };
-    bool right = ring.rows > 0 && state.rows > 0 && state.columns == 4 && state.stride == sizeof(Env) &&
+    bool right = few && ring.rows > 0 && state.rows > 0 && state.columns == 4 && state.stride == sizeof(Env) &&
                  counters.size() == COUNTERS && memory.rows == places && memory.stride == memory.columns &&
                  ring.obs_bytes <= ring.step_bytes && ring.step_bytes <= static_cast<std::size_t>(memory.columns) &&
                  ring.step.size() == places && ring.stamp.size() == places && ring.order.size() == places &&

@@ -89,7 +89,7 @@ class Ring {
     // Which rows can be drawn
     bool ends_full(std::int64_t at) const {
         return at + 1 >= counters->length &&
-               (counters->stride == 1 || (at + 1 - counters->length) % counters->stride == 0);
+               (counters->stride == 1 || (at + 1 - counters->length) % counters->every() == 0);
     }
     // True if a complete row ends a window: a full one or, where tails count, the last of an episode that ended or was
     // interrupted. `head` is the number of the env's next row, which will have the index `following`.

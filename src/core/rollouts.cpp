@@ -197,7 +197,7 @@ void take_windows(Matrix<const std::uint8_t> source, Column<const std::int64_t> 
     auto into = nb::cast<nb::dict>(given);
     Runs runs{source, first, step, lengths, pad};
     require_inside(runs, length);
-    std::int64_t window, bytes;
+    std::int64_t window, bytes = 0;
     require(static_cast<std::int64_t>(fields.width) == source.columns, "take_windows: rows of another width");
     require(!__builtin_mul_overflow(length, source.columns, &window) &&
                 !__builtin_mul_overflow(first.size(), window, &bytes),

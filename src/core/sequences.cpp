@@ -16,6 +16,7 @@ namespace relive {
 
 namespace {
 
+constexpr std::int64_t LONGEST = std::int64_t{1} << 40;  // rows of a sequence: no sum or product of it overflows
 constexpr std::int64_t AHEAD = 2;  // how many of its rows are asked for when it is known where a window starts
 
 // Fills `facts`, with the number of rows up to the anchor in place of the lengths.
@@ -154,7 +155,7 @@ class SequenceWindows {
           fields_(fields_of(fields)), facts_(fields_of(facts)), weighed_(fields_of(weighed)), blank_(std::move(blank)),
           tabled_(tabled), in_files_(in_files), kept_{ring, fields, facts, weighed} {
         auto width = static_cast<std::int64_t>(fields_->width);
-        require(total > 0 && blank_.size() == width && layout_.fits(width, ring_->width),
+        require(total > 0 && total <= LONGEST && blank_.size() == width && layout_.fits(width, ring_->width),
                 "the layout of sequences does not fit their rows, or those of the ring");
         require(facts_->width == sizeof(WindowFacts) && weighed_->width == sizeof(WindowFacts),
                 "the facts about sequences are fields of 64 bytes each");

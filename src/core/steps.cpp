@@ -23,6 +23,9 @@ constexpr std::int64_t CACHES = 3 * (std::int64_t{1} << 24);
 // Bytes of a long row.
 constexpr std::size_t LONG_ROW = std::size_t{1} << 17;
 
+// The most names of a path: it is walked by recursion.
+constexpr std::size_t DEEPEST = 256;
+
 // NumPy's name of a dtype, or of its bits where it lacks the dtype.
 int type_of(DType dtype) {
     constexpr int NAMES[][5] = {
@@ -89,20 +92,27 @@ StepFields::StepFields(nb::handle paths, nb::handle dtypes, nb::handle shapes, s
     nb::set watched(finite);
     std::int64_t stored = 0;
     for (std::size_t i = 0; i < number; ++i) {
-        grow(root_, nb::tuple(paths[i]), 0, i);
+        nb::tuple path(paths[i]);
+        if (path.size() > DEEPEST) throw nb::value_error("a step's fields: a path has too many names");
+        grow(root_, path, 0, i);
         StepField field;
         nb::object dtype = dtypes[i];
         field.dtype = dtype_of(dtype.ptr()), field.finite = watched.contains(paths[i]);
         field.shape.push_back(count);
-        std::int64_t numbers = count;
-        for (nb::handle size : shapes[i]) {
-            field.shape.push_back(nb::cast<std::int64_t>(size));
-            if (field.shape.back() < 0) throw nb::value_error("a step's fields: a size is negative");
-            numbers *= field.shape.back();
-        }
         field.item = nb::cast<std::size_t>(dtype.attr("itemsize"));
-        field.bytes = static_cast<std::size_t>(numbers) * field.item;
-        bytes_ += static_cast<std::int64_t>(field.bytes);
+        // the product without its zeros: what is computed of a part of the sizes does not overflow either
+        auto most = static_cast<std::int64_t>(std::max<std::size_t>(field.item, 1));
+        bool fits = most > 0 && !__builtin_mul_overflow(most, std::max<std::int64_t>(count, 1), &most);
+        bool none = count == 0;
+        for (nb::handle size : shapes[i]) {
+            auto length = nb::cast<std::int64_t>(size);
+            if (length < 0) throw nb::value_error("a step's fields: a size is negative");
+            fits = fits && !__builtin_mul_overflow(most, std::max<std::int64_t>(length, 1), &most);
+            none |= length == 0, field.shape.push_back(length);
+        }
+        field.bytes = none || field.item == 0 ? 0 : static_cast<std::size_t>(most);
+        fits = fits && !__builtin_add_overflow(bytes_, static_cast<std::int64_t>(field.bytes), &bytes_);
+        if (!fits) throw nb::value_error("a step's fields: a step has too many bytes for any memory");
         if (nb::object target = targets[i]; !target.is_none()) {
             if (!PyArray_Check(target.ptr())) throw nb::type_error("a step's fields: a target is an array or None");
             auto *array = reinterpret_cast<PyArrayObject *>(target.ptr());
@@ -267,7 +277,7 @@ class StepAdder {
   public:
     StepAdder(nb::object ring, nb::object staged, nb::object fields, nb::handle large, int mode)
         : ring_(nb::cast<Ring &>(ring)), staged_(nb::cast<StagedRows &>(staged)),
-          fields_(nb::cast<const StepFields &>(fields)), mode_(mode),
+          fields_(nb::cast<const StepFields &>(fields)), mode_(mode), places_(ring_.places()),
           mask_name_(nb::steal(PyUnicode_InternFromString("mask"))),
           kept_(nb::make_tuple(ring, staged, fields, large)) {
         if (mode < NO_FINALS || mode > LINKED) throw nb::value_error("there is no such way of adding rows");
@@ -299,8 +309,6 @@ class StepAdder {
     std::int64_t add(nb::handle given, bool finite) {
         auto count = fields_.size();
         Step step(count + 1);  // the last is the mask
-        prepare(ring_, staged_);
-        staged_.mask = nullptr;
         bool masked = PyDict_CheckExact(given.ptr()) && NB_DICT_GET_SIZE(given.ptr()) > fields_.names();
         if (masked) {
             auto mask = member_of(given.ptr(), mask_name_);
@@ -309,6 +317,8 @@ class StepAdder {
             if (!fields_.accept(mask_, step[count], step)) return UNFIT;
         }
         if (!fields_.accept(given, step, masked) || reads_ring(step, count + masked)) return UNFIT;
+        prepare(ring_, staged_);  // the last that runs before the change: Python may have run until here
+        if (ring_.places() != places_) throw nb::value_error("a step's fields: the ring was bound to other rows");
         // from here on nothing throws; `step` holds what is copied
         LongWork hold(fields_.bytes() > LONG_WORK);
         for (std::size_t i = 0; i < count; ++i)
@@ -392,6 +402,7 @@ class StepAdder {
     StagedRows &staged_;
     const StepFields &fields_;
     int mode_;
+    Place places_;  // of the ring, and of its blocks
     std::vector<Destination> destinations_;
     StepField mask_;
     nb::object mask_name_, kept_;
