@@ -330,19 +330,16 @@ nb::object column(nb::handle batch, const void *first, int type, std::initialize
     return array;
 }
 
-// The batch that Python holds; one that `__new__` alone made is none.
-GoalBatch &batch_of(nb::handle self) {
-    if (!nb::inst_ready(self)) throw nb::type_error("this batch was not drawn");
-    return *nb::inst_ptr<GoalBatch>(self);
-}
+// The batch that Python holds: one that was drawn.
+const GoalBatch &batch_of(nb::handle self) { return *held<GoalBatch>(self, "expected a batch that was drawn"); }
 
 template <auto MEMBER> nb::object row_member(nb::handle self) {
-    auto &batch = batch_of(self);
+    const auto &batch = batch_of(self);
     return column(self, &(batch.rows.get()->*MEMBER), NPY_INT64, {batch.chosen}, {sizeof(RelabelledRow)});
 }
 
 template <auto MEMBER> nb::object step_member(nb::handle self) {
-    auto &batch = batch_of(self);
+    const auto &batch = batch_of(self);
     return column(self, &(batch.steps.get()->*MEMBER), NPY_INT64, {batch.total}, {sizeof(RelabelledStep)});
 }
 
@@ -388,11 +385,11 @@ void bind_goals(nb::module_ &module) {
         .def_prop_ro("now", step_member<&RelabelledStep::now>, "int64 [M]: the places of the steps.")
         .def_prop_ro("after", step_member<&RelabelledStep::after>, "int64 [M]: and of the rows that follow them.")
         .def_prop_ro("last", [](nb::handle self) {
-            auto &batch = batch_of(self);
+            const auto &batch = batch_of(self);
             return column(self, batch.last().data, NPY_INT64, {batch.count}, {sizeof(Place)});
         }, "int64 [B]: the places of the rows with the next observations.")
         .def_prop_ro("rows", [](nb::handle self) {
-            auto &batch = batch_of(self);
+            const auto &batch = batch_of(self);
             return column(self, batch.block->rows(), NPY_UINT8, {batch.count, batch.of->width}, {batch.of->width, 1});
         }, "uint8 [B, W]: the packed rows.");
     nb::class_<GoalWindows>(module, "GoalWindows", "Reads n-step windows of a ring some of whose rows get other goals.")
