@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -132,10 +134,41 @@ def test_an_sdist_has_all_that_builds_and_tests_the_package_and_nothing_that_was
     with tarfile.open(tmp_path / build.build_sdist(str(tmp_path), {})) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = set[str]().union(*map(sources, ("src", "tests", "examples", "docs")))
-    assert wanted <= names
+    pictures = {name for name in wanted if name.startswith("docs/assets/") and name.endswith((".png", ".svg"))}
+    assert wanted - pictures <= names
+    assert not (pictures | sources("benchmarks/results") | {"benchmarks/history.jsonl"}) & names
     assert {"CMakeLists.txt", "Makefile", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE"} <= names
     assert {"src/core/module.cpp", "src/core/ring.hpp", "src/core/compiler.cmake"} <= names
     assert not [name for name in names if name.endswith((".so", ".pyc")) or name.startswith((".", "build/", "dist/"))]
+
+
+def test_a_shell_reads_the_commands_of_wheels_as_they_are_meant() -> None:
+    tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["cibuildwheel"]
+    for name in ("before-test", "test-command"):
+        words = list(shlex.shlex(settings[name], posix=False, punctuation_chars=True))
+        assert not [word for word in words if set(word) <= set("<>|&;()")], f"{name} redirects, or runs several"
+    assert shlex.split(settings["before-test"])[-1] == "torch>=2.5"
+
+
+@pytest.mark.parametrize("workflow", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda file: file.name)
+def test_every_action_is_pinned_by_a_commit_and_names_its_version(workflow: Path) -> None:
+    """Who moves a tag could else publish in our name."""
+    uses = re.findall(r"uses: (.*)", workflow.read_text(encoding="utf-8"))
+    assert uses
+    for line in uses:
+        assert re.match(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
+
+
+def test_versions_for_newer_processors_are_asked_of_the_compiler_together_with_the_question() -> None:
+    """clang 14 to 17 compile the versions, but not the question which of them a processor has."""
+    asked = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8").partition("check_cxx_source_compiles(")[2]
+    asked = asked.partition("RELIVE_CLONES)")[0].replace("\\", "")
+    source = (ROOT / "src" / "core" / "module.cpp").read_text(encoding="utf-8")
+    questions = set(re.findall(r"__builtin_cpu_\w+\(.*?\)", source))
+    assert len(questions) == 3
+    for question in questions:
+        assert question in asked
 
 
 def test_a_wheel_has_the_package_and_no_core_that_another_build_left(build: Any, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 
 function(needs_compiler reason)
   message(FATAL_ERROR "relive needs a C++20 compiler to build its core, and ${reason}.\n"
-    "Either install one, such as g++ 10 or clang++ 12 or newer; if it is not on PATH, name it in CXX.\n"
+    "Either install one, such as g++ 12 or clang++ 14 or newer; if it is not on PATH, name it in CXX.\n"
     "Or set RELIVE_ZIG=1 for this one installation, `RELIVE_ZIG=1 pip install .`: it then downloads one, which is "
     "in the Python package `ziglang`, and needs nothing else.\n")
 endfunction()

@@ -1,6 +1,7 @@
 // Draws: random numbers of a stream, and rows of a ring that are drawn equally often.
 #pragma once
 #include <memory>
+#include <new>
 #include <span>
 
 #include "random.hpp"
@@ -8,8 +9,9 @@
 
 namespace relive {
 
-// Memory for one call, not yet written.
+// Memory for one call, not yet written; or std::bad_alloc, also where a system would promise what it does not have.
 template <typename T> std::unique_ptr<T[]> scratch(std::size_t count) {
+    if (count > (std::size_t{1} << 40) / sizeof(T)) throw std::bad_alloc();
     return std::make_unique_for_overwrite<T[]>(count);
 }
 

@@ -21,6 +21,16 @@ nanobind::dict build_info() {
     return info;
 }
 
+#ifdef RELIVE_TSAN
+// A race, planted: threads that call it at the same time add to one number without an order. A run that looks for races
+// has to report it.
+void race(relive::Vector<std::int64_t> number) {
+    PyThreadState *state = PyEval_SaveThread();
+    for (int i = 0; i < 100'000; ++i) *static_cast<volatile std::int64_t *>(number.data) = number[0] + 1;
+    PyEval_RestoreThread(state);
+}
+#endif
+
 }  // namespace
 
 NB_MODULE(_core, module) {
@@ -45,4 +55,7 @@ NB_MODULE(_core, module) {
     relive::bind_scaling(module);
     relive::bind_weights(module);
     module.def("build_info", &build_info);
+#ifdef RELIVE_TSAN
+    module.def("race", &race);
+#endif
 }

@@ -70,15 +70,9 @@ void note_target(StepField &field, PyArrayObject *target) {
     if (field.bytes == 0) field.runs = 0;
 }
 
-// A member of a dict, which other threads may change where no GIL is held; invalid if there is none.
+// A member of a dict; invalid if there is none.
 nb::object member_of(PyObject *dict, const nb::object &name) {
-#ifdef Py_GIL_DISABLED
-    PyObject *found = nullptr;
-    PyDict_GetItemRef(dict, name.ptr(), &found);
-    return nb::steal(found);
-#else
     return nb::borrow(PyDict_GetItemWithError(dict, name.ptr()));
-#endif
 }
 
 }  // namespace
@@ -92,7 +86,8 @@ StepFields::StepFields(nb::handle paths, nb::handle dtypes, nb::handle shapes, s
     nb::set watched(finite);
     std::int64_t stored = 0;
     for (std::size_t i = 0; i < number; ++i) {
-        nb::tuple path(paths[i]);
+        nb::object names = paths[i];  // an accessor itself becomes a tuple without a look at what it is
+        nb::tuple path{nb::handle(names)};
         if (path.size() > DEEPEST) throw nb::value_error("a step's fields: a path has too many names");
         grow(root_, path, 0, i);
         StepField field;

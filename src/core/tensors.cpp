@@ -161,9 +161,10 @@ bool is_lazy(const Torch &torch, PyObject *tensor, DType dtype) {
 DType dtype_of(PyObject *torch_dtype) { return torch_facts().of(torch_dtype); }
 
 bool Description::has_no_gaps() const {
-    auto step = static_cast<std::ptrdiff_t>(dtype.bytes());
+    std::uint64_t step = dtype.bytes();  // one number may stand for more than any memory has
     bool whole = true;
-    for (auto axis = ndim; axis-- > 0; step *= shape[axis]) whole &= shape[axis] == 1 || stride(axis) == step;
+    for (auto axis = ndim; axis-- > 0; step *= static_cast<std::uint64_t>(shape[axis]))
+        whole &= shape[axis] == 1 || static_cast<std::uint64_t>(stride(axis)) == step;
     return whole || empty();
 }
 

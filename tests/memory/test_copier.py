@@ -12,7 +12,7 @@ import torch
 import inside
 from relive import Field, ReplayBuffer, RolloutBuffer, Schema
 from relive.errors import DTypeError, EpisodeEndWarning
-from relive.memory.copier import LIMIT, BoundedCache, StepCopier
+from relive.memory.copier import COPY_AT_ONCE, LIMIT, BoundedCache, StepCopier, copy_all
 from relive.steps.arrays import numpy_dtype
 from relive.steps.checker import StepChecker
 
@@ -180,3 +180,13 @@ def test_a_full_dictionary_starts_anew_with_the_newest():
     assert len(made) == LIMIT
     made.keep(LIMIT, 7)
     assert made == {LIMIT: 7}
+
+
+def test_tensors_are_copied_one_by_one_by_a_torch_that_cannot_copy_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does so by a name that is not public."""
+    sources = [torch.arange(3), torch.ones(2), torch.ones(2, dtype=torch.bfloat16), torch.arange(2.0)]
+    for way in (COPY_AT_ONCE, None):
+        monkeypatch.setattr("relive.memory.copier.COPY_AT_ONCE", way)
+        targets = [torch.zeros_like(source) for source in (*sources, torch.ones(1))]
+        copy_all(targets, sources)
+        assert [target.tolist() for target in targets] == [*(source.tolist() for source in sources), [0.0]]

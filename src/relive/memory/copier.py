@@ -15,8 +15,8 @@ from ..steps.schema import Field, Path
 __all__ = ["BoundedCache", "StepCopier", "copy_all"]
 
 
-COPY_AT_ONCE: Any = vars(torch)["_foreach_copy_"]
-"""Takes a list of targets and one of sources, of one dtype."""
+COPY_AT_ONCE: Any = vars(torch).get("_foreach_copy_")
+"""Takes a list of targets and one of sources, of one dtype. The name is not public: None where torch has no such."""
 
 AT_ONCE = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool}
 """Dtypes of which torch copies several tensors at once. It does not keep the bits of a NaN in float16 or bfloat16."""
@@ -78,7 +78,7 @@ def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
     """
     alike: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(targets, sources, strict=False):
-        if target.dtype in AT_ONCE:
+        if COPY_AT_ONCE is not None and target.dtype in AT_ONCE:
             pair = alike.setdefault(target.dtype, ([], []))
             pair[0].append(target)
             pair[1].append(source)
