@@ -409,7 +409,7 @@ class World:
             "Draw.weighed": get(self.draws[3], "weighed"),
             "Draw.__len__": call(core.Draw.__len__, self=self.draws[0]),
             "Draw.__iter__": call(lambda self: list(core.Draw.__iter__(self)), self=self.draws[0]),
-            "Draw.__getitem__": call(core.Draw.__getitem__, self=self.draws[1], arg=1),
+            "Draw.__getitem__": call(item_of, self=self.draws[1], arg=1),
             "draw_by_chance": call(core.draw_by_chance, ring=ring, count=3, key=5, newest=2),
             "draw_by_weight": call(
                 core.draw_by_weight,
@@ -490,6 +490,11 @@ class World:
 
 def is_property(kind: str, name: str) -> bool:
     return not name.startswith("_") and not callable(getattr(core, kind).__dict__[name])
+
+
+def item_of(self: Any, arg: Any) -> Any:
+    """Of a draw; the method takes no names."""
+    return core.Draw.__getitem__(self, arg)
 
 
 def is_ready(batch: Any) -> bool:

@@ -76,9 +76,10 @@ def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
 
     There may be more targets than sources: the last ones stay as they are.
     """
+    at_once = AT_ONCE if callable(COPY_AT_ONCE) else ()
     alike: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(targets, sources, strict=False):
-        if COPY_AT_ONCE is not None and target.dtype in AT_ONCE:
+        if target.dtype in at_once:
             pair = alike.setdefault(target.dtype, ([], []))
             pair[0].append(target)
             pair[1].append(source)
