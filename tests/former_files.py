@@ -39,7 +39,8 @@ def obs(number: int) -> dict[str, Any]:
 def step(number: int) -> dict[str, Any]:
     """The vector step of this number; what is in it follows from the number and the env. Env 0 ends, and env 1."""
     return {
-        "obs": obs(number), "action": np.array([number, number + 100]), "reward": np.array([number, -number], np.float32),
+        "obs": obs(number), "action": np.array([number, number + 100]),
+        "reward": np.array([number, -number], np.float32),
         "terminated": np.array([number % 7 == 6, False]), "truncated": np.array([False, number % 5 == 4]),
         "next_obs": obs(number + 50),
     }  # fmt: skip
