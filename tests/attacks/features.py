@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -29,8 +29,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import inside
 import relive.replay.buffer
-from attacks.steps_of_pairs import ENVS, GAMMA, ROWS, SCHEMA, Steps, hindsight, observed, step
-from forked import in_fork
+from attacks.steps_of_pairs import CUT, ENVS, GAMMA, ROWS, SCHEMA, Steps, hindsight, observed, step
 from interrupting import PACKAGE, broken_off
 from relive import (
     Collector,
@@ -117,6 +116,8 @@ class Durable(Feature):
     def act(self, turn: int) -> None:
         if self.world.has("server"):
             self.replay.call("flush")
+        elif self.world.has("shards"):
+            self.replay.save(self.world.folder / "save").wait()
         elif turn % 3 == 1:
             self.world.leave()
             self.replay.close()
@@ -169,8 +170,8 @@ class Shards(Feature):
     def act(self, turn: int) -> None:
         if self.world.has("durable"):  # it comes back with all that it had confirmed
             self.replay.restart(turn % 2)
-            self.steps.link[turn % 2, self.steps.stored(turn % 2)[-1:]] = 2
-        self.world.look_at(self.replay.sample(8))
+            self.steps.link[turn % 2, self.steps.stored(turn % 2)[-1:]] = CUT
+        self.world.sampled(8)
 
 
 class Server(Feature):
@@ -182,7 +183,8 @@ class Server(Feature):
         return partial(Remote, self.world, make)
 
     def act(self, turn: int) -> None:
-        self.world.look_at(self.replay.sample(8))
+        self.world.settle()
+        self.world.sampled(8)
 
     def recover(self) -> None:
         self.replay.reconnect()
@@ -345,13 +347,18 @@ class GoalsReached(Feature):
     options = {"view": hindsight}
 
     def act(self, turn: int) -> None:
-        self.world.look_at(self.world.sampled(8))
+        self.world.sampled(8)
 
 
 class ViewChanges(Feature):
     """The view is replaced, or its parameter set."""
 
     def act(self, turn: int) -> None:
+        with self.replay.lock:  # another thread could meet the view of a moment
+            self.change(turn)
+
+    def change(self, turn: int) -> None:
+        """The change number ``turn``."""
         replay, kind = self.replay, turn % 4
         if kind == 3:
             self.steps.errors[:] = np.nan  # what cannot be drawn meanwhile is new afterwards
@@ -435,9 +442,9 @@ class Saves(Feature):
 
     def look(self) -> None:
         path = self.world.folder / "save"
-        if not path.exists() and not self.world.counts[1]:
+        if not (path / "manifest.json").exists() and not self.world.counts[1]:
             return
-        loaded = ReplayBuffer.load(path)
+        loaded = self.world.loaded(path)
         assert loaded.extra + 1 >= self.world.counts[1], "an older save is there than one that was done"
         known = Steps().read(np.load(self.world.folder / f"steps-{loaded.extra}.npz"))
         self.world.check(loaded, known)
@@ -448,13 +455,15 @@ class Loads(Feature):
 
     def act(self, turn: int) -> None:
         self.world.settle()
-        self.replay.save(self.world.folder / "changed")
+        self.replay.save(self.world.folder / "changed").wait()
         changes = SchemaChanges(drop=["note"], cast={"action": torch.int32}, add={"cost": 2.5})
         capacity = ENVS * (ROWS - 10 if turn % 2 else ROWS + 10)
-        loaded = ReplayBuffer.load(self.world.folder / "changed", changes=changes, capacity=capacity)
+        loaded = ReplayBuffer.load(
+            self.world.folder / "changed", changes=changes, capacity=capacity, **self.world.own_view()
+        )
         loaded.check_ends = False
         self.world.check(loaded, capacity=min(ROWS, capacity // ENVS))
-        assert (loaded.block["cost"] == 2.5).all() or not len(loaded)
+        assert not len(loaded) or (loaded.data()["cost"] == 2.5).all()
         private = self.steps.copy()
         for number in private.take(3):
             given = step(number)
@@ -511,12 +520,18 @@ class Forks(Feature):
 
     def act(self, turn: int) -> None:
         self.world.settle()
-        in_fork(self.child, seconds=30.0)
+        self.world.in_child(self.child)
         self.world.check()
 
     def child(self) -> None:
         world = self.world
         world.steps = world.steps.copy()
+        if world.writer is not None:
+            with suppress(LifecycleError):
+                world.settle()
+                world.writer.add(step(0))
+                raise AssertionError("a child may write to its parent's lane")
+            return
         if world.has("durable") or world.has("server"):
             with suppress(LifecycleError):
                 self.replay.add(step(0))
@@ -533,8 +548,9 @@ class TwoOwners(Feature):
     """Whoever comes second is refused, here and in another process, and the first goes on."""
 
     def act(self, turn: int) -> None:
+        self.world.settle()  # whoever drains a lane owns it
         self.refusals()
-        in_fork(self.refusals, True, seconds=30.0)
+        self.world.in_child(self.refusals, True)
 
     def refusals(self, elsewhere: bool = False) -> None:
         world, tried = self.world, 0
@@ -544,7 +560,7 @@ class TwoOwners(Feature):
                 calls += [partial(ReplayBuffer.open, world.folder / "replay")]
             if isinstance(feature, Lanes_):
                 calls += [partial(feature.lanes.writer, 0, timeout=0)]
-                if elsewhere and inside.claim(feature.lanes) is not None:
+                if elsewhere:
                     calls += [partial(feature.lanes.drain, ReplayBuffer(SCHEMA, 60, ENVS))]
             if isinstance(feature, Serve) and feature.stream is not None and not elsewhere:
                 calls += [partial(self.replay.serve, 4)]
@@ -579,16 +595,46 @@ class Attack(Feature):
 
     @contextmanager
     def under_attack(self) -> Iterator[None]:
+        """Within this context it may come."""
         yield
+
+    def apart(self) -> Any:
+        """A context in which it does not come."""
+        return nullcontext()
 
 
 class CtrlC(Attack):
     """Ctrl-C at a line."""
 
+    def apart(self) -> Any:
+        return untraced()
+
     def guard(self, call: Callable[[], Any]) -> bool:
         off = broken_off(call, int(self.random.integers(0, self.random.choice([20, 100, 400]))))
         self.world.broken += ["Ctrl-C"] * off
         return off
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """A context in which no line is counted."""
+    before = sys.gettrace()
+    sys.settrace(None)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@contextmanager
+def limited(kind: int, size: int) -> Iterator[None]:
+    """A context in which a resource has a limit."""
+    limits = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limits[1] if size < 0 else size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, limits)
 
 
 class CtrlCInCore(Attack):
@@ -623,14 +669,11 @@ class FullDisk(Attack):
     needs = ("durable",)
     may_raise = (OSError,)
 
-    @contextmanager
-    def under_attack(self) -> Iterator[None]:
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(self.random.choice([0, 100, 1000, 5000])), limits[1]))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    def apart(self) -> Any:
+        return limited(resource.RLIMIT_FSIZE, -1)
+
+    def under_attack(self) -> Any:
+        return limited(resource.RLIMIT_FSIZE, int(self.random.choice([0, 100, 1000, 5000])))
 
 
 class SmallDisk(Attack):
@@ -660,16 +703,12 @@ class LittleMemory(Attack):
 
     may_raise = (MemoryError, OSError, RuntimeError)
 
-    @contextmanager
-    def under_attack(self) -> Iterator[None]:
-        limits = resource.getrlimit(resource.RLIMIT_AS)
-        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        more = int(self.random.choice([1 << 17, 1 << 20, 1 << 22]))
-        resource.setrlimit(resource.RLIMIT_AS, (size + more, limits[1]))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_AS, limits)
+    def apart(self) -> Any:
+        return limited(resource.RLIMIT_AS, -1)
+
+    def under_attack(self) -> Any:
+        size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+        return limited(resource.RLIMIT_AS, size + int(self.random.choice([1 << 17, 1 << 20, 1 << 22])))
 
 
 class Kill(Feature):

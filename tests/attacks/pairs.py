@@ -16,7 +16,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from attacks.features import FEATURES, Attack, Feature, Kill
+from attacks.remote import Sharded
 from attacks.steps_of_pairs import ENVS, GAMMA, ROWS, SCHEMA, Steps, shared, step
 from forked import in_fork
 from relive import ReplayBuffer, Transition, Uniform
@@ -114,6 +115,22 @@ class World:
         """Have all features let go of the replay."""
         for feature in self.features:
             feature.leave()
+
+    def own_view(self) -> dict[str, Any]:
+        """The argument of ``load`` for a view that has a function of its user."""
+        return {"view": self.parts()["view"]} if self.has("hindsight in mid-episode") else {}
+
+    def loaded(self, path: Path) -> Any:
+        """A save."""
+        return Sharded(self, path, load=True) if self.has("shards") else ReplayBuffer.load(path, **self.own_view())
+
+    def in_child(self, work: Callable[..., Any], *args: Any) -> None:
+        """Do something in a forked child, which no attack reaches."""
+        with ExitStack() as out:
+            for feature in self.features:
+                if isinstance(feature, Attack):
+                    out.enter_context(feature.apart())
+            in_fork(work, *args, seconds=30.0)
 
     def settle(self) -> None:
         """Have all steps in the replay that were added."""
@@ -348,6 +365,7 @@ def played(names: tuple[str, ...], seed: int, turns: int, plant: Callable[[], An
 
 
 def _play(folder: Path, names: tuple[str, ...], seed: int, turns: int, plant: Callable[[], Any] | None) -> list[str]:
+    torch.set_num_threads(1)  # a fork has none of the others
     os.fsync = lambda descriptor: None  # nothing here is about a power cut
     if plant is not None:
         plant()
