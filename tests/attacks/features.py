@@ -126,11 +126,11 @@ class Durable(Feature):
             self.replay.flush()
 
     def recover(self) -> None:
-        if not self.world.has("server") and not self.world.has("shards"):
-            with suppress(OSError, MemoryError):
-                self.replay.flush()
-            if type(inside.ring(self.replay).pending).__name__ == "Ended":  # closed, and not yet opened again
-                self.world.begin()
+        if self.world.has("server") or self.world.has("shards"):
+            return
+        if type(inside.ring(self.replay).pending).__name__ == "Ended":  # closed, and not yet opened again
+            self.world.begin()
+        self.replay.flush()
 
 
 class Device(Feature):
@@ -173,6 +173,9 @@ class Shards(Feature):
             self.steps.link[turn % 2, self.steps.stored(turn % 2)[-1:]] = CUT
         self.world.sampled(8)
 
+    def settle(self) -> None:
+        self.replay.writer.flush()  # what a call that was broken off has not sent
+
 
 class Server(Feature):
     """A replay in a process of its own."""
@@ -212,6 +215,7 @@ class Lanes_(Feature):
     def act(self, turn: int) -> None:
         if not self.world.has("server"):
             self.lanes.drain(self.replay)
+            self.steps.came()
 
     def settle(self) -> None:
         self.act(0)
@@ -457,20 +461,22 @@ class Loads(Feature):
         self.world.settle()
         self.replay.save(self.world.folder / "changed").wait()
         changes = SchemaChanges(drop=["note"], cast={"action": torch.int32}, add={"cost": 2.5})
-        capacity = ENVS * (ROWS - 10 if turn % 2 else ROWS + 10)
+        rows = ROWS - 10 if turn % 2 else ROWS + 10
         loaded = ReplayBuffer.load(
-            self.world.folder / "changed", changes=changes, capacity=capacity, **self.world.own_view()
+            self.world.folder / "changed", changes=changes, capacity=ENVS * rows, **self.world.own_view()
         )
         loaded.check_ends = False
-        self.world.check(loaded, capacity=min(ROWS, capacity // ENVS))
+        known = self.steps.copy()
+        for env in range(ENVS):  # it has what fitted into the smaller of both
+            known.gone[env] = max(known.gone[env], len(known.rows(env)) - min(rows, ROWS))
+        self.world.check(loaded, known, rows)
         assert not len(loaded) or (loaded.data()["cost"] == 2.5).all()
-        private = self.steps.copy()
-        for number in private.take(3):
+        for number in known.take(3):
             given = step(number)
             del given["note"]
             loaded.add(**given, cost=np.full(ENVS, 2.5, np.float32))
-        private.came()
-        self.world.check(loaded, private, capacity=min(ROWS, capacity // ENVS) + 3 if turn % 2 == 0 else ROWS - 10)
+        known.came()
+        self.world.check(loaded, known, rows)
 
 
 # -- others at the same time -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -45,6 +46,7 @@ class Sharded:
     def restart(self, shard: int) -> None:
         """A shard dies, and begins another life."""
         self.link.kill(shard)
+        gc.collect()  # an error may have the old ring, and with it the files
         self.link.restart(shard)
 
     def add(self, fields: Mapping[str, Any]) -> None:
