@@ -136,8 +136,11 @@ class Steps:
         """Somebody looked: these are the numbers of the rows of each env. Of what may be in, the first ones are."""
         for env in range(ENVS):
             maybe, there = np.flatnonzero(self.state[env] == MAYBE).tolist(), set(rows[env])
-            came = [number for number in maybe if number in there]
-            assert came == maybe[: len(came)], f"env {env}: of {maybe} came {came}"
+            seen = [number for number in maybe if number in there]
+            came = [number for number in maybe if seen and number <= seen[-1]]
+            overwritten = len(came) - len(seen)  # a chunk may be longer than the ring
+            assert seen == came[overwritten:], f"env {env}: of {maybe} came {seen}"
+            assert not overwritten or rows[env][0] == seen[0], f"env {env}: of {maybe} came {seen}, after older ones"
             self.state[env, maybe] = OUT
             self.state[env, came] = IN
 
@@ -154,9 +157,12 @@ class Steps:
         must = may[max(len(may) - capacity, first, 0) :]
         return [n for n in must if n is not None and self.state[env, n] == IN], [n for n in may if n is not None]
 
-    def transitions(self, env: int, capacity: int = ROWS) -> tuple[set[int], set[int]]:
-        """The numbers of the transitions that must be drawable, and of those that may be."""
-        must, _ = self.live(env, capacity)
+    def transitions(self, env: int, capacity: int, history: int) -> tuple[set[int], set[int]]:
+        """The numbers of the transitions that must be drawable, and of those that may be.
+
+        ``history`` is how many rows before a transition the view reads: those of the oldest may be overwritten.
+        """
+        must, _ = self.live(env, capacity - history)
         kept = [n for n in self.rows(env, MAYBE)[-capacity:] if n is not None]
 
         def known(number: int, links: Iterable[int], least: int) -> bool:
@@ -214,12 +220,12 @@ class Steps:
                 assert not ends(int(env), int(number)), f"{own.tolist()} goes beyond an end"
                 assert self.link[int(env), int(number)] != CUT, f"{own.tolist()} goes beyond a cut"
 
-    def check_all(self, batch: Any, capacity: int = ROWS) -> None:
+    def check_all(self, batch: Any, capacity: int, history: int) -> None:
         """Require that a batch is all that can be drawn."""
         found = self.check_rows(batch)
         assert len(set(found)) == len(found), f"{found}: some come twice"
         for env in range(ENVS):
-            must, may = self.transitions(env, capacity)
+            must, may = self.transitions(env, capacity, history)
             own = {number for of, number in found if of == env}
             assert must <= own, f"env {env}: the steps {sorted(must - own)} are missing"
             assert own <= may, f"env {env}: the steps {sorted(own - may)} are too many"
