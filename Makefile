@@ -110,6 +110,8 @@ test-lowest: $(LOWEST_VENV)/installed ## the tests of the main parts with the lo
 
 attacks: $(VENV)/installed ## forged saves, kills, interrupts, forks: all of them; rewrites the table in docs/security.md
 	@$(PY) tests/attacks/report.py
+	@echo "two features of a replay at once, each pair for some seconds: about ten minutes"
+	@PYTHONPATH=tests $(PY) -m attacks.pairs 60
 
 mutations: setup ## change the source line by line, and see that a quick test fails each time
 	@$(PY) tests/mutations.py

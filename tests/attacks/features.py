@@ -433,7 +433,10 @@ class Saves(Feature):
         """Wait for the save that is under way."""
         if self.handle is not None:
             handle, self.handle = self.handle, None
-            handle.wait()
+            try:
+                handle.wait()
+            except self.world.may_raise:  # it was begun under attack
+                return
             self.world.counts[1] = self.number + 1
 
     def recover(self) -> None:
@@ -472,6 +475,9 @@ class Loads(Feature):
             known.gone[env] = max(known.gone[env], len(known.rows(env)) - min(rows, ROWS))
         self.world.check(loaded, known, rows)
         assert not len(loaded) or (loaded.data()["cost"] == 2.5).all()
+        if self.world.writer is not None:  # an interrupt waits in the lane, and the save knows nothing of it
+            known.interrupt()
+            loaded.interrupt()
         for number in known.take(3):
             given = step(number)
             del given["note"]

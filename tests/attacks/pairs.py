@@ -117,6 +117,11 @@ class World:
         for feature in self.features:
             feature.leave()
 
+    @property
+    def may_raise(self) -> tuple[type[BaseException], ...]:
+        """What an attack may lead to, also a while after it."""
+        return tuple(error for feature in self.features if isinstance(feature, Attack) for error in feature.may_raise)
+
     def own_view(self) -> dict[str, Any]:
         """The argument of ``load`` for a view that has a function of its user."""
         return {"view": self.parts()["view"]} if self.has("hindsight in mid-episode") else {}

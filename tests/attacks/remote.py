@@ -186,5 +186,3 @@ def _one_more_axis(tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {name: _one_more_axis(value) for name, value in tree.items()}
     return tree[None] if isinstance(tree, torch.Tensor) else np.asarray(tree)[None]
-
-
