@@ -20,7 +20,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import gymnasium as gym
 import numpy as np
@@ -56,7 +56,7 @@ class Feature:
 
     needs: tuple[str, ...] = ()
     """Features that come with it."""
-    options: dict[str, Callable[[], Any]] = {}
+    options: ClassVar[dict[str, Callable[[], Any]]] = {}
     """Arguments of the replay."""
 
     def __init__(self, world: Any) -> None:
@@ -107,7 +107,9 @@ class Durable(Feature):
             parts = world.parts()
             options: dict[str, Any] = {"schema": SCHEMA, "capacity": ENVS * ROWS, "num_envs": ENVS, "seed": 0, **parts}
             if (path / "manifest.json").exists():  # it goes on with what it has, but for a view with a function
-                options = {"view": parts["view"]} if isinstance(parts["view"], Hindsight) else {}
+                options: ClassVar[dict[str, Callable[[], Any]]] = (
+                    {"view": parts["view"]} if isinstance(parts["view"], Hindsight) else {}
+                )
             flush = timedelta(hours=1) if world.has("a clock that jumps") else None
             return ReplayBuffer.open(path, check_ends=False, flush=flush, **options)
 
@@ -138,9 +140,9 @@ class Device(Feature):
 
     def made(self, make: Callable[[], Any]) -> Callable[[], Any]:
         def on_device() -> Any:
-            cpu, module = torch.empty(0).device, relive.replay.buffer
+            cpu, module = torch.empty(0).device, cast("Any", relive.replay.buffer)
             genuine = module.ReplayRows
-            module.ReplayRows = lambda leaves, rows: DeviceRows(leaves, rows, cpu)  # type: ignore
+            module.ReplayRows = lambda leaves, rows: DeviceRows(leaves, rows, cpu)
             try:
                 return make()
             finally:
@@ -199,7 +201,7 @@ class Server(Feature):
 # -- how steps come and batches go ---------------------------------------------------------------------------------
 
 
-class Lanes_(Feature):
+class Laned(Feature):
     """Steps come through a lane, and are drained."""
 
     def __init__(self, world: Any) -> None:
@@ -331,7 +333,7 @@ def acted(obs: Any) -> Any:
 class Priorities(Feature):
     """TD errors come a while after their batch."""
 
-    options = {"sampler": lambda: Prioritized(beta=(0.4, 1.0, 50))}
+    options: ClassVar[dict[str, Callable[[], Any]]] = {"sampler": lambda: Prioritized(beta=(0.4, 1.0, 50))}
     batch: Any = None
 
     def begin(self) -> None:
@@ -349,7 +351,7 @@ class Priorities(Feature):
 class GoalsReached(Feature):
     """Goals that were reached, of episodes that go on."""
 
-    options = {"view": hindsight}
+    options: ClassVar[dict[str, Callable[[], Any]]] = {"view": hindsight}
 
     def act(self, turn: int) -> None:
         self.world.sampled(8)
@@ -571,7 +573,7 @@ class TwoOwners(Feature):
             calls = list[Callable[[], Any]]()
             if isinstance(feature, Durable):
                 calls += [partial(ReplayBuffer.open, world.folder / "replay")]
-            if isinstance(feature, Lanes_):
+            if isinstance(feature, Laned):
                 calls += [partial(feature.lanes.writer, 0, timeout=0)]
                 if elsewhere:
                     calls += [partial(feature.lanes.drain, ReplayBuffer(SCHEMA, 60, ENVS))]
@@ -770,7 +772,7 @@ class Clock(Feature):
 
 
 FEATURES: dict[str, type[Feature]] = {
-    "durable": Durable, "device": Device, "shards": Shards, "server": Server, "lanes": Lanes_, "serve": Serve,
+    "durable": Durable, "device": Device, "shards": Shards, "server": Server, "lanes": Laned, "serve": Serve,
     "mixture": Mixed, "warm-up": WarmUp, "priorities under way": Priorities, "hindsight in mid-episode": GoalsReached,
     "view changes": ViewChanges, "deepcopy": Copied, "pickle": Pickled, "background save": Saves,
     "load with changes": Loads, "threads": Threads, "fork": Forks, "two owners": TwoOwners, "Ctrl-C at a line": CtrlC,

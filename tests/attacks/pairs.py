@@ -181,7 +181,7 @@ class World:
     def add(self) -> None:
         """Add the next step."""
         (number,) = self.steps.take(1)
-        self._store(lambda fields: (self.writer or self.replay).add(fields), self.dressed(step(number)))
+        self._store((self.writer or self.replay).add, self.dressed(step(number)))
 
     def extend(self, count: int) -> None:
         """Add so many at once; fewer if they have to fit into a lane."""
@@ -189,7 +189,7 @@ class World:
         if self.writer is not None:
             self.do(self.settle)
         many = [self.dressed(step(number)) for number in self.steps.take(count)]
-        self._store(lambda fields: (self.writer or self.replay).extend(fields), stacked(many))
+        self._store((self.writer or self.replay).extend, stacked(many))
 
     def _store(self, store: Callable[[Any], Any], fields: Any) -> None:
         if not self.do(lambda: store(fields)) and self.writer is None:

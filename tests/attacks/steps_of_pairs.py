@@ -16,23 +16,7 @@ import torch
 
 from relive import Field, Hindsight, Schema
 
-__all__ = [
-    "CUT",
-    "EITHER",
-    "ENVS",
-    "GAMMA",
-    "IN",
-    "MAYBE",
-    "OUT",
-    "ROWS",
-    "SCHEMA",
-    "Steps",
-    "ends",
-    "hindsight",
-    "observed",
-    "shared",
-    "step",
-]
+__all__ = ["CUT", "ENVS", "GAMMA", "ROWS", "SCHEMA", "Steps", "hindsight", "observed", "shared", "step"]
 
 ENVS, ROWS, MOST = 2, 30, 1 << 13
 GAMMA, GOAL = 0.5, 10_000.0
