@@ -1,25 +1,15 @@
-"""The features of the matrix of pairs: how each is set up, what it does meanwhile, and what it must leave behind.
-
-Those that attack guard the calls of the other feature: such a call may be broken off, and what it did is then asked of
-the replay. Nothing that had returned before may be lost.
-"""
+"""The features of the matrix of pairs: how each is set up, what it does meanwhile, and what it must leave behind."""
 
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import resource
-import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
-from types import FrameType
 from typing import Any, ClassVar, cast
 
 import gymnasium as gym
@@ -30,11 +20,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import inside
 import relive.replay.buffer
 from attacks.steps_of_pairs import CUT, ENVS, GAMMA, ROWS, SCHEMA, Steps, hindsight, observed, step
-from interrupting import PACKAGE, broken_off
 from relive import (
     Collector,
     FrameStack,
-    Hindsight,
     Lanes,
     Mixture,
     NStep,
@@ -48,7 +36,10 @@ from relive.errors import LifecycleError
 from relive.memory.device import DeviceRows
 from twins import same_batches
 
-__all__ = ["FEATURES", "Attack", "Feature", "Kill"]
+__all__ = [
+    "Copied", "Device", "Durable", "Feature", "Forks", "GoalsReached", "Laned", "Loads", "Mixed", "Pickled",
+    "Priorities", "Saves", "Serve", "Server", "Shards", "Threads", "TwoOwners", "ViewChanges", "WarmUp",
+]  # fmt: skip
 
 
 class Feature:
@@ -107,9 +98,7 @@ class Durable(Feature):
             parts = world.parts()
             options: dict[str, Any] = {"schema": SCHEMA, "capacity": ENVS * ROWS, "num_envs": ENVS, "seed": 0, **parts}
             if (path / "manifest.json").exists():  # it goes on with what it has, but for a view with a function
-                options: ClassVar[dict[str, Callable[[], Any]]] = (
-                    {"view": parts["view"]} if isinstance(parts["view"], Hindsight) else {}
-                )
+                options = {"view": parts["view"]} if world.has("hindsight in mid-episode") else {}
             flush = timedelta(hours=1) if world.has("a clock that jumps") else None
             return ReplayBuffer.open(path, check_ends=False, flush=flush, **options)
 
@@ -176,7 +165,10 @@ class Shards(Feature):
         self.world.sampled(8)
 
     def settle(self) -> None:
-        self.replay.writer.flush()  # what a call that was broken off has not sent
+        try:
+            self.replay.writer.flush()  # what a call that was broken off has not sent
+        except self.world.may_raise:  # the error of that call
+            self.replay.writer.flush()
 
 
 class Server(Feature):
@@ -588,194 +580,3 @@ class TwoOwners(Feature):
                     tried += 1
                     continue
                 raise AssertionError(f"a second owner is let in: {call}")
-
-
-# -- attacks ------------------------------------------------------------------------------------------------------
-
-
-class Attack(Feature):
-    """Breaks calls of the other feature off."""
-
-    may_raise: tuple[type[BaseException], ...] = ()
-
-    def guard(self, call: Callable[[], Any]) -> bool:
-        """Make a call in spite of it; True if it was broken off."""
-        try:
-            with self.under_attack():
-                call()
-        except self.may_raise as error:
-            self.world.broken.append(f"{type(error).__name__}: {error!s:.60}")
-            return True
-        return False
-
-    @contextmanager
-    def under_attack(self) -> Iterator[None]:
-        """Within this context it may come."""
-        yield
-
-    def apart(self) -> Any:
-        """A context in which it does not come."""
-        return nullcontext()
-
-
-class CtrlC(Attack):
-    """Ctrl-C at a line."""
-
-    def apart(self) -> Any:
-        return untraced()
-
-    def guard(self, call: Callable[[], Any]) -> bool:
-        off = broken_off(call, int(self.random.integers(0, self.random.choice([20, 100, 400]))))
-        self.world.broken += ["Ctrl-C"] * off
-        return off
-
-
-@contextmanager
-def untraced() -> Iterator[None]:
-    """A context in which no line is counted."""
-    before = sys.gettrace()
-    sys.settrace(None)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
-
-@contextmanager
-def limited(kind: int, size: int) -> Iterator[None]:
-    """A context in which a resource has a limit."""
-    limits = resource.getrlimit(kind)
-    resource.setrlimit(kind, (limits[1] if size < 0 else size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(kind, limits)
-
-
-class CtrlCInCore(Attack):
-    """Ctrl-C at an instant, as in long calls of the core: a chunk of many steps is added, too."""
-
-    may_raise = (KeyboardInterrupt,)
-
-    def act(self, turn: int) -> None:
-        self.world.extend(300)
-
-    @contextmanager
-    def under_attack(self) -> Iterator[None]:
-        over = False
-
-        def interrupt(number: int, frame: FrameType | None) -> None:
-            while frame is not None:
-                if frame.f_code.co_filename.startswith(PACKAGE):
-                    raise KeyboardInterrupt
-                frame = frame.f_back
-            signal.setitimer(signal.ITIMER_REAL, 0 if over else 2e-5)  # not yet, or not any more, in a call of relive
-
-        before = signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, float(self.random.uniform(1e-5, 2e-3)))
-        try:
-            yield
-        finally:
-            over = True
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-
-
-class FullDisk(Attack):
-    """No file may grow beyond a size."""
-
-    needs = ("durable",)
-    may_raise = (OSError,)
-
-    def apart(self) -> Any:
-        return limited(resource.RLIMIT_FSIZE, -1)
-
-    def under_attack(self) -> Any:
-        return limited(resource.RLIMIT_FSIZE, int(self.random.choice([0, 100, 1000, 5000])))
-
-
-class SmallDisk(Attack):
-    """A small file system, which others fill."""
-
-    needs = ("durable",)
-    may_raise = (OSError,)
-
-    @contextmanager
-    def under_attack(self) -> Iterator[None]:
-        ballast, left = self.world.folder / "ballast", int(self.random.choice([0, 4096, 16384]))
-        with ballast.open("wb", buffering=0) as file, suppress(OSError):
-            while True:
-                file.write(bytes(1 << 16))
-        with ballast.open("ab", buffering=0) as file, suppress(OSError):
-            while True:
-                file.write(bytes(1 << 12))
-        os.truncate(ballast, max(ballast.stat().st_size - left, 0))
-        try:
-            yield
-        finally:
-            ballast.unlink()
-
-
-class LittleMemory(Attack):
-    """No more address space than there is, or a little more."""
-
-    may_raise = (MemoryError, OSError, RuntimeError)
-
-    def apart(self) -> Any:
-        return limited(resource.RLIMIT_AS, -1)
-
-    def under_attack(self) -> Any:
-        size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-        return limited(resource.RLIMIT_AS, size + int(self.random.choice([1 << 17, 1 << 20, 1 << 22])))
-
-
-class Kill(Feature):
-    """The process dies at a line, or at an instant; another one goes on with the files."""
-
-    needs = ("durable",)
-
-    def arm(self) -> None:
-        """Die soon."""
-        if self.random.random() < 0.3:
-            signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-            signal.setitimer(signal.ITIMER_REAL, float(self.random.uniform(0, 0.05)))
-            return
-        left = int(self.random.integers(0, self.random.choice([100, 1000, 8000])))
-
-        def trace(frame: FrameType, event: str, arg: Any) -> Any:
-            nonlocal left
-            if not frame.f_code.co_filename.startswith(PACKAGE):
-                return None
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            left -= 1
-            return trace
-
-        sys.settrace(trace)
-
-
-class Clock(Feature):
-    """The clock jumps by a day, back and forth; the one that only goes forward does that, too."""
-
-    ahead = 0.0
-
-    def __init__(self, world: Any) -> None:
-        super().__init__(world)
-        wall, steady = time.time, time.monotonic
-        self.other = 0.0
-        time.time = lambda: wall() + self.other
-        time.monotonic = lambda: steady() + self.ahead
-
-    def act(self, turn: int) -> None:
-        self.other += 86_400.0 * float(self.random.choice([-1, 1]))
-        self.ahead += float(self.random.choice([0, 1, 86_400]))
-
-
-FEATURES: dict[str, type[Feature]] = {
-    "durable": Durable, "device": Device, "shards": Shards, "server": Server, "lanes": Laned, "serve": Serve,
-    "mixture": Mixed, "warm-up": WarmUp, "priorities under way": Priorities, "hindsight in mid-episode": GoalsReached,
-    "view changes": ViewChanges, "deepcopy": Copied, "pickle": Pickled, "background save": Saves,
-    "load with changes": Loads, "threads": Threads, "fork": Forks, "two owners": TwoOwners, "Ctrl-C at a line": CtrlC,
-    "Ctrl-C within a call of the core": CtrlCInCore, "full disk": FullDisk, "small file system": SmallDisk,
-    "memory limit": LittleMemory, "SIGKILL": Kill, "a clock that jumps": Clock,
-}  # fmt: skip

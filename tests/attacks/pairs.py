@@ -2,7 +2,7 @@
 
 python -m attacks.pairs [turns] [feature [other feature]]
 
-``features.py`` says what each feature does, ``steps_of_pairs.py`` what follows of the list. Each pair is played in a
+``features.py`` and ``attacking.py`` say what each feature does, ``steps_of_pairs.py`` what follows of the list. Each pair is played in a
 process of its own. The table has what was tried, and what failed.
 """
 
@@ -24,7 +24,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from attacks.features import FEATURES, Attack, Feature, Kill
+from attacks.attacking import Attack, Clock, CtrlC, CtrlCInCore, FullDisk, Kill, LittleMemory, SmallDisk
+from attacks.features import (
+    Copied,
+    Device,
+    Durable,
+    Feature,
+    Forks,
+    GoalsReached,
+    Laned,
+    Loads,
+    Mixed,
+    Pickled,
+    Priorities,
+    Saves,
+    Serve,
+    Server,
+    Shards,
+    Threads,
+    TwoOwners,
+    ViewChanges,
+    WarmUp,
+)
 from attacks.remote import Sharded
 from attacks.steps_of_pairs import ENVS, GAMMA, ROWS, SCHEMA, Steps, shared, step
 from forked import in_fork
@@ -32,11 +53,21 @@ from relive import ReplayBuffer, Transition, Uniform
 from relive import Sequence as SequenceView
 from relive.errors import LifecycleError
 
-__all__ = ["PAIRS", "played", "why_not"]
+__all__ = ["APART", "FEATURES", "PAIRS", "can_mount", "played", "why_not"]
+
+FEATURES: dict[str, type[Feature]] = {
+    "durable": Durable, "device": Device, "shards": Shards, "server": Server, "lanes": Laned, "serve": Serve,
+    "mixture": Mixed, "warm-up": WarmUp, "priorities under way": Priorities, "hindsight in mid-episode": GoalsReached,
+    "view changes": ViewChanges, "deepcopy": Copied, "pickle": Pickled, "background save": Saves,
+    "load with changes": Loads, "threads": Threads, "fork": Forks, "two owners": TwoOwners, "Ctrl-C at a line": CtrlC,
+    "Ctrl-C within a call of the core": CtrlCInCore, "full disk": FullDisk, "small file system": SmallDisk,
+    "memory limit": LittleMemory, "SIGKILL": Kill, "a clock that jumps": Clock,
+}  # fmt: skip
+"""All of them, by the name in the table. One that makes a replay comes before those that use it."""
 
 ATTACKS = [name for name, feature in FEATURES.items() if issubclass(feature, Attack)]
 
-APART: dict[str, dict[str, str]] = {
+APART: dict[str, Any] = {
     "device": {
         "durable": "files hold rows in RAM",
         "shards": "a shard has its rows in RAM",

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import inside
-from attacks.features import FEATURES
-from attacks.pairs import APART, PAIRS, can_mount, played
+from attacks.pairs import APART, FEATURES, PAIRS, can_mount, played
 from attacks.tally import attempt
 from effort import in_ci
 from relive import Collector, Mixture, NStep, ReplayBuffer
