@@ -2,8 +2,8 @@
 
 python -m attacks.pairs [turns] [feature [other feature]]
 
-``features.py`` and ``attacking.py`` say what each feature does, ``steps_of_pairs.py`` what follows of the list. Each pair is played in a
-process of its own. The table has what was tried, and what failed.
+``features.py`` and ``attacking.py`` say what each feature does, ``steps_of_pairs.py`` what follows of the list. Each
+pair is played in a process of its own. The table has what was tried, and what failed.
 """
 
 from __future__ import annotations
