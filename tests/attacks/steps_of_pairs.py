@@ -18,7 +18,7 @@ from relive import Field, Hindsight, Schema
 
 __all__ = ["CUT", "ENVS", "GAMMA", "ROWS", "SCHEMA", "Steps", "hindsight", "observed", "shared", "step"]
 
-ENVS, ROWS, MOST = 2, 30, 1 << 13
+ENVS, ROWS, MOST = 2, 30, 1 << 15
 GAMMA, GOAL = 0.5, 10_000.0
 OUT, MAYBE, IN = range(3)
 JOINED, CUT, EITHER = range(3)
@@ -99,7 +99,7 @@ class Steps:
 
     def write(self, path: Path) -> None:
         """Keep a copy in a file."""
-        np.savez(path, **self.lists())
+        np.savez_compressed(path, **self.lists())
 
     def take(self, count: int) -> list[int]:
         """The numbers of the next vector steps, which may be in from now on."""
