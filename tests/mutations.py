@@ -2340,8 +2340,8 @@ MUTATIONS = [
     Mutation(
         "a tensor with gaps is copied as if it had none",
         "tensors.cpp",
-        "whole &= shape[axis] == 1 || stride(axis) == step;",
-        "whole &= shape[axis] >= 1 || stride(axis) == step;",
+        "whole &= shape[axis] == 1 || static_cast<std::uint64_t>(stride(axis)) == step;",
+        "whole &= shape[axis] >= 1 || static_cast<std::uint64_t>(stride(axis)) == step;",
         "core/test_tensors.py core/test_steps.py",
     ),
     Mutation(

@@ -501,7 +501,7 @@ def vectorized(envs: Any) -> Any:
 
 def _remade(envs: Any, mode: str) -> Any:
     """New envs like these, or None if it is unknown how to make them."""
-    makers: Any = cast("dict[str, Any]", vars(envs)).get("env_fns")
+    makers: Any = _own(envs).get("env_fns")
     if makers is not None:
         from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -547,9 +547,14 @@ def _watched(envs: Any) -> tuple[Any, str, list[Any]]:
     for env in single:
         layers: list[Any] = [env]
         while layers[-1] is not None:
-            layers.append(vars(layers[-1]).get("env"))
-        clocks += [layer for layer in layers[:-1] if "_elapsed_steps" in vars(layer)]
+            layers.append(_own(layers[-1]).get("env"))
+        clocks += [layer for layer in layers[:-1] if "_elapsed_steps" in _own(layer)]
     return base, name if hasattr(base, name or "_") else "", clocks
+
+
+def _own(env: Any) -> dict[str, Any]:
+    """The attributes of an env itself, without those that a wrapper passes on; an env with slots has none here."""
+    return getattr(env, "__dict__", {})
 
 
 def attribute(envs: Any, name: str) -> Any:
