@@ -17,9 +17,10 @@ from ..parameters import Rule as ParameterRule
 from ..printable import printable
 from ..steps.arrays import Array, Bools, Ints, as_host, whole_numbers
 from ..steps.schema import dotted
-from . import continuity, values
+from . import continuity, targets, values
 from .experience import Experience, episodes_of, leaves_of, same_rows
 from .findings import Finding, Lack, Look, Report, Rule, Verdict, found, rule, skip_if, surest_first
+from .heads import heads_of
 from .readers import experience_of
 from .values import answers_of
 
@@ -29,9 +30,9 @@ __all__ = ["audit"]
 RULES: tuple[Rule[Experience], ...] = (
     continuity.continuity, continuity.next_episode_after_end, continuity.ends_one_row_off, values.resets,
     continuity.truncation_without_final, continuity.windows, continuity.stacks, values.action_one_step_off,
-    values.reward_one_step_off, values.running_sums, values.value_one_step_off, continuity.duplicate_rows,
-    values.rewards_with_values, values.not_finite, values.constant_fields, values.odd_envs, values.bytes_as_floats,
-    values.actions_as_floats, values.odd_flags, values.priorities,
+    values.reward_one_step_off, values.running_sums, continuity.duplicate_rows, values.not_finite,
+    values.constant_fields, values.odd_envs, values.bytes_as_floats, values.actions_as_floats, values.odd_flags,
+    values.priorities,
 )  # fmt: skip
 """The rules that look at every source, without an argument."""
 
@@ -71,7 +72,7 @@ def audit(
         terminated_fn: (achieved, desired) -> the flags, bool, that such rows should have.
         policy: (obs, action) -> log π(action | obs), ``[B]``, to compare a stored ``log_prob`` with: the policy that
             played. It gets tensors, or arrays if it cannot take tensors; nested observations come as dicts.
-        critic: obs -> V(obs), ``[B]``, to compare a stored ``value`` with, in the same way.
+        critic: obs -> V(obs), ``[B]``, or ``[B, K]`` of K heads, to compare a stored ``value`` with, in the same way.
         draws: rows that were drawn, ``[K, B]``, or sequences ``[K, B, T]``, padded with -1. Pass so many that every
             stored row is expected ten times.
         spaces: ``obs`` and ``action`` -> Gymnasium space of one env.
@@ -100,26 +101,33 @@ def audit(
     limit = steps.max_episode_steps if max_episode_steps is None else max_episode_steps
     rules: list[tuple[Rule[...], Any]] = [(rule, ()) for rule in RULES]
     rules += [
-        (values.advantages, (gamma,)),
         (continuity.time_limit_as_terminal, (limit,)),
         (values.outside_space, (dict(spaces or {}),)),
         (values.goal_rewards, (None if batch is not None else reward_fn,)),
         (values.goal_terminals, (None if batch is not None else terminated_fn,)),
         (values.log_probs, (policy,)),
-        (values.values_of_critic, (critic,)),
     ]
+    heads = heads_of(steps)
+    of_heads: list[tuple[Rule[...], Any]] = [
+        (targets.advantages, (gamma,)), (targets.rewards_with_values, ()), (values.value_one_step_off, ()),
+        (values.values_of_critic, (critic,)),
+    ]  # fmt: skip
+    looks = [(each, options, None) for each, options in rules]
+    looks += [(each, (head, *options), head) for each, options in of_heads for head in heads]
     entries: list[Verdict] = []
-    with progress_bar(len(rules), None if len(steps) >= MANY else False, "auditing", "rules") as tick:
-        for each, options in rules:
-            entries.append(each(steps, *options) if len(steps) else each.lacks("there is no step"))
+    with progress_bar(len(looks), None if len(steps) >= MANY else False, "auditing", "rules") as tick:
+        for each, options, head in looks:
+            entry = each(steps, *options) if len(steps) else each.lacks("there is no step")
+            entries.append(entry if head is None else head.named(entry))
             tick()
     lacks = list(steps.lacks)
+    compared = [entry for (each, *_), entry in zip(looks, entries, strict=True) if each is targets.advantages]
     if batch is not None:
         entries += batch_verdicts(steps, batch, n=1 if n is None else n, gamma=0.99 if gamma is None else gamma,
                                   reward_fn=reward_fn, terminated_fn=terminated_fn)  # fmt: skip
     else:
         lacks += ["n was given, but no batch to compare with; pass batch, too"] if n is not None else []
-        if gamma is not None and entries[len(RULES)][0].lack is not None:
+        if gamma is not None and all(check.lack is not None for check, _ in compared):
             lacks.append("gamma was given, but neither a batch nor advantages of values to compare with; pass batch")
     if draws is not None:
         entries += draw_verdicts(steps, draws)

@@ -316,7 +316,7 @@ def truncation_without_final(steps: Experience) -> Look:
     cut = steps.truncated & ~steps.terminated & steps.follows
     values = steps.others.get(("final_value",))
     if values is not None:  # a rollout bootstraps from these, and needs no final observations
-        cut &= np.isnan(values.reshape(-1))
+        cut &= np.isnan(values.reshape(len(steps), -1)).any(1)
     yield from steps.found("truncation-without-final-observation", "certain",
         "an episode was cut off and its final observation is not stored: another one, such as the next episode's first "
         "in the following row, would serve as next observation",

@@ -24,7 +24,7 @@ from torch import Tensor
 from ..errors import DTypeError, FieldError, FileFormatError, ReliveError, ShapeError
 from ..files.disk import open_file
 from ..memory.estimate import require_free, require_whole
-from ..steps.arrays import Array, Bools, Ints, as_host
+from ..steps.arrays import NUMPY_DTYPES, Array, Bools, Ints, as_host
 from ..steps.schema import Path, Schema, dotted, nest
 from .findings import Finding, Sureness, found, skip_if
 
@@ -35,6 +35,7 @@ __all__ = [
     "FieldFacts",
     "Leaves",
     "are_whole",
+    "as_differences",
     "concatenated",
     "digests",
     "distribution",
@@ -48,6 +49,7 @@ __all__ = [
     "number",
     "plain",
     "read_npz",
+    "real_numbers",
     "same_rows",
     "spreads_of",
     "tree_of",
@@ -121,6 +123,12 @@ class Experience:
 
     def __len__(self) -> int:
         return len(self.reward)
+
+    @property
+    def dtypes(self) -> dict[Path, torch.dtype]:
+        """The dtypes of leaves that NumPy lacks, such as bfloat16. These leaves are float32 here."""
+        leaves = {} if self.schema is None else self.schema.leaves
+        return {path: leaf.dtype for path, leaf in leaves.items() if leaf.dtype not in NUMPY_DTYPES}
 
     def found(
         self, rule: str, sure: Sureness, what: str, mend: str, rows: Any = None, looked: int | None = None,
@@ -230,7 +238,7 @@ class Experience:
 
     def _small(self, leaves: list[Array]) -> Array:
         """Leaves ``[S, ...]`` side by side, without images."""
-        flat = [leaf.reshape(len(self), -1) for leaf in leaves]
+        flat = [real_numbers(leaf.reshape(len(self), -1)) for leaf in leaves]
         return np.concatenate([leaf for leaf in flat if leaf.shape[1] <= WIDE] or [np.empty((len(self), 0))], 1)
 
     @cached_property
@@ -238,9 +246,9 @@ class Experience:
         """The distance that each step moved the observation, in usual steps, ``[S]``; zeros if nothing is known."""
         if not self.numbers.shape[1] or not len(self):
             return np.zeros(len(self))
-        moved = np.abs(self.next_numbers - self.numbers)
+        moved = np.abs(as_differences(self.next_numbers) - as_differences(self.numbers))
         usual = moved.mean(0)
-        worth = np.zeros(len(usual), moved.dtype if moved.dtype.kind == "f" else np.float64)
+        worth = np.zeros(len(usual), moved.dtype)
         np.divide(1.0, usual, out=worth, where=np.isfinite(usual) & (usual > 0), casting="same_kind")
         with np.errstate(invalid="ignore"):  # another rule reports numbers that are not finite
             return moved @ worth / max(np.count_nonzero(worth), 1)
@@ -258,6 +266,16 @@ LONGEST = 20
 
 WIDE = 512
 """A leaf of more numbers than this counts as an image. Distances mean little for images."""
+
+
+def real_numbers(rows: Array) -> Array:
+    """Rows ``[S, D]`` as they are, and complex ones as ``[S, 2 D]``, real and imaginary parts side by side."""
+    return np.ascontiguousarray(rows).view(rows.real.dtype) if rows.dtype.kind == "c" else rows
+
+
+def as_differences(rows: Array) -> Array:
+    """Numbers in a dtype in which their differences are right: bytes would come round, and flags have none."""
+    return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float64)
 
 
 # -- comparing rows ----------------------------------------------------------------------------------------------------
@@ -343,21 +361,44 @@ def from_arrays(
     if missing or not {"terminated", "done", "episode_start"} & set(named):
         wanted = missing or ["terminated"]
         raise FieldError(f"the source lacks {', '.join(wanted)}; it has {', '.join(map(str, fields))}")
-    reward = as_host(named["reward"], "field 'reward'")
-    if not reward.ndim or reward.dtype.kind not in "biuf":
-        raise DTypeError(f"field 'reward': expected numbers [T] or [T, N], got {reward.dtype} {reward.shape}")
-    vector = reward.ndim == 2 if vector is None else vector
+    rewards, vector = _rewards(named.pop("reward"), vector)
+    reward = rewards[()]
     steps, envs = (reward.shape[0], reward.shape[1]) if vector else (len(reward), 1)
     last = named.pop("next_done", None)
     if not {"terminated", "done"} & set(named):
         named["done"] = _ends_before(as_host(named["episode_start"]), last)
     leaves = {name: leaves_of(value, name=str(name)) for name, value in named.items()}
+    leaves["reward"] = rewards
     _require_numbers(leaves)
     fitted = {name: {path: _by_env(x, (steps, envs), vector, name, path) for path, x in part.items()}
               for name, part in leaves.items()}  # fmt: skip
     experience = _assembled(fitted, source, steps, envs)
     experience.last_flags, experience.begins = known, begins
     return experience
+
+
+def _rewards(value: Any, vector: bool | None) -> tuple[Leaves, bool]:
+    """Rewards ``[T]`` or ``[T, N]`` under ``()``, and whether they are ``[T, N]``.
+
+    If there are several numbers a step, these are their sums, and each of them comes under a path of its own.
+
+    Raises:
+        DTypeError: these are no numbers.
+    """
+    parts: Leaves = {}
+    for path, leaf in leaves_of(value, name="field 'reward'").items():
+        if not leaf.ndim or leaf.dtype.kind not in "biuf":
+            raise DTypeError(f"field 'reward': expected numbers [T] or [T, N], got {leaf.dtype} {leaf.shape}")
+        vector = leaf.ndim > 1 if vector is None else vector
+        axes = leaf.shape[: 2 if vector else 1]
+        numbers = leaf.reshape(*axes, math.prod(leaf.shape[len(axes) :]))
+        several = numbers.shape[-1] > 1
+        parts |= {(*path, str(k)) if several else path: numbers[..., k] for k in range(numbers.shape[-1])}
+    if not parts:
+        raise DTypeError("field 'reward': expected numbers [T] or [T, N], got none")
+    if () not in parts:
+        parts = {(): np.sum([part.astype(np.float64) for part in parts.values()], 0), **parts}
+    return parts, bool(vector)
 
 
 ALIASES = {
@@ -466,7 +507,7 @@ def _assembled(fields: dict[str, Leaves], source: str, steps: int, envs: int) ->
     experience = Experience(
         source,
         fields["obs"],
-        next(iter(fields["reward"].values())).reshape(-1),
+        fields["reward"][()].reshape(-1),
         terminated,
         truncated,
         np.repeat(np.arange(envs), steps),
@@ -482,6 +523,9 @@ def _assembled(fields: dict[str, Leaves], source: str, steps: int, envs: int) ->
         experience.next_obs = _with_finals(experience, fields["final_obs"])
     if experience.next_obs is None:
         lacks.append("it keeps no observation after a step but that of the following row")
+    if len(fields["reward"]) > 1:
+        lacks.append("its rewards have several numbers a step; what is looked at are their sums")
+        experience.others |= {("reward", *path): x for path, x in fields["reward"].items() if path}
     experience.lacks = tuple(lacks)
     return experience
 
@@ -571,7 +615,7 @@ class FieldFacts:
 
     Args:
         name: its path, with dots.
-        dtype: the name of its NumPy dtype.
+        dtype: the name of its dtype.
         shape: the shape in one step.
         nbytes: bytes of all steps.
         min: the least finite number; None if there is none.
@@ -590,14 +634,16 @@ class FieldFacts:
     not_finite: int
 
 
-def facts_of(path: Path, leaf: Array) -> FieldFacts:
-    """The facts about a leaf ``[S, ...]``."""
+def facts_of(path: Path, leaf: Array, dtype: torch.dtype | None = None) -> FieldFacts:
+    """The facts about a leaf ``[S, ...]``, which is stored in ``dtype`` if NumPy lacks that."""
     finite = np.isfinite(leaf) if leaf.dtype.kind in "fc" else np.ones(1, np.bool_)
     numbers: Any = leaf if finite.all() else leaf[finite]
     low, mean, high = ((float(numbers.min()), float(numbers.mean(dtype=np.float64)), float(numbers.max()))
                        if numbers.size and numbers.dtype.kind in "biuf" else (None, None, None))  # fmt: skip
     missing = int(finite.size - np.count_nonzero(finite))
-    return FieldFacts(dotted(path), str(leaf.dtype), leaf.shape[1:], leaf.nbytes, low, mean, high, missing)
+    name = str(leaf.dtype if dtype is None else dtype).removeprefix("torch.")
+    nbytes = leaf.nbytes if dtype is None else leaf.size * dtype.itemsize
+    return FieldFacts(dotted(path), name, leaf.shape[1:], nbytes, low, mean, high, missing)
 
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)

@@ -69,7 +69,7 @@ def inspect(source: Any) -> Inspection:
         source=printable(steps.source),
         num_steps=len(steps),
         num_envs=len(np.unique(steps.env)),
-        fields=tuple(facts_of(path, leaf) for path, leaf in leaves_of_steps(steps).items()),
+        fields=tuple(facts_of(path, leaf, steps.dtypes.get(path)) for path, leaf in leaves_of_steps(steps).items()),
         episodes=table,
         truncated_share=float(cut.sum() / ended.sum()) if known else None,
         never_sampled=(len(draws) - np.count_nonzero(draws)) / len(draws) if draws is not None and len(draws) else None,

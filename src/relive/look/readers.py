@@ -33,6 +33,7 @@ from .experience import (
     ALIASES,
     Experience,
     Leaves,
+    as_differences,
     concatenated,
     digests,
     from_arrays,
@@ -386,7 +387,8 @@ def _is_n_step(steps: Experience, stride: int) -> bool:
     """True if rows are windows of one env: neighbours then lie nearer to each other than rows a window apart."""
     if stride < 2 or not steps.numbers.shape[1]:
         return False
-    near, far = (np.median(np.abs(steps.numbers[k:] - steps.numbers[:-k]).mean(1)) for k in (1, stride))
+    numbers = as_differences(steps.numbers)
+    near, far = (np.median(np.abs(numbers[k:] - numbers[:-k]).mean(1)) for k in (1, stride))
     return bool(near < far)
 
 

@@ -1,15 +1,13 @@
 """Rules on the values of fields.
 
 In order: single fields (not finite, constant, out of their space, of the wrong kind); fields that fit another row
-than their own, which is learned from the other rows; advantages and returns; and what a policy, a critic or a reward
-function of the user says of stored steps.
+than their own, which is learned from the other rows; and what a policy, a critic or a reward function of the user says
+of stored steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -20,10 +18,11 @@ from ..printable import shown
 from ..steps.arrays import Array, Bools, Ints, as_host
 from ..steps.schema import Path, dotted, map_leaves
 from .continuity import offset_of_ends, stored_ignored_steps
-from .experience import Experience, Leaves, are_whole, same_rows, tree_of
+from .experience import Experience, Leaves, are_whole, real_numbers, same_rows, tree_of
 from .findings import Finding, Lack, Look, Sureness, found, rule, skip_if
+from .heads import MOST, Head, numbers_of
 
-__all__ = ["answers_of"]
+__all__ = ["FEW_TARGETS", "answers_of", "expected_rewards"]
 
 
 # -- single fields -----------------------------------------------------------------------------------------------------
@@ -35,7 +34,7 @@ def not_finite(steps: Experience) -> Look:
     for path, leaf in steps.leaves.items():
         if leaf.dtype.kind not in "fc" or path[0] in MAY_BE_INFINITE:
             continue
-        flat = leaf.reshape(len(leaf), -1)
+        flat = real_numbers(leaf.reshape(len(leaf), -1))
         if np.isfinite(np.sum(flat, dtype=np.float64)):  # a sum is finite only if all numbers are
             continue
         bad = ~np.isfinite(flat).all(1)
@@ -93,7 +92,7 @@ def odd_envs(steps: Experience) -> Look:
         what = "observations of env {} do not change, while those of the others do"
         yield from _odd("env-stands-still", steps, dead, what)
         return len(steps)
-    quiet = [env for env, of_env in rows.items() if np.ptp(steps.reward[of_env]) == 0]
+    quiet = [env for env, of_env in rows.items() if len(np.unique(steps.reward[of_env])) == 1]
     if not quiet or len(quiet) >= len(kinds) / 2:
         return len(steps)
     # how often the others earn something else than what they mostly earn: each earns it in many of its steps
@@ -301,9 +300,9 @@ def reward_one_step_off(steps: Experience) -> Look:
 
 
 @rule("value-one-step-off")
-def value_one_step_off(steps: Experience) -> Look:
+def value_one_step_off(steps: Experience, head: Head) -> Look:
     """Values that follow from the observation of the row before or after, and not from that of their own row."""
-    value, rows = _numbers(steps, "value"), _within(steps)
+    value, rows = head.value, _within(steps)
     if value is None:
         raise Lack("it keeps no values", absent=True)
     _require_learnable(steps, rows)
@@ -579,13 +578,13 @@ def _at_one_length(broken: Ints) -> bool:
     return len(gaps) >= FEW and gaps.min() > 10 and bool((gaps % gaps.min() == 0).mean() > 0.9)
 
 
-def _expected_rewards(steps: Experience, calm: Ints, rows: Ints) -> Array:
+def expected_rewards(steps: Experience, reward: Array, calm: Ints, rows: Ints) -> Array:
     """The rewards that rows ``calm`` lead to expect in ``rows``, ``[K]``.
 
     Raises:
         Lack: they predict too badly.
     """
-    reward, unrelated = steps.reward.astype(np.float64), "rewards do not follow from observations and actions"
+    unrelated = "rewards do not follow from observations and actions"
     if np.ptp(reward[calm]) == 0:
         return np.full(len(rows), reward[calm[0]])
     skip_if(not steps.numbers.shape[1], unrelated)
@@ -758,195 +757,10 @@ def _errors(kernel: Array, targets: Array) -> Array:
     return best
 
 
-# -- advantages and returns --------------------------------------------------------------------------------------------
+# -- what functions of the user say ------------------------------------------------------------------------------------
 
 FEW_TARGETS = 3
-"""How many ends must look wrong before there is a finding."""
-
-MOST = 0.9
-"""The share of ends that must agree with one formula."""
-
-GAMMA_NEAR = 2e-3
-"""How far a discount that is computed from advantages may lie from the one that was meant."""
-
-EXACT = 1e-3
-"""How far a number may differ from a formula, as a share of the spread of all returns, since columns are float32."""
-
-
-@dataclass(frozen=True)
-class Recursion:
-    """The part of each step's return beside its reward, and what it would be by each formula: all ``[S]``.
-
-    Args:
-        rest: the return minus the reward.
-        onward: γ V(next row) + γλ A(next row), as inside an episode.
-        next: γ V(next row).
-        before: γ V of the row itself.
-        near: smaller differences count as none.
-        gamma: the discount per step.
-    """
-
-    rest: Array
-    onward: Array
-    next: Array
-    before: Array
-    near: float
-    gamma: float
-
-    def adds(self, rows: Bools, other: Array | float) -> Bools:
-        """True where one of ``rows`` adds ``other``, within rounding."""
-        return rows & (np.abs(self.rest - other) < self.near)
-
-    def tells_apart(self) -> Bools:
-        """True where all that a row could add differs, so that it is clear which of these the row adds."""
-        values = [np.zeros_like(self.rest), self.onward, self.next, self.before]
-        return np.logical_and.reduce([np.abs(a - b) > 4 * self.near for a, b in combinations(values, 2)])
-
-
-@rule(
-    "advantage-over-an-end",
-    "truncation-without-bootstrap",
-    "bootstrap-before-the-step",
-    "bootstrap-from-the-next-episode",
-    "rollout-end-without-bootstrap",
-    "advantage-of-another-gamma",
-)
-def advantages(steps: Experience, gamma: float | None = None) -> Look:
-    """Advantages that run over ends, and time limits that bootstrap from nothing or from another state.
-
-    Args:
-        steps: the steps.
-        gamma: the discount per step that they should have; None if it is not known.
-    """
-    parts = _recursion(steps)
-    if gamma is not None and abs(parts.gamma - gamma) > GAMMA_NEAR:
-        yield from steps.found("advantage-of-another-gamma", "certain",
-                               f"advantages were computed with gamma={parts.gamma:.4g}, and not with {gamma:.4g}",
-                               "compute them with the discount that is meant")  # fmt: skip
-    shown = steps.ended & steps.follows & parts.tells_apart()
-    cut = np.zeros_like(shown) if steps.truncated is None else steps.truncated & ~steps.terminated
-    kinds = [kind for kind in (shown & cut, shown & ~cut) if _stands_out(parts.adds(kind, parts.onward), kind)]
-    if kinds:
-        over = parts.adds(np.logical_or.reduce(kinds), parts.onward)
-        yield from steps.found("advantage-over-an-end", "certain",
-            "advantages run on over the end of an episode: the next episode's values and rewards count for the last "
-            "steps of this one",
-            "cut the recursion where the step itself ended its episode, not by the flag of another row",
-            over, int(shown.sum()))  # fmt: skip
-        return len(steps)
-    yield from _at_limits(steps, parts, shown & cut)
-    last = ~steps.follows & ~steps.ended & (np.abs(parts.before) > 4 * parts.near)
-    none = parts.adds(last, 0.0)
-    if steps.last_flags and _stands_out(none, last):
-        yield from steps.found("rollout-end-without-bootstrap", "certain",
-            "the last steps of the rollout did not end their episodes, and their returns hold no value of what comes "
-            "after", "bootstrap from the value of the observation after the last step",
-            none, int(last.sum()))  # fmt: skip
-    return len(steps)
-
-
-def _at_limits(steps: Experience, parts: Recursion, limits: Bools) -> Iterator[Finding]:
-    """Time limits that bootstrap from something else than the final observation."""
-    none = parts.adds(limits, 0.0)
-    if _stands_out(none, limits):
-        yield from steps.found("truncation-without-bootstrap", "certain",
-            "returns of truncated steps hold no value of what comes after: a time limit counts as a terminal",
-            "bootstrap truncated steps from the value of the final observation", none, int(limits.sum()))  # fmt: skip
-    shown = limits & _final_apart(steps, parts)
-    before = parts.adds(shown, parts.before)
-    if _stands_out(before, shown):
-        yield from steps.found("bootstrap-before-the-step", "certain",
-            "truncated steps bootstrap from the value of the observation before them",
-            "bootstrap from the value of the final observation", before, int(shown.sum()))  # fmt: skip
-    after, calm = parts.adds(limits, parts.next), steps.follows & ~steps.ended
-    # a following row that begins where this one ended has the right value: NEXT_STEP autoreset stores such rows
-    if _stands_out(after, limits) and np.median(steps.jump[limits]) > 3 * np.median(steps.jump[calm]):
-        yield from steps.found("bootstrap-from-the-next-episode", "certain" if steps.next_obs is None else "likely",
-            "truncated steps bootstrap from the value of the next episode's first observation",
-            "bootstrap from the value of the final observation", after, int(limits.sum()))  # fmt: skip
-
-
-def _final_apart(steps: Experience, parts: Recursion) -> Bools:
-    """True where the value of the final observation differs from that of the row itself, so that they are told apart.
-
-    If the final value is not known, the values of steps inside episodes decide: they differ almost always, or never.
-    """
-    final, value = _numbers(steps, "final_value"), np.asarray(_numbers(steps, "value"))
-    if final is not None:
-        return np.nan_to_num(np.abs(final - value)) > 8 * parts.near
-    calm = steps.follows & ~steps.ended
-    same = np.abs(np.append(value[1:], 0.0) - value)[calm] < 8 * parts.near
-    return np.full(len(steps), bool(same.mean() < 1 - MOST))
-
-
-def _stands_out(rows: Bools, of: Bools) -> bool:
-    return bool(rows.sum() >= FEW_TARGETS and rows.sum() > MOST * of.sum())
-
-
-def _recursion(steps: Experience) -> Recursion:
-    """The parts of each step's return.
-
-    Raises:
-        Lack: there are no advantages, or they are of another kind.
-    """
-    value, total, advantage = (_numbers(steps, name) for name in ("value", "return", "advantage"))
-    if total is None and value is not None and advantage is not None:
-        total = value + advantage
-    if value is None or total is None:
-        raise Lack("it keeps no values with advantages or returns", absent=True)
-    steps.require_order()
-    rest = total - steps.reward
-    skip_if(not np.isfinite(rest).all() or not np.isfinite(value).all(), "values or returns are not finite")
-    known = np.stack([np.append(value[1:], 0.0), np.append((total - value)[1:], 0.0)], 1)
-    inside = steps.follows & ~steps.ended & ~np.append(steps.ended[1:], False)
-    if inside.sum() < 20 or np.ptp(known[inside, 0]) == 0:
-        raise Lack("fewer than 20 steps lie within episodes, or all values are the same")
-    weights = np.linalg.lstsq(known[inside], rest[inside])[0]
-    rounding = EXACT * float(rest[inside].std()) + 1e-6 * float(np.abs(total).max())
-    onward = known @ weights
-    if (np.abs(rest - onward)[inside] < rounding).mean() < MOST or not 0.3 < weights[0] < 1.001:
-        raise Lack("advantages are not those of generalized advantage estimation, or were normalised")
-    return Recursion(rest, onward, weights[0] * known[:, 0], weights[0] * value, rounding, float(weights[0]))
-
-
-def _numbers(steps: Experience, name: str) -> Array | None:
-    """A further column as float64 ``[S]``; None if it is missing, or does not have one number per step."""
-    column = steps.others.get((name,))
-    if column is None or column.size != len(steps) or column.dtype.kind not in "biuf":
-        return None
-    return column.reshape(-1).astype(np.float64)
-
-
-@rule("reward-holds-a-value")
-def rewards_with_values(steps: Experience) -> Look:
-    """Rewards of last steps that hold a value: they exceed what steps inside episodes lead to expect, and the excess
-    follows V.
-
-    The rule needs a reward that can be learned from the other numbers of a row, or that is the same everywhere.
-    """
-    value = _numbers(steps, "value")
-    calm, ends = np.flatnonzero(~steps.ended & steps.follows), np.flatnonzero(steps.ended)
-    if value is None:
-        raise Lack("it keeps no values", absent=True)
-    if len(ends) < 2 * FEW_TARGETS or len(calm) < 100 or not np.isfinite(steps.reward).all():
-        raise Lack(f"fewer than {2 * FEW_TARGETS} ends or 100 other steps are stored, or rewards are not finite")
-    usual = _expected_rewards(steps, calm, ends)
-    extra, worth = steps.reward[ends] - usual, value[ends]
-    held = np.abs(extra) > 0.1 * np.abs(worth).max()  # terminals hold none
-    if held.sum() < 2 * FEW_TARGETS or np.ptp(worth[held]) == 0:
-        return len(ends)
-    slope = float(extra[held] @ worth[held] / (worth[held] @ worth[held]))
-    left = float(((extra[held] - slope * worth[held]) ** 2).mean() / (extra[held] ** 2).mean())
-    if left < 0.05 and 0.5 < slope < 1.5:
-        yield from steps.found("reward-holds-a-value", "possible",
-            "rewards of last steps are larger than others by about the value of their observation: the bootstrap value "
-            "of a time limit was added to them, so they are not what the env gave",
-            "store rewards as the env gave them, and bootstrap where the return is computed",
-            ends[held], len(ends))  # fmt: skip
-    return len(ends)
-
-
-# -- what functions of the user say ------------------------------------------------------------------------------------
+"""How many steps must look wrong before there is a finding."""
 
 MANY_ROWS = 20_000
 """The most rows that a function of the user is asked about."""
@@ -959,15 +773,15 @@ AGREES = 1e-3
 
 
 @rule("value-of-another-observation", "value-one-step-off")
-def values_of_critic(steps: Experience, critic: Callable[..., Any] | None) -> Look:
+def values_of_critic(steps: Experience, head: Head, critic: Callable[..., Any] | None) -> Look:
     """Values that are not those of the critic."""
-    value = _numbers(steps, "value")
+    value = head.value
     if critic is None:
         raise Lack("pass critic, a function from observations to values, to compare values with", absent=value is None)
     if value is None:
         raise Lack("critic was given, but the source has no 'value'")
     rows = _sampled_rows(steps)
-    answers = answers_of("critic", critic, rows, steps.obs)
+    answers = answers_of("critic", critic, rows, steps.obs, place=head.place)
     yield from _compared(steps, "value", "value-of-another-observation", value, answers, rows,
                          "the critic's value of the observation",
                          "store V(obs) with the observation that it was computed from")  # fmt: skip
@@ -977,7 +791,7 @@ def values_of_critic(steps: Experience, critic: Callable[..., Any] | None) -> Lo
 @rule("log-prob-of-another-action", "log-prob-one-step-off")
 def log_probs(steps: Experience, policy: Callable[..., Any] | None) -> Look:
     """Log-probabilities that are not those of the stored actions."""
-    stored = _numbers(steps, "log_prob")
+    stored = numbers_of(steps, "log_prob")
     if policy is None:
         raise Lack("pass policy, a function of observations and actions, to compare log-probabilities with",
                     absent=stored is None)  # fmt: skip
@@ -1095,10 +909,18 @@ def _sampled_rows(steps: Experience) -> Ints:
     return np.unique(begins[:, None] + np.arange(500))
 
 
-def answers_of(name: str, function: Callable[..., Any], rows: Ints, *inputs: Leaves, arrays: bool = False) -> Array:
+def answers_of(
+    name: str,
+    function: Callable[..., Any],
+    rows: Ints,
+    *inputs: Leaves,
+    arrays: bool = False,
+    place: tuple[int, int] = (0, 1),
+) -> Array:
     """The answers of a user's function for rows, float64 ``[K]``.
 
-    It gets tensors, or arrays if it cannot take these; with ``arrays`` the other way round.
+    It gets tensors, or arrays if it cannot take these; with ``arrays`` the other way round. ``place`` says which number
+    of each answer is meant, and how many there are.
 
     Raises:
         ParameterError: it raised an error, or did not give one number for each row.
@@ -1114,11 +936,13 @@ def answers_of(name: str, function: Callable[..., Any], rows: Ints, *inputs: Lea
         except Exception as error:
             other = "" if error.__cause__ is None else f"; called in the other way, it raised {error.__cause__!r:.300}"
             raise ParameterError(f"{name}: it failed on {len(some)} stored rows: {error!r:.300}{other}") from error
-        if numbers.size != len(some) or numbers.dtype.kind not in "biuf":
+        k, count = place
+        if numbers.size != len(some) * count or numbers.dtype.kind not in "biuf":
+            many = "one number" if count == 1 else f"{count} numbers, one of each head,"
             raise ParameterError(
-                f"{name}: expected one number for each of {len(some)} rows, got {numbers.dtype} {numbers.shape}"
+                f"{name}: expected {many} for each of {len(some)} rows, got {numbers.dtype} {numbers.shape}"
             )
-        answers.append(numbers.reshape(-1).astype(np.float64))
+        answers.append(numbers.reshape(len(some), count)[:, k].astype(np.float64))
     return np.concatenate(answers)
 
 
