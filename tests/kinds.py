@@ -268,7 +268,8 @@ def first(tree: Any) -> Any:
 HOMES: dict[str, Home] = {
     "replay": Home(lambda rows, dress, _: replay(rows, dress)),
     "one env": Home(lambda rows, dress, _: replay(rows, dress, view=NStep(3)), envs=1),
-    "own next_obs": Home(lambda rows, dress, _: replay(rows, dress, own_next_obs=True, sampler=WithoutReplacement()), own=True),
+    "own next_obs": Home(
+        lambda rows, dress, _: replay(rows, dress, own_next_obs=True, sampler=WithoutReplacement()), own=True),
     "unordered": Home(lambda rows, dress, _: replay(rows, dress, ordered=False), ordered=False),
     "wrapped ring": Home(
         lambda rows, dress, _: replay(rows, dress, capacity=ENVS * 40, view=Sequence(8)), whole=False),

@@ -178,7 +178,7 @@ class Run:
             f"{self.goal.measure} {self.mean:.4g} after {seconds:.0f} s", loc="right", fontsize=10, color="#595959"
         )
         _dress(axes, steps[-1])
-        axes.legend(frameon=False, loc="best", fontsize=9, markerscale=2).legend_handles[0].set_alpha(0.6)
+        _explain(figure).legend_handles[0].set_alpha(0.6)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, bbox_inches="tight", pad_inches=0.15)
 
@@ -211,7 +211,7 @@ def draw_together(path: Path, title: str, groups: Mapping[str, Sequence[Run]]) -
     _dress(axes, max(run.done for runs in groups.values() for run in runs))
     windows = sorted({run.goal.window for runs in groups.values() for run in runs})
     axes.set_ylabel(f"{goal.measure} of the last {' or '.join(map(str, windows))} episodes")
-    axes.legend(frameon=False, loc="best", fontsize=9)
+    _explain(figure)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, bbox_inches="tight", pad_inches=0.15)
     print(f"  learning curves: {path}")
@@ -234,10 +234,15 @@ def draw_phases(path: Path, title: str, curve: Sequence[tuple[str, int, float]])
     _dress(axes, begin)
     axes.set_xlabel("gradient steps")
     axes.set_title(title, loc="left", fontweight="bold")
-    axes.legend(frameon=False, loc="lower right", fontsize=9)
+    _explain(figure)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, bbox_inches="tight", pad_inches=0.15)
     print(f"  learning curve: {path}")
+
+
+def _explain(figure: Any) -> Any:
+    """A legend below the axes, where no line or dot of theirs can run through it."""
+    return figure.legend(frameon=False, loc="outside lower center", ncols=2, fontsize=9, markerscale=2)
 
 
 def _dress(axes: Any, steps: float) -> None:
