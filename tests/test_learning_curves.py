@@ -23,7 +23,6 @@ def run() -> Any:
     made: Any = object.__new__(Run)
     made.goal, made.name, made.env, made.target, made.done = GOAL, "PPO", "CartPole-v1", 475.0, 60_000
     made.episodes = [(1000 * k, float(x)) for k, x in enumerate(returns)]
-    made.returns, made.mean = returns, 480.0
     return made
 
 

@@ -317,8 +317,13 @@ def test_the_time_limit_in_a_schema_is_looked_for_in_replays_and_their_saves(tmp
 
 
 def test_without_a_limit_one_length_of_all_episodes_is_said_to_hide_it() -> None:
-    report = relive.audit(played.limits_as_terminals(played.played("Pendulum")))
-    assert "pass max_episode_steps" in str(lack(report, "time-limit-as-terminal"))
+    log = played.limits_as_terminals(played.played("Pendulum"))
+    images = log | {name: np.repeat(log[name], 200, -1) for name in ("obs", "next_obs")}
+    assert "pass max_episode_steps" in str(lack(relive.audit(images), "time-limit-as-terminal"))
+    report = relive.audit(log)
+    (finding,) = report.findings
+    assert (finding.rule, finding.sure) == ("time-limit-as-terminal", "possible")
+    assert "pass max_episode_steps" in finding.mend
     assert not relive.audit(played.limits_as_terminals(played.played("Pendulum")), max_episode_steps=100).ok
 
 

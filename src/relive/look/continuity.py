@@ -217,11 +217,12 @@ def _of_what_kind(steps: Experience, ends: Bools, begun: Bools, kind: str, most:
     """
     after = _next_rows(begun) & ~steps.ended
     calm = ~steps.ended & ~after
-    usual = _typical(steps, calm)
+    usual = _typical(steps, calm & (steps.jump > 0))  # most steps may change nothing
     idle = after.any() and (steps.reward[after] == 0).mean() > MOST and (steps.reward[calm] == 0).mean() < 0.5
-    moved_after, moved_end = _typical(steps, after), _typical(steps, begun)
+    moved_after, moved_end = (0.0 if _made_elsewhere(steps, rows, calm) else _typical(steps, rows)
+                              for rows in (after, begun))  # fmt: skip
     share = begun.sum() / ends.sum()
-    if (idle or moved_after > FAR * usual) and moved_after >= moved_end:
+    if after.sum() >= FEW and (idle or moved_after > FAR * usual) and moved_after >= moved_end:
         sure: Sureness = "certain" if idle and share > MOST else "likely"
         return _ignored_step(
             steps, sure,
@@ -230,16 +231,32 @@ def _of_what_kind(steps: Experience, ends: Bools, begun: Bools, kind: str, most:
     if moved_end > FAR * usual:
         if most == "certain" and _always_the_same(steps, _next_rows(begun)):
             most = "likely"  # where all episodes begin alike, one may also end there
+        if most != "possible" and _always_the_same(steps, _next_rows(begun)) and _always_the_same(steps, begun):
+            # one state that always leads to one other may be a clock that comes round
+            return _begins_on_the_end(steps, kind, "possible", begun)
         masked = ", which their flag masks: one-step targets are right" if most == "possible" else ""
         return steps.found("reset-as-final-observation", most if share > MOST or most == "possible" else "likely",
             f"the observation after {kind} steps is the next episode's first (SAME_STEP autoreset){masked}",
             "store info['final_obs'] as next_obs where an episode ended", begun)  # fmt: skip
-    jumps = moved_after > FAR * usual
-    return steps.found("next-episode-begins-on-the-end", "likely" if jumps else "possible",
+    return _begins_on_the_end(steps, kind, "likely" if moved_after > FAR * usual else "possible", begun)
+
+
+def _begins_on_the_end(steps: Experience, kind: str, sure: Sureness, begun: Bools) -> Iterator[Finding]:
+    return steps.found("next-episode-begins-on-the-end", sure,
         f"episodes begin on the very observation that the {kind} one before ended on: either a step that the env "
         "ignored is stored, or a reset observation stands for the final one"
-        + ("" if jumps else "; or the env goes on from where it ended"),
+        + ("" if sure == "likely" else "; or the env goes on from where it ended"),
         "check what the autoreset mode of the env returns at an end, see docs/episode-ends.md", begun)  # fmt: skip
+
+
+def _made_elsewhere(steps: Experience, rows: Bools, calm: Bools) -> bool:
+    """True if most of the moves of these rows are, to the bit, moves of calm rows: the env makes them by itself."""
+    if not rows.any() or steps.next_obs is None:
+        return False
+    size = len(steps)
+    leaves = [*steps.obs.values(), *(steps.next_obs[path] for path in steps.obs)]
+    moves = digests([leaf.reshape(size, -1) for leaf in leaves])
+    return bool(np.isin(moves[rows], moves[calm]).mean() > 0.5)
 
 
 def _ignored_steps_by_jump(steps: Experience) -> Look:
@@ -344,7 +361,16 @@ def time_limit_as_terminal(steps: Experience, max_episode_steps: int | None = No
     findings = [finding for limit in limits for finding in _at_a_limit(steps, lengths, last, limit)]
     # an episode cut off at the longest length shows that time limits are stored as such
     cut = steps.truncated is not None and (steps.truncated[last] & (lengths == lengths.max())).any()
-    if max_episode_steps is None and not cut and len(np.unique(lengths)) <= VARIED:
+    few = max_episode_steps is None and not cut and len(np.unique(lengths)) <= VARIED
+    if few and _all_at_once(steps, lengths, last):
+        yield from steps.found("time-limit-as-terminal", "possible",
+            f"all {len(lengths)} episodes terminate after exactly {int(lengths[0])} steps, and observations do not "
+            "foretell it: this is a time limit, unless the task itself ends there",
+            "store a time limit as truncated, with the final observation, so that its value counts; pass "
+            "max_episode_steps, the time limit of the env, to be certain",
+            last, len(lengths))  # fmt: skip
+        return len(lengths)
+    if few:
         raise Lack(f"episodes have too few lengths, such as {int(lengths.max())} steps, for a time limit to stand out "
                     "among them; pass max_episode_steps, the time limit of the env")  # fmt: skip
     yield from findings[:1]
@@ -369,6 +395,34 @@ def _at_a_limit(
         f"{'done, by one flag for both kinds of end' if steps.truncated is None else 'terminated'}",
         "store the time limit as truncated, with the final observation, so that its value counts",
         last[at_limit], len(lengths))  # fmt: skip
+
+
+LONG = 20
+"""Shorter episodes of one length are more often those of the task."""
+
+
+def _all_at_once(steps: Experience, lengths: Array, last: Ints) -> bool:
+    """True if all episodes terminate after one length, from observations like those of all other steps.
+
+    A clock in the observation foretells the end, and so does a state where all episodes end. Then it is the task's own.
+    """
+    numbers = steps.numbers
+    if np.ptp(lengths) or lengths[0] < LONG or not steps.terminated[last].all() or not numbers.shape[1]:
+        return False
+    at_end = np.zeros(len(steps), np.bool_)
+    at_end[last] = True
+    for seen in (numbers, steps.next_numbers if steps.next_obs is not None else numbers):
+        ends, others = np.asarray(seen[at_end], np.float64), np.asarray(seen[~at_end], np.float64)
+        apart = (ends.min(0) > others.max(0)) | (ends.max(0) < others.min(0))
+        # in each number, ends lie much nearer to each other than all steps do
+        alike = (np.ptp(ends, 0) < ALIKE * np.ptp(others, 0)) & (np.ptp(others, 0) > 0)
+        if apart.any() or alike.any():
+            return False
+    return True
+
+
+ALIKE = 0.1
+"""Ends within this share of the range of a number lie together."""
 
 
 def _stands_out(lengths: np.ndarray, limit: int, count: int) -> bool:

@@ -64,7 +64,37 @@ def constant_fields(steps: Experience) -> Look:
             yield from steps.found(
                 "constant-field", "possible" if meant else "likely", f"'{where}' is the same in all rows of an env",
                 "check that the loop stores what the env and the policy give at each step", field=where)  # fmt: skip
+    yield from _constant_in_episodes(steps)
     return len(steps)
+
+
+LONG = 10
+"""The fewest steps of the episodes within which observations never change."""
+
+
+def _constant_in_episodes(steps: Experience) -> Iterator[Finding]:
+    """Observations that change from one episode to the next, and never within one: an array that was stored as it is.
+
+    All rows of an episode then hold what the env wrote to it last.
+    """
+    inner = np.flatnonzero(steps.inner)
+    if len(inner) < LONG * STARTS or not steps.ordered or not all(leaf.size for leaf in steps.obs.values()):
+        return
+    ends = int((steps.ended & steps.follows).sum())
+    if ends < STARTS or len(inner) < LONG * ends or (not steps.still[inner].all() and steps.next_obs is not None):
+        return
+    if not all(bool(same_rows(leaf[inner], leaf[inner + 1]).all()) for leaf in steps.obs.values()):
+        return
+    first = np.flatnonzero(steps.starts)
+    if all(bool(same_rows(leaf[first], leaf[first - 1]).all()) for leaf in steps.obs.values()):
+        return  # another finding says that they never change at all
+    # one number, such as the arm of a bandit or a level, may well be that of an episode
+    meant = sum(leaf[0].size for leaf in steps.obs.values()) == 1
+    where = "obs" if len(steps.obs) > 1 else dotted(("obs", *next(iter(steps.obs))))
+    yield from steps.found("constant-field", "possible" if meant else "likely",
+        f"'{where}' is the same in all rows of an episode: an array that the env goes on writing to was stored, and "
+        "all rows hold its last observation; or the task shows one context an episode",
+        "store a copy of the observation at each step", steps.inner, len(steps), field=where)  # fmt: skip
 
 
 def _never_changes(steps: Experience, leaf: Array) -> bool:
