@@ -269,13 +269,13 @@ WIDE = 512
 
 
 def real_numbers(rows: Array) -> Array:
-    """Rows ``[S, D]`` as they are, and complex ones as ``[S, 2 D]``, real and imaginary parts side by side."""
-    return np.ascontiguousarray(rows).view(rows.real.dtype) if rows.dtype.kind == "c" else rows
+    """Rows ``[S, D]`` as they are, and complex ones as ``[S, 2 D]``, real parts beside imaginary ones."""
+    return np.concatenate([np.real(rows), np.imag(rows)], 1) if rows.dtype.kind == "c" else rows
 
 
 def as_differences(rows: Array) -> Array:
     """Numbers in a dtype in which their differences are right: bytes would come round, and flags have none."""
-    return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float64)
+    return rows if rows.dtype.kind == "f" and rows.itemsize > 2 else rows.astype(np.float64)
 
 
 # -- comparing rows ----------------------------------------------------------------------------------------------------

@@ -60,10 +60,11 @@ def heads_of(steps: Experience) -> list[Head]:
     named = list(_targets(steps))
     left = dict(enumerate(named))
     mine: dict[int, int] = {}
-    for fits in (_fits, lambda *_: True):  # what fits nothing goes to the heads that are left, in their order
+    for must_fit in (True, False):  # what fits nothing goes to the heads that are left, in their order
         for j, (_, reward, total, advantage) in list(left.items()):
             free = [k for k in sorted(range(count), key=lambda k, j=j: (k != j, k)) if k not in mine]
-            head = next((k for k in free if fits(steps, values[:, k], reward, total, advantage)), None)
+            fitting = (k for k in free if not must_fit or _fits(steps, values[:, k], reward, total, advantage))
+            head = next(fitting, None)
             if head is not None:
                 mine[head] = j
                 del left[j]
