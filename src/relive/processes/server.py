@@ -41,7 +41,7 @@ from .blocks import Block, BlockSpec, is_batch, packed_batch, spec_of
 from .lanes import Lanes
 from .limits import LIMIT_RULE, RateLimit
 from .shared import SharedBlock
-from .wire import HELLO, Address, Failure, Line, Parcel, accept, listen
+from .wire import Address, Failure, Line, Parcel, accept, listen
 
 __all__ = ["ReplayServer"]
 
@@ -252,7 +252,7 @@ TICK = 0.5
 """Seconds between two checks whether the process that started the owner is still there."""
 
 HELLO_TIMEOUT = 10.0
-"""Seconds within which a process must say who it is after it has connected."""
+"""Seconds within which a process must have said who it is after it has connected, however many pieces that takes."""
 
 STALLED = 30
 """Seconds after which a learner that stands still within a message counts as gone, so that the others go on."""
@@ -376,13 +376,14 @@ class Owner:
 
     def _identify(self, line: Line) -> None:
         """Read which rank a process asks for that has connected, and make it the learner of this rank."""
-        if not line.waits(0):
-            return  # the poll reported an older line, whose descriptor had the same number
-        self._open[line] = math.inf
         try:
-            rank = self._address.admits(line.receive_bytes(HELLO))
+            hello = line.receive_hello()
+            if hello is None:
+                return  # the rest is not waited for; it has until the line's deadline
+            rank = self._address.admits(hello)
         except (OSError, EOFError):
             rank = None
+        self._open[line] = math.inf
         if rank is None or not rank.isdecimal() or int(rank) >= len(self._clients):
             self._hang_up(line)
             return
@@ -412,7 +413,7 @@ class Owner:
         """Do what a learner asks for."""
         line = client.line
         if line is None or not line.waits(0):
-            return  # as in _identify
+            return  # the poll reported an older line, whose descriptor had the same number
         try:
             message = line.receive()
             if len(message) != MESSAGE_SIZES[message[0]]:

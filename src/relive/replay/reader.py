@@ -129,9 +129,7 @@ class Reader:
         if progress.slots is not None:
             progress.keep()
         try:
-            if (
-                self._own_sampler and type(drawn) is Draw and type(view) in READS_DRAWS
-            ):  # made by the call that reads it
+            if self._own_sampler and type(drawn) is Draw and type(view) in READS_DRAWS:  # made by this read
                 fields = view.read(self.ring, drawn, key)
                 if type(view) is Sequence:
                     batch = self._sequence_batch(fields, (*FACTS, *self.sampler.extras), view.time_first)
