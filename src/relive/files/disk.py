@@ -98,12 +98,18 @@ def write_file(
 def replace_file(path: Path, temporary: Path, data: bytes) -> None:
     """Put a file with these bytes in the place of the one at ``path``. There is the old one or the new one, whole.
 
-    ``temporary`` is its path until then. A file that is there was left by a process that died.
+    ``temporary`` is its path until then. A file that is there was left by a process that died. If this call raises, as
+    on a full disk, it leaves none.
     """
     with suppress(FileNotFoundError):
         os.unlink(temporary)
-    write_file(temporary, [memoryview(data)], len(data))
-    os.replace(temporary, path)
+    try:
+        write_file(temporary, [memoryview(data)], len(data))
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
     sync_path(path.parent)
 
 
@@ -542,6 +548,10 @@ def fitting(
     return tensor
 
 
+_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE)
+"""Numbers of errors of the machine, which no content of a save can cause."""
+
+
 @contextmanager
 def contradictions(path: str | os.PathLike[str], *innocent: type[ReliveError]) -> Generator[None]:
     """Turn any error while a save is loaded into an error of the save, except errors of the ``innocent`` kinds.
@@ -549,6 +559,7 @@ def contradictions(path: str | os.PathLike[str], *innocent: type[ReliveError]) -
     Raises:
         FileFormatError: replaces any other error, and names the save.
         LifecycleError: the sampler or view given belongs to another buffer, which is not the save's fault.
+        OSError: the disk is full or fails, or too many files are open.
     """
     try:
         yield
@@ -561,4 +572,6 @@ def contradictions(path: str | os.PathLike[str], *innocent: type[ReliveError]) -
     except MemoryError as error:
         raise FileFormatError(f"the save in '{path}' needs more memory than there is") from error
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _MACHINE:
+            raise
         raise FileFormatError(f"the save in '{path}' contradicts itself: {error!s:.2000}") from error
