@@ -30,6 +30,7 @@ from torch.autograd.graph import increment_version
 
 from ..batches import SequenceBatch, replace_parts
 from ..errors import EmptyError, FieldError, LifecycleError, ParameterError, WaitTimeoutError
+from ..files.disk import start_thread
 from ..memory.allocator import ONLY_HERE
 from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, one_of, refuse_class, require, torch_device
 from ..replay.buffer import ReplayBuffer
@@ -337,7 +338,8 @@ class Owner:
         self._listen_to(self._woken.fileno(), lambda: self._woken.recv(4096))
         lanes = self._options.lanes
         if lanes is not None:
-            threading.Thread(target=self._drain, args=(lanes,), name="relive-drain", daemon=True).start()
+            drain = threading.Thread(target=self._drain, args=(lanes,), name="relive-drain", daemon=True)
+            start_thread(drain, "serve without lanes")
         parent = os.getppid()  # changes when the starter dies, even if another process keeps its end of the line open
         while not self._ended and os.getppid() == parent:
             for descriptor, _ in self._poll.poll(TICK * 1000):
