@@ -14,7 +14,7 @@ from torch import Tensor
 from ..batches import as_tensordict, swap_layers
 from ..errors import DTypeError, EnvError, FieldError, ParameterError, SchemaError, ShapeError
 from ..parameters import Rule, is_names, require
-from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, as_host, check_castable, is_plain
+from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, as_host, check_castable, is_plain, to_tensor
 from ..steps.checker import StepChecker
 from ..steps.schema import Field, Path, Schema, descend, dotted, unknown_field
 from .envs import Finals, copied, final_info, info_field, is_by_env, pick
@@ -182,7 +182,7 @@ class Inputs:
 
     def _final_leaf(self, path: Path, given: Any) -> Tensor:
         try:
-            return torch.as_tensor(descend(given, path[1:]))
+            return to_tensor(descend(given, path[1:]))
         except (KeyError, IndexError, ValueError, TypeError, RuntimeError) as error:
             raise EnvError(
                 f"field '{dotted(path)}': missing from the final observations that the step returned, of type "
@@ -383,7 +383,7 @@ class Inputs:
 
     def _initial_leaf(self, tree: Any, path: Path) -> Tensor:
         try:
-            return torch.as_tensor(descend(tree, path[1:])).detach().clone()
+            return to_tensor(descend(tree, path[1:])).detach().clone()
         except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
             raise FieldError(
                 f"initial_hidden: '{dotted(path)}' is missing; nest it as the schema does: {self.schema['hidden']!r}"
@@ -418,7 +418,7 @@ class Inputs:
             if tensors and action.device == self.device:
                 return action.detach()
         elif kind is np.ndarray and action.dtype is self._action_array and action.shape == self._action_shape:
-            return torch.as_tensor(action) if tensors else action
+            return to_tensor(action) if tensors else action
         return self._converted(action, tensors)
 
     def _converted(self, action: Any, tensors: bool) -> Any:
@@ -436,7 +436,7 @@ class Inputs:
 
         def convert(path: Path) -> Any:
             given = descend(action, path[1:])
-            rows: Any = torch.as_tensor(given) if tensors else as_host(given)
+            rows: Any = to_tensor(given) if tensors else as_host(given)
             shape = self.num_envs, *self.leaves[path].shape
             return rows if rows.shape == shape else rows.reshape(shape)
 

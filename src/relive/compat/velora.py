@@ -32,6 +32,7 @@ from ..printable import shown
 from ..replay.buffer import ReplayBuffer as Replay
 from ..returns import GAE
 from ..rollout.buffer import RolloutBuffer as Rollout
+from ..steps.arrays import to_tensor
 from ..steps.schema import Field, Schema
 from .base import Column, DropIn, StepError, StepShapeError, array_of, contents_of, placed, renew, sent, table_of
 
@@ -507,7 +508,7 @@ def row(name: str, value: Any, size: int, device: torch.device | None) -> Any:
         return given.reshape(1, size)
     if count != 1:
         raise StepShapeError(f"'{name}': expected {size} numbers, got {tuple(shape)}")
-    return torch.as_tensor(given).reshape(1, 1).expand(1, size)
+    return to_tensor(given).reshape(1, 1).expand(1, size)
 
 
 def rows(name: str, value: Any, count: int, size: int | None, device: torch.device | None) -> Any:
