@@ -19,7 +19,7 @@ PY := $(VENV)/bin/python
 BENCH_PY := $(BENCH_VENV)/bin/python
 DOCS_VENV := .venv-docs
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/relive/__init__.py)
-HOSTS := agilerl stable_baselines3 velora
+HOSTS := agilerl embodichain stable_baselines3 velora
 
 # The first Python that is new enough; `make setup PYTHON=...` names one by hand.
 PYTHON = $(firstword $(foreach name,python3.11 python3 python3.12 python3.13 python3.14 python3.10 python,$(shell \
@@ -45,7 +45,8 @@ setup: $(VENV)/installed ## create .venv: the package, its extras, the tools of 
 	@echo "$(VENV) is ready"
 
 demo: ## train PPO on CartPole-v1 and draw its curve: minutes to install, then a fraction of one
-	@echo "1 of 2: install relive and what it needs into $(VENV): a few minutes, mostly downloads; nothing the next time"
+	@echo "1 of 2: install relive and what it needs into $(VENV): a few minutes of downloads, and one of compiling;" \
+		"nothing the next time"
 	@$(MAKE) setup
 	@echo "2 of 2: PPO learns CartPole-v1, until 25 episodes in a row reach a mean of 490 of 500: under a minute"
 	@$(PY) examples/ppo.py --env CartPole-v1 --plot runs/ppo-CartPole-v1.png
@@ -123,6 +124,7 @@ audit-libraries: $(AUDIT_VENV)/installed checkouts ## ask other libraries for th
 lint: setup ## ruff (rules and format) and pyright (strict in src)
 	@$(PY) -m ruff check
 	@$(PY) -m ruff format --check
+	@echo "pyright reads the types of all files, and says nothing meanwhile: about a minute"
 	@$(PY) -m pyright --pythonpath $(PY)
 
 format: setup ## let ruff mend style and format
@@ -131,6 +133,7 @@ format: setup ## let ruff mend style and format
 
 SPHINX = PYTHONPATH=src $(DOCS_VENV)/bin/python -m sphinx -W --keep-going -q -j 2 -c docs -d build/doctrees
 docs: $(DOCS_VENV)/installed ## the site of the documents: build/site/<version>/index.html
+	@echo "Sphinx makes the pages, and says nothing meanwhile: half a minute"
 	@$(SPHINX) . build/site/$(VERSION)
 	@echo "build/site/$(VERSION)/index.html is ready"
 
@@ -177,12 +180,12 @@ editable = @$(PY) -m pip install --no-build-isolation --config-settings build-di
 define whole
 	$(call prepare,$(VENV))
 	@$(PY) -m pip install $(call required,requires) "cmake>=3.20" "ninja>=1.11" $(if $(RELIVE_ZIG),$(call required,build.requires))
-	@echo "compiling the core, and installing what the package and its tests need"
+	@echo "compiling the core, which says nothing for a minute, and installing what the package and its tests need"
 	$(editable) ".[dev]"
 endef
 
 define core
-	@echo "compiling the core"
+	@echo "compiling what changed of the core: up to a minute, without a word"
 	$(editable) . --no-deps
 endef
 
@@ -264,9 +267,11 @@ $(AUDIT_VENV)/installed: $(FAULTS) $(call outdated,$(AUDIT_VENV))
 	@touch $@
 
 define host_environment
-.venv-$(1)/installed: pyproject.toml $(CORE) tests/hosts/requirements-$(1).txt $$(call outdated,.venv-$(1))
+.venv-$(1)/installed: pyproject.toml $(CORE) $(wildcard tests/hosts/requirements-$(1)*.txt) $$(call outdated,.venv-$(1))
 	$$(call prepare,.venv-$(1))
 	@.venv-$(1)/bin/python -m pip install --requirement tests/hosts/requirements-$(1).txt
+	$(if $(wildcard tests/hosts/requirements-$(1)-nodeps.txt),@.venv-$(1)/bin/python -m pip install --no-deps \
+		--requirement tests/hosts/requirements-$(1)-nodeps.txt)
 	@.venv-$(1)/bin/python -m pip install --no-warn-conflicts --editable .
 	@touch $$@
 endef

@@ -97,9 +97,10 @@ class EmbodiChainEnv(Simulated):
 
 def embodichain() -> Iterator[Run]:
     """``SyncCollector`` and ``compute_gae``."""
-    shell("embodichain", "learning", "learning.rl")
     root = "embodichain.learning.rl"
-    collector, buffers, models, common = (load(f"{root}.{x}") for x in ("collector", "buffer", "models", "algo.common"))
+    collector, buffers, policies, common = (
+        load(f"{root}.{x}") for x in ("collector", "buffer", "policies", "algo.common")
+    )
     for env in ENVS:
         torch.manual_seed(0)
         game, cpu = EmbodiChainEnv(env), torch.device("cpu")
@@ -107,7 +108,7 @@ def embodichain() -> Iterator[Run]:
         nets = [nn.Sequential(nn.Linear(width, 32), nn.Tanh(), nn.Linear(32, 1)) for _ in range(2)]
         with torch.no_grad():
             nn.init.constant_(nets[1][2].bias, 5.0)  # pyright: ignore[reportArgumentType]
-        agent = models.ActorCritic(width, 1, cpu, *nets)
+        agent = policies.ActorCritic(width, 1, cpu, *nets)
         buffer = buffers.RolloutBuffer(game.num_envs, 300, width, 1, cpu)
         rollout = collector.SyncCollector(game, agent, cpu).collect(300, buffer.start_rollout())
         common.compute_gae(rollout, 0.99, 0.95)

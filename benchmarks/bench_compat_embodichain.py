@@ -1,11 +1,8 @@
 """relive.compat.embodichain beside EmbodiChain: collecting a rollout, GAE, the flat view, minibatches."""
 
 import importlib
-import sys
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -85,13 +82,6 @@ class Theirs(Buffer):
     note = "the functions of the same names"
 
     def parts(self) -> tuple[Any, Any, Any, Any]:
-        spec = find_spec("embodichain")
-        if spec is None or not spec.submodule_search_locations:
-            raise ImportError("embodichain")
-        for part in ("learning", "learning/rl", "learning/rl/algo"):  # their __init__ would import a simulator
-            shell = ModuleType("embodichain." + part.replace("/", "."))
-            shell.__path__ = [str(Path(spec.submodule_search_locations[0]) / part)]
-            sys.modules[shell.__name__] = shell
         module = importlib.import_module("embodichain.learning.rl.buffer")
         common = importlib.import_module("embodichain.learning.rl.algo.common")
         return module.RolloutBuffer, module.transition_view, module.iterate_minibatches, common.compute_gae

@@ -337,7 +337,7 @@ def woken(owner: Any) -> Any:
 
 
 def words(owner: Any) -> Any:
-    return owner._words
+    return owner.words
 
 
 def write_task(owner: Any) -> Any:

@@ -112,7 +112,12 @@ StepFields::StepFields(nb::handle paths, nb::handle dtypes, nb::handle shapes, s
         }
         fields_.push_back(std::move(field));
     }
-    for (auto &field : fields_) field.past = field.runs == 1 && field.size >= LONG_ROW && stored >= CACHES;
+    for (auto &field : fields_) {
+        field.past = field.runs == 1 && field.size >= LONG_ROW && stored >= CACHES;
+        if (!field.target || field.rows == 0) continue;
+        const std::byte *end = field.target + (field.rows - 1) * field.stride + field.extent();
+        low_ = low_ ? std::min<const std::byte *>(low_, field.target) : field.target, high_ = std::max(high_, end);
+    }
 }
 
 void StepFields::grow(Node &node, const nb::tuple &path, std::size_t depth, std::size_t leaf) {
@@ -211,6 +216,22 @@ nb::tuple StepFields::leaves(const Step &step) const {
     return nb::tuple(leaves);
 }
 
+void StepFields::part(Step &step, std::int64_t row) const {
+    for (std::size_t i = 0; i < size(); ++i) {
+        auto bytes = fields_[i].bytes;
+        auto &data = step[i].data;
+        if (data >= high_ || data + bytes <= low_) continue;
+        for (auto &other : fields_) {
+            auto *begin = other.target + row * other.stride;
+            if (!other.target || data >= begin + other.extent() || data + bytes <= begin) continue;
+            auto *copied = step.take(bytes);
+            std::memcpy(copied, data, bytes);
+            data = copied;
+            break;
+        }
+    }
+}
+
 void StepFields::copy(const Step &step, std::int64_t row, std::size_t i) const {
     auto &field = fields_[i];
     auto *target = field.target + row * field.stride;
@@ -287,7 +308,7 @@ class StepAdder {
             step.set(count, mask.release().ptr());
             if (!fields_.accept(mask_, step[count], step)) return UNFIT;
         }
-        if (!fields_.accept(given, step, masked) || reads_ring(step)) return UNFIT;
+        if (!fields_.accept(given, step, masked) || reads_ring(step, count + masked)) return UNFIT;
         // from here on nothing throws; `step` holds what is copied
         LongWork hold(fields_.bytes() > LONG_WORK);
         for (std::size_t i = 0; i < count; ++i)
@@ -321,13 +342,19 @@ class StepAdder {
             throw nb::value_error("a step's fields: a field is no part of a row");
     }
 
-    // True if a field lies in the ring's own rows, such as a view of a row: it may be overwritten before it is read.
-    bool reads_ring(const Step &step) const {
-        auto *end = ring_.memory + ring_.places() * ring_.width;
-        bool inside = false;
-        for (std::size_t i = 0; i < destinations_.size(); ++i)
-            inside |= step[i].data >= ring_.memory && step[i].data < end;
-        return inside;
+    // True if one of the first `count` values lies in memory of the ring, such as a view of a row or of a block: it may
+    // be overwritten before it is read.
+    bool reads_ring(const Step &step, std::size_t count) const {
+        auto inside = [&](const std::byte *memory, std::int64_t width) {
+            auto *end = memory + ring_.places() * width;
+            bool found = false;
+            for (std::size_t i = 0; i < count; ++i) found |= step[i].data >= memory && step[i].data < end;
+            return found;
+        };
+        bool found = inside(ring_.memory, ring_.width);
+        for (auto &one : destinations_)
+            if (one.block) found |= inside(one.block, one.width);
+        return found;
     }
 
     // Of final observations, only those of ended episodes count.
@@ -397,6 +424,7 @@ void bind_steps(nb::module_ &module) {
             LongWork hold(self.bytes() > LONG_WORK);
             for (std::size_t i = 0; finite && i < self.size(); ++i)
                 if (!self.is_finite(step, i)) return false;
+            self.part(step, row);
             self.copy(step, row);
             return true;
         }, nb::arg("row"), nb::arg("step").none(), nb::arg("finite") = false,

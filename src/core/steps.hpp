@@ -23,6 +23,9 @@ struct StepField {
     std::ptrdiff_t pitch = 0;
     std::size_t size = 0;             // bytes of a run
     bool past = false;                // rows are written past the caches
+
+    // Bytes from the begin of a row to its end.
+    std::ptrdiff_t extent() const { return runs > 0 ? (runs - 1) * pitch + static_cast<std::ptrdiff_t>(size) : 0; }
 };
 
 // Where the numbers of a field lie, one behind the other and of its dtype.
@@ -80,6 +83,8 @@ class StepFields {
     bool is_finite(const Step &step, std::size_t field) const;
     // The leaves of an accepted step, as they were given or as new arrays.
     nb::tuple leaves(const Step &step) const;
+    // Copy the values that lie in row `row` of a target, and would be overwritten before they are read.
+    void part(Step &step, std::int64_t row) const;
     // Copy an accepted step to row `row`, which exists. Nothing of Python is touched.
     void copy(const Step &step, std::int64_t row) const;
     void copy(const Step &step, std::int64_t row, std::size_t field) const;
@@ -107,6 +112,7 @@ class StepFields {
     std::vector<StepField> fields_;
     Node root_;
     std::int64_t count_, rows_ = -1, bytes_ = 0;
+    const std::byte *low_ = nullptr, *high_ = nullptr;  // all targets lie between them
     nb::object kept_;  // the targets
 };
 

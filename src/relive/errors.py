@@ -142,5 +142,6 @@ class EpisodeEndWarning(UserWarning):
     """Episodes begin where the last ones ended, or an env was reset in mid-episode, or observations were overwritten.
 
     In the first case an ignored step was stored, or a reset observation was stored as a final one. In the last case
-    each ``next_obs`` equals its ``obs``, although the env moved on.
+    each ``next_obs`` equals its ``obs``, although the env moved on. A collector warns if the final observations that an
+    env hands out equal the reset observations, or are outside its observation space.
     """

@@ -134,3 +134,30 @@ def test_a_field_of_a_steps_info_is_of_its_kind_and_shape_and_has_one_source() -
             Collector(envs, policy, make_buffer(envs, 9), from_step_info=(name,))
     with pytest.raises(errors.ParameterError, match=r"'cost': .*name it in one of them"):
         Collector(envs, policy, make_buffer(envs, 9, cost=()), from_info=("cost",), from_step_info=("cost",))
+
+
+class AtReset(Costly):
+    """Its resets report, too."""
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        obs, _ = super().reset(**options)
+        return obs, {"cost": 99.0, "success": True, "force": np.full(2, 99, np.float32)}
+
+
+@every_mode
+@pytest.mark.parametrize("into", ["rollout", "chunk"])
+def test_a_row_that_only_resets_has_nothing_of_the_info_of_the_reset(mode: AutoresetMode, into: str) -> None:
+    envs = SyncVectorEnv([partial(AtReset, n, MIXED) for n in range(2)], autoreset_mode=mode)
+    schema = Schema.from_env(envs, **TOLD_FIELDS)
+    play = partial(Collector, envs, lambda obs: policy(obs)["action"], seed=0, from_step_info=TOLD)
+    if into == "rollout":
+        rollout = RolloutBuffer(schema, 12, 2)
+        play(rollout).collect()
+        rows: Any = {name: rollout[name] for name in (*TOLD, "reward", "mask")}
+    else:
+        rows = {name: torch.as_tensor(x) for name, x in play(schema=schema).steps(12).items()}
+    masked = ~rows["mask"]
+    assert masked.any() == (mode is AutoresetMode.NEXT_STEP)
+    for name in (*TOLD, "reward"):
+        assert not rows[name][masked].any(), name
+        assert not (rows[name] == 99).any(), name

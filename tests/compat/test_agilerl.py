@@ -390,6 +390,13 @@ def test_next_step_autoreset_leaves_reset_steps_out_and_knows_final_values() -> 
     assert buffer.size() == 1  # the last step of before was a reset already
 
 
+def test_the_flag_of_a_reset_step_ends_nothing() -> None:
+    buffer = RolloutBuffer(4, BOX, MOVES, 1, autoreset_mode="next_step")
+    for t, done in enumerate([1, 1, 0, 0]):  # the second step is a reset
+        buffer.add(np.full((1, 2), t), [0], [1], [done], [0], [0])
+    assert buffer.get_tensor_batch()["observations"][:, 0].tolist() == [0, 2, 3]
+
+
 # -- what is not served -----------------------------------------------------------------------------------------------
 
 

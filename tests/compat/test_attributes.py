@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from relive.compat.base import Column, StepError, alias, write_column
+from relive.compat.base import Column, StepError, alias, breaks, write_column
 
 
 class Buffer:
@@ -49,6 +49,13 @@ def test_a_tensor_of_another_shape_is_refused_by_the_name_of_the_attribute_and_n
     with pytest.raises(StepError, match=r"x\['a'\]: expected \(2,\), got \(\)"):
         write_column("x", {"a": torch.zeros(2)}, {"a": 1.0})
     assert not buffer.tensors.any()
+
+
+def test_a_step_that_ends_its_episode_is_no_break_wherever_the_next_one_begins() -> None:
+    obs, next_obs = np.array([[0.0], [1.0], [5.0], [9.0]]), np.array([[1.0], [2.0], [6.0], [10.0]])
+    done = np.array([[False], [True], [False], [False]])
+    assert breaks(obs, next_obs, done)[:, 0].tolist() == [False, False, True]
+    assert breaks(obs, next_obs, ~done)[:, 0].tolist() == [False, True, False]
 
 
 def test_gradients_stay_out_of_a_column() -> None:

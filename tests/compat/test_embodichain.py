@@ -69,6 +69,35 @@ def test_the_shared_rollout_has_embodichains_fields_and_is_always_the_same_objec
         assert rollout[name].dtype is torch.bool
 
 
+def test_the_critics_observations_and_the_distribution_are_stored_where_their_sizes_are_given() -> None:
+    sizes = {"critic_obs": 7, "action_mean": ACTIONS, "action_std": ACTIONS}
+    plain, made = buffer(), buffer(critic_obs_dim=7, distribution_param_dim=ACTIONS)
+    assert not set(sizes) & set(plain.buffer.keys())
+    assert (made.critic_obs_dim, made.distribution_param_dim) == (7, ACTIONS)
+    for name, size in sizes.items():
+        assert made.buffer[name].shape == (N, T + 1, size)
+        assert made.buffer[name].dtype is torch.float32
+    for name in sizes:
+        made.buffer[name].fill_(3)
+    collect(made)
+    flat = made.get()
+    assert all((flat[name] == 3).all() for name in sizes)
+    rollout = made.start_rollout()
+    assert (rollout["critic_obs"][:, -1] == 3).all()  # a bootstrap row, as that of obs
+    assert not rollout["action_mean"][:, -1].any()
+    assert not rollout["action_std"][:, -1].any()
+    rollout["critic_obs"] = torch.zeros(N, T + 1, 6)
+    with pytest.raises(ValueError, match=r"'critic_obs' shape mismatch: expected \(4, 6, 7\), got \(4, 6, 6\)"):
+        made.add(rollout)
+
+
+def test_what_the_critic_sees_may_be_structured_too() -> None:
+    made = buffer(critic_obs_dim={"joint": 4, "camera": Field((2, 2), torch.uint8)})
+    made.buffer["critic_obs", "camera"].fill_(200)
+    collect(made)
+    assert (made.get()["critic_obs", "camera"] == 200).all()
+
+
 def test_the_life_of_a_rollout_is_guarded() -> None:
     made = buffer()
     assert not made.is_full()
@@ -155,6 +184,27 @@ def test_a_flat_rollout_is_a_copy_env_by_env_and_has_every_field_where_embodicha
         torch.testing.assert_close(flat[name], column, equal_nan=True)
 
 
+@pytest.mark.parametrize("obs", [3, 4, 5, 64])
+def test_flat_rows_are_env_by_env_whatever_their_width(obs: int) -> None:
+    """Rows of 16 bytes or more are copied row by row."""
+    made = buffer(obs_dim=obs)
+    expected = collect(made)["obs"][:, :-1].reshape(N * T, obs).clone()
+    assert torch.equal(made.get()["obs"], expected)
+
+
+def test_the_padding_that_was_written_to_is_zero_again_in_the_next_rollout() -> None:
+    made = buffer(critic_obs_dim=3, distribution_param_dim=ACTIONS)
+    padded = ("action", "sample_log_prob", "reward", "done", "terminated", "truncated", "action_mean", "action_std")
+    kept = ("obs", "critic_obs", "value")
+    collect(made)
+    for name in (*padded, *kept):
+        made.buffer[name][:, -1] = 1
+    made.get()
+    rollout = made.start_rollout()
+    assert not any(rollout[name][:, -1].any() for name in padded)
+    assert all((rollout[name][:, -1] == 1).all() for name in kept)
+
+
 def test_a_view_of_the_steps_is_a_view() -> None:
     made = buffer()
     rollout = collect(made)
@@ -166,10 +216,10 @@ def test_a_view_of_the_steps_is_a_view() -> None:
 
 @pytest.mark.parametrize("envs", [1, 3])
 def test_flattening_copies_also_with_one_env(envs: int) -> None:
-    rollout = TensorDict({"value": torch.rand(envs, T + 1)}, [envs, T + 1])
+    rollout = TensorDict({"value": torch.ones(envs, T + 1)}, [envs, T + 1])
     flat = transition_view(rollout, flatten=True)
     flat["value"].zero_()
-    assert rollout["value"].any()
+    assert rollout["value"].all()
 
 
 @pytest.mark.parametrize(
@@ -263,6 +313,26 @@ def test_a_time_limit_is_no_failure_everything_is_worth_10_and_nothing_is_reward
     assert not advantage.any()
     theirs, _ = compute_gae(rollout, 1.0, 1.0, truncation="terminal")
     assert (theirs[:, :2] == -10).all()
+
+
+def test_every_choice_for_time_limits_adds_its_own_bootstrap_once_and_leaves_the_rewards_alone() -> None:
+    """V(obs) is 2, V(final observation) 5, the reward 1: a target that had both would be 8."""
+    rollout = collect(buffer())
+    rollout["reward"][:, :-1], rollout["value"][:], rollout["final_value"][:] = 1, 2, 5
+    rollout["truncated"][:, 1] = rollout["done"][:, 1] = True
+    rollout["truncated"][:, 3] = rollout["terminated"][:, 3] = rollout["done"][:, 3] = True  # terminated wins
+    for _ in range(2):  # nothing is left behind that a second call would add to
+        for truncation, worth in (("own_value", 2), ("bootstrap", 5), ("terminal", 0)):
+            _, ret = compute_gae(rollout, 1.0, 0.0, truncation=truncation)  # type: ignore[arg-type]
+            assert (ret[:, 1] == 1 + worth).all()
+            assert (ret[:, 3] == 1).all()
+            assert (rollout["reward"][:, :-1] == 1).all()
+    rollout["final_value"].fill_(torch.nan)
+    assert (compute_gae(rollout, 1.0, 0.0, truncation="own_value")[1][:, 1] == 3).all()
+    with pytest.raises(
+        ValueError, match=r"truncation='time_limit'\): expected 'bootstrap' or 'own_value' or 'terminal'"
+    ):
+        compute_gae(rollout, 1.0, 0.0, truncation="time_limit")  # type: ignore[arg-type]
 
 
 def test_final_values_survive_until_the_rollout_was_used_and_not_longer() -> None:

@@ -95,18 +95,21 @@ def test_resets_in_a_wrapped_buffer_of_agilerl_are_left_out_where_the_envs_reset
 # EmbodiChain
 
 
-def embodichains(full: bool) -> Any:
+def embodichains(full: bool, further: bool) -> Any:
     shapes = {"obs": (3,), "action": (2,), "sample_log_prob": (), "value": (), "reward": ()}
+    shapes |= {"critic_obs": (7,), "action_mean": (2,), "action_std": (2,)} if further else {}
     fields: dict[str, Any] = {name: torch.rand(4, 6, *shape) for name, shape in shapes.items()}
     fields |= {name: torch.rand(4, 6) < 0.3 for name in ("done", "terminated", "truncated")}
     rollout = TensorDict({**fields, "extra": torch.rand(4, 6)}, [4, 6])
     sizes = {"num_envs": 4, "rollout_len": 5, "obs_dim": 3, "action_dim": 2, "device": torch.device("cpu")}
+    sizes |= {"critic_obs_dim": 7, "distribution_param_dim": 2} if further else {}  # release 0.2 has no such attributes
     return SimpleNamespace(**sizes, _rollout=rollout, _is_full=full)
 
 
+@pytest.mark.parametrize("further", [False, True])
 @pytest.mark.parametrize("full", [False, True])
-def test_the_rollout_of_embodichains_buffer_comes_over_with_attached_fields(full: bool) -> None:
-    original = embodichains(full)
+def test_the_rollout_of_embodichains_buffer_comes_over_with_attached_fields(full: bool, further: bool) -> None:
+    original = embodichains(full, further)
     for made in both_ways(embodichain.RolloutBuffer, original):
         assert made.is_full() is full
         held = vars(original)["_rollout"]  # the host's own name

@@ -209,8 +209,9 @@ def test_a_copy_of_a_buffer_goes_on_by_itself(name: str, recurrent: bool, way: s
         assert alone["n_step"] == 1
         assert np.isin(alone[REW], stacked(steps + more, REW)).all()
     if name == "ere":
-        copied.eta = 0.5
-        copied.cmin = 1
+        copied.cmin = 10**6  # more than there is
+        assert recurrent or next(copied.generate_batches(1, 4))["ck"] == 2 * copied.size
+        copied.eta, copied.cmin = 0.5, 1
         assert next(copied.generate_batches(1, 4))["ck"] < next(buffer.generate_batches(1, 4))["ck"]
     if name == "per":
         batch = next(copied.generate_batches(1, 12))

@@ -289,6 +289,12 @@ def test_a_recurrent_batch_has_whole_envs_and_their_trajectories_begin_in_the_st
     assert len({tuple(seen[i * N : (i + 1) * N]) for i in range(3)}) > 1  # and never shuffles
 
 
+def test_recurrent_batches_have_the_envs_in_order_in_every_epoch_if_that_is_asked_for() -> None:
+    made = recurrent(some_dones(), reshuffle_each_epoch=False)
+    envs = [int(x) % 100 for batch in made.recurrent_mini_batch_generator(2, 3) for x in batch.values[0, :, 0] - 2]
+    assert envs == list(range(N)) * 3
+
+
 def test_saved_hidden_states_are_views_that_can_be_written_in_place() -> None:
     made = recurrent()
     assert made.saved_hidden_state_a is not None
@@ -392,6 +398,21 @@ def test_a_done_that_is_no_time_out_is_worth_nothing_and_a_time_out_without_a_va
     made.time_outs[0] = True
     with pytest.raises(FieldError, match="final"):
         made.compute_returns(torch.zeros(1), 0.9, 1.0)
+
+
+def test_a_time_out_that_is_no_done_cuts_nothing_off() -> None:
+    """A simulator may go on marking an env whose limit has passed: the episode goes on, and needs no final value."""
+    made, plain = (RolloutStorage("rl", 1, 3, observations(0, 1), (ACTIONS,)) for _ in range(2))
+    for t in range(3):
+        for target in (made, plain):
+            step = transition(t, [False], 1)
+            if target is made:
+                step.time_outs = torch.ones(1, dtype=torch.bool)
+            target.add_transition(step)
+    for target in (made, plain):
+        target.compute_returns(torch.ones(1), 0.9, 0.8)
+    assert not made.time_outs.any()
+    assert torch.equal(made.returns, plain.returns)
 
 
 def test_advantages_are_normalised_as_ppo_does_and_unfinished_rollouts_are_refused() -> None:

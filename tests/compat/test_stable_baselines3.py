@@ -227,6 +227,18 @@ def test_rows_written_in_place_count_once_pos_or_full_says_so(ours: Any) -> None
     assert buffer.pos == 1
 
 
+def test_time_limits_are_terminals_if_they_are_not_to_be_handled(ours: Any) -> None:
+    steps = play(30, ends=0.5)
+    assert any(timeouts_of(step)[0] for step in steps)
+    for handled in (True, False):
+        buffer = fed(ours.ReplayBuffer(30, BOX, MOVE, "cpu", handle_timeout_termination=handled), steps)
+        expected = {float(s[3][0]): float(s[4][0] and not (handled and timeouts_of(s)[0])) for s in steps}
+        batch = buffer.sample(300)
+        pairs = zip(batch.rewards.flatten().tolist(), batch.dones.flatten().tolist(), strict=True)
+        assert all(expected[reward] == done for reward, done in pairs)
+        assert bool(buffer.timeouts.any()) is handled
+
+
 @pytest.mark.parametrize("name", ["observations", "rewards", "dones", "timeouts"])
 def test_where_observations_are_stored_once_arrays_are_copies_that_refuse_to_be_written_to(
     ours: Any, name: str

@@ -272,6 +272,19 @@ def test_a_prefix_may_have_a_dot_in_it(tmp_path: Path) -> None:
     assert torch.equal(again.states, buffer.states)
 
 
+@pytest.mark.parametrize("position", range(5))
+def test_a_full_buffer_goes_on_at_its_position(tmp_path: Path, position: int) -> None:
+    buffer = filled(5 + position, capacity=5)
+    assert (buffer.position, buffer.size) == (position, 5)
+    buffer.save(tmp_path)
+    again = ReplayBuffer.load(tmp_path / "buffer_state", buffer.metadata())
+    for target in (buffer, again):
+        target.add_multi(*block(2, seed=1))
+    assert (again.position, again.size) == (buffer.position, 5)
+    for name in NAMES:
+        assert torch.equal(getattr(again, name), getattr(buffer, name)), name
+
+
 def test_a_file_that_velora_wrote_under_a_cut_name_is_found(tmp_path: Path) -> None:
     buffer = filled()
     save_file(buffer.state_dict(), tmp_path / "v1.safetensors")

@@ -155,3 +155,18 @@ def test_rewards_that_are_not_finite_are_told_of_later(device: torch.device) -> 
 def test_compiled_batches_are_those_of_a_replay_in_ram(view: Any) -> None:
     twins = Twins(torch.device("cpu"), 4, 20, seed=3, schema=GOALS, view=view)
     twins.hold_compiled(20, adds=30, first=10)
+
+
+def test_each_step_of_a_window_whose_reward_is_not_finite_is_counted_once(device: torch.device) -> None:
+    """Windows are shorter than n at the ends of episodes, and so near the newest step."""
+    twins = Twins(
+        device, 4, 20, seed=3, schema=GOALS, view=view_of("future", 4, reward_fn=lambda a, d: a[:, 0] * torch.nan)
+    )
+    for _ in range(16):
+        twins.add(0.3)
+    batch = twins.there.sample(30)
+    steps = batch["steps"][batch["relabelled"]]
+    assert 1 in steps
+    assert 4 in steps
+    with pytest.warns(UserWarning, match=f"{int(steps.sum())} rewards of new goals were NaN"):
+        twins.there.stats()

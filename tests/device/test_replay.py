@@ -130,6 +130,49 @@ def test_errors_that_cannot_be_stored_are_passed_over_and_told_of_later(device: 
     twins.check()
 
 
+def test_errors_that_come_too_late_are_counted_and_change_nothing(device: torch.device) -> None:
+    """The rows were overwritten meanwhile. What is wrong with an error goes before that: only right ones are late."""
+    twins = Twins(device, 2, 6, seed=3, sampler=Prioritized)
+    for _ in range(6):
+        twins.add(0.2)
+    ours, theirs = twins.batches(12)
+    for _ in range(3):
+        twins.add(0.2)
+    alive = torch.isin(ours["index"], twins.ram.data()["index"])
+    assert 0 < int(alive.sum()) < 12
+    errors = torch.where(alive, torch.linspace(1.0, 2.0, 12), 700.0)
+    late = twins.ram.update_priorities(ours["index"], errors)
+    assert late == int((~alive).sum())
+    assert int(twins.there.update_priorities(theirs["index"], twins.far(errors))) == late
+    assert inside.is_ahead(twins.there)
+    for buffer in (twins.ram, twins.there):
+        assert 1.0 <= buffer.sampler.largest_error <= 2.0
+    twins.check()
+    twins.batches(8)
+    wrong = torch.where(alive, errors, torch.nan)  # late and NaN, which a replay in RAM refuses
+    index = torch.where(alive, ours["index"], 10**9)  # never issued
+    assert int(twins.there.update_priorities(theirs["index"], twins.far(wrong))) == 0
+    assert int(twins.there.update_priorities(twins.far(index), twins.far(errors))) == 0
+    with pytest.warns(UserWarning, match=f"{2 * late} TD errors were NaN"):
+        assert twins.there.sampler.largest_error <= 2.0
+
+
+def test_rewards_that_are_not_finite_are_counted_whichever_they_are(device: torch.device) -> None:
+    twins = Twins(device, 3, 9, seed=3)
+    for t in range(12):
+        step = twins.step(0.1)
+        if t % 3 == 2:
+            step["reward"] = torch.tensor([torch.nan, torch.inf, -torch.inf]).roll(t)
+        twins.ram.add(step)
+        twins.there.add(twins.far(step))
+        if t > 3:
+            twins.batches(4)
+    assert inside.is_ahead(twins.there)
+    stats = twins.there.stats()
+    assert stats == twins.ram.stats()
+    assert stats["not_finite_rewards"] == 12
+
+
 def test_batches_of_a_captured_graph_count(device: torch.device) -> None:
     """A graph draws batches of which the host does not know: they are counted when the bookkeeping comes back."""
     twins = Twins(device, 4, 12, seed=3)

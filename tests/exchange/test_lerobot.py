@@ -241,9 +241,11 @@ def ragged(_: Any = None) -> Any:
          "missing values"),
         (of_frames(action=["a"] * 16), FileFormatError, "numbers in each of|where a list is due"),
         (of_frames(next__done=[None] * 15 + [True]), FileFormatError, "missing values"),
-        (of_frames(frame_index=np.arange(16)), FileFormatError, "count from 0 in each episode"),
+        (of_frames(frame_index=np.arange(16)), FileFormatError,
+         "count from 0 in each episode; row 4, of episode 1, has 4"),
         (of_frames(episode_index=np.arange(16)[::-1] // 4), FileFormatError, "in order"),
-        (lambda f: rewritten(f, EPISODES, length=[4, 4, 4, 5]), FileFormatError, "the frames have"),
+        (lambda f: rewritten(f, EPISODES, length=[4, 5, 3, 4]), FileFormatError,
+         "the frames have, got others: row 1 is of episode 1 with 5 frames, and the frames are 4 of episode 1"),
         (lambda f: rewritten(f, EPISODES, episode_index=[0, 1, 2, 4]), FileFormatError, "the frames have"),
         (lambda f: rewritten(f, EPISODES, length=None), FileFormatError, "expected a column 'length'"),
         (lambda f: rewritten(f, EPISODES, **{"final/observation.state": [[1.0] * 4] * 4, "final/observation.grid":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -12,28 +13,38 @@ from torch import Tensor, nn
 import relive.compat.embodichain as ours
 from peers.embodichain_host import host
 
-theirs, algo, collector, models = (host(name) for name in ("buffer", "algo", "collector", "models"))
+theirs, algo, collector, policies = (host(name) for name in ("buffer", "algo", "collector", "policies"))
 
 N, T, OBS, ACTIONS = 8, 6, 3, 2
 CPU = torch.device("cpu")
 
 
-def collect(buffer: Any, seed: int = 0, done: float = 0.2) -> TensorDict:
+SIZES = {"critic_obs_dim": 5, "distribution_param_dim": ACTIONS}
+
+
+def collect(buffer: Any, seed: int = 0, done: float = 0.2, cut: float = 0.0) -> TensorDict:
+    """Random steps; those of ``cut`` that do not terminate meet a time limit."""
     generator = torch.Generator().manual_seed(seed)
     rollout = buffer.start_rollout()
     rollout["obs"].copy_(torch.rand((N, T + 1, OBS), generator=generator))
     rollout["value"].copy_(torch.rand((N, T + 1), generator=generator))
+    if "critic_obs" in rollout.keys():
+        rollout["critic_obs"].copy_(torch.rand(rollout["critic_obs"].shape, generator=generator))
     for t in range(T):
+        for name in ("action_mean", "action_std"):
+            if name in rollout.keys():
+                rollout[name][:, t] = torch.rand((N, ACTIONS), generator=generator)
         for name in ("action", "sample_log_prob", "reward"):
             rollout[name][:, t] = torch.rand(rollout[name][:, t].shape, generator=generator)
-        rollout["terminated"][:, t] = rollout["done"][:, t] = torch.rand(N, generator=generator) < done
-        rollout["truncated"][:, t] = False
+        rollout["terminated"][:, t] = torch.rand(N, generator=generator) < done
+        rollout["truncated"][:, t] = (torch.rand(N, generator=generator) < cut) & ~rollout["terminated"][:, t]
+        rollout["done"][:, t] = rollout["terminated"][:, t] | rollout["truncated"][:, t]
     buffer.add(rollout)
     return rollout
 
 
-def both() -> tuple[Any, Any]:
-    return tuple(module.RolloutBuffer(N, T, OBS, ACTIONS, CPU) for module in (ours, theirs))
+def both(**sizes: int) -> tuple[Any, Any]:
+    return tuple(module.RolloutBuffer(N, T, OBS, ACTIONS, CPU, **sizes) for module in (ours, theirs))
 
 
 def assert_same(mine: TensorDict, its: TensorDict) -> None:
@@ -44,8 +55,15 @@ def assert_same(mine: TensorDict, its: TensorDict) -> None:
         assert torch.equal(mine[name], its[name]), name
 
 
-def test_the_rollout_and_what_comes_out_of_it_are_the_same() -> None:
-    mine, its = both()
+def test_the_constructors_show_the_same_arguments() -> None:
+    mine, its = (inspect.signature(module.RolloutBuffer).parameters for module in (ours, theirs))
+    assert list(mine) == list(its)
+    assert all(mine[name].default in (its[name].default, "cpu") for name in its)
+
+
+@pytest.mark.parametrize("sizes", [{}, SIZES, {"distribution_param_dim": None, "critic_obs_dim": 5}])
+def test_the_rollout_and_what_comes_out_of_it_are_the_same(sizes: Any) -> None:
+    mine, its = both(**sizes)
     for seed in (0, 1):
         a, b = (collect(buffer, seed) for buffer in (mine, its))
         assert_same(a, b)
@@ -111,23 +129,41 @@ def test_group_advantages_are_those_of_grpo(first: bool) -> None:
     torch.testing.assert_close(advantage, expected, rtol=1e-3, atol=1e-3)
 
 
+def test_gae_is_the_same_with_time_limits_that_are_valued_by_the_observation_before_them() -> None:
+    rollouts = [collect(buffer, cut=0.3) for buffer in both()]
+    assert bool(rollouts[0]["truncated"].any())
+    mine = ours.compute_gae(rollouts[0], 0.97, 0.9, truncation="own_value")
+    torch.testing.assert_close(mine, algo.compute_gae(rollouts[1], 0.97, 0.9), rtol=1e-5, atol=1e-6)
+
+
 # -- where EmbodiChain is wrong ---------------------------------------------------------------------------------------
 
 
-def test_embodichain_counts_a_time_limit_as_a_failure_and_ours_asks_for_the_final_value() -> None:
-    """Everything is worth 10 and nothing is rewarded: no step has an advantage."""
+def test_embodichain_values_a_time_limit_by_the_observation_before_it_and_ours_by_the_one_it_ended_on() -> None:
+    """Values fall from 10 to 0 along an episode that is never rewarded; the limit is met on the way, at 6."""
     rollouts = [collect(buffer, done=0.0) for buffer in both()]
     for rollout in rollouts:
         rollout["reward"].zero_()
-        rollout["value"].fill_(10)
+        rollout["value"].copy_(torch.tensor([10.0, 8, 10, 8, 6, 4, 2]).expand(N, T + 1))
         rollout["truncated"][:, 1] = rollout["done"][:, 1] = True
-    assert (algo.compute_gae(rollouts[1], 1.0, 1.0)[0][:, :2] == -10).all()
+    assert (algo.compute_gae(rollouts[1], 1.0, 1.0)[1][:, 1] == 8).all()
     with pytest.raises(ValueError, match="has no final value"):
         ours.compute_gae(rollouts[0], 1.0, 1.0)
-    rollouts[0]["final_value"][:, 1] = 10
-    assert not ours.compute_gae(rollouts[0], 1.0, 1.0)[0].any()
-    asked_for = ours.compute_gae(rollouts[0], 1.0, 1.0, truncation="terminal")
-    torch.testing.assert_close(asked_for, algo.compute_gae(rollouts[1], 1.0, 1.0))
+    rollouts[0]["final_value"][:, 1] = 6
+    assert (ours.compute_gae(rollouts[0], 1.0, 1.0)[1][:, 1] == 6).all()
+    assert (ours.compute_gae(rollouts[0], 1.0, 1.0, truncation="terminal")[1][:, 1] == 0).all()
+
+
+def test_embodichain_bootstraps_a_terminal_that_is_truncated_too_and_ours_does_not() -> None:
+    rollouts = [collect(buffer, done=0.0) for buffer in both()]
+    for rollout in rollouts:
+        rollout["value"].fill_(10)
+        rollout["reward"].zero_()
+        for name in ("terminated", "truncated", "done"):
+            rollout[name][:, 1] = True
+    assert (algo.compute_gae(rollouts[1], 1.0, 1.0)[1][:, 1] == 10).all()
+    for truncation in ("bootstrap", "own_value", "terminal"):
+        assert (ours.compute_gae(rollouts[0], 1.0, 1.0, truncation=truncation)[1][:, 1] == 0).all()
 
 
 def test_embodichain_drops_fields_that_it_does_not_know_and_ours_serves_them() -> None:
@@ -186,7 +222,7 @@ class Task:
 def policy() -> Any:
     torch.manual_seed(0)
     nets = [nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 1)) for _ in range(2)]
-    return models.ActorCritic(1, 1, CPU, *nets)
+    return policies.ActorCritic(1, 1, CPU, *nets)
 
 
 def learn(name: str, module: Any, updates: int) -> tuple[float, float]:
@@ -196,7 +232,7 @@ def learn(name: str, module: Any, updates: int) -> tuple[float, float]:
     agent = policy()
     algorithm = algo.build_algo(name, options, agent, CPU)
     source = collector.SyncCollector(Task(), agent, CPU, reset_every_rollout=name == "grpo")
-    buffer = module.RolloutBuffer(Task.num_envs, 8, 1, 1, CPU)
+    buffer = module.RolloutBuffer(Task.num_envs, 8, 1, 1, CPU, distribution_param_dim=1)
     rewards = []
     for _ in range(updates):
         buffer.add(source.collect(8, buffer.start_rollout()))
@@ -225,7 +261,7 @@ def test_embodichains_algorithms_learn_on_our_rollouts_as_well_as_on_their_own(
 
 @pytest.mark.parametrize("full", [False, True])
 def test_a_buffer_of_embodichain_becomes_ours_with_its_rollout(full: bool) -> None:
-    its = theirs.RolloutBuffer(N, T, OBS, ACTIONS, CPU)
+    its = theirs.RolloutBuffer(N, T, OBS, ACTIONS, CPU, **SIZES)
     rollout = collect(its)
     rollout["advantage"] = torch.rand(N, T + 1)
     if not full:

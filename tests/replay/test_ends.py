@@ -83,6 +83,30 @@ def test_traps_e5_and_e6_are_told_once_in_every_wrong_loop_and_in_no_right_one(
         replay.check()
 
 
+@pytest.mark.parametrize("pieces", [1, 7])
+def test_the_flags_of_steps_that_are_left_out_are_not_believed(pieces: int) -> None:
+    """A wrapper of the user's own may leave any flag in the step that resets an env."""
+    envs = tagged_envs(AutoresetMode.NEXT_STEP)
+    replay = replay_of(envs)
+    played = list(steps(envs, right=True))
+    for step in played:
+        step["terminated"] |= ~step["mask"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for low in range(0, len(played), pieces):
+            part = played[low : low + pieces]
+            replay.extend({name: stacked([step[name] for step in part]) for name in part[0]})
+    replay.check()
+
+
+def test_the_next_episode_of_an_env_is_looked_for_among_its_own_steps_also_where_a_step_is_left_out() -> None:
+    envs = tagged_envs(AutoresetMode.SAME_STEP)
+    replay = replay_of(envs)
+    played = [step | {"mask": np.array([True, t > 0])} for t, step in enumerate(steps(envs, right=False))]
+    with says():
+        replay.extend({name: stacked([step[name] for step in played]) for name in played[0]})
+
+
 def stacked(values: list[Any]) -> Any:
     return torch.stack(values) if isinstance(values[0], torch.Tensor) else np.stack(values)
 

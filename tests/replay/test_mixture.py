@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -341,3 +343,115 @@ def test_a_mixture_goes_on_with_the_shares_of_its_state() -> None:
         with pytest.raises(ParameterError, match="a share of at least 0 for each"):
             mixture.load_state_dict({"shares": wrong})
         assert mixture.shares == state["shares"]
+
+
+def sources(mixture: Mixture, sizes: list[int]) -> np.ndarray[Any, Any]:
+    """How many rows each buffer has in batches of these sizes, ``[batches, buffers]``."""
+    count = len(mixture.buffers)
+    return np.array([np.bincount(mixture.sample(size)["source"], minlength=count) for size in sizes])
+
+
+@pytest.mark.parametrize(
+    ("shares", "size"),
+    [
+        ((0.01, 0.99), 32),
+        ((0.1, 0.2, 0.7), 4),
+        ((0.5, 0.5), 1),
+        ((1, 2**20), 7),
+        ((1 / 3, 2 / 3), 1),
+        ((1, 0, 6), 3),
+        ((2**-40, 0.3), 5),
+    ],
+)
+def test_what_rounding_leaves_over_goes_to_later_batches(shares: tuple[float, ...], size: int) -> None:
+    mixture, _ = mixed({str(i): share for i, share in enumerate(shares)})
+    drawn = sources(mixture, [size] * 150)
+    assert (drawn.sum(1) == size).all()
+    so_far, wanted = drawn.cumsum(0), np.arange(1, 151)[:, None] * size * np.array(shares) / sum(shares)
+    assert (abs(so_far - wanted) < 1 + 1e-9).all()
+    ends, running = so_far.cumsum(1), wanted.cumsum(1)
+    assert (ends == np.floor(running + 1e-9)).all()  # to the row: floor(t B S) of the running shares S
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.lists(st.integers(0, 30), min_size=2, max_size=4))
+@settings(max_examples=settings.default.max_examples // 4, deadline=None)
+def test_shares_hold_over_batches_of_any_sizes(sizes: list[int], weights: list[int]) -> None:
+    weights[0] += not any(weights)
+    mixture, _ = mixed({str(i): float(weight) for i, weight in enumerate(weights)})
+    so_far = sources(mixture, sizes).cumsum(0)
+    for rows, total in zip(so_far.cumsum(1).tolist(), np.cumsum(sizes).tolist(), strict=True):
+        assert rows == [total * end // sum(weights) for end in np.cumsum(weights).tolist()]
+
+
+def test_shares_do_not_drift_after_very_many_rows() -> None:
+    for shares in ({"a": 0.1, "b": 0.2, "c": 0.7}, {"a": 1 / 7, "b": 6 / 7}, {"a": 0.3, "b": 0.6}):
+        mixture, _ = mixed(shares)
+        whole = {2: 21, 3: 10}[len(shares)]
+        for rows in (0, whole * 10**15):
+            mixture.load_state_dict({"shares": mixture.shares, "rows": rows})
+            want = [round(share * whole) for share in mixture.shares.values()]
+            assert sources(mixture, [whole]).tolist() == [want]
+
+
+def test_a_mixture_goes_on_after_the_rows_of_its_state() -> None:
+    shares = {"a": 0.09, "b": 0.21, "c": 0.7}
+    one, _ = mixed(shares)
+    want = sources(one, [3] * 40)
+    half, _ = mixed(shares)
+    sources(half, [3] * 17)
+    state = half.state_dict()
+    assert state == {"shares": half.shares, "rows": 51}
+    other, _ = mixed(shares)
+    other.load_state_dict(state)
+    assert other.state_dict() == state
+    assert (sources(other, [3] * 23) == want[17:]).all()
+    other.load_state_dict({"shares": shares})  # as earlier releases wrote it
+    assert (sources(other, [3] * 40) == want).all()
+    for rows in (-1, 2.0, True, "3", None, 2**63):
+        with pytest.raises(ParameterError, match="'rows'"):
+            other.load_state_dict({"shares": {"a": 1, "b": 1, "c": 1}, "rows": rows})
+        assert other.state_dict() == {"shares": half.shares, "rows": 120}
+
+
+def test_one_round_and_many_calls_divide_their_rows_alike() -> None:
+    shares = {"a": 0.03, "b": 0.97}
+    one, other = mixed(shares)[0], mixed(shares)[0]
+    for batch in one.batches(30, 5):
+        assert same_batches(batch, other.sample(5))
+    assert (one.shares, one.state_dict()["rows"]) == (shares, 150)
+
+
+def test_an_empty_buffer_is_named_before_any_row_is_drawn_however_small_its_share() -> None:
+    full, empty = twin(9), twin(0)
+    mixture = Mixture({"demos": full.buffer, "own": empty.buffer}, {"demos": 0.99, "own": 0.01})
+    before = contents(full.buffer)
+    for call in (lambda: mixture.sample(4), lambda: mixture.batches(3, 4)):
+        with pytest.raises(EmptyError, match="buffer 'own' has nothing to draw: there is no complete transition"):
+            call()
+    assert contents(full.buffer) == before
+    assert mixture.state_dict() == {"shares": {"demos": 0.99, "own": 0.01}}
+
+
+def test_a_batch_that_fails_does_not_count() -> None:
+    mixture, twins = mixed({"a": 1, "b": 2})
+    batches = mixture.batches(3, 2)
+    next(batches)
+    twins[1].buffer.clear()
+    with pytest.raises(EmptyError, match="buffer 'b' has nothing to draw"):
+        next(batches)
+    assert mixture.state_dict()["rows"] == 2
+
+
+def test_a_copy_of_a_mixture_counts_for_itself() -> None:
+    mixture, _ = mixed({"a": 1, "b": 2})
+    sources(mixture, [1, 1])
+    again = pickle.loads(pickle.dumps(mixture))
+    assert (sources(again, [1] * 6) == sources(mixture, [1] * 6)).all()
+    assert again.state_dict() == mixture.state_dict()
+
+
+def test_threads_that_share_a_mixture_count_every_batch_once() -> None:
+    mixture, _ = mixed({"a": 0.3, "b": 0.7})
+    with ThreadPoolExecutor(4) as threads:
+        drawn = sum(threads.map(lambda _: sources(mixture, [1] * 50).sum(0), range(4)))
+    assert (mixture.state_dict()["rows"], np.asarray(drawn).tolist()) == (200, [60, 140])

@@ -216,3 +216,13 @@ def test_a_collector_stores_the_true_observations_of_an_env_that_reuses_its_arra
         Collector(envs, lambda obs: torch.zeros(len(obs), dtype=torch.int64), replay, seed=0).collect(30)
         found.append(replay.data())
     assert all(torch.equal(found[0][name], found[1][name]) for name in ("obs", "next_obs", "reward"))
+
+
+def test_steps_that_are_left_out_say_nothing_whatever_their_next_observation_is() -> None:
+    """The env stands still, and moves on in every other step. That one is left out, so its next_obs may be anything."""
+    replay, obs = ReplayBuffer(Schema({"obs": (1,), "reward": (), **FLAGS}), 400, ordered=False), np.zeros((1, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for t in range(60):
+            obs[:], real = t // 2, np.array([t % 2 == 0])
+            replay.add(obs=obs, reward=[1], terminated=[False], truncated=[False], next_obs=obs.copy(), mask=real)

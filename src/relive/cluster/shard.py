@@ -154,13 +154,21 @@ class Shard:
 
     # -- steps --------------------------------------------------------------------------------------------------
 
-    def claim(self, envs: tuple[int, ...], token: str) -> Rank:
-        """Give these envs to a new writer, and interrupt their running episodes."""
+    def claim(self, envs: tuple[int, ...], token: str, before: str | None = None, next_obs: Any = None) -> Rank:
+        """Give these envs to a new writer, and interrupt their running episodes.
+
+        Args:
+            envs: as the shard counts them.
+            token: of the new writer.
+            before: the token that this writer had until now.
+            next_obs: what the newest steps of that token led to, ``[K, ...]``; None if that is not known.
+        """
+        still = before is not None and self._ledger.has_envs(before)  # else others came since, or this call came before
         rank = self._ledger.claim(envs, token)
         for waiting in [other for other in self._refused if not self._ledger.has_envs(other)]:
             self._end_wait(waiting)  # a writer that was replaced waits for nothing any more
         self._version += 1
-        self.replay.interrupt(envs)
+        self.replay.interrupt(envs, next_obs=next_obs if still else None)
         return rank
 
     def push(self, chunk: Chunk) -> int:

@@ -10,6 +10,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from ..replay.checks import flattened, row_mask, stored_fields
 from ..ring.ring import missing_final
 from ..steps.arrays import Ints, as_host
 from ..steps.checker import StepChecker
-from ..steps.schema import Path, Schema
+from ..steps.schema import Path, Schema, map_leaves
 from .messages import PAUSE, Link
 from .plan import ShardEntries
 from .shard import Chunk, Origin, Rank
@@ -97,14 +98,20 @@ class Writer:
         for sender in self._senders:
             sender.settle(0)
 
-    def interrupt(self) -> None:
+    def interrupt(self, *, next_obs: Any = None) -> None:
         """Interrupt the running episodes: the next steps do not follow the last ones.
 
+        Args:
+            next_obs: what the newest steps led to, ``[N, ...]``, if it is known: they are then stored as truncated, as
+                by :meth:`relive.ReplayBuffer.interrupt`.
+
         Raises:
+            FieldError, ShapeError, DTypeError: ``next_obs`` does not fit. Nothing is sent.
             LifecycleError: as :meth:`extend`.
         """
+        last = None if next_obs is None else self._packer.observations(next_obs)
         for sender in self._senders:
-            sender.claim()
+            sender.claim(None if last is None else map_leaves(itemgetter(sender.columns), last))
 
     def __repr__(self) -> str:
         return f"Writer(envs={self.envs.tolist()})"
@@ -132,12 +139,17 @@ class ShardSender:
         self._broken: ReliveError | None = None
         """The error with which the shard refused a chunk. Later chunks would leave a gap, so there are none."""
 
-    def claim(self) -> tuple[Rank, int]:
-        """Take the envs, as a new writer does. Returns the rank, and how many steps the shard has confirmed: none."""
+    def claim(self, next_obs: Any = None) -> tuple[Rank, int]:
+        """Take the envs, as a new writer does. Returns the rank, and how many steps the shard has confirmed: none.
+
+        Args:
+            next_obs: what the newest steps of this writer led to, ``[K, ...]``; None if that is not known.
+        """
         self.settle(0)  # the shard refuses chunks of the rank before
+        before = None if self._claimed is None else self._claimed[0].token
         token, end, pause = os.urandom(8).hex(), time.monotonic() + self._timeout, PAUSE
         while True:
-            call = self._link.call(self._shard, "claim", self._envs, token)
+            call = self._link.call(self._shard, "claim", self._envs, token, before, next_obs)
             answers, _ = self._link.answers({0: call}, max(end - time.monotonic(), 0.0))
             if answers:
                 self._claimed = claimed = answers[0], 0
@@ -294,6 +306,13 @@ class StepPacker:
             if ended.any() and not finals:
                 raise missing_final(int(np.argmax(ended)) % self._num_envs)
         return CheckedSteps(count, leaves, finals, mask)
+
+    def observations(self, next_obs: Any) -> Any:
+        """Observations ``[N, ...]`` in RAM, nested as the schema is, once they fit."""
+        obs = Schema({"next_obs": self.schema["obs"]})
+        leaves = StepChecker(obs, self._num_envs, torch.device("cpu"), upload=False)({"next_obs": next_obs})
+        on_host = dict(zip(obs.leaves, map(_on_host, leaves), strict=True))
+        return obs.rebuild("next_obs", on_host.__getitem__)
 
     def packed(self, checked: CheckedSteps, columns: Ints) -> Block:
         """The steps of the envs in ``columns``, int64 ``[K]``, as :class:`relive.cluster.shard.Chunk` describes."""

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from functools import partial
 from statistics import fmean
 from typing import Any, Literal, NamedTuple, Protocol, cast
@@ -26,9 +27,9 @@ from ..replay.checks import stored_fields
 from ..rollout.buffer import RolloutBuffer
 from ..steps.arrays import Bools, as_host, numpy_dtype, numpy_view
 from ..steps.checker import StepChecker
-from ..steps.schema import Path, Schema, descend
+from ..steps.schema import Path, Schema, descend, map_leaves
 from ..steps.summary import Summary, html, text
-from .envs import VectorEnvs, final_info, inner, is_factory, require_start, seed_for, vectorized
+from .envs import FinalCheck, VectorEnvs, attribute, final_info, inner, is_factory, require_start, seed_for, vectorized
 from .episodes import Ended, Episodes, EpisodeSums, read_ended
 from .inputs import Inputs, Leaves, shaped_as
 from .progress import progress_bar
@@ -78,6 +79,10 @@ KEPT = 100
 """How many of the newest episodes a collector keeps."""
 
 
+LOOKED = 4096
+"""The check of final observations stops after this many steps of a simulator."""
+
+
 class Collector:
     """Plays ``policy`` in ``envs``. :meth:`collect` fills ``buffer``; without one, :meth:`steps` returns the steps.
 
@@ -110,7 +115,7 @@ class Collector:
         initial_hidden: the state at an episode's start, nested as ``hidden``, without the axis of envs: such as
             ``[layers, size]``; or a function that returns it, for learned states, called at every episode start.
             Default: zeros.
-        autoreset_mode: overrides ``envs.metadata["autoreset_mode"]``.
+        autoreset_mode: overrides ``envs.metadata["autoreset_mode"]`` of vector envs.
 
     Raises:
         EnvError: the envs do not report their autoreset mode, or their number is not the buffer's.
@@ -163,6 +168,11 @@ class Collector:
         self._total_episodes = 0
         self._sums = None if self._vector.device is None else EpisodeSums(n, device, KEPT)
         """Has the episodes of a simulator; the three above are then as old as the last look at them."""
+        self._finals_check: FinalCheck | None = None
+        """Checks the first final observations that come beside the reset observation; None once it has seen enough."""
+        self._looked = 0  # how many steps of a simulator it has seen
+        if self._vector.mode == "SameStep":
+            self._finals_check = self._inputs.final_check(attribute(self.envs, "single_observation_space"))
         self.total_steps = 0
         self._obs: Leaves | None = None  # None: the next call resets the envs
         self._was_reset = False  # True from the first reset on, which takes the seed
@@ -204,6 +214,8 @@ class Collector:
         """Read what a simulator's device knows of the episodes; waits for it."""
         if self._sums is not None and self._was_reset:
             self._vector.refuse_hidden()
+            if self._finals_check is not None and not self._finals_check.warn(repr(self._vector.given)[:200]):
+                self._finals_check = None
             returns, lengths, self._total_episodes = self._sums.read()
             self._returns, self._lengths = deque(returns, maxlen=KEPT), deque(lengths, maxlen=KEPT)
 
@@ -233,6 +245,7 @@ class Collector:
         self._episode_return = np.zeros(n, np.float64)
         self._episode_length = np.zeros(n, np.int64)
         self._under_way = False
+        self._vector.left = self._vector.shown()
         self._obs = self._inputs.obs(obs)  # last, so that an interrupted reset is done again
 
     def collect(self, num_steps: int | None = None, *, progress: bool | None = None) -> CollectStats:
@@ -247,7 +260,7 @@ class Collector:
 
         Raises:
             FullError: more steps than the buffer has room for.
-            LifecycleError: there is no buffer, or another collector has reset these envs since; call :meth:`reset`.
+            LifecycleError: there is no buffer, or somebody else has played in these envs since; call :meth:`reset`.
             EnvError: a truncated episode's final observation is hidden, or a field is missing from ``info``.
             FieldError: the policy's answer lacks a field of the schema, or the policy takes or returns an unknown one.
             ParameterError: ``num_steps`` is not a whole number of at least 1.
@@ -264,6 +277,7 @@ class Collector:
         self._begin()
         began, before = time.perf_counter(), self.total_steps
         self._play(count, progress)
+        self._vector.left = self._vector.shown()
         self._under_way = False
         seconds, steps = time.perf_counter() - began, self.total_steps - before
         if self._sums is not None:
@@ -292,7 +306,7 @@ class Collector:
             the first row is all masked, which interrupts the episodes under way in the replay.
 
         Raises:
-            LifecycleError: there is a buffer, or another collector has reset these envs since; call :meth:`reset`.
+            LifecycleError: there is a buffer, or somebody else has played in these envs since; call :meth:`reset`.
             EnvError, FieldError, ParameterError, ShapeError, DTypeError: as :meth:`collect`. A chunk that an exception
                 breaks off is not returned; the next one starts new episodes.
         """
@@ -303,6 +317,7 @@ class Collector:
         self._begin()
         self._chunks.begin(num_steps)
         self._play(num_steps, progress)
+        self._vector.left = self._vector.shown()
         chunk = self._chunks.end()
         self._under_way = False  # not before: the next chunk must not follow one that Ctrl-C loses
         return chunk
@@ -433,44 +448,46 @@ class Collector:
 
     def _step(self, t: int, into: RolloutBuffer | StepSink) -> None:
         """Play step ``t`` of a collection, and store it: the policy acts, the envs answer, the episodes go on."""
-        inputs, vector, before = self._inputs, self._vector, cast("Leaves", self._obs)
-        fields = _fields_of(_ask(self.policy, inputs.as_given(before), inputs.keywords(self._hidden, self._info)))
+        inputs, vector = self._inputs, self._vector
+        seen = inputs.as_given(cast("Leaves", self._obs))
+        # copies, both ways: the policy and the envs may write to what they are handed, and to what they have returned
+        fields = _fields_of(_ask(self.policy, seen.clone(), inputs.keywords(self._hidden, self._info)))
         action = inputs.env_action(fields, vector.takes_tensors)
+        step = {name: x.clone() if isinstance(x := fields[name], Tensor) else _own(x) for name in inputs.from_policy}
+        states = self._hidden
+        if inputs.has_hidden:
+            states = inputs.hidden(fields.get("hidden"), states)  # before the envs play: it may not fit
+            step["hidden"] = inputs.schema.rebuild("hidden", self._hidden.__getitem__)
         obs, reward, terminated, truncated, info = vector.step(action)
         done, cut, played = terminated | truncated, truncated & ~terminated, ~vector.ignored
 
-        step = {name: fields[name] for name in inputs.names if name in fields}
-        step["obs"], step["reward"] = inputs.as_given(before), reward  # given again: a policy may change its TensorDict
+        step["obs"], step["reward"] = seen, reward
         if self._info:
             step |= inputs.named(self._info)
         if inputs.from_step_info:
-            step |= inputs.step_info(info, done)
+            step |= inputs.step_info(info, done, vector.ignored)
         step["terminated"], step["truncated"] = terminated, truncated  # those of the envs, also if an info has the name
         for name, x in step.items():
             if isinstance(x, Tensor) and x.device != inputs.device:
                 step[name] = x.to(inputs.device)
-        states = self._hidden
-        if inputs.has_hidden:
-            states = inputs.hidden(fields.get("hidden"), states)  # before the step is stored: it may not fit
-            step["hidden"] = inputs.schema.rebuild("hidden", self._hidden.__getitem__)
         if self._last:
-            self._last = inputs.last({"action": fields["action"], "reward": reward}, self._last)
+            self._last = inputs.last(step, self._last)
 
         if self._sums is not None:
             self._add_of_simulator(into, step, done, cut, obs, info, states)
             return
-        real = played
+        real, after = played, inputs.obs(obs)
         if isinstance(into, RolloutBuffer):
             if self._has_value and cut.any():
-                real = self._note_finals(t, cut, real, obs, info, states)
+                real = self._note_finals(t, cut, real, obs, after, info, states)
         elif into.own_next_obs or done.any():
-            step["next_obs"], real = self._next_obs(into.own_next_obs, done, cut, real, obs, info)
+            step["next_obs"], real = self._next_obs(into.own_next_obs, done, cut, real, obs, after, info)
         if not real.all():
             step["mask"] = real
         into.add(step)  # before anything goes on: a step that does not fit ends the collection here
 
         self._count_episodes(as_host(reward), played, done)
-        self._go_on(inputs.obs(obs), info, done, states)
+        self._go_on(after, info, done, states)
 
     def _add_of_simulator(
         self,
@@ -501,6 +518,8 @@ class Collector:
         if self._has_value or not isinstance(into, RolloutBuffer):
             final, hidden = self._vector.final_tensors(cut, info)
             true_next = inputs.true_next(final, done, after, before)
+            if final is not None and self._finals_check is not None:
+                self._check_tensors(cut, before, true_next, after)
             if hidden is not None:
                 step["mask"] = ~hidden
             if not isinstance(into, RolloutBuffer):
@@ -514,7 +533,17 @@ class Collector:
         self.total_steps += inputs.num_envs
         self._go_on(after, info, done, states)
 
-    def _note_finals(self, t: int, cut: Bools, real: Bools, obs: Any, info: dict[str, Any], states: Leaves) -> Bools:
+    def _check_tensors(self, cut: Tensor, before: Leaves, final: Leaves, after: Leaves) -> None:
+        """Look at one of the first steps of a simulator. What another device has found is read with the episodes."""
+        check = cast("FinalCheck", self._finals_check)
+        check.look(torch.arange(len(cut), device=cut.device), cut, before, final, after)
+        self._looked += 1
+        if (cut.is_cpu and not check.warn(repr(self._vector.given)[:200])) or self._looked == LOOKED:
+            self._finals_check = None
+
+    def _note_finals(
+        self, t: int, cut: Bools, real: Bools, obs: Any, after: Leaves, info: dict[str, Any], states: Leaves
+    ) -> Bools:
         """Note the final observations of step ``t``, to be valued at the end of the collection.
 
         Args:
@@ -522,6 +551,7 @@ class Collector:
             cut: the envs that the step truncated, ``[N]``.
             real: the envs that did not ignore their action, ``[N]``.
             obs: the observations that the step returned.
+            after: the same as leaves ``[N, ...]``.
             info: the info that the step returned.
             states: the hidden states after the step, ``[N, ...]``.
 
@@ -535,14 +565,16 @@ class Collector:
         final, details, present = self._vector.final_observations(cut, obs, info)
         envs = np.flatnonzero(cut & present)
         if len(envs):
-            where = inputs.rows(envs)
-            after = {path: x[where] for path, x in states.items()}
+            where, rows = inputs.rows(envs), inputs.obs_of(final, envs)
+            if self._finals_check is not None:
+                self._check_finals(where, rows, after, cut)
+            memory = {path: x[where] for path, x in states.items()}
             known = {path: x[where] for path, x in inputs.final_info(details, self._last).items()}
-            self._finals.append(_Final(t, where, _PolicyInputs(inputs.obs_of(final, envs), after, known)))
+            self._finals.append(_Final(t, where, _PolicyInputs(rows, memory, known)))
         return real & (~cut | present)
 
     def _next_obs(
-        self, every: bool, done: Bools, cut: Bools, real: Bools, obs: Any, info: dict[str, Any]
+        self, every: bool, done: Bools, cut: Bools, real: Bools, obs: Any, now: Leaves, info: dict[str, Any]
     ) -> tuple[Any, Bools]:
         """The next observations of a step as a replay takes them, and which of its rows are steps.
 
@@ -552,6 +584,7 @@ class Collector:
             cut: those that were truncated and not terminated, ``[N]``.
             real: the envs that did not ignore their action, ``[N]``.
             obs: the observations that the step returned.
+            now: the same as leaves ``[N, ...]``.
             info: the info that the step returned.
 
         Raises:
@@ -559,18 +592,29 @@ class Collector:
                 row of that env is left out.
         """
         inputs, before = self._inputs, cast("Leaves", self._obs)
-        after = inputs.obs(obs) if every else dict(before)
+        after = dict(now if every else before)
         if done.any():
             final, _, present = self._vector.final_observations(cut, obs, info)
             real = real & (~cut | present)
             hidden, envs = inputs.rows(done & ~present), np.flatnonzero(done & present)
             where, rows = inputs.rows(envs), inputs.obs_of(final, envs) if len(envs) else {}
+            if rows and self._finals_check is not None and cut.any():
+                self._check_finals(where, rows, now, cut)
             for path, x in after.items():
                 # a hidden row is a terminal or is masked, so it is never bootstrapped: any observation will do
                 after[path] = torch.where(shaped_as(hidden, x), before[path], x)
                 if rows:
                     after[path] = after[path].index_copy(0, where, rows[path])
         return inputs.as_given(after), real
+
+    def _check_finals(self, envs: Tensor, final: Leaves, after: Leaves, cut: Bools) -> None:
+        """Look at the final observations ``[K, ...]`` of ``envs``, one of the first ends in envs that reset at once."""
+        check, before = cast("FinalCheck", self._finals_check), cast("Leaves", self._obs)
+        rows = ({path: x[envs] for path, x in leaves.items()} for leaves in (before, after))
+        was, comes = rows
+        check.look(envs, self._inputs.rows(cut)[envs], was, final, comes)
+        if not check.warn(repr(self._vector.given)[:200]):
+            self._finals_check = None
 
     def _count_episodes(self, reward: NDArray[Any], played: Bools, done: Bools) -> None:
         self.total_steps += int(played.sum())
@@ -600,7 +644,7 @@ class Collector:
         # after an episode's end no action follows, so its info may be missing
         known = inputs.info(info, vector.informed(done)) if inputs.from_info else {}
         if vector.mode == "Disabled" and done.any():
-            obs, info = self.envs.reset(options={"reset_mask": done})  # which this mode leaves to us
+            obs, info = vector.restart(done)  # which this mode leaves to us
             fresh, rows, after = inputs.info(info, done), inputs.rows(done), inputs.obs(obs)
             known = {path: torch.where(shaped_as(rows, x), fresh[path], x) for path, x in known.items()}
         if self._last:
@@ -872,6 +916,13 @@ def _has_float64(obs: Any) -> bool:
 def _fields_of(answer: Any) -> dict[str, Any]:
     """The fields of a policy's answer, which is a mapping or the bare actions."""
     return dict(answer.items()) if hasattr(answer, "items") else {"action": answer}
+
+
+def _own(answer: Any) -> Any:
+    """A copy of a field of a policy's answer, which may be nested."""
+    if hasattr(answer, "clone"):  # a tensor or a TensorDict
+        return answer.clone()
+    return map_leaves(_own, answer) if isinstance(answer, Mapping | tuple) else deepcopy(answer)
 
 
 def _value_of(policy: Policy) -> Policy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -14,14 +15,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import EnvError, LifecycleError, NotFiniteError, ParameterError
+from ..errors import EnvError, EpisodeEndWarning, LifecycleError, NotFiniteError, ParameterError
 from ..parameters import Rule, is_count, one_of, require, torch_device
 from ..steps.arrays import Array, Bools, as_host, to_tensor
+from ..steps.ends import EPISODES_TO_WARN, MOST
 from ..steps.schema import Path, descend, map_leaves
 
 __all__ = [
+    "FinalCheck",
     "Finals",
     "VectorEnvs",
+    "attribute",
     "copied",
     "final_info",
     "final_observations",
@@ -29,6 +33,7 @@ __all__ = [
     "inner",
     "is_by_env",
     "is_factory",
+    "member",
     "pick",
     "require_start",
     "seed_for",
@@ -38,6 +43,10 @@ __all__ = [
 
 PLAYED_BY: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
 """Envs -> the token of the collector that reset them last."""
+
+
+SAMPLED = 1024
+"""How many numbers of an observation are compared, to see whether somebody else has played in the envs."""
 
 
 FINAL_NAMES = ("final_obs", "final_observation", "AutoResetWrapper_final_obs")
@@ -108,14 +117,20 @@ class VectorEnvs:
         self._unwrapped = getattr(self.given, "unwrapped", self.given)
         require("Collector", one_of("require", "mask"), final_obs=final_obs)
         self.final_obs: Literal["require", "mask"] = final_obs
-        named = _of(self.envs, "device")
+        named = attribute(self.envs, "device")
         self.mode: str = autoreset_mode(self.envs, mode, "SameStep" if named is not None else None)
+        if self.envs is not self.given:  # it has the mode in which it was wrapped
+            self.mode = autoreset_mode(self.envs, None)
         self.device: torch.device | None = (
             torch_device("Collector", named) if named is not None and self.mode == "SameStep" else None
         )
         """Of all tensors of a simulator; None for vector envs of Gymnasium, whose flags come to RAM."""
-        self.num_envs: int = int(_of(self.envs, "num_envs"))
+        self.num_envs: int = int(attribute(self.envs, "num_envs"))
         self._player = object()
+        self._watched: tuple[Any, str, list[Any]] | None = None
+        """The vector env, the name of its newest observations, and the time limits in it; None: not yet known."""
+        self.left: list[Any] = []
+        """What the envs showed when the last collection ended."""
         self.ignored: Bools = np.zeros(self.num_envs, np.bool_)
         """The envs whose next action is ignored, because NEXT_STEP autoreset resets them."""
         self.takes_tensors = False
@@ -160,13 +175,38 @@ class VectorEnvs:
         return obs, info
 
     def require_own(self) -> None:
-        """Refuse to continue episodes that another collector has ended."""
+        """Refuse to continue episodes that somebody else has ended, or gone on with, since :attr:`left` was set."""
         with suppress(TypeError):
             if PLAYED_BY.get(self._unwrapped, self._player) is not self._player:
                 raise LifecycleError(
                     "another Collector has reset these envs since, which ended the episodes of this one; give each its "
                     "own envs, or call reset() to start new episodes with this one"
                 )
+        if self.shown() != self.left:
+            raise LifecycleError(
+                "somebody has reset or stepped these envs since the last collection, such as an evaluation, so their "
+                "episodes are not those of this Collector any more; evaluate in envs of their own, or call reset() to "
+                "start new episodes"
+            )
+
+    def shown(self) -> list[Any]:
+        """What Gymnasium's own vector envs and time limits show of where they are; nothing of all other envs.
+
+        It changes with a reset or a step, and with nothing else. Of observations it is a sample of their numbers.
+        """
+        if self._watched is None:
+            self._watched = _watched(self.envs)
+        envs, name, clocks = self._watched
+        facts = [clock._elapsed_steps for clock in clocks]
+        trees: list[Any] = [getattr(envs, name)] if name else []
+        while trees:
+            tree = trees.pop()
+            if isinstance(tree, np.ndarray):
+                flat: Any = cast("Any", tree).reshape(-1)
+                facts.append(flat[:: len(flat) // SAMPLED + 1].tobytes())
+            elif isinstance(tree, dict | tuple):
+                trees += tree.values() if isinstance(tree, dict) else tree
+        return facts
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Make one step in all envs. Returns observations, rewards, ``terminated``, ``truncated`` and info.
@@ -198,6 +238,12 @@ class VectorEnvs:
             terminated, truncated = terminated.bool(), None if truncated is None else truncated.bool()
         self._cuts = truncated is not None
         return obs, reward, terminated, torch.zeros_like(terminated) if truncated is None else truncated, info
+
+    def restart(self, done: Bools) -> tuple[Any, dict[str, Any]]:
+        """Reset the envs of ``done``, ``[N]``, where no autoreset does it. Returns observations and info of all."""
+        if self.num_envs == 1:  # no options: an env of its own may take any for a request
+            return self.envs.reset()
+        return self.envs.reset(options={"reset_mask": done})
 
     def everywhere(self) -> Any:
         """True for each env, as the flags of a step are."""
@@ -306,6 +352,104 @@ class VectorEnvs:
         return fresh
 
 
+class FinalCheck:
+    """Checks the first final observations that come beside the reset observation, as under SAME_STEP autoreset.
+
+    An env that returns its own array has filled it again with the reset observation before anybody reads it. And a
+    wrapper may scale observations, but not those in ``info``: they are outside the bounds of the space then, though
+    the observations around them are inside. Episodes whose last step did not change the observation show nothing of
+    the former. The counts are on the device of the observations, so that only :meth:`warn` waits for it.
+
+    Args:
+        bounds: the lowest and highest numbers of the observation space, ``[...]`` of each leaf that has some.
+        device: of the observations.
+    """
+
+    def __init__(self, bounds: Mapping[Path, tuple[Tensor, Tensor]], device: torch.device) -> None:
+        margin = 1e-5  # for numbers that were rounded
+        self._bounds = {
+            path: (low - margin * (1 + low.abs()), high + margin * (1 + high.abs()))
+            for path, (low, high) in bounds.items()
+        }
+        self._counts = torch.zeros(4, dtype=torch.int64, device=device)
+        """Of truncated episodes, of those whose last step changed the observation, of final observations among these
+        that equal the reset, and of those that are outside."""
+        self._env = torch.zeros(1, dtype=torch.int64, device=device)
+        """An env that showed either mistake."""
+
+    def look(
+        self,
+        envs: Tensor,
+        cut: Tensor,
+        before: Mapping[Path, Tensor],
+        final: Mapping[Path, Tensor],
+        after: Mapping[Path, Tensor],
+    ) -> None:
+        """Note some rows of one step. No operation waits for a device.
+
+        Args:
+            envs: int64 ``[K]``, the env of each row.
+            cut: bool ``[K]``, True where an episode was truncated and not terminated. The others say nothing: some
+                tasks are over where they began.
+            before: the observations of the step ``[K, ...]``.
+            final: those that it ended on.
+            after: those of the next episode.
+        """
+        stood, restarted = (
+            torch.stack([(x == other[path]).reshape(len(x), x[0].numel()).all(1) for path, x in final.items()]).all(0)
+            for other in (before, after)
+        )
+        changed = cut & ~stood
+        reset = changed & restarted
+        beyond, *inside = self._outside(final, before, after)
+        outside = cut & beyond & ~(inside[0] | inside[1])
+        self._counts += torch.stack([x.sum() for x in (cut, changed, reset, outside)])
+        wrong = reset | outside
+        self._env = torch.where(wrong.any(), envs.index_select(0, wrong.long().argmax().reshape(1)), self._env)
+
+    def _outside(self, *observations: Mapping[Path, Tensor]) -> list[Tensor]:
+        """Which rows of each have a number outside the bounds, bool ``[K]``."""
+        found: list[Tensor] = []
+        for obs in observations:
+            some = next(iter(obs.values()))
+            rows = torch.zeros(len(some), dtype=torch.bool, device=some.device)
+            for path, (low, high) in self._bounds.items():
+                rows |= ((obs[path] < low) | (obs[path] > high)).reshape(len(rows), low.numel()).any(1)
+            found.append(rows)
+        return found
+
+    def warn(self, envs: str) -> bool:
+        """Warn if all final observations so far are wrong, and they are enough. Returns whether to look at the next.
+
+        Args:
+            envs: their description.
+        """
+        cuts, changed, reset, outside = (int(count) for count in self._counts.cpu())
+        env = int(self._env)
+        if reset == changed >= EPISODES_TO_WARN:
+            warnings.warn(
+                f"the first {changed} final observations that {envs} handed out under SAME_STEP autoreset all equal "
+                f"the reset observation of the next episode, such as that of env {env}. Most often the env returns its "
+                "own array, which its reset() fills again: return a copy (obs.copy()), or make the vector env with "
+                "autoreset_mode=NEXT_STEP or DISABLED. Until then values after time limits are those of a reset. If "
+                "these episodes do end where the next ones start, all is well. See docs/episode-ends.md",
+                EpisodeEndWarning,
+                stacklevel=6,
+            )
+            return False
+        if outside == cuts >= EPISODES_TO_WARN:
+            warnings.warn(
+                f"the first {cuts} final observations of truncated episodes that {envs} handed out under SAME_STEP "
+                f"autoreset are all outside its observation space, such as that of env {env}, and the observations "
+                "around them are inside. Most often a wrapper changes the observations that step() returns, and not "
+                "info['final_obs']: change both, or wrap each single env instead. See docs/episode-ends.md",
+                EpisodeEndWarning,
+                stacklevel=6,
+            )
+            return False
+        return cuts < MOST and changed < EPISODES_TO_WARN
+
+
 SEED_RULE: Rule = (lambda seed: seed is None or is_count(seed), "expected a whole number of at least 0, or None")
 
 
@@ -341,7 +485,7 @@ def vectorized(envs: Any) -> Any:
     Raises:
         EnvError: it is neither.
     """
-    if _of(envs, "num_envs") is not None:
+    if attribute(envs, "num_envs") is not None:
         return envs
     if not callable(getattr(envs, "step", None)):
         raise EnvError(
@@ -351,7 +495,8 @@ def vectorized(envs: Any) -> Any:
         )
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-    return SyncVectorEnv([lambda: envs], autoreset_mode=AutoresetMode.SAME_STEP)
+    # the other modes reset an env that returns its own array before anybody has read what the episode ended on
+    return SyncVectorEnv([lambda: envs], autoreset_mode=AutoresetMode.DISABLED)
 
 
 def _remade(envs: Any, mode: str) -> Any:
@@ -381,7 +526,33 @@ def inner(envs: Any) -> Any:
     return envs if hasattr(envs, "num_envs") else envs.unwrapped
 
 
-def _of(envs: Any, name: str) -> Any:
+def member(space: Any, inner: Path) -> Any:
+    """The space of a leaf of nested observations; None if it is unknown."""
+    for name in inner:
+        spaces: Any = getattr(space, "spaces", None)
+        try:
+            space = spaces[name] if hasattr(spaces, "keys") else spaces[int(name)]
+        except (KeyError, IndexError, ValueError, TypeError):
+            return None
+    return space
+
+
+def _watched(envs: Any) -> tuple[Any, str, list[Any]]:
+    """The vector env inside, the name of its newest observations or "", and the time limits of its single envs."""
+    base: Any = getattr(envs, "unwrapped", envs)
+    kinds = {kind.__name__ for kind in type(base).__mro__ if kind.__module__.startswith("gymnasium.vector.")}
+    name = "_observations" if "SyncVectorEnv" in kinds else "observations" if "AsyncVectorEnv" in kinds else ""
+    clocks: list[Any] = []
+    single: list[Any] = base.envs if "SyncVectorEnv" in kinds else []
+    for env in single:
+        layers: list[Any] = [env]
+        while layers[-1] is not None:
+            layers.append(vars(layers[-1]).get("env"))
+        clocks += [layer for layer in layers[:-1] if "_elapsed_steps" in vars(layer)]
+    return base, name if hasattr(base, name or "_") else "", clocks
+
+
+def attribute(envs: Any, name: str) -> Any:
     """An attribute of envs, or of the envs in their wrappers; None if neither has it."""
     found = getattr(envs, name, None)
     return getattr(getattr(envs, "unwrapped", None), name, None) if found is None else found
@@ -394,7 +565,7 @@ def _has_info(answer: Any) -> bool:
 
 def seed_for(envs: Any, seed: int | None) -> int | None:
     """The seed for the reset of some envs, or None for a simulator that takes none."""
-    return seed if _of(envs, "device") is None or _resets_with(envs, "seed") else None
+    return seed if attribute(envs, "device") is None or _resets_with(envs, "seed") else None
 
 
 def _resets_with(envs: Any, name: str) -> bool:

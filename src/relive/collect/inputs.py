@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,10 +14,10 @@ from torch import Tensor
 from ..batches import as_tensordict, swap_layers
 from ..errors import DTypeError, EnvError, FieldError, ParameterError, SchemaError, ShapeError
 from ..parameters import Rule, is_names, require
-from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, as_host, check_castable, is_plain, to_tensor
+from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, Bools, as_host, check_castable, is_plain, to_tensor
 from ..steps.checker import StepChecker
 from ..steps.schema import Field, Path, Schema, descend, dotted, unknown_field
-from .envs import Finals, copied, final_info, info_field, is_by_env, pick
+from .envs import FinalCheck, Finals, copied, final_info, info_field, is_by_env, member, pick
 
 __all__ = ["Inputs", "Leaves", "shaped_as"]
 
@@ -88,7 +88,7 @@ class Inputs:
         self.keyword_names: tuple[str, ...] = (*self.from_info, *starts, *(f"last_{name}" for name in self.from_last))
         """The fields that the policy gets as keywords, without hidden states."""
         elsewhere = {"obs", "reward", "terminated", "truncated", "hidden", *self.keyword_names, *self.from_step_info}
-        self._from_policy = frozenset(schema.names) - elsewhere
+        self.from_policy: tuple[str, ...] = tuple(name for name in schema.names if name not in elsewhere)
         """The fields that have no other source than the policy's answer; hidden states have an error of their own."""
         self._obs_dtypes = [(path, leaf.dtype) for path, leaf in schema.leaves.items() if path[0] == "obs"]
         action = schema["action"]
@@ -129,6 +129,18 @@ class Inputs:
 
     # -- observations -------------------------------------------------------------------------------------------
 
+    def final_check(self, space: Any) -> FinalCheck:
+        """A check of the first final observations, with the bounds of an observation space, as far as it fits."""
+        bounds: dict[Path, tuple[Tensor, Tensor]] = {}
+        for path, _ in self._obs_dtypes:
+            box, shape = member(space, path[1:]), self.leaves[path].shape
+            low, high = getattr(box, "low", None), getattr(box, "high", None)
+            fits = low is not None and high is not None and np.shape(low) == shape
+            if fits and not self.leaves[path].dtype.is_complex:
+                both = np.stack([np.asarray(low, np.float32), np.asarray(high, np.float32)])
+                bounds[path] = cast("tuple[Tensor, Tensor]", tuple(torch.from_numpy(both).to(self.device)))
+        return FinalCheck(bounds, self.device)
+
     def rows(self, which: Any) -> Tensor:
         """Flags, or numbers of envs, on the buffer's device."""
         return torch.as_tensor(which, device=self.device)
@@ -148,7 +160,16 @@ class Inputs:
             place = np.zeros(self.num_envs, np.intp)
             place[as_host(final.envs)] = np.arange(len(final.envs))
             rows = place[envs]
-        return {path: self._leaf(path, pick(final.given, path[1:], rows)) for path, _ in self._obs_dtypes}
+        found: Leaves = {}
+        for path, _ in self._obs_dtypes:
+            try:
+                found[path] = self._leaf(path, pick(final.given, path[1:], rows))
+            except SchemaError as error:
+                raise type(error)(f"a final observation that the step returned does not fit: {error}") from error
+            except (KeyError, IndexError, ValueError, TypeError, RuntimeError) as error:
+                raise self._not_nested(path, final.given) from error
+            self._require_rows(path, found[path], len(envs))
+        return found
 
     def true_next(self, final: Finals | None, done: Tensor, after: Leaves, before: Leaves) -> Leaves:
         """The true next observations ``[N, ...]`` of a simulator's step. No operation waits for a device.
@@ -184,10 +205,14 @@ class Inputs:
         try:
             return to_tensor(descend(given, path[1:]))
         except (KeyError, IndexError, ValueError, TypeError, RuntimeError) as error:
-            raise EnvError(
-                f"field '{dotted(path)}': missing from the final observations that the step returned, of type "
-                f"{type(given).__name__}; they are nested as the observations are: {self.schema['obs']!r}"
-            ) from error
+            raise self._not_nested(path, given) from error
+
+    def _not_nested(self, path: Path, given: Any) -> EnvError:
+        return EnvError(
+            f"field '{dotted(path)}': missing from the final observations that the step returned, of type "
+            f"{type(given).__name__}, or not of one shape; they are nested as the observations are: "
+            f"{self.schema['obs']!r}"
+        )
 
     def _require_rows(self, path: Path, rows: Tensor, count: int) -> None:
         expected = count, *self.leaves[path].shape
@@ -217,10 +242,11 @@ class Inputs:
         return {name: self.schema.rebuild(name, info.__getitem__) for name in self.keyword_names}
 
     def keywords(self, hidden: Leaves, info: Leaves) -> dict[str, Any]:
-        """All keywords of the policy, with hidden states as torch.nn.LSTM takes them."""
-        keywords = self.named(info) if info else {}
+        """All keywords of the policy, which may write to them, with hidden states as torch.nn.LSTM takes them."""
+        keywords = self.named({path: x.clone() for path, x in info.items()}) if info else {}
         if self.has_hidden:
-            keywords["hidden"] = self.schema.rebuild("hidden", lambda path: swap_layers(hidden[path]))
+            clone = partial(torch.clone, memory_format=torch.contiguous_format)
+            keywords["hidden"] = self.schema.rebuild("hidden", lambda path: clone(swap_layers(hidden[path])))
         return keywords
 
     # -- what comes with an observation -------------------------------------------------------------------------
@@ -239,13 +265,14 @@ class Inputs:
             fields[name,] = rows
         return fields
 
-    def step_info(self, info: dict[str, Any], ended: Any) -> dict[str, Tensor]:
+    def step_info(self, info: dict[str, Any], ended: Any, ignored: Bools | None = None) -> dict[str, Tensor]:
         """The fields ``[N, ...]`` that a step's info reports, by name; 0 elsewhere.
 
         Args:
             info: that the step returned. Where an episode ended, SAME_STEP autoreset may have put that of the reset
                 there; the step's is then its ``final_info``.
             ended: the envs whose episode ended, ``[N]``; they must report each field.
+            ignored: the envs that only reset, ``[N]``: what they report is of the reset. None: no env.
         """
         fields: dict[str, Tensor] = {}
         for name in self.from_step_info:
@@ -259,6 +286,8 @@ class Inputs:
                     f"from_step_info names '{name}', but info['{name}'] is missing for env {env}, whose episode ended; "
                     "report it at every step, or at least there, with 0 or False if that is what it is"
                 )
+            if ignored is not None and ignored.any():
+                rows[self.rows(np.flatnonzero(ignored))] = 0
             fields[name] = rows
         return fields
 
@@ -394,12 +423,14 @@ class Inputs:
     def env_action(self, fields: dict[str, Any], tensors: bool) -> Any:
         """The actions of a policy's answer as the envs take them, ``tensors`` or arrays, checked before they see any.
 
+        It is a copy, since envs may write to it: some clip actions in place.
+
         Raises:
             FieldError: the answer lacks a field, or has a hidden state that the schema lacks.
             SchemaError: the actions do not fit the schema.
         """
-        if not self._from_policy <= fields.keys():
-            lacking = [name for name in self.names if name in self._from_policy and name not in fields]
+        lacking = [name for name in self.from_policy if name not in fields]
+        if lacking:
             raise FieldError(
                 f"the policy's answer lacks {', '.join(map(repr, lacking))}; it has {', '.join(map(repr, fields))}. "
                 "Return one row per env of every field that only the policy knows, under the schema's name"
@@ -414,11 +445,11 @@ class Inputs:
         kind: Any = action.__class__
         if kind is Tensor and action.dtype is self._action_dtype and action.shape == self._action_shape:
             if self.device.type == "cpu" and action.is_cpu and not action.requires_grad and is_plain(action):
-                return action if tensors else action.numpy()
+                return action.clone() if tensors else action.numpy().copy()
             if tensors and action.device == self.device:
-                return action.detach()
+                return action.detach().clone()
         elif kind is np.ndarray and action.dtype is self._action_array and action.shape == self._action_shape:
-            return to_tensor(action) if tensors else action
+            return copied(action) if tensors else action.copy()
         return self._converted(action, tensors)
 
     def _converted(self, action: Any, tensors: bool) -> Any:
@@ -436,7 +467,7 @@ class Inputs:
 
         def convert(path: Path) -> Any:
             given = descend(action, path[1:])
-            rows: Any = to_tensor(given) if tensors else as_host(given)
+            rows: Any = copied(given) if tensors else np.array(as_host(given))
             shape = self.num_envs, *self.leaves[path].shape
             return rows if rows.shape == shape else rows.reshape(shape)
 

@@ -8,10 +8,10 @@ gives it to the ``add`` of a relive buffer, which checks and copies it. What an 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from inspect import Parameter, signature
+from inspect import Parameter, Signature, signature
 from operator import attrgetter, itemgetter
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, overload
 
 import numpy as np
 import torch
@@ -42,12 +42,15 @@ __all__ = [
     "leaves_of",
     "mapped",
     "oldest_first",
+    "passes_on",
     "placed",
     "renew",
     "sent",
     "table_of",
     "write_column",
 ]
+
+Made = TypeVar("Made", bound=Callable[..., Any])
 
 PLAIN = (float, int, bool)
 """The types of numbers that are not in an array."""
@@ -364,6 +367,25 @@ def _identical(one: Any, other: Any) -> bool:
         members = cast("Mapping[str, Any]", one)
         return all(_identical(members[key], other[key]) for key in members)
     return False
+
+
+def passes_on(to: Callable[..., Any], *without: str) -> Callable[[Made], Made]:
+    """A decorator for a function that passes its ``*args`` and ``**kwargs`` on: it shows what they are.
+
+    ``inspect.signature``, ``help`` and editors that ask a running program then see the arguments of ``to`` in their
+    place, but for those that the function has itself and those in ``without``, which it gives.
+    """
+
+    def decorate(function: Made) -> Made:
+        own = list(signature(function).parameters.values())
+        named = {one.name for one in own}.union(without)
+        further = [one for one in signature(to).parameters.values() if one.name not in named]
+        shown = [one for one in (*own, *further) if one.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
+        shown.sort(key=lambda one: one.kind)  # is stable: those by name alone come last
+        cast("Any", function).__signature__ = Signature(shown, return_annotation=signature(function).return_annotation)
+        return function
+
+    return decorate
 
 
 def renew(buffer: Any, seed: int | None) -> None:

@@ -1,13 +1,13 @@
-"""EmbodiChain's rollout buffer, minibatches, GAE and group advantages (release 0.2.4), built on relive's core.
+"""EmbodiChain's rollout buffer, minibatches, GAE and group advantages (release 0.3.2), built on relive's core.
 
 A rollout is one TensorDict ``[N, T + 1]`` that the collector, the environment and the algorithm write in place. Row T
-holds the ``obs`` and ``value`` after the last step. It is padding for all other fields.
+holds the ``obs``, ``critic_obs`` and ``value`` after the last step. It is padding for all other fields.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import core
 from ..batches import as_tensordict
 from ..errors import EmptyError, FieldError, FullError, ParameterError, ShapeError, UnfinishedError
-from ..parameters import is_count, seed_or_drawn
+from ..parameters import is_count, one_of, require, seed_or_drawn
 from ..returns import gae, group_advantage
 from ..rollout.buffer import RolloutBuffer as Rollout
 from ..rollout.minibatches import rows_of
@@ -29,19 +29,23 @@ __all__ = ["RolloutBuffer", "compute_gae", "compute_group_advantage", "iterate_m
 
 DYNAMIC = ("advantage", "return", "seq_mask", "seq_return", "entropy")
 """Fields that algorithms attach to a rollout. They are removed before the next rollout."""
-UNPADDED = ("obs", "value", "mask", "final_value")
+UNPADDED = ("obs", "critic_obs", "value", "mask", "final_value")
 """Fields whose last row is not zeroed: it is the bootstrap row, or is reset elsewhere."""
 WIDE = 16
 """Rows of at least this many bytes are copied row by row, which is faster than element by element."""
 FLAGS = ("done", "terminated", "truncated")
+DISTRIBUTION = ("action_mean", "action_std")
+"""Of the policy when it drew an action. An adaptive learning rate compares them with what they are now."""
+Truncation = Literal["bootstrap", "own_value", "terminal"]
 
 
 class RolloutBuffer(DropIn):
     """One rollout ``[N, T + 1]``, written in place in the TensorDict that :meth:`start_rollout` returns.
 
     Its fields are ``obs``, ``action``, ``sample_log_prob``, ``value``, ``reward``, ``done``, ``terminated`` and
-    ``truncated``. Not in EmbodiChain: ``final_value``, V(final observation) of truncated steps, for the user to write
-    and :func:`compute_gae` to read. Further fields can be attached.
+    ``truncated``; ``critic_obs``, and ``action_mean`` and ``action_std``, where their sizes are given. Not in
+    EmbodiChain: ``final_value``, V(final observation) of truncated steps, for the user to write and
+    :func:`compute_gae` to read. Further fields can be attached.
 
     Args:
         num_envs: N.
@@ -50,19 +54,35 @@ class RolloutBuffer(DropIn):
             space, or a dict of these for observations that are not flattened.
         action_dim: the same for an action.
         device: of the rollout.
+        critic_obs_dim: the same as ``obs_dim`` for what only the critic sees; None stores no ``critic_obs``.
+        distribution_param_dim: the same for ``action_mean`` and ``action_std``; None stores neither.
     """
 
     _own_attribute = "_buffer"
+    _lacking = ("critic_obs_dim", "distribution_param_dim")  # until release 0.3
 
-    def __init__(self, num_envs: int, rollout_len: int, obs_dim: Any, action_dim: Any, device: Any = "cpu") -> None:
+    def __init__(
+        self,
+        num_envs: int,
+        rollout_len: int,
+        obs_dim: Any,
+        action_dim: Any,
+        device: Any = "cpu",
+        critic_obs_dim: Any = None,
+        distribution_param_dim: Any = None,
+    ) -> None:
         self.num_envs: int = num_envs
         self.rollout_len: int = rollout_len
         self.obs_dim: Any = obs_dim
         self.action_dim: Any = action_dim
         self.device: Any = device
+        self.critic_obs_dim: Any = critic_obs_dim
+        self.distribution_param_dim: Any = distribution_param_dim
         scalars: dict[str, Any] = dict.fromkeys(("sample_log_prob", "value", "reward"), Field())
         scalars |= dict.fromkeys(FLAGS, Field((), torch.bool))
-        schema = Schema({"obs": _spec(obs_dim), "action": _spec(action_dim)} | scalars)
+        given = {"obs": obs_dim, "action": action_dim, "critic_obs": critic_obs_dim}
+        given |= dict.fromkeys(DISTRIBUTION, distribution_param_dim)
+        schema = Schema({name: _spec(dim) for name, dim in given.items() if dim is not None} | scalars)
         self._buffer = Rollout(schema, rollout_len, num_envs, device=device)
         self._rollout = self._views()
         self._shapes = {name: value.shape for name, value in self._rollout.items(True, True)}
@@ -243,7 +263,7 @@ def compute_gae(
     gamma: float,
     gae_lambda: float,
     *,
-    truncation: Literal["bootstrap", "terminal"] = "bootstrap",
+    truncation: Truncation = "bootstrap",
 ) -> tuple[Tensor, Tensor]:
     """Compute GAE of a rollout ``[N, T + 1]`` and attach ``advantage`` and ``return``. Their last row is 0.
 
@@ -251,8 +271,10 @@ def compute_gae(
         rollout: with ``reward``, ``value``, ``done``, and ``truncated`` if time limits are marked.
         gamma: discount.
         gae_lambda: λ.
-        truncation: "bootstrap" bootstraps truncated steps from the rollout's ``final_value``. "terminal" treats them
-            as terminal, as EmbodiChain 0.2.4 does.
+        truncation: "bootstrap" bootstraps truncated steps from the rollout's ``final_value``. "own_value" does so from
+            their own ``value``, that of the observation before the step, as EmbodiChain does since 0.3: an error of
+            one step, for environments whose final observation is out of reach. "terminal" treats them as terminal, as
+            EmbodiChain did before. No choice changes the rewards, so what one adds is never added to another.
 
     Returns:
         advantage and return, ``[N, T]``, views of the attached fields.
@@ -260,16 +282,18 @@ def compute_gae(
     Raises:
         ShapeError: a field has another shape.
         FieldError: a truncated step must be bootstrapped and has no ``final_value``.
+        ParameterError: ``truncation`` is none of the three.
     """
+    require("compute_gae", one_of(*get_args(Truncation)), truncation=truncation)
     _require_steps(rollout)
     reward, done = rollout["reward"][:, :-1].float().T, rollout["done"][:, :-1].bool().T
     truncated = torch.zeros_like(done)
-    if truncation == "bootstrap" and "truncated" in rollout.keys():
+    if truncation != "terminal" and "truncated" in rollout.keys():
         truncated = rollout["truncated"][:, :-1].bool().T
         if "terminated" in rollout.keys():
             truncated = truncated & ~rollout["terminated"][:, :-1].bool().T
-    final_value = _final_value(rollout, truncated)
     ends, value = (done & ~truncated, truncated), rollout["value"].float().T
+    final_value = value[:-1] if truncation == "own_value" else _final_value(rollout, truncated)
     advantage, ret = gae(reward, value, *ends, final_value=final_value, gamma=gamma, lam=gae_lambda)
     return _attach(rollout, "advantage", advantage), _attach(rollout, "return", ret)
 
@@ -283,7 +307,8 @@ def _final_value(rollout: TensorDict, truncated: Tensor) -> Tensor | None:
         step, env = (int(x) for x in missing.nonzero()[0])
         raise FieldError(
             f"step {step} of env {env} was truncated and has no final value; write V(true final observation) to "
-            "rollout['final_value'] there, or pass truncation='terminal' to count time limits as failures"
+            "rollout['final_value'] there, pass truncation='own_value' to take the value before the step for it, as "
+            "EmbodiChain does, or truncation='terminal' to count time limits as failures"
         )
     return final_value
 

@@ -6,7 +6,7 @@ import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from inspect import signature
+from inspect import Signature, signature
 from operator import itemgetter
 from threading import Lock
 from types import SimpleNamespace
@@ -80,6 +80,24 @@ Factory = Callable[[Any, Any, Any, Any], "ReplayBuffer"]
 LEAST = 1e-6
 """The epsilon used for ``epsilon=0``. With 0, a transition without error could never be drawn again."""
 HerFunction = Callable[..., tuple[Any, Any, Any, Any, Any]]
+OF_FACTORY = ("device", "actor", "algorithm", "envs")
+"""The arguments that a buffer gets from whoever calls the factory: its second to fifth."""
+
+
+class Maker:
+    """``create_factory`` of a class of buffers. Each class shows the arguments of its own constructor."""
+
+    def __get__(self, buffer: object, owner: type[ReplayBuffer]) -> Callable[..., Factory]:
+        """The function of one class."""
+
+        def create_factory(size: int, *options: Any, **named: Any) -> Factory:
+            """A function ``(device, actor, algorithm, envs)`` that creates such buffers; arguments as of the class."""
+            signature(owner).bind(size, *OF_FACTORY, *options, **named)  # an unknown one is refused here already
+            return lambda device, actor, algorithm, envs: owner(size, device, actor, algorithm, envs, *options, **named)
+
+        shown = [one for one in signature(owner).parameters.values() if one.name not in OF_FACTORY]
+        cast("Any", create_factory).__signature__ = Signature(shown, return_annotation=Factory)
+        return create_factory
 
 
 class ReplayBuffer(DropIn):
@@ -140,17 +158,7 @@ class ReplayBuffer(DropIn):
         """Steps in whole sequences, doubled because sequences overlap."""
         return size // self.sequence_length * self.sequence_length * 2
 
-    @classmethod
-    def create_factory(cls, size: int, *options: Any, **named: Any) -> Factory:
-        """A function ``(device, actor, algorithm, envs)`` that creates such buffers.
-
-        Args:
-            size: see the class.
-            options: those of its arguments that follow ``envs``.
-            named: the same by name, and ``seed``.
-        """
-        signature(cls).bind(size, *[None] * 4, *options, **named)  # an unknown one is refused here already
-        return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, *options, **named)
+    create_factory = Maker()
 
     def _new_sampler(self) -> Sampler:
         return Uniform()

@@ -38,6 +38,7 @@ from .base import (
     equal_rows,
     mapped,
     oldest_first,
+    passes_on,
     sent,
     table_of,
     write_column,
@@ -344,12 +345,8 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
 
     def _discounts(self, batch: Any) -> Tensor:
         """The discount of each window's bootstrap value, γ to the number of its rewards, float32 ``[B, 1]``."""
-        return sent(
-            torch.pow(
-                torch.tensor(self._view.gamma, dtype=torch.float32, device="cpu"), batch["steps"].float()
-            ).unsqueeze(1),
-            self.device,
-        )
+        gamma = torch.tensor(self._view.gamma, dtype=torch.float32, device="cpu")
+        return sent(torch.pow(gamma, batch["steps"].float()).unsqueeze(1), self.device)
 
     def _observed(self, obs: Any, env: Any) -> Any:
         found: Any = joined(self.observation_space, obs)
@@ -423,6 +420,7 @@ class DictReplayBuffer(ReplayBuffer, buffers.DictReplayBuffer):
         kwargs: see :class:`ReplayBuffer`.
     """
 
+    @passes_on(ReplayBuffer.__init__)
     def __init__(self, buffer_size: int, observation_space: spaces.Dict, *args: Any, **kwargs: Any) -> None:
         require_dict(observation_space, "DictReplayBuffer")
         super().__init__(buffer_size, observation_space, *args, **kwargs)
@@ -438,6 +436,7 @@ class NStepReplayBuffer(ReplayBuffer, buffers.NStepReplayBuffer):
         kwargs: see :class:`ReplayBuffer`.
     """
 
+    @passes_on(ReplayBuffer.__init__, "view")
     def __init__(self, *args: Any, n_steps: int = 3, gamma: float = 0.99, **kwargs: Any) -> None:
         super().__init__(*args, view=NStep(n_steps, gamma), **kwargs)
 
@@ -491,6 +490,7 @@ class PrioritizedReplayBuffer(NStepReplayBuffer):
         kwargs: see :class:`NStepReplayBuffer`.
     """
 
+    @passes_on(NStepReplayBuffer.__init__, "sampler")
     def __init__(
         self,
         *args: Any,
@@ -895,6 +895,7 @@ class DictRolloutBuffer(RolloutBuffer, buffers.DictRolloutBuffer):
         kwargs: see :class:`RolloutBuffer`.
     """
 
+    @passes_on(RolloutBuffer.__init__)
     def __init__(self, buffer_size: int, observation_space: spaces.Dict, *args: Any, **kwargs: Any) -> None:
         require_dict(observation_space, "DictRolloutBuffer")
         super().__init__(buffer_size, observation_space, *args, **kwargs)

@@ -32,6 +32,7 @@ __all__ = [
     "FANOUT",
     "FINAL",
     "FINALS",
+    "FINISHED",
     "FOLLOWED",
     "FUTURE",
     "GOES_ON",
@@ -320,6 +321,8 @@ FOLLOWED = 2
 """The step came with its next observations."""
 MASKED = 4
 """Some rows of the step are left out."""
+FINISHED = 16
+"""The step is none: its observations are what the newest steps led to, which become truncated."""
 LANE_ALONE = 8
 """A row that is left out interrupts an episode: a replay takes the step by itself, in one piece."""
 

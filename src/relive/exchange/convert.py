@@ -12,9 +12,10 @@ from ..files.format import MANIFEST
 from ..look.experience import read_npz
 from ..parameters import Rule, require
 from ..replay.buffer import ReplayBuffer
-from .lerobot import from_lerobot, to_lerobot
+from ..steps.schema import Schema
+from .lerobot import features_of, from_lerobot, to_lerobot
 from .log import Log, log_of
-from .minari import from_minari, to_minari
+from .minari import from_minari, infos_of, to_minari
 from .rlds import from_rlds
 from .stable_baselines3 import from_stable_baselines3
 from .torchrl import from_torchrl
@@ -42,6 +43,9 @@ WRITERS: dict[str, Callable[[ReplayBuffer, str], Any]] = {
     "relive": lambda replay, path: replay.save(path),
 }
 """Format -> the function that writes it."""
+
+FITS: dict[str, Callable[[Schema], object]] = {"lerobot": features_of, "minari": infos_of}
+"""Format -> a function that raises an error for a schema with a field that the format has no place for."""
 
 
 SIGNS = {
@@ -73,8 +77,10 @@ def convert(source: str, target: str, *, source_format: str | None = None, targe
         source_format: the format of ``source``. If it is given, ``source`` is only a path or an id.
         target_format: the same for ``target``.
 
+    All fields of a step go along. What the target has no place for is left out, and named in ``lacks`` as well.
+
     Returns:
-        the steps that were read, with what the source lacks.
+        the steps that were read, with what the source and the target lack.
 
     Raises:
         ParameterError: there is no such format; or source and target are one path.
@@ -87,6 +93,9 @@ def convert(source: str, target: str, *, source_format: str | None = None, targe
             f"convert: '{destination}' is the source; give another path, as nothing else has its steps"
         )
     log = read(origin)
+    name = next(name for name, known in WRITERS.items() if known is write)
+    if name in FITS:
+        log = log.fitting(FITS[name], f"a data set of {name}")
     write(log.replay(), destination)
     return log
 

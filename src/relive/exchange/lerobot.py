@@ -30,7 +30,7 @@ from ..steps.schema import Path as Keys
 from ..steps.schema import Schema, descend
 from .log import EpisodeArrays, Log, count, directory, episodes_of, json_object, require_memory, with_progress
 
-__all__ = ["episode_stats", "from_lerobot", "joined_stats", "to_lerobot"]
+__all__ = ["episode_stats", "features_of", "from_lerobot", "joined_stats", "to_lerobot"]
 
 
 # -- the layout of a data set ------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def from_lerobot(path: str | os.PathLike[str]) -> Log:
     ``next.done`` came after it. Data sets that :func:`to_lerobot` wrote come back with every end and final observation.
     In others, a done episode counts as terminated unless ``next.truncated`` or ``next.terminated`` says more. An
     episode that was not done was cut off after its last frame. Videos and compressed images are left where they are.
-    ``lacks`` names all that is missing.
+    ``lacks`` names all that is missing. Columns that only number the frames are fields, but stay out of a replay.
 
     Args:
         path: the directory with ``meta`` and ``data`` in it.
@@ -137,14 +137,16 @@ def from_lerobot(path: str | os.PathLike[str]) -> Log:
     features, lacks = _features(info, folder / INFO)
     table = _frames(folder, info, features)
     fields = _step(table, features, lacks)
-    if count(info, "total_tasks", folder / INFO) > 1:
+    many = count(info, "total_tasks", folder / INFO) > 1
+    if many:
         lacks.append("it names its tasks in words, which were not read; 'task_index' was")
     finals = _finals(folder, table, features)
     if finals is None:
         lacks.append("it keeps no final observations")
     else:
         fields["next_obs"] = _tree({f.path[1:]: finals[name] for name, f in features.items() if f.path[0] == "obs"})
-    return Log(f"'{folder}', LeRobot data set", fields, tuple(lacks))
+    numbering = [name for name in DEFAULTS if name != "task_index" or not many]
+    return Log(f"'{folder}', LeRobot data set", fields, tuple(lacks), left_out=tuple(numbering))
 
 
 def _features(info: Mapping[str, Any], where: Path) -> tuple[dict[str, Feature], list[str]]:
@@ -234,8 +236,12 @@ def _frames(folder: Path, info: Mapping[str, Any], features: Mapping[str, Featur
     bounds = np.concatenate([[0], np.flatnonzero(np.diff(episode)) + 1, [total]]).astype(np.int64)
     if (np.diff(episode) < 0).any() or len(bounds) != episodes + 1:
         raise FileFormatError(f"'{folder / DATA}': expected {episodes} episodes in order, got others")
-    if (frame != np.arange(total) - np.repeat(bounds[:-1], np.diff(bounds))).any():
-        raise FileFormatError(f"'{folder / DATA}': expected frame_index to count from 0 in each episode")
+    wrong = np.flatnonzero(frame != np.arange(total) - np.repeat(bounds[:-1], np.diff(bounds)))
+    if len(wrong):
+        raise FileFormatError(
+            f"'{folder / DATA}': expected frame_index to count from 0 in each episode; row {wrong[0]}, of episode "
+            f"{episode[wrong[0]]}, has {frame[wrong[0]]}"
+        )
     return Table(columns, bounds)
 
 
@@ -360,8 +366,12 @@ def _ends(table: Table, lacks: list[str]) -> tuple[Array, Array]:
         terminated = np.zeros_like(table.last) if done is None else done & (True if truncated is None else ~truncated)
     if truncated is None:
         truncated = np.zeros_like(terminated) if done is None else done & ~terminated
-    if done is not None and (done != (terminated | truncated)).any():
-        raise FileFormatError("next.done contradicts next.terminated | next.truncated; use another copy")
+    if done is not None and len(wrong := np.flatnonzero(done != (terminated | truncated))):
+        episode, frame = (table.columns[name].reshape(-1)[wrong[0]] for name in ("episode_index", "frame_index"))
+        raise FileFormatError(
+            f"episode {episode}, frame {frame}: next.done contradicts next.terminated | next.truncated; use another "
+            "copy"
+        )
     return terminated, truncated | (table.last & ~terminated)
 
 
@@ -375,8 +385,14 @@ def _finals(folder: Path, table: Table, features: Mapping[str, Feature]) -> dict
     parts = [_opened(file, lambda parquet: _rows(parquet, observed)) for file in _files(folder, EPISODES)]
     numbers, lengths = (np.concatenate([part[name] for part in parts]) for name in ("episode_index", "length"))
     first = table.columns["episode_index"].reshape(-1)[table.bounds[:-1]]
-    if not np.array_equal(numbers, first) or not np.array_equal(lengths, np.diff(table.bounds)):
-        raise FileFormatError(f"'{folder / EPISODES}': expected the episodes that the frames have, got others")
+    frames = np.diff(table.bounds)
+    wrong = np.flatnonzero((numbers != first) | (lengths != frames))
+    if len(wrong):
+        at = wrong[0]
+        raise FileFormatError(
+            f"'{folder / EPISODES}': expected the episodes that the frames have, got others: row {at} is of episode "
+            f"{numbers[at]} with {lengths[at]} frames, and the frames are {frames[at]} of episode {first[at]}"
+        )
     if not all(name in part for part in parts for name in observed):
         return None
     after: dict[str, Array] = {}
@@ -482,7 +498,7 @@ def to_lerobot(
         if not isinstance(cast("object", text), str) and (name == "task" or text is not None):
             raise ParameterError(f"to_lerobot({name}={text!r:.80}): expected words")
     require("to_lerobot", (lambda replay: isinstance(replay, ReplayBuffer), "expected a ReplayBuffer"), replay=replay)
-    features = _features_of(replay.schema)
+    features = features_of(replay.schema)
     target = usable(path).absolute()
     if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
         raise FileFormatError(f"'{target}': expected nothing or an empty directory; give another path")
@@ -515,7 +531,7 @@ def _put(beside: Path, target: Path) -> None:
         raise FileFormatError(f"'{target}': something was put there meanwhile ({error}); give another path") from error
 
 
-def _features_of(schema: Schema) -> dict[str, Feature]:
+def features_of(schema: Schema) -> dict[str, Feature]:
     """The columns of the fields of a step.
 
     Raises:

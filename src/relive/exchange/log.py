@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple, TypeVar, cast
@@ -18,16 +18,18 @@ import numpy as np
 import torch
 
 from ..collect.progress import progress_bar
-from ..errors import FieldError, FileFormatError, NoSaveError
+from ..errors import FieldError, FileFormatError, NoSaveError, ReliveError, ShapeError
 from ..files.disk import open_file, usable
 from ..files.format import MOST_BYTES, excess
-from ..look.experience import Experience, Leaves, concatenated, same_rows, tree_of
+from ..look.experience import Experience, Leaves, concatenated, leaves_of, same_rows, tree_of
 from ..look.readers import experience_of
 from ..memory.estimate import require_free
 from ..printable import printable, shown
+from ..replay.arrays import STEP
 from ..replay.buffer import ReplayBuffer
-from ..steps.arrays import Array, numpy_view
-from ..steps.schema import Path, Schema, dotted, map_leaves, nest
+from ..replay.checks import stored_fields
+from ..steps.arrays import Array, as_host
+from ..steps.schema import STEP_FIELDS, Field, Path, Schema, dotted, map_leaves, nest
 
 __all__ = [
     "BUT_LAST",
@@ -52,16 +54,25 @@ class Log:
         source: the name of the source, for messages.
         fields: name -> arrays ``[S, ...]``, nested as the field is: ``obs``, ``action``, ``reward``, ``terminated`` and
             ``truncated``, ``next_obs`` if the source has the observations after its steps, and further fields.
-        lacks: sentences on what the source does not keep.
+        lacks: sentences on what the source does not keep. Those on further fields that no replay can hold are added.
+        schema: the fields as the source declares them, if it is a buffer of relive or a save of one.
+        left_out: further fields that stay out of a replay, such as those that only number the steps. Those that no
+            replay can hold are added.
     """
 
     source: str
     fields: dict[str, Any]
     lacks: tuple[str, ...] = ()
+    schema: Schema | None = None
+    left_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        checked = self._further() if "reward" in self.fields and len(self) else []
+        unfit = {name: why for name in checked if (why := self._refusal(name, _require_storable))}
+        lacks = *self.lacks, *(f"'{name}' stays out of a replay: {why}" for name, why in unfit.items())
         object.__setattr__(self, "source", printable(self.source))  # names in files come into both, and are printed
-        object.__setattr__(self, "lacks", tuple(map(printable, self.lacks)))
+        object.__setattr__(self, "lacks", tuple(map(printable, lacks)))
+        object.__setattr__(self, "left_out", (*self.left_out, *unfit))
 
     def __len__(self) -> int:
         return len(self.fields["reward"])
@@ -74,10 +85,67 @@ class Log:
         """A replay of one env with these steps: see :meth:`relive.ReplayBuffer.from_arrays`.
 
         Args:
-            schema: the fields to store; None takes those of a step, with the dtypes of the data set.
+            schema: the fields to store; None takes all but ``left_out``, with the dtypes of the data set.
             options: of the buffer. Without a capacity, the rows that are needed are counted.
         """
-        return ReplayBuffer.from_arrays(self.fields, schema, **options)
+        return ReplayBuffer.from_arrays(self.fields, self._stored() if schema is None else schema, **options)
+
+    def fitting(self, fits: Callable[[Schema], object], target: str) -> Log:
+        """This log without the further fields that a target cannot hold; ``lacks`` names them.
+
+        Args:
+            fits: raises an error of relive for a schema that the target cannot hold.
+            target: its name, for the sentences.
+        """
+        refused = {name: why for name in self._further() if (why := self._refusal(name, fits))}
+        lacks = *self.lacks, *(f"'{name}' does not go into {target}: {why}" for name, why in refused.items())
+        return replace(self, lacks=lacks, left_out=(*self.left_out, *refused))
+
+    def _refusal(self, name: str, fits: Callable[[Schema], object]) -> str:
+        """The error that ``fits`` raises for a step with this further field; empty if it raises none."""
+        try:
+            fits(Schema({**STEP_SCHEMA, name: self._node(name)}))
+        except ReliveError as error:
+            return str(error)
+        return ""
+
+    def _further(self) -> list[str]:
+        """The names of the further fields that go into a replay."""
+        return [name for name in self.fields if name not in (*STEP, "next_obs", "done", *self.left_out)]
+
+    def _stored(self) -> Schema | None:
+        """All fields of a replay; None where some of a step are missing, or there is no step."""
+        known = [name for name in STEP if name in self.fields]
+        if not {"obs", *STEP_FIELDS} <= set(known) or not ("action" in known or self.schema) or not len(self):
+            return None
+        limit = None if self.schema is None else self.schema.max_episode_steps
+        return Schema({name: self._node(name) for name in (*known, *self._further())}, max_episode_steps=limit)
+
+    def _node(self, name: str) -> Any:
+        """A field as the source declares it, or else as its first row shows it."""
+        if name in STEP_FIELDS:
+            return Field((), STEP_FIELDS[name])
+        if self.schema is not None and name in self.schema.names:
+            return self.schema[name]
+
+        def first_row(leaf: Any) -> Array:
+            rows = as_host(leaf, f"field '{name}'")
+            return rows[:1] if rows.ndim else rows
+
+        return Schema.from_example({name: map_leaves(first_row, self.fields[name])}, num_envs=1)[name]
+
+
+STEP_SCHEMA = Schema({"obs": (), "action": ()} | {name: Field((), dtype) for name, dtype in STEP_FIELDS.items()})
+"""The least step, to which a further field is added."""
+
+
+def _require_storable(schema: Schema) -> None:
+    """Require a schema that a replay can have.
+
+    Raises:
+        SchemaError: it has a name that batches use.
+    """
+    stored_fields(schema, own_next_obs=False)
 
 
 def log_of(source: Any) -> Log:
@@ -102,7 +170,7 @@ def log_of(source: Any) -> Log:
     if after is not None:
         fields["next_obs"] = tree_of(after)
     fields["truncated"] = _truncated(steps, after)
-    return Log(steps.source, fields, steps.lacks)
+    return Log(steps.source, fields, steps.lacks, steps.schema)
 
 
 def _next_obs(steps: Experience) -> Leaves | None:
@@ -157,9 +225,11 @@ def log_of_episodes(episodes: Iterable[EpisodeArrays], source: str, lacks: Itera
 
     Raises:
         FieldError: there is no episode, or they have different fields.
+        ShapeError: an episode has more or fewer rows of a field than steps; the message names both.
     """
     parts: list[dict[str, Any]] = []
-    for episode in with_progress(episodes, "reading", "episodes"):
+    for number, episode in enumerate(with_progress(episodes, "reading", "episodes")):
+        _require_lengths(episode, f"episode {number} of {source}")
         if not len(episode.reward):
             continue
         step = {"obs": map_leaves(BUT_LAST, episode.obs), "action": episode.action,
@@ -172,6 +242,25 @@ def log_of_episodes(episodes: Iterable[EpisodeArrays], source: str, lacks: Itera
         raise FieldError(f"the episodes of {source} differ in their fields; leave out those that only some have")
     fields = {name: map_leaves(concatenated, *(part[name] for part in parts)) for name in parts[0]}
     return Log(source, fields, tuple(lacks))
+
+
+def _require_lengths(episode: EpisodeArrays, where: str) -> None:
+    """Require one row for each reward of an episode, and of observations one more.
+
+    Raises:
+        ShapeError: a field has another number of rows.
+    """
+    steps, fields = len(episode.reward), episode._asdict() | episode.others
+    del fields["others"]
+    for name, field in fields.items():
+        for path, leaf in leaves_of(field, name=f"{where}: field '{name}'").items() if field is not None else ():
+            wanted = steps + (name == "obs")
+            if leaf.shape[:1] != (wanted,):
+                more = ", one more than rewards" if name == "obs" else ", as many as rewards"
+                raise ShapeError(
+                    f"{where}: expected {wanted} rows of '{dotted((name, *path))}'{more}, got "
+                    f"{len(leaf) if leaf.ndim else 'a single value'}; leave the episode out, or complete it"
+                )
 
 
 BUT_LAST, BUT_FIRST = itemgetter(slice(None, -1)), itemgetter(slice(1, None))
@@ -192,7 +281,7 @@ def _arrays_of(schema: Schema, steps: Any, own: bool) -> EpisodeArrays:
     """The steps of an episode, a TensorDict ``[k]``, as arrays; ``own`` if each step has its own next observation."""
 
     def hosted(path: Path) -> Array:
-        return numpy_view(steps[path].cpu())
+        return as_host(steps[path])
 
     def with_last(path: Path) -> Array:
         now, after = hosted(path), hosted(("next_obs", *path[1:]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from inspect import signature
 from typing import Any, cast
@@ -12,15 +13,17 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ..errors import NoSaveError, ParameterError
+from ..errors import DTypeError, NoSaveError, ParameterError, ShapeError
+from ..look.experience import Leaves
 from ..names import needed
 from ..parameters import Rule, require
+from ..replay.arrays import STEP
 from ..replay.buffer import ReplayBuffer
 from ..steps.arrays import numpy_dtype
-from ..steps.schema import Field
+from ..steps.schema import Field, Path, Schema, descend, dotted, flatten, nest
 from .log import EpisodeArrays, Log, episodes_of, log_of_episodes
 
-__all__ = ["from_minari", "to_minari"]
+__all__ = ["from_minari", "infos_of", "to_minari"]
 
 
 ID_RULE: Rule = (
@@ -69,7 +72,8 @@ def _needed() -> Generator[None]:
 def from_minari(dataset: Any) -> Log:
     """The episodes of a Minari data set.
 
-    Only the infos are lost. Minari keeps the final observation of every episode, terminated or truncated.
+    Infos of numbers that all episodes have become further fields; ``lacks`` names the others. Minari keeps the final
+    observation of every episode, terminated or truncated.
 
     Args:
         dataset: a ``minari.MinariDataset``, or the id of one that is on this machine. Nothing is downloaded.
@@ -78,6 +82,7 @@ def from_minari(dataset: Any) -> Log:
         ModuleNotFoundError: minari is not installed, or a package that it needs for the files of this data set.
         NoSaveError: no data set of this id is on this machine.
         FieldError: it has no steps.
+        ShapeError: an array of an episode has more or fewer rows than the episode has steps.
     """
     if isinstance(dataset, str):
         minari = _minari()
@@ -92,13 +97,58 @@ def from_minari(dataset: Any) -> Log:
     known: Rule = lambda dataset: hasattr(dataset, "iterate_episodes"), "expected a MinariDataset or the id of one"
     require("from_minari", known, dataset=dataset)
 
+    source = f"the Minari data set {dataset.id}"
+    infos: list[Leaves] = []
+
     def episodes() -> Iterator[EpisodeArrays]:
-        for episode in dataset.iterate_episodes():
+        for number, episode in enumerate(dataset.iterate_episodes()):
             terminated, truncated = episode.terminations.astype(np.bool_), episode.truncations.astype(np.bool_)
+            infos.append(_infos(episode.infos, len(episode.rewards), f"episode {number} of {source}"))
             yield EpisodeArrays(episode.observations, episode.actions, episode.rewards, terminated, truncated)
 
-    infos = ("the infos of its steps were not read",)
-    return log_of_episodes(episodes(), f"the Minari data set {dataset.id}", infos)
+    log = log_of_episodes(episodes(), source)
+    fields, lacks = _joined(infos)
+    return replace(log, fields=log.fields | fields, lacks=lacks)
+
+
+def _infos(infos: Any, steps: int, where: str) -> Leaves:
+    """The infos of an episode by path, of its steps alone: Minari may put that of the reset before them.
+
+    Raises:
+        ShapeError: there are more or fewer.
+    """
+    found: Leaves = {}
+    for inner, values in flatten(infos or {}).items():
+        path, array = tuple(key for part in inner for key in str(part).split(".")), np.asarray(values)
+        if len(array.shape) < 1 or len(array) not in (steps, steps + 1):
+            raise ShapeError(
+                f"{where}: its info '{dotted(path)}' has the shape {array.shape}; expected {steps} rows, one for each "
+                f"reward, or {steps + 1} with that of the reset"
+            )
+        found[path] = array[len(array) - steps :]
+    return found
+
+
+def _joined(infos: list[Leaves]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The infos of all episodes as fields of steps, and sentences on those that were not read."""
+    paths = list(dict.fromkeys(path for episode in infos for path in episode))
+    if not paths:
+        return {}, ("the infos of its steps were not read",)
+    fields: Leaves = {}
+    lacks: list[str] = []
+    for path in paths:
+        parts = [episode[path] for episode in infos if path in episode]
+        if len(parts) < len(infos) or len({part.shape[1:] for part in parts}) > 1:
+            why = "not all episodes have it, or in other shapes"
+        elif any(part.dtype.kind not in "biufc" for part in parts):
+            why = "it holds no numbers"
+        elif path[0] in (*STEP, "next_obs", "done") or any(path[:at] in paths for at in range(1, len(path))):
+            why = "another field has its name"
+        else:
+            fields[path] = np.concatenate(parts)
+            continue
+        lacks.append(f"the info '{dotted(path)}' was not read: {why}")
+    return nest(fields), tuple(lacks)
 
 
 def to_minari(
@@ -108,7 +158,8 @@ def to_minari(
 
     Minari wants every episode to have an end. If an episode was still running or was interrupted, its last step is
     marked as truncated, with the observation that followed it. Training sees no difference. Fields other than those of
-    a step become ``infos``. Priorities and indices are not written.
+    a step become ``infos``, under their paths with dots. As in Minari's own data sets, an episode of k steps has k + 1
+    of them: the first one, of zeros, stands for the reset. Priorities and indices are not written.
 
     Args:
         replay: the replay. Its transitions must be in the order of time.
@@ -122,6 +173,7 @@ def to_minari(
     Raises:
         ModuleNotFoundError: minari is not installed, or a package that it needs for ``data_format``.
         SchemaError: the transitions have no order.
+        DTypeError, ShapeError: a further field has complex numbers, or none.
         ParameterError: there is no step; the id or the spaces are of another kind; or this release of Minari, 0.5.3,
             would change the pixels of images.
     """
@@ -129,8 +181,9 @@ def to_minari(
     require("to_minari", (lambda replay: isinstance(replay, ReplayBuffer), "expected a ReplayBuffer"), replay=replay)
     require("to_minari", ID_RULE, dataset_id=dataset_id)
     require("to_minari", SPACES_RULE, spaces=spaces)
+    further = infos_of(replay.schema)
     buffer_class = import_module("minari.data_collector").EpisodeBuffer
-    buffers = [_buffer(buffer_class, number, episode) for number, episode in enumerate(episodes_of(replay))]
+    buffers = [_buffer(buffer_class, number, episode, further) for number, episode in enumerate(episodes_of(replay))]
     if not buffers:
         raise ParameterError("to_minari: the replay has no complete transition; collect some first")
     if env is None:
@@ -150,11 +203,30 @@ def to_minari(
         return minari.create_dataset_from_buffers(dataset_id, buffers, env=env, **about)
 
 
-def _buffer(make: Any, number: int, episode: EpisodeArrays) -> Any:
-    """An episode as Minari takes it."""
+def infos_of(schema: Schema) -> list[Path]:
+    """The fields of a schema that become infos.
+
+    Raises:
+        DTypeError, ShapeError: Minari cannot store one of them.
+    """
+    further = {path: field for path, field in schema.leaves.items() if path[0] not in STEP}
+    for path, field in further.items():
+        if field.dtype.is_complex:
+            raise DTypeError(f"field '{dotted(path)}': Minari has no {field.dtype}; store its parts as two fields")
+        if 0 in field.shape:
+            raise ShapeError(f"field '{dotted(path)}': Minari stores no infos without numbers, got {field.shape}")
+    return list(further)
+
+
+def _buffer(make: Any, number: int, episode: EpisodeArrays, further: list[Path]) -> Any:
+    """An episode as Minari takes it. It cannot read nested infos, nor arrays of single numbers, in all its formats."""
     truncated = episode.truncated.copy()
     truncated[-1] |= not episode.terminated[-1]
-    infos = {name: field for name, field in episode.others.items() if hasattr(field, "shape")}
+    infos: dict[str, Any] = {}
+    for path in further:
+        array: Any = descend(episode.others, path)
+        rows = np.concatenate([np.zeros_like(array[:1]), array])
+        infos[dotted(path)] = rows if rows.ndim > 1 else list(rows)
     return make(
         id=number, observations=episode.obs, actions=episode.action, rewards=episode.reward,
         terminations=episode.terminated, truncations=truncated, infos=infos or None,

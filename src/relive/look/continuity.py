@@ -15,6 +15,7 @@ from ..steps.arrays import Array, Bools, Ints
 from ..steps.schema import dotted
 from .experience import Experience, are_whole, digests, episodes_of, same_rows
 from .findings import Finding, Lack, Look, Sureness, rule, skip_if
+from .jumps import joined_episodes
 
 __all__ = ["offset_of_ends", "stored_ignored_steps"]
 
@@ -264,15 +265,17 @@ def stored_ignored_steps(steps: Experience) -> list[Finding]:
     return []
 
 
-@rule("ends-one-row-off")
+@rule("ends-one-row-off", "jump-inside-an-episode")
 def ends_one_row_off(steps: Experience) -> Look:
-    """Flags that stand one row before or after the step that ended the episode."""
+    """Flags that stand one row before or after the step that ended the episode, or that only jumps show to be wrong."""
     steps.require_order()
-    ends = steps.ended & steps.follows
+    ends, offset = steps.ended & steps.follows, offset_of_ends(steps)
+    if not offset and not stored_ignored_steps(steps) and (joined := list(joined_episodes(steps))):
+        yield from joined
+        return len(steps)
     skip_if(ends.sum() < FEW, f"fewer than {FEW} episodes end before another stored one")
     if steps.next_obs is None and not steps.numbers.shape[1]:
         raise Lack("without next observations, ends are known by how far numbers jump, and observations are images")
-    offset = offset_of_ends(steps)
     if offset and not (steps.next_obs is None and stored_ignored_steps(steps)):
         yield from steps.found("ends-one-row-off", "certain" if steps.next_obs is not None else "likely",
             f"episode ends are flagged one row {'after' if offset > 0 else 'before'} the step that ended: the next "

@@ -25,10 +25,11 @@ from ..errors import DTypeError, FieldError, FileFormatError, ReliveError, Shape
 from ..files.disk import open_file
 from ..memory.estimate import require_free, require_whole
 from ..steps.arrays import Array, Bools, Ints, as_host
-from ..steps.schema import Path, dotted, nest
+from ..steps.schema import Path, Schema, dotted, nest
 from .findings import Finding, Sureness, found, skip_if
 
 __all__ = [
+    "ALIASES",
     "Distribution",
     "Experience",
     "FieldFacts",
@@ -89,6 +90,7 @@ class Experience:
         last_flags: True if the flag of each env's last step is known.
         odd_flags: bool ``[S]``, True where a flag was neither 0 nor 1; None if none was.
         max_episode_steps: the time limit of the env, if the source keeps it.
+        schema: the fields as a buffer of relive declares them.
     """
 
     source: str
@@ -115,6 +117,7 @@ class Experience:
     last_flags: bool = True
     odd_flags: Bools | None = None
     max_episode_steps: int | None = None
+    schema: Schema | None = None
 
     def __len__(self) -> int:
         return len(self.reward)

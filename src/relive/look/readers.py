@@ -14,6 +14,7 @@ from pathlib import Path as FilePath
 from typing import Any, cast
 
 import numpy as np
+from torch import Tensor
 
 from ..errors import FieldError, FileFormatError, ParameterError, ReliveError, ShapeError
 from ..files.disk import read_manifest, usable
@@ -25,10 +26,21 @@ from ..replay.mixture import Mixture
 from ..rollout.buffer import RolloutBuffer
 from ..rollout.saving import KIND
 from ..samplers.uniform import Uniform
-from ..steps.arrays import Array, Bools, Ints, as_host, numpy_view
+from ..steps.arrays import Array, Bools, Ints, as_host
 from ..steps.schema import map_leaves
 from ..views.transitions import Transition
-from .experience import Experience, Leaves, concatenated, digests, from_arrays, leaves_of, no_steps, read_npz, tree_of
+from .experience import (
+    ALIASES,
+    Experience,
+    Leaves,
+    concatenated,
+    digests,
+    from_arrays,
+    leaves_of,
+    no_steps,
+    read_npz,
+    tree_of,
+)
 from .monitor import Monitor, counts_in, is_state
 
 __all__ = ["experience_of", "stable_baselines3_replay", "tensordict_steps", "velora_replay"]
@@ -149,7 +161,7 @@ def of_replay(replay: ReplayBuffer) -> Experience:
         ring: Any = inside._ring
         envs, numbers = ring.live()
         places: Ints = ring.places()
-        leaves = {path: numpy_view(tensor.cpu()) for path, tensor in ring.store.read(places).items()}
+        leaves = {path: as_host(tensor) for path, tensor in ring.store.read(places).items()}
         complete: Bools = ring.stamp[places] >= 0
         index = numbers * ring.num_envs + envs
         step, age = ring.step[places].astype(np.int64), ring.completed - 1 - ring.stamp[places]
@@ -191,16 +203,20 @@ def of_replay(replay: ReplayBuffer) -> Experience:
         age=age[selected],
         ordered=replay.ordered,
         max_episode_steps=replay.schema.max_episode_steps,
+        schema=replay.schema,
     )
 
 
 def of_rollout(rollout: RolloutBuffer) -> Experience:
     """The real steps of a rollout. The value of what comes after a truncated step is in ``final_value``."""
-    columns = {name: rollout[name] for name in rollout.keys() if name != "hidden"}
+    sparse = rollout.hidden_every > 1
+    columns = {name: rollout[name] for name in rollout.keys() if name != "hidden" or not sparse}
     real = leaves_of(columns.pop("mask"))[()].swapaxes(0, 1).reshape(-1)
     experience = from_arrays(columns, f"relive {type(rollout).__name__}", vector=True)
     experience = experience if real.all() else _selected(experience, real)
-    experience.max_episode_steps = rollout.schema.max_episode_steps
+    experience.max_episode_steps, experience.schema = rollout.schema.max_episode_steps, rollout.schema
+    if sparse:
+        experience.lacks += (f"it keeps hidden states every {rollout.hidden_every} steps alone; they were not read",)
     return experience
 
 
@@ -626,6 +642,11 @@ def tensordict_steps(data: Any, source: str = "TensorDict", *, full: bool = Fals
         rest.pop("done", None)
     if "action" in data.keys():
         rest["action"] = data.get("action")
+    known = {*observed, *FLAGS, *OF_TORCHRL}
+    entries = {name: part.get(name) for part in (after, data) for name in part.keys()
+               if name not in known and not name.startswith("_")}  # fmt: skip
+    further = {name: _numbers_in(entry) for name, entry in entries.items() if ALIASES.get(name, name) not in OF_A_STEP}
+    rest = {name: numbers for name, numbers in further.items() if numbers is not None} | rest
     if "gamma" in data.keys():  # of its MultiStep: the discount of each window
         rest["discount"] = _flat(data.get("gamma"))
     if not obs:
@@ -635,10 +656,26 @@ def tensordict_steps(data: Any, source: str = "TensorDict", *, full: bool = Fals
         )
     episode = data.get(("collector", "traj_ids"), None)
     episode = None if episode is None else _flat(episode)
-    return flat_steps({"obs": obs, "next_obs": next_obs, **rest}, source, full=full, episode=episode, envs=envs)
+    fields = {"obs": obs, "next_obs": next_obs, **rest}
+    experience = flat_steps(fields, source, full=full, episode=episode, envs=envs)
+    experience.lacks += tuple(f"'{name}' was not read" for name in entries if name not in rest)
+    return experience
 
 
 FLAGS = ("reward", "terminated", "truncated", "done")
+OF_TORCHRL = ("next", "action", "gamma", "collector", "index")
+"""Entries of a step that have a meaning in TorchRL. Those that begin with "_" are its own."""
+OF_A_STEP = ("obs", "next_obs", "final_obs", "action", "reward", "terminated", "truncated", "done", "episode_start",
+             "next_done")  # fmt: skip
+"""The names that no further entry may have here."""
+
+
+def _numbers_in(entry: Any) -> Any:
+    """The tensors of an entry, nested as it is; None if there are none, as in text."""
+    if isinstance(entry, Tensor):
+        return entry
+    members = dict(entry.items()) if hasattr(entry, "batch_dims") and hasattr(entry, "items") else {}
+    return {name: x for name, part in members.items() if (x := _numbers_in(part)) is not None} or None
 
 
 # -- AgileRL -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import core
-from ..steps.arrays import Array, numpy_view
+from ..steps.arrays import Array, apart, numpy_view
 from ..steps.schema import Field, Path
 
 __all__ = ["BoundedCache", "StepCopier", "copy_all"]
@@ -65,7 +65,8 @@ class StepCopier:
         """Store a checked step in a row: arrays and tensors in RAM, one for each target."""
         if self.take(row, tuple(values), False):
             return
-        for target, value in zip(self._targets, values, strict=True):
+        rows = [target[row] for target in self._targets if target is not None]
+        for target, value in zip(self._targets, apart(values, rows), strict=True):
             if target is not None:
                 target[row] = numpy_view(value.detach()) if type(value) is Tensor else value
 

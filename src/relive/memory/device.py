@@ -62,6 +62,11 @@ class DeviceRows(HostedRows):
 
     # -- writing ------------------------------------------------------------------------------------------------
 
+    @property
+    def memory(self) -> list[Any]:
+        """The rows in RAM, and those of each part."""
+        return [self.target, *(part.words for part in self.parts)]
+
     def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Remainder]:
         """Stage rewards and flags in RAM, and pack the rest on the device. Its errors come before any change."""
         given = dict(zip(staged_leaves(self.leaves, role), values, strict=True))
@@ -245,7 +250,8 @@ class Part:
         self.obs_bytes: int = layout.starts[1]
         """Bytes of the observation, which comes first in a row."""
         # negative places read the row of zeros
-        self._words = torch.zeros((num_rows + 2, layout.nbytes // WORD), dtype=torch.int64, device=device)
+        self.words = torch.zeros((num_rows + 2, layout.nbytes // WORD), dtype=torch.int64, device=device)
+        """The rows, int64 ``[R + 2, W]``."""
 
     def staged(self, given: Mapping[Path, Any], nbytes: int | None = None) -> Tensor:
         """The first ``nbytes`` (default: all) of rows to store, packed on the device: int64 ``[K, nbytes / 8]``.
@@ -286,14 +292,14 @@ class Part:
 
     def put(self, where: Tensor, words: Tensor) -> None:
         """Store rows at ``where`` (int64 ``[K]``): whole ones, or the beginnings of some."""
-        if words.shape[1] == self._words.shape[1]:
-            self._words.index_put_((where,), words)
+        if words.shape[1] == self.words.shape[1]:
+            self.words.index_put_((where,), words)
         else:
-            self._words[:, : words.shape[1]].index_copy_(0, where, words)
+            self.words[:, : words.shape[1]].index_copy_(0, where, words)
 
     def views(self) -> dict[Path, Tensor]:
         """The fields of all rows, as tensors over the storage."""
-        return self.layout.views(self._words[: self._num_rows].view(torch.uint8))
+        return self.layout.views(self.words[: self._num_rows].view(torch.uint8))
 
     def fields(self, where: Tensor, paths: Iterable[Path]) -> dict[Path, Tensor]:
         """Fields of the rows ``where`` (int64 ``[K]``), as ``[K, ...]``; one copy of the bytes that hold them all."""
@@ -308,7 +314,7 @@ class Part:
 
     def take(self, where: Tensor, start: int, end: int) -> Tensor:
         """Bytes ``start`` to ``end``, multiples of 16, of the rows ``where``, copied: uint8 ``[K, end - start]``."""
-        return self._words[:, start // WORD : end // WORD].index_select(0, where).view(torch.uint8)
+        return self.words[:, start // WORD : end // WORD].index_select(0, where).view(torch.uint8)
 
 
 class _Packet:

@@ -84,6 +84,11 @@ class ReplayRows(Store):
         self.batch: BatchLayout = BatchLayout(groups, self.layout, given)
         self.packed: bool = not large
 
+    @property
+    def memory(self) -> list[Any]:
+        """The packed rows and the blocks."""
+        return [self.target, *self.blocks.values()]
+
     def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Remainder]:
         """Copy checked rows into staged memory; large fields stay as they are until :meth:`write`."""
         staging = self._staged.get((role, count)) or self.staging(role, count)

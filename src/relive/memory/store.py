@@ -92,6 +92,11 @@ class Store(ABC):
         array = self.arrays[name,]
         return array.view(np.uint8) if array.dtype == np.bool_ else array
 
+    @property
+    def memory(self) -> list[Any]:
+        """All that a write may change, as arrays and tensors."""
+        return [self.target]
+
     @abstractmethod
     def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Remainder]:
         """Prepare ``count`` checked rows for writing.

@@ -17,7 +17,18 @@ import torch
 from numpy.typing import NDArray
 
 from .. import core
-from ..core.words import COMMITTED, CUT, DRAINED, FOLLOWED, LANE_ALONE, LANE_COUNTERS, MASKED, WANTED, LaneArrays
+from ..core.words import (
+    COMMITTED,
+    CUT,
+    DRAINED,
+    FINISHED,
+    FOLLOWED,
+    LANE_ALONE,
+    LANE_COUNTERS,
+    MASKED,
+    WANTED,
+    LaneArrays,
+)
 from ..errors import (
     FieldError,
     InvariantError,
@@ -327,7 +338,11 @@ class Lanes:
             # before the add: a call that is broken off from here on finds out by the heads whether the piece is in
             self._piece = _Piece(intake, lane, after, intake.begin(after))
             try:
-                intake.replay.extend(steps, envs=intake.envs)
+                if flags & FINISHED:
+                    last = map_leaves(itemgetter(0), steps["obs"])
+                    intake.replay.interrupt(intake.envs, next_obs=last)
+                else:
+                    intake.replay.extend(steps, envs=intake.envs)
             except BaseException:
                 self._finish_broken_off()
                 raise
@@ -454,10 +469,7 @@ class LaneWriter:
             if more or not (step is None or hasattr(step, "keys")):
                 raise FieldError(not_named(step))
             if not self._claim.holds:
-                raise LifecycleError(
-                    f"this writer of lane {self._number} is closed, or was made before a fork; call lanes.writer("
-                    f"{self._number}) in the process that plays"
-                )
+                raise self._closed()
             self._write(fields if step is None else {**step, **fields}, cut)
         except ReliveError:  # nothing was written, and the caller knows
             self._cut = cut
@@ -478,8 +490,30 @@ class LaneWriter:
         for t in range(count):
             self.add(map_leaves(itemgetter(slice(t * n, t * n + n)), rows))
 
-    def interrupt(self) -> None:
-        """Let the next step start new episodes: the running ones do not go on. Call it after a reset in mid-episode."""
+    def interrupt(self, *, next_obs: Any = None) -> None:
+        """Let the next step start new episodes: the running ones do not go on. Call it after a reset in mid-episode.
+
+        Args:
+            next_obs: what the newest steps led to, ``[N, ...]``, if it is known: they are then stored as truncated, as
+                by :meth:`relive.ReplayBuffer.interrupt`. It takes the place of a step in the lane.
+
+        Raises:
+            FieldError, ShapeError, DTypeError, DeviceError, NotFiniteError: ``next_obs`` does not fit.
+            WaitTimeoutError, LifecycleError: as :meth:`add`.
+        """
+        if next_obs is not None and not self._cut:
+            leaves, n = self.schema.leaves, self.num_envs
+
+            def zeros(path: Path) -> Any:
+                return torch.zeros((n, *leaves[path].shape), dtype=leaves[path].dtype, device="cpu")
+
+            step = {name: self.schema.rebuild(name, zeros) for name in self.schema.names}
+            step |= {"obs": next_obs, "mask": np.zeros(n, np.bool_)}
+            if self.own_next_obs:
+                step["next_obs"] = next_obs
+            if not self._claim.holds:
+                raise self._closed()
+            self._write(step, cut=False, finished=True)
         self._cut = True
 
     def close(self) -> None:
@@ -497,12 +531,19 @@ class LaneWriter:
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _write(self, values: dict[str, Any], cut: bool) -> None:
+    def _closed(self) -> LifecycleError:
+        return LifecycleError(
+            f"this writer of lane {self._number} is closed, or was made before a fork; call lanes.writer("
+            f"{self._number}) in the process that plays"
+        )
+
+    def _write(self, values: dict[str, Any], cut: bool, finished: bool = False) -> None:
         """Check a step, wait for room, copy it, and commit it last.
 
         Args:
             values: the step.
             cut: True if it starts new episodes.
+            finished: True if it is no step, but says what the newest steps led to.
         """
         mask = values.pop("mask") if "mask" in values else None
         follows = self.own_next_obs or "next_obs" in values
@@ -519,14 +560,15 @@ class LaneWriter:
                 refuse_unreadable(values)
                 raise
             if self.debug:
-                self._refuse_not_finite(leaves, stored)
+                self._refuse_not_finite(leaves, None if finished else stored)
             if number >= self._limit:
                 self._wait_for_room(number)
             copier.write(row, leaves)
         if stored is not None:
             self._lane.mask[row] = stored
         # last: the kernel raises the counter after all writes above, and the owner reads only rows below the counter
-        result = self._lane.commit(number, CUT * cut + FOLLOWED * follows + MASKED * (stored is not None))
+        marks = CUT * cut + FOLLOWED * follows + MASKED * (stored is not None) + FINISHED * finished
+        result = self._lane.commit(number, marks)
         if result > 0:
             self._filled.wake()
         if result < 0:  # -1 - n: nothing was committed, and the next step writes this row again
@@ -697,7 +739,10 @@ class Lane:
         flags = self._flags[row : row + end - start]  # up to the lane's last row: the slice ends there
         if flags[0] & LANE_ALONE:
             return 1, int(flags[0])
-        stops = np.flatnonzero(flags[1:] & (CUT | LANE_ALONE))  # a cut may come first in a piece, not within it
+        if flags[0] & FINISHED:
+            return 1, int(flags[0])
+        # a cut may come first in a piece, not within it
+        stops = np.flatnonzero(flags[1:] & (CUT | FINISHED | LANE_ALONE))
         count = int(stops[0]) + 1 if len(stops) else len(flags)
         count = 1 << (count.bit_length() - 1)
         return count, int(np.bitwise_or.reduce(flags[:count]))

@@ -22,7 +22,7 @@ from ..views.transitions import NStep
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["Episode", "EpisodeRows", "columns_of", "episode_at", "episodes_of", "filled"]
+__all__ = ["STEP", "Episode", "EpisodeRows", "columns_of", "episode_at", "episodes_of", "filled"]
 
 
 ALIASES = {

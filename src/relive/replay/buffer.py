@@ -428,12 +428,21 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self._writer.extend(steps, envs)
 
     @one_at_a_time
-    def interrupt(self, envs: Any = None) -> None:
+    def interrupt(self, envs: Any = None, *, next_obs: Any = None) -> None:
         """Cut the running episodes of all envs, or of ``envs``: the next steps start new ones.
 
-        The newest step of such an episode has no next observation, so it is never drawn.
+        The newest step of such an episode has no next observation, so it is never drawn, unless you give it here.
+
+        Args:
+            envs: int64 ``[K]``, whose episodes do not go on.
+            next_obs: what the newest steps led to, ``[K, ...]``, if it is known. They are then stored as truncated, as
+                if they had been added so. Rows of envs without a running episode are not read.
+
+        Raises:
+            FieldError, ShapeError, DTypeError, DeviceError: ``next_obs`` does not fit the schema. Nothing is changed.
+            NotFiniteError: in debug mode, a number of it is NaN or infinite. Nothing is changed.
         """
-        self._writer.interrupt(envs)
+        self._writer.interrupt(envs, next_obs)
 
     @one_at_a_time
     def clear(self, *, rewind: bool = False) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections.abc import Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from fractions import Fraction
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,9 +13,9 @@ import numpy as np
 import torch
 
 from ..batches import SequenceBatch, as_tensordict
-from ..errors import DeviceError, FieldError, ParameterError, SchemaError, ShapeError
-from ..parameters import COUNT_RULE, Rule, is_number, require
-from ..printable import shown
+from ..errors import DeviceError, EmptyError, FieldError, ParameterError, SchemaError, ShapeError
+from ..parameters import COUNT_RULE, Rule, is_count, is_number, require
+from ..printable import printable, shown
 from ..samplers.prioritized import doubles, require_float32
 from ..steps.arrays import as_host, whole_numbers
 from ..steps.schema import Path
@@ -30,9 +33,10 @@ class Mixture:
     """Batches in which every buffer has a fixed share (Ball et al. 2023 mix offline and online data half and half).
 
     Each buffer draws with its own sampler and view. A batch of B rows has share · B rows of each buffer, one buffer
-    after another. The numbers are rounded so that they add up to B. ``source`` (int64) is the number of the buffer that
-    a row comes from. A batch has the fields that the batches of all buffers have in common, even if a buffer has no
-    rows in this batch.
+    after another. What rounding leaves over goes to later batches: at any time each buffer has had its share of all
+    rows, to within one row, however small the share and the batches are. ``source`` (int64) is the number of the buffer
+    that a row comes from. A batch has the fields that the batches of all buffers have in common, even if a buffer has
+    no rows in this batch.
 
     Args:
         buffers: name -> buffer, of one schema.
@@ -54,7 +58,13 @@ class Mixture:
             raise DeviceError(f"Mixture: expected buffers on one device, got {sorted(map(str, devices))}")
         self.device: torch.device = devices.pop()
         self.buffers: dict[str, ReplayBuffer[Any, Any]] = dict(buffers)
-        self.shares = wanted
+        self._shares, self._ends = wanted, _running(wanted)
+        self._drawn = 0  # the rows of all batches so far
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Name -> share; they sum to 1. To change them, make another mixture of the same buffers."""
+        return dict(self._shares)
 
     def __len__(self) -> int:
         """The number of transitions that can be drawn from all buffers together."""
@@ -65,7 +75,7 @@ class Mixture:
 
         Raises:
             ParameterError: ``batch_size`` is not positive.
-            EmptyError: a buffer that has rows in the batch holds no complete transition.
+            EmptyError: a buffer with a share above 0 holds no complete transition. The message names it.
             SchemaError: some views read transitions and others sequences, or sequences of different shapes.
         """
         return next(self.batches(1, batch_size))
@@ -82,17 +92,43 @@ class Mixture:
                 "Mixture: the buffers' views give transitions and sequences, or sequences of different shapes: "
                 f"{views}; let all of them agree"
             )
-        rounds: dict[int, Iterator[Any]] = {}
-        without: list[tuple[str, ...]] = []
-        for i, (name, rows) in enumerate(self._rows(batch_size).items()):
-            if rows:
-                rounds[i] = self.buffers[name].batches(count, rows)
-            else:
-                without.append(self.buffers[name].batch_fields)
-        return (
-            _joined([next(batches) for batches in rounds.values()], without, list(rounds), self.device)
-            for _ in range(count)
-        )
+        for name, share in self._shares.items():
+            if share:
+                with _naming(name):
+                    self.buffers[name].batches(count, batch_size)  # raises if it has nothing to draw
+        fields: dict[str, tuple[str, ...]] = {}
+        return (self._batch(batch_size, k, count, fields) for k in range(1, count + 1))
+
+    def _batch(self, batch_size: int, update: int, of: int, fields: dict[str, tuple[str, ...]]) -> Any:
+        """The next batch, number ``update`` of the ``of`` batches of its round.
+
+        ``fields`` keeps the names of the fields of buffers without rows, from one batch of the round to the next.
+        """
+        rows, parts, without = self._count(batch_size), dict[int, Any](), list[tuple[str, ...]]()
+        try:
+            for i, (name, count) in enumerate(rows.items()):
+                if count:
+                    inside: Any = self.buffers[name]
+                    with _naming(name):
+                        parts[i] = inside._batch(count, update, of)
+                else:
+                    fields[name] = fields.get(name) or self.buffers[name].batch_fields
+                    without.append(fields[name])
+            return _joined(list(parts.values()), without, list(parts), self.device)
+        except BaseException:
+            self._count(-batch_size)
+            raise
+
+    def _count(self, batch_size: int) -> dict[str, int]:
+        """Count a batch, or one less if ``batch_size`` is negative; returns the rows of each buffer in it.
+
+        Running shares end at row floor(D · S) of the first D rows, so the rest is carried to the next batch.
+        """
+        with next(iter(self.buffers.values())).lock:  # held while rows are counted, never while others are waited for
+            begin = self._drawn
+            self._drawn += batch_size
+        ends = [(begin + batch_size) * end // of - begin * end // of for end, of in self._ends]
+        return {name: end - before for name, before, end in zip(self._shares, [0, *ends], ends, strict=False)}
 
     def update_priorities(self, batch: TensorDict | SequenceBatch, td_error: Any, mask: Any = None) -> int:
         """Pass TD errors to the buffers of the rows; returns how many transitions were overwritten meanwhile.
@@ -125,24 +161,30 @@ class Mixture:
         return late
 
     def state_dict(self) -> dict[str, Any]:
-        """The shares. Each buffer keeps and saves everything else."""
-        return {"shares": dict(self.shares)}
+        """The shares, and ``rows``, how many were drawn so far, if any. Each buffer keeps and saves everything else."""
+        return {"shares": dict(self._shares)} | ({"rows": self._drawn} if self._drawn else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with the shares of ``state``, which :meth:`state_dict` gave.
+        """Continue with the shares of ``state``, which :meth:`state_dict` gave, and after its rows.
+
+        Without ``rows``, as in states of earlier releases, the mixture begins to count anew.
 
         Raises:
             ParameterError: they do not fit the buffers; nothing is changed.
         """
-        shares = state.get("shares") if isinstance(cast("object", state), Mapping) else None
+        known = state if isinstance(cast("object", state), Mapping) else dict[str, Any]()
+        shares, rows = known.get("shares"), known.get("rows", 0)
         if not isinstance(shares, Mapping):
             raise ParameterError(
                 f"Mixture: expected what state_dict() gave, with its 'shares', got {shown(state, 200)}"
             )
-        self.shares: dict[str, float] = _normalised(cast("Mapping[str, float]", shares), list(self.buffers))
+        if not is_count(rows) or rows >= 2**63:
+            raise ParameterError(f"Mixture: expected in 'rows' the number of rows drawn so far, got {shown(rows)}")
+        wanted = _normalised(cast("Mapping[str, float]", shares), list(self.buffers))
+        self._shares, self._ends, self._drawn = wanted, _running(wanted), int(rows)
 
     def __repr__(self) -> str:
-        return f"Mixture({self.buffers!r}, {self.shares!r})"
+        return f"Mixture({self.buffers!r}, {self._shares!r})"
 
     def __str__(self) -> str:
         return text(self._summary())
@@ -152,13 +194,21 @@ class Mixture:
 
     def _summary(self) -> Summary:
         buffers = {name: str(buffer).partition("\n")[0] for name, buffer in self.buffers.items()}
-        facts = {name: f"{self.shares[name]:.3g} from {line}" for name, line in buffers.items()}
+        facts = {name: f"{self._shares[name]:.3g} from {line}" for name, line in buffers.items()}
         return f"Mixture: of {len(self.buffers)} buffers", facts
 
-    def _rows(self, batch_size: int) -> dict[str, int]:
-        """The rows of each buffer: differences of rounded running shares, so that they add up."""
-        ends = [round(share * batch_size) for share in accumulate(self.shares.values())]
-        return {name: end - begin for name, begin, end in zip(self.shares, [0, *ends], ends, strict=False)}
+
+@contextmanager
+def _naming(name: str) -> Generator[None]:
+    """Name the buffer in the error of one that has nothing to draw.
+
+    Raises:
+        EmptyError: it has nothing to draw.
+    """
+    try:
+        yield
+    except EmptyError as error:
+        raise EmptyError(f"Mixture: the buffer '{printable(name)}' has nothing to draw: {error}") from error
 
 
 def _are_buffers(value: Any) -> bool:
@@ -206,7 +256,26 @@ def _normalised(shares: Mapping[str, float], names: list[str]) -> dict[str, floa
             f"Mixture: expected a share of at least 0 for each of {names}, one of them positive, got "
             f"{shown(shares, 200)}"
         )
+    total = 1.0 if math.isclose(total, 1.0, rel_tol=CLOSE) else total  # so shares of a state come back to the bit
     return {name: float(shares[name] / total) for name in names}
+
+
+CLOSE = 2.0**-50
+"""How far rounding moves a share that was divided by the sum of all, as a part of it."""
+
+
+def _running(shares: Mapping[str, float]) -> list[tuple[int, int]]:
+    """The running sums of the shares, exactly: numerator and denominator of each; the last is 1.
+
+    A share that is a simple fraction but for its rounding, such as 1/3, counts as that. Whole rows then stay whole.
+    """
+
+    def exact(share: float) -> Fraction:
+        near, given = Fraction(share).limit_denominator(10**6), Fraction(share)
+        return near if abs(near - given) <= given * Fraction(CLOSE) else given
+
+    ends = list(accumulate(map(exact, shares.values())))
+    return [(end / ends[-1]).as_integer_ratio() for end in ends]
 
 
 def _joined(parts: list[Any], without: list[tuple[str, ...]], sources: list[int], device: torch.device) -> Any:

@@ -18,7 +18,7 @@ from ..memory.store import Staging, Store
 from ..parameters import FLAG_RULE, require
 from ..ring.ring import PIECE, Ahead, Ring, Rule, missing_final, piece_of
 from ..samplers.contract import OwnSampler
-from ..steps.arrays import Array, Ints, as_host, whole_numbers
+from ..steps.arrays import Array, Ints, apart, as_host, whole_numbers
 from ..steps.checker import StepChecker, refuse_unreadable
 from ..steps.ends import EndCheck, ReuseCheck
 from ..steps.schema import Schema
@@ -139,7 +139,7 @@ class Writer:
         except (RuntimeError, TypeError):
             refuse_unreadable(values)
             raise
-        kept = None if mask is None else row_mask(mask, count)
+        kept = None if mask is None else row_mask(mask, count).copy()  # it may lie in the rows that are stored
         if kept is not None and kept.all():  # quicker without
             kept = None
         return _Checked(leaves, leaves[self._leaves :] if has_finals else None, kept)
@@ -147,7 +147,12 @@ class Writer:
     def _add(self, values: Mapping[str, Any], envs: Ints, successive: bool) -> _Checked:
         """Check each part of a step and store it; returns what was checked."""
         count = len(envs)
-        leaves, final, kept = checked = self._checked(values, count)
+        checked = self._checked(values, count)
+        if self.ring.store.large or successive:  # else all fields are staged before any is stored
+            leaves = apart(checked.leaves, self.ring.store.memory)
+            final = None if checked.final is None else leaves[self._leaves :]
+            checked = checked._replace(leaves=leaves, final=final)
+        leaves, final, kept = checked
         reuse = self._reuse
         if reuse is not None:
             under_way = self.ring.under_way if self.ring.ordered else None
@@ -204,10 +209,41 @@ class Writer:
             raise ParameterError(f"envs: expected numbers from 0 to {self.ring.num_envs - 1}, got {chosen.tolist()}")
         return chosen
 
-    def interrupt(self, envs: Any) -> None:
-        """Cut the running episodes of ``envs``, or of all."""
-        self._interrupt(self.all_envs if envs is None else self.chosen(envs))
+    def interrupt(self, envs: Any, next_obs: Any = None) -> None:
+        """Cut the running episodes of ``envs``, or of all; with ``next_obs``, their newest steps become truncated."""
+        chosen = self.all_envs if envs is None else self.chosen(envs)
+        if next_obs is not None:
+            self._truncate(chosen, next_obs)
+        self._interrupt(chosen)
         self.ring.settle()
+
+    def _truncate(self, envs: Ints, next_obs: Any) -> None:
+        """Complete the newest step of each episode under way, as truncated.
+
+        What it led to is stored as a row that the caller interrupts: a row without an end, like that of a step left
+        out, which completes the one before it and never becomes a transition itself.
+        """
+        ring, stored = self.ring, self.stored.leaves
+        check = StepChecker(Schema({"next_obs": self.stored["obs"]}), len(envs), self.device, upload=False)
+        given = check({"next_obs": next_obs})
+        under_way = ring.under_way[envs]
+        newest, count = envs[under_way], int(under_way.sum())
+        if not count:
+            return
+        leaves: list[Any] = [torch.zeros((count, *x.shape), dtype=x.dtype, device=self.device) for x in stored.values()]
+        observed = [i for i, path in enumerate(stored) if path[0] == "obs"]
+        for at, value in zip(observed, given, strict=True):
+            leaves[at] = _kept(value, under_way)
+        for at in self._flags_at:
+            leaves[at] = np.zeros(count, np.bool_)
+        if self.debug:
+            refuse_not_finite(stored, leaves, None, newest, np.ones(count, np.bool_))
+        places = newest * ring.rows + (ring.heads[newest] - 1) % ring.rows
+        if not ring.own_next:  # else they are complete
+            self._store(newest, leaves, None)
+        # last: if something breaks this off, the steps are whole, and their episodes were interrupted
+        ring.store.meta("truncated")[places] = 1
+        ring.counters[EPISODES] += count
 
     def clear(self, rewind: bool) -> None:
         """Forget everything stored."""

@@ -224,6 +224,7 @@ class RolloutBuffer:
         except (RuntimeError, TypeError):
             refuse_unreadable(values)
             raise
+        bookkeeping = columns.apart(bookkeeping)
         row = columns.next_row
         if self._debug:
             self._refuse_nonfinite(values)
@@ -384,9 +385,8 @@ class RolloutBuffer:
         columns = self._columns
         checked = [columns.checked(name, value) for name, value in fields.items()]
         had, self._has_last = self._has_last, False  # a row that is half written does not count
-        for leaves in checked:
-            for path, value in leaves.items():
-                columns.put(path, columns.last_row, value)
+        for path, value in columns.apart({path: value for leaves in checked for path, value in leaves.items()}).items():
+            columns.put(path, columns.last_row, value)
         self._has_last = had or "value" in fields
 
     def set_final_value(self, steps: Any, envs: Any, values: Any) -> None:
@@ -423,6 +423,7 @@ class RolloutBuffer:
             )
         check_castable(final, target.dtype, "final_value")
         rows = columns.place(rows).to(target.device)
+        final = columns.apart({"final_value": final})["final_value"]
         target[rows, at_envs.to(target.device)] = final.to(device=target.device, dtype=target.dtype)
 
     def clear(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from ..memory.copier import StepCopier, copy_all
 from ..memory.estimate import readable, require_free
 from ..memory.layout import typed
 from ..parameters import Rule, is_count, is_names, require
-from ..steps.arrays import Array, check_castable, numpy_dtype, numpy_view, refuse_masked, to_tensor
+from ..steps.arrays import Array, apart, check_castable, numpy_dtype, numpy_view, refuse_masked, to_tensor
 from ..steps.checker import StepChecker, refuse_unreadable
 from ..steps.schema import Field, Path, Schema, descend, dotted, unknown_field
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["ADVANTAGE", "BOOKKEEPING", "WATCHED", "Columns", "Name", "unfinished"]
 
 
+K = TypeVar("K")
 Name = str | Path
 
 ADVANTAGE: Path = ("advantage",)
@@ -324,7 +325,8 @@ class Columns:
         if self.copier is not None:
             self.copier.write(row, values)
             return
-        copy_all((tensor[row] for tensor in self._own_memory), values)  # the fields of a step are the first ones
+        # the fields of a step are the first ones
+        copy_all((tensor[row] for tensor in self._own_memory), apart(values, self._own_memory))
 
     def _write_states(self, row: int, values: Sequence[Any]) -> list[Any]:
         """Store the states of a step if it is a k-th one; returns its other values."""
@@ -335,6 +337,10 @@ class Columns:
                 host = self._on_host and isinstance(value, Tensor)
                 self.states[path][row // self.every] = numpy_view(value.detach()) if host else value
         return list(step.values())
+
+    def apart(self, values: Mapping[K, Any]) -> dict[K, Any]:
+        """Checked values, copied where they lie in these columns: all are read before any is written."""
+        return dict(zip(values, apart(values.values(), [*self._memory.values()]), strict=True))
 
     def put(self, path: Path, rows: int | slice, value: Any) -> None:
         """Assign to rows of one column, by their place in storage."""
@@ -453,6 +459,7 @@ class Columns:
             ShapeError, DTypeError, DeviceError, FieldError: one does not fit.
         """
         fitted = {_path(name): self._fitted(_path(name), column) for name, column in columns.items()}
+        fitted = self.apart(fitted)  # a column may be another one, or itself a step further
         # They count as attached once all are written: an interrupted call leaves no column half new.
         self._attached -= fitted.keys()
         for path, column in fitted.items():

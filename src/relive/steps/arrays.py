@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +20,7 @@ __all__ = [
     "Bools",
     "Doubles",
     "Ints",
+    "apart",
     "as_host",
     "as_tensor",
     "check_castable",
@@ -38,6 +40,27 @@ Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 Doubles = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+
+def apart(values: Iterable[Any], memories: Sequence[Any]) -> list[Any]:
+    """Arrays and tensors, copied where they lie in ``memories``, which will be written before all of them are read."""
+    return [_copied(value) if any(_share(value, memory) for memory in memories) else value for value in values]
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value.copy()
+
+
+def _share(value: Any, memory: Any) -> bool:
+    """True if writing to a memory may change a value; on a device, if they are of one storage."""
+    if isinstance(memory, Tensor):
+        if not isinstance(value, Tensor) or value.device != memory.device:
+            return False
+        address = value.untyped_storage().data_ptr()
+        return address != 0 and address == memory.untyped_storage().data_ptr()
+    if isinstance(value, Tensor):
+        return value.is_cpu and np.may_share_memory(numpy_view(value.detach()), memory)
+    return np.may_share_memory(value, memory)
 
 
 def as_host(value: Any, name: str = "values") -> np.ndarray[Any, Any]:

@@ -13,7 +13,7 @@ from ..errors import EnvError, EpisodeEndWarning
 from .arrays import Array, Ints, as_host, numpy_dtype, numpy_view
 from .schema import Field, Path, descend
 
-__all__ = ["MOST", "EndCheck", "ReuseCheck", "places_in"]
+__all__ = ["EPISODES_TO_WARN", "MOST", "EndCheck", "ReuseCheck", "places_in"]
 
 
 EPISODES_TO_WARN = 3

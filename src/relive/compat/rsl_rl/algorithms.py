@@ -8,6 +8,7 @@ import rsl_rl.algorithms as host
 import torch
 from torch import Tensor
 
+from ..base import passes_on
 from .storage import RolloutStorage
 
 __all__ = ["PPO", "Distillation"]
@@ -24,6 +25,7 @@ class PPO(Base):
     approximation is used: γV(s_t), the value of the state before the step, is added to the reward.
     """
 
+    @passes_on(Base.__init__)
     def __init__(self, actor: Any, critic: Any, storage: Any, *args: Any, **options: Any) -> None:
         super().__init__(actor, critic, storage, *args, **options)
         self.storage: Any = RolloutStorage.from_original(storage)
@@ -56,6 +58,7 @@ class PPO(Base):
 class Distillation(DistillationBase):
     """rsl_rl's distillation with the storage of this package."""
 
+    @passes_on(DistillationBase.__init__)
     def __init__(self, student: Any, teacher: Any, storage: Any, *args: Any, **options: Any) -> None:
         super().__init__(student, teacher, storage, *args, **options)
         self.storage: Any = RolloutStorage.from_original(storage)
