@@ -12,22 +12,21 @@
 namespace relive {
 
 bool Draw::into(std::span<Place> places, Column<double> probability, Column<float> weight) const {
-    switch (by) {
-    case By::Chance: return draw_uniform(*ring, stream, newest, places);
-    case By::Weight: return leaves_into(places);
-    case By::Priority:
-        return priorities->draw(stream, stratified, beta, lowest, among(), places, probability, weight);
-    }
-    return false;
+    if (by == By::Chance) return draw_uniform(*ring, stream, newest, places);
+    auto whole = tree->whole();
+    if (!(whole.total() > 0.0)) return false;  // cleared since a cover was made, as by a signal handler
+    auto among = from_some ? Cover{tops, until} : whole;
+    if (by == By::Weight) return leaves_into(among, places);
+    return priorities->draw(stream, stratified, beta, lowest, among, places, probability, weight);
 }
 
-bool Draw::leaves_into(std::span<Place> places) const {
-    auto total = among().total();
+bool Draw::leaves_into(const Cover &among, std::span<Place> places) const {
+    auto total = among.total();
     if (!(total > 0.0)) return false;
     auto memory = scratch<double>(places.size());
     std::span<double> wanted{memory.get(), places.size()};
     masses(stream, false, total, wanted);
-    if (tree->find(among(), wanted, places) >= 0) return false;
+    if (tree->find(among, wanted, places) >= 0) return false;
     for (std::size_t i = 0; episodes && i < places.size(); ++i) {
         auto env = static_cast<std::size_t>(places[i] / episodes->rows);
         auto low = oldest.empty() ? 0 : oldest[env];
@@ -36,7 +35,7 @@ bool Draw::leaves_into(std::span<Place> places) const {
     return true;
 }
 
-void nothing_to_draw() { throw nb::value_error("there is nothing to draw"); }
+void nothing_to_draw() { throw EmptyDraw(); }
 
 Anchors::Anchors(nb::handle what, bool roomy) {
     if (!(nb::try_cast(what, draw_) && draw_) && !nb::try_cast(what, given_))
@@ -171,6 +170,7 @@ class Windows {
 }  // namespace
 
 void bind_batches(nb::module_ &module) {
+    nb::exception<EmptyDraw>(module, "EmptyDraw", PyExc_ValueError);
     nb::class_<Draw>(module, "Draw",
                      "What a sampler draws, not made yet: a view reads it, or `places, extras = draw` makes it.")
         .def_ro("count", &Draw::count, "B.")

@@ -1,6 +1,7 @@
 // What batches are made of: anchors, drawn when they are read, or given.
 #pragma once
 #include <cstdint>
+#include <exception>
 #include <initializer_list>
 #include <span>
 #include <vector>
@@ -39,12 +40,16 @@ struct Draw {
     nb::object kept;  // what the pointers point into
 
     bool weighed() const { return by == By::Priority; }
-    Cover among() const { return from_some ? Cover{tops, until} : tree->whole(); }
     // The places of the anchors; by priority, their chances and weights as well. False if there is nothing to draw.
     bool into(std::span<Place> places, Column<double> probability, Column<float> weight) const;
 
   private:
-    bool leaves_into(std::span<Place> places) const;
+    bool leaves_into(const Cover &among, std::span<Place> places) const;
+};
+
+// There was nothing to draw when a draw was made. It is Python's `EmptyDraw`, a ValueError.
+struct EmptyDraw : std::exception {
+    const char *what() const noexcept override { return "there is nothing to draw"; }
 };
 
 [[noreturn]] void nothing_to_draw();

@@ -62,7 +62,8 @@ def as_tensordict(
 def _tensordict() -> tuple[Any, dict[str, Any]]:
     """The function that makes a TensorDict, and its options."""
     # importing tensordict takes as long as importing torch, so the first batch does it
-    from tensordict import TensorDict
+    with torch.device("cpu"):  # it computes numbers meanwhile, which the default device need not have
+        from tensordict import TensorDict
 
     # The shapes are known to fit. Checking them again takes eight times as long as the rest, and a fifth of the time
     # of a small batch. The constructor without checks has no public name. It need not look for dicts among the members.

@@ -16,14 +16,13 @@ import numpy as np
 import pytest
 
 from effort import often
-from relive import ReplayBuffer, Schema
+from relive import Prioritized, ReplayBuffer, Schema, Uniform
 from relive.errors import NoSaveError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="mounts file systems, or limits the size of files")
 
-SCHEMA = Schema.from_example(
-    {"obs": np.zeros(64, np.float32), "action": 0, "reward": 0.0, "terminated": False, "truncated": False}
-)
+STEP = {"obs": np.zeros(64, np.float32), "action": 0, "reward": 0.0, "terminated": False, "truncated": False}
+SCHEMA = Schema.from_example(STEP)
 WAYS = pytest.mark.parametrize("background", [False, True])
 
 
@@ -166,3 +165,64 @@ def test_a_directory_that_disappears_while_a_save_is_written_is_an_error(
         shutil.rmtree(path)
     assert at > 0
     assert remover.left >= 0, "a save is said to be there, and is not"
+
+
+class Filling:
+    """A disk that has no room left at call number ``at`` of a function of ``os``, and after it."""
+
+    def __init__(self, name: str, at: int) -> None:
+        self.left, self.genuine = at, getattr(os, name)
+
+    def __call__(self, *args: Any) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self.genuine(*args)
+
+
+@pytest.mark.parametrize("name", ["posix_fallocate", "write", "pwrite", "replace", "fsync"])
+def test_a_replay_in_files_that_a_full_disk_refuses_leaves_nothing_behind(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, opened = 0, False
+    while not opened:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, Filling(name, at))
+            try:
+                replay = ReplayBuffer.open(tmp_path / "made" / "replay", SCHEMA, 100)
+                opened = True
+                replay.close()
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+        if not opened:
+            assert not (tmp_path / "made" / "replay").exists(), (at, os.listdir(tmp_path / "made" / "replay"))
+        at += 1
+    assert at > 1
+
+
+@pytest.mark.parametrize("name", ["posix_fallocate", "write", "replace", "fsync"])
+def test_a_replay_in_files_that_a_full_disk_refuses_new_arrays_opens_again(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, at, opened = tmp_path / "replay", 0, False
+    with ReplayBuffer.open(path, SCHEMA, 100) as replay:
+        replay.add(STEP)
+        replay.add(STEP)
+    while not opened:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, Filling(name, at))
+            try:
+                replay = ReplayBuffer.open(path, sampler=Prioritized())  # which keeps arrays of its own
+                opened = True
+                replay.close()
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+        if not opened:
+            with ReplayBuffer.open(path, sampler=Uniform()) as replay:
+                assert len(replay) == 1
+                replay.check()
+            assert not [left for left in os.listdir(path) if left.endswith(".tmp")]
+        at += 1
+    assert at > 1

@@ -312,6 +312,8 @@ def test_a_save_of_another_device_can_be_loaded_here(tmp_path: Path) -> None:
         ({"capacity": "10"}, "'capacity'"),
         ({"size": None}, "'size'"),
         ({"device": 3}, "'device'"),
+        ({"device": "x"}, "'device'.*device='cpu'"),
+        ({"device": "meta"}, "'device'.*device='cpu'"),
     ],
 )
 def test_metadata_that_contradict_the_tensors_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from processes import IMAGES, replay_of, written
 from relive import Lanes, Prioritized, Recent, ReplayBuffer, ReplayServer, SamplesPerInsert, Uniform
 from relive.errors import EmptyError, LifecycleError, ParameterError, WaitTimeoutError
 from relive.processes import server as serving_process
-from relive.processes import wire
 from relive.processes.server import Owner, ServerOptions
 from relive.processes.shared import SharedBlock
 from relive.processes.wire import Address, Line, listen
@@ -325,8 +325,7 @@ def test_a_stranger_with_another_token_gets_no_rank():
         assert inside.address(server).connect("0").receive()[0] == "welcome"
 
 
-def test_a_stranger_who_sends_half_a_message_holds_nobody_back_for_long(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(wire, "HASTE", 0.1)
+def test_a_stranger_who_sends_half_a_message_holds_nobody_back_for_long():
     server, stranger = serve(partial(replay_of, 20)), socket.socket(socket.AF_UNIX)
     with server, server.learner(timeout=SECONDS) as learner, stranger:
         stranger.connect(inside.address(server).name)
@@ -335,6 +334,32 @@ def test_a_stranger_who_sends_half_a_message_holds_nobody_back_for_long(monkeypa
         for _ in range(6):  # more than were drawn before
             next(learner)
         assert time.monotonic() - began < SECONDS / 2
+
+
+def test_a_stranger_who_sends_a_byte_now_and_then_holds_nobody_back_and_has_one_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(serving_process, "HELLO_TIMEOUT", 0.5)
+    monkeypatch.setattr(serving_process, "TICK", 0.05)
+    server, stranger, hung_up = serve(partial(replay_of, 20)), socket.socket(socket.AF_UNIX), threading.Event()
+
+    def trickle() -> None:
+        with suppress(OSError):
+            for byte in b"\0\0\0\x22" + inside.address(server).token.encode():
+                stranger.sendall(bytes([byte]))
+                time.sleep(0.2)  # 7 s in all
+            return
+        hung_up.set()
+
+    with server, server.learner(timeout=SECONDS) as learner, stranger:
+        stranger.connect(inside.address(server).name)
+        began, thread = time.monotonic(), threading.Thread(target=trickle)
+        thread.start()
+        for _ in range(6):  # more than were drawn before
+            next(learner)
+        assert time.monotonic() - began < 3.0
+        thread.join(SECONDS)
+        assert hung_up.is_set()
 
 
 def rate_wrongly(server: ReplayServer, stop: bool) -> int:

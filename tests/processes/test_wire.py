@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import sys
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 
-from relive.processes.wire import Line
+from relive.processes.wire import HELLO, Line
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs Unix sockets")
 
@@ -46,3 +49,28 @@ def test_after_a_message_that_was_broken_off_the_next_call_closes_the_line() -> 
     with pytest.raises(EOFError):
         other.receive()
     other.close()
+
+
+def test_a_first_message_is_read_as_its_bytes_come_and_what_follows_it_is_left_to_the_next_call() -> None:
+    here, there = socket.socketpair()
+    with there:
+        line = Line(Connection(here.detach()))
+        assert line.receive_hello() is None
+        for byte in struct.pack("!i", 5) + b"hell":
+            there.sendall(bytes([byte]))
+            assert line.receive_hello() is None
+        there.sendall(b"o" + struct.pack("!i", 4) + b"more")
+        assert line.receive_hello() == b"hello"
+        assert line._connection.recv_bytes() == b"more"
+        line.close()
+
+
+@pytest.mark.parametrize("size", [-1, HELLO + 1, 2**31 - 1])
+def test_a_first_message_that_is_too_long_ends_the_line_before_it_is_read(size: int) -> None:
+    here, there = socket.socketpair()
+    with there:
+        line = Line(Connection(here.detach()))
+        there.sendall(struct.pack("!i", size))
+        with pytest.raises(EOFError):
+            line.receive_hello()
+        line.close()

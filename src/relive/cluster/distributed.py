@@ -28,7 +28,7 @@ from ..replay.checks import require_rows
 from ..returns import EPS
 from ..rollout.columns import ADVANTAGE, Name
 from ..rollout.minibatches import MANY, require_advantage
-from ..steps.arrays import Doubles, Ints
+from ..steps.arrays import Doubles, Ints, to_tensor
 from ..steps.schema import Path
 from ..views.contract import time_first_of
 from .plan import ShardDraw, ShardSampler, shard_key
@@ -173,9 +173,9 @@ class ShardedReplay:
         Rows that only filled up the batch are left out. Arguments and errors are those of
         :meth:`relive.ReplayBuffer.update_priorities`. This is not a collective call.
         """
-        real = torch.as_tensor(index) >= 0
+        real = to_tensor(index) >= 0
         if not real.all():
-            axis = 1 if torch.as_tensor(td_error).ndim > 1 and time_first_of(self.replay.view) else 0
+            axis = 1 if to_tensor(td_error).ndim > 1 and time_first_of(self.replay.view) else 0
             index, td_error, mask = _rows(index, real, 0), _rows(td_error, real, axis), _rows(mask, real, axis)
         return self.replay.update_priorities(index, td_error, mask)
 
@@ -219,7 +219,7 @@ class _Agreed(NamedTuple):
 
 def _rows(values: Any, chosen: Tensor, axis: int) -> Any:
     """The chosen entries along an axis; None stays None."""
-    return None if values is None else torch.as_tensor(values).index_select(axis, chosen.nonzero().squeeze(1))
+    return None if values is None else to_tensor(values).index_select(axis, chosen.nonzero().squeeze(1))
 
 
 # Minibatches of rollouts

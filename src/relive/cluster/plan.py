@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -297,14 +298,15 @@ class ShardSampler:
         """
         self._prepare()
         now, sampler = self._sampler.mass, self.prioritized
-        if not (share.rows and now > 0.0):
-            return ShardDraw(np.empty(0, np.int64), None if sampler is None else np.empty(0))
-        if sampler is None:
-            return ShardDraw(self._sampler.draw(share.rows, share.stream, 1, 1)[0], None)
-        # below the mass: a product that rounds up to it lies behind the last row
-        wanted = np.minimum(share.masses * (now / share.mass), math.nextafter(now, 0.0))
-        places, priorities = sampler.draw_at(wanted)
-        return ShardDraw(places, priorities * (share.mass / now))
+        if share.rows and now > 0.0:
+            with suppress(EmptyError, core.EmptyDraw):  # a signal handler may clear the replay between these lines
+                if sampler is None:
+                    return ShardDraw(self._sampler.draw(share.rows, share.stream, 1, 1)[0], None)
+                # below the mass: a product that rounds up to it lies behind the last row
+                wanted = np.minimum(share.masses * (now / share.mass), math.nextafter(now, 0.0))
+                places, priorities = sampler.draw_at(wanted)
+                return ShardDraw(places, priorities * (share.mass / now))
+        return ShardDraw(np.empty(0, np.int64), None if sampler is None else np.empty(0))
 
     def count_batch(self, rows: int) -> None:
         """Count a batch of all shards, in which this shard drew ``rows`` rows, and go on to the next number."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import EnvError, EpisodeEndWarning, LifecycleError, NotFiniteError, ParameterError
 from ..parameters import Rule, is_count, one_of, require, torch_device
-from ..steps.arrays import Array, Bools, as_host
+from ..steps.arrays import Array, Bools, as_host, to_tensor
 from ..steps.ends import EPISODES_TO_WARN, MOST
 from ..steps.schema import Path, descend, map_leaves
 
@@ -86,7 +86,7 @@ def final_observations(info: Mapping[str, Any], num_envs: int) -> Finals | None:
     terminal: Any = info.get("terminal")
     if not isinstance(terminal, Mapping) or not {"env_ids", "observations"} <= terminal.keys():
         return None
-    envs = torch.as_tensor(terminal["env_ids"]).to(torch.int64)
+    envs = to_tensor(terminal["env_ids"]).to(torch.int64)
     present = torch.zeros(num_envs, dtype=torch.bool, device=envs.device).index_fill(0, envs, True)
     return Finals(terminal["observations"], envs, present)
 

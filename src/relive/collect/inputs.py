@@ -14,7 +14,7 @@ from torch import Tensor
 from ..batches import as_tensordict, swap_layers
 from ..errors import DTypeError, EnvError, FieldError, ParameterError, SchemaError, ShapeError
 from ..parameters import Rule, is_names, require
-from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, Bools, as_host, check_castable, is_plain
+from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, Bools, as_host, check_castable, is_plain, to_tensor
 from ..steps.checker import StepChecker
 from ..steps.schema import Field, Path, Schema, descend, dotted, unknown_field
 from .envs import FinalCheck, Finals, copied, final_info, info_field, is_by_env, member, pick
@@ -203,7 +203,7 @@ class Inputs:
 
     def _final_leaf(self, path: Path, given: Any) -> Tensor:
         try:
-            return torch.as_tensor(descend(given, path[1:]))
+            return to_tensor(descend(given, path[1:]))
         except (KeyError, IndexError, ValueError, TypeError, RuntimeError) as error:
             raise self._not_nested(path, given) from error
 
@@ -412,7 +412,7 @@ class Inputs:
 
     def _initial_leaf(self, tree: Any, path: Path) -> Tensor:
         try:
-            return torch.as_tensor(descend(tree, path[1:])).detach().clone()
+            return to_tensor(descend(tree, path[1:])).detach().clone()
         except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
             raise FieldError(
                 f"initial_hidden: '{dotted(path)}' is missing; nest it as the schema does: {self.schema['hidden']!r}"

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from ..files.disk import has_room_for_thread
 from ..parameters import Rule, is_flag, require
 
 __all__ = ["progress_bar"]
@@ -56,7 +57,8 @@ def progress_bar(
     began = time.perf_counter()
 
     def tick() -> None:
-        if not bar.live.is_started and (wanted or time.perf_counter() - began > LONG):
+        is_due = not bar.live.is_started and (wanted or time.perf_counter() - began > LONG)
+        if is_due and has_room_for_thread():  # the bar is drawn in one
             bar.start()
         bar.advance(task)
 

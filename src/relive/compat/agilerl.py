@@ -23,7 +23,7 @@ from ..batches import as_tensordict, stride_of
 from ..core import key as stream
 from ..errors import ParameterError
 from ..rollout.buffer import RolloutBuffer as Rollout
-from ..steps.arrays import torch_dtype
+from ..steps.arrays import to_tensor, torch_dtype
 from ..steps.schema import Field, Path, Schema, map_leaves
 from .base import (
     DropIn,
@@ -393,7 +393,7 @@ class RolloutBuffer(DropIn):
         n, known = self.num_envs, self._rollout.schema
         like = cast("Field", known["action_mask"]) if "action_mask" in known else None
         if action_mask is not None:
-            field = like or Field((torch.as_tensor(action_mask).numel() // n,), torch.bool)
+            field = like or Field((to_tensor(action_mask).numel() // n,), torch.bool)
             step["action_mask"] = vector("action_mask", action_mask, n, field)
             if like is None:
                 self._allocate("action_masks", field)
@@ -520,7 +520,7 @@ class RolloutBuffer(DropIn):
         flat = {path: leaf[:, :longest].flatten(0, 1).to(target) for path, leaf in leaves.items()}
         pairs = zip(self._hidden, seq["hidden"], strict=True)
         states = {key: state.transpose(0, 1).contiguous().to(target) for (key,), state in pairs}
-        time = seq["start"].unsqueeze(1) + torch.arange(longest)
+        time = seq["start"].unsqueeze(1) + torch.arange(longest, device="cpu")
         self._index = (time * rollout.num_envs + seq["env"].unsqueeze(1)).to(target)
         self.padded_data = _with_states(flat, seq.num_sequences * longest, states, target)
         self.num_sequences, self.max_sequence_length = self._index.shape
@@ -788,13 +788,15 @@ def recurrent_states(hidden_state: Mapping[str, Any] | None, fields: Fields, num
         StepShapeError: a shape does not fit.
     """
     if hidden_state is None:
-        return tuple(torch.zeros(num_envs, *field.shape) for field in fields.values())
+        return tuple(
+            torch.zeros(num_envs, *field.shape, dtype=torch.float32, device="cpu") for field in fields.values()
+        )
     states: list[Tensor] = []
     for (key,), field in fields.items():
         if key not in hidden_state:
             names = [key for (key,) in fields]
             raise StepFieldError(f"'hidden_state': expected the states {names}, got {list(hidden_state)}")
-        state, (layers, size) = torch.as_tensor(hidden_state[key]).detach().cpu(), field.shape
+        state, (layers, size) = to_tensor(hidden_state[key]).detach().cpu(), field.shape
         if tuple(state.shape) != (layers, num_envs, size):
             raise StepShapeError(
                 f"'hidden_state[{key!r}]': expected {(layers, num_envs, size)} (layers first), got {tuple(state.shape)}"

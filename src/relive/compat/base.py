@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..errors import FieldError, SchemaError, ShapeError
 from ..replay.buffer import ReplayBuffer
-from ..steps.arrays import NUMPY_DTYPES, Array, as_tensor
+from ..steps.arrays import NUMPY_DTYPES, Array, as_tensor, to_tensor
 from ..steps.schema import Path, map_leaves
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def write_column(name: str, column: Any, values: Any) -> None:
         for key, member in cast("Mapping[str, Any]", column).items():
             write_column(f"{name}[{key!r}]", member, values[key])
     else:
-        source: Tensor = torch.as_tensor(values)
+        source: Tensor = to_tensor(values)
         if source.shape != column.shape:  # copy_ would broadcast it
             raise StepShapeError(
                 f"{name}: expected {tuple(column.shape)}, got {tuple(source.shape)}; assign a whole column, or write "
@@ -290,7 +290,7 @@ def sent(value: Any, device: torch.device) -> Tensor:
     """A tensor or an array as a tensor on ``device``, copied only if it is elsewhere."""
     if type(value) is Tensor and value.device == device:
         return value
-    return torch.as_tensor(value).to(device)
+    return to_tensor(value).to(device)
 
 
 @overload

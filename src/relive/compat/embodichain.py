@@ -221,7 +221,7 @@ def _flat(steps: Tensor) -> Tensor:
     if not by_time.is_contiguous() or width < WIDE or not steps.is_cpu:
         return steps.clone(memory_format=torch.contiguous_format).flatten(0, 1)
     source = by_time.reshape(count * envs, -1).view(torch.uint8)
-    first, lengths = torch.arange(envs), torch.full((envs,), count)
+    first, lengths = torch.arange(envs, device="cpu"), torch.full((envs,), count, device="cpu")
     found = core.gather_windows(source, first, envs, lengths, source[0], count)
     return found.view(steps.dtype).view(envs * count, *steps.shape[2:])
 

@@ -990,7 +990,9 @@ class Flat(Rows):
             batch: Data = dict(drawn.items())
             found = {key: mapped(_shown, self.shapes[key], batch[NAMES[key]]) for key in self.keys}
             for key in self.states:
-                found[key] = mapped(lambda shape: torch.zeros((1, *shape)), self.shapes[key])
+                found[key] = mapped(
+                    lambda shape: torch.zeros((1, *shape), dtype=torch.float32, device="cpu"), self.shapes[key]
+                )
             yield found, batch
 
     def steps_used(self, batch: Data) -> Tensor:

@@ -23,7 +23,7 @@ from ..returns import GAE
 from ..rollout.buffer import RolloutBuffer as CoreRollout
 from ..samplers.contract import Sampler
 from ..samplers.prioritized import Prioritized
-from ..steps.arrays import Array, numpy_view, torch_dtype
+from ..steps.arrays import Array, numpy_view, to_tensor, torch_dtype
 from ..steps.schema import Field, Schema
 from ..views.contract import View
 from ..views.hindsight import Hindsight
@@ -345,7 +345,8 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
 
     def _discounts(self, batch: Any) -> Tensor:
         """The discount of each window's bootstrap value, γ to the number of its rewards, float32 ``[B, 1]``."""
-        return sent(torch.pow(torch.tensor(self._view.gamma), batch["steps"].float()).unsqueeze(1), self.device)
+        gamma = torch.tensor(self._view.gamma, dtype=torch.float32, device="cpu")
+        return sent(torch.pow(gamma, batch["steps"].float()).unsqueeze(1), self.device)
 
     def _observed(self, obs: Any, env: Any) -> Any:
         found: Any = joined(self.observation_space, obs)
@@ -509,12 +510,14 @@ class PrioritizedReplayBuffer(NStepReplayBuffer):
             ParameterError: an index was never issued.
             NotFiniteError: a TD error is NaN or infinite. Nothing is changed in either case.
         """
-        return self._replay.update_priorities(indices, torch.as_tensor(td_errors).reshape(-1))
+        return self._replay.update_priorities(indices, to_tensor(td_errors).reshape(-1))
 
     def _samples(self, batch: Any, env: Any) -> Any:
         nested = isinstance(self.observation_space, spaces.Dict)
         kind = PrioritizedDictReplayBufferSamples if nested else PrioritizedReplayBufferSamples
-        weight = batch.get("weight", torch.ones(len(batch["index"])))  # rows read by position have none
+        weight = batch.get(
+            "weight", torch.ones(len(batch["index"]), dtype=torch.float32, device="cpu")
+        )  # rows read by position have none
         weights = sent(weight.unsqueeze(1), self.device)
         parts: Any = (*self._fields(batch, env), weights, numpy_view(batch["index"]))
         return kind(*parts)
@@ -832,7 +835,7 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
             last_values: V of the observations after the last step, ``[N]`` or ``[N, 1]``.
             dones: whether the last step ended an episode, ``[N]``.
         """
-        rollout, ended = self._rollout, torch.as_tensor(np.asarray(dones).astype(np.bool_))
+        rollout, ended = self._rollout, to_tensor(np.asarray(dones).astype(np.bool_))
         rollout["terminated"] = torch.cat([rollout["episode_start"][1:] != 0, ended.reshape(1, self.n_envs)])
         last = last_values.numpy(force=True).ravel()
         rollout.finish(GAE(self.gamma, self.gae_lambda), last_value=last, partial=True)

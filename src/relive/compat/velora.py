@@ -27,11 +27,12 @@ from torch import Tensor
 from ..errors import FileFormatError, NoSaveError, ParameterError
 from ..files import disk, format, save
 from ..files.format import pieces
-from ..parameters import is_count
+from ..parameters import is_count, torch_device
 from ..printable import shown
 from ..replay.buffer import ReplayBuffer as Replay
 from ..returns import GAE
 from ..rollout.buffer import RolloutBuffer as Rollout
+from ..steps.arrays import to_tensor
 from ..steps.schema import Field, Schema
 from .base import Column, DropIn, StepError, StepShapeError, array_of, contents_of, placed, renew, sent, table_of
 
@@ -263,7 +264,7 @@ class ReplayBuffer(DropIn):
             FileFormatError: the file is damaged, is not Velora's, or contradicts the metadata.
         """
         known = checked(metadata)
-        where = torch.device(device or known["device"] or "cpu")
+        where = _device_of(known["device"]) if device is None else torch_device("load", device)
         original = SimpleNamespace(**known, **read_files(state_path, known, FIELDS))
         return cls.from_original(original, device=where, seed=seed)
 
@@ -278,6 +279,22 @@ class ReplayBuffer(DropIn):
     def __repr__(self) -> str:
         sizes = f"{self.capacity}, {self.state_dim}, {self.action_dim}, {self.hidden_dim}"
         return f"ReplayBuffer({sizes}, device={self.device!r}, seed={self._seed})"
+
+
+def _device_of(name: str | None) -> torch.device:
+    """The device that a file's metadata names.
+
+    Raises:
+        FileFormatError: it is none that holds tensors here.
+    """
+    problem = "it holds no numbers"
+    try:
+        where = torch_device("load", name or "cpu")
+        if where.type != "meta":
+            return where
+    except ParameterError as error:
+        problem = str(error)
+    raise FileFormatError(f"metadata 'device': {shown(name)}: {problem}; pass load(..., device='cpu')")
 
 
 FIELDS = table_of(ReplayBuffer)
@@ -491,7 +508,7 @@ def row(name: str, value: Any, size: int, device: torch.device | None) -> Any:
         return given.reshape(1, size)
     if count != 1:
         raise StepShapeError(f"'{name}': expected {size} numbers, got {tuple(shape)}")
-    return torch.as_tensor(given).reshape(1, 1).expand(1, size)
+    return to_tensor(given).reshape(1, 1).expand(1, size)
 
 
 def rows(name: str, value: Any, count: int, size: int | None, device: torch.device | None) -> Any:

@@ -3,6 +3,7 @@
 from ._core import (
     SPOILT,
     Draw,
+    EmptyDraw,
     Fields,
     GoalBatch,
     GoalLayout,
@@ -82,6 +83,7 @@ from .rollouts import (
 __all__ = [
     "SPOILT",
     "Draw",
+    "EmptyDraw",
     "Fields",
     "GoalBatch",
     "GoalLayout",

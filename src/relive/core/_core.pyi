@@ -291,6 +291,9 @@ def use_exchange(wanted: bool) -> bool: ...
 
 def described(thing: Any) -> Any: ...
 
+class EmptyDraw(ValueError):
+    pass
+
 class Draw:
     @property
     def count(self) -> int: ...

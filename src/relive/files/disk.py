@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import io
+import mmap
 import os
 import stat
 import sys
@@ -16,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from threading import Thread
 from typing import Any, TypeVar, cast
 from weakref import finalize
 
@@ -38,6 +40,7 @@ __all__ = [
     "create_file",
     "entry",
     "fitting",
+    "has_room_for_thread",
     "integers",
     "is_at",
     "make_directory",
@@ -47,6 +50,7 @@ __all__ = [
     "read_manifest",
     "replace_file",
     "require_at",
+    "start_thread",
     "sync_path",
     "usable",
     "whole",
@@ -70,6 +74,10 @@ AHEAD = 1 << 23
 
 WAITERS = 8
 """How many files are synced at once."""
+
+
+THREAD_ROOM = 1 << 20
+"""Bytes that must be free before a thread is started, its stack apart."""
 
 
 def write_file(
@@ -98,12 +106,18 @@ def write_file(
 def replace_file(path: Path, temporary: Path, data: bytes) -> None:
     """Put a file with these bytes in the place of the one at ``path``. There is the old one or the new one, whole.
 
-    ``temporary`` is its path until then. A file that is there was left by a process that died.
+    ``temporary`` is its path until then. A file that is there was left by a process that died. If this call raises, as
+    on a full disk, it leaves none.
     """
     with suppress(FileNotFoundError):
         os.unlink(temporary)
-    write_file(temporary, [memoryview(data)], len(data))
-    os.replace(temporary, path)
+    try:
+        write_file(temporary, [memoryview(data)], len(data))
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
     sync_path(path.parent)
 
 
@@ -123,8 +137,11 @@ def write_files(
         if written is not None:  # all bytes are in the system's cache: the memory that they came from is free
             written()
         with ThreadPoolExecutor(WAITERS) as others:  # the disk syncs many files at once in little more time than one
-            for synced in [_begun(others, os.fsync, descriptor) for descriptor in descriptors]:
-                synced()
+            synced = [_begun(others, os.fsync, descriptor) for descriptor in descriptors[1:]]
+            for descriptor in descriptors[:1]:  # here: one file needs no thread
+                os.fsync(descriptor)
+            for wait in synced:
+                wait()
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -134,13 +151,37 @@ def write_files(
 def _begun(others: ThreadPoolExecutor, function: Callable[..., T], *args: Any) -> Callable[[], T]:
     """Begin a call in another thread. Returns a function that waits for the result and returns it.
 
-    An interpreter that is ending starts no threads. Then the call is made in this thread.
+    An interpreter that is ending starts no threads, and others may lack the memory. Then this thread makes the call.
+    """
+    with suppress(RuntimeError):
+        if has_room_for_thread():
+            return others.submit(function, *args).result
+    result = function(*args)
+    return lambda: result
+
+
+def has_room_for_thread() -> bool:
+    """True if there is memory in which a new thread can begin.
+
+    Without it, the thread may end before it says that it has begun, and Python waits for that for ever.
     """
     try:
-        return others.submit(function, *args).result
-    except RuntimeError:
-        result = function(*args)
-        return lambda: result
+        mmap.mmap(-1, THREAD_ROOM).close()
+    except (OSError, MemoryError):
+        return False
+    return True
+
+
+def start_thread(thread: Thread, otherwise: str) -> None:
+    """Start a thread.
+
+    Raises:
+        MemoryError: there is too little memory for it; says ``otherwise``.
+        RuntimeError: the system allows no more threads, or the interpreter is ending.
+    """
+    if not has_room_for_thread():
+        raise MemoryError(f"no memory is left to start the thread '{thread.name}'; free some, or {otherwise}")
+    thread.start()
 
 
 def create_file(path: Path) -> int:
@@ -542,6 +583,10 @@ def fitting(
     return tensor
 
 
+_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE)
+"""Numbers of errors of the machine, which no content of a save can cause."""
+
+
 @contextmanager
 def contradictions(path: str | os.PathLike[str], *innocent: type[ReliveError]) -> Generator[None]:
     """Turn any error while a save is loaded into an error of the save, except errors of the ``innocent`` kinds.
@@ -549,6 +594,7 @@ def contradictions(path: str | os.PathLike[str], *innocent: type[ReliveError]) -
     Raises:
         FileFormatError: replaces any other error, and names the save.
         LifecycleError: the sampler or view given belongs to another buffer, which is not the save's fault.
+        OSError: the disk is full or fails, or too many files are open.
     """
     try:
         yield
@@ -561,4 +607,6 @@ def contradictions(path: str | os.PathLike[str], *innocent: type[ReliveError]) -
     except MemoryError as error:
         raise FileFormatError(f"the save in '{path}' needs more memory than there is") from error
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _MACHINE:
+            raise
         raise FileFormatError(f"the save in '{path}' contradicts itself: {error!s:.2000}") from error

@@ -66,7 +66,9 @@ class Streamed:
         """The whole array in memory."""
         parts = list(self.parts())
         if isinstance(self.dtype, torch.dtype):
-            return torch.cat([torch.zeros((0, *self.shape[1:]), dtype=self.dtype), *cast("list[Tensor]", parts)])
+            return torch.cat(
+                [torch.zeros((0, *self.shape[1:]), dtype=self.dtype, device="cpu"), *cast("list[Tensor]", parts)]
+            )
         return np.concatenate([np.zeros((0, *self.shape[1:]), self.dtype), *cast("list[NDArray[Any]]", parts)])
 
 
@@ -231,7 +233,7 @@ def pieces(value: Array) -> Iterator[memoryview]:
 def filled(spec: Spec, read_into: Callable[[memoryview], None]) -> Tensor:
     """A new tensor, filled by passing its pieces, in the order of :func:`pieces`, to ``read_into``."""
     if not spec.nbytes:
-        return torch.empty(spec.shape, dtype=spec.dtype)
+        return torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
     # NumPy asks the system for huge pages; the first write to each small page costs more than the copy itself
     raw = np.empty(spec.nbytes, np.uint8)
     for piece in _chunks(memoryview(cast("Any", raw))):

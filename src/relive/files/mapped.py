@@ -216,11 +216,24 @@ class MappedDirectory(MappedFiles):
         ]
         parts = {"format": FORMAT, "version": VERSION, "run": self.run, "arrays": arrays}
         text = format.seal({**{key: json.dumps(value) for key, value in parts.items()}, "content": encode(content)})
-        disk.replace_file(self.path / MANIFEST, self.path / f"{MANIFEST}.tmp", text)
+        try:
+            disk.replace_file(self.path / MANIFEST, self.path / f"{MANIFEST}.tmp", text)
+        except BaseException:
+            self._settle_manifest(text)
+            raise
         self.content, self.known, self._made = dict(content), {n: s for n, (s, _) in self._arrays.items()}, []
         # last: the old manifest may name these files, and a power cut may bring it back until the rename is synced
         kept = {spec.file for spec in self.known.values()}
         self._remove([name for name in os.listdir(self.path) if FILE.fullmatch(name) and name not in kept])
+
+    def _settle_manifest(self, text: bytes) -> None:
+        """After a commit has failed: the manifest that is in place names no file that :meth:`discard` removes."""
+        with suppress(OSError):
+            if (self.path / MANIFEST).read_bytes() == text:  # the disk failed after the rename
+                if self.content is None:
+                    os.unlink(self.path / MANIFEST)
+                else:
+                    self._made = []
 
     def require_held(self) -> None:
         """Refuse to write into a directory that was released, or into another one that has taken its place.

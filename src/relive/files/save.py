@@ -402,9 +402,13 @@ class SaveHandle:
         return self._error is not None and not self._seen
 
     def start(self) -> None:
-        """Begin the save, if it is to go on in another thread."""
+        """Begin the save, if it is to go on in another thread.
+
+        Raises:
+            MemoryError, RuntimeError: no thread can be started. Nothing was saved.
+        """
         if self._thread is not None:
-            self._thread.start()
+            disk.start_thread(self._thread, "save without background=True")
 
     def drop(self) -> None:
         """Do not print the error if the save fails."""

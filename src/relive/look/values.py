@@ -15,7 +15,7 @@ import torch
 
 from ..errors import ParameterError
 from ..printable import shown
-from ..steps.arrays import Array, Bools, Ints, as_host
+from ..steps.arrays import Array, Bools, Ints, as_host, to_tensor
 from ..steps.schema import Path, dotted, map_leaves
 from .continuity import offset_of_ends, stored_ignored_steps
 from .experience import Experience, Leaves, are_whole, real_numbers, same_rows, tree_of
@@ -989,4 +989,4 @@ def _call(function: Callable[..., Any], trees: list[Any], arrays: bool) -> Any:
 
 def _tensors(tree: Any) -> Any:
     """Arrays in nested dicts, as tensors."""
-    return map_leaves(torch.as_tensor, tree)
+    return map_leaves(to_tensor, tree)

@@ -122,7 +122,7 @@ class Recycled(Pool):
         """An uninitialised tensor in such memory."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < SMALL:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         return torch.from_numpy(self.take(nbytes)).view(dtype).view(shape)
 
 

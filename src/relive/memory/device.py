@@ -328,7 +328,7 @@ class _Packet:
             nbytes = prod(shape) * np.dtype(dtype).itemsize
             self._spans.append((end, end + nbytes))
             end += -(-nbytes // ALIGNED) * ALIGNED  # so the next array is aligned for any dtype
-        self._bytes = torch.empty(end, dtype=torch.uint8, pin_memory=self._pinned)
+        self._bytes = torch.empty(end, dtype=torch.uint8, device="cpu", pin_memory=self._pinned)
         memory = self._bytes.numpy()
         self.arrays: list[Any] = [
             memory[begin:stop].view(dtype).reshape(shape)

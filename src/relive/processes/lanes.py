@@ -505,7 +505,7 @@ class LaneWriter:
             leaves, n = self.schema.leaves, self.num_envs
 
             def zeros(path: Path) -> Any:
-                return torch.zeros((n, *leaves[path].shape), dtype=leaves[path].dtype)
+                return torch.zeros((n, *leaves[path].shape), dtype=leaves[path].dtype, device="cpu")
 
             step = {name: self.schema.rebuild(name, zeros) for name in self.schema.names}
             step |= {"obs": next_obs, "mask": np.zeros(n, np.bool_)}

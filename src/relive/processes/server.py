@@ -30,6 +30,7 @@ from torch.autograd.graph import increment_version
 
 from ..batches import SequenceBatch, replace_parts
 from ..errors import EmptyError, FieldError, LifecycleError, ParameterError, WaitTimeoutError
+from ..files.disk import start_thread
 from ..memory.allocator import ONLY_HERE
 from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, one_of, refuse_class, require, torch_device
 from ..replay.buffer import ReplayBuffer
@@ -41,7 +42,7 @@ from .blocks import Block, BlockSpec, is_batch, packed_batch, spec_of
 from .lanes import Lanes
 from .limits import LIMIT_RULE, RateLimit
 from .shared import SharedBlock
-from .wire import HELLO, Address, Failure, Line, Parcel, accept, listen
+from .wire import Address, Failure, Line, Parcel, accept, listen
 
 __all__ = ["ReplayServer"]
 
@@ -252,7 +253,7 @@ TICK = 0.5
 """Seconds between two checks whether the process that started the owner is still there."""
 
 HELLO_TIMEOUT = 10.0
-"""Seconds within which a process must say who it is after it has connected."""
+"""Seconds within which a process must have said who it is after it has connected, however many pieces that takes."""
 
 STALLED = 30
 """Seconds after which a learner that stands still within a message counts as gone, so that the others go on."""
@@ -337,7 +338,8 @@ class Owner:
         self._listen_to(self._woken.fileno(), lambda: self._woken.recv(4096))
         lanes = self._options.lanes
         if lanes is not None:
-            threading.Thread(target=self._drain, args=(lanes,), name="relive-drain", daemon=True).start()
+            drain = threading.Thread(target=self._drain, args=(lanes,), name="relive-drain", daemon=True)
+            start_thread(drain, "serve without lanes")
         parent = os.getppid()  # changes when the starter dies, even if another process keeps its end of the line open
         while not self._ended and os.getppid() == parent:
             for descriptor, _ in self._poll.poll(TICK * 1000):
@@ -376,13 +378,14 @@ class Owner:
 
     def _identify(self, line: Line) -> None:
         """Read which rank a process asks for that has connected, and make it the learner of this rank."""
-        if not line.waits(0):
-            return  # the poll reported an older line, whose descriptor had the same number
-        self._open[line] = math.inf
         try:
-            rank = self._address.admits(line.receive_bytes(HELLO))
+            hello = line.receive_hello()
+            if hello is None:
+                return  # the rest is not waited for; it has until the line's deadline
+            rank = self._address.admits(hello)
         except (OSError, EOFError):
             rank = None
+        self._open[line] = math.inf
         if rank is None or not rank.isdecimal() or int(rank) >= len(self._clients):
             self._hang_up(line)
             return
@@ -412,7 +415,7 @@ class Owner:
         """Do what a learner asks for."""
         line = client.line
         if line is None or not line.waits(0):
-            return  # as in _identify
+            return  # the poll reported an older line, whose descriptor had the same number
         try:
             message = line.receive()
             if len(message) != MESSAGE_SIZES[message[0]]:

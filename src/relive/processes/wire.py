@@ -37,8 +37,8 @@ HELLO = 200
 MOST = 8_000
 """The most characters of an error's message, and of its traceback, that are sent."""
 
-HASTE = 1
-"""Seconds that the rest of the first message may take. So a stranger who sends half a message holds nobody up."""
+LENGTH = struct.Struct("!i")
+"""How a message of :mod:`multiprocessing` begins: the number of its bytes, if it is a short one."""
 
 
 class Address(NamedTuple):
@@ -105,9 +105,7 @@ def accept(listener: socket.socket) -> Line | None:
             end.close()
             return None
     end.setblocking(True)
-    line = Line(Connection(end.detach()))
-    line.set_patience(HASTE)
-    return line
+    return Line(Connection(end.detach()))
 
 
 class Line:
@@ -123,6 +121,8 @@ class Line:
         """The descriptor, also after the line was closed."""
         self._poll = select.poll()
         self._poll.register(connection.fileno(), select.POLLIN)
+        self._hello = b""
+        """What has come of the first message, for :meth:`receive_hello`."""
         self._within = False
         """True from the first byte of a message to its last. A call that finds it True follows one that broke off."""
 
@@ -158,9 +158,26 @@ class Line:
         """The next message. Raises EOFError or OSError if the other end is gone."""
         return _unpickled(self._whole(self._connection.recv_bytes))
 
-    def receive_bytes(self, most: int) -> bytes:
-        """The next message as bytes, at most ``most`` of them."""
-        return self._whole(self._connection.recv_bytes, most)
+    def receive_hello(self) -> bytes | None:
+        """The first message as bytes, or None until all of it has come. It never waits: a stranger may stop anywhere.
+
+        Raises EOFError or OSError if the other end is gone, or if the message is longer than ``HELLO``.
+        """
+        while (missing := self._hello_lacks()) and self.waits(0):
+            piece = os.read(self.fileno(), missing)  # no more: later messages are read in another way
+            if not piece:
+                raise EOFError
+            self._hello += piece
+        return None if missing else self._hello[LENGTH.size :]
+
+    def _hello_lacks(self) -> int:
+        """How many bytes are still to come: of the first message's length, and then of the message."""
+        if len(self._hello) < LENGTH.size:
+            return LENGTH.size - len(self._hello)
+        (size,) = LENGTH.unpack_from(self._hello)
+        if not 0 <= size <= HELLO:
+            raise EOFError
+        return LENGTH.size + size - len(self._hello)
 
     def close(self) -> None:
         """Close this end."""

@@ -32,7 +32,7 @@ from ..parameters import is_count, is_number
 from ..printable import shown
 from ..ring.ring import LARGEST, Ring, Rule, Span
 from ..samplers.contract import OwnSampler
-from ..steps.arrays import Array
+from ..steps.arrays import Array, to_tensor
 from ..steps.changes import Origin, SchemaChanges
 from ..steps.schema import Field, Path, Schema, dotted
 from .checks import stored_fields
@@ -440,7 +440,7 @@ class Conversion:
         old, new = self._old.tensors(np.ascontiguousarray(rows)), self._new.tensors(packed)
         for path in BOOKKEEPING:  # the ring's own numbers stay, whatever the fields are
             new[path].copy_(old[path])
-        every = torch.ones(len(rows), dtype=torch.bool)
+        every = torch.ones(len(rows), dtype=torch.bool, device="cpu")
         # a final observation has only its observation: whatever else its bytes are need not fit
         steps = (old["_stamp",] >= 0) | torch.from_numpy(under_way())
         saved, blocks = {**old, **large}, dict[Path, Tensor]()
@@ -519,7 +519,7 @@ def dealt(
     counters = [*content["counters"]]
     counters[COMPLETED] = len(by_age)
     changed = {"num_envs": num_envs, "rows_per_env": rows, "state": state.tolist(), "counters": counters}
-    return {name: torch.as_tensor(value) for name, value in moved.items()}, {**content, **changed}
+    return {name: to_tensor(value) for name, value in moved.items()}, {**content, **changed}
 
 
 # -- values that no replay would save --------------------------------------------------------------------------------

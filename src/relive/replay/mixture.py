@@ -284,8 +284,8 @@ def _joined(parts: list[Any], without: list[tuple[str, ...]], sources: list[int]
     ``without`` has the fields of the buffers that have no rows in it.
     """
     if isinstance(parts[0], SequenceBatch):
-        counts = torch.tensor([part.num_sequences for part in parts])
-        source = torch.tensor(sources).repeat_interleave(counts).to(device)
+        counts = torch.tensor([part.num_sequences for part in parts], device="cpu")
+        source = torch.tensor(sources, device="cpu").repeat_interleave(counts).to(device)
         return SequenceBatch.joined(parts, _shared([*map(tuple, parts), *without]), {"source": source})
     # field by field: torch.cat of TensorDicts takes several times as long
     members: list[dict[str, Any]] = [dict(part.items()) for part in parts]

@@ -23,7 +23,7 @@ from ..ring.sequences import FACTS
 from ..samplers.contract import OwnSampler
 from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
-from ..samplers.uniform import Uniform, WithoutReplacement
+from ..samplers.uniform import Uniform, WithoutReplacement, emptied
 from ..steps.arrays import Ints, as_host
 from ..steps.schema import Path, Schema, dotted
 from ..views.contract import View, require_readable, rule_of, time_first_of
@@ -128,15 +128,18 @@ class Reader:
         progress.sampled += count
         if progress.slots is not None:
             progress.keep()
-        if self._own_sampler and type(drawn) is Draw and type(view) in READS_DRAWS:  # made by the call that reads it
-            fields = view.read(self.ring, drawn, key)
-            if type(view) is Sequence:
-                batch = self._sequence_batch(fields, (*FACTS, *self.sampler.extras), view.time_first)
+        try:
+            if self._own_sampler and type(drawn) is Draw and type(view) in READS_DRAWS:  # made by this read
+                fields = view.read(self.ring, drawn, key)
+                if type(view) is Sequence:
+                    batch = self._sequence_batch(fields, (*FACTS, *self.sampler.extras), view.time_first)
+                else:
+                    batch = as_tensordict(fields, (count,))
             else:
-                batch = as_tensordict(fields, (count,))
-        else:
-            places, extras = drawn if self._own_sampler else self._checked_draw(drawn, count)
-            batch = self.read(places, extras, key)
+                places, extras = drawn if self._own_sampler else self._checked_draw(drawn, count)
+                batch = self.read(places, extras, key)
+        except core.EmptyDraw as error:  # the draw is made here, and what it was checked for may be gone by now
+            raise emptied() from error
         if self.prefetch is not None:
             self.prefetch.after_batch(self, count, update, of)
         return batch
@@ -289,7 +292,7 @@ class Prefetch:
         key = core.key(stream_of(progress.seed), progress.draws - progress.first)
         try:
             places = likely_places(reader.sampler, ring, batch_size, key, update % of + 1, of)
-        except ReliveError:  # if it is a real error, the next draw raises it
+        except (ReliveError, core.EmptyDraw):  # if it is a real error, the next draw raises it
             places = None
         before, after = self._reach(reader)
         begins, ends = self._written()

@@ -36,7 +36,7 @@ from ..samplers.contract import OwnSampler
 from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform, WithoutReplacement
-from ..steps.arrays import Ints, numpy_view
+from ..steps.arrays import Ints, numpy_view, to_tensor
 from ..steps.schema import dotted
 from ..views.frames import FrameStack
 from ..views.returns_to_go import ReturnsToGo
@@ -127,7 +127,7 @@ class Saver:
         view = copy(self._reader.view) if content["view"] is None else None
         own = sampler if content["sampler"] is None else None
         # arrays and their dtypes; no tensors, which multiprocessing would send as open files
-        tensors = {name: torch.as_tensor(value) for name, value in arrays.items()}
+        tensors = {name: to_tensor(value) for name, value in arrays.items()}
         return {name: (numpy_view(x), x.dtype) for name, x in tensors.items()}, content, str(self._device), own, view
 
     def write(self, path: str | os.PathLike[str], extra: Any, on_read: Callable[[], object]) -> files.SaveHandle:

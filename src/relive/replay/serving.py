@@ -18,6 +18,7 @@ from torch.utils.data import get_worker_info
 
 from ..core import key as stream
 from ..errors import InvariantError, LifecycleError, WaitTimeoutError
+from ..files.disk import start_thread
 from ..samplers.contract import OwnSampler
 
 if TYPE_CHECKING:
@@ -274,7 +275,8 @@ class Ahead:
         """Start the thread, once, and again in a child of a fork, which has none."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = Thread(target=self._work, name="relive-serve", daemon=True)
-            self._thread.start()
+            with suppress(MemoryError, RuntimeError):  # without it, each batch is drawn when it is asked for
+                start_thread(self._thread, "draw in this one")
 
     def _work(self) -> None:
         """Draw the batches that are due, each time that the learner has taken one."""

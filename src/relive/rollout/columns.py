@@ -18,7 +18,7 @@ from ..memory.copier import StepCopier, copy_all
 from ..memory.estimate import readable, require_free
 from ..memory.layout import typed
 from ..parameters import Rule, is_count, is_names, require
-from ..steps.arrays import Array, apart, check_castable, numpy_dtype, numpy_view, refuse_masked
+from ..steps.arrays import Array, apart, check_castable, numpy_dtype, numpy_view, refuse_masked, to_tensor
 from ..steps.checker import StepChecker, refuse_unreadable
 from ..steps.schema import Field, Path, Schema, descend, dotted, unknown_field
 
@@ -471,7 +471,7 @@ class Columns:
         refuse_unreadable(column, path)
         refuse_masked(column, f"column '{dotted(path)}'")
         try:
-            fitted = column.detach() if isinstance(column, Tensor) else torch.as_tensor(column).to(self.device)
+            fitted = column.detach() if isinstance(column, Tensor) else to_tensor(column).to(self.device)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ShapeError(f"column '{dotted(path)}': expected a tensor, an array or numbers ({error})") from error
         if fitted.device != self.device:
@@ -597,7 +597,7 @@ class Columns:
             if initial is None:
                 states[path] = torch.zeros(leaf.shape, dtype=leaf.dtype, device=self.device)
             else:
-                states[path] = torch.as_tensor(descend(initial, path[1:])).detach().to(self.device, leaf.dtype)
+                states[path] = to_tensor(descend(initial, path[1:])).detach().to(self.device, leaf.dtype)
         return states
 
 

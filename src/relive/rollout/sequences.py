@@ -17,7 +17,7 @@ from ..errors import FieldError, ParameterError
 from ..memory.allocator import Recycled
 from ..memory.layout import LARGE_FIELD, RowLayout
 from ..returns import scale
-from ..steps.arrays import Ints, as_host
+from ..steps.arrays import Ints, as_host, to_tensor
 from ..steps.schema import Field, Path
 from .columns import Columns
 from .minibatches import parts, parts_by_steps
@@ -367,7 +367,7 @@ class States:
             else:
                 states[path] = column.index_select(0, index)
             if self.every > 1:  # rows between two stored steps begin an episode
-                lacking, initial = torch.as_tensor(stored == 0), self._initial[path]
+                lacking, initial = to_tensor(stored == 0), self._initial[path]
                 states[path] = torch.where(lacking.view(-1, *[1] * initial.dim()), initial, states[path])
             states[path] = swap_layers(states[path]).contiguous()
         return states

@@ -33,7 +33,7 @@ from ..ring.ring import Ahead, Change, Ended, Ring
 from ..steps.arrays import Doubles, Ints, as_host, whole_numbers
 from .contract import Drawn, OwnSampler, refuse_weights, require_own_ring
 from .sumtree import SumTree
-from .uniform import nothing_to_draw, recent_leaves, require_weights
+from .uniform import emptied, nothing_to_draw, recent_leaves, require_weights
 
 __all__ = ["Prioritized", "doubles", "errors_by_item", "require_float32"]
 
@@ -250,7 +250,7 @@ class Prioritized(OwnSampler):
         if self._ring is None or not self._ring.counters.item(DRAWABLE):
             raise nothing_to_draw(self._ring)
         bound = self._bound()
-        lowest = bound.stored.tree.minimum_positive() if self.normalize == "buffer" else 0.0
+        lowest = self._lowest(bound.stored.tree) if self.normalize == "buffer" else 0.0
         return self._draw_among(bound, count, key, lowest, bound.total.item())
 
     def draw_recent(self, count: int, key: int, newest: int) -> Drawn:
@@ -260,7 +260,7 @@ class Prioritized(OwnSampler):
             raise nothing_to_draw(ring)
         bound, tree = self._bound(), self._tree
         recent = recent_leaves(tree, ring, newest)
-        lowest = tree.minimum_positive(recent.begins, recent.ends) if self.normalize == "buffer" else 0.0
+        lowest = self._lowest(tree, recent.begins, recent.ends) if self.normalize == "buffer" else 0.0
         return self._draw_among(bound, count, key, lowest, recent.cover.total, *recent.cover)
 
     def _draw_among(self, bound: Binding, count: int, key: int, lowest: float, total: float, *cover: Any) -> Draw:
@@ -269,11 +269,22 @@ class Prioritized(OwnSampler):
         ``lowest`` is the priority with the largest weight; 0 is that of the batch.
         """
         if not total > 0:
-            raise EmptyError("the priorities of all transitions are 0; choose a larger eps, or a smaller alpha")
+            raise self._without_mass()
         beta = self.beta_at(self._draws) if isinstance(self.beta, tuple) else self.beta
         drawn = core.draw_by_priority(bound.core, count, key, self.stratified, beta, lowest, *cover)
         self.undo_draws(self._draws + 1)
         return drawn
+
+    def _lowest(self, tree: SumTree, *runs: Ints) -> float:
+        try:
+            return tree.minimum_positive(*runs)
+        except EmptyError:
+            raise self._without_mass() from None
+
+    def _without_mass(self) -> EmptyError:
+        if self._ring is None or not self._ring.drawable:  # there was something when the draw began
+            return emptied()
+        return EmptyError("the priorities of all transitions are 0; choose a larger eps, or a smaller alpha")
 
     def count_draw(self) -> None:
         """Count a draw, which moves a scheduled beta on."""

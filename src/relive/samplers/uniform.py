@@ -15,7 +15,7 @@ from ..steps.arrays import Doubles, Ints
 from .contract import Drawn, Extras, OwnSampler, refuse_weights, require_own_ring
 from .sumtree import Cover, SumTree
 
-__all__ = ["Uniform", "WithoutReplacement", "nothing_to_draw", "recent_leaves", "require_weights"]
+__all__ = ["Uniform", "WithoutReplacement", "emptied", "nothing_to_draw", "recent_leaves", "require_weights"]
 
 
 class Uniform(OwnSampler):
@@ -104,18 +104,21 @@ class WithoutReplacement(OwnSampler):
             EmptyError: there is nothing to draw.
             ParameterError: there are fewer than ``count`` transitions.
         """
+        # A signal handler may call clear() at any line, so each round of the loop looks again.
         ring = self._ring
-        if ring is None or not ring.drawable:
+        if ring is None or not (there := ring.drawable):
             raise nothing_to_draw(ring)
-        if count > ring.drawable:
+        if count > there:
             items = "transitions" if ring.rule.length == 1 else "sequences"
-            raise ParameterError(f"sample({count}): there are {ring.drawable} {items} to draw without replacement")
+            raise ParameterError(f"sample({count}): there are {there} {items} to draw without replacement")
         drawn: list[Ints] = []
         missing = span = count
         rest, epoch = self._rest, 0
         while missing:
             if not len(rest):
                 index = ring.index_of(ring.anchors())
+                if not len(index):
+                    raise emptied()
                 rest, epoch = index[core.permutation(len(index), key, epoch).numpy()], epoch + 1
             places, _ = ring.find(rest[:span])
             alive = np.flatnonzero(places >= 0)[:missing]
@@ -251,6 +254,14 @@ def nothing_to_draw(ring: Ring | None) -> EmptyError:
         f"there is no complete sequence of {rule.length} steps{shorter} among the {ring.transitions} transitions here; "
         f"add steps. A sequence needs the {rule.history + 1} rows up to its end, or its whole episode, among the "
         f"newest {ring.rows} rows of its env; a buffer of more rows holds more sequences"
+    )
+
+
+def emptied() -> EmptyError:
+    """The error for a draw whose steps were there when it began."""
+    return EmptyError(
+        "the steps that this batch was to be drawn from were taken away while it was drawn, as by a signal handler "
+        "that calls clear(); add steps, and sample again"
     )
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "numpy_dtype",
     "numpy_view",
     "refuse_masked",
+    "to_tensor",
     "torch_dtype",
     "whole_numbers",
 ]
@@ -150,6 +151,11 @@ def as_tensor(value: Any, name: str) -> torch.Tensor:
         raise ShapeError(message) from error
 
 
+def to_tensor(value: Any) -> torch.Tensor:
+    """A tensor as it is; numbers and arrays as a tensor in RAM, whatever ``torch.set_default_device`` says."""
+    return value if isinstance(value, torch.Tensor) else torch.as_tensor(value, device="cpu")
+
+
 def refuse_masked(value: Any, name: str) -> None:
     """Refuse a NumPy array with masked numbers: only the numbers would be stored, and nothing of the mask.
 
@@ -180,7 +186,7 @@ _BIT_DTYPES = {1: torch.uint8, 2: torch.int16}
 
 
 NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
-    dtype: torch.empty(0, dtype=dtype).numpy().dtype
+    dtype: torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
     for dtype in (
         torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
         torch.uint64, torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128,
