@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from tensordict import TensorDict
 from torch import Tensor, nn
 
 import relive
@@ -48,7 +47,7 @@ class Policy:
     def __init__(self, q: nn.Module, actions: int, device: str) -> None:
         self.q, self.actions, self.device, self.epsilon = q, actions, device, 1.0
 
-    def __call__(self, obs: TensorDict) -> Tensor:
+    def __call__(self, obs: relive.Batch) -> Tensor:
         greedy = self.q(flatten(obs).to(self.device)).argmax(dim=1)
         random = torch.randint_like(greedy, self.actions)
         return torch.where(torch.rand(len(greedy), device=greedy.device) < self.epsilon, random, greedy)
@@ -58,7 +57,7 @@ def network(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, outputs))
 
 
-def flatten(obs: TensorDict) -> Tensor:
+def flatten(obs: relive.Batch) -> Tensor:
     """The current bits and the goal's, in one tensor."""
     return torch.cat([obs["observation"], obs["desired_goal"]], dim=-1).float()
 

@@ -31,7 +31,6 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RescaleAction
-from tensordict import TensorDict
 from torch import Tensor, nn
 
 import relive
@@ -83,7 +82,7 @@ class Agent(nn.Module):
     def explore(self, obs: Tensor) -> Tensor:
         return (self(obs) + EXPLORATION * torch.randn(len(obs), 1)).clamp(-1, 1)
 
-    def learn(self, batches: Iterable[TensorDict], imitate: bool) -> None:
+    def learn(self, batches: Iterable[relive.Batch], imitate: bool) -> None:
         for k, batch in enumerate(batches):
             obs, next_obs = ((batch[name] - self.mean) / self.std for name in ("obs", "next_obs"))
             with torch.no_grad():

@@ -119,7 +119,7 @@ def network(inputs: int, outputs: int, gain: float) -> nn.Sequential:
 
 
 def flatten(obs: Any) -> Tensor:
-    """Rows of floats ``[B, inputs]`` from a tensor or a TensorDict of any depth; bytes are scaled to 0 to 1."""
+    """Rows of floats ``[B, inputs]`` from a tensor or a batch of any depth; bytes are scaled to 0 to 1."""
     if isinstance(obs, Tensor):
         return (obs / 255 if obs.dtype is torch.uint8 else obs.float()).reshape(len(obs), -1)
     return torch.cat([flatten(obs[name]) for name in sorted(obs.keys())], dim=1)

@@ -23,7 +23,6 @@ import gymnasium as gym
 import gymnasium_robotics
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributions import Normal
 
@@ -51,7 +50,7 @@ class Actor(nn.Module):
         super().__init__()
         self.body = network(inputs, 2 * actions)
 
-    def forward(self, obs: TensorDict) -> tuple[Tensor, Tensor]:
+    def forward(self, obs: relive.Batch) -> tuple[Tensor, Tensor]:
         mean, log_std = self.body(flatten(obs)).chunk(2, dim=-1)
         normal = Normal(mean, log_std.clamp(-20, 2).exp(), validate_args=False)
         x = normal.rsample()
@@ -66,7 +65,7 @@ class Critic(nn.Module):
         super().__init__()
         self.one, self.two = network(inputs + actions, 1), network(inputs + actions, 1)
 
-    def forward(self, obs: TensorDict, action: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, obs: relive.Batch, action: Tensor) -> tuple[Tensor, Tensor]:
         x = torch.cat([flatten(obs), action], dim=-1)
         return self.one(x).squeeze(-1), self.two(x).squeeze(-1)
 
@@ -75,7 +74,7 @@ def network(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, outputs))
 
 
-def flatten(obs: TensorDict) -> Tensor:
+def flatten(obs: relive.Batch) -> Tensor:
     """The observation and the goal in one tensor; observations are float64."""
     return torch.cat([obs["observation"], obs["desired_goal"]], dim=-1).float()
 
@@ -142,7 +141,7 @@ def train(her: bool, args: argparse.Namespace, run: Run) -> None:
     envs.close()
 
 
-def acting(actor: Actor, device: str, obs: TensorDict) -> Tensor:
+def acting(actor: Actor, device: str, obs: relive.Batch) -> Tensor:
     return actor({name: member.to(device) for name, member in obs.items()})[0]
 
 

@@ -27,7 +27,7 @@ from attacks import tally
 gc.disable()  # until all is imported and collected: nothing of that is garbage
 
 # `quick` and `ci` draw the same examples in every run, so that a red run is red again; `thorough` looks for new ones.
-# No deadline in any: the first batch of a process imports TensorDict, and a busy machine is slow now and then.
+# No deadline in any: the first call of a process may import a package, and a busy machine is slow now and then.
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("quick", derandomize=True, max_examples=10, deadline=None, suppress_health_check=QUIET)
 settings.register_profile("ci", derandomize=True, max_examples=40, deadline=None, suppress_health_check=QUIET)

@@ -302,14 +302,10 @@ def facts(batch: Any) -> Any:
     if isinstance(batch, SequenceBatch):
         leaves, known, hidden = batch.parts
         return type(batch), batch.shape, batch.time_first, facts(dict(leaves)), facts(dict(known)), facts(hidden)
-    if isinstance(batch, dict | tuple):
-        members = sorted(batch.items()) if isinstance(batch, dict) else enumerate(batch)
-        return [(name, facts(x)) for name, x in members]
     if batch is None:
         return None
-    sizes = [type(size) for size in batch.batch_size]
-    about = type(batch), batch.batch_size, sizes, batch.device, batch.is_locked, batch.names
-    return *about, [(name, facts(batch.get(name))) for name in sorted(batch.keys())]
+    members = sorted(batch.items()) if isinstance(batch, dict) else enumerate(batch)
+    return type(batch), [(name, facts(x)) for name, x in members]
 
 
 def state(buffer: Any) -> Any:

@@ -97,10 +97,6 @@ def errors(owner: Any) -> Any:
     return owner._errors
 
 
-def facts(owner: Any) -> Any:
-    return owner._facts
-
-
 def filled(owner: Any) -> Any:
     return owner._filled
 
@@ -129,10 +125,6 @@ def held(owner: Any) -> Any:
     return owner._held
 
 
-def hidden(owner: Any) -> Any:
-    return owner._hidden
-
-
 def holder(owner: Any) -> Any:
     return owner._holder
 
@@ -156,10 +148,6 @@ def lanes(owner: Any) -> Any:
 
 def largest(owner: Any) -> Any:
     return owner.noted_largest
-
-
-def leaves(owner: Any) -> Any:
-    return owner._leaves
 
 
 def ledger(owner: Any) -> Any:

@@ -2538,8 +2538,8 @@ MUTATIONS = [
     Mutation(
         "slots: a batch that was given back can still be read",
         "processes/server.py",
-        "            batch._tensordict = _EXPIRED\n",
-        "            batch._tensordict = dict(batch._tensordict)\n",
+        "            take_back(batch)\n",
+        "            pass\n",
         "processes/test_server.py",
     ),
     Mutation(

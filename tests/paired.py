@@ -11,6 +11,7 @@ from torch import Tensor
 
 import relive.replay.buffer
 from relive import Field, ReplayBuffer, Schema, SequenceBatch
+from relive.batches import leaves_by_path
 from relive.memory.device import DeviceRows
 from relive.steps.arrays import numpy_view
 
@@ -117,7 +118,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 def tensors_of(batch: Any) -> dict[Any, Tensor]:
     if not isinstance(batch, SequenceBatch):
-        return dict(batch.items(include_nested=True, leaves_only=True))
+        return leaves_by_path(batch)
     leaves, facts, hidden = batch.parts
     return {**leaves, **facts, **{("hidden", name): state for name, state in (hidden or {}).items()}}
 

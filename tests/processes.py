@@ -12,6 +12,7 @@ import torch
 import inside
 from relive import (
     GAE,
+    Batch,
     Field,
     Prioritized,
     Recent,
@@ -60,7 +61,8 @@ def fill(rollout: RolloutBuffer, how: str, first: int) -> None:
 def holds(rollout: RolloutBuffer, first: int) -> bool:
     """Whether columns, minibatches and advantages are those of the steps numbered from ``first`` on."""
     rollout.finish(GAE())
-    batch = torch.cat(list(rollout.minibatches(num_batches=2)))
+    batches = list(rollout.minibatches(num_batches=2))
+    batch = Batch.joined(batches, set(batches[0]), {})
     for (name, *_), field in rollout.schema.leaves.items():
         if name in ("terminated", "truncated"):
             continue

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from relive import Field, RolloutBuffer, Schema
+from relive.batches import leaves_by_path
 
 Step = dict[str, Any]
 
@@ -82,9 +83,9 @@ def holds(rollout: RolloutBuffer, steps: list[Step]) -> bool:
 
 
 def same_data(a: Any, b: Any) -> bool:
-    """Whether two tensordicts have equal keys and bits; NaN equals itself."""
-    a, b = a.flatten_keys("."), b.flatten_keys(".")
-    return set(a.keys()) == set(b.keys()) and all(
+    """Whether two batches have equal fields and bits; NaN equals itself."""
+    a, b = leaves_by_path(a), leaves_by_path(b)
+    return set(a) == set(b) and all(
         x.dtype == b[name].dtype and np.array_equal(x, b[name], x.is_floating_point()) for name, x in a.items()
     )
 

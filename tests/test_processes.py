@@ -23,6 +23,7 @@ from forked import in_fork
 from processes import IMAGES, LARGE, SAMPLERS, fill, holds, replay_of, sent, written
 from relive import (
     GAE,
+    Batch,
     Collector,
     Field,
     ReplayBuffer,
@@ -34,7 +35,10 @@ from twins import same_batches
 
 
 def shared(thing: Any) -> None:
-    thing.share_memory_()
+    if isinstance(thing, Batch):
+        thing.apply(torch.Tensor.share_memory_)
+    else:
+        thing.share_memory_()
 
 
 WAYS: dict[str, Callable[[RolloutBuffer], Any]] = {

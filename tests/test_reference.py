@@ -36,7 +36,13 @@ ERRORS = {"relive.ReliveError", *(f"relive.errors.{name}" for name in vars(reliv
 """Users catch them, and one example at the top of their page shows how."""
 
 MADE = {
-    *("relive.SequenceBatch", "relive.collect.CollectStats", "relive.look.Inspection", "relive.files.SaveHandle"),
+    *(
+        "relive.Batch",
+        "relive.SequenceBatch",
+        "relive.collect.CollectStats",
+        "relive.look.Inspection",
+        "relive.files.SaveHandle",
+    ),
     *("relive.compat.velora.BatchExperience", "relive.compat.velora.RolloutBatch"),
     "relive.compat.stable_baselines3.PrioritizedReplayBufferSamples",
     "relive.compat.stable_baselines3.PrioritizedDictReplayBufferSamples",

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tensordict import TensorDict
 from torch import Tensor
 from typing_extensions import assert_type
 
 from relive import (
+    Batch,
     FrameStack,
     Mixture,
     NStep,
@@ -69,9 +69,9 @@ def test_a_batch_is_of_sequences_where_the_view_reads_them() -> None:
     plain, windows = ReplayBuffer(SCHEMA, 100), ReplayBuffer(SCHEMA, 100, view=Sequence(3))
     for replay in (plain, windows):
         filled(replay)
-    batch = assert_type(plain.sample(4), TensorDict)
-    assert_type(plain.data(), TensorDict)
-    assert_type(plain.batches(2, 4), Iterator[TensorDict])
+    batch = assert_type(plain.sample(4), Batch)
+    assert_type(plain.data(), Batch)
+    assert_type(plain.batches(2, 4), Iterator[Batch])
     assert batch["obs"].shape == (4, 2)
 
     seq = assert_type(windows.sample(4), SequenceBatch)
@@ -80,7 +80,7 @@ def test_a_batch_is_of_sequences_where_the_view_reads_them() -> None:
     assert_type(seq["mask"], Tensor)
     target = assert_type(seq["reward"] + seq["discount"] * seq.bootstrap(seq["reward"]), Tensor)
     assert target.shape == (4, 4)
-    assert_type(seq["obs"], Any)  # a TensorDict where the field is nested
+    assert_type(seq["obs"], Any)  # a batch where the field is nested
     assert seq["obs"].shape == (4, 4, 2)
     assert windows.view.length == 3
 

@@ -30,6 +30,7 @@ from relive import (
 from relive import (
     Sequence as SequenceView,
 )
+from relive.batches import leaves_by_path
 from relive.steps.schema import Path
 from relive.views.contract import rule_of
 
@@ -321,10 +322,10 @@ class Twin:
         assert set(index) <= rows.keys(), f"drawn {sorted(set(index) - rows.keys())}, which cannot be"
         assert batch.time_first is view.time_first
         high = view.burn_in + view.length + view.n
-        assert batch.data.batch_size == ((high, len(index)) if view.time_first else (len(index), high))
-        found = {path: x if view.time_first else x.swapaxes(0, 1) for path, x in batch_leaves(batch.data).items()}
+        assert batch.shape == ((high, len(index)) if view.time_first else (len(index), high))
+        found = {path: x if view.time_first else x.swapaxes(0, 1) for path, x in arrays_by_path(batch.parts[0]).items()}
         facts = {("index",), ("lengths",), ("burn_in",), ("env",), ("start",)}
-        extras = {(name,) for name in batch if name not in batch.data.keys() and name != "hidden"} - facts
+        extras = {(name,) for name in batch.parts[1]} - facts
         assert extras <= {("weight",), ("probability",)}, extras
         found |= leaves({name: batch[name].numpy() for (name,) in facts})
         known = {i: self.sequence(rows[i], view) for i in set(index)}
@@ -422,15 +423,15 @@ class Twin:
 
 def batch_leaves(batch: Any) -> dict[Path, np.ndarray]:
     """The tensors of a batch by path, as NumPy."""
-    found: dict[Path, np.ndarray] = {}
-    if isinstance(batch, SequenceBatch):
-        facts = {name: batch[name] for name in batch if name not in batch.data.keys()}
-        return batch_leaves(batch.data) | {path: leaf.numpy() for path, leaf in leaves(facts).items()}
-    for key, value in batch.items(include_nested=True, leaves_only=True):
-        assert isinstance(value, Tensor)
-        path = key if isinstance(key, tuple) else (key,)
-        found[path] = (value.view(torch.int16) if value.dtype is torch.bfloat16 else value).numpy()
-    return found
+    return arrays_by_path(leaves_by_path(batch))
+
+
+def arrays_by_path(tensors: Mapping[Path, Tensor]) -> dict[Path, np.ndarray]:
+    """Tensors as NumPy; bfloat16 as its bits."""
+    return {
+        path: (value.view(torch.int16) if value.dtype is torch.bfloat16 else value).numpy()
+        for path, value in tensors.items()
+    }
 
 
 def same_batches(a: Any, b: Any) -> bool:

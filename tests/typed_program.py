@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor, nn
 from typing_extensions import assert_type
 
@@ -35,7 +34,7 @@ def on_policy(folder: Path) -> float:
     rollout.finish(relive.GAE(gamma=0.9, lam=0.95), last_value=zeros)
     critic, loss = nn.Linear(3, 1), 0.0
     for batch in rollout.minibatches(4, epochs=2):
-        assert_type(batch, TensorDict)
+        assert_type(batch, relive.Batch)
         loss += float(critic(batch["obs"]).detach().sum())
     rollout.save(folder / "rollout")
     assert_type(relive.RolloutBuffer.load(folder / "rollout"), relive.RolloutBuffer)
@@ -50,9 +49,9 @@ def off_policy() -> int:
     zeros, no = torch.zeros(2), torch.zeros(2, dtype=torch.bool)
     for _ in range(9):
         replay.add(obs=torch.zeros(2, 3), action=torch.zeros(2, 2), reward=zeros, terminated=no, truncated=no)
-    assert_type(replay.batches(2, 8), Iterator[TensorDict])
+    assert_type(replay.batches(2, 8), Iterator[relive.Batch])
     batch = replay.sample(8)
-    assert_type(batch, TensorDict)
+    assert_type(batch, relive.Batch)
     replay.update_priorities(batch["index"], torch.zeros(8))
     windows = relive.ReplayBuffer(schema, 100, view=relive.Sequence(4))
     windows.extend({name: torch.zeros(9, 1, *field.shape, dtype=field.dtype) for name, field in fields(schema).items()})

@@ -195,7 +195,7 @@ WALKS: dict[str, Callable[[Path], Calls]] = {
 def walked() -> dict[str, tuple[Walk, Walk]]:
     """Name -> the walks of the first call of a fresh buffer and of the third.
 
-    All is played once before, so that nothing that a process does once, such as to import TensorDict, is counted.
+    All is played once before, so that nothing that a process does once, such as to import a module, is counted.
     """
     found: dict[str, tuple[Walk, Walk]] = {}
     for name, make in WALKS.items():

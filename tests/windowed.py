@@ -17,6 +17,7 @@ from torch import Tensor
 import oracle
 from oracle import Stretch
 from relive import Field, RolloutBuffer, Schema, SequenceBatch
+from relive.batches import leaves_by_path
 
 Path = tuple[str, ...]
 
@@ -205,10 +206,10 @@ def check_batch(
     at = torch.where(inside, first + time, 0)
     mask = inside & (time >= seq["burn_in"])
     assert seq.time_first is time_first
-    assert seq.num_sequences == len(env)
+    assert len(seq) == len(env)
     assert seq.num_steps == int(mask.sum())
     shape = (high, len(env)) if time_first else (len(env), high)
-    assert tuple(seq.data.batch_size) == seq["is_start"].shape == shape
+    assert tuple(seq.shape) == seq["is_start"].shape == shape
     got = {("mask",): seq["mask"]} | leaves_of(seq)
     wanted = {path for path in world.columns if path[0] != "hidden" and path[0] in seq}
     assert got.keys() == wanted | {("mask",)}
@@ -253,19 +254,8 @@ def check_hidden(
 
 
 def leaves_of(seq: SequenceBatch) -> dict[Path, Tensor]:
-    """The padded fields of a batch by path, but for its mask; ``seq[name]`` and ``seq.data`` give the same."""
-    found: dict[Path, Tensor] = {}
-    for name in seq:
-        if name in FACTS or name in ("hidden", "mask", "is_start"):
-            continue
-        value = seq[name]
-        if isinstance(value, Tensor):
-            found[name,] = value
-            assert seq.data[name] is value or torch.equal(bits(seq.data[name]), bits(value))
-            continue
-        for key, x in value.items(include_nested=True, leaves_only=True):
-            found[(name, *((key,) if isinstance(key, str) else key))] = x
-    return found
+    """The padded fields of a batch by path, but for its mask."""
+    return {path: x for path, x in leaves_by_path(seq).items() if path[0] not in (*FACTS, "hidden", "mask", "is_start")}
 
 
 def check_all(

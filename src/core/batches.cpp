@@ -136,7 +136,7 @@ class Windows {
         auto count = anchors.count(), width = static_cast<std::int64_t>(fields_->width);
         if (steps < 1) throw nb::value_error("a window has at least 1 step");
         if (!layout_.fits(width, ring_->width)) throw nb::value_error("the ring was bound to rows of another width");
-        auto block = pool_.take(Anchors::bytes({count, width}));
+        Target block(anchors.standing(), pool_, Anchors::bytes({count, width}));
         auto memory = scratch<Place>(static_cast<std::size_t>(2 * count));
         std::span<Place> places{memory.get(), static_cast<std::size_t>(count)};
         Column<double> chances{block->rows() + probability_at_, width, count};
@@ -153,7 +153,7 @@ class Windows {
         anchors.require(some, bad);
         if (bad >= 0) return nb::int_(bad);
         nb::dict found;
-        fields_->put(*block, block->rows(), count, found);
+        fields_->put(*block, block->rows(), count, found, block.slot);
         return found;
     }
 
@@ -174,6 +174,7 @@ void bind_batches(nb::module_ &module) {
     nb::class_<Draw>(module, "Draw",
                      "What a sampler draws, not made yet: a view reads it, or `places, extras = draw` makes it.")
         .def_ro("count", &Draw::count, "B.")
+        .def_rw("standing", &Draw::standing, nb::for_setter(nb::arg("standing").none()), "The memory that a batch is written to; None: fresh memory.")
         .def_prop_ro("weighed", &Draw::weighed, "True if the batch gets `probability` and `weight`.")
         .def("__len__", [](const Draw &) { return 2; })
         .def("__iter__", [](const Draw &self) { return nb::iter(made(self)); })

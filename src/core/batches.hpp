@@ -38,6 +38,7 @@ struct Draw {
     bool stratified = false;
     double beta = 0.0, lowest = 0.0;
     nb::object kept;  // what the pointers point into
+    nb::object standing = nb::none();  // what the batch is written to, if not to fresh memory
 
     bool weighed() const { return by == By::Priority; }
     // The places of the anchors; by priority, their chances and weights as well. False if there is nothing to draw.
@@ -68,6 +69,7 @@ class Anchors {
     Anchors(nb::handle what, bool roomy);
     std::int64_t count() const { return draw_ ? draw_->count : given_.size(); }
     bool weighed() const { return draw_ && draw_->weighed(); }
+    nb::object standing() const { return draw_ ? draw_->standing : nb::none(); }
     // Memory for `sizes[0] * sizes[1] * ...` bytes and a few more for each anchor, or std::bad_alloc.
     static std::size_t bytes(std::initializer_list<std::int64_t> sizes);
     // Copies: other threads may change the array between the test of a place and its use.

@@ -213,7 +213,7 @@ class GoalBatch {
   public:
     const GoalWindows *of;
     nb::object owner;  // of is in there
-    Kept<Block> block;
+    Target block;
     std::int64_t count;      // B
     Place places_of_ring;    // when it was drawn
     double gamma;
@@ -264,7 +264,7 @@ class GoalBatch {
 
     nb::dict fields() {
         nb::dict into;
-        (weighed ? of->weighed : of->fields)->put(*block, block->rows(), count, into);
+        (weighed ? of->weighed : of->fields)->put(*block, block->rows(), count, into, block.slot);
         return into;
     }
 
@@ -287,7 +287,7 @@ nb::object GoalWindows::draw(nb::handle what, std::int64_t steps, double gamma, 
     require(steps >= 1, "a window has at least 1 step");
     require(layout.fits(width, ring->width), "the ring was bound to rows of another width");
     auto room = static_cast<std::size_t>(count);
-    GoalBatch batch{this, nb::find(*this), pool_.take(Anchors::bytes({count, width})), count, ring->places(), gamma,
+    GoalBatch batch{this, nb::find(*this), Target(anchors.standing(), pool_, Anchors::bytes({count, width})), count, ring->places(), gamma,
                     anchors.weighed(), scratch<Place>(3 * room), scratch<RelabelledRow>(room + 1)};
     std::span<Place> places{batch.places.get(), room}, others{batch.places.get() + 2 * count, room};
     auto *first = batch.block->rows();

@@ -168,7 +168,7 @@ class SequenceWindows {
         auto count = anchors.count(), width = static_cast<std::int64_t>(fields_->width);
         require(layout_.fits(width, ring_->width), "the ring was bound to rows of another width");
         auto known_at = Anchors::bytes({count, total_, width});  // a multiple of 16: facts lie behind the rows
-        auto block = pool_.take(known_at + Anchors::bytes({count, sizeof(WindowFacts)}));
+        Target block(anchors.standing(), pool_, known_at + Anchors::bytes({count, sizeof(WindowFacts)}));
         auto memory = scratch<Place>(static_cast<std::size_t>(count));
         auto *found = reinterpret_cast<WindowFacts *>(block->rows() + known_at);
         std::span<WindowFacts> facts{found, static_cast<std::size_t>(count)};
@@ -196,8 +196,8 @@ class SequenceWindows {
         if (bad >= 0) return nb::int_(bad);
         for (std::int64_t b = 0; b < count; ++b) first[b] = facts[b].first;
         nb::dict into;
-        fields_->put(*block, PackedRows{block->rows(), sizes, strides}, into);
-        (anchors.weighed() ? weighed_ : facts_)->put(*block, block->rows() + known_at, count, into);
+        fields_->put(*block, PackedRows{block->rows(), sizes, strides}, into, block.slot);
+        (anchors.weighed() ? weighed_ : facts_)->put(*block, block->rows() + known_at, count, into, block.slot);
         return nb::make_tuple(into, places, listed);
     }
 

@@ -261,7 +261,60 @@ Fields::Fields(nb::handle facts, std::size_t width_) : width(width_), given(nb::
 
 Fields::~Fields() = default;
 
-void Fields::put(Memory &memory, const PackedRows &rows, nb::dict into) const {
+namespace {
+
+// As a dict does it: a batch has a way of its own to take a path, which need not run here.
+void set_item(nb::handle into, nb::handle name, nb::handle value) {
+    if (PyDict_SetItem(into.ptr(), name.ptr(), value.ptr()) < 0) nb::raise_python_error();
+}
+
+void merge(nb::handle into, nb::handle tensors) {
+    if (PyDict_Update(into.ptr(), tensors.ptr()) < 0) nb::raise_python_error();
+}
+
+}  // namespace
+
+Kept<Block> Slot::fill(Pool &pool, std::size_t bytes) {
+    if (!block_ || bytes_ != bytes) {
+        made_.clear();
+        block_ = pool.take(bytes);
+        bytes_ = bytes;
+    }
+    nb::list tensors;
+    for (auto &made : made_)
+        for (auto [name, tensor] : nb::borrow<nb::dict>(made.tensors)) tensors.append(tensor);
+    if (tensors.size()) increment_version_(tensors);
+    block_->keep();
+    return Kept<Block>(block_.get());
+}
+
+nb::object Slot::find(const Fields &fields, const PackedRows &rows) const {
+    for (auto &made : made_)
+        if (made.fields.is(fields.given) && made.first == rows.first && std::ranges::equal(made.sizes, rows.sizes) &&
+            std::ranges::equal(made.strides, rows.strides))
+            return made.tensors;
+    return {};
+}
+
+void Slot::keep(const Fields &fields, const PackedRows &rows, nb::object tensors) {
+    for (auto [name, tensor] : nb::borrow<nb::dict>(tensors))
+        if (nb::cast<bool>(tensor.attr("is_inference")())) return;  // it could not show that it has changed
+    if (!increment_version_) increment_version_ = nb::module_::import_("torch.autograd.graph").attr("increment_version");
+    made_.push_back({fields.given, rows.first, {rows.sizes.begin(), rows.sizes.end()},
+                     {rows.strides.begin(), rows.strides.end()}, std::move(tensors)});
+}
+
+Target::Target(nb::handle standing, Pool &pool, std::size_t bytes) {
+    if (!standing.is_none()) {
+        Standing *found = nullptr;
+        if (!nb::try_cast(standing, found) || !found) throw nb::type_error("expected standing memory, or None");
+        kept = nb::borrow(standing);
+        slot = &found->next();
+    }
+    block = slot ? slot->fill(pool, bytes) : pool.take(bytes);
+}
+
+void Fields::put(Memory &memory, const PackedRows &rows, nb::dict given_into, Slot *slot) const {
     auto &torch = torch_facts();
     auto lead = rows.sizes.size();
     // no tensor is made behind the back of a mode that sees each operation, such as one that traces
@@ -269,9 +322,13 @@ void Fields::put(Memory &memory, const PackedRows &rows, nb::dict into) const {
         std::vector<std::int64_t> sizes(rows.sizes.begin(), rows.sizes.end());
         std::vector<std::int64_t> strides(rows.strides.begin(), rows.strides.end());
         sizes.push_back(static_cast<std::int64_t>(width)), strides.push_back(1);
-        plain("put_fields")(array_over(memory, rows.first, sizes, strides.data()), given, into);
-        return;
+        nb::dict made;
+        plain("put_fields")(array_over(memory, rows.first, sizes, strides.data()), given, made);
+        return merge(given_into, made);
     }
+    nb::object standing = slot ? slot->find(*this, rows) : nb::object();
+    if (standing.is_valid()) return merge(given_into, standing);
+    nb::dict into = slot ? nb::dict() : given_into;
     for (auto &field : fields_) {
         auto axes = lead + field.shape.size();
         auto item = static_cast<std::int64_t>(field.dtype.bytes());
@@ -282,8 +339,11 @@ void Fields::put(Memory &memory, const PackedRows &rows, nb::dict into) const {
         std::int64_t step = 1;
         for (auto axis = axes; axis-- > lead; step *= std::max<std::int64_t>(sizes[axis], 1))
             sizes[axis] = field.shape[axis - lead], strides[axis] = step;
-        into[field.name] = loan->adopted(*torch.api);
+        set_item(into, field.name, loan->adopted(*torch.api));
     }
+    if (!slot) return;
+    merge(given_into, into);
+    slot->keep(*this, rows, std::move(into));
 }
 
 nb::dict Fields::tensors(nb::handle rows) const {
@@ -343,16 +403,47 @@ std::int64_t take_rows(Bytes source, Places index, Rows out) {
     return gather_rows(source, index, out, 0, out.columns);
 }
 
-std::int64_t take_fields(Bytes source, Places index, nb::tuple parts, nb::tuple dicts, Pool &pool) {
+nb::object nested(nb::handle given, nb::handle kind) {
+    nb::dict leaves;
+    if (!nb::try_cast(given, leaves)) throw nb::type_error("nested: expected a dict of paths");
+    auto made = [&] {
+        nb::object batch = kind();
+        if (!PyDict_Check(batch.ptr())) throw nb::type_error("nested: expected a kind of dict");
+        return batch;
+    };
+    auto batch = made();
+    for (auto [path, leaf] : leaves) {
+        auto last = PyTuple_CheckExact(path.ptr()) ? PyTuple_GET_SIZE(path.ptr()) - 1 : -1;
+        require(last >= 0, "nested: expected paths");
+        nb::handle branch = batch;
+        for (Py_ssize_t i = 0; i < last; ++i) {
+            auto *name = PyTuple_GET_ITEM(path.ptr(), i);
+            auto *found = PyDict_GetItemWithError(branch.ptr(), name);
+            if (!found && PyErr_Occurred()) nb::raise_python_error();
+            if (!found) {
+                auto inner = made();
+                set_item(branch, name, inner);
+                found = inner.ptr();  // the branch keeps it
+            }
+            require(PyDict_Check(found), "nested: a field is both a tensor and a branch");
+            branch = found;
+        }
+        set_item(branch, PyTuple_GET_ITEM(path.ptr(), last), leaf);
+    }
+    return batch;
+}
+
+std::int64_t take_fields(Bytes source, Places index, nb::tuple parts, nb::tuple dicts, Pool &pool,
+                         nb::handle standing) {
     require(parts.size() == dicts.size(), "take_fields: expected a dict for each part");
     std::size_t bytes;
     require(!__builtin_mul_overflow(index.size(), source.columns, &bytes), "take_fields: too many rows");
-    auto block = pool.take(bytes);
+    Target block(standing, pool, bytes);
     auto bad = take_rows(source, index, {block->rows(), source.columns, index.size(), source.columns});
     for (std::size_t i = 0; bad < 0 && i < parts.size(); ++i) {
         auto &fields = nb::cast<const Fields &>(parts[i]);
         require(static_cast<std::int64_t>(fields.width) == source.columns, "take_fields: rows of another width");
-        fields.put(*block, block->rows(), index.size(), nb::cast<nb::dict>(dicts[i]));
+        fields.put(*block, block->rows(), index.size(), nb::cast<nb::dict>(dicts[i]), block.slot);
     }
     return bad;
 }
@@ -370,6 +461,11 @@ void bind_tensors(nb::module_ &module) {
         }, "nbytes"_a, "Uninitialised memory, uint8 ``[nbytes]``.")
         .def_prop_ro("kept", &Pool::kept, "How many bytes each block has that is kept for a later batch.")
         .def("__reduce__", [](nb::handle self) { return nb::make_tuple(self.type(), nb::make_tuple()); });
+    nb::class_<Standing>(module, "Standing", "Memory of batches that is filled in turn, with tensors that are made once.")
+        .def("__init__", [](Standing *self, std::int64_t slots) {
+            require(0 < slots && slots <= 1024, "standing memory: expected 1 to 1024 slots");
+            new (self) Standing(static_cast<std::size_t>(slots));
+        }, "slots"_a);
     nb::class_<Fields>(module, "Fields", "The fields of packed rows: tuples (name, dtype, shape, first byte).")
         .def(nb::init<nb::handle, std::size_t>(), "fields"_a, "width"_a)
         .def("__reduce__", [](nb::handle self) {
@@ -383,7 +479,10 @@ void bind_tensors(nb::module_ &module) {
     module.def("take_rows", &take_rows, "source"_a, "index"_a, "out"_a,
                "Copy rows of ``source``, uint8 ``[R, W]``; -1, or the first entry of ``index`` that is none.");
     module.def("take_fields", &take_fields, "source"_a, "index"_a, "parts"_a, "dicts"_a, "pool"_a,
+               "standing"_a = nb::none(),
                "``take_rows`` into memory of the pool, with tensors over the fields of each part in its dict.");
+    module.def("nested", &nested, "leaves"_a, "kind"_a,
+               "The values by path as dicts of this kind, nested, in the order of their first leaves.");
     module.def("use_exchange", [](bool wanted) {
         auto &torch = torch_facts();
         return torch.exchange.exchange(wanted && torch.api);

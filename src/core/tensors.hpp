@@ -97,6 +97,51 @@ struct PackedRows {
 };
 
 struct Field;
+class Fields;
+
+// Memory of one batch that later batches are written to, and the tensors over it, which are made once.
+class Slot {
+  public:
+    // The memory, for a batch of so many bytes. What autograd saved of the tensors is void from now on.
+    Kept<Block> fill(Pool &pool, std::size_t bytes);
+    // The tensors over these rows of the memory, or an empty object where they are not made yet.
+    nb::object find(const Fields &fields, const PackedRows &rows) const;
+    void keep(const Fields &fields, const PackedRows &rows, nb::object tensors);
+
+  private:
+    struct Made {
+        nb::tuple fields;  // what they are made of: kept, so that no others come to lie at its address
+        std::byte *first;
+        std::vector<std::int64_t> sizes, strides;
+        nb::object tensors;
+    };
+    Kept<Block> block_;
+    std::size_t bytes_ = 0;
+    std::vector<Made> made_;
+    nb::object increment_version_;  // torch's: autograd sees that tensors have changed
+};
+
+// Slots that take turns: a batch is valid until its slot's turn comes again.
+class Standing {
+  public:
+    explicit Standing(std::size_t slots) : slots_(slots) {}
+    Standing(const Standing &) = delete;
+    Slot &next() { return slots_[turn_++ % slots_.size()]; }
+
+  private:
+    std::vector<Slot> slots_;
+    std::size_t turn_ = 0;
+};
+
+// Where a batch is written: to fresh memory of a pool, or to the next slot of `standing`, unless it is None.
+struct Target {
+    Target(nb::handle standing, Pool &pool, std::size_t bytes);
+    Block *operator->() const { return block.get(); }
+    Block &operator*() const { return *block; }
+    nb::object kept;  // what the slot belongs to
+    Slot *slot = nullptr;
+    Kept<Block> block;
+};
 
 // The fields of packed rows.
 class Fields {
@@ -104,12 +149,13 @@ class Fields {
     // Of tuples (name, torch.dtype, shape, first byte) and the bytes of a row.
     Fields(nb::handle facts, std::size_t width);
     ~Fields();
-    // Put a tensor `[*sizes, *shape]` for each field of rows in `memory` into a dict. The tensors keep the memory.
-    void put(Memory &memory, const PackedRows &rows, nb::dict into) const;
+    // Put a tensor `[*sizes, *shape]` for each field of rows in `memory` into a dict. The tensors keep the memory. Where
+    // it is that of a slot, they are made once.
+    void put(Memory &memory, const PackedRows &rows, nb::dict into, Slot *slot = nullptr) const;
     // The same for `count` rows that follow one another from `first` on.
-    void put(Memory &memory, std::byte *first, std::int64_t count, nb::dict into) const {
+    void put(Memory &memory, std::byte *first, std::int64_t count, nb::dict into, Slot *slot = nullptr) const {
         auto stride = static_cast<std::int64_t>(width);
-        put(memory, PackedRows{first, {&count, 1}, {&stride, 1}}, into);
+        put(memory, PackedRows{first, {&count, 1}, {&stride, 1}}, into, slot);
     }
     // Name -> tensor over an array of rows, uint8 `[..., width]`.
     nb::dict tensors(nb::handle rows) const;

@@ -6,7 +6,7 @@ Everything between an environment's ``step()`` and the learner's ``loss.backward
 from typing import TYPE_CHECKING
 
 from . import errors, returns
-from .batches import SequenceBatch
+from .batches import Batch, SequenceBatch
 from .collect.collector import Collector
 from .errors import ReliveError
 from .look.audit import audit
@@ -42,6 +42,7 @@ else:  # a type checker would take every name for one that is there
 
 __all__ = [
     "GAE",
+    "Batch",
     "Collector",
     "Field",
     "FrameStack",

@@ -1,94 +1,303 @@
-"""The forms of a batch: TensorDicts, padded sequences and tables of pandas."""
+"""The forms of a batch: a dict of tensors, padded sequences, and tables of pandas."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import partial
 from importlib import import_module
-from inspect import signature
-from operator import methodcaller
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from opcode import opname
+from operator import itemgetter, methodcaller
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+from torch.utils import _pytree as pytree
 
-from .errors import DTypeError, FieldError, ParameterError, ShapeError
+from . import core
+from .errors import DTypeError, FieldError, LifecycleError, ParameterError, ShapeError
 from .names import needed
-from .parameters import is_count, torch_device
+from .parameters import COUNT_RULE, is_count, is_names, require, torch_device
+from .printable import shown
 from .steps.arrays import Array
-from .steps.schema import Path, descend, dotted, map_leaves, unknown_field
+from .steps.schema import Path, descend, dotted, map_leaves, nest, unknown_field
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from tensordict import TensorDict
 
 __all__ = [
+    "TURNS",
     "WHOLE",
+    "Batch",
     "EnvBatch",
     "Members",
     "Overlap",
     "SequenceBatch",
+    "as_batch",
     "as_dataframe",
-    "as_tensordict",
+    "in_turn",
+    "leaves_by_path",
     "padding",
-    "replace_parts",
     "stride_of",
     "swap_layers",
+    "take_back",
 ]
 
 
-def as_tensordict(
-    leaves: Mapping[Path, Tensor], batch_size: Sequence[int], device: torch.device | None = None
-) -> TensorDict:
-    """Tensors whose first axes are ``batch_size``, as a nested TensorDict.
+B = TypeVar("B", bound="Batch")
 
-    With a ``device``, tensors that are elsewhere are copied to it; the others are shared.
+Plain = Literal[
+    "mask", "is_start", "lengths", "burn_in", "env", "start", "index", "reward", "terminated", "truncated", "next",
+    "discount", "steps", "weight", "probability", "source",
+]  # fmt: skip
+"""Fields that are always one tensor. Other fields may be nested, as in the schema."""
+
+
+class Batch(dict[str, Any]):
+    """Rows of experience: a dict of tensors whose first axis counts the rows, nested as the schema is.
+
+    ``batch["obs"]`` is a tensor, or a batch of the members of a nested field: ``batch["obs"]["camera"]``, or
+    ``batch["obs", "camera"]``. Members of a tuple are named ``"0"``, ``"1"``, and so on. ``len(batch)`` is the number
+    of rows. In all else it is a dict: fields are added, replaced and removed as in any other, and torch's trees,
+    compiler and function transforms take it for one.
     """
-    if device is not None:
-        leaves = {path: leaf.to(device) for path, leaf in leaves.items()}
-    size, (make, options) = torch.Size(batch_size), _tensordict()
-    tree: dict[str, Any] = {}
-    try:
-        for (name,), leaf in leaves.items():  # as most often; takes a third of ``dict(zip(...))``
-            tree[name] = leaf
-    except ValueError:  # some are nested
-        tree = _tree(leaves, size, device)
-    return make(tree, size, device, **options)
 
+    __slots__ = ()
 
-@cache
-def _tensordict() -> tuple[Any, dict[str, Any]]:
-    """The function that makes a TensorDict, and its options."""
-    # importing tensordict takes as long as importing torch, so the first batch does it
-    with torch.device("cpu"):  # it computes numbers meanwhile, which the default device need not have
-        from tensordict import TensorDict
+    if TYPE_CHECKING:
 
-    # The shapes are known to fit. Checking them again takes eight times as long as the rest, and a fifth of the time
-    # of a small batch. The constructor without checks has no public name. It need not look for dicts among the members.
-    make: Any = getattr(TensorDict, "_new_unsafe", TensorDict)
-    return make, {"nested": False} if "nested" in signature(make).parameters else {}
+        @overload
+        def __getitem__(self, name: Plain) -> Tensor: ...
+        @overload
+        def __getitem__(self, name: str | Path) -> Any: ...
+        def __getitem__(self, name: Any) -> Any: ...
 
+    # dict looks a name up by itself and calls this only for what it lacks, so a path costs plain names nothing
+    def __missing__(self, name: Any) -> Any:
+        if isinstance(name, str):
+            raise FieldError(unknown_field(name, tuple(self), "this batch"))
+        if not isinstance(name, tuple) or not name or not is_names(cast("tuple[Any, ...]", name)):
+            raise FieldError(
+                f"a field's name is text or a path such as ('obs', 'camera'), got {shown(name, 200)}; for some of the "
+                "rows write batch.rows(index)"
+            )
+        path = cast("Path", name)
+        try:
+            return descend(self[path[0]], path[1:])
+        except (LookupError, ValueError, TypeError) as error:  # of a dict, or of the tuple of a recurrent state
+            names = tuple(dict.fromkeys([*map(dotted, leaves_by_path(self)), *self]))
+            raise FieldError(unknown_field(path, names, "this batch")) from error
 
-def _tree(leaves: Mapping[Path, Tensor], size: torch.Size, device: torch.device | None) -> dict[str, Any]:
-    """The members of the TensorDict of some leaves, in the order of the first leaf of each."""
-    tree, branches = dict[str, Any](), dict[str, dict[Path, Tensor]]()
-    for path, leaf in leaves.items():
-        name = path[0]
-        if len(path) == 1:
-            tree[name] = leaf
-        elif name in branches:
-            branches[name][path[1:]] = leaf
+    def __setitem__(self, name: str | Path, value: Any) -> None:
+        if isinstance(name, tuple):
+            branch: Any = self if len(name) == 1 else self[name[:-1]]
+            branch[name[-1]] = value
         else:
-            tree[name] = branches[name] = {path[1:]: leaf}
-    for name, members in branches.items():
-        tree[name] = as_tensordict(members, size, device)
-    return tree
+            dict.__setitem__(self, name, value)
+
+    def __contains__(self, name: object) -> bool:
+        if isinstance(name, tuple):
+            return self.get(cast("Path", name), self) is not self
+        return dict.__contains__(self, name)
+
+    def get(self, name: str | Path, default: Any = None) -> Any:
+        """``batch[name]``, or ``default`` if there is no such field."""
+        if isinstance(name, str):
+            return super().get(name, default)
+        try:
+            return self[name]
+        except FieldError:
+            return default
+
+    def __iter__(self) -> Iterator[str]:
+        if not torch.compiler.is_compiling():
+            frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+            if opname[frame.f_code.co_code[frame.f_lasti]].startswith("UNPACK"):
+                raise FieldError(
+                    "a batch cannot be unpacked; read it by name: obs, action = batch['obs'], batch['action']. It has: "
+                    f"{', '.join(self.keys())}"
+                )
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        for value in self.values():
+            return len(value)
+        return 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.keys():
+            raise AttributeError(f"a batch is read by name: write batch[{name!r}]", name=name, obj=None)
+        hint = HINTS.get(name)
+        raise AttributeError(f"a batch has no attribute {name!r}{f'; {hint}' if hint else ''}", name=name, obj=None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (dict(self.items()),)
+
+    def __repr__(self) -> str:
+        return _described(f"{type(self).__name__} of {len(self)} rows", self)
+
+    def copy(self) -> Self:
+        """Another batch of the same tensors."""
+        return self.apply(_same)
+
+    def apply(self, function: Callable[..., Any], *others: Mapping[str, Any]) -> Self:
+        """The batch of ``function`` of each tensor, and of the tensors beside it in ``others``."""
+        return type(self)(_applied(function, self, *others))
+
+    def to(self, device: str | torch.device, *, non_blocking: bool = False) -> Self:
+        """This batch on another device.
+
+        Args:
+            device: where to.
+            non_blocking: go on while a GPU copies from page-locked memory, as ``torch.Tensor.to`` does.
+
+        Raises:
+            ParameterError: there is no such device, or it cannot be used here.
+        """
+        return self.apply(methodcaller("to", torch_device("to", device), non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """A copy in page-locked memory, from which a GPU copies while the learner goes on."""
+        return self.apply(methodcaller("pin_memory"))
+
+    def clone(self) -> Self:
+        """A copy in memory of its own."""
+        return self.apply(torch.clone)
+
+    def rows(self, index: Any) -> Self:
+        """The rows of an index: a slice, places (int64 ``[K]``) or a mask (bool ``[B]``). A slice shares memory."""
+        return self.apply(itemgetter(index))
+
+    def split(self, size: int) -> list[Self]:
+        """Parts of ``size`` rows each, in order, which share memory; the last one has what is left.
+
+        Raises:
+            ParameterError: ``size`` is not positive.
+        """
+        require("split", COUNT_RULE, size=size)
+        return [self.rows(slice(low, low + size)) for low in range(0, len(self), size)]
+
+    def blank(self, count: int) -> Batch:
+        """``count`` rows of these fields that hold zeros; action masks allow every action."""
+        leaves = {path: leaf.new_zeros((count, *leaf.shape[1:])) for path, leaf in leaves_by_path(self).items()}
+        for path, leaf in leaves.items():
+            leaf.fill_(padding(path))
+        return as_batch(leaves)
+
+    @staticmethod
+    def joined(batches: Sequence[Any], names: Container[str], facts: Mapping[str, Tensor]) -> Batch:
+        """The rows of several batches, one after another: the fields ``names``, and further ``facts`` ``[B]``."""
+        parts = [leaves_by_path(batch) for batch in batches]
+        leaves = {path: torch.cat([part[path] for part in parts]) for path in parts[0] if path[0] in names}
+        return as_batch({**leaves, **{(name,): fact for name, fact in facts.items()}})
+
+    def to_tensordict(self, batch_dims: int = 1) -> TensorDict:
+        """The same tensors as a ``tensordict.TensorDict``.
+
+        Args:
+            batch_dims: the number of leading axes that all fields share: 1 for rows, 2 for blocks ``[T, N, ...]``.
+
+        Raises:
+            ModuleNotFoundError: tensordict is not installed.
+        """
+        with needed("to_tensordict needs tensordict: pip install 'relive[tensordict]'"):
+            with torch.device("cpu"):  # it computes numbers meanwhile, which the default device need not have
+            kind: Any = import_module("tensordict").TensorDict  # takes as long to import as torch
+        leaves = leaves_by_path(self)
+        size = next(iter(leaves.values())).shape[:batch_dims] if leaves else ()
+        return kind(nest(leaves), size)
+
+
+HINTS: dict[str, str] = {
+    "batch_size": "len(batch) is the number of rows",
+    "shape": "len(batch) is the number of rows",
+    "num_sequences": "len(batch) is the number of sequences",
+    "data": "read columns by their names, or call batch.to_tensordict()",
+    "device": "ask a tensor of it: batch['obs'].device",
+    "to_dict": "it is one",
+    "share_memory_": "write batch.apply(torch.Tensor.share_memory_)",
+    "select": "write {name: batch[name] for name in names}",
+    "exclude": "write batch.pop(name)",
+}
+"""What to write instead of names that other libraries' batches have."""
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _applied(function: Callable[..., Any], batch: Mapping[str, Any], *others: Mapping[str, Any]) -> Batch:
+    """The batch of ``function`` of each tensor, in fields, batches and tuples."""
+    applied = Batch()
+    for name, value in batch.items():
+        beside = [other[name] for other in others]
+        if isinstance(value, Mapping):
+            made: Any = _applied(function, cast("Mapping[str, Any]", value), *beside)
+        else:
+            made = map_leaves(function, value, *beside)
+        dict.__setitem__(applied, name, made)
+    return applied
+
+
+def _described(title: str, batch: Mapping[str, Any]) -> str:
+    """The title, and a line for each tensor with its dtype, shape and device."""
+    leaves = leaves_by_path(batch)
+    width = max((len(dotted(path)) for path in leaves), default=0)
+    lines = [title]
+    for path, leaf in leaves.items():
+        if isinstance(cast("object", leaf), Tensor):
+            dtype, where = str(leaf.dtype).removeprefix("torch."), "" if leaf.is_cpu else f" on {leaf.device}"
+            lines.append(f"  {dotted(path):{width}}  {dtype} {list(leaf.shape)}{where}")
+        else:
+            lines.append(f"  {dotted(path):{width}}  {leaf!r:.60}")
+    return "\n".join(lines)
+
+
+def leaves_by_path(batch: Mapping[str, Any], at: Path = ()) -> dict[Path, Tensor]:
+    """The tensors of a batch by path; members of tuples are named "0", "1", ...."""
+    leaves: dict[Path, Tensor] = {}
+    for name, value in batch.items():
+        path = (*at, name)
+        if isinstance(value, tuple):
+            members = {str(i): member for i, member in enumerate(cast("tuple[Any, ...]", value))}
+            leaves |= leaves_by_path(members, path)
+        elif isinstance(value, Mapping):
+            leaves |= leaves_by_path(cast("Mapping[str, Any]", value), path)
+        else:
+            leaves[path] = value
+    return leaves
+
+
+def as_batch(leaves: dict[Path, Tensor]) -> Batch:
+    """The batch of tensors by path, nested in the order of their first leaves."""
+    return core.nested(leaves, Batch)
+
+
+TURNS = 3
+"""How many batches stand where memory is reused: each is valid until as many others were asked for."""
+
+
+def in_turn(batches: Iterator[B]) -> Iterator[B]:
+    """The batches, each of which refuses all use once its memory may be written to again."""
+    standing: deque[B] = deque()
+    while True:
+        if len(standing) == TURNS:
+            take_back(standing.popleft())
+        batch = next(batches, None)
+        if batch is None:
+            return
+        standing.append(batch)
+        yield batch
 
 
 class Members:
-    """The dicts of a nested TensorDict, which compiled code fills: the first has the fields, the others its branches.
+    """The nested batches that compiled code fills: the first has the fields, the others are its branches.
 
     Args:
         paths: the fields in their order.
@@ -97,37 +306,25 @@ class Members:
     def __init__(self, paths: Iterable[Path]) -> None:
         places = [*paths]
         # a branch comes after the one that it is in, and its name stands among that one's in the order of first fields
-        branches = (path[:i] for path in places for i in range(1, len(path)))
-        self._branches: list[Path] = list(dict.fromkeys([(), *branches]))
-        names: dict[Path, dict[str, Any]] = {branch: {} for branch in self._branches}
+        branches = list(dict.fromkeys([(), *(path[:i] for path in places for i in range(1, len(path)))]))
+        names: dict[Path, dict[str, Any]] = {branch: {} for branch in branches}
         for path in places:
             for i, name in enumerate(path):
                 names[path[:i]][name] = None
-        self._names = [names[branch] for branch in self._branches]
-        self.into: dict[Path, int] = {path: self._branches.index(path[:-1]) for path in places}
-        """The number of the dict that has each field; its name there is the last of its path."""
+        self._names = [names[branch] for branch in branches]
+        self._links = [(k, branches.index(path[:-1]), path[-1]) for k, path in enumerate(branches) if path]
+        self.into: dict[Path, int] = {path: branches.index(path[:-1]) for path in places}
+        """The number of the batch that has each field; its name there is the last of its path."""
 
-    def empty(self) -> tuple[dict[str, Any], ...]:
-        """New dicts. They have their names already, so that these stay in order."""
-        return tuple(map(dict, self._names))
-
-    def batch(self, dicts: tuple[dict[str, Any], ...], count: int) -> TensorDict:
-        """The TensorDict of these dicts, which are full."""
-        size, (make, options) = torch.Size((count,)), _tensordict()
-        for k in range(len(dicts) - 1, 0, -1):
-            path = self._branches[k]
-            dicts[self._branches.index(path[:-1])][path[-1]] = make(dicts[k], size, None, **options)
-        return make(dicts[0], size, None, **options)
+    def empty(self) -> tuple[Batch, ...]:
+        """New batches, linked. They have their names already, so that these stay in order."""
+        made = tuple(map(Batch, self._names))
+        for k, branch, name in self._links:
+            dict.__setitem__(made[branch], name, made[k])
+        return made
 
 
 Overlap = Literal["none", "half", "max"] | int
-
-
-Plain = Literal[
-    "mask", "is_start", "lengths", "burn_in", "env", "start", "index", "reward", "terminated", "truncated", "next",
-    "discount", "steps", "weight", "probability", "source",
-]  # fmt: skip
-"""Fields that are always one tensor. Other fields may be nested, as in the schema."""
 
 
 WHOLE = 2**31
@@ -163,12 +360,12 @@ def padding(path: Path) -> bool:
     return path[0] == "action_mask"
 
 
-class SequenceBatch(Mapping[str, Any]):
-    """B sequences of up to L rows: a mapping from names to padded tensors, with facts about each sequence.
+class SequenceBatch(Batch):
+    """B sequences of up to L rows: padded tensors, and facts about each sequence, in one dict.
 
     ======================== ==========================================================================================
     ``seq["obs"]``, ...      ``[L, B, ...]``, or ``[B, L, ...]`` unless ``time_first``. Padding is 0, and True in
-                             ``action_mask``. A nested field is a TensorDict: ``seq["obs", "camera"]`` is a member.
+                             ``action_mask``. A nested field is a :class:`Batch`: ``seq["obs", "camera"]`` is a member.
     ``seq["mask"]``          bool ``[L, B]``: the steps to learn from, neither padding nor burn-in.
     ``seq["hidden"]``        the recurrent state before the first row, nested as in the schema and contiguous. A field
                              of shape ``(layers, size)`` gives ``[layers, B, size]``, one of ``(size,)`` ``[B, size]``.
@@ -183,115 +380,95 @@ class SequenceBatch(Mapping[str, Any]):
 
     Batches of a replay also have ``index`` (int64 ``[B]``). Each row has the ``reward``, ``discount``, ``steps`` and
     ``next`` of its n-step sum: see :class:`relive.Sequence`.
+
+    ``len(seq)`` is B, and ``rows`` and ``split`` take sequences: this class knows which axis of a field counts them.
     """
 
-    def __init__(
-        self, leaves: Mapping[Path, Tensor], facts: Mapping[str, Tensor], hidden: Any = None, *, time_first: bool
-    ) -> None:
-        self._leaves, self._facts, self._hidden = leaves, facts, hidden
-        self.time_first = time_first
-        self.shape: torch.Size = self._leaves["mask",].shape
-        """(L, B), or (B, L)."""
+    __slots__ = ("_facts", "time_first")
 
-    @cached_property
-    def data(self) -> TensorDict:
-        """The columns as one TensorDict."""
-        return as_tensordict(self._leaves, self.shape)  # made on request: it takes longer than reading a small batch
+    time_first: bool
+    """True for columns ``[L, B, ...]``, False for ``[B, L, ...]``."""
+
+    def __init__(self, fields: Mapping[str, Any], facts: Iterable[str], time_first: bool) -> None:
+        super().__init__(fields)
+        self._facts, self.time_first = tuple(facts), time_first
+
+    @staticmethod
+    def of(
+        leaves: dict[Path, Tensor], facts: Mapping[str, Tensor], hidden: Any = None, *, time_first: bool
+    ) -> SequenceBatch:
+        """The batch of columns, the ``leaves`` by path, ``facts`` by name, and ``hidden``; see ``time_first``."""
+        fields: dict[str, Any] = {**as_batch(leaves), **facts}
+        if hidden is not None:
+            fields["hidden"] = hidden
+        return SequenceBatch(fields, facts, time_first)
 
     @property
-    def parts(self) -> tuple[Mapping[Path, Tensor], Mapping[str, Tensor], Any]:
-        """The arguments of the constructor, uncopied: the columns by path, the facts by name and the states."""
-        return self._leaves, self._facts, self._hidden
+    def parts(self) -> tuple[dict[Path, Tensor], dict[str, Tensor], Any]:
+        """The arguments of :meth:`of`, uncopied: the columns by path, the facts by name and the states."""
+        apart = {*self._facts, "hidden"}
+        columns = leaves_by_path({name: value for name, value in self.items() if name not in apart})
+        return columns, {name: self[name] for name in self._facts if name in self}, self.get("hidden")
 
-    # -- a mapping ----------------------------------------------------------------------------------------------
-
-    @overload
-    def __getitem__(self, name: Plain) -> Tensor: ...
-    @overload
-    def __getitem__(self, name: str | Path) -> Any: ...
-    def __getitem__(self, name: Any) -> Any:
-        try:
-            if name in self._facts:
-                return self._facts[name]
-            if name == "hidden" and self._hidden is not None:
-                return self._hidden
-            if (name,) in self._leaves and "data" not in self.__dict__:
-                return self._leaves[name,]
-            if isinstance(name, tuple):
-                return self._member(cast("Path", name))
-            if name not in self.data.keys():
-                raise FieldError(unknown_field(name, tuple(self), "this batch of sequences"))
-            return self.data[name]
-        except TypeError as error:
-            if isinstance(name, str):
-                raise
-            raise FieldError(f"a field's name is text, such as 'obs', got {name!r:.200}") from error
-
-    def _member(self, path: Path) -> Any:
-        """The member at a path such as ``("obs", "camera")``; those of a tuple are named "0", "1", ... as in a schema.
-
-        Raises:
-            FieldError: there is none.
-        """
-        if not path or not all(isinstance(cast("object", key), str) for key in path):
-            raise FieldError(f"a member's path is names, such as ('obs', 'camera'), got {path!r:.200}")
-        if path in self._leaves and "data" not in self.__dict__:
-            return self._leaves[path]
-        try:
-            return descend(self[path[0]], path[1:])
-        except (KeyError, IndexError, ValueError, TypeError) as error:
-            names = tuple(dict.fromkeys([*map(dotted, self._leaves), *self]))
-            raise FieldError(unknown_field(path, names, "this batch of sequences")) from error
-
-    def __contains__(self, name: object) -> bool:
-        if isinstance(name, tuple):
-            return self.get(cast("Path", name), self) is not self
-        return any(name == key for key in self)  # Mapping's own version expects a KeyError
-
-    def get(self, name: str | Path, default: Any = None) -> Any:
-        """``seq[name]``, or ``default`` if there is no such field."""
-        try:
-            return self[name]
-        except FieldError:
-            return default
-
-    def __iter__(self) -> Iterator[str]:
-        yield from dict.fromkeys(path[0] for path in self._leaves)
-        yield from self._facts
-        if self._hidden is not None:
-            yield "hidden"
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)  # tuple(self) would call this method
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SequenceBatch, (dict(self.items()), self._facts, self.time_first)
 
     def __repr__(self) -> str:
         shape = ", ".join(map(str, self.shape))
         axes = "L, B" if self.time_first else "B, L"
-        return f"SequenceBatch([{axes}] = [{shape}], {', '.join(self)})"
+        return _described(f"SequenceBatch [{axes}] = [{shape}]", self)
 
     # -- sizes --------------------------------------------------------------------------------------------------
 
     @property
-    def num_sequences(self) -> int:
-        """B, the number of sequences."""
+    def shape(self) -> torch.Size:
+        """(L, B), or (B, L)."""
+        return self["mask"].shape
+
+    def __len__(self) -> int:
         return self.shape[1 if self.time_first else 0]
 
-    @cached_property
+    @property
     def num_steps(self) -> int:
         """The number of steps to learn from: ``mask.sum()``."""
         return int(self["mask"].sum())
 
     # -- other forms --------------------------------------------------------------------------------------------
 
+    def apply(self, function: Callable[..., Any], *others: Mapping[str, Any]) -> SequenceBatch:
+        """The batch of ``function`` of each tensor, and of the tensors beside it in ``others``."""
+        return SequenceBatch(_applied(function, self, *others), self._facts, self.time_first)
+
+    def rows(self, index: Any) -> SequenceBatch:
+        """The sequences of an index: a slice, places (int64 ``[K]``) or a mask (bool ``[B]``).
+
+        A slice shares memory, except for states of several layers, which are contiguous.
+        """
+        columns, facts, hidden = self.parts
+
+        def states(state: Tensor) -> Tensor:
+            return state[:, index].contiguous() if state.dim() > 2 else state[index]
+
+        chosen = {path: leaf[:, index] if self.time_first else leaf[index] for path, leaf in columns.items()}
+        facts = {name: fact[index] for name, fact in facts.items()}
+        return SequenceBatch.of(chosen, facts, map_leaves(states, hidden), time_first=self.time_first)
+
+    def to_tensordict(self, batch_dims: int = 2) -> TensorDict:
+        """The columns as a ``tensordict.TensorDict``, without the facts and the states, as :meth:`Batch.to_tensordict`.
+
+        Args:
+            batch_dims: the number of leading axes that all columns share.
+        """
+        return as_batch(self.parts[0]).to_tensordict(batch_dims)
+
     def flat(self, values: Any = None) -> Any:
         """The steps to learn from, ``[S, ...]``, one sequence after another.
 
         Args:
-            values: a tensor ``[L, B, ...]``, such as a network's output; default: all fields, as a TensorDict.
+            values: a tensor ``[L, B, ...]``, such as a network's output; default: all columns, as a :class:`Batch`.
         """
         if values is None:
-            columns = {path: self.flat(leaf) for path, leaf in self._leaves.items() if path != ("mask",)}
-            return as_tensordict(columns, (self.num_steps,))
+            return as_batch({path: self.flat(leaf) for path, leaf in self.parts[0].items() if path != ("mask",)})
         self._require_rows(values)
         return self._by_sequence(values)[self._by_sequence(self["mask"])]
 
@@ -323,30 +500,10 @@ class SequenceBatch(Mapping[str, Any]):
         has_next = (after >= 0).view(*after.shape, *[1] * (values.dim() - 2))
         return torch.where(has_next, values.gather(time, index), 0)
 
-    def to(self, device: str | torch.device) -> SequenceBatch:
-        """This batch on another device.
-
-        Raises:
-            ParameterError: there is no such device, or it cannot be used here.
-        """
-        device = torch_device("to", device)
-        facts = {name: fact.to(device) for name, fact in self._facts.items()}
-        hidden = map_leaves(methodcaller("to", device), self._hidden)
-        leaves = {path: leaf.to(device) for path, leaf in self._leaves.items()}
-        return SequenceBatch(leaves, facts, hidden, time_first=self.time_first)
-
-    def part(self, low: int, high: int) -> SequenceBatch:
-        """The sequences ``low`` to ``high - 1``. They share memory, except for states of several layers."""
-        rows = (slice(None), slice(low, high)) if self.time_first else (slice(low, high),)
-        leaves = {path: leaf[rows] for path, leaf in self._leaves.items()}
-        facts = {name: fact[low:high] for name, fact in self._facts.items()}
-        hidden = map_leaves(partial(state_part, low=low, high=high), self._hidden)
-        return SequenceBatch(leaves, facts, hidden, time_first=self.time_first)
-
     def changed(self, leaves: Mapping[Path, Tensor], facts: Mapping[str, Tensor]) -> SequenceBatch:
-        """This batch with other or further ``leaves`` ``[L, B, ...]`` and ``facts`` ``[B]``."""
-        all_leaves, all_facts = {**self._leaves, **leaves}, {**self._facts, **facts}
-        return SequenceBatch(all_leaves, all_facts, self._hidden, time_first=self.time_first)
+        """This batch with other or further columns, the ``leaves`` ``[L, B, ...]``, and ``facts`` ``[B]``."""
+        columns, own, hidden = self.parts
+        return SequenceBatch.of({**columns, **leaves}, {**own, **facts}, hidden, time_first=self.time_first)
 
     def blank(self, count: int) -> SequenceBatch:
         """``count`` sequences of these fields and this length that hold zeros.
@@ -354,13 +511,14 @@ class SequenceBatch(Mapping[str, Any]):
         All steps are to learn from, so that a mean over the mask is a number. They stand where there is no sequence.
         """
         rows = (self.shape[0], count) if self.time_first else (count, self.shape[1])
-        leaves = {path: leaf.new_zeros((*rows, *leaf.shape[2:])) for path, leaf in self._leaves.items()}
+        columns, own, hidden = self.parts
+        leaves = {path: leaf.new_zeros((*rows, *leaf.shape[2:])) for path, leaf in columns.items()}
         for path, leaf in leaves.items():
             leaf.fill_(path[0] == "mask" or padding(path))
-        facts = {name: fact.new_zeros(count) for name, fact in self._facts.items()}
+        facts = {name: fact.new_zeros(count) for name, fact in own.items()}
         facts["lengths"].fill_(rows[0 if self.time_first else 1])
-        hidden = map_leaves(partial(blank_state, count=count), self._hidden)
-        return SequenceBatch(leaves, facts, hidden, time_first=self.time_first)
+        states = map_leaves(partial(blank_state, count=count), hidden)
+        return SequenceBatch.of(leaves, facts, states, time_first=self.time_first)
 
     @staticmethod
     def joined(batches: Sequence[SequenceBatch], names: Container[str], facts: Mapping[str, Tensor]) -> SequenceBatch:
@@ -373,13 +531,12 @@ class SequenceBatch(Mapping[str, Any]):
         if len(rows) > 1:
             shapes = [tuple(batch.shape) for batch in batches]
             raise ShapeError(f"batches of sequences of {shapes} do not fit together; use the same view for all")
-        some, axis = batches[0], 1 if batches[0].time_first else 0
-        paths = [path for path in some._leaves if path[0] in names]
-        leaves = {path: torch.cat([batch._leaves[path] for batch in batches], axis) for path in paths}
-        wanted = [name for name in some._facts if name in names]
-        shared = {name: torch.cat([batch._facts[name] for batch in batches]) for name in wanted}
-        hidden = map_leaves(joined_states, *[batch._hidden for batch in batches])
-        return SequenceBatch(leaves, {**shared, **facts}, hidden, time_first=some.time_first)
+        axis, parts = (1 if batches[0].time_first else 0), [batch.parts for batch in batches]
+        columns, own, _ = parts[0]
+        leaves = {path: torch.cat([part[0][path] for part in parts], axis) for path in columns if path[0] in names}
+        shared = {name: torch.cat([part[1][name] for part in parts]) for name in own if name in names}
+        hidden = map_leaves(joined_states, *[part[2] for part in parts])
+        return SequenceBatch.of(leaves, {**shared, **facts}, hidden, time_first=batches[0].time_first)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -405,10 +562,62 @@ def _shape_of(values: Any) -> tuple[int, ...]:
     return tuple(values.shape)
 
 
-def replace_parts(batch: SequenceBatch, parts: Any) -> None:
-    """Have a batch of sequences look everything up in another mapping, such as one that refuses."""
-    batch.__dict__.pop("data", None)
-    batch._leaves = batch._facts = parts  # pyright: ignore[reportPrivateUsage]
+class _Refusing:
+    """What a batch becomes whose memory may hold another one by now."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: Any) -> Any:
+        raise LifecycleError(
+            "this batch was given back, as it is valid until the next one is asked for; keep batch.clone() to use it "
+            "longer"
+        )
+
+    __getitem__ = __setitem__ = __iter__ = __len__ = __contains__ = __reduce__ = _refuse
+    get = keys = values = items = copy = apply = _refuse
+
+    def __repr__(self) -> str:
+        return "<a batch that was given back>"
+
+
+class _GivenBack(_Refusing, Batch):  # pyright: ignore[reportIncompatibleMethodOverride]
+    __slots__ = ()
+
+
+class _SequencesGivenBack(_Refusing, SequenceBatch):  # pyright: ignore[reportIncompatibleMethodOverride]
+    __slots__ = ()
+
+
+def take_back(batch: Batch) -> None:
+    """Have a batch, and those nested in it, refuse all use from now on."""
+    values: list[Any] = [*batch.values()]
+    for value in values:
+        if isinstance(value, Batch):
+            take_back(value)
+    batch.clear()
+    kind: Any = _SequencesGivenBack if isinstance(batch, SequenceBatch) else _GivenBack
+    batch.__class__ = kind
+
+
+def _flat(batch: Batch) -> tuple[list[Any], Any]:
+    return [*batch.values()], (tuple(batch.keys()), *batch.__reduce__()[1][1:])
+
+
+def _flat_with_keys(batch: Batch) -> tuple[list[Any], Any]:
+    return [(pytree.MappingKey(name), value) for name, value in batch.items()], _flat(batch)[1]
+
+
+def _rebuilt(values: Iterable[Any], about: Any) -> Any:
+    names, *rest = about
+    fields = dict(zip(names, values, strict=True))
+    return SequenceBatch(fields, *rest) if rest else Batch(fields)
+
+
+for _kind in (Batch, SequenceBatch):  # torch's trees see their tensors, and torch.load takes them for data alone
+    pytree.register_pytree_node(
+        _kind, _flat, _rebuilt, serialized_type_name=f"relive.{_kind.__name__}", flatten_with_keys_fn=_flat_with_keys
+    )
+torch.serialization.add_safe_globals([Batch, SequenceBatch])
 
 
 @dataclass(slots=True)
@@ -420,7 +629,7 @@ class EnvBatch:
 
     envs: Tensor
     """int64 ``[B]``."""
-    steps: TensorDict
+    steps: Batch
     """``[T, B, ...]``."""
     sequences: SequenceBatch
     """``[T, K, ...]``: the trajectories of the first env in order of time, then those of the next."""
@@ -429,11 +638,6 @@ class EnvBatch:
 def swap_layers(state: Tensor) -> Tensor:
     """Swap ``[N, layers, ...]``, as stored, and ``[layers, N, ...]``, as torch expects; ``[N, size]`` is unchanged."""
     return state.transpose(0, 1) if state.dim() > 2 else state
-
-
-def state_part(state: Tensor, low: int, high: int) -> Tensor:
-    """The states of sequences ``low`` to ``high - 1`` of a batch; a copy if there are layers, as torch expects."""
-    return state[:, low:high].contiguous() if state.dim() > 2 else state[low:high]
 
 
 def joined_states(*states: Tensor) -> Tensor:

@@ -6,7 +6,7 @@
     ├── ParameterError (ValueError)    a value out of range, or not one of the choices
     ├── SchemaError (ValueError)       a schema, or data that does not fit it
     │   ├── SpaceError                 a Gymnasium space that has no fixed shape
-    │   ├── FieldError                 a missing, unknown or badly named field
+    │   ├── FieldError                 a missing, unknown or badly named field; also a KeyError
     │   ├── ShapeError                 data of a wrong shape
     │   ├── DTypeError                 a dtype that cannot be stored without loss of meaning
     │   └── DeviceError                a tensor on another device than the buffer
@@ -63,7 +63,8 @@ class ReliveError(Exception):
     _keeps = "\n"  # a plan of memory, or an error of another process, has lines
 
     def __str__(self) -> str:
-        return printable(brief(super().__str__(), LONGEST), self._keeps)
+        message = Exception.__str__(self)  # a KeyError's own is a repr
+        return printable(brief(message, LONGEST), self._keeps)
 
 
 class ParameterError(ReliveError, ValueError):
@@ -80,7 +81,7 @@ class SpaceError(SchemaError):
     """A Gymnasium space has no fixed shape and dtype to store."""
 
 
-class FieldError(SchemaError):
+class FieldError(SchemaError, KeyError):
     """A field is missing, unknown or badly named."""
 
 

@@ -586,7 +586,7 @@ def attack_shares(number: int) -> str:
     except Exception as error:
         return f"FOREIGN {error!r} {forged.said}"
     batch = mixture.sample(8)
-    return "harmless" if batch.batch_size == (8,) else f"INCONSISTENT {forged.said}"
+    return "harmless" if len(batch) == 8 else f"INCONSISTENT {forged.said}"
 
 
 def main(folder: Path, first: int, count: int, log: Path) -> None:

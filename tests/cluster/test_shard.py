@@ -17,7 +17,7 @@ import relive
 from clusters import SCHEMA, LocalLink, check, local, steps
 from effort import in_ci
 from fit import check_fit
-from relive import NStep, Prioritized, ReplayBuffer, Sequence, Uniform
+from relive import Batch, NStep, Prioritized, ReplayBuffer, Sequence, Uniform
 from relive.cluster.replay import Replay, load_extra
 from relive.cluster.shard import Ledger, Origin
 from relive.errors import (
@@ -189,8 +189,8 @@ def test_sequences_and_n_steps_come_as_from_one_ring():
     many, _ = local(view=NStep(3, 0.9))
     for replay in (one, many):
         replay.extend(steps(40))
-    known = {int(row["action"]): row for row in one.data()}
-    for row in many.sample(100):
+    known = {int(row["action"]): row for row in one.data().split(1)}
+    for row in many.sample(100).split(1):
         same = known[int(row["action"])]
         for name in ("obs", "next_obs", "reward", "discount", "steps"):
             assert torch.equal(row[name], same[name])
@@ -224,7 +224,7 @@ def test_what_the_shards_hold_is_what_one_ring_would_hold():
     held = [shard.replay.data() for shard in link.shards if shard is not None]
     for name in ("obs", "action", "reward", "terminated", "truncated", "next_obs"):
         mine, its = torch.cat([part[name] for part in held]), one.data()[name]
-        order, other = key_of(torch.stack(list(itertools.chain(*held)))).argsort(), key_of(one.data()).argsort()
+        order, other = key_of(Batch.joined(held, set(held[0]), {})).argsort(), key_of(one.data()).argsort()
         assert torch.equal(mine[order], its[other])
 
 
@@ -297,7 +297,7 @@ def test_the_learner_goes_on_without_a_shard_and_takes_it_back():
     link.kill(1)
     batch = replay.sample(64)
     check(batch)
-    assert batch.batch_size == (64,)
+    assert len(batch) == 64
     assert set(batch["obs"][:, 0].tolist()) <= {0.0, 1.0}
     assert batch["probability"].max() <= 1 / 10
     replay.update_priorities(old["index"], torch.ones(64))  # those of shard 1 go nowhere

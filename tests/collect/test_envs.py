@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
-from tensordict import TensorDict
 from torch import Tensor
 
 import tagged
@@ -32,7 +31,8 @@ from collecting import (
     stored,
     truth,
 )
-from relive import Collector, RolloutBuffer, Schema, errors
+from relive import Batch, Collector, RolloutBuffer, Schema, errors
+from relive.batches import leaves_by_path
 
 # Two collectors
 
@@ -121,18 +121,18 @@ def test_nested_observations_are_stored_bit_for_bit_and_reach_the_policy_with_th
     schedule = tagged.cycle([(2, "truncated"), (3, "terminated")], [(1, "both"), (4, "truncated")])
     envs = tagged.make_tagged(2, mode, schedule, observations=observations)
     buffer = make_buffer(envs, 9)
-    given: list[TensorDict] = []
+    given: list[Batch] = []
 
-    def recording(obs: TensorDict) -> dict[str, Any]:
+    def recording(obs: Batch) -> dict[str, Any]:
         given.append(obs.clone())
         return policy(obs)
 
     collector = Collector(envs, recording, buffer, seed=2, value_fn=tagged.tagged_value)
     rows, _ = gather(collector, [9])
     assert rows == truth(schedule, [len(mine) for mine in rows], seed=2, observations=observations)
-    assert all(isinstance(obs, TensorDict) and obs.batch_size == (2,) for obs in given)
+    assert all(isinstance(obs, Batch) and len(obs) == 2 for obs in given)
     for t, obs in enumerate(given):
-        for key in buffer["obs"].keys(include_nested=True, leaves_only=True):
+        for key in leaves_by_path(buffer["obs"]):
             assert obs[key].dtype is buffer["obs"][key].dtype
             assert torch.equal(obs[key], buffer["obs"][key][t])
     keys = {"dict": {"state", "camera", "count", "phase"}, "tuple": {"0", "1", "2"}}
@@ -167,7 +167,7 @@ def test_every_action_space_gets_the_actions_that_are_stored(kind: str, mode: Au
         real = [t for t in range(7) if buffer["mask"][t, n]]
         for t, action in zip(real, env.get_wrapper_attr("given"), strict=True):
             leaves = buffer["action"]
-            kept = leaves[t, n] if isinstance(leaves, Tensor) else leaves[t, n].to_dict()
+            kept = leaves[t, n] if isinstance(leaves, Tensor) else leaves.rows(t).rows(n)
             assert_same_action(kept, action)
     flat = RolloutBuffer(Schema.from_env(envs), 4, 2)
     Collector(envs, lambda obs: {"action": act(obs)}, flat).warm(flat, 4, seed=0)  # random ones fit as well

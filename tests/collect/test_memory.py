@@ -182,7 +182,7 @@ def test_a_simulator_a_policy_and_a_critic_may_all_write_in_place(kind: str) -> 
         replay = ReplayBuffer(SIMULATED, 100, 2, seed=0)
         Collector(Inplace(), acting, replay).collect(8)
         batch = replay.data()
-        rows = batch[batch["index"] % 2 == 0]
+        rows = batch.rows(batch["index"] % 2 == 0)
         assert rows["next_obs"][:, 0].tolist() == [1, 2, 3, 4, 5, 6, 7]
     seen = [0, 1, 2, 3.5, 4, 5, 6.5]
     assert rows["obs"][:, 0].tolist() == seen

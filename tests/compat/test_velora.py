@@ -592,6 +592,6 @@ def test_a_liquid_network_is_trained_through_time_from_the_states_that_were_stor
         buffer.add(**step)
     buffer.finish(torch.zeros(2))
     for seq in buffer.rollout.sequences(4, batch_size=2):
-        for b in range(seq.num_sequences):
+        for b in range(len(seq)):
             t, n = int(seq["start"][b]), int(seq["env"][b])
             assert torch.equal(seq["hidden"][b], steps[t]["hiddens"][n])

@@ -170,7 +170,7 @@ def test_a_replay_of_relive_shows_its_loops_mistakes_with_public_indices() -> No
 
 def test_right_batches_pass_and_wrong_ones_do_not() -> None:
     replay = replay_of(planted.stored(planted.walk()), view=NStep(3, 0.9))
-    batch = replay.sample(200).to_dict()
+    batch = replay.sample(200)
     assert relive.audit(replay, batch=batch, n=3, gamma=0.9).ok
     assert "n-step-sum" in rules(relive.audit(replay, batch={**batch, "reward": batch["reward"] + 1}, n=3, gamma=0.9))
     flags = {**batch, "terminated": ~batch["terminated"]}
@@ -211,7 +211,7 @@ def reached(achieved: Any, desired: Any) -> Any:
 
 def test_goals_rewards_and_terminals_of_relabelled_rows_are_compared() -> None:
     replay = goals()
-    batch = replay.sample(128).to_dict()
+    batch = replay.sample(128)
     functions: Any = {"reward_fn": near, "terminated_fn": reached}
     assert relive.audit(replay, batch=batch, **functions).ok
     stale = {**batch, "reward": batch["reward"] * 0 - 7}
@@ -224,7 +224,7 @@ def test_goals_rewards_and_terminals_of_relabelled_rows_are_compared() -> None:
 
 def test_a_goal_that_only_the_next_episode_reached_is_foreign() -> None:
     replay = goals()
-    batch, steps = replay.sample(128).to_dict(), experience_of(replay)
+    batch, steps = replay.sample(128), experience_of(replay)
     assert steps.next_obs is not None
     assert steps.place is not None
     row = np.searchsorted(steps.place, batch["index"].numpy())

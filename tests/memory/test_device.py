@@ -40,6 +40,7 @@ from relive import (
     Transition,
 )
 from relive import files as persist
+from relive.batches import leaves_by_path
 from relive.errors import DeviceError, FieldError, FileFormatError, ParameterError, SchemaError
 from relive.memory.device import DeviceRows
 from relive.memory.ram import HOSTED, ReplayRows
@@ -168,7 +169,7 @@ class Pair:
 
 def assert_alike(ours: Any, theirs: Any, device: torch.device) -> None:
     """Two batches have the same fields in the same order, bit for bit; the second on the device."""
-    one, other = (dict(batch.items(include_nested=True, leaves_only=True)) for batch in (ours, theirs))
+    one, other = (leaves_by_path(batch) for batch in (ours, theirs))
     assert list(one) == list(other)
     for name, tensor in one.items():
         there = other[name]
@@ -270,7 +271,7 @@ def test_every_dtype_keeps_its_bits(place: Place) -> None:
     ours, theirs = ram.slice(1), there.slice(1)
     assert_alike(ours["obs"], theirs["obs"], place.device)  # all that the row of a final observation has
     complete = ours["complete"]
-    for name, tensor in ours.items(include_nested=True, leaves_only=True):
+    for name, tensor in leaves_by_path(ours).items():
         assert bits(tensor[complete]) == bits(theirs[name].cpu()[complete]), name
 
 
@@ -290,7 +291,7 @@ def test_a_batch_is_a_copy(place: Place) -> None:
     pair = Pair(place, dress="mixed", sampler=Prioritized).play(*PLAYS)
     before = pair.there.data()
     for batch in (pair.there.sample(6), pair.there.slice(0), pair.there.data()):
-        for tensor in batch.values(include_nested=True, leaves_only=True):
+        for tensor in leaves_by_path(batch).values():
             tensor.zero_()
     assert_alike(pair.ram.data(), pair.there.data(), place.device)
     assert_alike(pair.ram.data(), before, place.device)
@@ -388,12 +389,9 @@ def test_sequences_are_the_same(place: Place, fields: tuple[str, ...], sampler: 
 
 def alike_sequences(ours: Any, theirs: Any, device: torch.device) -> None:
     assert list(ours) == list(theirs)
-    assert_alike(ours.data, theirs.data, device)
-    assert (ours.num_sequences, ours.num_steps) == (theirs.num_sequences, theirs.num_steps)
-    one, other = (
-        twins.leaves({**inside.facts(b), "hidden": () if inside.hidden(b) is None else inside.hidden(b)})
-        for b in (ours, theirs)
-    )
+    assert_alike(ours, theirs, device)
+    assert (len(ours), ours.num_steps) == (len(theirs), theirs.num_steps)
+    one, other = leaves_by_path(ours), leaves_by_path(theirs)
     assert one.keys() == other.keys()
     for path, tensor in one.items():
         assert (other[path].device, other[path].dtype, other[path].shape) == (device, tensor.dtype, tensor.shape), path
@@ -709,7 +707,7 @@ def test_the_block_shows_every_row_where_it_lies(place: Place, ordered: bool) ->
     )
     far, here = place.buffer(schema, 12, 2, ordered=ordered), ReplayBuffer(schema, 12, 2, ordered=ordered)
     rng = np.random.default_rng(0)
-    assert not any(x.any() for x in here.block.values(True, True))
+    assert not any(x.any() for x in leaves_by_path(here.block).values())
     for t in range(9):
         obs = {"x": rng.normal(size=(2, 2)), "image": rng.normal(size=(2, 40, 16))}
         step = {"obs": obs, "action": np.array([t, -t]), "reward": rng.normal(size=2)}
@@ -717,13 +715,13 @@ def test_the_block_shows_every_row_where_it_lies(place: Place, ordered: bool) ->
         for buffer in (far, here):
             buffer.add(step | ({} if ordered else {"next_obs": obs}))
     block = here.block
-    assert block.batch_size == (12,)
+    assert len(block) == 12
     assert block["action"].tolist() == [6, 7, 8, 3, 4, 5, -6, -7, -8, -3, -4, -5]
     for env in range(2):
         newest = here.slice(env)["obs", "image"]
         assert torch.equal(block["obs", "image"][6 * env : 6 * env + 3], newest[3:])
         assert torch.equal(block["obs", "image"][6 * env + 3 : 6 * env + 6], newest[:3])
-    for key, x in block.items(True, True):
+    for key, x in leaves_by_path(block).items():
         assert torch.equal(far.block[key].cpu(), x), key
     block["action"][2] = 77
     assert here.slice(0)["action"].tolist() == [3, 4, 5, 6, 7, 77]

@@ -166,16 +166,16 @@ def test_a_batch_of_sequences_refuses_use_too():
     with serve(lambda: world(Uniform, SEQUENCES["pairs"]).buffer) as server, server.learner() as learner:
         batch = next(learner)
         assert batch["hidden"] is not None
-        assert len(batch.data["reward"])
+        assert len(batch["reward"])
         next(learner)
-        for use in (lambda: batch["reward"], lambda: batch["mask"], lambda: batch.data, lambda: list(batch)):
+        for use in (lambda: batch["reward"], lambda: batch["mask"], lambda: batch.num_steps, lambda: list(batch)):
             with pytest.raises(LifecycleError, match="given back"):
                 use()
 
 
 def test_batches_may_change_their_form():
     with serve(lambda: world(Uniform, VIEWS["transition"]).buffer) as server, server.learner() as learner:
-        assert next(learner).batch_size == (4,)
+        assert len(next(learner)) == 4
         learner.call("check")
     plain = replay_of(20)
     with serve(partial(replay_of, 20), 4, 1) as server, server.learner() as learner:

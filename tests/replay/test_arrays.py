@@ -90,10 +90,10 @@ def test_the_capacity_is_just_enough_and_can_be_given() -> None:
     arrays = d4rl(planted.walk(30))
     size = len(arrays["rewards"])
     ends = int((arrays["terminals"] | arrays["timeouts"]).sum())
-    assert ReplayBuffer.from_arrays(arrays).block.batch_size[0] == size + ends
-    assert ReplayBuffer.from_arrays(arrays, own_next_obs=True).block.batch_size[0] == size
+    assert len(ReplayBuffer.from_arrays(arrays).block) == size + ends
+    assert len(ReplayBuffer.from_arrays(arrays, own_next_obs=True).block) == size
     small = ReplayBuffer.from_arrays(arrays, capacity=50)
-    assert small.block.batch_size[0] == 50
+    assert len(small.block) == 50
     large = ReplayBuffer.from_arrays(arrays, capacity=size + ends + 10)
     large.add(obs=np.zeros(3), action=np.zeros(2), reward=0.0, terminated=False, truncated=False)
     assert len(large) == size  # the new step starts an episode of its own
@@ -186,7 +186,7 @@ def test_nan_in_observations_follows_nan_and_nothing_else() -> None:
     replay = ReplayBuffer.from_arrays(arrays, seed=0)
     np.testing.assert_array_equal(replay.data()["next_obs"], after)
     assert [len(episode.steps) for episode in replay.episodes()] == [2, 2, 1]
-    assert ReplayBuffer.from_arrays({**arrays, "truncated": never}).block.batch_size[0] == 5 + 3
+    assert len(ReplayBuffer.from_arrays({**arrays, "truncated": never}).block) == 5 + 3
 
 
 @pytest.mark.parametrize("own", [False, True])

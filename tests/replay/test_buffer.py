@@ -299,7 +299,7 @@ def test_the_three_modes_store_the_same_experience_for_the_same_play() -> None:
     for mode in MODES:
         twin = collected(mode, tagged.always(4, "truncated"), 40 if mode is AutoresetMode.NEXT_STEP else 32, 60)
         batch = twin.buffer.data()
-        stored.append(batch[batch["index"].argsort()])
+        stored.append(batch.rows(batch["index"].argsort()))
     assert same_batches(stored[0], stored[1])
     assert same_batches(stored[0], stored[2])
 
@@ -358,15 +358,15 @@ def test_appending_another_buffer_adds_its_transitions_as_they_were(ordered: boo
             source.buffer.view, target.buffer.view = view, deepcopy(view)
             got, want = target.buffer.data(), source.buffer.data()
             own = got["index"] % 2 + 2 * (got["index"] // 2 < 2)
-            new = got[own < 2] if ordered else got[had:]
+            new = got.rows(own < 2 if ordered else slice(had, None))
             fields = [n for n in new.keys() if n not in ("index", "next_index")]
             for env in (0, 1):
-                mine, theirs = new[new["index"] % 2 == env], want[want["index"] % 2 == env]
+                mine, theirs = (x.rows(x["index"] % 2 == env) for x in (new, want))
                 if isinstance(view, FrameStack):  # there, what came before the oldest row is not known any more
-                    mine = mine[len(mine) - len(theirs) :]
+                    mine = mine.rows(slice(len(mine) - len(theirs), None))
                 assert len(mine) == len(theirs)
             if not isinstance(view, FrameStack):  # in the order in which they were completed there, over all envs
-                assert same_batches(new.select(*fields), want.select(*fields))
+                assert same_batches(*({name: x[name] for name in fields} for x in (new, want)))
         target.play("..", "T.", "..")
         target.buffer.check()
 
@@ -389,7 +389,7 @@ def test_what_was_newest_in_an_appended_buffer_is_newest_after_it(own: bool) -> 
         target.append(source)
         target.check()
         drawn = list(target.batches(4, 500))[-1]
-        newest = source.data()[-9:]
+        newest = source.data().rows(slice(-9, None))
         assert {(int(i) % 3, float(o)) for i, o in zip(drawn["index"], drawn["obs"], strict=True)} == {
             (int(i) % 3, float(o)) for i, o in zip(newest["index"], newest["obs"], strict=True)
         }
@@ -413,11 +413,11 @@ def test_some_envs_are_appended_to_others_with_their_errors(ordered: bool) -> No
     target.append(source, envs={2: 0})
     target.check()
     got, want = target.data(), source.data()
-    got, want = got[got["index"] % 2 == 0], want[want["index"] % 3 == 2]
+    got, want = got.rows(got["index"] % 2 == 0), want.rows(want["index"] % 3 == 2)
     count = min(len(got), len(want))
-    got, want = got[len(got) - count :], want[len(want) - count :]
+    got, want = (x.rows(slice(len(x) - count, None)) for x in (got, want))
     names = [name for name in got.keys() if name not in ("index", "next_index")]
-    assert same_batches(got.select(*names), want.select(*names))
+    assert same_batches(*({name: x[name] for name in names} for x in (got, want)))
     assert target.priorities(got["index"]).tolist() == source.priorities(want["index"]).tolist()
     for wrong in ({3: 0}, {0: 2}, {-1: 0}, {0.5: 0}):
         with pytest.raises(ParameterError, match="append"):

@@ -48,7 +48,7 @@ def test_episodes_are_those_that_were_played(rows: int, dress: str) -> None:
             want = twin.item(row, Transition())
             assert leaves.keys() == want.keys() - {("discount",), ("steps",), ("next_index",)}
             assert all(np.array_equal(leaves[path][k], want[path]) for path in leaves)
-        assert torch.equal(flat(episode.final_obs), flat(episode.steps["next_obs"])[-1])
+        assert torch.equal(flat(episode.final_obs), flat(episode.steps.rows(-1)["next_obs"]))
 
 
 def flat(obs: Any) -> torch.Tensor:

@@ -138,7 +138,7 @@ def test_a_small_save_of_a_buffer_that_promises_much_takes_little_memory(tmp_pat
     tensors, content = persist.read(tmp_path / "small")
     content["rows_per_env"] = promised
     persist.write(tmp_path / "save", tensors, content)
-    ReplayBuffer.load(tmp_path / "small").sample(4)  # TensorDict takes its memory
+    ReplayBuffer.load(tmp_path / "small").sample(4)
     forger.memory()
     before = forger.memory()
     buffer = ReplayBuffer.load(tmp_path / "save")

@@ -136,7 +136,7 @@ def test_the_parts_of_a_batch_keep_only_their_own_memory() -> None:
     del batch
     for _ in range(5):
         buffer.sample(count)
-    leaves, known, states = wanted[3:]
+    leaves, (_, known), states = wanted[3:]
     assert facts(index) == dict(known)["index"]
     assert facts(hidden) == states
     assert index.untyped_storage().nbytes() < 80 * count

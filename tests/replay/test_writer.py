@@ -174,7 +174,7 @@ def test_a_mask_may_leave_rows_out_of_fields_of_every_dtype_and_size() -> None:
         )
     batch = buffer.data()
     assert sorted((batch["index"] % 3).tolist()) == [0, 0, 1, 1, 1]
-    for item in batch:
+    for item in map(batch.rows, range(len(batch))):
         env = int(item["index"]) % 3
         assert item["half"].tolist() == [3.0 * env, 3.0 * env + 1, 3.0 * env + 2]
         assert item["large"][0] == 400 * env

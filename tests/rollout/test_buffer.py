@@ -42,10 +42,10 @@ def test_added_steps_are_read_back_time_first_from_columns_with_a_row_more() -> 
     steps = play(4, 3, masked=True)
     rollout = filled(steps)
     assert holds(rollout, steps)
-    assert rollout.block.batch_size == torch.Size([5, 3])
-    assert rollout.data().batch_size == torch.Size([4, 3])
+    assert rollout.block["reward"].shape == (5, 3)
+    assert rollout.data()["reward"].shape == (4, 3)
     assert rollout["obs"].shape == (4, 3, 2)
-    assert same_data(rollout.data(), rollout.block[:4])
+    assert same_data(rollout.data(), rollout.block.rows(slice(4)))
 
 
 def test_a_step_may_come_as_a_mapping_as_keywords_or_as_both() -> None:
@@ -79,7 +79,7 @@ def test_what_was_not_written_yet_is_not_read() -> None:
 def test_columns_are_views_that_alias_the_storage_both_ways() -> None:
     rollout = filled([step(t) for t in range(3)])
     block, env_major, data = rollout.block, rollout.env_major, rollout.data()
-    assert env_major.batch_size == torch.Size([2, 4])
+    assert env_major["reward"].shape == (2, 4)
     assert env_major["obs"].shape == (2, 4, 2)
     env_major["reward"][1, 2] = 50
     assert rollout["reward"][2, 1] == block["reward"][2, 1] == data["reward"][2, 1] == 50

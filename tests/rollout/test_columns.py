@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
 import inside
 from effort import every_nth
-from relive import GAE, Field, GroupAdvantage, MonteCarlo, RolloutBuffer, Schema, TDLambda, errors
-from relive import batches as tensordicts
-from relive.batches import as_tensordict
+from relive import GAE, Batch, Field, GroupAdvantage, MonteCarlo, RolloutBuffer, Schema, TDLambda, errors
+from relive.batches import as_batch, leaves_by_path
 from relive.rollout.columns import Columns
 from rollouts import NAN, SCHEMA, Step, filled, holds, ids, play, same_data, stack, step, write_rows
 
@@ -113,19 +111,14 @@ def test_an_attached_column_of_another_shape_or_dtype_replaces_the_old_one() -> 
         assert torch.equal(columns.ordered(("y",)), column)
 
 
-@pytest.mark.parametrize("checked", [False, True])
-def test_nested_leaves_become_a_nested_tensordict_of_the_same_memory(
-    checked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nested_leaves_become_a_nested_batch_of_the_same_memory() -> None:
     x = torch.zeros(2, 3)
-    if checked:  # where TensorDict has no other way to be made
-        monkeypatch.setattr(tensordicts, "_tensordict", lambda: (TensorDict, {}))
-    tree = as_tensordict({("a", "b", "0"): x, ("a", "c"): torch.ones(2), ("d",): torch.ones(2, 1)}, (2,))
+    tree = as_batch({("a", "b", "0"): x, ("a", "c"): torch.ones(2), ("d",): torch.ones(2, 1)})
     assert tree["a", "b", "0"].data_ptr() == x.data_ptr()
-    assert tree["a"].batch_size == torch.Size([2])
-    assert set(tree.keys()) == {"a", "d"}
-    assert type(tree) is type(tree["a"]) is TensorDict
-    assert tree[1]["a", "c"] == 1
+    assert len(tree["a"]) == 2
+    assert list(tree) == ["a", "d"]
+    assert type(tree) is type(tree["a"]) is Batch
+    assert tree.rows(1)["a", "c"] == 1
 
 
 # Wrapping
@@ -213,7 +206,7 @@ def test_a_step_that_a_full_ring_refuses_leaves_its_oldest_step_and_what_was_att
 def test_rows_are_reserved_up_to_the_seam_and_written_over_the_oldest() -> None:
     rollout = filled([step(t) for t in range(5)], num_steps=4, wrap=True)
     views = rollout.reserve()
-    assert views.batch_size == torch.Size([3, 2])
+    assert views["reward"].shape == (3, 2)
     write_rows(views, [step(5), step(6, mask=[True, False]), step(7)])
     rollout.commit()
     assert holds(rollout, [step(4), step(5), step(6, mask=[True, False]), step(7)])
@@ -351,7 +344,7 @@ def test_images_stay_uint8_and_actions_int64() -> None:
     for each in steps:
         rollout.add(each)
     assert rollout.block["obs"].element_size() == 1
-    batches = [rollout.flat(), torch.cat(list(rollout.minibatches(4))), rollout.sample(6)]
+    batches = [rollout.flat(), Batch.joined([*rollout.minibatches(4)], [*rollout.flat()], {}), rollout.sample(6)]
     for name, field in schema.leaves.items():
         stored = torch.stack([torch.as_tensor(each[name[0]]) for each in steps])
         assert rollout[name].dtype is stored.dtype is field.dtype
@@ -431,12 +424,12 @@ def test_members_of_nested_fields_are_asked_for_by_their_paths(kind: str) -> Non
         rollout.add(nested_step(t, 2) | flags)
     rollout["extra", "a"] = rollout["extra", "b"] = torch.ones(3, 2)
     for batch in (rollout.flat(fields), *rollout.minibatches(6, shuffle=False, fields=fields)):
-        assert set(batch.keys(include_nested=True, leaves_only=True)) == {x if len(x) > 1 else x[0] for x in leaves}
+        assert set(leaves_by_path(batch)) == {*leaves}
         assert all(torch.equal(batch[path], rollout.flat()[path]) for path in leaves)
-    assert set(rollout.sample(1, fields).keys(True, True)) == set(rollout.flat(fields).keys(True, True))
+    assert set(leaves_by_path(rollout.sample(1, fields))) == set(leaves_by_path(rollout.flat(fields)))
     whole = next(rollout.env_batches(2, shuffle=False, sequences=fields, fields=fields))
     assert all(torch.equal(whole.steps[path], rollout[path]) for path in leaves)
-    assert ("obs", "cam") in next(rollout.env_batches(2, sequences=(("obs", "body"),))).steps.keys(True)
+    assert ("obs", "cam") in next(rollout.env_batches(2, sequences=(("obs", "body"),))).steps
     for seq in (next(rollout.sequences(3, fields=fields, shuffle=False)), next(rollout.chunks(3, fields=fields))):
         assert all(torch.equal(seq[path], rollout[path]) for path in leaves)
         assert ("obs", "cam") in leaves or "cam" not in str(set(seq))

@@ -125,8 +125,8 @@ def test_what_autograd_saved_keeps_its_memory() -> None:
 @pytest.mark.parametrize("time_first", [True, False])
 def test_a_part_of_a_batch_of_sequences_has_all_that_is_known_of_them(time_first: bool) -> None:
     (whole,) = filled().sequences(3, shuffle=False, time_first=time_first)
-    part = whole.part(2, 5)
-    assert part.num_sequences == 3
+    part = whole.rows(slice(2, 5))
+    assert len(part) == 3
     assert set(part) == set(whole)
     for name in whole:
         value, sliced = whole[name], part[name]

@@ -161,7 +161,7 @@ def test_collected_episodes_begin_where_the_env_was_reset(mode: AutoresetMode) -
         step = torch.as_tensor(tagged.decode(seq["obs"]).step)
         assert begins(seq).tolist() == (step[0] == 0).tolist()
         assert torch.equal(seq["hidden"][0, :, 0], step[0].float())
-        for b in range(seq.num_sequences):
+        for b in range(len(seq)):
             rows = step[:, b][seq["mask"][:, b]]
             assert torch.equal(rows, rows[0] + torch.arange(len(rows)))
         begun += int(begins(seq).sum())

@@ -13,13 +13,24 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
-from tensordict import TensorDict
 from torch import Tensor
 
 import oracle
 import relive
 import tagged
-from relive import GAE, Field, GroupAdvantage, MonteCarlo, RolloutBuffer, Schema, TDLambda, VTrace, errors, returns
+from relive import (
+    GAE,
+    Batch,
+    Field,
+    GroupAdvantage,
+    MonteCarlo,
+    RolloutBuffer,
+    Schema,
+    TDLambda,
+    VTrace,
+    errors,
+    returns,
+)
 from rollouts import (
     LAST,
     NAN,
@@ -468,7 +479,7 @@ def test_a_batch_without_an_advantage_says_that_finish_has_to_be_called() -> Non
             with pytest.raises((KeyError, errors.FieldError), match=rf"'{name}'.*finish\(relive\.GAE"):
                 batch[name]
     for batch in (batches[0], pickle.loads(pickle.dumps(batches[0]))):
-        assert type(batch) is TensorDict
+        assert type(batch) is Batch
         assert batch.get("advantage", None) is None
         assert batch.get("advantage", 5) == 5
         assert "advantage" not in batch.keys()

@@ -16,7 +16,7 @@ import inside
 import oracle
 import relive
 from fields import DTYPES, LEAVES, bits, noise
-from relive import GAE, Field, RolloutBuffer, core, errors
+from relive import GAE, Batch, Field, RolloutBuffer, core, errors
 from relive.memory.layout import LARGE_FIELD
 from relive.rollout import buffer
 from relive.rollout.minibatches import rows_of
@@ -30,7 +30,7 @@ def test_all_data_flat_are_time_first_and_a_copy() -> None:
     steps = play(3)
     rollout = filled(steps)
     batch = rollout.flat()
-    assert batch.batch_size == torch.Size([6])
+    assert len(batch) == 6
     assert set(batch.keys()) == set(SCHEMA.names)
     assert ids(batch) == all_ids(3)
     for x in batch.values():
@@ -72,9 +72,9 @@ def test_a_minibatch_without_columns_is_refused_or_empty() -> None:
 @pytest.mark.parametrize("masked", [False, True])
 def test_every_row_of_a_batch_is_one_transition_whole(masked: bool) -> None:
     rollout = filled(play(8, 3, masked=masked)).finish(GAE(), last_value=[1, 2, 3])
-    rows = {int(row["action"]): row for row in rollout.flat().unbind(0)}
+    rows = {int(row["action"]): row for row in rollout.flat().split(1)}
     for batch in (rollout.sample(5), *rollout.minibatches(4, epochs=2)):
-        for row in batch.unbind(0):
+        for row in batch.split(1):
             assert same_data(row, rows[int(row["action"])])
 
 
@@ -113,8 +113,9 @@ def test_minibatches_that_are_not_shuffled_are_the_steps_in_order_and_draw_no_pe
     ]
     for given_options in options:
         batches = list(rollout.minibatches(**given_options, epochs=2, shuffle=False))
-        assert same_data(torch.cat(batches[: len(batches) // 2]), rollout.flat())
-        assert same_data(torch.cat(batches[len(batches) // 2 :]), rollout.flat())
+        half = len(batches) // 2
+        for epoch in (batches[:half], batches[half:]):
+            assert same_data(Batch.joined(epoch, set(epoch[0]), {}), rollout.flat())
     for batch in rollout.minibatches(5, epochs=2, drop_last=True, shuffle=False):
         assert len(batch) == 5
     assert ids(list(rollout.minibatches(5))) == ids(list(other.minibatches(5)))
@@ -350,9 +351,8 @@ def random_rollout(steps: int, envs: int) -> RolloutBuffer:
 @pytest.mark.parametrize("many", [1, 10**9])
 def test_packing_does_not_change_a_batch(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = random_rollout(40, 3)
-    expected = [
-        rollout.flat()[order] for order in torch.from_numpy(inside.permutations(rollout).next(120).numpy()).split(7)
-    ]
+    orders = torch.from_numpy(inside.permutations(rollout).next(120).numpy()).split(7)
+    expected = [rollout.flat().rows(order) for order in orders]
     rollout.seed = 1
     monkeypatch.setattr(buffer, "MANY", many)
     for batch, want in zip(rollout.minibatches(7), expected, strict=True):

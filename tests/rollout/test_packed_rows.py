@@ -17,6 +17,7 @@ import inside
 from fields import bits, noise
 from interrupting import broken_off
 from relive import GAE, Field, RolloutBuffer, Schema, core
+from relive.batches import leaves_by_path
 from relive.memory.allocator import SMALL
 from relive.rollout import minibatches as reading
 
@@ -62,10 +63,9 @@ def rollout(
 
 def told(batch: Any) -> list[Any]:
     """All that can be told of a batch."""
-    leaves = batch.items(include_nested=True, leaves_only=True)
+    leaves = leaves_by_path(batch).items()
     return [
-        tuple(batch.batch_size),
-        batch.device,
+        type(batch),
         [(name, x.dtype, x.shape, bits(x)) for name, x in leaves],
         list(batch.keys()),
     ]
@@ -194,8 +194,7 @@ def test_rows_are_read_alike_in_ram_and_on_a_device(kind: str, pack: bool) -> No
             other[1].shape,
             bits(other[1]),
         )
-    batch = there.form.members.batch(there.at(index), 4)
-    assert told(batch) == told(here.form.members.batch(here.at(index.numpy()), 4))  # pyright: ignore[reportArgumentType]
+    assert told(there.at(index)[0]) == told(here.at(index.numpy())[0])  # pyright: ignore[reportArgumentType]
 
 
 def test_a_row_that_is_none_is_refused() -> None:

@@ -62,7 +62,8 @@ def test_a_batch_is_a_mapping() -> None:
     names = {"obs", "reward", "terminated", "truncated", "mask", "is_start", "hidden"} | FACTS
     assert isinstance(seq, Mapping)
     assert set(seq) == set(seq.keys()) == {name for name, _ in seq.items()} == names
-    assert len(seq) == len(list(seq)) == len(names)
+    assert len(list(seq)) == len(names)
+    assert len(seq) == seq["mask"].shape[1]
     assert "obs" in seq
     assert "nope" not in seq
     assert seq.get("nope") is None
@@ -158,7 +159,7 @@ WORLD = world_of(["..T.....", ".U...T..", "....m...", "T......."])
 def test_batches_have_so_many_sequences_and_the_last_one_takes_what_remains(size: int) -> None:
     rollout = filled(WORLD)
     total = len(WORLD.stretches(3, 3))
-    sizes = [seq.num_sequences for seq in rollout.sequences(3, batch_size=size)]
+    sizes = [len(seq) for seq in rollout.sequences(3, batch_size=size)]
     assert sum(sizes) == total
     assert sizes == [size] * (total // size) + [total % size] * (total % size > 0)
 
@@ -167,7 +168,7 @@ def test_a_number_of_batches_splits_the_sequences_evenly() -> None:
     rollout = filled(WORLD)
     total = len(WORLD.stretches(3, 3))
     for count in range(1, total + 1):
-        sizes = [seq.num_sequences for seq in rollout.sequences(3, num_batches=count)]
+        sizes = [len(seq) for seq in rollout.sequences(3, num_batches=count)]
         assert (len(sizes), sum(sizes)) == (count, total)
         assert max(sizes) - min(sizes) <= 1
 
@@ -185,7 +186,7 @@ def test_batches_of_so_many_steps_are_as_full_as_the_order_allows(length: int | 
 
 def test_without_a_size_an_epoch_is_one_batch() -> None:
     batches = list(filled(WORLD).sequences(3, epochs=4))
-    assert [seq.num_sequences for seq in batches] == [len(WORLD.stretches(3, 3))] * 4
+    assert [len(seq) for seq in batches] == [len(WORLD.stretches(3, 3))] * 4
 
 
 @pytest.mark.parametrize("sizes", [{"batch_size": 2}, {"num_batches": 3}, {"batch_steps": 6}])
@@ -381,7 +382,7 @@ def test_chunks_are_all_envs_in_the_order_of_time(length: int | None) -> None:
     assert [len(seq["mask"]) for seq in chunks] == [min(size, 8 - t) for t in range(0, 8, size)]
     for i, seq in enumerate(chunks):
         times = slice(i * size, min((i + 1) * size, 8))
-        assert tuple(seq.data.batch_size) == (times.stop - times.start, 4)
+        assert tuple(seq.shape) == (times.stop - times.start, 4)
         assert_same(seq["mask"], torch.from_numpy(world.mask[times]), "mask")
         assert_same(seq["done"], torch.from_numpy(world.done[times]), "done")
         got = leaves_of(seq)

@@ -174,7 +174,7 @@ def replayed(net: Actor, batches: Iterator[SequenceBatch]) -> set[tuple[int, int
         log_probs, value, _ = net.unroll(seq["obs"], seq["hidden"])
         close(seq.flat(value), seq.flat(seq["value"]))
         close(seq.flat(taken(log_probs, seq["action"])), seq.flat(seq["log_prob"]))
-        for b in range(seq.num_sequences):
+        for b in range(len(seq)):
             first = int(seq["start"][b])
             count = int(seq["lengths"][b] - seq["burn_in"][b])
             seen |= {(t, int(seq["env"][b])) for t in range(first, first + count)}
@@ -220,7 +220,7 @@ def test_the_state_a_sequence_ends_in_is_the_one_that_the_next_begins_with(kind:
             ends = {(run.env, run.t1) for runs in oracle.split(*flags) for run in runs}
             columns = leaves(rollout.schema.rebuild("hidden", rollout.__getitem__))
             (seq,) = rollout.sequences(4)
-            for b in range(seq.num_sequences):
+            for b in range(len(seq)):
                 _, _, after = net.unroll(*sequence(seq, b))
                 env, at = int(seq["env"][b]), int(seq["start"][b] + seq["lengths"][b])
                 if (env, at) not in ends:
@@ -318,7 +318,7 @@ def test_padding_and_batches_have_no_say_in_the_gradient(kind: str) -> None:
     _, value, _ = net.unroll(seq["obs"], seq["hidden"])
     together = gradients((value.square() * seq["mask"]).sum())
     alone: list[list[Tensor]] = []
-    for b in range(seq.num_sequences):
+    for b in range(len(seq)):
         _, value, _ = net.unroll(*sequence(seq, b))
         alone.append(gradients(value[seq["burn_in"][b] :].square().sum()))
     for whole, *parts in zip(together, *alone, strict=True):

@@ -90,7 +90,7 @@ def test_heads_on_a_device_give_the_same_and_wait_for_nothing() -> None:
         theirs = filled(ELSEWHERE)
         with no_waiting():
             theirs.finish(HEADS)
-        data = theirs.data().cpu()
+        data = theirs.data().to("cpu")
         theirs.debug = True
         theirs.finish(HEADS)
         theirs["final_value"][theirs["truncated"] & ~theirs["terminated"], 1] = NAN

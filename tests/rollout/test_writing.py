@@ -25,7 +25,7 @@ def test_rows_written_in_place_read_like_added_ones() -> None:
     rollout = RolloutBuffer(SCHEMA, 6, 2)
     rollout.add(steps[0])
     views = rollout.reserve(3)
-    assert views.batch_size == torch.Size([3, 2])
+    assert views["reward"].shape == (3, 2)
     write_rows(views, steps[1:4])
     assert holds(rollout, steps[:1])
     rollout.commit()
@@ -55,7 +55,7 @@ def test_reserved_rows_are_real_and_without_final_value_unless_written() -> None
 
 def test_reserving_by_default_takes_all_rows_that_are_left() -> None:
     rollout = filled([step(0)], num_steps=4)
-    assert rollout.reserve().batch_size == torch.Size([3, 2])
+    assert rollout.reserve()["reward"].shape == (3, 2)
     for count in (0, -1, 4):
         with pytest.raises(errors.FullError, match=rf"reserve\({count}\): 3 rows are left.*reserve 1 to 3"):
             rollout.reserve(count)

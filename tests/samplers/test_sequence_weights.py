@@ -189,7 +189,7 @@ def test_no_window_crosses_an_end_or_the_write_cursor() -> None:
         for t in range(45):
             twin.add("T" if t % 11 == 10 else ".")
             batch = twin.buffer.data()
-            for b in range(batch.num_sequences):
+            for b in range(len(batch)):
                 tags = batch["obs"][: batch["lengths"][b], b]
                 assert len(set(tags[:, 1].tolist())) <= 1
                 assert (tags[1:, 2] - tags[:-1, 2] == 1).all()

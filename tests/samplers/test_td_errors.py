@@ -73,7 +73,7 @@ def test_errors_go_to_the_tree_of_an_exponent_that_is_set_while_they_are_convert
 def test_a_whole_batch_in_place_of_its_index_is_refused() -> None:
     buffer = three("box").buffer
     batch = buffer.sample(3)
-    with pytest.raises(ParameterError, match=r"integers \[B\], got a TensorDict; pass batch\['index'\]"):
+    with pytest.raises(ParameterError, match=r"integers \[B\], got a Batch; pass batch\['index'\]"):
         buffer.update_priorities(batch, torch.ones(3))
 
 

@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from relive import Field, ReplayBuffer, RolloutBuffer, Schema, errors
+from relive.batches import leaves_by_path
 from relive.steps.arrays import as_host, check_castable, numpy_view
 from relive.steps.checker import StepChecker
 
@@ -60,7 +61,7 @@ def one(field: Field, value: Any, num_envs: int = N) -> Tensor:
 
 def everything(rollout: RolloutBuffer) -> list[Tensor]:
     """A copy of all the memory of a rollout and of what it knows about itself."""
-    block = [x.clone() for x in rollout.block.flatten_keys(".").values()]
+    block = [x.clone() for x in leaves_by_path(rollout.block).values()]
     return [*block, torch.tensor([rollout.steps, rollout.is_full, len(rollout)])]
 
 
@@ -256,7 +257,7 @@ def test_a_single_env_may_leave_out_the_leading_axis_of_any_field() -> None:
     }  # fmt: skip
     rollout.add(full, mask=[False], final_value=[5.0])
     rollout.add(bare, mask=False, final_value=5.0)
-    for name, column in rollout.data().flatten_keys(".").items():
+    for name, column in leaves_by_path(rollout.data()).items():
         assert torch.equal(column[0], column[1]), name
     assert rollout["mask"].tolist() == [[False], [False]]
 
@@ -278,7 +279,9 @@ def test_a_step_may_come_as_a_tensordict_and_tuples_as_lists() -> None:
     rollout.add(given)
     rollout.add(nested)
     rollout.add(step(3, obs={"cam": given["obs"]["cam"], "pose": list(pose)}))
-    for name, column in rollout.data().exclude("final_value").flatten_keys(".").items():
+    data = rollout.data()
+    del data["final_value"]
+    for name, column in leaves_by_path(data).items():
         assert torch.equal(column[0], column[1]), name
         assert torch.equal(column[0], column[2]), name
 

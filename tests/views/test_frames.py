@@ -145,7 +145,7 @@ def test_an_atari_transition_takes_at_most_7300_bytes_with_all_its_fields() -> N
     batch = buffer.sample(8)
     assert batch["obs"].shape == batch["next_obs"].shape == (8, 4, 84, 84)
     assert batch["obs"].dtype is torch.uint8
-    for item in batch:
+    for item in map(batch.rows, range(len(batch))):
         t = int(item["index"])
         want = frames[np.maximum(np.arange(t - 3, t + 1), 0), 0]
         assert np.array_equal(item["obs"].numpy(), want)

@@ -14,7 +14,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import inside
 import tagged
 from covering import covering
 from effort import often
@@ -30,6 +29,7 @@ from relive import (
     SequenceBatch,
     WithoutReplacement,
 )
+from relive.batches import as_batch
 from relive.errors import EmptyError, ParameterError, SchemaError, ShapeError
 from sequences_of import check_priorities
 from twins import DRESSES, SAMPLERS, SEQUENCES, Twin, contents, recurrent, same_batches
@@ -231,7 +231,7 @@ def test_the_target_network_of_a_recurrent_agent_sees_at_a_time_limit_what_it_sa
     twin = Twin(1, 40, view=Sequence(4, overlap="none", n=1, gamma=0.5, last=BEFORE)).play(*"...U...U...U")
     seq = twin.buffer.data()
     value = seq["obs"][..., 2] + 100 * seq["last_action"] + 1000 * seq["last_reward"]
-    for b in range(seq.num_sequences):
+    for b in range(len(seq)):
         tag = tagged.Tag(0, b, 3, 0)
         last = 4 + 100 * int(tagged.action_of(tag)) + 1000 * tagged.reward_of(*tag[:3])
         assert seq.bootstrap(value)[3, b].item() == pytest.approx(last)
@@ -252,7 +252,8 @@ def test_nested_actions_and_other_fields_of_the_step_before_are_given_too() -> N
                 obs=[[t]], action={"move": [t], "aim": [[t, -t]]}, reward=[t], picture=np.full((1, 40, 40), t),
                 terminated=[False], truncated=[t == 6], next_obs=[[70]],
             )  # fmt: skip
-        seq = replay.data().data if time_first else replay.data().data.transpose(0, 1)
+        columns = replay.data().parts[0]
+        seq = as_batch(columns if time_first else {path: x.transpose(0, 1) for path, x in columns.items()})
         here = seq["obs"][..., 0]
         after = torch.where(here == 70, 7, here) - 1  # the step before each observation
         expected = torch.where((here == 0) | (here == 7), 0, after.clamp(min=0)).long()
@@ -275,7 +276,7 @@ def test_before_the_first_step_of_an_episode_there_is_nothing_whatever_lies_befo
                 obs=[[t]], action=[t], reward=[0.0], picture=np.full((1, 40, 40), t), terminated=[False],
                 truncated=[t % 9 == 0], next_obs=[[t + 0.5]],
             )  # fmt: skip
-        seq = replay.data().data
+        seq = replay.data()
         first = (seq["obs"][..., 0] % 7 == 5) | (seq["obs"][..., 0] % 9 == 1)
         assert first[0].sum() > 1
         assert not seq["last_picture"][first].any()
@@ -377,7 +378,7 @@ def test_a_mixture_of_sequences_is_a_batch_of_sequences() -> None:
         mixture = Mixture({"a": twins[0].buffer, "b": twins[1].buffer}, {"a": 1, "b": 2})
         batch = mixture.sample(9)
         assert isinstance(batch, SequenceBatch)
-        assert batch.num_sequences == 9
+        assert len(batch) == 9
         assert batch["source"].tolist() == [0] * 3 + [1] * 6
         for source, twin in enumerate(twins):
             twin.check_batch(part(batch, batch["source"] == source))
@@ -401,11 +402,10 @@ def test_a_mixture_of_views_that_do_not_fit_is_refused_at_the_call_and_draws_not
 
 
 def part(batch: SequenceBatch, chosen: torch.Tensor) -> SequenceBatch:
-    """Some of the sequences of a batch."""
-    leaves = {path: x[:, chosen] if batch.time_first else x[chosen] for path, x in inside.leaves(batch).items()}
-    facts = {name: fact[chosen] for name, fact in inside.facts(batch).items() if name != "source"}
-    hidden = tuple(x[:, chosen].contiguous() if x.dim() > 2 else x[chosen] for x in batch["hidden"])
-    return SequenceBatch(leaves, facts, hidden, time_first=batch.time_first)
+    """Some of the sequences of a batch, without the number of their buffer."""
+    columns, facts, hidden = batch.rows(chosen).parts
+    del facts["source"]
+    return SequenceBatch.of(columns, facts, hidden, time_first=batch.time_first)
 
 
 # What is refused, and changes nothing.

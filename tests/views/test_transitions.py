@@ -276,9 +276,9 @@ def test_windows_of_the_newest_steps_grow_as_their_rewards_come_in() -> None:
 def test_next_index_is_that_of_the_row_that_next_obs_comes_from() -> None:
     twin = Twin(2, 12, view=NStep(2, 0.5)).play("..", "..", ".U", "..", "..", "..")
     batch = twin.buffer.data()
-    by_index = {int(i): batch[i_at]["obs"] for i_at, i in enumerate(batch["index"])}
+    by_index = {int(i): batch["obs"][i_at] for i_at, i in enumerate(batch["index"])}
     met = 0
-    for item in batch:
+    for item in map(batch.rows, range(len(batch))):
         following = by_index.get(int(item["next_index"]))
         met += following is not None
         assert following is None or torch.equal(item["next_obs"], following)
@@ -492,7 +492,7 @@ def test_fields_of_no_bytes_of_few_and_of_many_come_back_as_they_were_given() ->
         for fields in given_:
             buffer.add({**fields_of(2, obs=[[0, 0]] * 2), **fields, "reward": np.zeros(2, np.float32)})
         batch = buffer.data()
-        for item in batch:
+        for item in map(batch.rows, range(len(batch))):
             t, env = divmod(int(item["index"]), 2)
             for name in sizes:
                 assert np.array_equal(item[name].numpy(), given_[t][name][env])

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import core
-from ..batches import Overlap, SequenceBatch, padding
+from ..batches import Batch, Overlap, SequenceBatch, as_batch, padding
 from ..errors import EmptyError, FieldError, LifecycleError, ParameterError
 from ..parameters import COUNT_RULE, TIMEOUT_RULE, is_count, require
 from ..processes.limits import RateLimit
@@ -34,8 +34,6 @@ from ..views.contract import time_first_of
 from .plan import ShardDraw, ShardSampler, shard_key
 
 if TYPE_CHECKING:
-    from tensordict import TensorDict
-
     from ..replay.buffer import ReplayBuffer
     from ..rollout.buffer import RolloutBuffer
 
@@ -238,7 +236,7 @@ def minibatches(
     fields: tuple[Name, ...] | None = None,
     normalize_advantage: bool = False,
     group: Any = None,
-) -> Iterator[TensorDict]:
+) -> Iterator[Batch]:
     """This rank's rows of the minibatches of all ranks. Every real transition of every rank comes once an epoch.
 
     This is a collective call: all ranks make it with the same arguments, and then each reads its own minibatches. All
@@ -325,7 +323,7 @@ class _RankMinibatches:
         blocks = [slice(k * width, (k + 1) * width) for k in range(each)]
         return [number[:, block][mask[:, block]] for block in blocks]
 
-    def batches(self, batch_size: int | None, num_batches: int | None) -> Iterator[TensorDict]:
+    def batches(self, batch_size: int | None, num_batches: int | None) -> Iterator[Batch]:
         """The minibatches, once all ranks have agreed. At most two more exchanges come, both before the first one."""
         counts, mean = self._counted()
         number = number_of_batches(counts, batch_size, num_batches)
@@ -398,7 +396,7 @@ class _RankMinibatches:
 
     def _read(
         self, bounds: Ints, sizes: Ints, first: int, pack: bool, scales: tuple[Doubles, Doubles] | None
-    ) -> Iterator[TensorDict]:
+    ) -> Iterator[Batch]:
         """The minibatches one after another. ``sizes`` has the rows of each rank in each minibatch, ``[R, K]``."""
         gather = self._minibatches.reader(self.paths, pack)
         for epoch in range(self.epochs):
@@ -411,7 +409,7 @@ class _RankMinibatches:
                     mean, std = scales[0][epoch, i], scales[1][epoch, i]
                     advantage = leaves[ADVANTAGE]
                     leaves[ADVANTAGE] = ((advantage.double() - mean) / (std + EPS)).to(advantage.dtype)
-                yield self._columns.batch(leaves, (rows,))
+                yield as_batch(leaves)
 
     def _gathered(self, gather: Any, index: Tensor, rows: int, weight: float) -> dict[Path, Tensor]:
         """The fields of the rows ``index``, filled up to ``rows`` rows, and their weights."""
@@ -548,7 +546,7 @@ def _weighted(ranks: Ranks, batches: Iterator[SequenceBatch], count: int, normal
         table = ranks.exchange("sequences: batch", report)
         batch, steps = read[0], table[:, 0]
         share = ranks.count * steps[ranks.rank] / steps.sum()
-        weight = torch.full((batch.num_sequences,), float(share), device=batch["mask"].device)
+        weight = torch.full((len(batch),), float(share), device=batch["mask"].device)
         yield batch.changed({ADVANTAGE: _normalized(batch, table)} if normalize else {}, {"weight": weight})
 
 

@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .. import core
-from ..batches import SequenceBatch, padding
 from ..errors import EmptyError, NotFiniteError, ParameterError, ShapeError
 from ..parameters import COUNT_RULE, Rule, is_count, is_number, require
 from ..samplers.prioritized import Prioritized
@@ -350,8 +349,8 @@ class ShardSampler:
         }
         batch = self._reader.read(places, full, key)
         if len(places) < rows:
-            batch = _blank(batch, rows)
-        if count < rows and "index" in batch.keys():
+            batch = batch.blank(rows)
+        if count < rows and "index" in batch:
             batch["index"][count:] = -1
         return batch
 
@@ -360,17 +359,6 @@ class ShardSampler:
         if self._ring.pending is not None:
             self._writer.mend()
         self._reader.keep_rule()
-
-
-def _blank(batch: Any, rows: int) -> Any:
-    """``rows`` rows of zeros with the fields of a batch without rows; action masks allow every action."""
-    if isinstance(batch, SequenceBatch):
-        return batch.blank(rows)
-    blank = batch.new_zeros(rows)
-    for name in blank.keys():
-        if padding((name,)):
-            blank[name].fill_(True)
-    return blank
 
 
 # Envs and indices

@@ -94,8 +94,8 @@ class Collector:
         envs: a ``gymnasium.vector.VectorEnv``, a single ``gymnasium.Env``, a simulator, or a function that makes one.
         policy: ``policy(obs, **inputs)`` returns the actions ``[N, ...]``, or a mapping with ``action`` and the other
             fields of the schema that it decides (``value``, ``log_prob``, ``hidden``, ...). ``obs`` is a tensor of
-            the schema's dtype, on the buffer's device or else the CPU; or a TensorDict if observations are nested. If
-            the schema has these fields, the policy gets them as keywords, and they are stored with the step:
+            the schema's dtype, on the buffer's device or else the CPU; a :class:`relive.Batch` of them if observations
+            are nested. If the schema has these fields, the policy gets them as keywords, and they are stored with it:
             ``hidden``, the fields of ``from_info``, ``is_start`` (bool ``[N]``: the first observation of an episode),
             ``last_action`` and ``last_reward`` (of the step before; 0 at an episode's start). The policy gets the
             hidden state before the step and returns that after it: ``[layers, N, size]``, as torch.nn.LSTM has it, if
@@ -908,7 +908,7 @@ def _misfit(policy: Policy, inputs: dict[str, Any]) -> str | None:
 
 
 def _has_float64(obs: Any) -> bool:
-    """True if a tensor, or a member of a TensorDict, is float64."""
+    """True if a tensor, or a member of a batch, is float64."""
     leaves = [obs] if isinstance(obs, torch.Tensor) else obs.values(include_nested=True, leaves_only=True)
     return any(leaf.dtype is torch.float64 for leaf in leaves)
 

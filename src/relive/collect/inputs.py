@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..batches import as_tensordict, swap_layers
+from ..batches import as_batch, swap_layers
 from ..errors import DTypeError, EnvError, FieldError, ParameterError, SchemaError, ShapeError
 from ..parameters import Rule, is_names, require
 from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, Bools, as_host, check_castable, is_plain, to_tensor
@@ -231,11 +231,10 @@ class Inputs:
         return given.to(self.device)
 
     def as_given(self, obs: Leaves) -> Any:
-        """Observations as the policy takes them: a tensor, or a TensorDict if they are nested."""
+        """Observations as the policy takes them: a tensor, or a batch if they are nested."""
         if len(obs) == 1 and ("obs",) in obs:
             return obs["obs",]
-        some = next(iter(obs.values()))
-        return as_tensordict({path[1:]: x for path, x in obs.items()}, (len(some),))
+        return as_batch({path[1:]: x for path, x in obs.items()})
 
     def named(self, info: Leaves) -> dict[str, Any]:
         """The keywords by name, nested as the schema is."""

@@ -19,7 +19,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from .. import core, returns
-from ..batches import as_tensordict, stride_of
+from ..batches import stride_of
 from ..core import key as stream
 from ..errors import ParameterError
 from ..rollout.buffer import RolloutBuffer as Rollout
@@ -31,6 +31,7 @@ from .base import (
     StepFieldError,
     StepShapeError,
     array_of,
+    as_tensordict,
     contents_of,
     drawn_by_numpy,
     leaves_of,
@@ -216,7 +217,7 @@ class RolloutBuffer(DropIn):
     def _show(self) -> None:
         """Make the TensorDict of the columns, which is not pickled."""
         rollout = self._rollout
-        block = rollout.block[: rollout.num_steps]
+        block = rollout.block.rows(slice(rollout.num_steps))
         leaves = {path: block[inner] for path, inner in self._paths().items()}
         self._data: Any = as_tensordict(leaves, (rollout.num_steps, rollout.num_envs), torch.device("cpu"))
         self._own = leaves_of(self._data)
@@ -472,7 +473,7 @@ class RolloutBuffer(DropIn):
             return as_tensordict(leaves, (len(rollout),), device)
         columns = columns_of(paths)
         batch = rollout.flat(columns) if batch_size is None else rollout.sample(batch_size, columns)
-        return as_tensordict({path: batch[inner] for path, inner in paths.items()}, batch.batch_size, device)
+        return as_tensordict({path: batch[inner] for path, inner in paths.items()}, (len(batch),), device)
 
     # -- sequences ----------------------------------------------------------------------------------------------
 
@@ -516,13 +517,13 @@ class RolloutBuffer(DropIn):
             time_first=False,
         )
         longest = int(seq["lengths"].max())
-        leaves = {path: seq.data[inner] for path, inner in paths.items()} | {("pad_mask",): seq["mask"]}
+        leaves = {path: seq[inner] for path, inner in paths.items()} | {("pad_mask",): seq["mask"]}
         flat = {path: leaf[:, :longest].flatten(0, 1).to(target) for path, leaf in leaves.items()}
         pairs = zip(self._hidden, seq["hidden"], strict=True)
         states = {key: state.transpose(0, 1).contiguous().to(target) for (key,), state in pairs}
         time = seq["start"].unsqueeze(1) + torch.arange(longest, device="cpu")
         self._index = (time * rollout.num_envs + seq["env"].unsqueeze(1)).to(target)
-        self.padded_data = _with_states(flat, seq.num_sequences * longest, states, target)
+        self.padded_data = _with_states(flat, len(seq) * longest, states, target)
         self.num_sequences, self.max_sequence_length = self._index.shape
         columns = {(name,): rollout[FIELDS[name]].flatten().to(target, copy=True) for name in TARGETS}
         self.unpadded_data = as_tensordict(columns, (rollout.steps * rollout.num_envs,), target)

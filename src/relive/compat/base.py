@@ -7,7 +7,9 @@ gives it to the ``add`` of a relive buffer, which checks and copies it. What an 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
 from inspect import Parameter, Signature, signature
 from operator import attrgetter, itemgetter
 from types import SimpleNamespace
@@ -18,7 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..batches import Batch, as_batch
 from ..errors import FieldError, SchemaError, ShapeError
+from ..names import needed
 from ..replay.buffer import ReplayBuffer
 from ..steps.arrays import NUMPY_DTYPES, Array, as_tensor, to_tensor
 from ..steps.schema import Path, map_leaves
@@ -35,6 +39,7 @@ __all__ = [
     "StepShapeError",
     "alias",
     "array_of",
+    "as_tensordict",
     "breaks",
     "contents_of",
     "drawn_by_numpy",
@@ -47,10 +52,44 @@ __all__ = [
     "renew",
     "sent",
     "table_of",
+    "tensordict_of",
     "write_column",
 ]
 
 Made = TypeVar("Made", bound=Callable[..., Any])
+
+
+def as_tensordict(
+    leaves: Mapping[Path, Tensor], batch_size: Sequence[int], device: torch.device | None = None
+) -> TensorDict:
+    """Tensors whose first axes are ``batch_size``, as a nested TensorDict, for hosts whose classes use it.
+
+    With a ``device``, tensors that are elsewhere are copied to it; the others are shared.
+    """
+    leaves = {path: leaf if device is None else leaf.to(device) for path, leaf in leaves.items()}
+    return tensordict_of(as_batch(leaves), torch.Size(batch_size), device)
+
+
+def tensordict_of(batch: Batch, size: torch.Size, device: torch.device | None = None) -> TensorDict:
+    """A batch as a TensorDict of the same tensors, whose first axes are ``size``. All are on ``device``, if given."""
+    make, options = _tensordict()
+    tree = {name: tensordict_of(x, size, device) if isinstance(x, Batch) else x for name, x in batch.items()}
+    return make(tree, size, device, **options)
+
+
+@cache
+def _tensordict() -> tuple[Any, dict[str, Any]]:
+    """The function that makes a TensorDict, and its options."""
+    # importing tensordict takes as long as importing torch, so the first use does it
+    with needed("the classes of this library use tensordict: pip install 'relive[tensordict]'"):
+        # it computes numbers meanwhile, which the default device need not have
+        with torch.device("cpu"):
+            kind: Any = import_module("tensordict").TensorDict
+    # The shapes are known to fit. Checking them again takes eight times as long as the rest. The constructor without
+    # checks has no public name. It need not look for dicts among the members.
+    make: Any = getattr(kind, "_new_unsafe", kind)
+    return make, {"nested": False} if "nested" in signature(make).parameters else {}
+
 
 PLAIN = (float, int, bool)
 """The types of numbers that are not in an array."""

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from .. import core
-from ..batches import as_tensordict
 from ..errors import EmptyError, FieldError, FullError, ParameterError, ShapeError, UnfinishedError
 from ..parameters import is_count, one_of, require, seed_or_drawn
 from ..returns import gae, group_advantage
 from ..rollout.buffer import RolloutBuffer as Rollout
 from ..rollout.minibatches import rows_of
 from ..steps.schema import Field, Schema, dotted
-from .base import DropIn, leaves_of
+from .base import DropIn, as_tensordict, leaves_of
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -88,7 +87,7 @@ class RolloutBuffer(DropIn):
         self._shapes = {name: value.shape for name, value in self._rollout.items(True, True)}
 
     def _views(self) -> TensorDict:
-        return self._buffer.env_major.exclude("mask").to(torch.device(self.device))
+        return self._buffer.env_major.to_tensordict(2).exclude("mask").to(torch.device(self.device))
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from ..batches import as_tensordict
+from ..batches import Batch
 from ..device.replay import FEWEST_ROWS
 from ..errors import EpisodeEndWarning, ParameterError
 from ..memory.copier import copy_all
@@ -22,7 +22,7 @@ from ..parameters import is_count
 from ..replay.buffer import ReplayBuffer
 from ..steps.schema import Field, Path, Schema, map_leaves
 from ..views.transitions import NStep
-from .base import DropIn, StepFieldError, StepShapeError, alias, oldest_first, renew
+from .base import DropIn, StepFieldError, StepShapeError, alias, as_tensordict, oldest_first, renew
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -251,7 +251,7 @@ class SimpleReplayBuffer(DropIn):
         renew(self._replay, self._seed)
         return self._shown(self._replay.sample(self.n_env * batch_size))
 
-    def _shown(self, batch: TensorDict) -> TensorDict:
+    def _shown(self, batch: Batch) -> TensorDict:
         """A batch of the replay in the host's form."""
         done = batch["terminated"] | batch["truncated"]
         leaves: dict[Path, Any] = {

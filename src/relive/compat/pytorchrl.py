@@ -723,8 +723,11 @@ class HERBuffer(EREBuffer):
         hindsight = Hindsight(relabel=self._relabel, strategy="final", k=1)
         for env in range(replay.num_envs) if envs is None else envs:
             count = int(self._lengths[env])
-            episode = _episode(replay.slice(int(env), -count).exclude("index", "complete")) if count else {}
-            if not len(episode.get("reward", ())):
+            if not count:
+                continue
+            stored = replay.slice(int(env), -count)
+            episode = _episode({name: x for name, x in stored.items() if name not in ("index", "complete")})
+            if not len(episode["reward"]):
                 continue
             copy = hindsight.copies(episode, 1, seed=0)
             copy["copied"] = np.ones_like(copy["terminated"])

@@ -878,8 +878,8 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
 
     def column(self, name: str) -> Any:
         """A column of the rollout as a view ``[T, N, ...]``, or a dictionary of views."""
-        found = joined(self.observation_space, self._rollout.block[name][: self.buffer_size], name)
-        return mapped(numpy_view, found)
+        found = joined(self.observation_space, self._rollout.block[name], name)
+        return mapped(lambda x: numpy_view(x[: self.buffer_size]), found)
 
 
 ROLLOUT_FIELDS = table_of(RolloutBuffer)

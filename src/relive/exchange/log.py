@@ -278,7 +278,7 @@ def episodes_of(replay: ReplayBuffer) -> Iterator[EpisodeArrays]:
 
 
 def _arrays_of(schema: Schema, steps: Any, own: bool) -> EpisodeArrays:
-    """The steps of an episode, a TensorDict ``[k]``, as arrays; ``own`` if each step has its own next observation."""
+    """The steps of an episode, a batch ``[k]``, as arrays; ``own`` if each step has its own next observation."""
 
     def hosted(path: Path) -> Array:
         return as_host(steps[path])

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batches import as_tensordict
+from ..batches import as_batch
 from ..errors import FileFormatError, NoSaveError
 from ..files.disk import open_file
-from ..look.readers import tensordict_steps
+from ..look.readers import steps_with_next
 from ..printable import shown
 from ..steps.arrays import NUMPY_DTYPES, Array
 from ..steps.schema import Path as Keys
@@ -88,9 +88,9 @@ def from_torchrl(path: str | os.PathLike[str]) -> Log:
     full = rows == batch[0]
     first = count(writer, "cursor", folder) if full else 0
     leaves = {keys: _read(entry, rows, first % batch[0]) for keys, entry in stored.items()}
-    steps = as_tensordict(leaves, [rows, *batch[1:]])
-    steps = steps.reshape(-1) if counts_rows else steps
-    experience = tensordict_steps(steps, f"'{folder}', torchrl ReplayBuffer", full=full)
+    steps = as_batch({keys: leaf.flatten(0, len(batch) - 1) for keys, leaf in leaves.items()})
+    envs = None if counts_rows or len(batch) == 1 else wide
+    experience = steps_with_next(steps, f"'{folder}', torchrl ReplayBuffer", full=full, envs=envs)
     experience.lacks += tuple(f"'{name}' is no tensor of numbers and was not read" for name in left_out)
     return log_of(experience)
 

@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor
 
+from ..batches import Batch
 from ..errors import FieldError, FileFormatError, ParameterError, ReliveError, ShapeError
 from ..files.disk import read_manifest, usable
 from ..files.mapped import is_of_mapped
@@ -44,7 +45,7 @@ from .experience import (
 )
 from .monitor import Monitor, counts_in, is_state
 
-__all__ = ["experience_of", "stable_baselines3_replay", "tensordict_steps", "velora_replay"]
+__all__ = ["experience_of", "stable_baselines3_replay", "steps_with_next", "velora_replay"]
 
 
 def experience_of(source: Any) -> Experience:
@@ -625,13 +626,17 @@ def torchrl_replay(buffer: Any) -> Experience:
 
 
 def tensordict_steps(data: Any, source: str = "TensorDict", *, full: bool = False) -> Experience:
-    """A TensorDict ``[T]`` of steps with a "next", the oldest first; ``[T, N]`` if it says which steps are of one env.
+    """A TensorDict ``[T]`` of steps with a "next", the oldest first, or ``[T, N]`` if its axes say their envs."""
+    envs = prod(data.batch_size[1:]) if data.batch_dims > 1 else None
+    return steps_with_next(data.reshape(-1), source, full=full, envs=envs)
+
+
+def steps_with_next(data: Any, source: str, *, full: bool, envs: int | None) -> Experience:
+    """Steps ``[T * N]`` by name, with what came after each in their "next"; ``envs`` is N, if it is known.
 
     Raises:
         FieldError: no observation is in both a step and its "next", or a field is missing.
     """
-    envs = prod(data.batch_size[1:]) if data.batch_dims > 1 else None
-    data = data.reshape(-1)
     after = data.get("next", None)
     if not hasattr(after, "keys"):
         raise FieldError(f'{source}: expected steps with a "next", got {", ".join(map(str, data.keys()))}')
@@ -676,7 +681,8 @@ def _numbers_in(entry: Any) -> Any:
     """The tensors of an entry, nested as it is; None if there are none, as in text."""
     if isinstance(entry, Tensor):
         return entry
-    members = dict(entry.items()) if hasattr(entry, "batch_dims") and hasattr(entry, "items") else {}
+    is_nested = isinstance(entry, Batch) or hasattr(entry, "batch_dims")
+    members = dict(entry.items()) if is_nested else {}
     return {name: x for name, part in members.items() if (x := _numbers_in(part)) is not None} or None
 
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..batches import SequenceBatch, as_tensordict
+from ..batches import Batch, SequenceBatch, as_batch, leaves_by_path
 from ..memory.layout import typed
 from ..steps.arrays import Array, numpy_dtype, numpy_view, torch_dtype
 from ..steps.schema import Path, map_leaves
@@ -88,7 +88,7 @@ class BlockSpec:
         """The batch with these tensors, and with further fields ``extras`` ``[B]``."""
         if self.time_first is None:
             given = {(name,): extra for name, extra in (extras or {}).items()}
-            return as_tensordict({**leaves, **given}, next(iter(leaves.values())).shape[:1])
+            return as_batch({**leaves, **given})
 
         def state(number: int) -> Tensor:
             return of["states"][str(number),]
@@ -97,7 +97,7 @@ class BlockSpec:
         for path, leaf in leaves.items():
             of[path[0]][path[1:]] = leaf
         facts = {name: fact for (name,), fact in of["facts"].items()} | dict(extras or {})
-        return SequenceBatch(of["rows"], facts, map_leaves(state, self.hidden), time_first=self.time_first)
+        return SequenceBatch.of(of["rows"], facts, map_leaves(state, self.hidden), time_first=self.time_first)
 
 
 class Block(NamedTuple):
@@ -129,7 +129,7 @@ def packed(leaves: Mapping[Path, Any]) -> Block:
 
 
 def packed_batch(batch: Any) -> Block:
-    """The block of a batch of a replay: a TensorDict, or a SequenceBatch."""
+    """The block of a batch of a replay."""
     return _filled(*spec_of(batch))
 
 
@@ -155,14 +155,13 @@ def joined_batch(blocks: Sequence[Block], extras: Mapping[str, Tensor]) -> Any:
 
 def is_batch(value: Any) -> bool:
     """True for a batch of a replay, of transitions or of sequences."""
-    return isinstance(value, SequenceBatch) or type(value).__name__ == "TensorDict"
+    return isinstance(value, Batch)
 
 
 def spec_of(batch: Any) -> tuple[BlockSpec, list[Tensor]]:
     """The spec of a batch of a replay, and its tensors in the spec's order."""
     if not isinstance(batch, SequenceBatch):
-        items: Any = batch.items(include_nested=True, leaves_only=True)
-        named: dict[Path, Tensor] = {key if isinstance(key, tuple) else (key,): value for key, value in items}
+        named = leaves_by_path(batch)
         return BlockSpec(tuple([Part(path, x.dtype, tuple(x.shape)) for path, x in named.items()])), [*named.values()]
     rows, facts, hidden = batch.parts
     states = list[Tensor]()

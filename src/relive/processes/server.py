@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from ..batches import SequenceBatch, replace_parts
+from ..batches import take_back
 from ..errors import EmptyError, FieldError, LifecycleError, ParameterError, WaitTimeoutError
 from ..files.disk import start_thread
 from ..memory.allocator import ONLY_HERE
@@ -908,27 +908,10 @@ class Slot:
         Tensors that were taken out of the batch can still be read, but what they show is undefined.
         """
         batch, self._batch = self._batch, None
-        if isinstance(batch, SequenceBatch):
-            replace_parts(batch, _EXPIRED)
-        elif batch is not None:
-            batch._tensordict = _EXPIRED
+        if batch is not None:
+            take_back(batch)
         # a backward pass that saved one of the tensors now raises an error, where it would read another batch
         increment_version(self.memory)
-
-
-class _Expired(dict[Any, Any]):
-    """The fields of a batch that was given back: its slot may hold another batch by now."""
-
-    def _refuse(self, *_: Any) -> NoReturn:
-        raise LifecycleError(
-            "this batch was given back: a batch of a server is valid until its learner asks for the next one; keep "
-            "batch.clone() to use it longer"
-        )
-
-    __getitem__ = __iter__ = __len__ = __contains__ = get = keys = values = items = cast("Any", _refuse)
-
-
-_EXPIRED = _Expired()
 
 
 class Uploads:

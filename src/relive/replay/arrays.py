@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..batches import as_tensordict
+from ..batches import Batch, as_batch
 from ..errors import FieldError, ParameterError, SchemaError, ShapeError
 from ..memory.estimate import require_whole
 from ..parameters import an_instance, require
@@ -18,9 +18,6 @@ from ..ring.ring import Ring
 from ..steps.arrays import Array, Ints, as_host, numpy_view
 from ..steps.schema import Path, Schema, descend, dotted, map_leaves
 from ..views.transitions import NStep
-
-if TYPE_CHECKING:
-    from tensordict import TensorDict
 
 __all__ = ["STEP", "Episode", "EpisodeRows", "columns_of", "episode_at", "episodes_of", "filled"]
 
@@ -263,7 +260,7 @@ class Episode(NamedTuple):
 
     env: int
     """The env that played it."""
-    steps: TensorDict
+    steps: Batch
     """The transitions ``[k]`` in the order of time: the fields of a step, ``next_obs`` and ``index``."""
     begins: bool
     """True if the first of them is the first step of the episode. A full ring overwrites the oldest steps."""
@@ -278,7 +275,7 @@ class Episode(NamedTuple):
     @property
     def final_obs(self) -> Any:
         """The observation after the last step, ``[...]``, as the schema nests it."""
-        return cast("Any", self.steps)[-1]["next_obs"]
+        return self.steps.rows(-1)["next_obs"]
 
 
 class EpisodeRows(NamedTuple):
@@ -323,7 +320,7 @@ def episode_at(ring: Ring, rows: EpisodeRows) -> Episode | None:
     places = rows._replace(first=first).places(ring)
     fields = _transitions(ring, places)
     ended = bool(fields["terminated",][-1] | fields["truncated",][-1])
-    return Episode(rows.env, as_tensordict(fields, (len(places),)), int(ring.step[places[0]]) == 0, ended)
+    return Episode(rows.env, as_batch(fields), int(ring.step[places[0]]) == 0, ended)
 
 
 def columns_of(ring: Ring, next_obs: bool) -> dict[Path, Array]:

@@ -16,7 +16,8 @@ from weakref import ReferenceType, ref
 import numpy as np
 import torch
 
-from ..batches import as_dataframe, as_tensordict
+from .. import core
+from ..batches import TURNS, as_batch, as_dataframe, in_turn
 from ..device.replay import OnDevice, bookkeeping_bytes
 from ..errors import FieldError, FileFormatError, LifecycleError, ParameterError
 from ..files import SaveHandle
@@ -76,10 +77,9 @@ from .writer import Writer
 if TYPE_CHECKING:
     from typing import Self
 
-    from tensordict import TensorDict
     from typing_extensions import TypeVar as TypeVarWithDefault
 
-    from ..batches import SequenceBatch
+    from ..batches import Batch, SequenceBatch
 
 __all__ = ["ReplayBuffer"]
 
@@ -126,17 +126,17 @@ class Gives(Protocol[P, B_co, Q_co]):
 Method = Callable[Concatenate[Any, P], Any]
 
 
-def gives_batch(method: Method[P]) -> Gives[P, TensorDict, SequenceBatch]:
+def gives_batch(method: Method[P]) -> Gives[P, Batch, SequenceBatch]:
     """Declare that a method returns a batch; the method itself stays as it is."""
     return cast("Any", method)
 
 
-def gives_batches(method: Method[P]) -> Gives[P, Iterator[TensorDict], Iterator[SequenceBatch]]:
+def gives_batches(method: Method[P]) -> Gives[P, Iterator[Batch], Iterator[SequenceBatch]]:
     """Declare that a method returns an iterator of batches; the method itself stays as it is."""
     return cast("Any", method)
 
 
-def gives_served(method: Method[P]) -> Gives[P, Served[TensorDict], Served[SequenceBatch]]:
+def gives_served(method: Method[P]) -> Gives[P, Served[Batch], Served[SequenceBatch]]:
     """Declare that a method serves batches; the method itself stays as it is."""
     return cast("Any", method)
 
@@ -510,21 +510,30 @@ class ReplayBuffer(Generic[S_co, V_co]):
         return self._batch(batch_size, 1, 1)
 
     @gives_batches
-    def batches(self, count: int, batch_size: int) -> Any:
+    def batches(self, count: int, batch_size: int, *, reuse: bool = False) -> Any:
         """``count`` batches. :class:`relive.Recent` counts them as one round of updates.
+
+        Args:
+            count: how many.
+            batch_size: B.
+            reuse: write them to the same memory in turn, which is faster. A batch is then valid until two others were
+                given, and refuses all use after the third; clone what you keep. Values are the same.
 
         Raises:
             EmptyError: there is no complete transition. This call raises it, not the first batch.
             ParameterError: ``count`` or ``batch_size`` is not positive. This call raises it, too.
         """
         require("batches", COUNT_RULE, count=count)
+        require("batches", FLAG_RULE, reuse=reuse)
         require_rows(batch_size)
         device = self._on_device
         if not (device is not None and device.has_some) and not len(self):  # the latter waits for the device
             raise nothing_to_draw(self._ring)
-        return (self._batch(batch_size, k, count) for k in range(1, count + 1))
+        standing = core.Standing(TURNS) if reuse else None
+        batches = (self._batch(batch_size, k, count, standing) for k in range(1, count + 1))
+        return in_turn(batches) if reuse else batches
 
-    def _batch(self, batch_size: int, update: int, of: int) -> Any:
+    def _batch(self, batch_size: int, update: int, of: int, standing: Any = None) -> Any:
         """The next batch, number ``update`` of the ``of`` batches of its round."""
         if batch_size.__class__ is not int or not 1 <= batch_size <= MOST_ROWS:  # without a call in the usual case
             require_rows(batch_size)
@@ -536,7 +545,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
                     return self._reader.assembled(fields, batch_size)
             if self._ring.pending is not None or self._ahead is not None:
                 self._prepare()
-            return self._reader.sample(batch_size, update, of)
+            return self._reader.sample(batch_size, update, of, standing)
 
     def _prepare(self) -> None:
         """Repair what an earlier call left half done, and draw the served batches that are due."""
@@ -699,7 +708,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         return self._reader.read(places[np.argsort(self._ring.stamp[places], kind="stable")], {}, None)
 
     @one_at_a_time
-    def slice(self, env: int, start: int = 0, stop: int | None = None) -> TensorDict:
+    def slice(self, env: int, start: int = 0, stop: int | None = None) -> Batch:
         """Rows of one env in the order of time, ``[K]``, as they are stored; 0 is the oldest, -1 the newest.
 
         The fields are those of a step, ``index``, and ``complete`` (bool). ``complete`` is False for the newest step,
@@ -718,10 +727,10 @@ class ReplayBuffer(Generic[S_co, V_co]):
         fields = ring.take(places)
         facts = ring.store.tensors(ring.stamp[places] >= 0, ring.index_of(places))
         fields["complete",], fields["index",] = facts
-        return as_tensordict(fields, (len(places),))
+        return as_batch(fields)
 
     @one_at_a_time
-    def at(self, rows: Any) -> TensorDict:
+    def at(self, rows: Any) -> Batch:
         """The transitions at ``rows`` of :attr:`block`, int64 ``[B]``, as :attr:`view` reads them.
 
         Raises:
@@ -758,7 +767,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
     @property
     @one_at_a_time
-    def block(self) -> TensorDict:
+    def block(self) -> Batch:
         """The schema's fields of all rows ``[rows]``, without a copy, in the order of memory.
 
         Row k of env e is at ``e * R + k % R``; each env has R rows. Rows that were never written are included, and so
@@ -770,7 +779,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self._saver.segments.frozen = False
         self._saver.await_rows()
         self._on_device = self._writer.on_device = None  # it could not see what is written to rewards and flags
-        return as_tensordict(self._ring.store.views(), (self._plan.rows,))
+        return as_batch(self._ring.store.views())
 
     @one_at_a_time
     def to_pandas(self, *, next_obs: bool = False) -> Any:

@@ -7,24 +7,20 @@ from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from ..batches import SequenceBatch, as_tensordict
+from ..batches import Batch, SequenceBatch
 from ..errors import DeviceError, EmptyError, FieldError, ParameterError, SchemaError, ShapeError
 from ..parameters import COUNT_RULE, Rule, is_count, is_number, require
 from ..printable import printable, shown
 from ..samplers.prioritized import doubles, require_float32
 from ..steps.arrays import as_host, whole_numbers
-from ..steps.schema import Path
 from ..steps.summary import Summary, html, text
 from ..views.contract import time_first_of
 from .buffer import ReplayBuffer
-
-if TYPE_CHECKING:
-    from tensordict import TensorDict
 
 __all__ = ["Mixture"]
 
@@ -70,7 +66,7 @@ class Mixture:
         """The number of transitions that can be drawn from all buffers together."""
         return sum(len(buffer) for buffer in self.buffers.values())
 
-    def sample(self, batch_size: int) -> TensorDict:
+    def sample(self, batch_size: int) -> Batch:
         """One batch ``[batch_size]``.
 
         Raises:
@@ -80,7 +76,7 @@ class Mixture:
         """
         return next(self.batches(1, batch_size))
 
-    def batches(self, count: int, batch_size: int) -> Iterator[TensorDict]:
+    def batches(self, count: int, batch_size: int) -> Iterator[Batch]:
         """``count`` batches ``[batch_size]``, one round of updates for every buffer.
 
         This call raises the errors of :meth:`sample`.
@@ -130,7 +126,7 @@ class Mixture:
         ends = [(begin + batch_size) * end // of - begin * end // of for end, of in self._ends]
         return {name: end - before for name, before, end in zip(self._shares, [0, *ends], ends, strict=False)}
 
-    def update_priorities(self, batch: TensorDict | SequenceBatch, td_error: Any, mask: Any = None) -> int:
+    def update_priorities(self, batch: Batch, td_error: Any, mask: Any = None) -> int:
         """Pass TD errors to the buffers of the rows; returns how many transitions were overwritten meanwhile.
 
         Buffers whose sampler has no priorities are skipped. Errors as :meth:`relive.ReplayBuffer.update_priorities`.
@@ -283,17 +279,8 @@ def _joined(parts: list[Any], without: list[tuple[str, ...]], sources: list[int]
 
     ``without`` has the fields of the buffers that have no rows in it.
     """
-    if isinstance(parts[0], SequenceBatch):
-        counts = torch.tensor([part.num_sequences for part in parts], device="cpu")
-        source = torch.tensor(sources, device="cpu").repeat_interleave(counts).to(device)
-        return SequenceBatch.joined(parts, _shared([*map(tuple, parts), *without]), {"source": source})
-    # field by field: torch.cat of TensorDicts takes several times as long
-    members: list[dict[str, Any]] = [dict(part.items()) for part in parts]
-    shared = _shared([*members, *without])
-    joined: dict[Path, Any] = {(name,): torch.cat([of[name] for of in members]) for name in shared}
-    counts = [part.batch_size[0] for part in parts]
-    joined["source",] = torch.from_numpy(np.repeat(sources, counts)).to(device)
-    return as_tensordict(joined, (sum(counts),))
+    source = torch.from_numpy(np.repeat(sources, [*map(len, parts)])).to(device)
+    return parts[0].joined(parts, _shared([*map(tuple, parts), *without]), {"source": source})
 
 
 def _shared(fields: list[Collection[str]]) -> list[str]:

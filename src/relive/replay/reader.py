@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from .. import core
-from ..batches import SequenceBatch, as_tensordict, swap_layers
+from ..batches import SequenceBatch, as_batch, swap_layers
 from ..core import Draw
 from ..core import key as stream
 from ..errors import DTypeError, FieldError, LifecycleError, ParameterError, ReliveError, SchemaError, ShapeError
@@ -112,8 +112,10 @@ class Reader:
             raise
         ring.settle()
 
-    def sample(self, count: int, update: int, of: int) -> Any:
+    def sample(self, count: int, update: int, of: int, standing: Any = None) -> Any:
         """The next batch ``[count]``, number ``update`` of the ``of`` batches of its round.
+
+        Where one call of the core draws and reads it, it is written to ``standing`` memory, unless that is None.
 
         Raises:
             ReliveError: nothing can be drawn; or the view cannot read it, and then the batch counts as drawn.
@@ -130,11 +132,12 @@ class Reader:
             progress.keep()
         try:
             if self._own_sampler and type(drawn) is Draw and type(view) in READS_DRAWS:  # made by this read
+                drawn.standing = standing
                 fields = view.read(self.ring, drawn, key)
                 if type(view) is Sequence:
                     batch = self._sequence_batch(fields, (*FACTS, *self.sampler.extras), view.time_first)
                 else:
-                    batch = as_tensordict(fields, (count,))
+                    batch = as_batch(fields)
             else:
                 places, extras = drawn if self._own_sampler else self._checked_draw(drawn, count)
                 batch = self.read(places, extras, key)
@@ -211,7 +214,7 @@ class Reader:
         """The batch ``[count]`` of these fields, which a sampler's ``extras`` are among."""
         time_first = time_first_of(self.view)
         if time_first is None:
-            return as_tensordict(batch, (count,))
+            return as_batch(batch)
         return self._sequence_batch(batch, (*FACTS, *extras), time_first)
 
     def _sequence_batch(self, batch: dict[Path, Tensor], known: tuple[str, ...], time_first: bool) -> SequenceBatch:
@@ -223,7 +226,7 @@ class Reader:
         for path in [path for path in batch if path[0] == "hidden"]:
             states[path] = swap_layers(batch.pop(path)).contiguous()
         hidden = self.schema.rebuild("hidden", states.__getitem__) if states else None
-        return SequenceBatch(batch, facts, hidden, time_first=time_first)
+        return SequenceBatch.of(batch, facts, hidden, time_first=time_first)
 
 
 def parts_of(part: Any) -> list[Any]:

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from operator import methodcaller
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .. import core
-from ..batches import WHOLE, EnvBatch, Overlap, SequenceBatch, as_tensordict, stride_of
+from ..batches import WHOLE, Batch, EnvBatch, Overlap, SequenceBatch, as_batch, in_turn, stride_of
 from ..core.returns import Grid, refuse_missing, require_final_values
 from ..errors import (
     DTypeError,
@@ -41,12 +42,9 @@ from ..steps.ends import MOST, EndCheck
 from ..steps.schema import Field, Path, Schema, Spec, described, dotted, not_named, unknown_field
 from ..steps.summary import Summary, html, text
 from . import saving
-from .columns import ADVANTAGE, BOOKKEEPING, WATCHED, Columns, Name, unfinished
+from .columns import ADVANTAGE, BOOKKEEPING, WATCHED, Columns, Name
 from .minibatches import MANY, Minibatches, Permutations, parts, require_advantage
 from .sequences import ENDS, Flags, States, WindowReader, env_batches, plan_windows, splitter
-
-if TYPE_CHECKING:
-    from tensordict import TensorDict
 
 __all__ = ["RolloutBuffer"]
 
@@ -312,7 +310,7 @@ class RolloutBuffer:
         columns.require_memory({path: leaf for path, leaf in wider.leaves.items() if path not in schema.leaves})
         columns.__dict__ = columns.extended(wider).__dict__  # all or none: values are told by their position
 
-    def reserve(self, steps: int | None = None) -> TensorDict:
+    def reserve(self, steps: int | None = None) -> Batch:
         """The next ``steps`` rows (all that are left, by default) as views ``[steps, N]`` to be written in place.
 
         They include ``mask``, preset to True, and with a value in the schema ``final_value``, preset to NaN. The rows
@@ -342,7 +340,7 @@ class RolloutBuffer:
         tensors = {path: columns.view(path, rows) for path in columns.own}
         if columns.device.type == "cpu":
             self._reserved_views = [(path, tensor, tensor.data_ptr()) for path, tensor in tensors.items()]
-        return as_tensordict(tensors, (count, columns.num_envs))
+        return as_batch(tensors)
 
     def commit(self, steps: int | None = None, *, last: bool = False) -> None:
         """Make the first reserved rows part of the rollout, once they are written.
@@ -692,39 +690,37 @@ class RolloutBuffer:
         return self._columns.keys()
 
     def __getitem__(self, name: Name) -> Any:
-        """A column ``[T, N, ...]`` of the steps written so far, oldest first; a TensorDict if it is nested.
+        """A column ``[T, N, ...]`` of the steps written so far, oldest first; a batch if it is nested.
 
         It is a view into the storage, or a copy once the buffer has wrapped round.
         """
         return self._columns[name]
 
     @property
-    def block(self) -> TensorDict:
+    def block(self) -> Batch:
         """All columns with their bootstrap row as views ``[T + 1, N]``, written or not."""
         columns = self._columns
-        leaves = {path: columns.view(path) for path in columns.live}
-        return columns.batch(leaves, (columns.num_steps + 1, columns.num_envs))
+        return as_batch({path: columns.view(path) for path in columns.live})
 
     @property
-    def env_major(self) -> TensorDict:
+    def env_major(self) -> Batch:
         """:attr:`block` as ``[N, T + 1]``; still views of the same memory."""
-        return cast("TensorDict", self.block.transpose(0, 1))
+        return self.block.apply(methodcaller("transpose", 0, 1))
 
     @property
-    def last(self) -> TensorDict:
+    def last(self) -> Batch:
         """The bootstrap row as views ``[N]``."""
         columns = self._columns
-        leaves = {path: columns.view(path, columns.last_row) for path in columns.paths}
-        return as_tensordict(leaves, (columns.num_envs,))
+        return as_batch({path: columns.view(path, columns.last_row) for path in columns.paths})
 
-    def data(self) -> TensorDict:
+    def data(self) -> Batch:
         """All columns of the steps written so far, ``[T, N]``, each as ``r[name]`` gives it."""
         columns = self._columns
-        return columns.batch(columns.select(columns.live), (columns.count, columns.num_envs))
+        return as_batch(columns.select(columns.live))
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
-    def flat(self, fields: tuple[Name, ...] | None = None) -> TensorDict:
+    def flat(self, fields: tuple[Name, ...] | None = None) -> Batch:
         """All real transitions as one batch ``[B]``, time first (row ``t * N + n``), copied.
 
         Args:
@@ -734,10 +730,9 @@ class RolloutBuffer:
         columns.require_steps()
         rows = columns.real_rows()
         flat = self._flat_columns(fields)
-        batch = {path: x.clone() if rows is None else x.index_select(0, rows) for path, x in flat.items()}
-        return columns.batch(batch, (columns.num_real(rows),))
+        return as_batch({path: x.clone() if rows is None else x.index_select(0, rows) for path, x in flat.items()})
 
-    def sample(self, batch_size: int, fields: tuple[Name, ...] | None = None) -> TensorDict:
+    def sample(self, batch_size: int, fields: tuple[Name, ...] | None = None) -> Batch:
         """One random minibatch ``[batch_size]``, drawn without replacement.
 
         Args:
@@ -755,8 +750,7 @@ class RolloutBuffer:
         if not (is_count(batch_size, 1) and batch_size <= total):
             raise ParameterError(f"sample({batch_size!r}): the rollout holds {total} transitions; ask for 1 to {total}")
         order = self._permutation(rows)[:batch_size]
-        batch = {path: x.index_select(0, order) for path, x in self._flat_columns(fields).items()}
-        return columns.batch(batch, (batch_size,))
+        return as_batch({path: x.index_select(0, order) for path, x in self._flat_columns(fields).items()})
 
     def _flat_columns(self, fields: tuple[Name, ...] | None) -> dict[Path, Tensor]:
         """Columns of the steps written so far as rows ``t * N + n``."""
@@ -790,7 +784,8 @@ class RolloutBuffer:
         reshuffle: bool = True,
         fields: tuple[Name, ...] | None = None,
         normalize_advantage: bool = False,
-    ) -> Iterator[TensorDict]:
+        reuse: bool = False,
+    ) -> Iterator[Batch]:
         """All real transitions in minibatches ``[B]``, in random order: a new permutation every epoch.
 
         Every transition comes exactly once an epoch, unless ``drop_last`` is set; each epoch then drops others. Do not
@@ -807,6 +802,8 @@ class RolloutBuffer:
             fields: the columns wanted, members of nested ones by their paths, such as ``("obs", "camera")``; default
                 all but ``mask`` and ``final_value``. Fewer are faster.
             normalize_advantage: normalise ``advantage`` within each minibatch.
+            reuse: write minibatches to the same memory in turn, which is faster. One is then valid until two others
+                were given, and refuses all use after the third; clone what you keep.
 
         Raises:
             EmptyError: no step was added.
@@ -817,7 +814,8 @@ class RolloutBuffer:
         columns.require_steps()
         require("minibatches", COUNT_RULE, epochs=epochs)
         flags = {"drop_last": drop_last, "shuffle": shuffle, "reshuffle": reshuffle}
-        require("minibatches", FLAG_RULE, **flags, normalize_advantage=normalize_advantage)
+        flags |= {"normalize_advantage": normalize_advantage, "reuse": reuse}
+        require("minibatches", FLAG_RULE, **flags)
         rows = columns.real_rows()
         bounds = parts(columns.num_real(rows), batch_size, num_batches, drop_last)
         wanted = columns.wanted(fields)
@@ -825,7 +823,9 @@ class RolloutBuffer:
         orders = self._orders(rows, epochs, reshuffle) if shuffle else repeat(self._in_order(rows), epochs)
         # On a device only calls count, and those of the second batch pay for packing.
         pack = epochs > 1 or len(bounds) >= (MANY if self.device.type == "cpu" else 2)
-        return self._minibatches.batches(wanted, bounds, orders, pack=pack, normalize_advantage=normalize_advantage)
+        given = {"pack": pack, "normalize_advantage": normalize_advantage, "reuse": reuse}
+        batches = self._minibatches.batches(wanted, bounds, orders, **given)
+        return in_turn(batches) if reuse else batches
 
     def sequences(
         self,
@@ -932,10 +932,7 @@ class RolloutBuffer:
             as_stored = [path for path in as_stored if path not in padded]
         readers = self._reader(padded, 0), self._reader(as_stored, 0, with_states=False)
         order = self._order(columns.num_envs, shuffle) if shuffle else None
-        batches = env_batches(*readers, windows, order, bounds, epochs)
-        if columns.is_finished:
-            return batches
-        return (EnvBatch(batch.envs, unfinished(cast("TensorDict", batch.steps)), batch.sequences) for batch in batches)
+        return env_batches(*readers, windows, order, bounds, epochs)
 
     def chunks(self, length: int | None = None, *, fields: tuple[Name, ...] | None = None) -> Iterator[SequenceBatch]:
         """All envs in the order of time, ``length`` steps at a time: batches ``[L, N, ...]``, the last one shorter.

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..batches import as_tensordict
+from ..batches import as_batch
 from ..errors import DeviceError, EmptyError, FieldError, FullError, ParameterError, SchemaError, ShapeError
 from ..memory.allocator import zeroed
 from ..memory.copier import StepCopier, copy_all
@@ -22,10 +21,7 @@ from ..steps.arrays import Array, apart, check_castable, numpy_dtype, numpy_view
 from ..steps.checker import StepChecker, refuse_unreadable
 from ..steps.schema import Field, Path, Schema, descend, dotted, unknown_field
 
-if TYPE_CHECKING:
-    from tensordict import TensorDict
-
-__all__ = ["ADVANTAGE", "BOOKKEEPING", "WATCHED", "Columns", "Name", "unfinished"]
+__all__ = ["ADVANTAGE", "BOOKKEEPING", "WATCHED", "Columns", "Name"]
 
 
 K = TypeVar("K")
@@ -395,13 +391,13 @@ class Columns:
         return bool(self.below(_path(name)))
 
     def __getitem__(self, name: Name) -> Any:
-        """A column ``[T, N, ...]`` of the steps written so far, oldest first; a TensorDict if it is nested."""
+        """A column ``[T, N, ...]`` of the steps written so far, oldest first; a batch if it is nested."""
         path = _path(name)
         leaves = self.leaves(path)
         if leaves == [path]:
             return self.ordered(path)
         inner = {leaf[len(path) :]: self.ordered(leaf) for leaf in leaves}
-        return as_tensordict(inner, (self.count, self.num_envs))
+        return as_batch(inner)
 
     def below(self, path: Path) -> list[Path]:
         """The live leaves at or below a path."""
@@ -575,11 +571,6 @@ class Columns:
         """Columns ``[T, N, ...]`` of the steps written so far, oldest first."""
         return {path: self.ordered(path) for path in paths}
 
-    def batch(self, leaves: Mapping[Path, Tensor], size: tuple[int, ...]) -> TensorDict:
-        """A batch; before ``finish``, its error for a missing advantage names the columns that there are."""
-        batch = as_tensordict(leaves, size)
-        return batch if self.is_finished else unfinished(batch)
-
     def stored_states(self) -> dict[Path, Tensor]:
         """The recurrent states of every k-th step: all rows in storage; if k is 1 the written rows, ``[T, N, ...]``."""
         if self.every == 1:
@@ -612,19 +603,3 @@ def _path(name: Name) -> Path:
     if not isinstance(cast("object", name), tuple) or not name or not is_names(name):
         raise FieldError(f"a column's name is text or a path such as ('obs', 'camera'), got {name!r:.200}")
     return name
-
-
-def unfinished(batch: TensorDict) -> TensorDict:
-    """The batch, with an error for a missing column that names those that there are.
-
-    TensorDict asks a private method for its error. Where it does not, the error is TensorDict's own.
-    """
-    cast("Any", batch)._default_get = partial(_missing, tuple(map(str, batch.keys())))
-    return batch
-
-
-def _missing(names: tuple[str, ...], key: Any, default: Any = None) -> Any:
-    """Stand in for TensorDict's own method: the default of a type of this name stands for no default."""
-    if type(default).__name__ != "_NoDefault":
-        return default
-    raise KeyError(unknown_field(key, names, "this batch"))

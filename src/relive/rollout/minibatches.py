@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import core
-from ..batches import Members
+from ..batches import TURNS, Batch, Members
 from ..errors import FieldError, ParameterError
 from ..memory.allocator import SMALL, Recycled
 from ..memory.graphs import Graphed, has_graphs
@@ -24,10 +24,7 @@ from ..parameters import COUNT_RULE, is_count, require, seed_or_drawn
 from ..returns import scale
 from ..steps.arrays import Ints, numpy_dtype
 from ..steps.schema import Field, Path
-from .columns import ADVANTAGE, Columns, unfinished
-
-if TYPE_CHECKING:
-    from tensordict import TensorDict
+from .columns import ADVANTAGE, Columns
 
 __all__ = [
     "MANY",
@@ -167,7 +164,8 @@ class Minibatches:
         *,
         pack: bool,
         normalize_advantage: bool,
-    ) -> Iterator[TensorDict]:
+        reuse: bool,
+    ) -> Iterator[Batch]:
         """Epoch after epoch, the minibatches of its order.
 
         Args:
@@ -176,16 +174,17 @@ class Minibatches:
             orders: the flat rows ``t * N + n`` of each epoch, int64.
             pack: True if it pays to pack the columns first.
             normalize_advantage: normalise ``advantage`` within each minibatch.
+            reuse: write packed fields to the same memory in turn.
         """
-        rows, finished, (name,) = self._rows(wanted, pack), self._columns.is_finished, ADVANTAGE
+        rows, (name,) = self._rows(wanted, pack), ADVANTAGE
+        standing = core.Standing(TURNS) if reuse else None
         for order in orders:
             places: Any = rows.places(order)
             for low, high in bounds:
-                leaves = rows.at(places[low:high])
+                batch = rows.at(places[low:high], standing)[0]
                 if normalize_advantage:
-                    scale(leaves[0][name])
-                batch = rows.form.members.batch(leaves, high - low)
-                yield batch if finished else unfinished(batch)
+                    scale(batch[name])
+                yield batch
 
     def _rows(self, wanted: list[Path], pack: bool) -> HostRows | DeviceRows:
         """The rows of a pass."""
@@ -221,8 +220,8 @@ def rows_of(columns: Mapping[Path, Tensor], pack: bool = True, memory: Recycled 
     return HostRows(form, packed, {path: columns[path] for path in form.apart}, memory or Recycled())
 
 
-Dicts = tuple[dict[str, Any], ...]
-"""The fields of a batch in the dicts of :class:`relive.batches.Members`."""
+Parts = tuple[Batch, ...]
+"""A batch, and those nested in it, as :class:`relive.batches.Members` has them."""
 
 
 class Form(NamedTuple):
@@ -236,9 +235,9 @@ class Form(NamedTuple):
     apart: dict[Path, int]
     """The other fields, which are read where they lie, and the bytes of each."""
     members: Members
-    """Makes TensorDicts of batches."""
+    """Makes the batches."""
 
-    def leaves(self, dicts: Dicts) -> dict[Path, Tensor]:
+    def leaves(self, dicts: Parts) -> dict[Path, Tensor]:
         """The fields of a batch by their paths."""
         into = self.members.into
         return {path: dicts[into[path]][path[-1]] for path in self.fields}
@@ -280,7 +279,7 @@ class DeviceRows:
         """An order of rows as :meth:`at` takes parts of it."""
         return order
 
-    def at(self, places: Tensor) -> Dicts:
+    def at(self, places: Tensor, standing: Any = None) -> Parts:
         """The rows at these places."""
         dicts, into = self.form.members.empty(), self.form.members.into
         packed = {} if self._packed is None else self.form.layout.views(self._packed.index_select(0, places))
@@ -318,7 +317,7 @@ class HostRows:
         """An order of rows as :meth:`at` takes parts of it."""
         return order.numpy()
 
-    def at(self, places: Ints) -> Dicts:
+    def at(self, places: Ints, standing: Any = None) -> Parts:
         """The rows at these places."""
         form, packed = self.form, self._packed
         dicts, into = form.members.empty(), form.members.into
@@ -329,7 +328,7 @@ class HostRows:
             for part, found in zip(form.packed, dicts, strict=True):
                 found.update(part.tensors(rows))
         else:
-            bad = core.take_fields(packed, places, form.packed, dicts, self._memory)
+            bad = core.take_fields(packed, places, form.packed, dicts, self._memory, standing)
             self._require_found(bad, places, len(packed))
         few = torch.from_numpy(places)
         for path, (column, nbytes) in self._apart.items():

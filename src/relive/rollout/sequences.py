@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import core
-from ..batches import WHOLE, EnvBatch, SequenceBatch, as_tensordict, padding, swap_layers
+from ..batches import WHOLE, EnvBatch, SequenceBatch, as_batch, padding, swap_layers
 from ..errors import FieldError, ParameterError
 from ..memory.allocator import Recycled
 from ..memory.layout import LARGE_FIELD, RowLayout
@@ -234,7 +234,7 @@ class WindowReader:
             scale(leaves["advantage",], leaves["mask",])
         hidden = None if self._states is None else self._hidden(state, stored)
         facts = {"lengths": lengths, "burn_in": burn_in, "env": env, "start": start}
-        return SequenceBatch(leaves, {name: _tensor(x) for name, x in facts.items()}, hidden, time_first=time_first)
+        return SequenceBatch.of(leaves, {name: _tensor(x) for name, x in facts.items()}, hidden, time_first=time_first)
 
     def chunk(self, flags: Flags, low: int, high: int) -> SequenceBatch:
         """The steps from ``low`` up to, not including, ``high`` of all envs, ``[L, N, ...]``."""
@@ -248,7 +248,7 @@ class WindowReader:
         if self._states is not None:  # chunks begin at multiples of k, where the state of each env is stored
             index = env + low // self._states.every * self._envs
             hidden = self._hidden(index.numpy() if self._on_host else index, index * 0 + 1)
-        return SequenceBatch(leaves, facts, hidden, time_first=True)
+        return SequenceBatch.of(leaves, facts, hidden, time_first=True)
 
     def whole(self, envs: Ints | None) -> dict[Path, Tensor]:
         """A copy of all steps of some envs, ``[T, B, ...]``; None gives the columns of all envs, uncopied."""
@@ -409,9 +409,8 @@ def env_batches(
         for low, high in bounds:
             first = (begin + low) % total
             last = first + high - low
-            leaves = {path: leaf[:, first:last] for path, leaf in steps.items()}
-            batch = as_tensordict(leaves, (trajectories.num_steps, high - low))
-            yield EnvBatch(envs[first:last], batch, sequences.part(until[first], until[last]))
+            batch = as_batch({path: leaf[:, first:last] for path, leaf in steps.items()})
+            yield EnvBatch(envs[first:last], batch, sequences.rows(slice(until[first], until[last])))
 
 
 def _runs(begins: Ints, counts: Ints) -> Ints:

@@ -24,7 +24,7 @@ class View(Protocol):
                        view reads, if the episode has them
     ``rule``           :class:`relive.ring.Rule`: which rows are   every transition with its ``history``
                        anchors, for windows of several steps
-    ``time_first``     bool: whether the batch is one of           None: transitions, a TensorDict
+    ``time_first``     bool: whether the batch is one of           None: transitions, a Batch
                        sequences ``[T, B]`` or ``[B, T]``
     ``require(ring)``  raises where the view cannot read a ring;   every ring can be read
                        called when the view is set

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from ...batches import Batch as Rows
 from ...batches import swap_layers
 from ...errors import FieldError, ShapeError
 from ...parameters import one_of, require
 from ...returns import GAE
 from ...rollout.buffer import RolloutBuffer
 from ...steps.schema import Field, Schema, map_leaves
-from ..base import Column, DropIn, contents_of, renew, table_of, write_column
+from ..base import Column, DropIn, contents_of, renew, table_of, tensordict_of, write_column
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -255,7 +256,10 @@ class RolloutStorage(DropIn):
         batches: Any = self._buffer.minibatches(
             num_batches=num_mini_batches, epochs=num_epochs, reshuffle=self.reshuffle_each_epoch, fields=fields
         )
-        return (Batch(observations=batch["obs"], **self._learned(batch)) for batch in batches)
+        return (
+            Batch(observations=tensordict_of(batch["obs"], batch["value"].shape), **self._learned(batch))
+            for batch in batches
+        )
 
     def recurrent_mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Iterator[Batch]:
         """Minibatches of whole envs: steps ``[T, B, ...]``, and observations as padded trajectories ``[T, K, ...]``.
@@ -277,8 +281,9 @@ class RolloutStorage(DropIn):
         for batch in batches:
             hidden: Any = batch.sequences.get("hidden", {})
             states = tuple(_unwrapped(hidden[name]) if name in self._states else None for name in STATES)
-            trajectories = {"observations": batch.sequences["obs"], "masks": batch.sequences["mask"]}
-            yield Batch(**trajectories, hidden_states=cast("Any", states), **self._learned(cast("Any", batch.steps)))
+            obs, masks = tensordict_of(batch.sequences["obs"], batch.sequences.shape), batch.sequences["mask"]
+            learned = self._learned(batch.steps)
+            yield Batch(observations=obs, masks=masks, hidden_states=cast("Any", states), **learned)
 
     # -- the attributes of rsl_rl ---------------------------------------------------------------------------------
 
@@ -297,7 +302,7 @@ class RolloutStorage(DropIn):
     @property
     def observations(self) -> TensorDict:
         """All groups, ``[T, N, ...]``. Write to them in place; groups cannot be replaced."""
-        return self._buffer.block["obs"][:-1].to(self.device).lock_()
+        return self._buffer.block["obs"].to_tensordict(2)[:-1].to(self.device).lock_()
 
     @observations.setter
     def observations(self, value: TensorDict) -> None:
@@ -328,13 +333,12 @@ class RolloutStorage(DropIn):
         if self.training_type != "rl":
             raise ValueError("This function is only available for reinforcement learning training.")
 
-    def _learned(self, batch: TensorDict) -> dict[str, Any]:
+    def _learned(self, batch: Rows) -> dict[str, Any]:
         """A PPO batch without its observations, in rsl_rl's names and shapes."""
-        leaves: dict[Any, Tensor] = dict(cast("Any", batch.items(include_nested=True, leaves_only=True)))  # at once
         return {
-            **{name: FIELDS[name].shown(leaves[FIELDS[name].name]) for name in LEARNED},
-            "old_actions_log_prob": FIELDS["actions_log_prob"].shown(leaves["log_prob"]),
-            "old_distribution_params": tuple([leaves["distribution", str(i)] for i in range(self._params or 0)]),
+            **{name: FIELDS[name].shown(batch[FIELDS[name].name]) for name in LEARNED},
+            "old_actions_log_prob": FIELDS["actions_log_prob"].shown(batch["log_prob"]),
+            "old_distribution_params": tuple([batch["distribution", str(i)] for i in range(self._params or 0)]),
         }
 
     def _step_of(self, transition: Any) -> dict[str, Any]:
