@@ -264,10 +264,10 @@ class Mixed(Feature):
             batch = self.mixture.sample(8)
             own = batch["source"] == 0
             assert int(own.sum()) == 4
-            self.world.look_at(batch[own])
-            self.other.check_rows(batch[~own])
+            self.world.look_at(batch.rows(own))
+            self.other.check_rows(batch.rows(~own))
             if self.replay.has_priorities:
-                self.world.rate(batch[own], lambda index, errors: self.mixture.update_priorities(
+                self.world.rate(batch.rows(own), lambda index, errors: self.mixture.update_priorities(
                     batch, torch.cat([errors, errors])))  # fmt: skip
 
 

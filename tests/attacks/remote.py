@@ -13,7 +13,7 @@ import torch
 
 from attacks.steps_of_pairs import ENVS, ROWS, SCHEMA
 from clusters import LocalLink
-from relive import ReplayServer
+from relive import Batch, ReplayServer
 from relive.cluster.replay import Replay, load_extra
 from relive.errors import LifecycleError
 
@@ -73,7 +73,8 @@ class Sharded:
 
     def data(self) -> Any:
         self.whole.stats()  # after all that is on its way
-        return torch.cat([replay.data() for replay in self.own])
+        parts = [replay.data() for replay in self.own]
+        return Batch.joined(parts, set(parts[0]), {})
 
     def priorities(self, index: Any) -> Any:
         begin, found = 0, list[Any]()
