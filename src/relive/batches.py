@@ -206,9 +206,9 @@ class Batch(dict[str, Any]):
         Raises:
             ModuleNotFoundError: tensordict is not installed.
         """
-        with needed("to_tensordict needs tensordict: pip install 'relive[tensordict]'"):
-            with torch.device("cpu"):  # it computes numbers meanwhile, which the default device need not have
-            kind: Any = import_module("tensordict").TensorDict  # takes as long to import as torch
+        # takes as long to import as torch, and computes numbers meanwhile, which the default device need not have
+        with needed("to_tensordict needs tensordict: pip install 'relive[tensordict]'"), torch.device("cpu"):
+            kind: Any = import_module("tensordict").TensorDict
         leaves = leaves_by_path(self)
         size = next(iter(leaves.values())).shape[:batch_dims] if leaves else ()
         return kind(nest(leaves), size)

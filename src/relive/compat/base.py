@@ -81,10 +81,9 @@ def tensordict_of(batch: Batch, size: torch.Size, device: torch.device | None = 
 def _tensordict() -> tuple[Any, dict[str, Any]]:
     """The function that makes a TensorDict, and its options."""
     # importing tensordict takes as long as importing torch, so the first use does it
-    with needed("the classes of this library use tensordict: pip install 'relive[tensordict]'"):
-        # it computes numbers meanwhile, which the default device need not have
-        with torch.device("cpu"):
-            kind: Any = import_module("tensordict").TensorDict
+    # and computes numbers meanwhile, which the default device need not have
+    with needed("the classes of this library use tensordict: pip install 'relive[tensordict]'"), torch.device("cpu"):
+        kind: Any = import_module("tensordict").TensorDict
     # The shapes are known to fit. Checking them again takes eight times as long as the rest. The constructor without
     # checks has no public name. It need not look for dicts among the members.
     make: Any = getattr(kind, "_new_unsafe", kind)
