@@ -27,7 +27,7 @@ def run() -> Any:
 
 
 @pytest.mark.parametrize("draw", [
-    lambda path: run()._draw(path, 7.0),
+    lambda path: run().draw(path, 7.0),
     lambda path: draw_together(path, "two", {"a": [run()], "b": [run(), run()]}),
     lambda path: draw_phases(path, "phases", [("cloned", 0, 20.0), ("then", 10, 90.0), ("then", 20, 99.0)]),
 ])  # fmt: skip

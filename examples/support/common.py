@@ -129,7 +129,7 @@ class Run:
             f"  {self.aim}{verdict}; random play: {self.goal.random:g}"
         )
         if self.plot is not None and self.episodes:
-            self._draw(self.plot, seconds)
+            self.draw(self.plot, seconds)
             print(f"  learning curve: {self.plot}")
         if self.short and not reached:
             raise SystemExit(1)
@@ -158,7 +158,8 @@ class Run:
         spent = f"[dim]{self._seconds():.0f} s"
         return Panel(Group(table, bar), title=title, title_align="left", subtitle=spent, subtitle_align="right")
 
-    def _draw(self, path: Path, seconds: float) -> None:
+    def draw(self, path: Path, seconds: float) -> None:
+        """Draw the learning curve into a file; the title says how long it took."""
         from matplotlib.figure import Figure  # takes a second to import; a short run does not need it
 
         steps, returns = (np.array(column, dtype=np.float64) for column in zip(*self.episodes, strict=True))
