@@ -44,8 +44,9 @@ def test_what_is_stored_rightly_is_clean_and_is_shown_as_it_is(home: str, dress:
         if HOMES[home].whole and facts.min is not None:
             assert (facts.min, facts.max) == (stored.min(), stored.max())
         if home != "npz":
-            assert facts.dtype == ("bfloat16" if dress == "bfloat16" else str(stored.dtype))
-            assert facts.nbytes == report.rows * stored[0, 0].size * (2 if dress == "bfloat16" else stored.itemsize)
+            declared = dress == "bfloat16" and home != "arrays"  # which has no schema to say so
+            assert facts.dtype == ("bfloat16" if declared else str(stored.dtype))
+            assert facts.nbytes == report.rows * stored[0, 0].size * (2 if declared else stored.itemsize)
 
 
 def assert_returns(found: Any, rewards: Any, ends: Any) -> None:
@@ -60,7 +61,7 @@ def assert_returns(found: Any, rewards: Any, ends: Any) -> None:
     assert found.episodes["return"] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(("home", "dress", "mistake"), covering(HOMES, DRESSES, MISTAKES, full=2, quick=1))
+@pytest.mark.parametrize(("home", "dress", "mistake"), covering(HOMES, DRESSES, MISTAKES, full=1))
 def test_a_mistake_is_found_in_every_kind_that_shows_it(home: str, dress: str, mistake: str, tmp_path: Path) -> None:
     with kind(home, dress, tmp_path, mistake) as (source, _):
         report = relive.audit(source)
@@ -68,7 +69,7 @@ def test_a_mistake_is_found_in_every_kind_that_shows_it(home: str, dress: str, m
         assert (MISTAKES[mistake] in sure(report)) == seen(home, dress, mistake), str(report)
 
 
-@pytest.mark.parametrize(("home", "dress"), covering(HOMES, DRESSES, full=2, quick=1))
+@pytest.mark.parametrize(("home", "dress"), covering(HOMES, DRESSES, full=1))
 def test_every_page_and_figure_can_be_made(home: str, dress: str, tmp_path: Path) -> None:
     with kind(home, dress, tmp_path, "not finite") as (source, _):
         show_everything(source, tmp_path)

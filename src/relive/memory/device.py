@@ -288,6 +288,8 @@ class Part:
                     column = column.clone(memory_format=torch.contiguous_format)
                 columns.append(column.view(torch.uint8))
                 at += self.layout.fields[path].nbytes
+        if not columns:  # fields of no bytes alone
+            return torch.zeros((count, 0), dtype=torch.int64, device=self._device)
         return torch.cat(columns, 1).view(torch.int64)
 
     def put(self, where: Tensor, words: Tensor) -> None:

@@ -75,17 +75,18 @@ def as_host(value: Any, name: str = "values") -> np.ndarray[Any, Any]:
     if type(value) is np.ndarray:  # most often; isinstance(value, Tensor) takes longer
         return value
     refuse_masked(value, name)
+    here = value
     try:
         if not isinstance(value, Tensor):
             return np.asarray(value)
-        plain = value if value.is_cpu and not value.requires_grad else value.detach().cpu()
-        return in_memory(plain, name).numpy()
+        here = value if value.is_cpu and not value.requires_grad else value.detach().cpu()
+        return in_memory(here, name).numpy()
     except DTypeError:
         raise
     except ValueError as error:
         raise ShapeError(f"{name}: expected an array or a tensor, got {_kind_of(value, error)}") from error
     except (TypeError, RuntimeError) as error:  # a NotImplementedError is a RuntimeError
-        return _as_other_dtype(value, name, error)
+        return _as_other_dtype(here, name, error)
 
 
 def _as_other_dtype(value: Any, name: str, error: Exception) -> Array:
