@@ -80,7 +80,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
         optimizer.param_groups[0]["lr"] = LEARNING_RATE * run.remaining
         stats = collector.collect(1)
         losses: dict[str, Tensor] = {}
-        for batch in (drawn.to(args.device) for drawn in replay.batches(UPDATES, BATCH_SIZE)):
+        for batch in (drawn.to(args.device) for drawn in replay.batches(UPDATES, BATCH_SIZE, reuse=True)):
             with torch.no_grad():
                 best = q(batch["next_obs"]).argmax(dim=1)
                 target = batch["reward"] + batch["discount"] * pick(slow_q(batch["next_obs"]), best)

@@ -96,7 +96,7 @@ def train(her: bool, args: argparse.Namespace, run: Run) -> None:
         policy.epsilon = max(EPSILON, 1 - (1 - run.remaining) / EXPLORE)
         collector.collect(ROUND)
         losses: dict[str, Tensor] = {}
-        for batch in (drawn.to(args.device) for drawn in replay.batches(UPDATES, BATCH_SIZE)):
+        for batch in (drawn.to(args.device) for drawn in replay.batches(UPDATES, BATCH_SIZE, reuse=True)):
             obs, next_obs = flatten(batch["obs"]), flatten(batch["next_obs"])
             with torch.no_grad():
                 best = q(next_obs).argmax(dim=1)

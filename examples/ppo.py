@@ -145,7 +145,8 @@ def train(task: Task, args: argparse.Namespace, run: Run) -> Policy:
             assert legal.all(), "the policy played an illegal action"
 
         losses: dict[str, Tensor] = {}
-        for batch in rollout.minibatches(task.batch_size, epochs=task.epochs, normalize_advantage=True):
+        minibatches = rollout.minibatches(task.batch_size, epochs=task.epochs, normalize_advantage=True, reuse=True)
+        for batch in minibatches:
             now = policy(batch["obs"], action=batch["action"], action_mask=batch.get("action_mask", None))
             ratio = (now["log_prob"] - batch["log_prob"]).exp()
             clipped = ratio.clamp(1 - clip, 1 + clip)

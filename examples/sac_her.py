@@ -111,7 +111,7 @@ def train(her: bool, args: argparse.Namespace, run: Run) -> None:
     while not run.over:
         stats = collector.collect(ROUND)
         losses: dict[str, Tensor] = {}
-        for batch in (drawn.to(args.device) for drawn in replay.batches(stats.num_steps, BATCH_SIZE)):
+        for batch in (drawn.to(args.device) for drawn in replay.batches(stats.num_steps, BATCH_SIZE, reuse=True)):
             alpha = log_alpha.exp().detach()
             with torch.no_grad():
                 action, log_prob = actor(batch["next_obs"])
