@@ -413,7 +413,7 @@ class _RankMinibatches:
 
     def _gathered(self, gather: Any, index: Tensor, rows: int, weight: float) -> dict[Path, Tensor]:
         """The fields of the rows ``index``, filled up to ``rows`` rows, and their weights."""
-        count, column = len(index), torch.full((rows,), weight, device=index.device)
+        count, column = len(index), torch.full((rows,), weight, dtype=torch.float32, device=index.device)
         if count < rows:
             column[count:] = 0.0
             others = index if count else torch.cat([*self.rows, index.new_zeros(1)])[:1]
@@ -546,7 +546,7 @@ def _weighted(ranks: Ranks, batches: Iterator[SequenceBatch], count: int, normal
         table = ranks.exchange("sequences: batch", report)
         batch, steps = read[0], table[:, 0]
         share = ranks.count * steps[ranks.rank] / steps.sum()
-        weight = torch.full((len(batch),), float(share), device=batch["mask"].device)
+        weight = torch.full((len(batch),), float(share), dtype=torch.float32, device=batch["mask"].device)
         yield batch.changed({ADVANTAGE: _normalized(batch, table)} if normalize else {}, {"weight": weight})
 
 
