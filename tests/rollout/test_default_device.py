@@ -12,7 +12,8 @@ import torch
 
 from covering import covering
 from defaults import OTHERS, play_under
-from overwritten import Hands
+from elsewhere import ELSEWHERE, far_device
+from overwritten import Hands, leaves
 from relive import GAE, GroupAdvantage, MonteCarlo, RolloutBuffer, Schema, TDLambda, ValueHeads, VTrace
 from rollouts import NAN, SCHEMA, play
 
@@ -30,9 +31,9 @@ ESTIMATORS: dict[str, Any] = {
 }
 
 
-def filled(estimator: str, masked: bool) -> RolloutBuffer:
+def filled(estimator: str, masked: bool, **options: Any) -> RolloutBuffer:
     heads = (2,) if estimator == "heads" else ()
-    rollout = RolloutBuffer(Schema(RECURRENT | {"value": heads}), T, N, seed=3)
+    rollout = RolloutBuffer(Schema(RECURRENT | {"value": heads}), T, N, seed=3, **options)
     rng = np.random.default_rng(7)
     for each in play(T, N, seed=1, masked=masked):
         needed = ~np.isnan(each["final_value"]).reshape(N, *([1] * len(heads)))
@@ -77,3 +78,16 @@ def test_estimators_readers_and_files_give_the_same(estimator: str, masked: bool
                 hands.note(name, list(read(one)))
 
     play_under(default, run)
+
+
+@pytest.mark.parametrize(("estimator", "masked"), covering(ESTIMATORS, (False, True), full=2, quick=1))
+def test_a_rollout_on_a_device_gives_the_same_whatever_the_default_dtype(estimator: str, masked: bool) -> None:
+    def run(hands: Hands) -> None:
+        with far_device():
+            rollout = filled(estimator, masked, device=ELSEWHERE).finish(ESTIMATORS[estimator])
+            for name in ("columns", "minibatches", "sequences", "chunks", "sample", "data"):
+                found = [leaf.to("cpu") if isinstance(leaf, torch.Tensor) else leaf
+                         for leaf in leaves(list(READS[name](rollout)))]  # fmt: skip
+                hands.note(name, found)
+
+    play_under("dtype", run)
