@@ -17,8 +17,8 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / PACKAGE
 
 FLOORS: list[set[str]] = [
     {"printable"},
-    {"errors"},
-    {"parameters", "names", "core"},
+    {"errors", "names"},
+    {"parameters", "core"},
     {"steps", "files"},
     {"memory", "returns", "batches"},
     {"ring", "rollout"},

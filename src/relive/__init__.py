@@ -13,6 +13,7 @@ from .look.audit import audit
 from .look.inspection import inspect
 from .look.monitor import Monitor
 from .names import MODULE_HINTS, lazy_modules
+from .parameters import add_argument_hints
 from .processes.lanes import Lanes
 from .processes.limits import MinSize, SamplesPerInsert
 from .processes.server import ReplayServer
@@ -87,3 +88,5 @@ __version__ = "0.1.0"
 for _part in [value for name, value in globals().items() if name in __all__ and name != "ReliveError"]:
     if getattr(_part, "__module__", "").startswith("relive."):
         _part.__module__ = __name__
+        if isinstance(_part, type) and _part is not SequenceBatch:  # which every draw makes
+            add_argument_hints(_part)

@@ -1,18 +1,31 @@
 """Names that are not there: modules that are imported when they are first used, and hints for names of other libraries.
 
-Python's own error for a missing attribute says its name alone. A hint says what to write instead.
+Python's own error for a missing attribute or an unknown argument says its name alone. A hint says what to write.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from inspect import getattr_static
+from inspect import getattr_static, signature
 from typing import Any
 
-__all__ = ["BUFFER_HINTS", "MODULE_HINTS", "add_hints", "lazy_modules", "needed", "version"]
+__all__ = [
+    "ARGUMENT_HINTS",
+    "BUFFER_HINTS",
+    "HINTED_METHODS",
+    "MODULE_HINTS",
+    "SYNONYMS",
+    "add_hints",
+    "argument_hint",
+    "lazy_modules",
+    "needed",
+    "version",
+]
+
 
 MODULE_HINTS: Mapping[str, str] = {
     **dict.fromkeys(
@@ -68,6 +81,79 @@ BUFFER_HINTS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Class of buffers -> names of attributes that people look for -> the text to write instead."""
+
+SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("gae_lambda", "lambda_", "lmbda", "gae_lam"), ("lam",)),
+    **dict.fromkeys(("discount", "discount_factor", "gamma_"), ("gamma",)),
+    **dict.fromkeys(("buffer_size", "max_size", "size", "maxlen", "memory_size"), ("capacity", "num_steps")),
+    **dict.fromkeys(("n_envs", "num_env", "num_workers", "n_workers"), ("num_envs", "writers")),
+    **dict.fromkeys(("n_step", "n_steps", "nstep", "num_steps", "rollout_length"), ("n", "num_steps", "steps")),
+    **dict.fromkeys(("num_epochs", "n_epochs", "num_learning_epochs"), ("epochs",)),
+    **dict.fromkeys(("num_minibatches", "num_mini_batches", "n_minibatches"), ("num_batches", "count")),
+    **dict.fromkeys(("num_batches", "n_batches"), ("count",)),
+    **dict.fromkeys(("minibatch_size", "mini_batch_size"), ("batch_size",)),
+    **dict.fromkeys(("seq_len", "sequence_length", "seq_length", "trajectory_length"), ("length",)),
+    **dict.fromkeys(("num_stack", "n_stack", "stack_size", "num_frames"), ("depth",)),
+    **dict.fromkeys(("goal_selection_strategy",), ("strategy",)),
+    **dict.fromkeys(("n_sampled_goal",), ("k",)),
+    **dict.fromkeys(("beta_start", "beta0"), ("beta",)),
+    **dict.fromkeys(("estimator_fn", "advantage"), ("estimator",)),
+    **dict.fromkeys(("env", "environment", "vec_env"), ("envs",)),
+    **dict.fromkeys(("normalize_advantages", "norm_adv"), ("normalize_advantage",)),
+    **dict.fromkeys(("last_values", "next_value", "bootstrap_value"), ("last_value",)),
+    **dict.fromkeys(("rewards",), ("reward",)),
+    **dict.fromkeys(("values",), ("value",)),
+}
+"""Names of arguments in other libraries -> ours. The first one that a call has is its hint."""
+
+_VIEW = "pass view=relive.NStep(3, gamma=0.99)"
+_SAMPLER = "pass sampler=relive.Prioritized(alpha=0.6, beta=0.4)"
+_FINISH = "call finish(relive.GAE(gamma=0.99, lam=0.95))"
+_SAMPLE = "call sample(batch_size) of the replay"
+_WINDOW = dict.fromkeys(("n", "n_step", "view", "inner"), "pass window=relive.NStep(3, gamma=0.99)")
+_SPACES = "pass schema=relive.Schema.from_spaces(observation_space, action_space)"
+ARGUMENT_HINTS: Mapping[str, Mapping[str, str]] = {
+    "ReplayBuffer": {
+        **dict.fromkeys(("n_step", "n_steps", "nstep", "n", "num_steps", "gamma", "discount"), _VIEW),
+        **dict.fromkeys(("alpha", "beta", "eps"), _SAMPLER),
+        **dict.fromkeys(("observation_space", "action_space", "obs_shape", "obs_dim", "action_dim"), _SPACES),
+        "batch_size": "call sample(batch_size)",
+        "sequence_length": "pass view=relive.Sequence(8)",
+    },
+    "RolloutBuffer": {
+        **dict.fromkeys(("gamma", "lam", "gae_lambda", "discount"), _FINISH),
+        **dict.fromkeys(("observation_space", "action_space", "obs_shape", "obs_dim", "action_dim"), _SPACES),
+        "capacity": "its sizes are num_steps and num_envs",
+        **dict.fromkeys(("batch_size", "num_batches", "num_epochs", "epochs"), "call minibatches(batch_size)"),
+    },
+    "RolloutBuffer.finish": dict.fromkeys(("gamma", "lam", "gae_lambda"), _FINISH),
+    "Collector": {
+        **dict.fromkeys(("num_steps", "n_steps"), "call collect(num_steps)"),
+        **dict.fromkeys(("num_envs", "n_envs"), "the envs have it"),
+        "gamma": "an estimator or a view has it, such as relive.GAE(gamma=0.99)",
+    },
+    "Prioritized": {
+        **dict.fromkeys(("capacity", "buffer_size", "size"), "the replay has it"),
+        "batch_size": _SAMPLE,
+    },
+    **{name: {"batch_size": _SAMPLE} for name in ("NStep", "Sequence", "Hindsight", "Recent", "Mixture")},
+    **{name: {"batch_size": _SAMPLE, **_WINDOW} for name in ("FrameStack", "ReturnsToGo")},
+    **{
+        name: dict.fromkeys(("done", "dones"), "pass terminated and truncated, which are not the same")
+        for name in ("gae", "lambda_returns", "monte_carlo", "vtrace", "group_advantage")
+    },
+}
+"""Class, ``Class.method`` or function -> names of arguments that people pass -> the text to write instead."""
+
+HINTED_METHODS = {
+    "ReplayBuffer": ("plan", "batches", "serve", "save", "open"),
+    "RolloutBuffer": ("minibatches", "sequences", "env_batches", "chunks", "finish", "save"),
+    "Collector": ("collect", "warm", "reset"),
+    "Mixture": ("batches",),
+}
+"""Class -> methods with hints. Methods that are called at each step have none, as a hint costs a call."""
+
+_UNKNOWN = re.compile(r"got an unexpected keyword argument '(\w+)'")
 
 
 def version() -> str:
@@ -150,3 +236,14 @@ class _Hint:
 def _missing(owner: str, name: str, hint: str) -> AttributeError:
     # without an object, Python adds no guess of its own after the hint
     return AttributeError(f"{owner} has no attribute {name!r}; {hint}", name=name, obj=None)
+
+
+def argument_hint(error: TypeError, function: Any, name: str, given: Mapping[str, Any]) -> str | None:
+    """What to write instead of an argument that the function lacks; None if the error is another one."""
+    found = _UNKNOWN.search(str(error))
+    known = signature(function).parameters
+    if found is None or (foreign := found[1]) not in given or foreign in known or "; " in str(error):
+        return None
+    text = ARGUMENT_HINTS.get(name, {}).get(foreign)
+    ours = next((ours for ours in SYNONYMS.get(foreign, ()) if ours in known), None)
+    return text or (ours and f"it is called {ours} here") or f"it takes {', '.join(n for n in known if n != 'self')}"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from functools import wraps
-from inspect import signature
+from inspect import isfunction, signature
 from numbers import Integral, Real
 from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from .errors import ParameterError
+from .names import HINTED_METHODS, argument_hint
 from .printable import shown
 
 __all__ = [
@@ -27,8 +28,10 @@ __all__ = [
     "TIMEOUT_RULE",
     "Observer",
     "Rule",
+    "add_argument_hints",
     "an_instance",
     "checked",
+    "hinted",
     "is_count",
     "is_flag",
     "is_names",
@@ -45,6 +48,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 Rule = tuple[Callable[[Any], bool], str]
 """A test of a value, and the same rule in words."""
 
@@ -132,6 +136,39 @@ def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
         return cls
 
     return decorate
+
+
+def hinted(function: F, name: str | None = None) -> F:
+    """The function, whose error for an argument of another library says what to write instead. It is a TypeError still.
+
+    Args:
+        function: each call of it costs one more.
+        name: as in ``ARGUMENT_HINTS``; None: the function's own.
+    """
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            hint = argument_hint(error, function, name or function.__name__, kwargs)
+            if hint is None:
+                raise
+            raise TypeError(f"{error}; {hint}") from None
+
+    return cast("F", call)
+
+
+def add_argument_hints(cls: type) -> None:
+    """Add hints to the constructor of a class, and to its methods that are not called at each step."""
+    own = vars(cls)
+    if isfunction(own.get("__init__")):
+        cast("Any", cls).__init__ = hinted(own["__init__"], cls.__name__)
+    for name in HINTED_METHODS.get(cls.__name__, ()):
+        method, full = own[name], f"{cls.__name__}.{name}"
+        bound = isinstance(method, classmethod | staticmethod)
+        made = type(method)(hinted(method.__func__, full)) if bound else hinted(method, full)
+        setattr(cls, name, made)
 
 
 def _is_frozen(cls: type) -> bool:

@@ -24,6 +24,7 @@ from .parameters import (
     LAM_RULE,
     Rule,
     checked,
+    hinted,
     is_count,
     one_of,
     require,
@@ -58,6 +59,7 @@ PER_RULE = one_of("step", "episode")
 """The rule for ``per`` of :func:`group_advantage`."""
 
 
+@hinted
 def gae(
     reward: Tensor,
     value: Tensor,
@@ -96,6 +98,7 @@ def gae(
     return recursions.gae(grid, gamma, lam)
 
 
+@hinted
 def lambda_returns(
     reward: Tensor,
     value: Tensor,
@@ -128,6 +131,7 @@ def lambda_returns(
     return gae(reward, value, terminated, truncated, **options)[1]
 
 
+@hinted
 def monte_carlo(
     reward: Tensor,
     terminated: Tensor,
@@ -162,6 +166,7 @@ def monte_carlo(
     return recursions.discounted_return(grid, gamma)
 
 
+@hinted
 def vtrace(
     log_rho: Tensor,
     reward: Tensor,
@@ -208,6 +213,7 @@ def vtrace(
     return recursions.vtrace(ratio, grid, gamma, lam, rho_clip, c_clip)
 
 
+@hinted
 def group_advantage(
     reward: Tensor,
     terminated: Tensor,
