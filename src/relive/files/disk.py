@@ -52,6 +52,7 @@ __all__ = [
     "require_at",
     "start_thread",
     "sync_path",
+    "target",
     "usable",
     "whole",
     "write_file",
@@ -74,6 +75,10 @@ AHEAD = 1 << 23
 
 WAITERS = 8
 """How many files are synced at once."""
+
+
+FILE_ENDINGS = frozenset((".pt", ".pth", ".pkl", ".npz", ".safetensors"))
+"""Endings of the files in which others keep arrays. A new directory gets no such name."""
 
 
 THREAD_ROOM = 1 << 20
@@ -278,6 +283,22 @@ def usable(path: str | os.PathLike[str]) -> Path:
     if "\0" in os.fspath(path):
         raise FileFormatError(f"{os.fspath(path)!r:.200}: expected a path, got a zero byte in it; give another path")
     return Path(path)
+
+
+def target(path: str | os.PathLike[str]) -> Path:
+    """The directory of a save as a Path, whether it is there or not.
+
+    Raises:
+        FileFormatError, ParameterError: as :func:`usable`.
+        ParameterError: nothing is there, and the name is that of a file.
+    """
+    found = usable(path)
+    if found.suffix.lower() in FILE_ENDINGS and not os.path.lexists(found):
+        raise ParameterError(
+            f"path={os.fspath(path)!r:.200}: a save is a directory, expected a name without {found.suffix!r}, that of "
+            f"a file; pass {os.fspath(found.with_suffix(''))!r:.200}"
+        )
+    return found
 
 
 def is_at(path: Path, descriptor: int) -> bool:

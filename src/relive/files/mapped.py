@@ -51,7 +51,7 @@ class MappedFiles(ABC):
     """The arrays that the manifest of a directory names, and those of them that were mapped."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path: Path = disk.usable(path).absolute()  # the process may change its directory while this is open
+        self.path: Path = disk.target(path).absolute()  # the process may change its directory while this is open
         self.run: str = ""
         self.content: dict[str, Any] | None = None
         """The JSON that was committed with the arrays; None if nothing ever was."""

@@ -96,7 +96,7 @@ def update(
         DTypeError, FieldError: the format lacks a dtype, or cannot hold a name.
         OSError: the disk is full or fails.
     """
-    path, generation = disk.usable(path), os.urandom(8).hex()
+    path, generation = disk.target(path), os.urandom(8).hex()
     with locked_directory(path) as (descriptor, created):
         present, manifest, size = replaceable(path), b"", 0
         try:

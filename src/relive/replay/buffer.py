@@ -21,7 +21,7 @@ from ..batches import TURNS, as_batch, as_dataframe, in_turn
 from ..device.replay import OnDevice, bookkeeping_bytes
 from ..errors import FieldError, FileFormatError, LifecycleError, ParameterError
 from ..files import SaveHandle
-from ..files.disk import contradictions, usable
+from ..files.disk import contradictions, target
 from ..files.save import read_extra
 from ..memory.allocator import Allocator, shared_lock, small_pages
 from ..memory.device import DeviceRows
@@ -901,11 +901,12 @@ class ReplayBuffer(Generic[S_co, V_co]):
             the save. ``save(path, background=True).wait()`` raises its error. Without ``background`` it is done.
 
         Raises:
+            ParameterError: nothing is there, and ``path`` ends as a file, such as ``.pt``: a save is a directory.
             FileFormatError: ``path`` holds something else, or ``extra`` a value that cannot be stored; names its keys.
             OSError: the disk is full, or fails.
         """
         require("save", FLAG_RULE, background=background)
-        saver, path = self._saver, usable(path)
+        saver, path = self._saver, target(path)
         saver.saves.settle()
         with ExitStack() as held:
             held.enter_context(self.lock)  # others wait until the rows are on their way, not for the disk

@@ -146,7 +146,7 @@ class Saver:
         If rows may change unseen, or if two threads must not read them at once, all rows are read before this returns.
         """
         ring, era, save = self._writer.ring, self.segments.era, self._save(path, extra)
-        there = disk.usable(path).absolute()  # the process may change its directory meanwhile
+        there = disk.target(path).absolute()  # the process may change its directory meanwhile
         snapshot = Snapshot(ring, save.stable)
         save.detach(snapshot)
 

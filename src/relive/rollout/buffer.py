@@ -1045,6 +1045,7 @@ class RolloutBuffer:
             a handle of the save, as :meth:`relive.ReplayBuffer.save` returns it.
 
         Raises:
+            ParameterError: nothing is there, and ``path`` ends as a file, such as ``.pt``: a save is a directory.
             FileFormatError: ``path`` holds something else, or ``extra`` a value that cannot be stored; names its keys.
             OSError: the disk is full, or fails.
         """

@@ -83,7 +83,7 @@ def save(
     groups = [learner, tensors]
     if background:
         groups = list(map(persist.detached, groups))
-        target = disk.usable(path).absolute()  # the process may change its directory meanwhile
+        target = disk.target(path).absolute()  # the process may change its directory meanwhile
         return persist.SaveHandle(path, lambda: persist.update(target, lambda _: persist.Change(groups, facts)))
     persist.update(path, lambda present: persist.Change(groups, facts))
     return persist.SaveHandle(path)

@@ -28,7 +28,7 @@ def _of_inner(name: str) -> Any:
 
 
 @checked(
-    eta=_ETA,
+    eta=(_ETA[0], f"{_ETA[1]}; the other sampler is inner=, as in Recent(inner=Prioritized())"),
     sharpest=_ETA,
     c_min=(lambda c_min: is_count(c_min, 1), "c_min is a whole number of at least 1"),
     adapt=(is_flag, "adapt is True or False"),

@@ -23,7 +23,7 @@ STACK_RULE = "depth is at least 1 and below 2**30, and pad 'repeat' or 'zeros'"
 
 
 @checked(
-    depth=(is_steps, STACK_RULE),
+    depth=(is_steps, f"{STACK_RULE}; the other view is window=, as in FrameStack(window=NStep(3))"),
     pad=(lambda pad: pad in ("repeat", "zeros"), STACK_RULE),
     window=(lambda window: isinstance(window, NStep), "window is NStep(...) or Transition(...)"),
     keys=(lambda keys: keys is None or is_names(keys), "keys is a tuple of names, such as ('camera',), or None"),

@@ -26,7 +26,7 @@ ADDED: tuple[Path, ...] = (("return_to_go",), ("ended",))
 
 
 @checked(
-    gamma=GAMMA_RULE,
+    gamma=(GAMMA_RULE[0], f"{GAMMA_RULE[1]}; the other view is window=, as in ReturnsToGo(window=Sequence(8))"),
     window=(
         lambda window: isinstance(window, (NStep, FrameStack, Sequence)),
         "window is NStep(...), Transition(...), FrameStack(...) or Sequence(...)",
