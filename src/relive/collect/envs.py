@@ -20,6 +20,7 @@ from ..parameters import Rule, is_count, one_of, require, torch_device
 from ..steps.arrays import Array, Bools, as_host, to_tensor
 from ..steps.ends import EPISODES_TO_WARN, MOST
 from ..steps.schema import Path, descend, map_leaves
+from .misfits import refuse_misfit
 
 __all__ = [
     "FinalCheck",
@@ -146,7 +147,11 @@ class VectorEnvs:
             PLAYED_BY[self._unwrapped] = self._player
         if self.device is not None:
             return self._reset_simulator(seed, options)
-        obs, info = self.envs.reset(seed=seed, options=options)
+        try:
+            obs, info = self.envs.reset(seed=seed, options=options)
+        except Exception as error:
+            refuse_misfit(error)
+            raise
         self.takes_tensors = isinstance(_first_leaf(obs), Tensor)
         self.ignored = np.zeros(self.num_envs, np.bool_)
         return obs, info
@@ -222,6 +227,7 @@ class VectorEnvs:
             obs, reward, terminated, truncated, info = self.envs.step(action)
         except Exception as error:
             self._refuse_outside(action, error)
+            refuse_misfit(error)
             raise
         # copied: the envs may write the next flags into the same memory
         return obs, reward, as_host(terminated).astype(np.bool_), as_host(truncated).astype(np.bool_), info

@@ -18,6 +18,7 @@ from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, Bools, as_host, check_castabl
 from ..steps.checker import StepChecker
 from ..steps.schema import Field, Path, Schema, descend, dotted, unknown_field
 from .envs import FinalCheck, Finals, copied, final_info, info_field, is_by_env, member, pick
+from .misfits import refuse_unlike
 
 __all__ = ["Inputs", "Leaves", "shaped_as"]
 
@@ -149,7 +150,10 @@ class Inputs:
         """The leaves of an observation, copied: many envs write the next observation into the same memory."""
         leaves: Leaves = {}
         for path, dtype in self._obs_dtypes:
-            x = copied(descend(given, path[1:]) if len(path) > 1 else given)
+            try:
+                x = copied(descend(given, path[1:]) if len(path) > 1 else given)
+            except (KeyError, IndexError, ValueError, TypeError) as error:
+                refuse_unlike(given, self.schema, error)
             leaves[path] = x.to(self.device) if x.dtype is dtype else self._leaf(path, x)
         return leaves
 
