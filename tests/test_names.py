@@ -29,7 +29,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         for owner, names in (
             (relive.ReplayBuffer, ("batches", "serve", "save")),
             (relive.RolloutBuffer, ("minibatches", "sequences", "env_batches", "chunks", "finish", "save")),
-            (relive.Collector, ("collect", "warm", "reset")),
+            (relive.Collector, ("warm", "reset")),
             (relive.Mixture, ("batches",)),
         )
         for name in names

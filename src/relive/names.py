@@ -148,10 +148,11 @@ ARGUMENT_HINTS: Mapping[str, Mapping[str, str]] = {
 HINTED_METHODS = {
     "ReplayBuffer": ("plan", "batches", "serve", "save", "open"),
     "RolloutBuffer": ("minibatches", "sequences", "env_batches", "chunks", "finish", "save"),
-    "Collector": ("collect", "warm", "reset"),
+    "Collector": ("warm", "reset"),
     "Mixture": ("batches",),
 }
-"""Class -> methods with hints. Methods that are called at each step have none, as a hint costs a call."""
+"""Class -> methods with hints. Methods that are called at each step have none, as a hint costs a call. ``collect`` has
+none either: its warnings point to the line of its caller."""
 
 _UNKNOWN = re.compile(r"got an unexpected keyword argument '(\w+)'")
 
