@@ -165,9 +165,9 @@ def add_argument_hints(cls: type) -> None:
     if isfunction(own.get("__init__")):
         cast("Any", cls).__init__ = hinted(own["__init__"], cls.__name__)
     for name in HINTED_METHODS.get(cls.__name__, ()):
-        method, full = own[name], f"{cls.__name__}.{name}"
-        bound = isinstance(method, classmethod | staticmethod)
-        made = type(method)(hinted(method.__func__, full)) if bound else hinted(method, full)
+        method: Any = own[name]
+        full, kind = f"{cls.__name__}.{name}", cast("Any", type(method))
+        made: Any = hinted(method, full) if isfunction(method) else kind(hinted(method.__func__, full))
         setattr(cls, name, made)
 
 

@@ -103,6 +103,6 @@ def _misfit(space: Any, obs: Any, path: Path) -> tuple[Path, Any, str] | None:
 def _kind(given: Any) -> str:
     """What something is, in words."""
     if isinstance(given, Mapping):
-        return f"a {type(given).__name__} of {shown(list(cast('Any', given)), 200)}"
+        return f"a {cast('Any', given).__class__.__name__} of {shown(list(cast('Any', given)), 200)}"
     shape = getattr(given, "shape", None)
     return type(given).__name__ if shape is None else f"an array of shape {tuple(shape)}"
