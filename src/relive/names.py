@@ -145,7 +145,7 @@ ARGUMENT_HINTS: Mapping[str, Mapping[str, str]] = {
 }
 """Class, ``Class.method`` or function -> names of arguments that people pass -> the text to write instead."""
 
-HINTED_METHODS = {
+HINTED_METHODS: Mapping[str, tuple[str, ...]] = {
     "ReplayBuffer": ("plan", "batches", "serve", "save", "open"),
     "RolloutBuffer": ("minibatches", "sequences", "env_batches", "chunks", "finish", "save"),
     "Collector": ("warm", "reset"),

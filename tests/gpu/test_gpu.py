@@ -201,7 +201,7 @@ def test_a_batch_is_the_callers(device: torch.device, name: str) -> None:
         _, batch = twins.act(far, there(twins.errors(), device))
         kept.append((batch, batch.clone()))
     for batch, before in kept:
-        assert_same(batch.cpu(), before.cpu())
+        assert_same(batch.to("cpu"), before.to("cpu"))
 
 
 @pytest.mark.parametrize("name", REPLAYS)

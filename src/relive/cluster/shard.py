@@ -10,8 +10,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import cached_property
 from operator import itemgetter
@@ -614,6 +614,16 @@ LINES = 10_000
 """The number of lines after which the whole ledger is written anew."""
 
 
+@contextmanager
+def _given_up_if_it_fails(replay: Any) -> Generator[None]:
+    """Let the files of a replay go if the block fails. Who holds the exception would hold them open with it."""
+    try:
+        yield
+    except BaseException:
+        replay._let_go("the files of this shard could not be opened")
+        raise
+
+
 class RingFiles:
     """The files of one shard in one run: ``ring-<run>``, and ``ledger-<run>`` beside it.
 
@@ -640,17 +650,19 @@ class RingFiles:
         self._ring, self._log = folder / f"ring-{run}", LedgerLog(folder / f"ledger-{run}")
         if self._log.exists:  # as the last process of this run left it
             self.replay = self._reopened(options)
-            self.replay.flush()  # before the ledger, which must not be ahead of the ring after a power cut
-            self.ledger = self._log.restored(_head_sum(self.replay))
+            with _given_up_if_it_fails(self.replay):
+                self.replay.flush()  # before the ledger, which must not be ahead of the ring after a power cut
+                self.ledger = self._log.restored(_head_sum(self.replay))
             return
         shutil.rmtree(self._ring, ignore_errors=True)  # what a process left that died before it was done
         folder.mkdir(parents=True, exist_ok=True)
         saved = None if first is None else first()
         self.replay, self.ledger = ReplayBuffer.open(self._ring, **options, seed=seed), Ledger()
-        if saved is not None:
-            self.replay.append(saved, envs={env: env for env in range(saved.num_envs)})
-        self.replay.flush()
-        self._log.rewrite(self.ledger)  # after the ring is whole: a ring counts only if there is a ledger
+        with _given_up_if_it_fails(self.replay):
+            if saved is not None:
+                self.replay.append(saved, envs={env: env for env in range(saved.num_envs)})
+            self.replay.flush()
+            self._log.rewrite(self.ledger)  # after the ring is whole: a ring counts only if there is a ledger
         self._remove_others(folder)
 
     def _reopened(self, options: Mapping[str, Any]) -> ReplayBuffer:

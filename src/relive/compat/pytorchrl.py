@@ -158,7 +158,7 @@ class ReplayBuffer(DropIn):
         """Steps in whole sequences, doubled because sequences overlap."""
         return size // self.sequence_length * self.sequence_length * 2
 
-    create_factory = Maker()
+    create_factory: Maker = Maker()
 
     def _new_sampler(self) -> Sampler:
         return Uniform()

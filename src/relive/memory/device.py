@@ -250,7 +250,7 @@ class Part:
         self.obs_bytes: int = layout.starts[1]
         """Bytes of the observation, which comes first in a row."""
         # negative places read the row of zeros
-        self.words = torch.zeros((num_rows + 2, layout.nbytes // WORD), dtype=torch.int64, device=device)
+        self.words: Tensor = torch.zeros((num_rows + 2, layout.nbytes // WORD), dtype=torch.int64, device=device)
         """The rows, int64 ``[R + 2, W]``."""
 
     def staged(self, given: Mapping[Path, Any], nbytes: int | None = None) -> Tensor:

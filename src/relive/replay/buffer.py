@@ -1092,8 +1092,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
                 with contradictions(directory.path):
                     buffer.check()
             except FileFormatError:
-                buffer._ring.pending = Ended("this replay was found damaged when it was opened")
-                directory.release()
+                buffer._let_go("this replay was found damaged when it was opened")
                 raise
         return cast("Any", buffer)
 
@@ -1147,8 +1146,12 @@ class ReplayBuffer(Generic[S_co, V_co]):
             self._saver.saves.settle()
             self._commit()
             self._durable.flush("close")
-            self._ring.pending = Ended("this replay was closed; open its directory again with ReplayBuffer.open")
-            self._durable.allocator.directory.release()
+            self._let_go("this replay was closed; open its directory again with ReplayBuffer.open")
+
+    def _let_go(self, why: str) -> None:
+        """Let another process open the files, which stay as they are. Every later call is an error that says why."""
+        self._ring.pending = Ended(why)
+        cast("Durable", self._durable).allocator.directory.release()
 
     def __enter__(self) -> Self:
         return self
