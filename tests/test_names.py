@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import relive
-from relive import returns
 from relive.names import ARGUMENT_HINTS, SYNONYMS
 from relive.parameters import hinted
 
@@ -21,7 +20,6 @@ CLASSES = {
 }
 CALLS: dict[str, Callable[..., Any]] = {
     **{name: part for name, part in CLASSES.items() if name not in ("SequenceBatch", "Uniform", "WithoutReplacement")},
-    **{name: getattr(returns, name) for name in ("gae", "lambda_returns", "monte_carlo", "vtrace", "group_advantage")},
     "ReplayBuffer.plan": relive.ReplayBuffer.plan,
     "ReplayBuffer.open": relive.ReplayBuffer.open,
     **{
@@ -66,7 +64,6 @@ def test_an_argument_of_another_library_says_what_to_write_and_that_exists(name:
         ("RolloutBuffer.minibatches", "num_epochs", "it is called epochs here"),
         ("NStep", "n_step", "it is called n here"),
         ("Sequence", "batch_size", "call sample(batch_size) of the replay"),
-        ("gae", "dones", "pass terminated and truncated, which are not the same"),
         ("SchemaChanges", "gae_lambda", "it takes drop, rename, cast, add"),
     ],
 )

@@ -101,8 +101,6 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("env", "environment", "vec_env"), ("envs",)),
     **dict.fromkeys(("normalize_advantages", "norm_adv"), ("normalize_advantage",)),
     **dict.fromkeys(("last_values", "next_value", "bootstrap_value"), ("last_value",)),
-    **dict.fromkeys(("rewards",), ("reward",)),
-    **dict.fromkeys(("values",), ("value",)),
 }
 """Names of arguments in other libraries -> ours. The first one that a call has is its hint."""
 
@@ -138,12 +136,8 @@ ARGUMENT_HINTS: Mapping[str, Mapping[str, str]] = {
     },
     **{name: {"batch_size": _SAMPLE} for name in ("NStep", "Sequence", "Hindsight", "Recent", "Mixture")},
     **{name: {"batch_size": _SAMPLE, **_WINDOW} for name in ("FrameStack", "ReturnsToGo")},
-    **{
-        name: dict.fromkeys(("done", "dones"), "pass terminated and truncated, which are not the same")
-        for name in ("gae", "lambda_returns", "monte_carlo", "vtrace", "group_advantage")
-    },
 }
-"""Class, ``Class.method`` or function -> names of arguments that people pass -> the text to write instead."""
+"""Class or ``Class.method`` -> names of arguments that people pass -> the text to write instead."""
 
 HINTED_METHODS: Mapping[str, tuple[str, ...]] = {
     "ReplayBuffer": ("plan", "batches", "serve", "save", "open"),

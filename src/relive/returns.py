@@ -24,7 +24,6 @@ from .parameters import (
     LAM_RULE,
     Rule,
     checked,
-    hinted,
     is_count,
     one_of,
     require,
@@ -59,7 +58,6 @@ PER_RULE = one_of("step", "episode")
 """The rule for ``per`` of :func:`group_advantage`."""
 
 
-@hinted
 def gae(
     reward: Tensor,
     value: Tensor,
@@ -98,7 +96,6 @@ def gae(
     return recursions.gae(grid, gamma, lam)
 
 
-@hinted
 def lambda_returns(
     reward: Tensor,
     value: Tensor,
@@ -131,7 +128,6 @@ def lambda_returns(
     return gae(reward, value, terminated, truncated, **options)[1]
 
 
-@hinted
 def monte_carlo(
     reward: Tensor,
     terminated: Tensor,
@@ -166,7 +162,6 @@ def monte_carlo(
     return recursions.discounted_return(grid, gamma)
 
 
-@hinted
 def vtrace(
     log_rho: Tensor,
     reward: Tensor,
@@ -213,7 +208,6 @@ def vtrace(
     return recursions.vtrace(ratio, grid, gamma, lam, rho_clip, c_clip)
 
 
-@hinted
 def group_advantage(
     reward: Tensor,
     terminated: Tensor,
