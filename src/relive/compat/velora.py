@@ -630,7 +630,8 @@ def read_files(path: str | os.PathLike[str], metadata: Mapping[str, Any], names:
     found: dict[str, Tensor] = {}
     reader: Any = safetensors
     try:
-        with reader.safe_open(file, framework="pt") as content:
+        # safetensors reads slices onto torch's default device
+        with torch.device("cpu"), reader.safe_open(file, framework="pt") as content:
             known = set(content.keys())
             for name in names:
                 if name not in known:
