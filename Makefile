@@ -36,15 +36,12 @@ export RELIVE_ZIG
 	notebooks checkouts test-peers test-hosts audit-libraries lint format docs docs-links bench bench-quick bench-readme \
 	clean outdated
 
-help: ## show this list
-	@echo "relive: the data layer of a reinforcement learning loop in PyTorch"
-	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
-		| awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+##@ First steps
 
 setup: $(VENV)/installed ## create .venv: the package, its extras, the tools of the tests
 	@echo "$(VENV) is ready"
 
-demo: ## train PPO on CartPole-v1 and draw its curve: minutes to install, then a fraction of one
+demo: ## train PPO on CartPole-v1 and draw its learning curve
 	@echo "1 of 2: install relive and what it needs into $(VENV): a few minutes of downloads, and one of compiling;" \
 		"nothing the next time"
 	@$(MAKE) setup
@@ -52,13 +49,34 @@ demo: ## train PPO on CartPole-v1 and draw its curve: minutes to install, then a
 	@$(PY) examples/ppo.py --env CartPole-v1 --plot runs/ppo-CartPole-v1.png
 
 PROFILE := quick
-test: lint ## style, types and every quick test; PROFILE=ci, as in .ci/run: more cases and random examples
+test: lint ## style, types and the quick tests; PROFILE=ci for more cases, as in .ci/run
 	@$(PY) -m pytest -n 2 --dist worksteal -m "not slow" --hypothesis-profile $(PROFILE)
 
-test-slow: setup ## the tests that `make test` leaves out
+format: setup ## let ruff mend style and format
+	@$(PY) -m ruff check --fix --exit-zero
+	@$(PY) -m ruff format
+
+SPHINX = PYTHONPATH=src $(DOCS_VENV)/bin/python -m sphinx -W --keep-going -q -j 2 -c docs -d build/doctrees
+docs: $(DOCS_VENV)/installed ## the site of the documents: build/site/<version>/index.html
+	@echo "Sphinx makes the pages, and says nothing meanwhile: half a minute"
+	@$(SPHINX) . build/site/$(VERSION)
+	@echo "build/site/$(VERSION)/index.html is ready"
+
+bench-quick: $(BENCH_VENV)/installed ## is it slower than recorded? the main tables in short
+	@$(BENCH_PY) benchmarks/run.py --quick --only gae add minibatches replay_add replay_sample
+
+##@ More tests
+
+lint: setup ## style and types alone: ruff, and pyright, strict in src
+	@$(PY) -m ruff check
+	@$(PY) -m ruff format --check
+	@echo "pyright reads the types of all files, and says nothing meanwhile: about a minute"
+	@$(PY) -m pyright --pythonpath $(PY)
+
+test-slow: setup ## what `make test` leaves out
 	@$(PY) -m pytest -n 2 --dist worksteal -m "slow or ci" --hypothesis-profile ci
 
-test-all: lint ## the same with the slow tests and many more random examples
+test-all: lint ## all of it, and many more random examples
 	@$(PY) -m pytest -n 2 --dist worksteal --hypothesis-profile thorough
 
 test-gpu: setup ## the tests of devices on an NVIDIA GPU, which has to be there
@@ -66,8 +84,23 @@ test-gpu: setup ## the tests of devices on an NVIDIA GPU, which has to be there
 	@$(PY) -m pytest -n 0 -k cuda --hypothesis-profile ci tests/gpu tests/device tests/memory/test_device.py \
 		tests/rollout/test_device.py
 
+# not part of `make test`: its torch is a download of its own, on Linux with all of CUDA
+test-lowest: $(LOWEST_VENV)/installed ## the main parts with the lowest versions of what the package needs
+	@$(LOWEST_VENV)/bin/python -m pytest -n 2 --dist worksteal -p no:cacheprovider -m "not slow" \
+		-k "not forty_calls and not other_threads_run" tests/core tests/ring tests/replay tests/rollout
+
+mutations: setup ## wrong lines in the source, each of which a quick test has to notice
+	@$(PY) tests/mutations.py
+
+attacks: $(VENV)/installed ## forged saves, kills, interrupts, forks; rewrites the table in docs/security.md
+	@$(PY) tests/attacks/report.py
+	@echo "two features of a replay at once, each pair for some seconds: about ten minutes"
+	@PYTHONPATH=tests $(PY) -m attacks.pairs 60
+
+##@ The compiled core
+
 # a sanitizer takes memory and time itself
-sanitize: setup ## the tests of the core, rings and replays while g++'s sanitizers watch the core
+sanitize: setup ## the core, rings and replays while g++'s sanitizers watch the core
 	@command -v g++ > /dev/null || { echo "the sanitizers are those of g++, which is not on PATH" >&2; exit 1; }
 	$(call apart,sanitize,-D RELIVE_SANITIZE=ON -D CMAKE_CXX_COMPILER=g++)
 	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
@@ -78,7 +111,7 @@ sanitize: setup ## the tests of the core, rings and replays while g++'s sanitize
 
 # Python is not compiled for it, so reports of what is none of the core are left out; addresses of a fixed layout are
 # what it needs. First a planted race, which has to be seen: 66 is what the run ends with then.
-tsan: setup ## threads that add, sample, update, save and serve, while g++'s ThreadSanitizer watches the core
+tsan: setup ## threads that share replays, while g++'s ThreadSanitizer watches the core
 	@command -v g++ > /dev/null || { echo "the sanitizers are those of g++, which is not on PATH" >&2; exit 1; }
 	$(call apart,tsan,-D RELIVE_TSAN=ON -D CMAKE_CXX_COMPILER=g++)
 	@run() { LD_PRELOAD="$$(g++ -print-file-name=libtsan.so) $$(g++ -print-file-name=libstdc++.so)" \
@@ -97,33 +130,19 @@ clang: setup ## the tests of the core, compiled by clang
 	$(call apart,clang,-D CMAKE_CXX_COMPILER=clang++)
 	@PYTHONPATH=build/clang/src $(PY) -m pytest -n 2 -p no:cacheprovider -m "not slow" tests/core
 
-package: setup ## dist/: the sdist, and the wheel made of it, checked and tried in an environment of its own
-	@$(PY) -m pip install $(call required,package)
-	@rm -rf dist && mkdir -p build && $(PY) -m build --outdir dist . > build/package.log 2>&1 || { cat build/package.log; exit 1; }
-	@$(PY) -m twine check --strict dist/*
-	@$(PY) tests/smoke.py dist/relive-*.whl $(TORCH)
-
-# not part of `make test`: its torch is a download of its own, on Linux with all of CUDA
-test-lowest: $(LOWEST_VENV)/installed ## the tests of the main parts with the lowest versions of what the package needs, and nothing more
-	@$(LOWEST_VENV)/bin/python -m pytest -n 2 --dist worksteal -p no:cacheprovider -m "not slow" \
-		-k "not forty_calls and not other_threads_run" tests/core tests/ring tests/replay tests/rollout
-
-attacks: $(VENV)/installed ## forged saves, kills, interrupts, forks: all of them; rewrites the table in docs/security.md
-	@$(PY) tests/attacks/report.py
-	@echo "two features of a replay at once, each pair for some seconds: about ten minutes"
-	@PYTHONPATH=tests $(PY) -m attacks.pairs 60
-
-mutations: setup ## change the source line by line, and see that a quick test fails each time
-	@$(PY) tests/mutations.py
-
-stub: setup ## the types of the compiled core: rewrites src/relive/core/_core.pyi
+stub: setup ## the types of the core; rewrites src/relive/core/_core.pyi
 	@$(PY) tests/stub.py
 
-walks: setup ## the files of src that ten public calls enter; rewrites the table in CONTRIBUTING.md
+walks: setup ## the files that ten public calls enter; rewrites docs/contributing/walks.md
 	@$(PY) tests/walks.py
 
-notebooks: setup ## run the notebooks of docs/notebooks, and store what their cells show
-	@$(PY) tests/notebooks.py
+##@ Beside other libraries
+
+bench: $(BENCH_VENV)/installed checkouts ## measure beside the other libraries; rewrites tables and charts; fails if slower
+	@$(BENCH_PY) benchmarks/run.py
+
+bench-readme: $(BENCH_VENV)/installed ## the README's three figures again, in a minute
+	@$(BENCH_PY) benchmarks/readme.py
 
 FASTTD3 := build/checkouts/FastTD3/fast_td3/fast_td3_utils.py
 HOLOSOMA := build/checkouts/holosoma/src/holosoma/holosoma/agents/fast_sac/fast_sac_utils.py
@@ -131,44 +150,37 @@ CLEANRL := build/checkouts/cleanrl/cleanrl/ppo.py
 TUTORIAL := build/checkouts/Gymnasium/docs/tutorials/training_agents/vector_a2c.py
 checkouts: $(FASTTD3) $(HOLOSOMA) $(CLEANRL) $(TUTORIAL) ## sources of peers that no index has, in build/checkouts
 
-test-peers: $(BENCH_VENV)/installed checkouts ## the known mistakes of the installed peers, beside what we do there
+test-peers: $(BENCH_VENV)/installed checkouts ## the known mistakes of other libraries, beside what relive does there
 	@RELIVE_PEERS=1 $(BENCH_PY) -m pytest tests/peers
 
-test-hosts: $(foreach host,$(HOSTS),.venv-$(host)/installed) ## other libraries' own training on our classes, each in its .venv-*
+test-hosts: $(foreach host,$(HOSTS),.venv-$(host)/installed) ## other libraries' own training on our drop-in classes
 	@$(foreach host,$(HOSTS),RELIVE_HOST=$(host) .venv-$(host)/bin/python -m pytest tests/hosts &&) true
 
-audit-libraries: $(AUDIT_VENV)/installed checkouts ## ask other libraries for their mistakes; rewrites a table in docs/audit-of-libraries.md
+audit-libraries: $(AUDIT_VENV)/installed checkouts ## ask other libraries for their mistakes; rewrites docs/audit-of-libraries.md
 	@$(AUDIT_VENV)/bin/python benchmarks/audit_faults.py
 
-lint: setup ## ruff (rules and format) and pyright (strict in src)
-	@$(PY) -m ruff check
-	@$(PY) -m ruff format --check
-	@echo "pyright reads the types of all files, and says nothing meanwhile: about a minute"
-	@$(PY) -m pyright --pythonpath $(PY)
-
-format: setup ## let ruff mend style and format
-	@$(PY) -m ruff check --fix --exit-zero
-	@$(PY) -m ruff format
-
-SPHINX = PYTHONPATH=src $(DOCS_VENV)/bin/python -m sphinx -W --keep-going -q -j 2 -c docs -d build/doctrees
-docs: $(DOCS_VENV)/installed ## the site of the documents: build/site/<version>/index.html
-	@echo "Sphinx makes the pages, and says nothing meanwhile: half a minute"
-	@$(SPHINX) . build/site/$(VERSION)
-	@echo "build/site/$(VERSION)/index.html is ready"
+##@ Pages and releases
 
 docs-links: $(DOCS_VENV)/installed ## ask every site that the documents link to, which needs the network
 	@$(SPHINX) -b linkcheck . build/links
 
-bench: $(BENCH_VENV)/installed checkouts ## measure beside the installed peers; rewrites tables and charts; fails if slower
-	@$(BENCH_PY) benchmarks/run.py
+notebooks: setup ## run the notebooks of docs/notebooks, and store what their cells show
+	@$(PY) tests/notebooks.py
 
-bench-quick: $(BENCH_VENV)/installed ## is it slower than recorded? the main tables in short; rewrites nothing
-	@$(BENCH_PY) benchmarks/run.py --quick --only gae add minibatches replay_add replay_sample
+package: setup ## the sdist and the wheel in dist/, checked, and tried in an environment of its own
+	@$(PY) -m pip install $(call required,package)
+	@rm -rf dist && mkdir -p build && $(PY) -m build --outdir dist . > build/package.log 2>&1 || { cat build/package.log; exit 1; }
+	@$(PY) -m twine check --strict dist/*
+	@$(PY) tests/smoke.py dist/relive-*.whl $(TORCH)
 
-bench-readme: $(BENCH_VENV)/installed ## the README's three figures again, in a minute, beside what it says
-	@$(BENCH_PY) benchmarks/readme.py
+##@ Besides
 
-clean: ## remove the environments, the caches and runs/
+help: ## show this list
+	@echo "relive: the data layer of a reinforcement learning loop in PyTorch"
+	@awk -F ':.*## ' '/^##@ / { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' \
+		$(firstword $(MAKEFILE_LIST))
+
+clean: ## remove the environments, the caches, build/ and runs/
 	rm -rf $(VENV) $(BENCH_VENV) $(AUDIT_VENV) $(DOCS_VENV) $(LOWEST_VENV) $(addprefix .venv-,$(HOSTS)) runs build dist
 	@rm -rf .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -46,7 +46,15 @@ NAVIGATION = {
     "Recipes and more": ["docs/*", "docs/recipes/*", "docs/notebooks/*"],
     "Reference": ["docs/reference/*"],
     "Coming from another library": ["docs/migration/*"],
-    "Project": ["benchmarks/README", "docs/decisions", "CHANGELOG", "CONTRIBUTING", "SECURITY"],
+    "Project": ["benchmarks/README", "docs/stability", "CHANGELOG", "SECURITY"],
+    "Contributing": [
+        "CONTRIBUTING",
+        "docs/contributing/samplers-and-views",
+        "docs/contributing/rooms",
+        "docs/contributing/core",
+        "docs/contributing/*",
+        "docs/decisions",
+    ],
 }
 """The bar on the left: caption -> pages. A pattern takes the pages that no other entry names. Of a folder with a page
 ``index`` only that one is listed, with the other pages below it."""

@@ -211,6 +211,24 @@ def test_every_make_target_exists():
     assert complaints(lambda text, _: make_targets_named(text) - targets) == []
 
 
+def test_make_help_has_a_short_line_for_each_target_and_begins_with_those_of_a_newcomer():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    phony = re.findall(r"^\.PHONY: (.*)", makefile, re.MULTILINE)[0].split()
+    _, first, *others = re.split(r"^##@ .+$", makefile, flags=re.MULTILINE)
+    first, rest = (dict(re.findall(r"^([a-z-]+):.*?## (.+)$", text, re.MULTILINE)) for text in (first, "".join(others)))
+    assert {"setup", "demo", "test", "docs", "bench-quick"} <= first.keys()
+    assert len(first) <= 8
+    assert {*first, *rest} == {*phony} - {"outdated"}
+    assert max(map(len, [*first.values(), *rest.values()])) <= 90
+
+
+def test_contributing_and_the_changelog_can_be_read_in_one_sitting():
+    assert len(text_of(ROOT / "CONTRIBUTING.md").encode()) <= 8_000
+    releases = re.split(r"^## \[", text_of(ROOT / "CHANGELOG.md"), flags=re.MULTILINE)[1:]
+    assert releases
+    assert max(len(text.encode()) for text in releases) <= 5_000
+
+
 def anchors(text: str) -> set[str]:
     """The anchors of a document's headings, as code hosts make them."""
     slugs: list[str] = []

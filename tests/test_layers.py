@@ -34,7 +34,7 @@ FLOORS: list[set[str]] = [
 ]
 """The rooms, from the ground up: a module or a folder imports what lies below it, and nothing beside or above it.
 
-The flat face is above them all. CONTRIBUTING says what each room is for.
+The flat face is above them all. The page of the rooms says what each is for.
 """
 
 PLACES = {"ray": "cluster.ray"}
@@ -212,10 +212,10 @@ def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
-def test_every_room_exists_and_contributing_says_what_it_is_for():
+def test_every_room_exists_and_its_page_says_what_it_is_for():
     rooms = {part_of(module_name(path)) for path in read_sources()} - {""}
     assert set().union(*FLOORS) == rooms
-    table = (SOURCE.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = (SOURCE.parents[1] / "docs" / "contributing" / "rooms.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(\w+)(?:/|\.py)` \|", table, re.MULTILINE)) == rooms
 
 

@@ -1,4 +1,4 @@
-"""No call enters more files of the source than the table in CONTRIBUTING.md says."""
+"""No call enters more files of the source than the table of walks says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from relive.steps.schema import dotted
 PAGE = walks.PAGE.read_text(encoding="utf-8")
 
 
-def test_no_walk_enters_more_files_than_contributing_says():
+def test_no_walk_enters_more_files_than_the_table_says():
     limits, found = walks.limits(PAGE), walks.walked()
     assert limits.keys() == found.keys(), "write the table again: make walks"
     longer = [

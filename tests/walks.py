@@ -1,4 +1,4 @@
-"""The files of relive that ten public calls enter: prints them in order, and writes their counts to CONTRIBUTING.md.
+"""Prints the files of relive that ten public calls enter, and writes their counts to docs/contributing/walks.md.
 
 python tests/walks.py
 """
@@ -24,7 +24,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import relive
 from relive import GAE, Collector, Field, Lanes, NStep, Prioritized, ReplayBuffer, RolloutBuffer, Schema
 
-PAGE = Path(__file__).resolve().parents[1] / "CONTRIBUTING.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "contributing" / "walks.md"
 SOURCE = str(Path(relive.__file__).parent) + "/"
 MARKS = "<!-- walks: written by tests/walks.py -->", "<!-- end of walks -->"
 
