@@ -32,7 +32,7 @@ OTHERS = 2**32 + 1
 
 
 class GoalForm(NamedTuple):
-    """How batches with other goals are drawn: as the parameters of :class:`relive.Hindsight` say."""
+    """The parameters of :class:`relive.Hindsight` by which batches with other goals are drawn."""
 
     n: int
     gamma: float
@@ -48,7 +48,7 @@ class GoalForm(NamedTuple):
 
     @classmethod
     def of(cls, view: Hindsight, store: DeviceRows) -> GoalForm:
-        """How a view gives other goals."""
+        """The parameters of a view."""
         info = tuple(path for path in store.leaves if path[0] == view.info)
         return cls(
             view.n, float(view.gamma), float(view.ratio), STRATEGIES[view.strategy], bool(view.finished_only),
@@ -89,10 +89,12 @@ class DeviceGoals:
         ring = self.ring
         spots = ring.spots_of(torch.arange(ring.nowhere - 1, device=self.ends.device))
         entry = self._entry(spots)
+        # a row is the last of its episode so far if it is the env's newest, or the next row belongs to another episode
         after = torch.clamp(spots.numbers + 1, min=0)
         following = Spots(ring.base[spots.envs] + after % ring.rows, spots.envs, after)
         last = (after == ring.head[spots.envs]) | (self._entry(following) != entry)
         live = (spots.numbers >= ring.oldest[spots.envs]) & (spots.numbers >= 0)
+        # one row of each episode is noted, so no two writes meet
         self._note(torch.where(last & live, entry, ring.nowhere), spots.numbers)
 
     def added(self, added: Added) -> None:
@@ -107,6 +109,8 @@ class DeviceGoals:
 
     def _entry(self, spots: Spots) -> Tensor:
         """Where the end of the episode of live rows is noted: each episode has one row that is no transition."""
+        # so the ordinal of a row's episode is the row's number less the transitions of the env that are older. `order`
+        # has the lower 32 bits of these; the newer ones are at most `rows`, so their number fits 32 bits
         count = self.ring.count[spots.envs]
         episode = spots.numbers - count + ((count - self.ring.order[spots.places]) & 0xFFFFFFFF)
         return self.ring.base[spots.envs] + episode % self.ring.rows
@@ -128,6 +132,7 @@ class DeviceGoals:
             info = nest(store.read_rows(choice.now.reshape(-1), form.info))[form.info[0][0]]
         results: dict[Path, Tensor] = {}
         for function in form.functions:
+            # a copy for each: a function may write to what it gets
             result: Any = function.judge(reached.clone(), wanted.clone(), info)
             if not isinstance(result, Tensor):
                 raise DTypeError(f"{function}: expected a tensor, got {type(result)}; pass tensors=False")
@@ -143,17 +148,25 @@ class DeviceGoals:
         return {path: found[path] for path in form.order}
 
     def choose(self, spots: Spots, windows: Windows, stream: Tensor, form: GoalForm) -> Choice:
-        """Which of the rows get another goal, and which."""
+        """Choose the rows that get another goal, and the goals.
+
+        Row i decides by number ``GOALS`` + 2 i of the stream, and draws its goal by the number after that, so that no
+        row depends on another.
+        """
         ring, item = self.ring, torch.arange(len(spots.places), device=stream.device)
         number, begin, oldest = spots.numbers, ring.base[spots.envs], ring.oldest[spots.envs]
+        # the end is noted by its lower 32 bits, and lies less than `rows` after the row
         end = number + ((self.ends[self._entry(spots)] - number) & 0xFFFFFFFF)
+        # the first row of the episode that is still stored
         first = number - torch.minimum(ring.step[spots.places].to(INT64), number - oldest)
+        # row r holds the goal that step r - 1 reached: from `low` to `high` are the rows that a goal may come from
         low, high = {
             FUTURE: (number + 1, end), FINAL: (end, end), EPISODE: (first + 1, end), PAST: (first + 1, number),
             RANDOM: (number, number),
         }[form.strategy]  # fmt: skip
         relabelled = (uniform(stream, GOALS + 2 * item, ring.golden) < form.ratio) & (high >= low)
         if form.finished:
+            # the episode goes on if its last row is the env's newest, and the next step continues it
             goes_on = (end == ring.head[spots.envs] - 1) & (ring.following[spots.envs] > 0)
             relabelled = relabelled & ~goes_on
         if form.strategy == RANDOM:
@@ -161,7 +174,9 @@ class DeviceGoals:
             aim = ring.base[others.envs] + (others.numbers + 1) % ring.rows
         else:
             u = uniform(stream, GOALS + 1 + 2 * item, ring.golden)
+            # with none to choose from it is any row, and `relabelled` is False
             aim = begin + (low + (u * (high - low + 1).to(FLOAT64)).to(INT64)) % ring.rows
+        # a shorter window repeats its last step up to n, so that all have one shape
         k = torch.minimum(torch.arange(form.n, device=item.device), windows.steps[:, None] - 1)
         now, after = (begin[:, None] + (number[:, None] + k + more) % ring.rows for more in (0, 1))
         return Choice(relabelled, torch.where(relabelled, aim, spots.places), now, after)
@@ -181,6 +196,7 @@ class DeviceGoals:
         discount, steps = torch.ones_like(value), torch.zeros_like(windows.steps)
         last, terminal, cut = choice.after[:, 0], torch.zeros_like(going), torch.zeros_like(going)
         for k in range(choice.now.shape[1]):
+            # the recorded window ends where the episode or the stored rows do, and a new flag may end it sooner
             going = going & (k < windows.steps) & ~(terminal | cut)
             value = torch.where(going, value + discount * reward[:, k].to(FLOAT64), value)
             discount = torch.where(going, discount * gamma, discount)
@@ -195,5 +211,6 @@ class DeviceGoals:
             windows.indices, windows.indices + steps * ring.num_envs, value.to(torch.float32),
             torch.where(terminal, 0.0, discount).to(torch.float32), steps, terminal, cut, last,
         )  # fmt: skip
+        # the others keep their bits: they were summed by the view without goals
         pairs = zip(made, windows, strict=True)
         return Windows(*(torch.where(choice.relabelled, new, old) for new, old in pairs))

@@ -75,6 +75,7 @@ class DevicePriorities:
 
     def added(self, added: Added) -> None:
         """Give rows that are complete now the error of new rows, and those that were overwritten no weight."""
+        # rounded to float32 before the power, as the error is stored: a save then gives the same leaf again
         error = torch.where(torch.isnan(self.default), self.largest, self.default).to(torch.float32)
         weight = power(error.to(FLOAT64) + self.eps, self.alpha)
         fresh = torch.cat([added.before, added.own])
@@ -82,6 +83,7 @@ class DevicePriorities:
         # a row of the step is complete at once, or waits; either way what lay there is gone
         gone = torch.cat([torch.where(added.own == nowhere, added.places, nowhere), added.finals])
         self.errors.index_put_((fresh,), error.expand(len(fresh)))
+        # fresh and gone rows are never the same, so each leaf is written once
         places = torch.cat([fresh, gone])
         self.tree.put(places, torch.cat([weight.expand(len(fresh)), torch.zeros_like(gone, dtype=FLOAT64)]))
 
@@ -92,18 +94,20 @@ class DevicePriorities:
         over and counted, and so is an index that was never issued.
         """
         spots, able = self.ring.find(index)
+        # a wrong error becomes NaN, and is counted instead of raised: to raise it would be to wait for the device
         sizes = errors.to(FLOAT64).abs()
         sizes = torch.where(sizes <= LARGEST_ERROR, sizes, math.nan).to(torch.float32)
         weights = power(sizes.to(FLOAT64) + self.eps, self.alpha)
         issued = (index >= 0) & (index // self.ring.num_envs < self.ring.head[index % self.ring.num_envs])
         right = issued & (weights <= self.heaviest)  # False for NaN
-        late = (right & ~able).sum()
+        late = (right & ~able).sum()  # rows that were there once, and are overwritten
         taken = right & able
         places = torch.where(taken, spots.places, self.ring.nowhere)
         # the last of several: each row notes the position of the last error that is for it
         order = torch.arange(len(index), dtype=torch.int32, device=index.device)
         self.newest.index_put_((places,), torch.full_like(order, -1))
         self.newest.scatter_reduce_(0, places, order, "amax")
+        # all of them wrote -1 first, so what an earlier update left does not count
         last = taken & (self.newest[places] == order)
         places = torch.where(last, places, self.ring.nowhere)
         self.errors.index_put_((places,), sizes)
@@ -120,8 +124,10 @@ class DevicePriorities:
         places = self.tree.draw(count, stream, self.ring.golden, stratified)
         probability = self.tree.nodes[places] / self.tree.total
         first, last, until = self.beta
+        # a constant beta has `until` 0, and the quotient by it is passed over
         beta = torch.where(until > 0, first + (last - first) * torch.clamp(self.draws / until, max=1.0), first)
         self.draws.add_(1)
-        self.counts[2:].add_(self.tree.total <= 0.0)
+        self.counts[2:].add_(self.tree.total <= 0.0)  # there was nothing to draw by
+        # the rarest row of the batch has weight 1, and N cancels: (N P(i))^-beta / max = (P(i) / min P)^-beta
         weight = power(probability / probability.min(), -beta).to(torch.float32)
         return Weighed(self.ring.spots_of(places), weight, probability)

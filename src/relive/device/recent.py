@@ -52,8 +52,9 @@ class DeviceRecent:
         """
         added = self.ring.num_envs * (self.ring.rows + 2)
         bits = (max(oldest, added) + added).bit_length()
+        # a round tries 2**bits stamps in each of N envs, so more envs leave fewer bits for a round
         most = max(AT_ONCE // self.ring.num_envs, 1).bit_length() - 1
-        self.rounds: int = -(-bits // max(most, FEWEST))
+        self.rounds: int = -(-bits // max(most, FEWEST))  # rounded up
         self.bits: int = -(-bits // self.rounds)
         """Each round tries 2**bits stamps, in as many parts of what is left."""
 
@@ -63,14 +64,18 @@ class DeviceRecent:
         whole = ring.first()
         stored = ring.transitions_since(whole[:, None]).sum(0)
         newest = torch.maximum((stored.to(FLOAT64) * self.share).to(INT64), self.least)
-        # the stamp since which there are so many: the largest of which that is true
+        # the stamp since which there are so many: the largest of which that is true. Fewer transitions are newer than a
+        # larger stamp, so a search by its digits finds it, in base 2**bits and the highest digit first. No stamp that
+        # counts is older than 2**(bits * rounds) transitions: `expect` has seen to that
         stamp = torch.clamp(ring.counters[:1] - 2 ** (self.bits * self.rounds), min=0)
         parts = torch.arange(2**self.bits, device=whole.device)
         first = whole[:, None]
         for turn in range(self.rounds - 1, -1, -1):
             tried = stamp + parts * 2 ** (self.bits * turn)
             firsts = torch.maximum(self._stamped_since(tried), whole[:, None])
+            # true for the first of `tried` and false from some one on, as there are fewer and fewer
             enough = ring.transitions_since(firsts).sum(0) >= newest
+            # the last of which it is true: this digit is found
             last = torch.clamp(enough.sum(0, keepdim=True) - 1, min=0)
             stamp, first = tried[last], firsts.index_select(1, last)
         return torch.where(newest >= stored, whole, first[:, 0])
@@ -81,6 +86,7 @@ class DeviceRecent:
         oldest, base = ring.oldest[:, None], ring.base[:, None]
         live, start = ring.head[:, None] - oldest, oldest % ring.rows
         older = torch.zeros_like(oldest * stamps)  # so many live rows have older stamps
+        # the stamps of an env grow from row to row, so it is a binary search: bit by bit, the highest first
         for bit in range(ring.rows.bit_length() - 1, -1, -1):
             upto = older + 2**bit
             stamp = ring.stamp[base + (start + upto - 1) % ring.rows]

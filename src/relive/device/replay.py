@@ -69,7 +69,7 @@ MOST = 2**62
 
 
 class Progress(Protocol):
-    """What a replay has drawn: its seed, the batches drawn, in all and before this seed, rows, and late priorities."""
+    """The counts of a replay: its seed, batches drawn before this seed and in all, rows drawn, late priorities."""
 
     seed: int
     first: int
@@ -104,7 +104,7 @@ class OnDevice:
         self._emphasis = sampler if isinstance(sampler, Recent) else None
         self._recent = None if self._emphasis is None else DeviceRecent(self._rows, store.device)
         self._source = self._rows if self._recent is None else self._recent
-        """What knows the first row of each env that is drawn from."""
+        """The part that knows the first row of each env that is drawn from."""
         self._ahead = Ahead(self.bring_back)
         self._ready = False
         """True if this is at least as new as the ring."""
@@ -122,7 +122,7 @@ class OnDevice:
         self._parameters: tuple[Any, ...] | None = None
         """The sampler's parameters that the device has."""
         self._newest: tuple[float, int] | None = None
-        """Which share of the transitions are the newest, and at least how many, as the device has it."""
+        """The share of the transitions that are the newest, and at least how many, as the device has it."""
         self._stored: Any = None
         """The sampler's arrays that the device had its own from."""
         self._use(lambda call: call)
@@ -155,7 +155,7 @@ class OnDevice:
         self._use(lambda call: torch.compile(call, fullgraph=True, **options))
 
     def _use(self, made: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Do what calls do by what is ``made`` of the functions below; on a GPU, by graphs of that."""
+        """Have calls run what is ``made`` of the functions below; on a GPU, as graphs of that."""
 
         def by_graphs(call: Callable[..., Any]) -> Callable[..., Any]:
             made_of_it, device = made(call), self._store.device
@@ -168,7 +168,7 @@ class OnDevice:
         self._set_errors = None if self._priorities is None else by_graphs(self._priorities.rate)
 
     def _relied_on(self) -> tuple[Any, ...]:
-        """What decides on the operations of a call, beside its arguments."""
+        """The objects and numbers that decide, beside its arguments, which operations a call runs."""
         recent, sampler = self._recent, self._sampler
         parameters = () if sampler is None else (sampler.stratified,)
         rounds = () if recent is None else (recent.rounds, recent.bits)
@@ -233,6 +233,7 @@ class OnDevice:
         progress, sampler = self._progress, self._sampler
         seed, first, number = progress.seed, progress.first, progress.draws - progress.first
         if (seed, first, number) != self._seeded:
+            # the device counts its batches itself, so it is told only when somebody else drew or set the seed
             self._rows.mixed.fill_(signed(core.mix(seed)))
             self._rows.draws.fill_(number)
         self._seeded = seed, first, number + 1
@@ -288,6 +289,7 @@ class OnDevice:
     def has_some(self) -> bool:
         """True if a good part of the rows can be drawn, as far as the host knows without waiting."""
         if self._windows is not None:
+            # either a window from before the steps is still whole, or the steps have made some of their own
             rule = self._rows.rule
             return self._is_ready and (self._adds <= self._lasting or self._adds > rule.history + rule.length + 1)
         return self._is_ready and self._adds > self._sparse_until
@@ -308,8 +310,10 @@ class OnDevice:
     def _add(self, leaves: list[Tensor], final: list[Tensor] | None) -> None:
         given = dict(zip(self._store.leaves, leaves, strict=True))
         facts = given["reward",], given["terminated",], given["truncated",]
-        added = self._rows.plan(*facts)
+        added = self._rows.plan(*facts)  # changes nothing: the rows are written before the cursors count them
         ended = {} if final is None else dict(zip([path for path in given if path[0] == "obs"], final, strict=True))
+        # final observations are written as whole rows, and for all envs: those of episodes that go on go to a row that
+        # nobody reads. For a write into a view of rows, a compiler copies all rows
         for part in self._store.parts:
             paths = part.layout.fields
             part.put(added.places, part.packed({path: given[path] for path in paths}))
@@ -366,7 +370,7 @@ class OnDevice:
 
     @property
     def _kept(self) -> Any:
-        """What the sampler keeps of each row; None if that is nothing."""
+        """The sampler's own arrays of all rows; None if it has none."""
         if self._sampler is not None:
             return self._sampler.stored
         return None if self._uniform is None else self._uniform.windows
@@ -394,7 +398,7 @@ class OnDevice:
         mine.alpha.fill_(float(sampler.alpha))
         mine.eps.fill_(float(sampler.eps))
         mine.draws.fill_(sampler.draw_state())
-        # one that was set meanwhile is larger than all that there were
+        # the device may have seen a larger error than the host knows of, so neither replaces the other
         mine.largest.copy_(torch.clamp(mine.largest, min=sampler.noted_largest))
 
     def _send(self) -> None:
@@ -427,10 +431,11 @@ class OnDevice:
         if self._windows is not None:
             ends = ring.index_of(ring.anchors())
             number, env = ends // ring.num_envs, ends % ring.num_envs
-            # a step overwrites two rows of an env at most
+            # a step overwrites two rows of an env at most, and a window goes with the first row of its history
             lasting = (number - ring.rule.history + ring.rows - ring.heads[env]) // 2
             self._lasting = int(lasting.max(initial=-1))
         if self._recent is not None and live:
+            # the oldest stamp of all live rows; a row that is not complete has -1 - the number completed before it
             some = np.flatnonzero(ring.heads > ring.oldest)
             stamps = ring.stamp[some * ring.rows + ring.oldest[some] % ring.rows]
             self._recent.expect(ring.completed - int(np.where(stamps < 0, -1 - stamps, stamps).min()))
@@ -447,7 +452,7 @@ class OnDevice:
         for array, tensor in self._arrays():
             array[:] = tensor[: len(array)].cpu().numpy()
         ring.counters[list(COUNTED)] = self._rows.counters.cpu().numpy()
-        ring.counters[DRAWABLE] = int(self._rows.count_drawable())
+        ring.counters[DRAWABLE] = int(self._rows.count_drawable())  # the device does not keep it
         ring.core.changed()
         if self._seeded is not None:  # a graph that was captured draws batches of which the host knows nothing
             seed, first, number = self._seeded
@@ -460,7 +465,7 @@ class OnDevice:
             goals.not_finite.zero_()
         refused = empty = 0
         if mine is not None and sampler is not None:
-            if len(sampler.stored.tree.minima):
+            if len(sampler.stored.tree.minima):  # the device has no tree of minima
                 sampler.stored.tree.core.build()
             largest, draws = float(mine.largest), int(mine.draws)
             sampler.largest_error = largest
@@ -509,7 +514,7 @@ class OnDevice:
         ring.settle()
 
     def _arrays(self) -> list[tuple[Any, Tensor]]:
-        """What is known of each env and row: in RAM, and on the device."""
+        """Each array of envs or rows in RAM, and the tensor on the device that holds the same."""
         ring, mine = self._ring, self._rows
         columns = (HEAD, mine.head), (TAIL, mine.tail), (NEXT, mine.following), (COUNT, mine.count)
         pairs = [(ring.state[:, column], tensor) for column, tensor in columns]

@@ -22,6 +22,9 @@ __all__ = ["Added", "DeviceRing", "Spots", "Windows"]
 
 INT32, INT64, FLOAT64 = torch.int32, torch.int64, torch.float64
 
+# Rejection takes two rounds of fixed shapes, so that no shape depends on what was drawn. Drawing again for as long as
+# something misses would have to ask the device whether anything does.
+
 AT_ONCE = 16
 """Attempts that are made for all rows of a batch."""
 
@@ -70,14 +73,14 @@ class Windows(NamedTuple):
 
     @property
     def facts(self) -> dict[Path, Tensor]:
-        """What a batch has of them."""
+        """Their fields in a batch, by path."""
         known = self.reward, self.discount, self.steps, self.terminated, self.truncated
         names = "index", "next_index", "reward", "discount", "steps", "terminated", "truncated"
         return {(name,): x for name, x in zip(names, (self.indices, self.next_indices, *known), strict=True)}
 
 
 class DeviceRing:
-    """What :class:`relive.ring.Ring` knows of its rows, as tensors of one device.
+    """The bookkeeping of :class:`relive.ring.Ring` as tensors of one device.
 
     The arrays of rows have two entries more than there are rows. The first stands for the row of zeros that negative
     places read, and is never written; :attr:`nowhere`, the second, takes writes that are not wanted.
@@ -113,7 +116,11 @@ class DeviceRing:
         self.mixed: Tensor = zeros(1, INT64)
         """The seed of the batches, as :func:`relive.core.numbers.mix` gives it."""
         self.draws: Tensor = zeros(1, INT64)
-        """How many were drawn with that seed."""
+        """The number of batches drawn with that seed.
+
+        It is a tensor of one entry, as all numbers are that a call changes: torch.compile takes a float64 tensor
+        without axes for a Python number, and loses what is written to it.
+        """
         self.golden: Tensor = torch.full((1,), GOLDEN, dtype=INT64, device=device)
         self.envs: Tensor = torch.arange(num_envs, device=device)
         self.base: Tensor = self.envs * rows
@@ -156,34 +163,46 @@ class DeviceRing:
         done = terminated | truncated
         number, count, base = self.head, self.count, self.base
         counts = self.counters
+        # an episode of LONGEST steps starts anew, so that `index` + 1 still fits the int32 of `step`
         index = torch.where(self.following < LONGEST, self.following, 0)
+        # row `number` of an env lies at its number modulo `rows`, counted from the env's first place
         place = base + number % self.rows
         nowhere = torch.full_like(place, self.nowhere)
         if self.mode == FINALS:
             completes = index > 0  # the row before is of the same episode, and is complete now
+            # an env takes up to two stamps: for the row before, and for its own row if that ends the episode
             each = completes.to(INT64) + done.to(INT64)
             issued = counts[:1] + torch.cumsum(each, 0) - each  # stamps that the envs before this one have taken
+            # the row before completes first, so the step's own row has the next stamp
             stamp = issued + completes
             before = torch.where(completes, base + (number - 1) % self.rows, nowhere)
+            # a final observation takes a row of its own, the one after the step
             final = torch.where(done, base + (number + 1) % self.rows, nowhere)
             own = torch.where(done, place, nowhere)
             where = torch.cat([before, place, final])
             # a row that is not complete has -1 - the stamps issued before it, a boundary row one more
             stamps = torch.cat([issued, torch.where(done, stamp, -1 - issued), -2 - stamp])
+            # `order` counts the env's own transitions that are older: the row before is one more for the step's row,
+            # and the step's row one more for the boundary row
             orders = torch.cat([count, count + completes, count + completes + 1])
+            # the row before keeps its index, so these are for the last 2 N of `where` alone; a boundary row has the
+            # length of its episode
             steps = torch.cat([index, index + 1])
             following = torch.where(done | (index + 1 >= LONGEST), 0, index + 1)
             ended = done.to(INT64)
-            head = number + 1 + ended
+            head = number + 1 + ended  # a boundary row has a number, too
         else:
+            # each row brings its next observation, so it is complete at once: no row waits, and there is no boundary
             each = torch.ones_like(number)
-            issued = counts[:1] + self.envs
+            issued = counts[:1] + self.envs  # one stamp for each env, in their order
             before, final, own, where = nowhere, nowhere, place, place
             stamps, orders, steps = issued, count, index
+            # a row ALONE is an episode of one step, which nothing counts as an end
             goes_on = ~done & (index + 1 < LONGEST) if self.mode == LINKED else torch.zeros_like(done)
             following = torch.where(goes_on, index + 1, 0)
             ended = done.to(INT64) if self.mode == LINKED else torch.zeros_like(number)
             head = number + 1
+        # all is put into one tensor: one write changes the cursors of all envs and the counters at once
         more = torch.stack([each.sum(), ended.sum(), (~torch.isfinite(reward)).sum()])
         cursors = torch.cat([head, self.tail, following, count + each, counts + more])
         noted = where, stamps, orders.to(INT32)  # the lower 32 bits
@@ -194,6 +213,7 @@ class DeviceRing:
         where, stamps, orders = added.noted
         self.stamp.index_put_((where,), stamps)
         self.order.index_put_((where,), orders)
+        # unwanted entries go to `nowhere`, several to one place: nobody reads it, so their order does not matter
         self.step.index_put_((where[-len(added.steps) :],), added.steps)
         self.reward.index_put_((added.places,), reward)
         self.terminated.index_put_((added.places,), terminated.to(torch.uint8))
@@ -209,8 +229,9 @@ class DeviceRing:
 
     def can_draw(self, spots: Spots) -> Tensor:
         """True for rows, live ones, that can be drawn; bool of their shape."""
-        able, rule = self.stamp[spots.places] >= 0, self.rule
+        able, rule = self.stamp[spots.places] >= 0, self.rule  # a row that is not complete has a negative stamp
         if rule.history:
+            # so many rows of its episode lie before it, of those that the rule asks for; the oldest has to be live
             behind = torch.clamp(self.step[spots.places], max=rule.history)
             able = able & (spots.numbers - behind >= self.oldest[spots.envs])
         return able & self._end_windows(spots) if rule.length > 1 else able
@@ -218,23 +239,30 @@ class DeviceRing:
     def _end_windows(self, spots: Spots) -> Tensor:
         """True for complete rows that end a window: a full one or, where tails count, the last of an episode."""
         rule, begin = self.rule, self.base[spots.envs]
+        # windows start at steps 0, stride, 2 stride, ... of an episode: a full one ends `length` - 1 steps later
         beyond = self.step[spots.places].to(INT64) + 1 - rule.length
         full = (beyond >= 0) & (beyond % rule.stride == 0)
         if not rule.tails:
             return full
+        # a tail is the last transition of an episode. The row after it is no transition, so that one has a negative
+        # stamp; and then an episode begins, at the row after that or at the next step of the env
         next_row, one_more = (begin + (spots.places - begin + k) % self.rows for k in (1, 2))
-        newest = spots.numbers + 2 == self.head[spots.envs]  # the row after it
+        newest = spots.numbers + 2 == self.head[spots.envs]  # the row after it is the env's newest
         over = torch.where(newest, self.following[spots.envs] == 0, self.step[one_more] == 0)
         return full | (over & (self.stamp[next_row] < 0))
 
     def window_start(self, at: Tensor) -> Tensor:
-        """The first step of the window whose last is step ``at`` (int64) of an episode: a full window, or a tail."""
+        """The first step of the window whose last is step ``at`` (int64) of an episode: a full window, or a tail.
+
+        It is the smallest multiple of ``stride`` whose full window does not end before ``at``.
+        """
         beyond, stride = at + 1 - self.rule.length, self.rule.stride
         return torch.where(beyond > 0, ((beyond - 1) // stride + 1) * stride, 0)
 
     def count_drawable(self) -> Tensor:
         """How many rows can be drawn, int64 without axes; reads the bookkeeping of all rows."""
         spots = self.spots_of(torch.arange(self.nowhere - 1, device=self.envs.device))
+        # a place of a ring that is not full yet, or was cleared, holds no live row
         live = (spots.numbers >= self.oldest[spots.envs]) & (spots.numbers >= 0)
         return (live & self.can_draw(spots)).sum()
 
@@ -242,14 +270,16 @@ class DeviceRing:
         """The env and the number of the newest row that was written at each place, ``[B]``."""
         envs = places // self.rows
         newest = self.head[envs] - 1
+        # so many places behind the newest row, taken round the ring; an env without rows has its newest at the last
+        # place, so that each number is negative
         back = torch.where(newest < 0, self.rows - 1, newest % self.rows) - places % self.rows
         return Spots(places, envs, newest - torch.where(back >= 0, back, back + self.rows))
 
     def find(self, index: Tensor) -> tuple[Spots, Tensor]:
         """The rows of public indices ``[B]``, and True for those that can be drawn. Others have any place."""
-        number, env = index // self.num_envs, index % self.num_envs
+        number, env = index // self.num_envs, index % self.num_envs  # a public index is number * N + env
         live = (index >= 0) & (number < self.head[env]) & (number >= self.oldest[env])
-        number = torch.where(live, number, 0)
+        number = torch.where(live, number, 0)  # any row of the env; `live` says that it does not count
         spots = Spots(env * self.rows + number % self.rows, env, number)
         return spots, live & self.can_draw(spots)
 
@@ -269,6 +299,7 @@ class DeviceRing:
         A row that cannot be drawn is drawn again, at most :data:`PATIENCE` times. It is for rings of which a third of
         the rows or more can be drawn: then one of a batch misses so often once in 10**12 batches.
         """
+        # the rows of all envs lie on one line, env after env: attempt x is row x of that line
         rows = self.head - first
         line = first, torch.cumsum(rows, 0), rows
         item = torch.arange(count, device=self.envs.device)
@@ -276,11 +307,13 @@ class DeviceRing:
         # the few that have missed are put together, as far as there is room, and try on
         room = min(count, max(64, count // 64))
         missed = ~found
+        # `turn` numbers those that missed from 0 on, and `slot` is where each waits; `room` is one slot too many, for
+        # those that have found a row, and for what is beyond the room
         turn = torch.cumsum(missed.to(INT64), 0) - 1
         slot = torch.where(missed & (turn < room), turn, room)
         waiting = torch.zeros(room + 1, dtype=INT64, device=item.device).index_put_((slot,), item)[:room]
         later, _ = self._attempts(line, stream, waiting, count, range(AT_ONCE, PATIENCE))
-        again = torch.clamp(slot, max=room - 1)
+        again = torch.clamp(slot, max=room - 1)  # any slot, where nothing is taken from it
         taken = slot < room
         return Spots(*(torch.where(taken, late[again], soon) for soon, late in zip(spots, later, strict=True)))
 
@@ -289,6 +322,8 @@ class DeviceRing:
         oldest, history = self.oldest, self.rule.history
         if not history:
             return oldest
+        # a row lacks history only if its episode began before the oldest row, so of the oldest `history` + 1 rows the
+        # first that has it settles the matter
         numbers = oldest[:, None] + torch.arange(history + 1, device=oldest.device)
         behind = torch.clamp(self.step[self.base[:, None] + numbers % self.rows], max=history)
         lacks = numbers - behind < oldest[:, None]
@@ -296,7 +331,10 @@ class DeviceRing:
         return torch.minimum(oldest + torch.cumprod(lacks.to(INT64), 1).sum(1), self.head)
 
     def transitions_since(self, first: Tensor) -> Tensor:
-        """How many transitions of each env begin at these rows, ``[N, K]``, or later; live rows or the env's next."""
+        """The number of transitions of each env that begin at these rows, ``[N, K]``, or later.
+
+        The rows are live ones, or the env's next.
+        """
         order = self.order[self.base[:, None] + first % self.rows]
         # at most `rows` lie between, so the difference of two counts fits 32 bits
         since = (self.count[:, None] - order) & 0xFFFFFFFF
@@ -309,13 +347,19 @@ class DeviceRing:
 
         Where there is none it is the first attempt.
         """
-        first, until, rows = line
+        first, until, rows = line  # of each env: its first row, where it ends on the line, how long it is there
         tries = torch.arange(numbers.start, numbers.stop, device=item.device)
+        # item i takes numbers 1 + i, 1 + i + count, ... of the stream, as in RAM, and each names a row of the line.
+        # [attempts, B]
         at = (uniform(stream, 1 + item + count * tries[:, None], self.golden) * until[-1].to(FLOAT64)).to(INT64)
+        # the env whose piece holds it: the first that ends beyond it. A ring without rows has none; an index beyond the
+        # end would stop a CUDA context for good
         env = torch.searchsorted(until, at, right=True).clamp(max=self.num_envs - 1)
+        # so far into the piece, so many rows after the env's first
         number = torch.clamp(first[env] + at - (until - rows)[env], min=0)
         spots = Spots(env * self.rows + number % self.rows, env, number)
         able = self.can_draw(spots)
+        # the first attempt that may be drawn, for each item; 0 where there is none
         which = able.to(torch.uint8).argmax(0, keepdim=True)
         return Spots(*(x.gather(0, which)[0] for x in spots)), able.any(0)
 
@@ -323,17 +367,19 @@ class DeviceRing:
 
     def windows(self, spots: Spots, n: int, gamma: float) -> Windows:
         """The windows of up to ``n`` steps from these rows on."""
-        own = self.mode != FINALS
+        own = self.mode != FINALS  # each row has its next observation; else the row after it holds that
         begin, ahead = self.base[spots.envs], torch.arange(n + 1, device=spots.places.device)[:, None]
         places = begin + (spots.places - begin + ahead) % self.rows  # [n + 1, B]
         going = torch.ones_like(begin, dtype=torch.bool)
         steps = torch.ones_like(begin)
         if n > 1:
+            # a window goes on over a row that ended nothing to one that is a complete transition
             here, after = places[: n - 1], places[1:n]
             joins = ~((self.terminated[here] > 0) | (self.truncated[here] > 0)) & (self.stamp[after] >= 0)
             if own:
+                # no boundary row stops it here, so the next row has to be there, and no first row of an episode
                 joins = joins & (spots.numbers + ahead[1:n] < self.head[spots.envs]) & (self.step[after] != 0)
-            for each in joins:
+            for each in joins:  # once it has stopped, nothing that follows counts
                 going = going & each
                 steps = steps + going
         used = ahead[:n] < steps
@@ -346,6 +392,7 @@ class DeviceRing:
         newest = places.gather(0, (steps - 1)[None])[0]
         terminal, cut = self.terminated[newest] > 0, self.truncated[newest] > 0
         last = newest if own else places.gather(0, steps[None])[0]
+        # the number of the row that holds the next observation
         following = spots.numbers + steps - (1 if own else 0)
         envs, count = spots.envs, self.num_envs
         return Windows(

@@ -25,7 +25,7 @@ FLOAT64, INT64 = torch.float64, torch.int64
 
 
 class Form(NamedTuple):
-    """How batches of sequences are read."""
+    """The parameters by which batches of sequences are read."""
 
     cut: Cut
     gamma: float
@@ -48,13 +48,14 @@ class Form(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Which rows a batch reads, int64 ``[T, B]``, or ``[B, T]``; ``zeros``, the row of zeros, where there is none."""
+    """The rows of a batch, int64 ``[T, B]`` or ``[B, T]``; ``zeros``, the row of zeros, where there is none."""
 
     steps: Tensor
+    """The rows of steps."""
     shown: Tensor
-    """The same, with the final observations of episodes."""
+    """The rows of observations: those of steps, and of final observations."""
     before: Tensor
-    """The step before each of those."""
+    """The row before each row of ``shown``."""
     ended: Tensor
     """Bool: True for final observations."""
     first: Tensor
@@ -73,24 +74,30 @@ def rows_of(ring: DeviceRing, spots: Spots, cut: Cut, gamma: float) -> Rows:
 
     zeros = ring.nowhere - 1
     t = torch.arange(cut.rows, device=ring.envs.device).unsqueeze(batch)
+    # steps count from the start of the episode: the window is `start` to `at`, and its burn-in begins at `skipped`
     at, begin = ring.step[spots.places].to(INT64), ring.base[spots.envs]
     start = ring.window_start(at)
     skipped = torch.clamp(start - cut.burn_in, min=0)
     own = at - skipped + 1  # rows up to the window's last
+    # `before` is the row before row 0, counted from the env's first place; a negative one counts back round the ring
     burn_in, before = start - skipped, spots.places - begin - own
     first = begin + (before + 1) % ring.rows
     places = each(begin) + (each(before + 1) + t) % ring.rows
     # rewards beyond the window count only while rows are complete
     reached = (t < each(own)) | ((t < each(own) + (min(cut.n, ring.rows) - 1)) & (ring.stamp[places] >= 0))
+    # so many rows from row 0 on are steps of one episode, whose rewards may be read
     known = torch.cumprod(reached.to(INT64), time).sum(time)
     last = begin + (before + known) % ring.rows
     terminated, truncated = ring.terminated[last] > 0, ring.truncated[last] > 0
     opens = ring.step[first] == 0
+    # the row after the last known step: a final observation if that step ended the episode
     ended = (t == each(known)) & each(terminated | truncated)
     shown = torch.where(t <= each(known), places, zeros)
     previous = each(begin) + (each(before) + t) % ring.rows
+    # nothing came before the first step of an episode
     lacks = (t > each(known)) | ((t == 0) & each(opens))
 
+    # row t sums k rewards, up to n and none beyond the last known step; rows beyond the window have no target
     k = torch.where(t < each(own), torch.clamp(each(known) - t, max=cut.n), 0)
     rewards = ring.reward[places].to(FLOAT64)
     value, discount = torch.zeros_like(rewards), torch.ones_like(rewards)
@@ -99,6 +106,7 @@ def rows_of(ring: DeviceRing, spots: Spots, cut: Cut, gamma: float) -> Rows:
         later = rewards.roll(-j, time)  # what comes round is beyond all that count
         value = torch.where(going, value + discount * later, value)
         discount = torch.where(going, discount * gamma, discount)
+    # a sum that reaches the last known step ends as that step did; if it ended nothing, both flags are False
     ends = (k > 0) & (t + k == each(known))
     terminal = ends & each(terminated)
     found = {

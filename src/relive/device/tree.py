@@ -57,6 +57,8 @@ class DeviceTree:
     def climb(self, places: Tensor, real: Tensor) -> None:
         """Sum all nodes above these places anew where they are ``real`` leaves."""
         node = torch.where(real, places, 0)  # a sum that is made again stays what it is
+        # sums are made anew and not changed by differences, which drift: so a node is a function of the leaves alone.
+        # Two places below one node write the same sum to it
         for below, above in zip(self.offsets, self.offsets[1:], strict=False):
             node = node // FANOUT
             children = self.nodes[below + (node * FANOUT)[:, None] + torch.arange(FANOUT, device=node.device)]
@@ -69,11 +71,14 @@ class DeviceTree:
         u = uniform(stream, 1 + item, golden)
         if stratified:
             u = (item.to(FLOAT64) + u) / float(count)
-        below = (total.view(INT64) - 1).view(FLOAT64)  # the largest number below it
+        # rounding may reach the total, which lies beyond all leaves. One less in its bits is the largest number below
+        below = (total.view(INT64) - 1).view(FLOAT64)
         return self._leaves_at(torch.minimum(below, u * total))
 
     def _leaves_at(self, masses: Tensor) -> Tensor:
         """The leaf whose interval holds each mass, int64 ``[B]``: down the tree, one level for all before the next."""
+        # `start` is the mass before a node's first leaf: children are added to it one by one, from left to right, so
+        # that the edges have the bits of the walk in RAM
         node, start = torch.zeros_like(masses, dtype=INT64), torch.zeros_like(masses)
         children_of = torch.arange(FANOUT, device=masses.device)
         for level in range(len(self.offsets) - 2, -1, -1):
@@ -81,10 +86,12 @@ class DeviceTree:
             edges = _summed(children, start)
             child, positive = torch.zeros_like(node), torch.zeros_like(node)
             for k, edge in enumerate(edges):
+                # as many children end at or below the mass as come before the one that holds it
                 child = child + (edge <= masses)
                 positive = torch.where(children[:, k] > 0.0, k, positive)
             # rounding may leave a mass beyond all children: it goes to the last that has weight
             child = torch.where(child == FANOUT, positive, child)
+            # what lies before a child is the edge of the one before it; before child 0 that is `start` as it was
             for k, edge in enumerate(edges[:-1], 1):
                 start = torch.where(child == k, edge, start)
             node = node * FANOUT + child

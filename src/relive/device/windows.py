@@ -41,17 +41,21 @@ class DeviceWindows:
     def added(self, added: Added) -> None:
         """Take the weights of windows that lost rows of their history, and give those that the step ended theirs."""
         ring, tree, rule = self.ring, self.tree, self.ring.rule
-        # what has lost rows lies at the oldest row, or so many behind it; then come the places of the step's own rows
+        # a window that has lost rows ends at the oldest row, or up to `history` rows after it. The windows that were
+        # overwritten ended at the MOST_ADDED rows before the oldest, where the step's own rows lie now
         span = min(rule.history + MOST_ADDED, ring.rows)
         oldest = ring.oldest[:, None]
         numbers = oldest - MOST_ADDED + torch.arange(span, device=oldest.device)
         places = ring.base[:, None] + numbers % ring.rows
+        # a window needs its history: as many rows of its episode as there are, up to `history`
         gone = numbers - torch.clamp(ring.step[places], max=rule.history) < oldest
         tree.note(
             torch.where(gone, places, ring.nowhere).reshape(-1), torch.zeros_like(numbers, dtype=FLOAT64).view(-1)
         )
-        # one in each group of leaves with a sum of its own, also where the ring of an env begins and ends
+        # one in each group of leaves with a sum of its own, also where the ring of an env begins and ends: `climb` sums
+        # the node above a place anew, so every FANOUT-th place of a run is enough
         groups = [places[:, ::FANOUT].reshape(-1), places[:, -1], ring.base, ring.base + ring.rows - 1]
+        # the number of the step's row: the newest, or the one before a boundary row
         written = ring.head - 1 - (added.finals != ring.nowhere).to(INT64)
         spots = Spots(
             torch.cat([added.before, added.own]), torch.cat([ring.envs, ring.envs]), torch.cat([written - 1, written])
@@ -59,6 +63,7 @@ class DeviceWindows:
         opens = (spots.places != ring.nowhere) & ring.can_draw(spots)
         tree.note(spots.places, torch.where(opens, self._weights(spots), 0.0))
         if rule.weigh == "episodes":
+            # an episode's newest window has the weight of the whole episode, so the one before gives it up
             before = torch.where(opens, self._window_before(spots), ring.nowhere)
             tree.note(before, torch.zeros_like(before, dtype=FLOAT64))
             groups.append(before)
@@ -69,7 +74,7 @@ class DeviceWindows:
         """The weights of windows that can be drawn."""
         at = self.ring.step[spots.places].to(INT64)
         if self.ring.rule.weigh == "steps":
-            return (at + 1 - self.ring.window_start(at)).to(FLOAT64)
+            return (at + 1 - self.ring.window_start(at)).to(FLOAT64)  # a tail has fewer steps
         return torch.ones_like(at, dtype=FLOAT64)
 
     def _whole_before(self, at: Tensor) -> Tensor:
@@ -80,6 +85,7 @@ class DeviceWindows:
         """Where the windows before these end, in the same episode; ``nowhere`` if there is none, or no more."""
         ring, rule = self.ring, self.ring.rule
         at = ring.step[spots.places].to(INT64)
+        # so many steps lie between the ends of the two windows, and as many rows
         number = spots.numbers - (at - (self._whole_before(at) + rule.length - 1))
         there = (at >= rule.length) & (number >= ring.oldest[spots.envs])
         return torch.where(there, ring.base[spots.envs] + number % ring.rows, ring.nowhere)
@@ -104,6 +110,7 @@ class DeviceWindows:
         # the first row that can end a window: the episode's first, or the first whose history is still stored
         low = torch.where(begins >= oldest, begins, oldest + rule.history)
         first, last = ring.window_start(low - begins), self._whole_before(at)
+        # the windows beside the newest: `stride` apart from `first` to `last`. An episode of one window has none
         others = torch.where((at >= rule.length) & (last >= first), (last - first) // rule.stride + 1, 0)
         chosen = (random * (1 + others).to(FLOAT64)).to(INT64)
         # 1 is the window before the newest, and so on
