@@ -12,7 +12,7 @@
 
 namespace relive {
 
-// What a call answers if something is unusual: then it has changed nothing.
+// The answer of a call that takes another way, since something is unusual: it has changed nothing.
 inline constexpr std::int64_t UNUSUAL = -1;
 
 // The words of `facts`; files hold them in this order.

@@ -54,7 +54,7 @@
     return reinterpret_cast<Lanes>(marked & reinterpret_cast<Marks>(numbers));
 }
 
-// What a step leads to.
+// The consequences of a step, a lane an env.
 struct Ends {
     Marks goes_on;    // the episode does
     Marks valued;     // something follows: false where it terminated, or was cut and there are no final values

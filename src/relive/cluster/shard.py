@@ -413,7 +413,7 @@ class Chunk(NamedTuple):
     holds the final observations, and ``ended``, int64 ``[F]``, the rows t * K + k that they belong to."""
 
 
-# What a shard is made from
+# The parts that a shard is made from
 
 
 class SavedShard(NamedTuple):

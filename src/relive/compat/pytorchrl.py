@@ -798,7 +798,7 @@ class Collected(MutableMapping[str, Any]):
 
 
 class Rows(ABC):
-    """What a buffer stores by PyTorchRL's keys, in a replay that gets a row of each env at a time.
+    """The rows of a buffer by PyTorchRL's keys, in a replay that gets a row of each env at a time.
 
     Args:
         sample: a transition.
@@ -912,7 +912,7 @@ class Flat(Rows):
 
     @property
     def view(self) -> NStep:
-        """That of the replay, of which a copied one has its own."""
+        """The view of the replay. A copied replay has a view of its own."""
         return self.replay.view
 
     def _build(self, max_size: int, sampler: Sampler, view: NStep) -> Core[Any, Any]:
@@ -1055,7 +1055,7 @@ class Sequences(Rows):
 
     @property
     def view(self) -> NStep:
-        """That of the sums of rewards."""
+        """The view that sums rewards."""
         return self._view
 
     def _build(self, max_size: int, sampler: Sampler, view: NStep) -> Core[Any, Any]:
@@ -1164,7 +1164,7 @@ class Sequences(Rows):
         return batch["n_step"].reshape(-1, 1)
 
     def _steps_used(self, starts: Any, ends: Any) -> Any:
-        """The same for sequences ``[..., L]``, from the flags before and after their steps."""
+        """n of each window, as :meth:`steps_used` gives it, from the flags before and after steps of ``[..., L]``."""
         n, length = self.view.n, self.length
         # the flags before steps 0 .. L + n - 2; `ends` holds the flags after steps n - 1 .. L + n - 2
         flags = np.concatenate([starts.reshape(ends.shape) != 0, ends[..., length - n : length - 1]], -1).cumsum(-1)

@@ -20,7 +20,7 @@ def signed(word: int) -> int:
 
 
 GOLDEN = signed(0x9E3779B97F4A7C15)
-"""What the states of splitmix64 are apart."""
+"""The distance between two states of splitmix64."""
 
 FIRST, SECOND = signed(0xBF58476D1CE4E5B9), signed(0x94D049BB133111EB)
 

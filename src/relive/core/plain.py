@@ -1,4 +1,4 @@
-"""What compiled code does by torch's DLPack exchange, in plain torch: for a torch without one, and while it traces."""
+"""Arrays of tensors and tensors over arrays in plain torch, for a torch without DLPack exchange, and while it traces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMPY = {
 }  # fmt: skip
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""What holds a number of so many bytes that NumPy lacks."""
+"""Bytes -> the integers that hold a number of a dtype that NumPy lacks."""
 
 
 def array_of(tensor: Tensor) -> NDArray[Any] | None:

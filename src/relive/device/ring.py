@@ -373,11 +373,12 @@ class DeviceRing:
         going = torch.ones_like(begin, dtype=torch.bool)
         steps = torch.ones_like(begin)
         if n > 1:
-            # a window goes on over a row that ended nothing to one that is a complete transition
+            # a window goes on over a row that ended nothing to one that is a complete transition. Where rows have
+            # their own next observation there is no boundary row to stop it, so the next row also has to be there,
+            # and must not be the first of an episode
             here, after = places[: n - 1], places[1:n]
             joins = ~((self.terminated[here] > 0) | (self.truncated[here] > 0)) & (self.stamp[after] >= 0)
             if own:
-                # no boundary row stops it here, so the next row has to be there, and no first row of an episode
                 joins = joins & (spots.numbers + ahead[1:n] < self.head[spots.envs]) & (self.step[after] != 0)
             for each in joins:  # once it has stopped, nothing that follows counts
                 going = going & each

@@ -43,7 +43,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Examination:
-    """What :func:`examine` found: facts by part and name, in which None is what is not known, and advice."""
+    """The findings of :func:`examine`: facts by part and name, None where one is not known, and advice."""
 
     facts: dict[str, dict[str, Any]]
     advice: tuple[Advice, ...]
@@ -233,7 +233,7 @@ def usable(facts: Facts) -> int:
 
 
 def advice_on(facts: Facts) -> Iterator[Advice]:
-    """What the facts say to do. Each piece of advice follows from the facts alone."""
+    """Advice, each piece of which follows from the facts alone."""
     core, threads, memory, gpu = (facts[part] for part in ("core", "threads", "memory", "gpu"))
     cores = usable(facts)
     if cores == 1:

@@ -60,7 +60,7 @@ class Graphed:
         """The memory of all graphs. What one of them needs only while it runs, the others use as well."""
 
     def __call__(self, *given: Any) -> Any:
-        """What the function returns for these arguments."""
+        """Run the function, or its graph, with these arguments; returns a copy of the result."""
         within = torch.cuda.is_current_stream_capturing()  # then the call becomes a part of the caller's graph
         form = _Form(given) if within else self._form(given)
         form.take(given)
@@ -89,7 +89,7 @@ class Graphed:
 
 
 class _Form:
-    """What is kept for calls of one form: memory for their arguments, and their graph once there is one."""
+    """Calls of one form: the memory for their arguments, and their graph once there is one."""
 
     def __init__(self, given: tuple[Any, ...]) -> None:
         with torch.inference_mode(False):
@@ -128,7 +128,7 @@ class _Graph:
 
 
 def capture(call: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Callable[[], None], Any, Any]:
-    """What runs the operations of a call, the results that it then writes, and the memory that it takes them from.
+    """A function that runs the operations of a call, the results that it writes, and the memory that they lie in.
 
     The call is made once, and runs none of its operations.
 

@@ -55,7 +55,7 @@ WRITTEN = ("index", "next_index", "discount", "steps", "reward", "terminated", "
 
 
 COPIED = ("step_bytes", "next_at", "next_bytes", "own_at", "own_bytes")
-"""What it copies of rows, in bytes."""
+"""The numbers that tell it what to copy of a row, in bytes, in its order."""
 
 
 LINE = 64

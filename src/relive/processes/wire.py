@@ -122,7 +122,7 @@ class Line:
         self._poll = select.poll()
         self._poll.register(connection.fileno(), select.POLLIN)
         self._hello = b""
-        """What has come of the first message, for :meth:`receive_hello`."""
+        """The bytes of the first message that have come so far, for :meth:`receive_hello`."""
         self._within = False
         """True from the first byte of a message to its last. A call that finds it True follows one that broke off."""
 
