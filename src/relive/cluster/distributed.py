@@ -108,6 +108,7 @@ class ShardedReplay:
             LifecycleError: another rank raised an error.
             WaitTimeoutError: the limit did not allow the batch within ``limit_timeout``. All ranks raise it.
         """
+        # each rank keeps its own rows: to even them out would cost the bytes of the batch
         ranks, rate_limit, agreed = self._ranks, self._limit, list[_Agreed]()
         while True:
             with self._turn:  # and not the replay's lock: steps can come while this rank waits for the others
@@ -587,8 +588,9 @@ NUMBERS = 3
 class RankLimit:
     """Keeps a limit with the other ranks: each counts its own steps, and all count the same batches.
 
-    Before each batch the ranks exchange their counts. So all come to the same answer, and divide the room for further
-    steps alike. A rank may use its part of the room until the next exchange. Together they never exceed the limit.
+    Before each batch, and ten times a second while one waits, the ranks exchange their counts. So all come to the same
+    answer, and divide the room for further steps alike. A rank may use its part of the room until the next exchange.
+    Together they never exceed the limit; if each used all of the room, they could exceed it R times.
 
     Args:
         limit: this rank's limit. All that adds to this rank's replay asks it.
@@ -696,6 +698,9 @@ can read where the others are. Gloo ends the process if the sizes differ.
 
 class Ranks:
     """The ranks of a process group; one rank alone if torch.distributed was not initialized.
+
+    Settings that have to be equal, and failures, travel with the totals: so an error of one rank is an error of all
+    ranks before anything is drawn.
 
     Args:
         group: of torch.distributed; None is the default group.

@@ -26,7 +26,10 @@ PAUSE = 0.05
 
 
 class Link(Protocol):
-    """How messages travel to shards. If other processes are to send steps, the link can be pickled."""
+    """The way of messages to shards. If other processes are to send steps, the link can be pickled.
+
+    With these three methods every rule of failures is tested in one process. Ray is imported by one module alone.
+    """
 
     def call(self, shard: int, method: str, *arguments: Any) -> Any:
         """Send a message to a shard, and return what :meth:`answers` takes."""
@@ -77,6 +80,7 @@ class RolloutQueue:
     """The rollouts on their way, in the order in which they came. The queue runs in a process of its own.
 
     A rollout stays until the learner settles it: the answer to :meth:`fetch` may be lost, and the learner may restart.
+    The place in line is part of the learner's state, so each rollout is consumed once over restarts, too.
 
     Args:
         capacity: the most rollouts in the queue. Those that were fetched and not settled count, too.

@@ -6,7 +6,8 @@ k has the priority pᵢ, the shard has the mass Mₖ = Σ pᵢ over its rows, an
 M₁ + ... + Mₖ). So the shard draws exactly the masses that lie there. Their number is multinomial in the Mₖ. Every
 process that knows the masses and (seed, t) computes the same plan.
 
-Where all rows have the same chance, a shard's mass is its number of rows.
+Where all rows have the same chance, a shard's mass is its number of rows. Equal numbers from each shard, with corrected
+weights, would have the same expectation, but they are another batch, and have more variance.
 
 The file reads from the whole to the part: the plan of a batch, the draws of one shard, and the division of envs and
 indices.
@@ -365,7 +366,8 @@ class ShardSampler:
 
 
 BITS = 48
-"""The lower bits of an index, which name a transition. The bits above, without the sign, name the life of the shard."""
+"""The lower bits of an index, which name a transition. The bits above, without the sign, name the life of the shard:
+the row numbers of a shard that came back start again."""
 
 
 LIVES = 2 ** (63 - BITS)

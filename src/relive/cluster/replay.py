@@ -313,6 +313,8 @@ class Replay:
             EmptyError: no shard that answers has anything to draw.
             LifecycleError: no shard answers, or none gives rows.
         """
+        # two round trips: the learner plans the masses, and the shards find the rows. To plan with the masses of the
+        # batch before would save one, but TD errors would count a batch late
         group, drawn, used = self._group, list[_ShardRows](), dict[int, float]()
         patience = (group.count + 1) * group.timeout  # each shard may take its time
         missing, attempt, end = batch_size, 0, time.monotonic() + patience
@@ -899,9 +901,9 @@ class ShardLimit:
     """Holds the learner back, and gives each shard an allowance of steps, so that all together keep the limit.
 
     A shard stores steps up to its allowance. Allowances travel with the questions for totals. All allowances together
-    stay within the limit. If a shard does not use its part, the part is taken away, and goes to other shards once that
-    shard has answered. The allowance of a shard that does not answer any more is not counted, since the others would
-    wait for it.
+    stay within the limit. A full shard answers at once instead of waiting, since it has one thread. If a shard does not
+    use its part, the part is taken away, and goes to other shards once that shard has answered. The allowance of a
+    shard that does not answer any more is not counted, since the others would wait for it.
 
     Args:
         limit: counts the steps and rows of all shards.

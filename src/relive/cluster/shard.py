@@ -499,7 +499,8 @@ class Ledger:
 
     A writer sends a chunk again until it is confirmed. So a chunk may come twice, and a later one before an earlier
     one. A shard that came back from its last commit has forgotten all later steps. Those steps are lost. They are
-    counted, and no episode goes on over the gap.
+    counted, and no episode goes on over the gap. A ring in files knows nothing of ledgers, which would tie replays to
+    clusters.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """The base of the drop-ins: tables of a host's fields, conversions of what it passes, and ends that it does not record.
 
 A drop-in describes its host's fields as :class:`Column`. It converts a step with :func:`array_of` and its like, and
-gives it to the ``add`` of a relive buffer, which checks and copies it. What an original of the host holds comes over by
-:class:`DropIn`.
+gives it to the ``add`` of a relive buffer, which checks and copies it. The contents of an original come over by
+:class:`DropIn`. Nothing of a host is patched: importing relive changes nothing there.
 """
 
 from __future__ import annotations
@@ -429,7 +429,8 @@ def passes_on(to: Callable[..., Any], *without: str) -> Callable[[Made], Made]:
 def renew(buffer: Any, seed: int | None) -> None:
     """Draw a new seed for a buffer from torch's default generator, unless the drop-in was given a ``seed``.
 
-    So ``torch.manual_seed`` makes two runs equal, as it does with the host.
+    So ``torch.manual_seed`` makes two runs equal, as it does with the host. A seed that is drawn only once would miss
+    every later seeding.
     """
     if seed is None:
         buffer.seed = None

@@ -1,4 +1,4 @@
-"""Arrays of tensors, and tensors over arrays, in plain torch: for a torch without DLPack exchange, or while it traces."""
+"""Arrays of tensors and tensors over arrays, by plain torch: for a torch without DLPack exchange, or as it traces."""
 
 from __future__ import annotations
 

@@ -351,7 +351,10 @@ def _step(table: Table, features: Mapping[str, Feature], lacks: list[str]) -> di
 
 
 def _ends(table: Table, lacks: list[str]) -> tuple[Array, Array]:
-    """Which frames terminated and which were truncated, bool ``[S]`` each.
+    """The frames that terminated and those that were truncated, bool ``[S]`` each.
+
+    ``next.done`` alone counts as terminated, as in LeRobot's own buffer. Without a flag an episode counts as cut off:
+    a wrong terminal would teach a value of 0.
 
     Raises:
         FileFormatError: the flags contradict each other.
@@ -474,8 +477,9 @@ def to_lerobot(
 
     Observations become ``observation.…``, actions ``action``, rewards ``next.reward``, and the ends of episodes
     ``next.terminated``, ``next.truncated`` and ``next.done``. The final observation of each episode is kept beside its
-    length, where LeRobot does not look. Images are stored as numbers, not as pictures or videos. An episode that was
-    still running, or was interrupted, ends there without a flag. Priorities and indices are not written.
+    length, where LeRobot does not look: a further frame would need an action that was never taken, and imitation would
+    learn it. Images are stored as numbers, not as pictures or videos. An episode that was still running, or was
+    interrupted, ends there without a flag. Priorities and indices are not written.
 
     Args:
         replay: the replay. Its transitions must be in the order of time.

@@ -430,6 +430,7 @@ class SaveHandle:
             raise error  # no caller can catch it here, so Python prints it
 
 
+# An error that nobody waited for is raised by the next save: a loop that never waits loses no save silently.
 class Saves:
     """The saves of one buffer. A new one waits for the one before."""
 

@@ -513,6 +513,8 @@ OVER_ENDS = 2
 """How many ends of episodes a run of copies must go beyond."""
 
 
+# Deterministic environments repeat their episodes. So rows that come again count only if whole runs of them do, over
+# two ends or side by side.
 @rule("duplicate-rows")
 def duplicate_rows(steps: Experience) -> Look:
     """Steps that are stored more than once. Observations must be continuous, so that none comes twice by chance."""

@@ -86,6 +86,8 @@ Look: TypeAlias = Generator[Finding, None, int]
 There is no third way, so a rule that did not run has said why."""
 
 
+# Every rule gives a verdict: findings with the number of rows, or why it could not look. A rule that returned early
+# would count as "no mistake".
 @dataclass(frozen=True)
 class Check:
     """One subject of an audit, and how much of it was looked at.

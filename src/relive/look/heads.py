@@ -115,10 +115,11 @@ def inside_of(steps: Experience) -> Array:
 
 
 def weights_of(steps: Experience, value: Array, reward: Array, total: Array) -> tuple[Array, Array, float] | None:
-    """How returns follow from the next row: γ and γλ, what follows from it, ``[S]``, and how near is near enough.
+    """The factors of the next row in these returns, γ and γλ; what follows from it, ``[S]``; how near is near enough.
 
     None if they do not follow: they are not those of generalized advantage estimation.
     """
+    # nobody has to tell γ and λ: inside an episode, return less reward is linear in the next value and advantage
     inside, rest = inside_of(steps), total - reward
     if not np.isfinite(rest).all() or not np.isfinite(value).all() or inside.sum() < 2:
         return None

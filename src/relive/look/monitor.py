@@ -41,7 +41,8 @@ class Monitor:
         replay: the buffer. It is only read, and its draws do not change.
         counts: count the draws of each transition. The counts take 4 bytes per row of the capacity. To count takes up
             to half of the time to sample a small batch.
-        every: in the long run, look at the staleness and the weights of one batch in this many.
+        every: in the long run, look at the staleness and the weights of one batch in this many. One in 128 takes 2.5 to
+            4 % of sampling; of one in 1,000 nothing can be measured.
 
     Raises:
         ParameterError: ``replay`` is not a :class:`relive.ReplayBuffer`, ``counts`` is not a bool, or ``every`` is not

@@ -29,6 +29,7 @@ ROWS = 1000
 """The most episodes that a page lists, and the most dots of a chart."""
 
 
+# The page draws its own charts, because they follow the colours of the reader's screen, and Matplotlib's do not.
 def page(inspection: Any, report: Any, chosen: int | None = None) -> str:
     """An inspection and an audit of the same source as a whole page.
 

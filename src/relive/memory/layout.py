@@ -179,6 +179,8 @@ def row_layout(leaves: Mapping[Path, Field]) -> tuple[RowLayout, set[Path]]:
 
     These are large fields and hidden states. A sequence reads only its first state, so packing them would slow reads.
     """
+    # The observation comes first: that of the next row is what a step led to, so a step and its next observation are
+    # one run of bytes. The bookkeeping comes last.
     limits = {path: 0 if path[0] == "hidden" else LARGE_FIELD for path in leaves}
     large = {path for path, field in leaves.items() if field.nbytes > limits[path]}
     return RowLayout(*field_groups(leaves, large), BOOKKEEPING), large

@@ -340,6 +340,9 @@ class HostedRows(Store):
         return arrays
 
 
+# A user's store has two methods, and never sees rewards, flags or negative rows: those stay in RAM, for the core. To
+# subclass Store would make every rule about staging and planning public. The price is one read a field instead of one a
+# row, which does not matter for a store that is slower than RAM.
 class UserRows(HostedRows):
     """The rows of a replay in a user's store. All fields that are there are read into RAM, one by one.
 

@@ -1,5 +1,9 @@
 """Lanes: bring the steps of many processes to the one that owns the replay.
 
+A lane is a ring of whole steps in shared memory. Each process that plays has one, and one owner drains them all. So no
+rule of the replay is written twice. The number of committed steps is stored last, in one word that a kill cannot leave
+half written.
+
 The file reads from the outside in: the lanes as a user has them, the writer of one lane, the pieces in which steps get
 into a replay, and the memory of a lane.
 """
@@ -629,7 +633,10 @@ class Intake:
         inside: Any = replay
         self._ring = inside._ring
         self.most: int = max(piece_of(self._ring.rows) // len(envs), 1)
-        """The most vector steps of a piece: the replay stores this many in one call that nothing can break off."""
+        """The most vector steps of a piece: the replay stores this many in one call that nothing can break off.
+
+        So Ctrl-C finds a piece in or not in, and the ring's heads say which; nothing has to be logged.
+        """
         self._durable = inside._durable
 
     def head_sum(self) -> int:

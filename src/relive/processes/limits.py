@@ -1,7 +1,8 @@
 """Limits of the replay ratio, SamplesPerInsert and MinSize, as in Reverb (Cassirer et al. 2021).
 
 A limit is a few counts in shared memory. Atomic instructions change them, so no process holds a lock that its death
-could leave locked.
+could leave locked. Inserts only make room for samples, and samples for inserts. So a count that has become old by the
+time it is used refuses too much, and never too little.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from ..errors import LifecycleError
 __all__ = ["RecordedEnv"]
 
 
+# It is alone in this file: its base class is needed at import, and `import relive` must not import gymnasium.
 class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
     """An env that writes each of its steps into a lane; made by :meth:`relive.Lanes.recorded`.
 

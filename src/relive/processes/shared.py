@@ -46,6 +46,8 @@ IN_MEMORY = sys.platform == "linux"
 """True if the system has files without a path. Such a file is gone when the last process that has it open ends."""
 
 
+# A named file in /dev/shm, with a lock that says who is still there, was tried and dropped: a forked child shares the
+# open file, so nobody knows who is the last. In most containers /dev/shm has 64 MB.
 class SharedBlock:
     """Zeroed memory that processes share. The memory is free again when the last of them ends, however it ends.
 
@@ -145,7 +147,8 @@ class SharedBlock:
 class Claim:
     """A place of a block that one process has. A child that is forked does not have it.
 
-    The claim is a lock on one byte of an open file. The system drops it when the process ends, however it ends.
+    The claim is a lock on one byte of an open file. The system drops it when the process ends, however it ends. A lock
+    that has to be given back would stop all others once its owner has died.
     """
 
     def __init__(self, path: str, place: int) -> None:

@@ -475,6 +475,8 @@ def _unwrapped(states: tuple[Tensor, ...]) -> Any:
 def split_and_pad_trajectories(tensor: Any, dones: Tensor) -> tuple[Any, Tensor]:
     """Cut steps at dones into trajectories that are padded with zeros to T.
 
+    rsl_rl hands out this shape, and its users rely on it; to pad to the longest trajectory would be quicker.
+
     Args:
         tensor: a tensor or TensorDict ``[T, N, ...]``; gradients go through.
         dones: ``[T, N]`` or ``[T, N, 1]``.
