@@ -1,7 +1,7 @@
 """Stable-Baselines3's buffers on relive's core, for ``replay_buffer_class=`` and ``rollout_buffer_class=``.
 
 They are compared with Stable-Baselines3 2.9. The algorithms require subclasses of Stable-Baselines3's own classes, so
-Stable-Baselines3 must be installed.
+Stable-Baselines3 must be installed. All are in one module, so that pickles name the module that users import.
 """
 
 from __future__ import annotations

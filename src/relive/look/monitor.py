@@ -381,6 +381,8 @@ class DrawCounts:
     def restore(self, index: Array, draws: Array) -> None:
         """Continue the counts that :meth:`drawn` gave. Rows that were overwritten meanwhile are left out.
 
+        They are saved by index, which stays; a place in memory does not.
+
         Raises:
             ParameterError: these are not whole numbers ``[K]``, a count is out of range, or an index was never issued.
                 Nothing is changed.
