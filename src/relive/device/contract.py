@@ -47,8 +47,8 @@ class Report(NamedTuple):
 class DeviceSampler:
     """Draws rows of a ring on a device: the rows that the sampler draws in RAM, to the bit.
 
-    :meth:`added`, :meth:`draw` and what :attr:`set_errors` gives run operations of fixed shapes on the device, which may
-    be compiled or captured. All other members are the host's.
+    :meth:`added`, :meth:`draw` and what :attr:`set_errors` gives run operations of fixed shapes on the device, which
+    may be compiled or captured. All other members are the host's.
 
     Args:
         rows: the ring on the device.
