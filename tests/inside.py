@@ -180,9 +180,11 @@ def obs(owner: Any) -> Any:
 
 def nbytes_on_device(buffer: Any) -> int:
     """Bytes of all tensors that a replay on a device keeps besides its rows."""
-    there = buffer._on_device
-    trees = [part.tree for part in (there._priorities, there._windows) if part is not None]
-    parts = [there._rows, there._priorities, there._recent, there._goals, *trees]
+    there = buffer._mirror
+    draws = there._draws
+    holders = [part for part in (draws, getattr(draws, "windows", None)) if part is not None]
+    trees = [part.tree for part in holders if hasattr(part, "tree")]
+    parts = [there._rows, there._goals, *holders, *trees]
     return sum(x.nbytes for part in parts if part is not None for x in vars(part).values() if isinstance(x, Tensor))
 
 
@@ -196,7 +198,7 @@ def mend(buffer: Any) -> None:
 
 
 def on_device(buffer: Any) -> Any:
-    return buffer._on_device
+    return buffer._mirror
 
 
 def read_batch(owner: Any) -> Any:
@@ -205,7 +207,7 @@ def read_batch(owner: Any) -> Any:
 
 def is_ahead(buffer: Any) -> bool:
     """True if the device knows what the host does not."""
-    return type(buffer._ring.pending).__name__ == "Ahead"
+    return type(buffer._ring.pending).__name__ == "DeviceIsNewer"
 
 
 def parts(owner: Any) -> Any:

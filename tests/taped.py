@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from relive.device import replay
 from relive.memory import graphs
+from relive.replay import mirror
 from relive.rollout import minibatches
 
 __all__ = ["TAPED", "Tape", "with_tapes"]
@@ -89,7 +89,7 @@ def with_tapes() -> Iterator[list[Tape]]:
 
     with (
         mock.patch.object(graphs, "capture", capture),
-        mock.patch.object(replay, "has_graphs", return_value=True),
+        mock.patch.object(mirror, "has_graphs", return_value=True),
         mock.patch.object(minibatches, "has_graphs", return_value=True),
         mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=False),  # an error without CUDA
     ):

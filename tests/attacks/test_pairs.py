@@ -19,7 +19,7 @@ from relive import Collector, Mixture, NStep, ReplayBuffer
 from relive.cluster.replay import Replay
 from relive.processes.lanes import Lane
 from relive.processes.server import Learner
-from relive.replay.serving import Ahead, Served
+from relive.replay.serving import DrawAhead, Served
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, limits resources and mounts file systems")
 
@@ -133,7 +133,7 @@ def save_once(genuine: Any, self: Any, path: Any, **named: Any) -> Any:
 
 
 def serve_twice(genuine: Any, self: Any, *args: Any, **named: Any) -> Any:
-    self._ahead = None
+    self._way = None
     return genuine(self, *args, **named)
 
 
@@ -189,7 +189,7 @@ FAULTS: dict[str, tuple[str, Callable[[], None]]] = {
     "small file system": ("load with changes", instead(ReplayBuffer, "save", forgets_after(*BROKEN_OFF))),
     "memory limit": ("background save", instead(ReplayBuffer, "save", forgets_after(*BROKEN_OFF))),
     "SIGKILL": ("lanes", with_result(ReplayBuffer, "open", forget_what_was_there)),
-    "a clock that jumps": ("serve", instead(Ahead, "take", believe_the_clock)),
+    "a clock that jumps": ("serve", instead(DrawAhead, "take", believe_the_clock)),
 }  # fmt: skip
 
 

@@ -182,7 +182,7 @@ def test_batches_of_a_captured_graph_count(device: torch.device) -> None:
     twins.there.sample(8)
     part = inside.on_device(twins.there)
     for _ in range(2):
-        inside.read_batch(part)(8, 1, 0.99)  # what a graph replays
+        inside.read_batch(part)(8, part.reads(twins.there.view))  # what a graph replays
     assert twins.there.stats()["batches"] == 3
     assert_same(drawn[3], twins.there.sample(8))
 

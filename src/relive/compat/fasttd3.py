@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ..batches import Batch
-from ..device.replay import FEWEST_ROWS
 from ..errors import EpisodeEndWarning, ParameterError
 from ..memory.copier import copy_all
 from ..parameters import is_count
 from ..replay.buffer import ReplayBuffer
+from ..replay.mirror import FEWEST_ROWS
 from ..steps.schema import Field, Path, Schema, map_leaves
 from ..views.transitions import NStep
 from .base import DropIn, StepFieldError, StepShapeError, alias, as_tensordict, oldest_first, renew

@@ -6,7 +6,7 @@ fixed shapes, and no wait for the device.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,11 +15,10 @@ from ..core.numbers import mix, stream_of, uniform
 from ..core.words import EPISODE, FINAL, FUTURE, PAST, RANDOM
 from ..errors import DTypeError
 from ..memory.device import DeviceRows
-from ..steps.schema import Field, Path, nest
-from ..views.hindsight import RESULTS, STRATEGIES, GoalFunction, Hindsight
+from ..steps.schema import Path, nest
 from .ring import Added, DeviceRing, Spots, Windows
 
-__all__ = ["DeviceGoals", "GoalForm"]
+__all__ = ["RESULTS", "DeviceGoals", "GoalForm", "read_goals"]
 
 
 FLOAT64, INT64, INT32 = torch.float64, torch.int64, torch.int32
@@ -31,8 +30,27 @@ OTHERS = 2**32 + 1
 """The number of a batch's further stream, by which the goals of RANDOM are drawn."""
 
 
+RESULTS: tuple[Path, ...] = (("reward",), ("terminated",), ("truncated",))
+"""What functions of goals judge."""
+
+
+class Judge(Protocol):
+    """A function of the user that judges steps with another goal."""
+
+    path: Path
+    """Which of :data:`RESULTS` it gives."""
+
+    def judge(self, achieved: Any, desired: Any, info: Any) -> Any:
+        """Its result, as it is."""
+        ...
+
+    def require(self, count: int, shape: tuple[int, ...], dtype: object, kind: str) -> None:
+        """Refuse a result that is no ``[count]`` of its kind."""
+        ...
+
+
 class GoalForm(NamedTuple):
-    """The parameters of :class:`relive.Hindsight` by which batches with other goals are drawn."""
+    """How batches with other goals are read: as the parameters of :class:`relive.Hindsight` say."""
 
     n: int
     gamma: float
@@ -42,19 +60,9 @@ class GoalForm(NamedTuple):
     achieved: Path
     desired: Path
     info: tuple[Path, ...]
-    functions: tuple[GoalFunction, ...]
+    functions: tuple[Judge, ...]
     order: tuple[Path, ...]
     """The fields of a batch."""
-
-    @classmethod
-    def of(cls, view: Hindsight, store: DeviceRows) -> GoalForm:
-        """The parameters of a view."""
-        info = tuple(path for path in store.leaves if path[0] == view.info)
-        return cls(
-            view.n, float(view.gamma), float(view.ratio), STRATEGIES[view.strategy], bool(view.finished_only),
-            ("obs", view.achieved), ("obs", view.desired), info, tuple(view.goal_functions()),
-            store.order_with({("relabelled",): Field((), torch.bool)}),
-        )  # fmt: skip
 
 
 class Choice(NamedTuple):
@@ -214,3 +222,14 @@ class DeviceGoals:
         # the others keep their bits: they were summed by the view without goals
         pairs = zip(made, windows, strict=True)
         return Windows(*(torch.where(choice.relabelled, new, old) for new, old in pairs))
+
+
+def read_goals(
+    store: DeviceRows, ring: DeviceRing, goals: DeviceGoals, spots: Spots, stream: Tensor, form: GoalForm
+) -> dict[Path, Tensor]:
+    """The fields ``[B, ...]`` of the windows that start at ``spots``, some with another goal.
+
+    Raises:
+        ShapeError, DTypeError: a function returned a wrong result.
+    """
+    return goals.read(store, spots, stream, form)

@@ -7,13 +7,18 @@ They have the bits of :class:`relive.Prioritized`. Every function is as those of
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..core.numbers import power
 from ..core.words import LARGEST_ERROR
+from ..ring.ring import Ring
+from ..steps.schema import Path
+from .contract import DeviceSampler, Kind, Report
 from .ring import Added, DeviceRing, Spots
 from .tree import DeviceTree
 
@@ -23,30 +28,17 @@ __all__ = ["DevicePriorities"]
 FLOAT64, INT64 = torch.float64, torch.int64
 
 
-class Weighed(NamedTuple):
-    """Rows that were drawn by priority, ``[B]`` each."""
+class DevicePriorities(DeviceSampler):
+    """The priorities of the rows of a ring, and draws by them."""
 
-    spots: Spots
-    weight: Tensor
-    """float32."""
-    probability: Tensor
-    """float64."""
+    sampler: Any
 
-
-class DevicePriorities:
-    """The priorities of the rows of a ring.
-
-    Args:
-        ring: the rows.
-        device: of all tensors.
-    """
-
-    def __init__(self, ring: DeviceRing, device: torch.device) -> None:
-        self.ring = ring
-        self.rows: int = ring.num_envs * ring.rows
-        self.tree: DeviceTree = DeviceTree(self.rows, device)
-        self.errors: Tensor = torch.zeros(self.rows + 2, dtype=torch.float32, device=device)
-        self.newest: Tensor = torch.zeros(self.rows + 2, dtype=torch.int32, device=device)
+    def __init__(self, rows: DeviceRing, sampler: Any) -> None:
+        super().__init__(rows, sampler)
+        device, self.num_rows = rows.envs.device, rows.num_envs * rows.rows
+        self.tree: DeviceTree = DeviceTree(self.num_rows, device)
+        self.errors: Tensor = torch.zeros(self.num_rows + 2, dtype=torch.float32, device=device)
+        self.newest: Tensor = torch.zeros(self.num_rows + 2, dtype=torch.int32, device=device)
         """Memory for :meth:`rate`: of each row, the last of its errors in one update."""
         self.alpha: Tensor = torch.zeros(1, dtype=FLOAT64, device=device)
         self.eps: Tensor = torch.zeros(1, dtype=FLOAT64, device=device)
@@ -60,6 +52,8 @@ class DevicePriorities:
         self.counts: Tensor = torch.zeros(3, dtype=INT64, device=device)
         """Errors that came too late; errors that were no float32, or too large for a sum; draws while all priorities
         were 0. These count since the host read them last."""
+        self._sent: tuple[Any, ...] | None = None
+        """The sampler's parameters that the device has."""
 
     @staticmethod
     def count_bytes(num_rows: int) -> int:
@@ -69,7 +63,7 @@ class DevicePriorities:
     @property
     def heaviest(self) -> float:
         """The largest weight that all leaves can have without an infinite sum anywhere."""
-        return torch.finfo(FLOAT64).max / (2.0 * self.rows)
+        return torch.finfo(FLOAT64).max / (2.0 * self.num_rows)
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -79,7 +73,7 @@ class DevicePriorities:
         error = torch.where(torch.isnan(self.default), self.largest, self.default).to(torch.float32)
         weight = power(error.to(FLOAT64) + self.eps, self.alpha)
         fresh = torch.cat([added.before, added.own])
-        nowhere = self.ring.nowhere
+        nowhere = self.rows.nowhere
         # a row of the step is complete at once, or waits; either way what lay there is gone
         gone = torch.cat([torch.where(added.own == nowhere, added.places, nowhere), added.finals])
         self.errors.index_put_((fresh,), error.expand(len(fresh)))
@@ -87,29 +81,34 @@ class DevicePriorities:
         places = torch.cat([fresh, gone])
         self.tree.put(places, torch.cat([weight.expand(len(fresh)), torch.zeros_like(gone, dtype=FLOAT64)]))
 
+    @property
+    def set_errors(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """:meth:`rate`."""
+        return self.rate
+
     def rate(self, index: Tensor, errors: Tensor) -> Tensor:
         """Set the errors, of either sign, of rows with these public indices; how many are gone, int64 without axes.
 
         Of several errors for one row the last counts. One that is no float32, or makes too large a priority, is passed
         over and counted, and so is an index that was never issued.
         """
-        spots, able = self.ring.find(index)
+        spots, able = self.rows.find(index)
         # a wrong error becomes NaN, and is counted instead of raised: to raise it would be to wait for the device
         sizes = errors.to(FLOAT64).abs()
         sizes = torch.where(sizes <= LARGEST_ERROR, sizes, math.nan).to(torch.float32)
         weights = power(sizes.to(FLOAT64) + self.eps, self.alpha)
-        issued = (index >= 0) & (index // self.ring.num_envs < self.ring.head[index % self.ring.num_envs])
+        issued = (index >= 0) & (index // self.rows.num_envs < self.rows.head[index % self.rows.num_envs])
         right = issued & (weights <= self.heaviest)  # False for NaN
         late = (right & ~able).sum()  # rows that were there once, and are overwritten
         taken = right & able
-        places = torch.where(taken, spots.places, self.ring.nowhere)
+        places = torch.where(taken, spots.places, self.rows.nowhere)
         # the last of several: each row notes the position of the last error that is for it
         order = torch.arange(len(index), dtype=torch.int32, device=index.device)
         self.newest.index_put_((places,), torch.full_like(order, -1))
         self.newest.scatter_reduce_(0, places, order, "amax")
         # all of them wrote -1 first, so what an earlier update left does not count
         last = taken & (self.newest[places] == order)
-        places = torch.where(last, places, self.ring.nowhere)
+        places = torch.where(last, places, self.rows.nowhere)
         self.errors.index_put_((places,), sizes)
         self.tree.put(places, weights)
         self.largest.copy_(torch.maximum(self.largest, torch.where(taken, sizes, 0.0).max().to(FLOAT64)))
@@ -119,9 +118,12 @@ class DevicePriorities:
 
     # -- drawing ------------------------------------------------------------------------------------------------
 
-    def draw(self, count: int, stream: Tensor, stratified: bool) -> Weighed:
-        """Rows ``[count]`` by their priority; with ``stratified`` one from each of so many equal parts of the total."""
-        places = self.tree.draw(count, stream, self.ring.golden, stratified)
+    def draw(self, count: int, stream: Tensor) -> tuple[Spots, dict[Path, Tensor]]:
+        """Rows ``[count]`` by their priority, with their ``weight`` (float32) and ``probability`` (float64).
+
+        Stratified, one comes from each of so many equal parts of the total.
+        """
+        places = self.tree.draw(count, stream, self.rows.golden, self.sampler.stratified)
         probability = self.tree.nodes[places] / self.tree.total
         first, last, until = self.beta
         # a constant beta has `until` 0, and the quotient by it is passed over
@@ -130,4 +132,82 @@ class DevicePriorities:
         self.counts[2:].add_(self.tree.total <= 0.0)  # there was nothing to draw by
         # the rarest row of the batch has weight 1, and N cancels: (N P(i))^-beta / max = (P(i) / min P)^-beta
         weight = power(probability / probability.min(), -beta).to(torch.float32)
-        return Weighed(self.ring.spots_of(places), weight, probability)
+        return self.rows.spots_of(places), {("weight",): weight, ("probability",): probability}
+
+    # -- between the sampler in RAM and the device ----------------------------------------------------------------
+
+    def draws_for(self, kind: Kind) -> bool:
+        """See :class:`DeviceSampler`."""
+        return kind in ("windows", "goals") and self.sampler.normalize == "batch"
+
+    def relied_on(self) -> tuple[Any, ...]:
+        """See :class:`DeviceSampler`."""
+        return (self.sampler.stratified,)
+
+    @property
+    def kept(self) -> Any:
+        """See :class:`DeviceSampler`."""
+        return self.sampler.stored
+
+    def arrays(self) -> list[tuple[Any, Tensor]]:
+        """See :class:`DeviceSampler`."""
+        stored = self.sampler.stored
+        return [(stored.errors, self.errors), (stored.tree.nodes, self.tree.nodes)]
+
+    def send(self, ring: Ring) -> None:
+        """See :class:`DeviceSampler`."""
+        self._sent = None
+        self.largest.fill_(self.sampler.noted_largest)
+        self.counts.zero_()
+
+    def send_parameters(self) -> None:
+        """See :class:`DeviceSampler`."""
+        sampler = self.sampler
+        now = sampler.beta, sampler.default_error, sampler.noted_largest, sampler.draw_state()
+        if now != self._sent:
+            beta: Any = sampler.beta
+            schedule = cast("tuple[float, ...]", beta if isinstance(beta, tuple) else (beta, 0, 0))
+            default = torch.nan if sampler.default_error is None else float(np.float32(sampler.default_error))
+            for k, value in enumerate(schedule):
+                self.beta[k].fill_(float(value))
+            self.default.fill_(default)
+            self.alpha.fill_(float(sampler.alpha))
+            self.eps.fill_(float(sampler.eps))
+            self.draws.fill_(sampler.draw_state())
+            # one that was set meanwhile is larger than all that there were
+            self.largest.copy_(torch.clamp(self.largest, min=sampler.noted_largest))
+        self._sent = now
+
+    def before_batch(self, update: int, of: int) -> None:
+        """See :class:`DeviceSampler`."""
+        self.sampler.count_draw()
+        self._sent = (*cast("Any", self._sent)[:3], self.sampler.draw_state())
+
+    def batch_failed(self) -> None:
+        """See :class:`DeviceSampler`."""
+        self._sent = None
+
+    def bring_back(self) -> Report:
+        """See :class:`DeviceSampler`."""
+        sampler = self.sampler
+        if len(sampler.stored.tree.minima):  # the device has no tree of minima
+            sampler.stored.tree.core.build()
+        largest, draws = float(self.largest), int(self.draws)
+        sampler.largest_error = largest
+        sampler.undo_draws(draws)
+        late, refused, empty = cast("list[int]", self.counts.cpu().tolist())
+        self.counts.zero_()
+        if self._sent is not None:  # those that were set meanwhile have still to be sent
+            self._sent = (*self._sent[:2], largest, draws)
+        warnings = list[str]()
+        if empty:
+            warnings.append(
+                f"sample: {empty} batches were drawn while all priorities were 0, and mean nothing; choose a larger "
+                "eps, or a smaller alpha"
+            )
+        if refused:
+            warnings.append(
+                f"update_priorities: {refused} TD errors were NaN, infinite or too large for a sum, or had an index "
+                "that was never issued. They were passed over; check the loss, and pass batch['index']"
+            )
+        return Report(late, tuple(warnings))

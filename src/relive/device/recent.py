@@ -6,10 +6,16 @@ fixed shapes, and no wait for the device.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from .ring import DeviceRing
+from ..ring.ring import Ring
+from ..steps.schema import Path
+from .contract import DeviceSampler, Kind
+from .ring import DeviceRing, Spots
 
 __all__ = ["DeviceRecent"]
 
@@ -23,26 +29,61 @@ FEWEST = 3
 """At least 2**3 stamps are tried at once, however many envs there are."""
 
 
-class DeviceRecent:
-    """Finds where the newest transitions begin in each env.
+FEWEST_NEWEST = 2
+"""Newest transitions for each env, so that a third of the rows among them or more can be drawn: an env's newest row is
+not complete, and neither is the final observation that may follow each of the others."""
 
-    Args:
-        ring: the rows.
-        device: of all tensors.
-    """
+MOST = 2**62
+"""More transitions than any ring has; a larger ``c_min`` may be no int64."""
 
-    def __init__(self, ring: DeviceRing, device: torch.device) -> None:
-        self.ring = ring
+
+class DeviceRecent(DeviceSampler):
+    """Finds where the newest transitions begin in each env, and draws among them."""
+
+    def __init__(self, rows: DeviceRing, sampler: Any) -> None:
+        super().__init__(rows, sampler)
+        device = rows.envs.device
         self.share: Tensor = torch.zeros(1, dtype=FLOAT64, device=device)
         self.least: Tensor = torch.zeros(1, dtype=INT64, device=device)
         """The newest are this share of the transitions that can be drawn, and at least so many."""
+        self._sent: tuple[float, int] | None = None
+        """Both, as the device has them."""
         self.rounds = self.bits = 0
         self.expect(0)
 
     @staticmethod
-    def count_bytes() -> int:
-        """The bytes of all tensors."""
+    def count_bytes(num_rows: int) -> int:
+        """The bytes of all tensors, for any number of rows."""
         return 16
+
+    def draw(self, count: int, stream: Tensor) -> tuple[Spots, dict[Path, Tensor]]:
+        """See :class:`DeviceSampler`."""
+        return self.rows.draw(count, stream, self.first()), {}
+
+    def draws_for(self, kind: Kind) -> bool:
+        """See :class:`DeviceSampler`."""
+        return kind != "sequences" and self.sampler.c_min >= FEWEST_NEWEST * self.rows.num_envs
+
+    def relied_on(self) -> tuple[Any, ...]:
+        """See :class:`DeviceSampler`."""
+        return self.rounds, self.bits
+
+    def send(self, ring: Ring) -> None:
+        """See :class:`DeviceSampler`."""
+        self._sent = None
+        if ring.rows_live:
+            # the oldest stamp of all live rows; a row that is not complete has -1 - the number completed before it
+            some = np.flatnonzero(ring.heads > ring.oldest)
+            stamps = ring.stamp[some * ring.rows + ring.oldest[some] % ring.rows]
+            self.expect(ring.completed - int(np.where(stamps < 0, -1 - stamps, stamps).min()))
+
+    def before_batch(self, update: int, of: int) -> None:
+        """See :class:`DeviceSampler`."""
+        now = self.sampler.share(update, of), min(self.sampler.c_min, MOST)
+        if now != self._sent:
+            self.share.fill_(now[0])
+            self.least.fill_(now[1])
+        self._sent = now
 
     def expect(self, oldest: int) -> None:
         """Be ready for live rows that were completed so many transitions ago, and for all that are added from now on.
@@ -50,17 +91,17 @@ class DeviceRecent:
         A row that is added here makes way within ``rows`` steps of all envs, and each completes one transition an env
         and, over all of its steps, one more.
         """
-        added = self.ring.num_envs * (self.ring.rows + 2)
+        added = self.rows.num_envs * (self.rows.rows + 2)
         bits = (max(oldest, added) + added).bit_length()
         # a round tries 2**bits stamps in each of N envs, so more envs leave fewer bits for a round
-        most = max(AT_ONCE // self.ring.num_envs, 1).bit_length() - 1
+        most = max(AT_ONCE // self.rows.num_envs, 1).bit_length() - 1
         self.rounds: int = -(-bits // max(most, FEWEST))  # rounded up
         self.bits: int = -(-bits // self.rounds)
         """Each round tries 2**bits stamps, in as many parts of what is left."""
 
     def first(self) -> Tensor:
         """The first row of each env that belongs to the newest transitions, ``[N]``; the oldest if all do."""
-        ring = self.ring
+        ring = self.rows
         whole = ring.first()
         stored = ring.transitions_since(whole[:, None]).sum(0)
         newest = torch.maximum((stored.to(FLOAT64) * self.share).to(INT64), self.least)
@@ -82,7 +123,7 @@ class DeviceRecent:
 
     def _stamped_since(self, stamps: Tensor) -> Tensor:
         """The first row of each env that was stamped since each of ``[K]`` stamps, or the env's next: ``[N, K]``."""
-        ring = self.ring
+        ring = self.rows
         oldest, base = ring.oldest[:, None], ring.base[:, None]
         live, start = ring.head[:, None] - oldest, oldest % ring.rows
         older = torch.zeros_like(oldest * stamps)  # so many live rows have older stamps

@@ -13,18 +13,17 @@ from torch import Tensor
 from ..batches import padding
 from ..memory.device import DeviceRows
 from ..ring.ring import Ring
-from ..ring.sequences import Cut, lasts_of
+from ..ring.sequences import Cut, Sequences, lasts_of
 from ..steps.schema import Path
-from ..views.sequences import Sequence
 from .ring import DeviceRing, Spots
 
-__all__ = ["Form", "read_sequences"]
+__all__ = ["SequenceForm", "read_sequences"]
 
 
 FLOAT64, INT64 = torch.float64, torch.int64
 
 
-class Form(NamedTuple):
+class SequenceForm(NamedTuple):
     """The parameters by which batches of sequences are read."""
 
     cut: Cut
@@ -37,14 +36,10 @@ class Form(NamedTuple):
     """The fields of a batch."""
 
     @classmethod
-    def of(cls, view: Sequence, ring: Ring) -> Form:
-        """How a view reads a ring.
-
-        Raises:
-            SchemaError: as the view says.
-        """
-        order, (stored, derived) = tuple(view.reader(ring).order), lasts_of(ring.leaves, view.cut.last)
-        return cls(view.cut, float(view.gamma), tuple(stored.items()), tuple(derived.items()), order)
+    def of(cls, ring: Ring, reader: Sequences, gamma: float) -> SequenceForm:
+        """How a reader of a ring in RAM reads it."""
+        stored, derived = lasts_of(ring.leaves, reader.cut.last)
+        return cls(reader.cut, gamma, tuple(stored.items()), tuple(derived.items()), tuple(reader.order))
 
 
 class Rows(NamedTuple):
@@ -127,7 +122,9 @@ def rows_of(ring: DeviceRing, spots: Spots, cut: Cut, gamma: float) -> Rows:
     return Rows(torch.where(ended, zeros, shown), shown, torch.where(lacks, zeros, previous), ended, first, found)
 
 
-def read_sequences(store: DeviceRows, ring: DeviceRing, spots: Spots, form: Form) -> dict[Path, Tensor]:
+def read_sequences(
+    store: DeviceRows, ring: DeviceRing, goals: object, spots: Spots, stream: Tensor, form: SequenceForm
+) -> dict[Path, Tensor]:
     """The fields ``[T, B, ...]``, or ``[B, T, ...]``, of the sequences whose windows end at ``spots``, and facts."""
     rows = rows_of(ring, spots, form.cut, form.gamma)
     found = dict(rows.found)

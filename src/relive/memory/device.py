@@ -36,7 +36,7 @@ class DeviceRows(HostedRows):
 
     Rewards, flags and bookkeeping are in RAM, 32 bytes a row. There the same kernels draw anchors and plan n-step
     transitions. All other fields stay on the device: the plan of a batch goes to it in one copy, and the rows are
-    gathered there. Steps given as arrays are sent in one copy. :class:`relive.device.replay.OnDevice` has the same
+    gathered there. Steps given as arrays are sent in one copy. :class:`relive.replay.mirror.DeviceMirror` has the same
     bookkeeping on the device as well, for steps and batches that are there.
 
     Args:

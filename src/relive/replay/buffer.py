@@ -18,7 +18,6 @@ import torch
 
 from .. import core
 from ..batches import TURNS, as_batch, as_dataframe, in_turn
-from ..device.replay import OnDevice, bookkeeping_bytes
 from ..errors import FieldError, FileFormatError, LifecycleError, ParameterError
 from ..files import SaveHandle
 from ..files.disk import contradictions, target
@@ -45,7 +44,6 @@ from ..parameters import (
     seed_or_drawn,
     torch_device,
 )
-from ..ring.ring import Ahead as AheadOnDevice
 from ..ring.ring import Ended, Ring
 from ..samplers.contract import AnySampler, completed
 from ..samplers.prioritized import Prioritized
@@ -55,7 +53,7 @@ from ..steps.arrays import whole_numbers
 from ..steps.changes import DoesNotFitError, SchemaChanges
 from ..steps.schema import Field, Path, Schema, described, not_named
 from ..steps.summary import Summary, html, text
-from ..views.contract import SequenceReader, View, rule_of, time_first_of
+from ..views.contract import SequenceReader, View, time_first_of
 from ..views.transitions import NStep, Transition
 from .arrays import Episode, EpisodeRows, columns_of, episode_at, episodes_of, filled
 from .checks import MOST_ROWS, require_alike, require_rows, stored_fields
@@ -69,9 +67,10 @@ from .durable import (
     write_sampler,
 )
 from .loading import Source, changed_arguments, dealt, open_save, require_unordered, restore, saved_arguments
+from .mirror import DeviceMirror, bookkeeping_bytes
 from .reader import Prefetch, Reader, parts_of
 from .saving import Saver, describe
-from .serving import Ahead, Drawn, Limit, Progress, Request, Served
+from .serving import DrawAhead, Drawn, Limit, Progress, Request, Served
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ def one_at_a_time(method: Callable[Concatenate[Replay, P], R]) -> Callable[Conca
     def exclusive(self: Replay, *args: P.args, **kwargs: P.kwargs) -> R:
         mine: Any = self
         with mine.lock:
-            if mine._ring.pending is not None or mine._ahead is not None:
+            if mine._ring.pending is not None or mine._way is not None:
                 mine._prepare()
             return method(self, *args, **kwargs)
 
@@ -208,8 +207,11 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
     _durable: Durable | None = None
     """Keeps the files of the replay safe; None if the replay is in private memory."""
-    _ahead: Ahead | None = None
-    """The batches drawn ahead of a learner; None if the replay is not served."""
+    _mirror: DeviceMirror | None = None
+    """The ring on the replay's device; None if RAM alone knows of its rows."""
+    _way: DeviceMirror | DrawAhead | None = None
+    """What is asked first by every call: the batches drawn ahead of a learner while the replay is served, else the
+    mirror; None if it is the ring in RAM at once. It answers None, or False, for what the ring in RAM has to do."""
 
     def __init__(
         self,
@@ -258,7 +260,9 @@ class ReplayBuffer(Generic[S_co, V_co]):
         own_view = Transition() if view is None else view
         self._reader = Reader(self._ring, self._sampler, schema, own_view, self._progress)
         self._saver = Saver(self._writer, self._reader, self._progress, self.device)
-        self._on_device = self._writer.on_device = OnDevice.of(self._ring, self._sampler, self._progress, self.lock)
+        self._mirror = self._way = DeviceMirror.of(self._writer, self._progress, self.lock)
+        if self._mirror is not None:
+            self._writer.changing = self._mirror.invalidate
 
     @staticmethod
     def plan(
@@ -403,14 +407,10 @@ class ReplayBuffer(Generic[S_co, V_co]):
             values = step if step.__class__ is dict and not fields else {**step, **fields}
         chosen = writer.all_envs if envs is None else writer.chosen(envs)
         with self.lock:  # as one_at_a_time, which takes longer
-            if (
-                self._on_device is not None
-                and self._ahead is None
-                and writer.add_on_device(values, chosen, self._reader.view)
-            ):
+            if self._way is not None and self._way.add(values, chosen, self._reader.view):
                 return
-            if self._ring.pending is not None or self._ahead is not None:
-                self._prepare()
+            if self._ring.pending is not None:
+                writer.mend()
             writer.add(values, chosen)
 
     @one_at_a_time
@@ -526,8 +526,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         require("batches", COUNT_RULE, count=count)
         require("batches", FLAG_RULE, reuse=reuse)
         require_rows(batch_size)
-        device = self._on_device
-        if not (device is not None and device.has_some) and not len(self):  # the latter waits for the device
+        if not (self._way is not None and self._way.has_some) and not len(self):  # the latter waits for the device
             raise nothing_to_draw(self._ring)
         standing = core.Standing(TURNS) if reuse else None
         batches = (self._batch(batch_size, k, count, standing) for k in range(1, count + 1))
@@ -539,20 +538,20 @@ class ReplayBuffer(Generic[S_co, V_co]):
             require_rows(batch_size)
             batch_size = int(batch_size)  # a small NumPy integer could overflow
         with self.lock:
-            if self._on_device is not None and self._ahead is None:
-                fields = self._on_device.sample(batch_size, self._reader.view, update, of)
+            if self._way is not None:
+                fields = self._way.sample(batch_size, self._reader.view, update, of)
                 if fields is not None:
                     return self._reader.assembled(fields, batch_size)
-            if self._ring.pending is not None or self._ahead is not None:
-                self._prepare()
+            if self._ring.pending is not None:
+                self._writer.mend()
             return self._reader.sample(batch_size, update, of, standing)
 
     def _prepare(self) -> None:
         """Repair what an earlier call left half done, and draw the served batches that are due."""
         if self._ring.pending is not None:
             self._writer.mend()
-        if self._ahead is not None and not self._ahead.is_drawing:
-            self._ahead.settle()
+        if self._way is not None:
+            self._way.prepare()
 
     @property
     @one_at_a_time
@@ -582,12 +581,12 @@ class ReplayBuffer(Generic[S_co, V_co]):
             NotFiniteError: a TD error that counts is NaN or infinite. Nothing is changed in any of these cases.
         """
         with self.lock:
-            if self._on_device is not None and mask is None and self._ahead is None:
-                late = self._on_device.rate(index, td_error)
+            if self._way is not None:
+                late = self._way.rate(index, td_error, mask)
                 if late is not None:
                     return cast("Any", late)
-            if self._ring.pending is not None or self._ahead is not None:
-                self._prepare()
+            if self._ring.pending is not None:
+                self._writer.mend()
             return self._update_priorities(index, td_error, mask)
 
     def _update_priorities(self, index: Any, td_error: Any, mask: Any) -> int:
@@ -595,8 +594,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         reader.keep_rule()
         if sampler is None:
             raise self._no_priorities()
-        if self._on_device is not None:
-            self._on_device.forget()
+        if self._mirror is not None:
+            self._mirror.invalidate()
         late = sampler.rate(index, td_error, mask, time_first_of(reader.view))
         progress.late += late
         if late:
@@ -637,13 +636,13 @@ class ReplayBuffer(Generic[S_co, V_co]):
             LifecycleError: the bookkeeping of this replay is in RAM alone.
             ParameterError: the options ask for CUDA graphs of torch's; the replay makes its own.
         """
-        if self._on_device is None:
+        if self._mirror is None:
             raise LifecycleError(
                 f"compile: the bookkeeping of this replay is in RAM ({self._sampler!r}, device='{self.device}'); it is "
                 "on a device with device='cuda', Uniform(), Prioritized() or Recent(), and 4 rows an env or more"
             )
         with self.lock:
-            self._on_device.compile(**options)
+            self._mirror.compile(**options)
         return self
 
     # -- reading without a draw -----------------------------------------------------------------------------------
@@ -654,11 +653,12 @@ class ReplayBuffer(Generic[S_co, V_co]):
         It waits for the device, if the replay is on one.
         """
         with self.lock:
-            ahead = isinstance(self._ring.pending, AheadOnDevice) and self._ring.rule == rule_of(self._reader.view)
-            if ahead and self._on_device is not None:
-                return self._on_device.count()
-            if self._ring.pending is not None or self._ahead is not None:
-                self._prepare()
+            if self._way is not None:
+                count = self._way.drawable(self._reader.view)
+                if count is not None:
+                    return count
+            if self._ring.pending is not None:
+                self._writer.mend()
             self._reader.keep_rule()
             return self._ring.drawable
 
@@ -778,7 +778,9 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """
         self._saver.segments.frozen = False
         self._saver.await_rows()
-        self._on_device = self._writer.on_device = None  # it could not see what is written to rewards and flags
+        self._writer.changing = None  # a mirror could not see what is written to rewards and flags
+        self._way = None if self._way is self._mirror else self._way
+        self._mirror = None
         return as_batch(self._ring.store.views())
 
     @one_at_a_time
@@ -848,13 +850,15 @@ class ReplayBuffer(Generic[S_co, V_co]):
         require("serve", an_instance(Limit, "a limit, such as relive.SamplesPerInsert(...)"), limit=limit)
         with self.lock:
             self._prepare()
-            if self._ahead is not None:
+            if isinstance(self._way, DrawAhead):
                 raise LifecycleError("serve: this replay is served already; close() that first, or take its batches")
             batch_size, of = int(batch_size), 1 if count is None else count
             draw, undo = partial(self._draw_ahead, batch_size, of), self._end_serving
-            ahead = Ahead(self._progress, draw, undo, self.lock, Request(batch_size, depth, count, limit))
+            ahead = DrawAhead(
+                self._writer, self._progress, draw, undo, self.lock, Request(batch_size, depth, count, limit)
+            )
             served = Served[Any](ahead, timeout)
-            self._ahead = ahead  # last: if this call breaks off, the iterator is dropped, which ends the serving
+            self._way = ahead  # last: if this call breaks off, the iterator is dropped, which ends the serving
         return served
 
     def _draw_ahead(self, batch_size: int, of: int, update: int) -> None:
@@ -871,12 +875,12 @@ class ReplayBuffer(Generic[S_co, V_co]):
                 self._sampler.undo_draws(draw_state)
             raise
 
-    def _end_serving(self, ahead: Ahead) -> None:
+    def _end_serving(self, ahead: DrawAhead) -> None:
         """Put back the batches that nobody took, and end the serving. The caller holds the lock."""
-        if ahead is self._ahead:
+        if ahead is self._way:
             ahead.give_back()
             self._progress.undo(self._sampler)
-            self._ahead = None
+            self._way = self._mirror
 
     # -- saving, loading and copies -------------------------------------------------------------------------------
 
@@ -911,7 +915,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         with ExitStack() as held:
             held.enter_context(self.lock)  # others wait until the rows are on their way, not for the disk
             saver.saves.settle()  # another thread may have begun one
-            if self._ring.pending is not None or self._ahead is not None:
+            if self._ring.pending is not None or self._way is not None:
                 self._prepare()
             return saver.start(path, extra) if background else saver.write(path, extra, held.close)
 
@@ -1140,9 +1144,9 @@ class ReplayBuffer(Generic[S_co, V_co]):
             if self._durable is None or isinstance(self._ring.pending, Ended):
                 return
             self._prepare()
-            if self._ahead is not None:
-                self._ahead.close()
-                self._end_serving(self._ahead)
+            if isinstance(self._way, DrawAhead):
+                self._way.close()
+                self._end_serving(self._way)
             self._saver.saves.settle()
             self._commit()
             self._durable.flush("close")

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from .. import files
 from ..core.words import COLUMNS, COMPLETED, COUNT, HEAD, LARGEST_ERROR, RULE, TAIL
-from ..device.replay import bookkeeping_bytes
 from ..errors import FileFormatError, InvariantError, ParameterError
 from ..files.disk import MOST, entry, fitting, integers, whole
 from ..files.save import EXTRA, read_extra
@@ -36,6 +35,7 @@ from ..steps.arrays import Array, to_tensor
 from ..steps.changes import Origin, SchemaChanges
 from ..steps.schema import Field, Path, Schema, dotted
 from .checks import stored_fields
+from .mirror import bookkeeping_bytes
 from .reader import parts_of
 from .saving import KIND, PARAMETERS, Segment, describe, is_segment, kinds, rebuild, segment_prefix
 from .serving import Progress

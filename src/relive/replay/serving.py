@@ -24,7 +24,7 @@ from ..samplers.contract import OwnSampler
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["Ahead", "Batches", "Drawn", "Limit", "Progress", "ProgressSlots", "Request", "Served", "stream_of"]
+__all__ = ["Batches", "DrawAhead", "Drawn", "Limit", "Progress", "ProgressSlots", "Request", "Served", "stream_of"]
 
 B_co = TypeVar("B_co", covariant=True)
 
@@ -42,6 +42,14 @@ class Limit(Protocol):
 
     def uncount(self, *, inserts: int = 0, samples: int = 0) -> None:
         """Take back what was counted and did not happen."""
+        ...
+
+
+class Repairs(Protocol):
+    """What repairs a ring."""
+
+    def mend(self) -> None:
+        """Repair what a call left half done that an exception interrupted."""
         ...
 
 
@@ -83,7 +91,7 @@ class Served(Batches[B_co]):
     were drawn and not taken then count as not drawn: the replay draws them next.
     """
 
-    def __init__(self, ahead: Ahead, timeout: float | None) -> None:
+    def __init__(self, ahead: DrawAhead, timeout: float | None) -> None:
         super().__init__()
         self.ahead = ahead
         self._timeout = timeout
@@ -91,7 +99,7 @@ class Served(Batches[B_co]):
 
     def __next__(self) -> B_co:
         ahead = self.ahead
-        if ahead.closed or (ahead.count is not None and ahead.taken >= ahead.count):
+        if ahead.closed or (ahead.batches is not None and ahead.taken >= ahead.batches):
             self.close()
             raise StopIteration
         if ahead.ready:
@@ -128,14 +136,17 @@ class Request(NamedTuple):
     """Each batch waits until the limit allows it."""
 
 
-class Ahead:
+class DrawAhead:
     """The batches drawn ahead of a learner, and the thread that draws them.
 
     A batch is due while fewer batches wait than :attr:`goal`. Due batches are drawn under the replay's lock, by the
     first thread that takes the lock: the thread that serves, or another one whose call must come after them. So the
     moment of a draw depends on the calls of the learner alone, never on when a thread happens to run.
 
+    While a replay is served, its device does nothing by itself: every call draws the due batches first, in RAM.
+
     Args:
+        writer: repairs what an earlier call left half done.
         progress: counts of what was drawn, and the batches that wait.
         draw: draws the batch of this number in its round, and adds it to ``progress.ahead``.
         undo: puts back batches that were drawn and not taken, and ends the serving.
@@ -147,19 +158,24 @@ class Ahead:
     lock: Any
     batch_size: int
     depth: int
-    count: int | None
+    batches: int | None
+
+    has_some = False
+    """Whether there is something to draw is the ring's to say."""
 
     def __init__(
         self,
+        writer: Repairs,
         progress: Progress,
         draw: Callable[[int], None],
-        undo: Callable[[Ahead], None],
+        undo: Callable[[DrawAhead], None],
         lock: Any,
         request: Request,
     ) -> None:
         self.ready, self._draw, self._undo, self.lock = progress.ahead, draw, undo, lock
+        self._writer = writer
         self._keep = progress.keep
-        self.batch_size, self.depth, self.count, self._limit = request
+        self.batch_size, self.depth, self.batches, self._limit = request
         self.goal, self.taken = 0, 0
         self.error: BaseException | None = None
         """The error for which the next batch could not be drawn. The learner gets it after the batches before it."""
@@ -174,6 +190,32 @@ class Ahead:
     def due(self) -> bool:
         """True if a batch must be drawn before anything else happens to the replay."""
         return len(self.ready) < self.goal and self.error is None and not self.closed
+
+    def prepare(self) -> None:
+        """Draw the due batches before any other call, unless a draw makes it, as by a reward function."""
+        if not self.is_drawing:
+            self.settle()
+
+    def _leave(self) -> None:
+        """Leave a call to the ring in RAM, once the due batches are drawn."""
+        self._writer.mend()
+        self.prepare()
+
+    def add(self, values: object, envs: object, view: object) -> bool:
+        """See :class:`relive.replay.mirror.DeviceMirror`."""
+        return bool(self._leave())
+
+    def sample(self, count: object, view: object, update: object, of: object) -> None:
+        """See :class:`relive.replay.mirror.DeviceMirror`."""
+        self._leave()
+
+    def rate(self, index: object, errors: object, mask: object) -> None:
+        """See :class:`relive.replay.mirror.DeviceMirror`."""
+        self._leave()
+
+    def drawable(self, view: object) -> None:
+        """See :class:`relive.replay.mirror.DeviceMirror`."""
+        self._leave()
 
     def settle(self) -> None:
         """Draw the due batches that the limit allows. The caller holds the replay's lock."""
@@ -210,11 +252,11 @@ class Ahead:
                 error, self.error, self.goal = self.error, None, 0  # the learner's next call tries again
                 raise error or LifecycleError("serve: it was closed while a batch was awaited; call serve again")
             # the learner is done with the batch before, so one more may be drawn: the batch in use counts as one
-            self.goal = self.depth - 1 if self.count is None else min(self.depth, self.count - self.taken) - 1
+            self.goal = self.depth - 1 if self.batches is None else min(self.depth, self.batches - self.taken) - 1
             with suppress(IndexError):  # without the lock: another thread may have been quicker
                 drawn = self.ready.popleft()
         self._keep()
-        self.taken: int = drawn.update if self.count is not None else self.taken + 1
+        self.taken: int = drawn.update if self.batches is not None else self.taken + 1
         if self.goal > 0:
             self._start()
             self._wake.put(True)

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from .. import core
 from ..core.words import COMPLETED, EPISODES, FINALS, LINKED, NO_FINALS
-from ..device.replay import OnDevice
 from ..errors import ParameterError, ShapeError
 from ..memory.copier import BoundedCache, StepCopier
 from ..memory.store import Staging, Store
 from ..parameters import FLAG_RULE, require
-from ..ring.ring import PIECE, Ahead, Ring, Rule, missing_final, piece_of
+from ..ring.ring import PIECE, DeviceIsNewer, Ring, Rule, missing_final, piece_of
 from ..samplers.contract import OwnSampler
 from ..steps.arrays import Array, Ints, apart, as_host, whole_numbers
 from ..steps.checker import StepChecker, refuse_unreadable
@@ -80,8 +79,8 @@ class Writer:
         self._adders: list[StepAdder | None] = [None, None]
         """Adds steps of all envs without ``next_obs``, and with it; None until there are some, or always."""
         self._repeated = BoundedCache[int, Ints]()
-        self.on_device: OnDevice | None = None
-        """Stores whole steps of tensors on the device; None where the ring is in RAM alone."""
+        self.changing: Callable[[], None] | None = None
+        """Called when the ring in RAM is about to change, or has: what a device knows of it is out of date."""
 
     def watch_ends(self, check: bool) -> None:
         """Start or stop checking the first steps and ends of episodes."""
@@ -118,15 +117,15 @@ class Writer:
             self.ends = None
             ends.warn()
 
-    def add_on_device(self, values: Mapping[str, Any], envs: Ints, view: Any) -> bool:
-        """Store a step without the host, if all of it is on the device; or change nothing and return False."""
-        device, ring = self.on_device, self.ring
-        if device is None or envs is not self.all_envs or self.debug or "mask" in values or not device.suits(view):
-            return False
-        if ring.before_overwriting is not None or not (ring.pending is None or isinstance(ring.pending, Ahead)):
-            return False
+    def whole_step(self, values: Mapping[str, Any], envs: Ints) -> tuple[Sequence[Any], Sequence[Any] | None] | None:
+        """The leaves of a step of all envs and those of its final observations, checked; None if RAM has to know it."""
+        ring = self.ring
+        if envs is not self.all_envs or self.debug or "mask" in values or ring.before_overwriting is not None:
+            return None
+        if not (ring.pending is None or isinstance(ring.pending, DeviceIsNewer)):
+            return None
         checked = self._checked(values, len(envs))
-        return device.add(checked.leaves[: self._leaves], checked.final)
+        return checked.leaves[: self._leaves], checked.final
 
     def _checked(self, values: Mapping[str, Any], count: int) -> _Checked:
         """Check each part of a step: its leaves, those of its final observations, and which rows are kept."""
@@ -259,7 +258,7 @@ class Writer:
         pending = self.ring.pending
         if pending is not None:
             self.ring.mend()
-        if pending is not None and not isinstance(pending, Ahead):
+        if pending is not None and not isinstance(pending, DeviceIsNewer):
             self.sampler.attach(self.ring)
             self.ring.settle()
             self._changes()
@@ -319,9 +318,8 @@ class Writer:
             self.sampler.changed(places, drawable)
 
     def _changes(self) -> None:
-        """The ring in RAM is about to change, or has: what a device knows of it is out of date."""
-        if self.on_device is not None:
-            self.on_device.forget()
+        if self.changing is not None:
+            self.changing()
 
     def _interrupt(self, envs: Ints) -> None:
         self._changes()

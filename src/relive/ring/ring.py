@@ -66,8 +66,8 @@ __all__ = [
     "EVERY_ROW",
     "LARGEST",
     "PIECE",
-    "Ahead",
     "Change",
+    "DeviceIsNewer",
     "Ended",
     "Ring",
     "Rule",
@@ -179,7 +179,7 @@ class Ring:
             self._resume(allocator.died)
         else:
             _note_rule(self._rule, self.counters)
-        self.pending: Change | Adding | Ended | Ahead | None = None
+        self.pending: Change | Adding | Ended | DeviceIsNewer | None = None
         """The change under way; set by the ring, and None again once the sampler knows of it, too. A call that finds
         it set was preceded by one that an exception broke off: :meth:`mend` comes first then."""
         self.before_overwriting: Callable[[Ints], object] | None = None
@@ -628,7 +628,7 @@ class Ring:
             return
         if isinstance(change, Ended):
             raise change.error()
-        if isinstance(change, Ahead):
+        if isinstance(change, DeviceIsNewer):
             change.bring_back()
             return
         if change.clears:
@@ -971,7 +971,7 @@ class Ended(NamedTuple):
         return LifecycleError(self.reason)
 
 
-class Ahead(NamedTuple):
+class DeviceIsNewer(NamedTuple):
     """Takes the place of a change in a ring that is out of date, since a device knows of steps that it does not."""
 
     bring_back: Callable[[], None]

@@ -8,6 +8,8 @@ from typing import Any, Protocol, cast
 from numpy.typing import NDArray
 
 from ..core import Draw
+from ..device.contract import DeviceSampler
+from ..device.ring import DeviceRing
 from ..errors import LifecycleError, ParameterError
 from ..ring.ring import Ring
 from ..steps.arrays import Ints
@@ -95,6 +97,14 @@ class OwnSampler(Sampler):
     def nbytes(self, rows: int) -> int:
         """Bytes that the sampler keeps for a full ring of ``rows`` rows over all envs."""
         return 0
+
+    def bytes_on_device(self, rows: int) -> int | None:
+        """Bytes that :meth:`on_device` takes for so many rows over all envs; None if the host alone draws."""
+        return None
+
+    def on_device(self, rows: DeviceRing) -> DeviceSampler:
+        """What draws the same rows on a device; asked only if :meth:`bytes_on_device` gives a number."""
+        raise NotImplementedError
 
     def draw_state(self) -> Any:
         """The state that draws change, for :meth:`undo_draws`; None if a draw changes nothing."""

@@ -26,10 +26,12 @@ from ..core.words import (
     RATED_START,
     UNUSUAL,
 )
+from ..device.priorities import DevicePriorities
+from ..device.ring import DeviceRing
 from ..errors import DTypeError, EmptyError, InvariantError, NotFiniteError, ParameterError, ShapeError
 from ..memory.allocator import zeroed
 from ..parameters import checked, is_count, is_flag, is_number
-from ..ring.ring import Ahead, Change, Ended, Ring
+from ..ring.ring import Change, DeviceIsNewer, Ended, Ring
 from ..steps.arrays import Doubles, Ints, as_host, whole_numbers
 from .contract import Drawn, OwnSampler, refuse_weights, require_own_ring
 from .sumtree import SumTree
@@ -154,7 +156,7 @@ class Prioritized(OwnSampler):
 
     def _learn(self) -> None:
         """Bring the priorities up to date, if a device knows newer ones."""
-        if self._ring is not None and isinstance(self._ring.pending, Ahead):
+        if self._ring is not None and isinstance(self._ring.pending, DeviceIsNewer):
             self._ring.mend()
 
     def _new_error(self) -> np.float32:
@@ -163,6 +165,14 @@ class Prioritized(OwnSampler):
     def nbytes(self, rows: int) -> int:
         """Bytes of the errors, float32, and of the tree of priorities."""
         return 4 * rows + SumTree.nbytes(rows, self.normalize == "buffer")
+
+    def bytes_on_device(self, rows: int) -> int:
+        """Bytes of the errors, the tree and the parameters on a device."""
+        return DevicePriorities.count_bytes(rows)
+
+    def on_device(self, rows: DeviceRing) -> DevicePriorities:
+        """See :class:`OwnSampler`."""
+        return DevicePriorities(rows, self)
 
     def attach(self, ring: Ring) -> None:
         """Give a priority to every transition that can be drawn, and to no other row."""

@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from ..device.recent import DeviceRecent
+from ..device.ring import DeviceRing
 from ..errors import NotFiniteError, ParameterError
 from ..parameters import Rule, checked, is_count, is_flag, is_number
 from ..ring.ring import Ring
@@ -86,6 +88,14 @@ class Recent(OwnSampler):
     def inner(self) -> Uniform | Prioritized:
         """The sampler for the newest transitions; it cannot be replaced."""
         return self._inner
+
+    def bytes_on_device(self, rows: int) -> int | None:
+        """Bytes of what finds the newest rows; None if the inner sampler is not :class:`Uniform`."""
+        return DeviceRecent.count_bytes(rows) if type(self._inner) is Uniform else None
+
+    def on_device(self, rows: DeviceRing) -> DeviceRecent:
+        """See :class:`OwnSampler`."""
+        return DeviceRecent(rows, self)
 
     def attach(self, ring: Ring) -> None:
         """See :class:`Sampler`."""

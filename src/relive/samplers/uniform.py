@@ -8,6 +8,8 @@ import numpy as np
 
 from .. import core
 from ..core.words import DRAWABLE
+from ..device.ring import DeviceRing
+from ..device.uniform import DeviceUniform
 from ..errors import EmptyError, InvariantError, ParameterError
 from ..memory.store import require_rows
 from ..ring.ring import Ring
@@ -38,6 +40,14 @@ class Uniform(OwnSampler):
     def nbytes(self, rows: int) -> int:
         """Bytes of the tree of window weights; 0 without sequences."""
         return SumTree.nbytes(rows) if self.windows is not None else 0
+
+    def bytes_on_device(self, rows: int) -> int:
+        """None are needed before there are sequences."""
+        return 0
+
+    def on_device(self, rows: DeviceRing) -> DeviceUniform:
+        """See :class:`OwnSampler`."""
+        return DeviceUniform(rows, self)
 
     def changed(self, places: Ints, drawable: Any) -> None:
         """Note which sequences can be drawn."""

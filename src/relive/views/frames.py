@@ -9,8 +9,12 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
+from ..core.words import FINALS
+from ..device.contract import LONGEST_WINDOW, DeviceRead
+from ..device.ring import DeviceRing
+from ..device.transitions import Stack
 from ..errors import SchemaError
-from ..parameters import checked, is_names, is_steps
+from ..parameters import checked, is_names, is_own, is_steps
 from ..ring.ring import Ring
 from ..steps.arrays import Ints
 from ..steps.schema import Path
@@ -77,6 +81,19 @@ class FrameStack:
         ends[:count], ends[count:] = plan.places, plan.last
         plan.stacks = stacked, ring.frames(ends, self.depth, self.pad == "repeat")
         return ring.read(plan)
+
+    def on_device(self, ring: Ring, rows: DeviceRing) -> DeviceRead | None:
+        """How a device reads these stacks; None if the host has to."""
+        plain = self.window.on_device(ring, rows) if is_own(self.window) else None
+        # with fewer rows than that an env may have no row with its history
+        if plain is None or rows.mode != FINALS or self.history >= LONGEST_WINDOW or self.history + 2 > rows.rows:
+            return None
+        try:
+            fields = self.stacked_of(ring)
+        except SchemaError:  # the host raises it, when it reads
+            return None
+        stack = Stack(fields, self.depth, self.pad == "repeat")
+        return plain._replace(kind="stacks", form=plain.form._replace(stack=stack))
 
 
 @lru_cache(maxsize=64)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from inspect import signature
 from operator import attrgetter
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 from weakref import ref
 
 import numpy as np
@@ -17,16 +17,21 @@ from torch import Tensor
 from .. import core
 from ..core import Draw
 from ..core import key as stream
-from ..core.words import EPISODE, FINAL, FUTURE, PAST, RANDOM
+from ..core.words import EPISODE, FINAL, FINALS, FUTURE, PAST, RANDOM
+from ..device.contract import LONGEST_WINDOW, DeviceRead
+from ..device.goals import RESULTS, GoalForm, read_goals
+from ..device.ring import DeviceRing
 from ..errors import DTypeError, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
+from ..memory.device import DeviceRows
 from ..memory.layout import WEIGHED, BatchLayout
+from ..memory.ram import HOSTED
 from ..memory.store import require_rows, vector
 from ..parameters import GAMMA_RULE, Rule, checked, is_count, is_flag, is_number, is_steps
 from ..ring.ring import Ring
 from ..steps.arrays import Array, Ints, as_host, as_tensor, check_castable, numpy_dtype, numpy_view
 from ..steps.schema import Field, Path, dotted, flatten, nest, unknown_field
 
-__all__ = ["RESULTS", "STRATEGIES", "GoalFunction", "Hindsight", "facts"]
+__all__ = ["STRATEGIES", "GoalFunction", "Hindsight", "facts"]
 
 
 Arrays = dict[Path, Array]
@@ -40,8 +45,6 @@ COPIES = 2**32 + 2
 """The number of an episode's further random stream, for copies."""
 
 REWARD: Path = ("reward",)
-RESULTS: tuple[Path, ...] = (REWARD, ("terminated",), ("truncated",))
-"""The fields that functions of goals compute."""
 
 facts: attrgetter[tuple[Any, ...]] = attrgetter(
     "achieved", "desired", "info", "strategy", "finished_only", "reward_fn", "terminated_fn", "truncated_fn", "relabel",
@@ -165,6 +168,8 @@ class Hindsight:
         self.tensors = tensors
         self._fitted: tuple[Any, Any, Any, Any] = (lambda: None), None, None, None
         """The ring that was read last, the parameters then, and what :meth:`_fit` gave."""
+        self._there: tuple[Any, Any, DeviceRead | None] = (lambda: None), None, None
+        """The same for a device."""
         self._require_functions()
 
     def require(self, ring: Ring) -> None:
@@ -270,6 +275,27 @@ class Hindsight:
         if bad >= 0:
             raise _bad_reward(functions[0] if functions else "Hindsight(relabel=...)", results[REWARD], bad)
         return changed
+
+    def on_device(self, ring: Ring, rows: DeviceRing) -> DeviceRead | None:
+        """How a device reads these windows; None if the host has to."""
+        if not self.tensors or self.relabel is not None or rows.mode != FINALS:
+            return None
+        if (self.info,) in HOSTED or self.n > LONGEST_WINDOW:
+            return None
+        now, (of, then, read) = (facts(self), self.n, self.gamma, self.ratio), self._there
+        if of() is not ring or then != now:  # made once: a compiler compiles again for other functions
+            read = DeviceRead("goals", read_goals, self._form(ring))
+            self._there = ref(ring), now, read
+        return read
+
+    def _form(self, ring: Ring) -> GoalForm:
+        """The parameters of now, for a device."""
+        info = tuple(path for path in ring.leaves if path[0] == self.info)
+        order = cast("DeviceRows", ring.store).order_with({("relabelled",): Field((), torch.bool)})
+        return GoalForm(
+            self.n, float(self.gamma), float(self.ratio), STRATEGIES[self.strategy], bool(self.finished_only),
+            ("obs", self.achieved), ("obs", self.desired), info, tuple(self.goal_functions()), order,
+        )  # fmt: skip
 
     def goal_functions(self) -> list[GoalFunction]:
         """The functions of goals that were given."""

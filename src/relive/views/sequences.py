@@ -12,7 +12,11 @@ from torch import Tensor
 
 from ..batches import Overlap, stride_of
 from ..core import Draw
-from ..errors import ParameterError
+from ..core.words import FINALS
+from ..device.contract import LONGEST_WINDOW, DeviceRead
+from ..device.ring import DeviceRing
+from ..device.sequences import SequenceForm, read_sequences
+from ..errors import ParameterError, SchemaError
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_names, is_steps
 from ..ring.ring import Ring, Rule, Weigh
 from ..ring.sequences import Cut, Sequences
@@ -152,6 +156,20 @@ class Sequence:
         if ring.rule != self.rule:
             raise ParameterError(f"a view that reads through {self!r} must also have its `rule` and `time_first`")
         return self.reader(ring).read(ring, places, self.gamma)
+
+    def on_device(self, ring: Ring, rows: DeviceRing) -> DeviceRead | None:
+        """How a device reads these windows; None if the host has to."""
+        rule = self.rule
+        if rows.mode != FINALS or self.n > LONGEST_WINDOW:
+            return None
+        # with these, an env that has got some rows has a window: it ends in its episode that goes on, or with the last
+        if rule.sparse and not (rule.tails and rows.rows >= rule.history + rule.length + rule.stride + 4):
+            return None
+        try:
+            reader = self.reader(ring)
+        except SchemaError:  # the host raises it, when it reads
+            return None
+        return DeviceRead("sequences", read_sequences, SequenceForm.of(ring, reader, float(self.gamma)))
 
     def reader(self, ring: Ring) -> Sequences:
         """What reads the windows of a ring.

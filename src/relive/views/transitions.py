@@ -10,6 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from ..core import Draw
+from ..core.words import ALONE
+from ..device.contract import LONGEST_WINDOW, DeviceRead
+from ..device.ring import DeviceRing
+from ..device.transitions import WindowForm, read_windows
 from ..errors import DTypeError, SchemaError, ShapeError
 from ..memory.store import Plan
 from ..parameters import GAMMA_RULE, checked, is_steps
@@ -81,6 +85,12 @@ class NStep:
         if self.each_reward is not None:
             self._sum_again(ring, plan)
         return plan
+
+    def on_device(self, ring: Ring, rows: DeviceRing) -> DeviceRead | None:
+        """How a device reads these windows; None if the host has to."""
+        if self.each_reward is not None or self.n > LONGEST_WINDOW or (self.n > 1 and rows.mode == ALONE):
+            return None
+        return DeviceRead("windows", read_windows, WindowForm(self.n, float(self.gamma)))
 
     def _require_order(self, ring: Ring) -> None:
         if self.n > 1 and not ring.ordered:
