@@ -63,6 +63,7 @@ constexpr Named NAMED[] = {
 // What is known of torch. Found once and never changed but for `exchange`; its references are never given back.
 struct Torch {
     nb::handle tensor, dispatch_modes;
+    nb::handle increment_version;  // autograd sees that tensors have changed
     nb::handle is_neg, is_conj, dtype;  // names of methods
     const ExchangeApi *api = nullptr;
     std::vector<std::pair<nb::handle, DType>> dtypes;
@@ -121,6 +122,9 @@ std::unique_ptr<Torch> found_torch() {
     nb::object table = nb::getattr(torch->tensor, "__dlpack_c_exchange_api__", nb::none());
     // without it, nothing would tell that tensors are being traced, and then none may be made behind torch's back
     nb::object modes = nb::getattr(module.attr("_C"), "_len_torch_dispatch_stack", nb::none());
+    nb::object increment = nb::getattr(module.attr("_C"), "_increment_version", nb::none());  // without Python's checks
+    if (increment.is_none()) increment = nb::module_::import_("torch.autograd.graph").attr("increment_version");
+    torch->increment_version = increment.release();
     if (!modes.is_none() && PyCapsule_IsValid(table.ptr(), NAME)) {
         auto *api = static_cast<const ExchangeApi *>(PyCapsule_GetPointer(table.ptr(), NAME));
         if (api->major == MAJOR && api->adopt && api->describe) torch->api = api;
@@ -276,14 +280,11 @@ void merge(nb::handle into, nb::handle tensors) {
 
 Kept<Block> Slot::fill(Pool &pool, std::size_t bytes) {
     if (!block_ || bytes_ != bytes) {
-        made_.clear();
-        block_ = pool.take(bytes);
-        bytes_ = bytes;
+        forget();
+        block_ = pool.take(bytes), bytes_ = bytes;
+    } else if (tensors_.size()) {
+        torch_facts().increment_version(tensors_);
     }
-    nb::list tensors;
-    for (auto &made : made_)
-        for (auto [name, tensor] : nb::borrow<nb::dict>(made.tensors)) tensors.append(tensor);
-    if (tensors.size()) increment_version_(tensors);
     block_->keep();
     return Kept<Block>(block_.get());
 }
@@ -298,8 +299,8 @@ nb::object Slot::find(const Fields &fields, const PackedRows &rows) const {
 
 void Slot::keep(const Fields &fields, const PackedRows &rows, nb::object tensors) {
     for (auto [name, tensor] : nb::borrow<nb::dict>(tensors))
-        if (nb::cast<bool>(tensor.attr("is_inference")())) return;  // it could not show that it has changed
-    if (!increment_version_) increment_version_ = nb::module_::import_("torch.autograd.graph").attr("increment_version");
+        if (nb::cast<bool>(tensor.attr("is_inference")())) return forget();
+    for (auto [name, tensor] : nb::borrow<nb::dict>(tensors)) tensors_.append(tensor);
     made_.push_back({fields.given, rows.first, {rows.sizes.begin(), rows.sizes.end()},
                      {rows.strides.begin(), rows.strides.end()}, std::move(tensors)});
 }
@@ -315,6 +316,8 @@ Target::Target(nb::handle standing, Pool &pool, std::size_t bytes) {
 }
 
 void Fields::put(Memory &memory, const PackedRows &rows, nb::dict given_into, Slot *slot) const {
+    if (nb::object standing = slot ? slot->find(*this, rows) : nb::object(); standing.is_valid())
+        return merge(given_into, standing);
     auto &torch = torch_facts();
     auto lead = rows.sizes.size();
     // no tensor is made behind the back of a mode that sees each operation, such as one that traces
@@ -324,10 +327,9 @@ void Fields::put(Memory &memory, const PackedRows &rows, nb::dict given_into, Sl
         sizes.push_back(static_cast<std::int64_t>(width)), strides.push_back(1);
         nb::dict made;
         plain("put_fields")(array_over(memory, rows.first, sizes, strides.data()), given, made);
+        if (slot) slot->forget();
         return merge(given_into, made);
     }
-    nb::object standing = slot ? slot->find(*this, rows) : nb::object();
-    if (standing.is_valid()) return merge(given_into, standing);
     nb::dict into = slot ? nb::dict() : given_into;
     for (auto &field : fields_) {
         auto axes = lead + field.shape.size();
@@ -403,7 +405,7 @@ std::int64_t take_rows(Bytes source, Places index, Rows out) {
     return gather_rows(source, index, out, 0, out.columns);
 }
 
-nb::object nested(nb::handle given, nb::handle kind) {
+nb::object nested(nb::handle given, nb::handle kind, nb::object into, nb::tuple last) {
     nb::dict leaves;
     if (!nb::try_cast(given, leaves)) throw nb::type_error("nested: expected a dict of paths");
     auto made = [&] {
@@ -411,12 +413,19 @@ nb::object nested(nb::handle given, nb::handle kind) {
         if (!PyDict_Check(batch.ptr())) throw nb::type_error("nested: expected a kind of dict");
         return batch;
     };
-    auto batch = made();
+    auto is_last = [&](PyObject *name) {
+        auto found = PySequence_Contains(last.ptr(), name);
+        if (found < 0) nb::raise_python_error();
+        return found > 0;
+    };
+    auto batch = into.is_none() ? made() : std::move(into);
+    if (!PyDict_Check(batch.ptr())) throw nb::type_error("nested: expected a dict to fill");
     for (auto [path, leaf] : leaves) {
-        auto last = PyTuple_CheckExact(path.ptr()) ? PyTuple_GET_SIZE(path.ptr()) - 1 : -1;
-        require(last >= 0, "nested: expected paths");
+        auto last_at = PyTuple_CheckExact(path.ptr()) ? PyTuple_GET_SIZE(path.ptr()) - 1 : -1;
+        require(last_at >= 0, "nested: expected paths");
+        if (last.size() && last_at == 0 && is_last(PyTuple_GET_ITEM(path.ptr(), 0))) continue;
         nb::handle branch = batch;
-        for (Py_ssize_t i = 0; i < last; ++i) {
+        for (Py_ssize_t i = 0; i < last_at; ++i) {
             auto *name = PyTuple_GET_ITEM(path.ptr(), i);
             auto *found = PyDict_GetItemWithError(branch.ptr(), name);
             if (!found && PyErr_Occurred()) nb::raise_python_error();
@@ -428,9 +437,26 @@ nb::object nested(nb::handle given, nb::handle kind) {
             require(PyDict_Check(found), "nested: a field is both a tensor and a branch");
             branch = found;
         }
-        set_item(branch, PyTuple_GET_ITEM(path.ptr(), last), leaf);
+        set_item(branch, PyTuple_GET_ITEM(path.ptr(), last_at), leaf);
     }
+    for (nb::handle name : last) set_item(batch, name, leaves[nb::make_tuple(name)]);
     return batch;
+}
+
+// Empty a batch, and those nested in it, and make it one of the kind that refuses use. Its tensors may live on.
+void give_back(const nb::dict &refusing, nb::handle batch) {
+    auto kind = nb::borrow(PyDict_GetItemWithError(refusing.ptr(), reinterpret_cast<PyObject *>(Py_TYPE(batch.ptr()))));
+    if (!kind.is_valid()) {
+        if (PyErr_Occurred()) nb::raise_python_error();
+        return;
+    }
+    nb::list nested;  // taken from the batch first: what runs as its values go could change it
+    PyObject *name, *value;
+    for (Py_ssize_t at = 0; PyDict_Next(batch.ptr(), &at, &name, &value);)
+        if (PyDict_Check(value)) nested.append(nb::handle(value));
+    nb::setattr(batch, "__class__", kind);
+    PyDict_Clear(batch.ptr());
+    for (nb::handle inner : nested) give_back(refusing, inner);
 }
 
 std::int64_t take_fields(Bytes source, Places index, nb::tuple parts, nb::tuple dicts, Pool &pool,
@@ -481,8 +507,11 @@ void bind_tensors(nb::module_ &module) {
     module.def("take_fields", &take_fields, "source"_a, "index"_a, "parts"_a, "dicts"_a, "pool"_a,
                "standing"_a = nb::none(),
                "``take_rows`` into memory of the pool, with tensors over the fields of each part in its dict.");
-    module.def("nested", &nested, "leaves"_a, "kind"_a,
-               "The values by path as dicts of this kind, nested, in the order of their first leaves.");
+    module.def("nested", &nested, "leaves"_a, "kind"_a, "into"_a = nb::none(), "last"_a = nb::tuple(),
+               "The values by path as dicts of this kind, nested, in the order of their first leaves; those of the\n"
+               "names in ``last``, which are there, after all others. The outermost is ``into``, unless that is None.");
+    module.def("give_back", &give_back, "refusing"_a, "batch"_a.none(),
+               "Empty a batch and those nested in it, and give each the kind that stands by its own in ``refusing``.");
     module.def("use_exchange", [](bool wanted) {
         auto &torch = torch_facts();
         return torch.exchange.exchange(wanted && torch.api);

@@ -104,6 +104,8 @@ class Slot {
   public:
     // The memory, for a batch of so many bytes. What autograd saved of the tensors is void from now on.
     Kept<Block> fill(Pool &pool, std::size_t bytes);
+    // Take other memory the next time: there are tensors over this one that could not show that it has changed.
+    void forget() { block_.reset(), made_.clear(), tensors_.clear(); }
     // The tensors over these rows of the memory, or an empty object where they are not made yet.
     nb::object find(const Fields &fields, const PackedRows &rows) const;
     void keep(const Fields &fields, const PackedRows &rows, nb::object tensors);
@@ -118,7 +120,7 @@ class Slot {
     Kept<Block> block_;
     std::size_t bytes_ = 0;
     std::vector<Made> made_;
-    nb::object increment_version_;  // torch's: autograd sees that tensors have changed
+    nb::list tensors_;  // all that were made
 };
 
 // Slots that take turns: a batch is valid until its slot's turn comes again.

@@ -43,8 +43,9 @@ class Form(NamedTuple):
         Raises:
             SchemaError: as the view says.
         """
-        order, (stored, derived) = tuple(view.reader(ring).order), lasts_of(ring.leaves, view.cut.last)
-        return cls(view.cut, float(view.gamma), tuple(stored.items()), tuple(derived.items()), order)
+        reader = view.reader(ring)
+        stored, derived = lasts_of(ring.leaves, reader.cut.last)
+        return cls(reader.cut, float(view.gamma), tuple(stored.items()), tuple(derived.items()), tuple(reader.order))
 
 
 class Rows(NamedTuple):

@@ -588,22 +588,21 @@ class ReplayBuffer(Generic[S_co, V_co]):
                     return cast("Any", late)
             if self._ring.pending is not None or self._ahead is not None:
                 self._prepare()
-            return self._update_priorities(index, td_error, mask)
-
-    def _update_priorities(self, index: Any, td_error: Any, mask: Any) -> int:
-        reader, sampler, progress = self._reader, self._prioritized, self._progress
-        reader.keep_rule()
-        if sampler is None:
-            raise self._no_priorities()
-        if self._on_device is not None:
-            self._on_device.forget()
-        late = sampler.rate(index, td_error, mask, time_first_of(reader.view))
-        progress.late += late
-        if late:
-            progress.keep()
-        if reader.prefetch is not None:
-            reader.prefetch.after_update(reader)
-        return late
+            reader, sampler = self._reader, self._prioritized
+            view: Any = reader.view
+            if getattr(view, "rule", None) is not self._ring.rule:  # in place of a call that most often changes nothing
+                reader.keep_rule()
+            if sampler is None:
+                raise self._no_priorities()
+            if self._on_device is not None:
+                self._on_device.forget()
+            late = sampler.rate(index, td_error, mask, time_first_of(view))
+            if late:
+                self._progress.late += late
+                self._progress.keep()
+            if reader.prefetch is not None:
+                reader.prefetch.after_update(reader)
+            return late
 
     def _no_priorities(self) -> LifecycleError:
         return LifecycleError(f"{self._sampler!r} has no priorities; create the buffer with sampler=Prioritized()")

@@ -44,17 +44,17 @@ class Uniform(OwnSampler):
         if self.windows is not None:
             self.windows.changed(places, drawable)
 
-    def draw(self, count: int, key: int, update: int, of: int) -> Drawn:
-        """Places of anchors ``[count]``."""
-        return self.draw_recent(count, key, 0)
-
-    def draw_recent(self, count: int, key: int, newest: int) -> Drawn:
+    def draw(self, count: int, key: int, update: int, of: int, newest: int = 0) -> Drawn:
         """Places of anchors ``[count]`` among the ``newest`` completed transitions (0: among all)."""
         if self.windows is not None:
             return self.windows.draw(count, key, newest)
         if self._ring is None or not self._ring.counters.item(DRAWABLE):
             raise nothing_to_draw(self._ring)
         return core.draw_by_chance(self._ring.core, count, key, newest)
+
+    def draw_recent(self, count: int, key: int, newest: int) -> Drawn:
+        """As :meth:`draw`, whatever a class that inherits from this one draws."""
+        return Uniform.draw(self, count, key, 1, 1, newest)
 
     @property
     def mass(self) -> float:

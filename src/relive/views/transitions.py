@@ -64,7 +64,7 @@ class NStep:
     def read(self, ring: Ring, places: Ints | Draw, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of the windows that start at ``places``, or at those of a draw, with its weights."""
         if self.each_reward is None:
-            if self.n > 1:
+            if self.n > 1 and not ring.ordered:
                 self._require_order(ring)
             return ring.windows(places, self.n, self.gamma)
         chosen, extras = cast("tuple[Ints, dict[str, Any]]", places if isinstance(places, Draw) else (places, {}))
