@@ -208,6 +208,8 @@ struct Field {
     DType dtype;
     std::vector<std::int64_t> shape;  // of one item
     std::size_t at, item, bytes;      // its first byte in a row, the bytes of a number, and how many it has
+    std::size_t branch;               // in which batch it stands, if the names are paths
+    nb::object leaf;                  // and by what name
 };
 
 namespace {
@@ -246,12 +248,13 @@ nb::object array_over(Memory &memory, std::byte *first, std::span<std::int64_t> 
 }  // namespace
 
 Fields::Fields(nb::handle facts, std::size_t width_) : width(width_), given(nb::tuple(facts)) {
+    std::vector<nb::object> known{nb::tuple()};  // the paths of branches
     for (nb::handle one : given) {
         nb::tuple fact(one);
         require(fact.size() == 4, "a field is (name, dtype, shape, first byte)");
         auto item = nb::cast<std::size_t>(fact[1].attr("itemsize"));
         Field field{fact[0], dtype_of(nb::handle(fact[1]).ptr()), nb::cast<std::vector<std::int64_t>>(fact[2]),
-                    nb::cast<std::size_t>(fact[3]), item, item};
+                    nb::cast<std::size_t>(fact[3]), item, item, 0, {}};
         bool right = item > 0 && field.shape.size() <= MOST_AXES;
         for (auto size : field.shape)
             right &= size >= 0 && !__builtin_mul_overflow(field.bytes, static_cast<std::size_t>(size), &field.bytes);
@@ -259,6 +262,20 @@ Fields::Fields(nb::handle facts, std::size_t width_) : width(width_), given(nb::
         require(right, "a field lies beyond its row, or across words");
         widest_ = std::max(widest_, static_cast<std::int64_t>(item));
         exchanged_ &= field.dtype.known();
+        auto depth = PyTuple_CheckExact(field.name.ptr()) ? PyTuple_GET_SIZE(field.name.ptr()) : 0;
+        paths_ &= depth > 0;
+        for (Py_ssize_t i = 0; i < depth; ++i) {
+            auto name = nb::borrow(PyTuple_GET_ITEM(field.name.ptr(), i));
+            if (i + 1 == depth) {
+                field.leaf = name;
+                break;
+            }
+            auto path = nb::steal(PyTuple_GetSlice(field.name.ptr(), 0, i + 1));
+            auto found = std::ranges::find_if(known, [&](auto &other) { return other.equal(path); });
+            auto k = static_cast<std::size_t>(found - known.begin());
+            if (found == known.end()) known.push_back(path), branches_.push_back({field.branch, name});
+            field.branch = k;
+        }
         fields_.push_back(std::move(field));
     }
 }
@@ -289,20 +306,20 @@ Kept<Block> Slot::fill(Pool &pool, std::size_t bytes) {
     return Kept<Block>(block_.get());
 }
 
-nb::object Slot::find(const Fields &fields, const PackedRows &rows) const {
+nb::object Slot::find(const Fields &fields, const PackedRows &rows, Use use) const {
     for (auto &made : made_)
-        if (made.fields.is(fields.given) && made.first == rows.first && std::ranges::equal(made.sizes, rows.sizes) &&
-            std::ranges::equal(made.strides, rows.strides))
+        if (made.fields.is(fields.given) && made.use == use && made.first == rows.first &&
+            std::ranges::equal(made.sizes, rows.sizes) && std::ranges::equal(made.strides, rows.strides))
             return made.tensors;
     return {};
 }
 
-void Slot::keep(const Fields &fields, const PackedRows &rows, nb::object tensors) {
+void Slot::keep(const Fields &fields, const PackedRows &rows, Use use, nb::object tensors) {
     for (auto [name, tensor] : nb::borrow<nb::dict>(tensors))
         if (nb::cast<bool>(tensor.attr("is_inference")())) return forget();
     for (auto [name, tensor] : nb::borrow<nb::dict>(tensors)) tensors_.append(tensor);
     made_.push_back({fields.given, rows.first, {rows.sizes.begin(), rows.sizes.end()},
-                     {rows.strides.begin(), rows.strides.end()}, std::move(tensors)});
+                     {rows.strides.begin(), rows.strides.end()}, use, std::move(tensors)});
 }
 
 Target::Target(nb::handle standing, Pool &pool, std::size_t bytes) {
@@ -315,22 +332,24 @@ Target::Target(nb::handle standing, Pool &pool, std::size_t bytes) {
     block = slot ? slot->fill(pool, bytes) : pool.take(bytes);
 }
 
-void Fields::put(Memory &memory, const PackedRows &rows, nb::dict given_into, Slot *slot) const {
-    if (nb::object standing = slot ? slot->find(*this, rows) : nb::object(); standing.is_valid())
-        return merge(given_into, standing);
+nb::dict Fields::made(Memory &memory, const PackedRows &rows, Use use, Slot *slot) const {
+    if (nb::object standing = slot ? slot->find(*this, rows, use) : nb::object(); standing.is_valid())
+        return nb::borrow<nb::dict>(standing);
     auto &torch = torch_facts();
     auto lead = rows.sizes.size();
+    nb::dict into;
     // no tensor is made behind the back of a mode that sees each operation, such as one that traces
     if (!exchanged_ || !torch.exchanges() || nb::cast<int>(torch.dispatch_modes()) != 0) {
         std::vector<std::int64_t> sizes(rows.sizes.begin(), rows.sizes.end());
         std::vector<std::int64_t> strides(rows.strides.begin(), rows.strides.end());
         sizes.push_back(static_cast<std::int64_t>(width)), strides.push_back(1);
-        nb::dict made;
-        plain("put_fields")(array_over(memory, rows.first, sizes, strides.data()), given, made);
+        nb::dict by_name;
+        plain("put_fields")(array_over(memory, rows.first, sizes, strides.data()), given, by_name);
         if (slot) slot->forget();
-        return merge(given_into, made);
+        if (use == Use::Names) return by_name;
+        for (auto &field : fields_) set_item(into, field.leaf, by_name[field.name]);
+        return into;
     }
-    nb::dict into = slot ? nb::dict() : given_into;
     for (auto &field : fields_) {
         auto axes = lead + field.shape.size();
         auto item = static_cast<std::int64_t>(field.dtype.bytes());
@@ -341,11 +360,38 @@ void Fields::put(Memory &memory, const PackedRows &rows, nb::dict given_into, Sl
         std::int64_t step = 1;
         for (auto axis = axes; axis-- > lead; step *= std::max<std::int64_t>(sizes[axis], 1))
             sizes[axis] = field.shape[axis - lead], strides[axis] = step;
-        set_item(into, field.name, loan->adopted(*torch.api));
+        set_item(into, use == Use::Names ? field.name : field.leaf, loan->adopted(*torch.api));
     }
-    if (!slot) return;
-    merge(given_into, into);
-    slot->keep(*this, rows, std::move(into));
+    if (slot) slot->keep(*this, rows, use, into);
+    return into;
+}
+
+void Fields::put(Memory &memory, const PackedRows &rows, nb::dict into, Slot *slot) const {
+    merge(into, made(memory, rows, Use::Names, slot));
+}
+
+nb::object Fields::batch(Memory &memory, std::byte *first, std::int64_t count, nb::handle kind, Slot *slot) const {
+    require(paths_, "a batch: expected fields that are named by paths");
+    auto stride = static_cast<std::int64_t>(width);
+    PackedRows rows{first, {&count, 1}, {&stride, 1}};
+    bool flat = branches_.empty();
+    auto tensors = made(memory, rows, flat ? Use::Leaves : Use::Names, slot);
+    std::vector<nb::object> batches;
+    auto open = [&] {
+        batches.push_back(kind());
+        if (!PyDict_Check(batches.back().ptr())) throw nb::type_error("a batch: expected a kind of dict");
+    };
+    open();
+    if (flat) return merge(batches[0], tensors), batches[0];
+    for (auto &field : fields_) {
+        while (batches.size() <= field.branch) {  // the names above stand where their first leaf would
+            auto &branch = branches_[batches.size() - 1];
+            open();
+            set_item(batches[branch.in], branch.name, batches.back());
+        }
+        set_item(batches[field.branch], field.leaf, tensors[field.name]);
+    }
+    return batches[0];
 }
 
 nb::dict Fields::tensors(nb::handle rows) const {

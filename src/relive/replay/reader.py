@@ -135,11 +135,13 @@ class Reader:
             if self._own_sampler and type(drawn) is Draw and type(view) in READS_DRAWS:  # made by this read
                 if standing is not None:
                     drawn.standing = standing
-                fields = view.read(self.ring, drawn, key)
-                if type(view) is Sequence:
+                if type(view) is NStep:
+                    batch = view.read(self.ring, drawn, key, Batch)
+                elif type(view) is Sequence:
+                    fields = view.read(self.ring, drawn, key)
                     batch = self._sequence_batch(fields, (*FACTS, *self.sampler.extras), view.time_first)
                 else:
-                    batch = core.nested(fields, Batch)
+                    batch = core.nested(view.read(self.ring, drawn, key), Batch)
             else:
                 places, extras = drawn if self._own_sampler else self._checked_draw(drawn, count)
                 batch = self.read(places, extras, key)
