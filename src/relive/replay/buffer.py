@@ -10,6 +10,7 @@ from copy import deepcopy
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial, wraps
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import ReferenceType, ref
 
@@ -529,9 +530,10 @@ class ReplayBuffer(Generic[S_co, V_co]):
         device = self._on_device
         if not (device is not None and device.has_some) and not len(self):  # the latter waits for the device
             raise nothing_to_draw(self._ring)
-        standing = core.Standing(TURNS) if reuse else None
-        batches = (self._batch(batch_size, k, count, standing) for k in range(1, count + 1))
-        return in_turn(batches) if reuse else batches
+        if reuse:
+            same = repeat(batch_size), range(1, count + 1), repeat(count), repeat(core.Standing(TURNS))
+            return in_turn(map(self._batch, *same))
+        return (self._batch(batch_size, k, count) for k in range(1, count + 1))
 
     def _batch(self, batch_size: int, update: int, of: int, standing: Any = None) -> Any:
         """The next batch, number ``update`` of the ``of`` batches of its round."""
