@@ -1,4 +1,4 @@
-"""Batches in memory that stands: equal to fresh ones with every sampler, view, schema and store; and short ways there."""
+"""Batches in memory that stands equal fresh ones with every sampler, view, schema and store. They take few calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FLAG = Field((), torch.bool)
 ENDS = {"reward": (), "terminated": FLAG, "truncated": FLAG}
 SCHEMAS: dict[str, dict[str, Any]] = {
     "plain": {"obs": (3,), "action": Field((2,), torch.bfloat16)},
-    "nested": {"action": {"a": (2,), "b": {"c": Field((), torch.int64)}}, "obs": {"x": (3,), "y": {"z": (1,), "w": (2,)}}},
+    "nested": {"action": {"a": (2,), "b": {"c": Field((), torch.int64)}}, "obs": {"x": (3,), "y": {"z": ()}}},
     "states": {"obs": (3,), "action": (1,), "hidden": {"h": (2, 4), "c": (4,)}},
     "large": {"obs": {"x": (3,), "image": Field((70, 70), torch.uint8)}, "action": (1,)},
 }  # fmt: skip
@@ -86,8 +86,7 @@ def assert_same(batch: Batch, expected: Batch) -> None:
     assert [*found] == [*wanted]
     for path, leaf in found.items():
         assert leaf.dtype == wanted[path].dtype, path
-        assert torch.equal(leaf.view(torch.uint8) if leaf.dim() and leaf.is_contiguous() else leaf,
-                           wanted[path].view(torch.uint8) if leaf.dim() and leaf.is_contiguous() else wanted[path]), path  # fmt: skip
+        assert torch.equal(leaf, wanted[path]), path
 
 
 @pytest.mark.parametrize(
@@ -118,8 +117,8 @@ def test_a_batch_that_is_nested_where_it_is_read_has_the_order_that_paths_give(s
         again = core.nested(leaves_by_path(batch), Batch)
         assert repr(again) == repr(batch)
         assert type(batch) is Batch
-        assert all(type(x) in (Batch, torch.Tensor) for x in [*batch.values(), *dict.values(batch)])
-    assert [*replay.sample(3)][-2:] == ["weight", "probability"] or {"weight", "probability"} <= {*replay.sample(3)}
+        assert all(type(x) in (Batch, torch.Tensor) for x in batch.values())
+    assert {"weight", "probability"} <= {*replay.sample(3)}
 
 
 def test_memory_whose_tensors_cannot_show_that_it_changed_is_not_written_again() -> None:

@@ -26,7 +26,18 @@ from ..samplers.contract import OwnSampler
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["Ahead", "Batches", "Drawn", "Limit", "Process", "Progress", "ProgressSlots", "Request", "Served", "stream_of"]
+__all__ = [
+    "Ahead",
+    "Batches",
+    "Drawn",
+    "Limit",
+    "Process",
+    "Progress",
+    "ProgressSlots",
+    "Request",
+    "Served",
+    "stream_of",
+]
 
 B_co = TypeVar("B_co", covariant=True)
 

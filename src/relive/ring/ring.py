@@ -379,8 +379,8 @@ class Ring:
     def windows(self, places: Any, n: int, gamma: float, kind: Any = None) -> Any:
         """The fields ``[B, ...]`` of the n-step transitions that start at ``places``, or at the anchors of a draw.
 
-        They come by path, or nested as this kind of dict. A draw by priority gives its ``weight`` and ``probability`` as well. Where all fields of a row are packed in
-        RAM, one compiled call draws, reads and makes the tensors.
+        They come by path, or nested as this kind of dict. A draw by priority gives its ``weight`` and ``probability``
+        as well. Where all fields of a row are packed in RAM, one compiled call draws, reads and makes the tensors.
 
         Raises:
             ParameterError, ShapeError, DTypeError: they are not places of rows.

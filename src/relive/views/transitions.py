@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 import numpy as np
-from torch import Tensor
 
 from ..core import Draw, nested
 from ..errors import DTypeError, SchemaError, ShapeError
@@ -16,7 +15,6 @@ from ..parameters import GAMMA_RULE, checked, is_steps
 from ..printable import add_note
 from ..ring.ring import EVERY_ROW, Ring, Rule
 from ..steps.arrays import Ints, as_host
-from ..steps.schema import Path
 
 __all__ = ["NStep", "Transition"]
 
