@@ -122,12 +122,14 @@ std::unique_ptr<Torch> found_torch() {
     nb::object table = nb::getattr(torch->tensor, "__dlpack_c_exchange_api__", nb::none());
     // without it, nothing would tell that tensors are being traced, and then none may be made behind torch's back
     nb::object modes = nb::getattr(module.attr("_C"), "_len_torch_dispatch_stack", nb::none());
-    nb::object increment = nb::getattr(module.attr("_C"), "_increment_version", nb::none());  // without Python's checks
-    if (increment.is_none()) increment = nb::module_::import_("torch.autograd.graph").attr("increment_version");
-    torch->increment_version = increment.release();
     if (!modes.is_none() && PyCapsule_IsValid(table.ptr(), NAME)) {
         auto *api = static_cast<const ExchangeApi *>(PyCapsule_GetPointer(table.ptr(), NAME));
         if (api->major == MAJOR && api->adopt && api->describe) torch->api = api;
+    }
+    if (torch->api) {
+        nb::object increment = nb::getattr(module.attr("_C"), "_increment_version", nb::none());
+        if (increment.is_none()) increment = nb::module_::import_("torch.autograd.graph").attr("increment_version");
+        torch->increment_version = increment.release();
     }
     torch->dispatch_modes = modes.release(), torch->exchange = torch->api != nullptr;
     return torch;

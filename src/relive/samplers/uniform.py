@@ -53,8 +53,16 @@ class Uniform(OwnSampler):
         return core.draw_by_chance(self._ring.core, count, key, newest)
 
     def draw_recent(self, count: int, key: int, newest: int) -> Drawn:
-        """As :meth:`draw`, whatever a class that inherits from this one draws."""
+        """Places of anchors ``[count]`` among the ``newest`` completed transitions (0: among all).
+
+        A class that inherits from this one and writes this method alone draws by it always.
+        """
         return Uniform.draw(self, count, key, 1, 1, newest)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "draw_recent" in vars(cls) and "draw" not in vars(cls):
+            cls.draw = _draw_by_recent
 
     @property
     def mass(self) -> float:
@@ -74,6 +82,10 @@ class Uniform(OwnSampler):
 
     def __repr__(self) -> str:
         return "Uniform()"
+
+
+def _draw_by_recent(sampler: Uniform, count: int, key: int, update: int, of: int, newest: int = 0) -> Drawn:
+    return sampler.draw_recent(count, key, newest)
 
 
 class WithoutReplacement(OwnSampler):
