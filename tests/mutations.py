@@ -1178,7 +1178,7 @@ MUTATIONS = [
     Mutation(
         "the weights of recent draws are normalised by the whole buffer",
         "samplers/prioritized.py",
-        "self._lowest(tree, recent.begins, recent.ends)",
+        "self._lowest(tree, *runs)",
         "self._lowest(tree)",
         "samplers/test_recent.py samplers/test_prioritized.py",
     ),
