@@ -492,7 +492,8 @@ nb::object nested(nb::handle given, nb::handle kind, nb::object into, nb::tuple 
 }
 
 // Empty a batch, and those nested in it, and make it one of the kind that refuses use. Its tensors may live on.
-void give_back(const nb::dict &refusing, nb::handle batch) {
+void give_back(nb::handle refusing, nb::handle batch) {
+    if (!PyDict_Check(refusing.ptr())) throw nb::type_error("give_back: expected a dict of kinds");
     auto kind = nb::borrow(PyDict_GetItemWithError(refusing.ptr(), reinterpret_cast<PyObject *>(Py_TYPE(batch.ptr()))));
     if (!kind.is_valid()) {
         if (PyErr_Occurred()) nb::raise_python_error();

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class Uniform(OwnSampler):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "draw_recent" in vars(cls) and "draw" not in vars(cls):
-            cls.draw = _draw_by_recent
+            cast("Any", cls).draw = _draw_by_recent
 
     @property
     def mass(self) -> float:
