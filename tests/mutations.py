@@ -1164,8 +1164,8 @@ MUTATIONS = [
     Mutation(
         "the schedule of beta is one draw ahead",
         "samplers/prioritized.py",
-        "self.beta_at(self._draws) if isinstance",
-        "self.beta_at(self._draws + 1) if isinstance",
+        "beta = self.beta_at(draws)",
+        "beta = self.beta_at(draws + 1)",
         "samplers/test_prioritized.py",
     ),
     Mutation(
@@ -1178,7 +1178,7 @@ MUTATIONS = [
     Mutation(
         "the weights of recent draws are normalised by the whole buffer",
         "samplers/prioritized.py",
-        "self._lowest(tree, recent.begins, recent.ends)",
+        "self._lowest(tree, *runs)",
         "self._lowest(tree)",
         "samplers/test_recent.py samplers/test_prioritized.py",
     ),
@@ -1567,8 +1567,8 @@ MUTATIONS = [
     Mutation(
         "after a change of a view, batches are drawn by the rule of before",
         "replay/reader.py",
-        "        self.keep_rule()\n        progress, worker",
-        "        progress, worker",
+        "            self.keep_rule()\n        progress = self",
+        "            pass\n        progress = self",
         "replay/test_stacks.py replay/test_sequence_batches.py",
     ),
     Mutation(

@@ -130,8 +130,9 @@ class Windows {
             throw nb::value_error("the layout of a batch does not fit its rows, or those of the ring");
     }
 
-    // The tensors [B, ...] of a draw, or of places (int64 [B]); or the position of the first place that is no row's.
-    nb::object sample(nb::handle what, std::int64_t steps, double gamma) {
+    // The tensors [B, ...] of a draw, or of places (int64 [B]), by path, or as a batch of this kind unless it is None;
+    // or the position of the first place that is no row's.
+    nb::object sample(nb::handle what, std::int64_t steps, double gamma, nb::handle kind) {
         Anchors anchors(what, probability_at_ >= 0);
         auto count = anchors.count(), width = static_cast<std::int64_t>(fields_->width);
         if (steps < 1) throw nb::value_error("a window has at least 1 step");
@@ -152,6 +153,7 @@ class Windows {
         }
         anchors.require(some, bad);
         if (bad >= 0) return nb::int_(bad);
+        if (!kind.is_none()) return fields_->batch(*block, block->rows(), count, kind, block.slot);
         nb::dict found;
         fields_->put(*block, block->rows(), count, found, block.slot);
         return found;
@@ -220,7 +222,9 @@ void bind_batches(nb::module_ &module) {
              nb::arg("ring"), nb::arg("layout"), nb::arg("fields"), nb::arg("probability_at") = -1,
              nb::arg("weight_at") = -1, nb::arg("in_files") = false)
         .def("sample", &Windows::sample, nb::arg("draw"), nb::arg("steps"), nb::arg("gamma"),
-             "The tensors by path of a draw or of places; or the position of the first place that is no row's.");
+             nb::arg("kind") = nb::none(),
+             "The tensors by path of a draw or of places, or nested as this kind of dict; or the position of the first\n"
+             "place that is no row's.");
 }
 
 }  // namespace relive

@@ -63,6 +63,7 @@ constexpr Named NAMED[] = {
 // What is known of torch. Found once and never changed but for `exchange`; its references are never given back.
 struct Torch {
     nb::handle tensor, dispatch_modes;
+    nb::handle increment_version;  // autograd sees that tensors have changed
     nb::handle is_neg, is_conj, dtype;  // names of methods
     const ExchangeApi *api = nullptr;
     std::vector<std::pair<nb::handle, DType>> dtypes;
@@ -124,6 +125,11 @@ std::unique_ptr<Torch> found_torch() {
     if (!modes.is_none() && PyCapsule_IsValid(table.ptr(), NAME)) {
         auto *api = static_cast<const ExchangeApi *>(PyCapsule_GetPointer(table.ptr(), NAME));
         if (api->major == MAJOR && api->adopt && api->describe) torch->api = api;
+    }
+    if (torch->api) {
+        nb::object increment = nb::getattr(module.attr("_C"), "_increment_version", nb::none());
+        if (increment.is_none()) increment = nb::module_::import_("torch.autograd.graph").attr("increment_version");
+        torch->increment_version = increment.release();
     }
     torch->dispatch_modes = modes.release(), torch->exchange = torch->api != nullptr;
     return torch;
@@ -204,6 +210,8 @@ struct Field {
     DType dtype;
     std::vector<std::int64_t> shape;  // of one item
     std::size_t at, item, bytes;      // its first byte in a row, the bytes of a number, and how many it has
+    std::size_t branch;               // in which batch it stands, if the names are paths
+    nb::object leaf;                  // and by what name
 };
 
 namespace {
@@ -242,12 +250,13 @@ nb::object array_over(Memory &memory, std::byte *first, std::span<std::int64_t> 
 }  // namespace
 
 Fields::Fields(nb::handle facts, std::size_t width_) : width(width_), given(nb::tuple(facts)) {
+    std::vector<nb::object> known{nb::tuple()};  // the paths of branches
     for (nb::handle one : given) {
         nb::tuple fact(one);
         require(fact.size() == 4, "a field is (name, dtype, shape, first byte)");
         auto item = nb::cast<std::size_t>(fact[1].attr("itemsize"));
         Field field{fact[0], dtype_of(nb::handle(fact[1]).ptr()), nb::cast<std::vector<std::int64_t>>(fact[2]),
-                    nb::cast<std::size_t>(fact[3]), item, item};
+                    nb::cast<std::size_t>(fact[3]), item, item, 0, {}};
         bool right = item > 0 && field.shape.size() <= MOST_AXES;
         for (auto size : field.shape)
             right &= size >= 0 && !__builtin_mul_overflow(field.bytes, static_cast<std::size_t>(size), &field.bytes);
@@ -255,6 +264,20 @@ Fields::Fields(nb::handle facts, std::size_t width_) : width(width_), given(nb::
         require(right, "a field lies beyond its row, or across words");
         widest_ = std::max(widest_, static_cast<std::int64_t>(item));
         exchanged_ &= field.dtype.known();
+        auto depth = PyTuple_CheckExact(field.name.ptr()) ? PyTuple_GET_SIZE(field.name.ptr()) : 0;
+        paths_ &= depth > 0;
+        for (Py_ssize_t i = 0; i < depth; ++i) {
+            auto name = nb::borrow(PyTuple_GET_ITEM(field.name.ptr(), i));
+            if (i + 1 == depth) {
+                field.leaf = name;
+                break;
+            }
+            auto path = nb::steal(PyTuple_GetSlice(field.name.ptr(), 0, i + 1));
+            auto found = std::ranges::find_if(known, [&](auto &other) { return other.equal(path); });
+            auto k = static_cast<std::size_t>(found - known.begin());
+            if (found == known.end()) known.push_back(path), branches_.push_back({field.branch, name});
+            field.branch = k;
+        }
         fields_.push_back(std::move(field));
     }
 }
@@ -276,32 +299,29 @@ void merge(nb::handle into, nb::handle tensors) {
 
 Kept<Block> Slot::fill(Pool &pool, std::size_t bytes) {
     if (!block_ || bytes_ != bytes) {
-        made_.clear();
-        block_ = pool.take(bytes);
-        bytes_ = bytes;
+        forget();
+        block_ = pool.take(bytes), bytes_ = bytes;
+    } else if (tensors_.size()) {
+        torch_facts().increment_version(tensors_);
     }
-    nb::list tensors;
-    for (auto &made : made_)
-        for (auto [name, tensor] : nb::borrow<nb::dict>(made.tensors)) tensors.append(tensor);
-    if (tensors.size()) increment_version_(tensors);
     block_->keep();
     return Kept<Block>(block_.get());
 }
 
-nb::object Slot::find(const Fields &fields, const PackedRows &rows) const {
+nb::object Slot::find(const Fields &fields, const PackedRows &rows, Use use) const {
     for (auto &made : made_)
-        if (made.fields.is(fields.given) && made.first == rows.first && std::ranges::equal(made.sizes, rows.sizes) &&
-            std::ranges::equal(made.strides, rows.strides))
+        if (made.fields.is(fields.given) && made.use == use && made.first == rows.first &&
+            std::ranges::equal(made.sizes, rows.sizes) && std::ranges::equal(made.strides, rows.strides))
             return made.tensors;
     return {};
 }
 
-void Slot::keep(const Fields &fields, const PackedRows &rows, nb::object tensors) {
+void Slot::keep(const Fields &fields, const PackedRows &rows, Use use, nb::object tensors) {
     for (auto [name, tensor] : nb::borrow<nb::dict>(tensors))
-        if (nb::cast<bool>(tensor.attr("is_inference")())) return;  // it could not show that it has changed
-    if (!increment_version_) increment_version_ = nb::module_::import_("torch.autograd.graph").attr("increment_version");
+        if (nb::cast<bool>(tensor.attr("is_inference")())) return forget();
+    for (auto [name, tensor] : nb::borrow<nb::dict>(tensors)) tensors_.append(tensor);
     made_.push_back({fields.given, rows.first, {rows.sizes.begin(), rows.sizes.end()},
-                     {rows.strides.begin(), rows.strides.end()}, std::move(tensors)});
+                     {rows.strides.begin(), rows.strides.end()}, use, std::move(tensors)});
 }
 
 Target::Target(nb::handle standing, Pool &pool, std::size_t bytes) {
@@ -314,21 +334,24 @@ Target::Target(nb::handle standing, Pool &pool, std::size_t bytes) {
     block = slot ? slot->fill(pool, bytes) : pool.take(bytes);
 }
 
-void Fields::put(Memory &memory, const PackedRows &rows, nb::dict given_into, Slot *slot) const {
+nb::dict Fields::made(Memory &memory, const PackedRows &rows, Use use, Slot *slot) const {
+    if (nb::object standing = slot ? slot->find(*this, rows, use) : nb::object(); standing.is_valid())
+        return nb::borrow<nb::dict>(standing);
     auto &torch = torch_facts();
     auto lead = rows.sizes.size();
+    nb::dict into;
     // no tensor is made behind the back of a mode that sees each operation, such as one that traces
     if (!exchanged_ || !torch.exchanges() || nb::cast<int>(torch.dispatch_modes()) != 0) {
         std::vector<std::int64_t> sizes(rows.sizes.begin(), rows.sizes.end());
         std::vector<std::int64_t> strides(rows.strides.begin(), rows.strides.end());
         sizes.push_back(static_cast<std::int64_t>(width)), strides.push_back(1);
-        nb::dict made;
-        plain("put_fields")(array_over(memory, rows.first, sizes, strides.data()), given, made);
-        return merge(given_into, made);
+        nb::dict by_name;
+        plain("put_fields")(array_over(memory, rows.first, sizes, strides.data()), given, by_name);
+        if (slot) slot->forget();
+        if (use == Use::Names) return by_name;
+        for (auto &field : fields_) set_item(into, field.leaf, by_name[field.name]);
+        return into;
     }
-    nb::object standing = slot ? slot->find(*this, rows) : nb::object();
-    if (standing.is_valid()) return merge(given_into, standing);
-    nb::dict into = slot ? nb::dict() : given_into;
     for (auto &field : fields_) {
         auto axes = lead + field.shape.size();
         auto item = static_cast<std::int64_t>(field.dtype.bytes());
@@ -339,11 +362,38 @@ void Fields::put(Memory &memory, const PackedRows &rows, nb::dict given_into, Sl
         std::int64_t step = 1;
         for (auto axis = axes; axis-- > lead; step *= std::max<std::int64_t>(sizes[axis], 1))
             sizes[axis] = field.shape[axis - lead], strides[axis] = step;
-        set_item(into, field.name, loan->adopted(*torch.api));
+        set_item(into, use == Use::Names ? field.name : field.leaf, loan->adopted(*torch.api));
     }
-    if (!slot) return;
-    merge(given_into, into);
-    slot->keep(*this, rows, std::move(into));
+    if (slot) slot->keep(*this, rows, use, into);
+    return into;
+}
+
+void Fields::put(Memory &memory, const PackedRows &rows, nb::dict into, Slot *slot) const {
+    merge(into, made(memory, rows, Use::Names, slot));
+}
+
+nb::object Fields::batch(Memory &memory, std::byte *first, std::int64_t count, nb::handle kind, Slot *slot) const {
+    require(paths_, "a batch: expected fields that are named by paths");
+    auto stride = static_cast<std::int64_t>(width);
+    PackedRows rows{first, {&count, 1}, {&stride, 1}};
+    bool flat = branches_.empty();
+    auto tensors = made(memory, rows, flat ? Use::Leaves : Use::Names, slot);
+    std::vector<nb::object> batches;
+    auto open = [&] {
+        batches.push_back(kind());
+        if (!PyDict_Check(batches.back().ptr())) throw nb::type_error("a batch: expected a kind of dict");
+    };
+    open();
+    if (flat) return merge(batches[0], tensors), batches[0];
+    for (auto &field : fields_) {
+        while (batches.size() <= field.branch) {  // the names above stand where their first leaf would
+            auto &branch = branches_[batches.size() - 1];
+            open();
+            set_item(batches[branch.in], branch.name, batches.back());
+        }
+        set_item(batches[field.branch], field.leaf, tensors[field.name]);
+    }
+    return batches[0];
 }
 
 nb::dict Fields::tensors(nb::handle rows) const {
@@ -403,7 +453,7 @@ std::int64_t take_rows(Bytes source, Places index, Rows out) {
     return gather_rows(source, index, out, 0, out.columns);
 }
 
-nb::object nested(nb::handle given, nb::handle kind) {
+nb::object nested(nb::handle given, nb::handle kind, nb::object into, nb::tuple last) {
     nb::dict leaves;
     if (!nb::try_cast(given, leaves)) throw nb::type_error("nested: expected a dict of paths");
     auto made = [&] {
@@ -411,12 +461,19 @@ nb::object nested(nb::handle given, nb::handle kind) {
         if (!PyDict_Check(batch.ptr())) throw nb::type_error("nested: expected a kind of dict");
         return batch;
     };
-    auto batch = made();
+    auto is_last = [&](PyObject *name) {
+        auto found = PySequence_Contains(last.ptr(), name);
+        if (found < 0) nb::raise_python_error();
+        return found > 0;
+    };
+    auto batch = into.is_none() ? made() : std::move(into);
+    if (!PyDict_Check(batch.ptr())) throw nb::type_error("nested: expected a dict to fill");
     for (auto [path, leaf] : leaves) {
-        auto last = PyTuple_CheckExact(path.ptr()) ? PyTuple_GET_SIZE(path.ptr()) - 1 : -1;
-        require(last >= 0, "nested: expected paths");
+        auto last_at = PyTuple_CheckExact(path.ptr()) ? PyTuple_GET_SIZE(path.ptr()) - 1 : -1;
+        require(last_at >= 0, "nested: expected paths");
+        if (last.size() && last_at == 0 && is_last(PyTuple_GET_ITEM(path.ptr(), 0))) continue;
         nb::handle branch = batch;
-        for (Py_ssize_t i = 0; i < last; ++i) {
+        for (Py_ssize_t i = 0; i < last_at; ++i) {
             auto *name = PyTuple_GET_ITEM(path.ptr(), i);
             auto *found = PyDict_GetItemWithError(branch.ptr(), name);
             if (!found && PyErr_Occurred()) nb::raise_python_error();
@@ -428,9 +485,27 @@ nb::object nested(nb::handle given, nb::handle kind) {
             require(PyDict_Check(found), "nested: a field is both a tensor and a branch");
             branch = found;
         }
-        set_item(branch, PyTuple_GET_ITEM(path.ptr(), last), leaf);
+        set_item(branch, PyTuple_GET_ITEM(path.ptr(), last_at), leaf);
     }
+    for (nb::handle name : last) set_item(batch, name, leaves[nb::make_tuple(name)]);
     return batch;
+}
+
+// Empty a batch, and those nested in it, and make it one of the kind that refuses use. Its tensors may live on.
+void give_back(nb::handle refusing, nb::handle batch) {
+    if (!PyDict_Check(refusing.ptr())) throw nb::type_error("give_back: expected a dict of kinds");
+    auto kind = nb::borrow(PyDict_GetItemWithError(refusing.ptr(), reinterpret_cast<PyObject *>(Py_TYPE(batch.ptr()))));
+    if (!kind.is_valid()) {
+        if (PyErr_Occurred()) nb::raise_python_error();
+        return;
+    }
+    nb::list nested;  // taken from the batch first: what runs as its values go could change it
+    PyObject *name, *value;
+    for (Py_ssize_t at = 0; PyDict_Next(batch.ptr(), &at, &name, &value);)
+        if (PyDict_Check(value)) nested.append(nb::handle(value));
+    nb::setattr(batch, "__class__", kind);
+    PyDict_Clear(batch.ptr());
+    for (nb::handle inner : nested) give_back(refusing, inner);
 }
 
 std::int64_t take_fields(Bytes source, Places index, nb::tuple parts, nb::tuple dicts, Pool &pool,
@@ -481,8 +556,11 @@ void bind_tensors(nb::module_ &module) {
     module.def("take_fields", &take_fields, "source"_a, "index"_a, "parts"_a, "dicts"_a, "pool"_a,
                "standing"_a = nb::none(),
                "``take_rows`` into memory of the pool, with tensors over the fields of each part in its dict.");
-    module.def("nested", &nested, "leaves"_a, "kind"_a,
-               "The values by path as dicts of this kind, nested, in the order of their first leaves.");
+    module.def("nested", &nested, "leaves"_a, "kind"_a, "into"_a = nb::none(), "last"_a = nb::tuple(),
+               "The values by path as dicts of this kind, nested, in the order of their first leaves; those of the\n"
+               "names in ``last``, which are there, after all others. The outermost is ``into``, unless that is None.");
+    module.def("give_back", &give_back, "refusing"_a, "batch"_a.none(),
+               "Empty a batch and those nested in it, and give each the kind that stands by its own in ``refusing``.");
     module.def("use_exchange", [](bool wanted) {
         auto &torch = torch_facts();
         return torch.exchange.exchange(wanted && torch.api);

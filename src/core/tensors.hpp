@@ -99,26 +99,32 @@ struct PackedRows {
 struct Field;
 class Fields;
 
+// What tensors are named by: the names of their fields, or the last ones of these, which are paths then.
+enum class Use { Names, Leaves };
+
 // Memory of one batch that later batches are written to, and the tensors over it, which are made once.
 class Slot {
   public:
     // The memory, for a batch of so many bytes. What autograd saved of the tensors is void from now on.
     Kept<Block> fill(Pool &pool, std::size_t bytes);
-    // The tensors over these rows of the memory, or an empty object where they are not made yet.
-    nb::object find(const Fields &fields, const PackedRows &rows) const;
-    void keep(const Fields &fields, const PackedRows &rows, nb::object tensors);
+    // Take other memory the next time: there are tensors over this one that could not show that it has changed.
+    void forget() { block_.reset(), made_.clear(), tensors_.clear(); }
+    // The tensors over these rows of the memory by such names, or an empty object where they are not made yet.
+    nb::object find(const Fields &fields, const PackedRows &rows, Use use) const;
+    void keep(const Fields &fields, const PackedRows &rows, Use use, nb::object tensors);
 
   private:
     struct Made {
         nb::tuple fields;  // what they are made of: kept, so that no others come to lie at its address
         std::byte *first;
         std::vector<std::int64_t> sizes, strides;
+        Use use;
         nb::object tensors;
     };
     Kept<Block> block_;
     std::size_t bytes_ = 0;
     std::vector<Made> made_;
-    nb::object increment_version_;  // torch's: autograd sees that tensors have changed
+    nb::list tensors_;  // all that were made
 };
 
 // Slots that take turns: a batch is valid until its slot's turn comes again.
@@ -157,6 +163,9 @@ class Fields {
         auto stride = static_cast<std::int64_t>(width);
         put(memory, PackedRows{first, {&count, 1}, {&stride, 1}}, into, slot);
     }
+    // The same as a batch of this kind of dict, nested as the paths say that the fields are named by; in the order of
+    // first leaves.
+    nb::object batch(Memory &memory, std::byte *first, std::int64_t count, nb::handle kind, Slot *slot) const;
     // Name -> tensor over an array of rows, uint8 `[..., width]`.
     nb::dict tensors(nb::handle rows) const;
     // Pack a column `[T * N, *shape]` for each field into `rows`: row t * N + n of a column goes to row n * T + t,
@@ -167,7 +176,17 @@ class Fields {
     nb::tuple given;    // the tuples
 
   private:
+    // The tensors over rows by the names of the fields, or by the last names of their paths.
+    nb::dict made(Memory &memory, const PackedRows &rows, Use use, Slot *slot) const;
+
+    // Names that hold further ones: in which batch each stands, of those before it, where 0 is the outermost.
+    struct Branch {
+        std::size_t in;
+        nb::object name;
+    };
     std::vector<Field> fields_;
+    std::vector<Branch> branches_;
+    bool paths_ = true;        // all names are paths
     std::int64_t widest_ = 1;  // bytes of a number, of any field
     bool exchanged_ = true;    // DLPack has names for all dtypes
 };

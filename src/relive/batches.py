@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -283,17 +282,14 @@ TURNS = 3
 """How many batches stand where memory is reused: each is valid until as many others were asked for."""
 
 
-def in_turn(batches: Iterator[B]) -> Iterator[B]:
+def in_turn(batches: Iterable[B]) -> Iterator[B]:
     """The batches, each of which refuses all use once its memory may be written to again."""
-    standing: deque[B] = deque()
-    while True:
-        if len(standing) == TURNS:
-            take_back(standing.popleft())
-        batch = next(batches, None)
-        if batch is None:
-            return
-        standing.append(batch)
+    first: B | None = None
+    second: B | None = None  # with the batch that was just given, these are the TURNS that stand
+    for batch in batches:
         yield batch
+        take_back(first)  # before the next one is made
+        first, second = second, batch
 
 
 class Members:
@@ -588,15 +584,10 @@ class _SequencesGivenBack(_Refusing, SequenceBatch):  # pyright: ignore[reportIn
     __slots__ = ()
 
 
-def take_back(batch: Batch) -> None:
-    """Have a batch, and those nested in it, refuse all use from now on."""
-    values: list[Any] = [*batch.values()]
-    for value in values:
-        if isinstance(value, Batch):
-            take_back(value)
-    batch.clear()
-    kind: Any = _SequencesGivenBack if isinstance(batch, SequenceBatch) else _GivenBack
-    batch.__class__ = kind
+take_back: Callable[[Batch | None], None] = partial(
+    core.give_back, {Batch: _GivenBack, SequenceBatch: _SequencesGivenBack}
+)
+"""Have a batch, and those nested in it, refuse all use from now on."""
 
 
 def _flat(batch: Batch) -> tuple[list[Any], Any]:

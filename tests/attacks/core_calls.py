@@ -405,6 +405,7 @@ class World:
             ),
             "use_exchange": call(core.use_exchange, wanted=bool(rng.random() < 0.5)),
             "described": call(core.described, thing=torch.rand(3)),
+            "give_back": call(core.give_back, refusing={}, batch={"a": {"b": 1}}),
             "nested": call(core.nested, leaves={("a", "b"): 1, ("c",): 2, ("a", "d"): 3}, kind=dict),
             "Standing.__init__": call(core.Standing, slots=2),
             "Draw.standing": get(self.draws[0], "standing"),

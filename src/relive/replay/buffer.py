@@ -10,6 +10,7 @@ from copy import deepcopy
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial, wraps
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import ReferenceType, ref
 
@@ -528,9 +529,10 @@ class ReplayBuffer(Generic[S_co, V_co]):
         require_rows(batch_size)
         if not (self._way is not None and self._way.has_some) and not len(self):  # the latter waits for the device
             raise nothing_to_draw(self._ring)
-        standing = core.Standing(TURNS) if reuse else None
-        batches = (self._batch(batch_size, k, count, standing) for k in range(1, count + 1))
-        return in_turn(batches) if reuse else batches
+        if reuse:
+            same = repeat(batch_size), range(1, count + 1), repeat(count), repeat(core.Standing(TURNS))
+            return in_turn(map(self._batch, *same))
+        return (self._batch(batch_size, k, count) for k in range(1, count + 1))
 
     def _batch(self, batch_size: int, update: int, of: int, standing: Any = None) -> Any:
         """The next batch, number ``update`` of the ``of`` batches of its round."""
@@ -587,22 +589,21 @@ class ReplayBuffer(Generic[S_co, V_co]):
                     return cast("Any", late)
             if self._ring.pending is not None:
                 self._writer.mend()
-            return self._update_priorities(index, td_error, mask)
-
-    def _update_priorities(self, index: Any, td_error: Any, mask: Any) -> int:
-        reader, sampler, progress = self._reader, self._prioritized, self._progress
-        reader.keep_rule()
-        if sampler is None:
-            raise self._no_priorities()
-        if self._mirror is not None:
-            self._mirror.invalidate()
-        late = sampler.rate(index, td_error, mask, time_first_of(reader.view))
-        progress.late += late
-        if late:
-            progress.keep()
-        if reader.prefetch is not None:
-            reader.prefetch.after_update(reader)
-        return late
+            reader, sampler = self._reader, self._prioritized
+            view: Any = reader.view
+            if getattr(view, "rule", None) is not self._ring.rule:  # in place of a call that most often changes nothing
+                reader.keep_rule()
+            if sampler is None:
+                raise self._no_priorities()
+            if self._mirror is not None:
+                self._mirror.invalidate()
+            late = sampler.rate(index, td_error, mask, time_first_of(view))
+            if late:
+                self._progress.late += late
+                self._progress.keep()
+            if reader.prefetch is not None:
+                reader.prefetch.after_update(reader)
+            return late
 
     def _no_priorities(self) -> LifecycleError:
         return LifecycleError(f"{self._sampler!r} has no priorities; create the buffer with sampler=Prioritized()")

@@ -9,10 +9,9 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import get_worker_info
 
 from .. import core
-from ..batches import SequenceBatch, as_batch, swap_layers
+from ..batches import Batch, SequenceBatch, as_batch, swap_layers
 from ..core import Draw
 from ..core import key as stream
 from ..errors import DTypeError, FieldError, LifecycleError, ParameterError, ReliveError, SchemaError, ShapeError
@@ -32,7 +31,7 @@ from ..views.hindsight import Hindsight
 from ..views.returns_to_go import ReturnsToGo
 from ..views.sequences import Sequence
 from ..views.transitions import NStep
-from .serving import Progress, stream_of
+from .serving import Process, Progress, stream_of
 
 __all__ = ["Prefetch", "Reader", "parts_of"]
 
@@ -66,6 +65,7 @@ class Reader:
         self.progress = progress
         self.prefetch: Prefetch | None = None
         """Asks for the rows of the next batch of a replay in files; None for any other replay."""
+        self._has_states = any(path[0] == "hidden" for path in ring.leaves)
         self._own_sampler = all(type(part) in OWN_SAMPLERS for part in parts_of(sampler))
         self.read_through(view)
 
@@ -123,8 +123,9 @@ class Reader:
         view: Any = self.view
         if getattr(view, "rule", None) is not self.ring.rule:  # in place of a call that most often changes nothing
             self.keep_rule()
-        progress, worker = self.progress, get_worker_info()
-        key = stream(progress.seed if worker is None else stream_of(progress.seed), progress.draws - progress.first)
+        progress = self.progress
+        seed = progress.seed if Process.is_first else stream_of(progress.seed)
+        key = stream(seed, progress.draws - progress.first)
         drawn: Any = self.sampler.draw(count, key, update, of)
         progress.draws += 1  # before the read: a batch that the view fails to read is used up
         progress.sampled += count
@@ -132,12 +133,15 @@ class Reader:
             progress.keep()
         try:
             if self._own_sampler and type(drawn) is Draw and type(view) in READS_DRAWS:  # made by this read
-                drawn.standing = standing
-                fields = view.read(self.ring, drawn, key)
-                if type(view) is Sequence:
+                if standing is not None:
+                    drawn.standing = standing
+                if type(view) is NStep:
+                    batch = view.read(self.ring, drawn, key, Batch)
+                elif type(view) is Sequence:
+                    fields = view.read(self.ring, drawn, key)
                     batch = self._sequence_batch(fields, (*FACTS, *self.sampler.extras), view.time_first)
                 else:
-                    batch = as_batch(fields)
+                    batch = core.nested(view.read(self.ring, drawn, key), Batch)
             else:
                 places, extras = drawn if self._own_sampler else self._checked_draw(drawn, count)
                 batch = self.read(places, extras, key)
@@ -219,14 +223,14 @@ class Reader:
 
     def _sequence_batch(self, batch: dict[Path, Tensor], known: tuple[str, ...], time_first: bool) -> SequenceBatch:
         """The batch of sequences of these fields. Those named in ``known`` are facts about each sequence."""
-        facts: dict[str, Tensor] = {}
         states: dict[Path, Tensor] = {}
-        for name in known:
-            facts[name] = batch.pop((name,))
-        for path in [path for path in batch if path[0] == "hidden"]:
-            states[path] = swap_layers(batch.pop(path)).contiguous()
-        hidden = self.schema.rebuild("hidden", states.__getitem__) if states else None
-        return SequenceBatch.of(batch, facts, hidden, time_first=time_first)
+        if self._has_states:
+            for path in [path for path in batch if path[0] == "hidden"]:
+                states[path] = swap_layers(batch.pop(path)).contiguous()
+        fields = core.nested(batch, Batch, {}, known)
+        if states:
+            fields["hidden"] = self.schema.rebuild("hidden", states.__getitem__)
+        return SequenceBatch(fields, known, time_first)
 
 
 def parts_of(part: Any) -> list[Any]:

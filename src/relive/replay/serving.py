@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import parent_process
 from queue import SimpleQueue
 from struct import Struct
 from threading import Event, Thread
@@ -24,7 +26,18 @@ from ..samplers.contract import OwnSampler
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["Batches", "DrawAhead", "Drawn", "Limit", "Progress", "ProgressSlots", "Request", "Served", "stream_of"]
+__all__ = [
+    "Batches",
+    "DrawAhead",
+    "Drawn",
+    "Limit",
+    "Process",
+    "Progress",
+    "ProgressSlots",
+    "Request",
+    "Served",
+    "stream_of",
+]
 
 B_co = TypeVar("B_co", covariant=True)
 
@@ -459,7 +472,25 @@ class Progress:
         return len(self.ahead) > 0 and self.ahead[0].number == self.draws_taken
 
 
+class Process:
+    """What is known of this process."""
+
+    is_first = False
+    """True once it is known that no process of Python started this one, so that it is no worker of a ``DataLoader``."""
+
+
 def stream_of(seed: int) -> int:
     """The seed of the batches. Each worker of a ``DataLoader`` has a copy of the buffer, and a seed of its own."""
     worker = get_worker_info()
-    return seed if worker is None else stream(seed, worker.seed)
+    if worker is not None:
+        return stream(seed, worker.seed)
+    Process.is_first = parent_process() is None
+    return seed
+
+
+def _ask_again() -> None:
+    Process.is_first = False
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_ask_again)

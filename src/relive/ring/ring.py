@@ -376,11 +376,11 @@ class Ring:
             require_rows(plan.places, bad, self.store.num_rows)
         return plan
 
-    def windows(self, places: Any, n: int, gamma: float) -> dict[Path, Tensor]:
+    def windows(self, places: Any, n: int, gamma: float, kind: Any = None) -> Any:
         """The fields ``[B, ...]`` of the n-step transitions that start at ``places``, or at the anchors of a draw.
 
-        A draw by priority gives its ``weight`` and ``probability`` as well. Where all fields of a row are packed in
-        RAM, one compiled call draws, reads and makes the tensors.
+        They come by path, or nested as this kind of dict. A draw by priority gives its ``weight`` and ``probability``
+        as well. Where all fields of a row are packed in RAM, one compiled call draws, reads and makes the tensors.
 
         Raises:
             ParameterError, ShapeError, DTypeError: they are not places of rows.
@@ -388,14 +388,15 @@ class Ring:
         drawn = places.__class__ is Draw
         if self.store.packed:
             windows = self._windows[drawn and places.weighed] or self._new_windows(drawn and places.weighed)
-            found = windows.sample(places if drawn else vector(places), n, gamma)
+            found = windows.sample(places if drawn else vector(places), n, gamma, kind)
             if found.__class__ is int:
                 require_rows(places, found, self.store.num_rows)
             return found
         extras: dict[str, Any] = {}
         if drawn:
             places, extras = places
-        return self.read(self.plan(places, n, gamma)) | self.extras(extras)
+        fields = self.read(self.plan(places, n, gamma)) | self.extras(extras)
+        return fields if kind is None else core.nested(fields, kind)
 
     def _new_windows(self, weighed: bool) -> Windows:
         """What reads windows into the rows of a batch, with or without weights."""

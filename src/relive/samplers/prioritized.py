@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import core
-from ..core import Draw
 from ..core.words import (
     ALL_RATED,
     ALPHA,
@@ -255,35 +254,38 @@ class Prioritized(OwnSampler):
             fresh = self._fresh = float(error), weight, bound.stored
         bound.core.note_drawable(places, drawable, fresh[0], fresh[1])
 
-    def draw(self, count: int, key: int, update: int, of: int) -> Drawn:
-        """Places of anchors ``[count]``, with ``probability`` and ``weight``."""
-        if self._ring is None or not self._ring.counters.item(DRAWABLE):
-            raise nothing_to_draw(self._ring)
-        bound = self._bound()
-        lowest = self._lowest(bound.stored.tree) if self.normalize == "buffer" else 0.0
-        return self._draw_among(bound, count, key, lowest, bound.total.item())
+    def draw(self, count: int, key: int, update: int, of: int, newest: int = 0) -> Drawn:
+        """Places of anchors ``[count]`` among the ``newest`` completed transitions (0: among all).
 
-    def draw_recent(self, count: int, key: int, newest: int) -> Drawn:
-        """Places of anchors ``[count]`` among the ``newest`` completed transitions, with the same fields."""
-        ring = self._ring
-        if ring is None or not ring.drawable:
-            raise nothing_to_draw(ring)
-        bound, tree = self._bound(), self._tree
-        recent = recent_leaves(tree, ring, newest)
-        lowest = self._lowest(tree, recent.begins, recent.ends) if self.normalize == "buffer" else 0.0
-        return self._draw_among(bound, count, key, lowest, recent.cover.total, *recent.cover)
-
-    def _draw_among(self, bound: Binding, count: int, key: int, lowest: float, total: float, *cover: Any) -> Draw:
-        """Draw among all leaves, or those of a cover, whose sum is ``total``.
-
-        ``lowest`` is the priority with the largest weight; 0 is that of the batch.
+        They come with ``probability`` and ``weight``.
         """
+        ring, bound = self._ring, self._binding
+        if ring is None or not ring.counters.item(DRAWABLE):
+            raise nothing_to_draw(ring)
+        if bound is None or bound.stored is not self.stored:
+            bound = self._bound()
+        if newest:
+            tree = self._tree
+            recent = recent_leaves(tree, ring, newest)
+            total, cover, runs = recent.cover.total, recent.cover, (recent.begins, recent.ends)
+        else:
+            tree, total, cover, runs = bound.stored.tree, bound.total.item(), (None, None), ()
+        lowest = 0.0 if self.normalize == "batch" else self._lowest(tree, *runs)  # 0: that of the batch
         if not total > 0:
             raise self._without_mass()
-        beta = self.beta_at(self._draws) if isinstance(self.beta, tuple) else self.beta
+        beta, draws = self.beta, self._draws
+        if type(beta) is not float:
+            beta = self.beta_at(draws)
         drawn = core.draw_by_priority(bound.core, count, key, self.stratified, beta, lowest, *cover)
-        self.undo_draws(self._draws + 1)
+        if self._durable is None:
+            object.__setattr__(self, "_draws", draws + 1)  # other assignments are checked, which takes longer
+        else:
+            self.undo_draws(draws + 1)
         return drawn
+
+    def draw_recent(self, count: int, key: int, newest: int) -> Drawn:
+        """As :meth:`draw`, whatever a class that inherits from this one draws."""
+        return Prioritized.draw(self, count, key, 1, 1, newest)
 
     def _lowest(self, tree: SumTree, *runs: Ints) -> float:
         try:
@@ -306,7 +308,7 @@ class Prioritized(OwnSampler):
 
     def undo_draws(self, draw_state: int) -> None:
         """See :class:`Sampler`."""
-        object.__setattr__(self, "_draws", draw_state)  # other assignments are checked, which takes longer
+        object.__setattr__(self, "_draws", draw_state)
         if self._durable is not None:
             self._durable.facts[DRAWS] = draw_state
 
@@ -334,7 +336,9 @@ class Prioritized(OwnSampler):
             mask: True for the errors of sequences that count; None for errors ``[B]``.
             time_first: True if time is the first axis of errors of sequences; None if batches are of transitions.
         """
-        late, bound = UNUSUAL, self._bound()
+        late, bound = UNUSUAL, self._binding
+        if bound is None or bound.stored is not self.stored:
+            bound = self._bound()
         if mask is None or time_first is not None:
             late = bound.core.rate(index, td_error, mask, bool(time_first), self.eta)
         if late == UNUSUAL:

@@ -104,7 +104,9 @@ class Recent(OwnSampler):
 
     def window(self, update: int, of: int) -> int:
         """cₖ, the number of newest transitions that update ``update`` of ``of`` may draw from now."""
-        stored = self._ring.transitions if self._ring is not None else 0
+        return self._newest(self._ring.transitions if self._ring is not None else 0, update, of)
+
+    def _newest(self, stored: int, update: int, of: int) -> int:
         return int(max(stored * self.share(update, of), self.c_min))
 
     def share(self, update: int, of: int) -> float:
@@ -113,10 +115,10 @@ class Recent(OwnSampler):
 
     def draw(self, count: int, key: int, update: int, of: int) -> Drawn:
         """Places of anchors ``[count]`` among the newest cₖ, and the inner sampler's fields."""
-        newest, ring = self.window(update, of), self._ring
-        if ring is None or newest >= ring.transitions:
-            return self.inner.draw(count, key, update, of)
-        return self.inner.draw_recent(count, key, newest)
+        inner, ring = self._inner, self._ring
+        stored = 0 if ring is None else ring.transitions
+        newest = self._newest(stored, update, of)
+        return inner.draw(count, key, update, of) if newest >= stored else inner.draw_recent(count, key, newest)
 
     def observe(self, episode_return: float) -> None:
         """Report the ``episode_return`` of an ended episode. With ``adapt``, eta follows the last 20 returns.

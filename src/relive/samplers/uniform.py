@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -54,17 +54,25 @@ class Uniform(OwnSampler):
         if self.windows is not None:
             self.windows.changed(places, drawable)
 
-    def draw(self, count: int, key: int, update: int, of: int) -> Drawn:
-        """Places of anchors ``[count]``."""
-        return self.draw_recent(count, key, 0)
-
-    def draw_recent(self, count: int, key: int, newest: int) -> Drawn:
+    def draw(self, count: int, key: int, update: int, of: int, newest: int = 0) -> Drawn:
         """Places of anchors ``[count]`` among the ``newest`` completed transitions (0: among all)."""
         if self.windows is not None:
             return self.windows.draw(count, key, newest)
         if self._ring is None or not self._ring.counters.item(DRAWABLE):
             raise nothing_to_draw(self._ring)
         return core.draw_by_chance(self._ring.core, count, key, newest)
+
+    def draw_recent(self, count: int, key: int, newest: int) -> Drawn:
+        """Places of anchors ``[count]`` among the ``newest`` completed transitions (0: among all).
+
+        A class that inherits from this one and writes this method alone draws by it always.
+        """
+        return Uniform.draw(self, count, key, 1, 1, newest)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "draw_recent" in vars(cls) and "draw" not in vars(cls):
+            cast("Any", cls).draw = _draw_by_recent
 
     @property
     def mass(self) -> float:
@@ -84,6 +92,10 @@ class Uniform(OwnSampler):
 
     def __repr__(self) -> str:
         return "Uniform()"
+
+
+def _draw_by_recent(sampler: Uniform, count: int, key: int, update: int, of: int, newest: int = 0) -> Drawn:
+    return sampler.draw_recent(count, key, newest)
 
 
 class WithoutReplacement(OwnSampler):

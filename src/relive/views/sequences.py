@@ -141,11 +141,6 @@ class Sequence:
         """
         return _rule(self.length, self.burn_in, bool(self.last), self.overlap, self.drop_tail, self.weigh)
 
-    @property
-    def cut(self) -> Cut:
-        """How windows are read."""
-        return _cut(self.length, self.burn_in, self.n, self.time_first, tuple(self.last))
-
     def read(self, ring: Ring, places: Ints | Draw, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[T', B, ...]`` of the windows that end at ``places``, and facts about each window, ``[B, ...]``.
 
@@ -153,7 +148,7 @@ class Sequence:
             ParameterError: the ring has the rule of another view.
             SchemaError: the schema has a field with a name that batches use, or lacks a field that ``last`` names.
         """
-        if ring.rule != self.rule:
+        if ring.rule is not (rule := self.rule) and ring.rule != rule:
             raise ParameterError(f"a view that reads through {self!r} must also have its `rule` and `time_first`")
         return self.reader(ring).read(ring, places, self.gamma)
 
@@ -177,7 +172,8 @@ class Sequence:
         Raises:
             SchemaError: as :meth:`read`.
         """
-        cut, (of, reader) = self.cut, self._reader
+        cut = _cut(self.length, self.burn_in, self.n, self.time_first, tuple(self.last))
+        of, reader = self._reader
         if reader is None or of() is not ring or reader.cut != cut:
             reader = Sequences(ring, cut)
             self._reader = ref(ring), reader

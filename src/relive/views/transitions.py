@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 import numpy as np
-from torch import Tensor
 
-from ..core import Draw
+from ..core import Draw, nested
 from ..core.words import ALONE
 from ..device.contract import LONGEST_WINDOW, DeviceRead
 from ..device.ring import DeviceRing
@@ -20,7 +19,6 @@ from ..parameters import GAMMA_RULE, checked, is_steps
 from ..printable import add_note
 from ..ring.ring import EVERY_ROW, Ring, Rule
 from ..steps.arrays import Ints, as_host
-from ..steps.schema import Path
 
 __all__ = ["NStep", "Transition"]
 
@@ -65,14 +63,18 @@ class NStep:
     rule: ClassVar[Rule] = EVERY_ROW
     """Every complete transition is an anchor."""
 
-    def read(self, ring: Ring, places: Ints | Draw, key: int | None = None) -> dict[Path, Tensor]:
-        """The fields ``[B, ...]`` of the windows that start at ``places``, or at those of a draw, with its weights."""
+    def read(self, ring: Ring, places: Ints | Draw, key: int | None = None, kind: Any = None) -> Any:
+        """The fields ``[B, ...]`` of the windows that start at ``places``, or at those of a draw, with its weights.
+
+        They come by path, or nested as this kind of dict.
+        """
         if self.each_reward is None:
-            if self.n > 1:
+            if self.n > 1 and not ring.ordered:
                 self._require_order(ring)
-            return ring.windows(places, self.n, self.gamma)
+            return ring.windows(places, self.n, self.gamma, kind)
         chosen, extras = cast("tuple[Ints, dict[str, Any]]", places if isinstance(places, Draw) else (places, {}))
-        return ring.read(self.plan(ring, chosen)) | ring.extras(extras)
+        fields = ring.read(self.plan(ring, chosen)) | ring.extras(extras)
+        return fields if kind is None else nested(fields, kind)
 
     def plan(self, ring: Ring, places: Ints) -> Plan:
         """The windows that start at ``places``, before they are read.
