@@ -402,7 +402,9 @@ class StepAdder:
     def add(self, step: Mapping[str, Any], debug: bool) -> bool:
         """Add a step; or change nothing and return False, if one call cannot add it. A step with an error is one."""
         ring, watches = self._ring, self._sampler.watches
-        if ring.pending is not None or ring.before_overwriting is not None:
+        if ring.pending is not None:  # repaired first
+            return False
+        if ring.before_overwriting is not None:
             return False
         if watches is not self._watches or (watches and ring.rule is not self._rule):
             self._prepare(watches)
