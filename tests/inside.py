@@ -12,7 +12,7 @@ def add_checked(owner: Any) -> Any:
 
 
 def adders(owner: Any) -> Any:
-    return owner._adders
+    return owner.adders
 
 
 def adding(owner: Any) -> Any:
@@ -254,8 +254,9 @@ def replay(owner: Any) -> Any:
     return owner._replay
 
 
-def reuse(owner: Any) -> Any:
-    return owner._reuse
+def first(owner: Any, name: str) -> Any:
+    """One of a writer's checks of first steps; None once it has seen enough."""
+    return getattr(owner.first, name, None)
 
 
 def ring(owner: Any) -> Any:

@@ -1886,8 +1886,8 @@ MUTATIONS = [
     Mutation(
         "what an episode ended on is the observation before: a stale final observation",
         "adding.cpp",
-        "scatter(given.final, given.width, given.finals,",
-        "scatter(given.staged, given.width, given.finals,",
+        "scatter(given.final + first, given.width, part(given.finals),",
+        "scatter(given.staged + first, given.width, part(given.finals),",
         "core/test_adding.py",
     ),
     Mutation(

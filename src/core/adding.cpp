@@ -113,8 +113,18 @@ class Adding {
     // Issue an id for a new row of each env in turn, and one for the final observation where the episode ended. A row
     // completes the transition before it, if that belongs to the same episode; the final observation of an ENDED row
     // completes that row; ALONE, LINKED and LAST ones complete themselves. Returns the number of events.
-    std::int64_t add() {
-        for (std::int64_t i = 0; i < given_.size(); ++i) add_row(i);
+    std::int64_t add(const RowBytes &store) {
+        auto count = given_.size();
+        if (count > 1)
+            for (std::int64_t i = 0; i < std::min(count, TOGETHER); ++i) expect(i);
+        for (std::int64_t low = 0; low < count; low += TOGETHER) {
+            auto end = std::min(low + TOGETHER, count);
+            for (auto i = low; i < end; ++i) {
+                if (i + TOGETHER < count) expect(i + TOGETHER);
+                add_row(i);
+            }
+            store(low, end - low);
+        }
         for (std::int64_t i = 0; given_.mask && i < given_.size(); ++i)
             if (given_.leaves_out(i)) interrupt(given_.envs[i]);
         auto &counters = *ring_.counters;
@@ -123,6 +133,17 @@ class Adding {
     }
 
   private:
+    // Ask for row i, so that it comes while the TOGETHER rows before it are written: more would leave a near cache.
+    void expect(std::int64_t i) const {
+        auto e = given_.envs[i];
+        // a guess, which is right if all envs come in turn, as they do most often: rows of env e that come before it
+        auto turn = given_.size() > ring_.num_envs() ? std::min(i, TOGETHER) / ring_.num_envs() : 0;
+        auto number = ring_.envs[e].head + turn;
+        fetch(ring_.row(ring_.place_of(number, e)), static_cast<std::size_t>(ring_.width));
+        // the next row that has its history
+        if (history_ > 0 && history_ < rows_) __builtin_prefetch(&step_[ring_.place_of(number + 1 + history_, e)]);
+    }
+
     void add_row(std::int64_t i) {
         auto &stamp = stamp_;
         auto &step = step_, &order = order_;
@@ -246,23 +267,12 @@ void prepare(const Ring &ring, StagedRows &given) {
     if (ring.undo.size()) given.heads.resize(envs);
 }
 
-std::int64_t append_rows(Ring &ring, StagedRows &given, int mode) noexcept {
+std::int64_t append_rows(Ring &ring, StagedRows &given, int mode, const RowBytes &store) noexcept {
     auto count = given.size();
     auto ended = note_kinds(ring, given, mode);
     if (mode == NO_FINALS && ended >= 0) return -1 - ended;
-    if (count > 1)  // so that those rows come while the first are written
-        for (std::int64_t i = 0; i < count; ++i) {
-            auto e = given.envs[i];
-            // a guess, for where row i goes if all envs come in turn, as they do most often
-            auto turn = count > ring.num_envs() ? i / ring.num_envs() : 0;
-            auto number = ring.envs[e].head + turn;
-            fetch(ring.row(ring.place_of(number, e)), static_cast<std::size_t>(ring.width));
-            // the next row that has its history
-            if (auto history = ring.counters->history; history > 0 && history < ring.rows)
-                __builtin_prefetch(&ring.step[ring.place_of(number + 1 + history, e)]);
-        }
     if (ring.undo.size() && note_undo(ring, given)) return USED_UP;
-    auto events = Adding(ring, given).add();
+    auto events = Adding(ring, given).add(store);
     ++ring.lines.version;
     if (ring.lines.known)
         for (auto e : given.envs) ring.lines.follow(ring, e);
@@ -297,13 +307,15 @@ void scatter(const std::byte *source, std::int64_t pitch, const Vector<std::int6
 
 namespace {
 
-// Append rows and store them. Bookkeeping first, then bytes: no exception can come between.
+// Append rows and store them.
 std::int64_t add_rows(Ring &ring, StagedRows &given, int mode) noexcept {
-    auto events = append_rows(ring, given, mode);
-    if (events < 0) return events;
-    scatter(given.staged, given.width, given.places, ring.memory, ring.width, ring.step_bytes);
-    if (mode == FINALS) scatter(given.final, given.width, given.finals, ring.memory, ring.width, ring.obs_bytes);
-    return events;
+    return append_rows(ring, given, mode, [&](std::int64_t low, std::int64_t count) {
+        auto first = low * given.width;
+        auto part = [&](const Vector<std::int64_t> &all) { return Vector<std::int64_t>{all.data + low, count}; };
+        scatter(given.staged + first, given.width, part(given.places), ring.memory, ring.width, ring.step_bytes);
+        if (mode == FINALS)
+            scatter(given.final + first, given.width, part(given.finals), ring.memory, ring.width, ring.obs_bytes);
+    });
 }
 
 // Plan where `add_rows` will store rows and their final observations: `places`, `finals`, `tails`. Of the ring, only

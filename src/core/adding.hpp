@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "ring.hpp"
@@ -51,10 +52,16 @@ struct StagedRows {
 // Refuse rows that do not fit a ring, and take the memory that adding them needs. Throws; nothing is changed.
 void prepare(const Ring &ring, StagedRows &given);
 
-// Issue ids for one row of each env in turn, and note what it completes: all of adding rows but their bytes, which go
-// to `places` and `finals` next. Of the staged rows, rewards and flags are read. `prepare` was called; nothing throws.
-// Returns the number of events, or a negative answer: nothing is changed then.
-std::int64_t append_rows(Ring &ring, StagedRows &given, int mode) noexcept;
+// Rows whose bookkeeping and bytes are written together, while they stay in a near cache.
+inline constexpr std::int64_t TOGETHER = 64;
+
+// Stores the bytes of `count` rows from row `low` on at their `places` and `finals`. It throws nothing.
+using RowBytes = std::function<void(std::int64_t low, std::int64_t count)>;
+
+// Issue ids for one row of each env in turn, note what it completes, and store it, some rows after others. Of the
+// staged rows, rewards and flags are read. `prepare` was called; nothing throws.
+// Returns the number of events, or a negative answer: nothing is changed then, and `store` is not called.
+std::int64_t append_rows(Ring &ring, StagedRows &given, int mode, const RowBytes &store) noexcept;
 
 // The first `bytes` bytes of successive rows of `source`, `pitch` bytes apart, to rows of `target`; a negative place
 // to none.

@@ -263,9 +263,6 @@ struct Destination {
     bool read;               // it has rewards or flags, which are staged as well
 };
 
-// Rows that are copied together, field after field, while they stay in a near cache.
-constexpr std::int64_t TOGETHER = 64;
-
 // Checks a step and adds its rows. Each field is copied to where it is stored; the fields' targets are the staged rows,
 // of which rewards and flags alone are written and read.
 class StepAdder {
@@ -320,8 +317,9 @@ class StepAdder {
             if (destinations_[i].read) fields_.copy(step, 0, i);
         if (finite && !is_finite(step)) return UNFIT;
         staged_.mask = masked ? step[count].data : nullptr;
-        auto events = append_rows(ring_, staged_, mode_);
-        if (events >= 0) store(step);
+        auto events = append_rows(ring_, staged_, mode_, [&](std::int64_t low, std::int64_t rows) {
+            store(step, low, rows);
+        });
         staged_.mask = nullptr;
         return events;
     }
@@ -376,19 +374,16 @@ class StepAdder {
         return finite;
     }
 
-    void store(const Step &step) const {
-        for (std::int64_t low = 0; low < staged_.size(); low += TOGETHER) {
-            auto count = std::min(TOGETHER, staged_.size() - low);
-            for (std::size_t i = 0; i < destinations_.size(); ++i) {
-                auto &one = destinations_[i];
-                if (one.is_final && mode_ != FINALS) continue;
-                Vector<std::int64_t> places{(one.is_final ? staged_.finals : staged_.places).data + low, count};
-                auto size = static_cast<std::int64_t>(one.size);
-                auto *target = one.block ? one.block : ring_.memory + one.at;
-                scatter(step[i].data + low * size, size, places, target, one.block ? one.width : ring_.width, one.size);
-            }
+    void store(const Step &step, std::int64_t low, std::int64_t count) const {
+        for (std::size_t i = 0; i < destinations_.size(); ++i) {
+            auto &one = destinations_[i];
+            if (one.is_final && mode_ != FINALS) continue;
+            Vector<std::int64_t> places{(one.is_final ? staged_.finals : staged_.places).data + low, count};
+            auto size = static_cast<std::int64_t>(one.size);
+            auto *target = one.block ? one.block : ring_.memory + one.at;
+            scatter(step[i].data + low * size, size, places, target, one.block ? one.width : ring_.width, one.size);
         }
-        for (std::int64_t i = 0; staged_.mask && i < staged_.size(); ++i)  // a row that is left out has no end
+        for (auto i = low; staged_.mask && i < low + count; ++i)  // a row that is left out has no end
             if (auto place = staged_.places[i]; staged_.leaves_out(i) && place >= 0)
                 ring_.terminated[place] = ring_.truncated[place] = 0;
     }

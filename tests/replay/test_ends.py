@@ -184,10 +184,33 @@ def test_envs_that_end_where_they_start_are_told_apart_by_an_argument_that_saves
         three_more(later)
 
 
+@pytest.mark.parametrize("is_error", [False, True])
+def test_nothing_is_left_of_the_checks_once_the_last_has_seen_enough(is_error: bool) -> None:
+    flag = Field((), torch.bool)
+    replay = ReplayBuffer(Schema({"obs": (2,), "reward": (), "terminated": flag, "truncated": flag}), 400)
+    plain = {"obs": [[0, 0]], "reward": [1], "terminated": [False], "truncated": [False]}
+    replay.add(plain)  # without next_obs: two of the three stop
+    writer = inside.writer(replay)
+    assert inside.first(writer, "ends") is not None
+    assert inside.first(writer, "reuse") is inside.first(writer, "resets") is None
+    step = {**plain, "terminated": [True], "next_obs": [[0, 0]], "obs": [[1, 0]]}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("error" if is_error else "always")
+        found = 0
+        for _ in range(20):
+            try:
+                replay.add(plain)
+                replay.add(step)
+            except EpisodeEndWarning:
+                found += 1
+    assert found + len(caught) == 1
+    assert writer.first is None
+
+
 def test_one_episode_that_begins_elsewhere_ends_the_check() -> None:
     replay = circle()
     replay.add(obs=[[5, 5]], reward=[1], terminated=[True], truncated=[False], next_obs=[[6, 6]])
-    assert inside.writer(replay).ends is None
+    assert inside.first(inside.writer(replay), "ends") is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(6):
@@ -207,7 +230,7 @@ def test_of_observations_that_never_change_nothing_is_said_and_the_check_gives_u
                 obs=np.zeros((2, 1)), reward=np.zeros(2), terminated=done, truncated=np.zeros(2, np.bool_),
                 next_obs=np.zeros((2, 1)),
             )  # fmt: skip
-    assert inside.writer(replay).ends is None
+    assert inside.first(inside.writer(replay), "ends") is None
 
 
 def test_steps_without_an_order_are_not_compared() -> None:

@@ -266,3 +266,23 @@ def test_debug_mode_looks_at_every_number() -> None:
     twin.buffer.debug = False
     twin.buffer.add(**step | {"reward": np.array([0.0, np.nan], np.float32)})
     assert inside.ring(twin.buffer).not_finite == 1
+
+
+@pytest.mark.parametrize("image", [False, True])
+def test_steps_of_many_envs_store_what_each_env_alone_would_store(image: bool) -> None:
+    envs, rng = 150, np.random.default_rng(5)  # more than are stored together, and no multiple of those
+    shape = (3000,) if image else (3,)  # the first is too large for a packed row
+    schema = Schema({"obs": Field(shape, torch.uint8), "reward": (), **FLAGS})
+    together, alone = (ReplayBuffer(schema, 7 * envs, envs, seed=0, check_ends=False) for _ in range(2))
+    for _ in range(12):
+        obs, after = rng.integers(0, 255, (2, envs, *shape), np.uint8)
+        ends, mask = rng.random((2, envs)) < 0.2, rng.random(envs) < 0.9
+        step = {"obs": obs, "reward": rng.normal(size=envs).astype(np.float32), "terminated": ends[0]}
+        step |= {"truncated": ends[1], "next_obs": after, "mask": mask}
+        together.add(step)
+        for n in range(envs):
+            alone.add({name: x[n : n + 1] for name, x in step.items()}, envs=[n])
+    together.check()
+    for name, rows in together.block.items():
+        assert torch.equal(rows, alone.block[name])
+    assert len(together) == len(alone)

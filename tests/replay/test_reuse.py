@@ -131,7 +131,7 @@ def test_a_right_loop_says_nothing_whether_the_env_moves_stands_still_or_meets_a
     envs = walks(space, count, wall=wall, length=length)
     heard, replay = played(envs, kind, before=copy.deepcopy, check_ends=True)
     assert heard == []
-    assert wall != np.inf or length == 1 or inside.reuse(inside.writer(replay)) is None
+    assert wall != np.inf or length == 1 or inside.first(inside.writer(replay), "reuse") is None
     own_array = SyncVectorEnv([lambda: Walk(space, length, wall)] * count)  # copies
     assert played(own_array, kind)[0] == []
 
@@ -197,11 +197,11 @@ def test_a_copy_begins_the_check_again_and_it_stops_by_itself() -> None:
     still = np.zeros((1, 2), np.float32)
     bandit(replay, [still] * 3, ended=False)
     for again in (pickle.loads(pickle.dumps(replay)), copy.deepcopy(replay)):
-        assert inside.held(inside.reuse(inside.writer(again))) == (None, ())  # none of the arrays is copied
+        assert inside.held(inside.first(inside.writer(again), "reuse")) == (None, ())  # none of the arrays is copied
         bandit(again, [still] * 3, ended=False)
-    assert inside.reuse(inside.writer(replay)) is not None
+    assert inside.first(inside.writer(replay), "reuse") is not None
     bandit(replay, [still] * 80, ended=False)
-    assert inside.reuse(inside.writer(replay)) is None
+    assert inside.first(inside.writer(replay), "reuse") is None
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name.lower())

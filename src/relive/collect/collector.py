@@ -449,9 +449,17 @@ class Collector:
     def _step(self, t: int, into: RolloutBuffer | StepSink) -> None:
         """Play step ``t`` of a collection, and store it: the policy acts, the envs answer, the episodes go on."""
         inputs, vector = self._inputs, self._vector
-        seen = inputs.as_given(cast("Leaves", self._obs))
+        before = cast("Leaves", self._obs)
+        seen = before["obs",] if inputs.is_flat else inputs.as_given(before)
+        keywords = inputs.keywords(self._hidden, self._info) if inputs.has_keywords else {}
         # copies, both ways: the policy and the envs may write to what they are handed, and to what they have returned
-        fields = _fields_of(_ask(self.policy, seen.clone(), inputs.keywords(self._hidden, self._info)))
+        handed = seen.clone()
+        try:
+            answer = self.policy(handed, **keywords)
+        except (RuntimeError, TypeError) as error:
+            _explain(error, self.policy, handed, keywords)
+            raise
+        fields = answer if answer.__class__ is dict else _fields_of(answer)
         action = inputs.env_action(fields, vector.takes_tensors)
         step = {name: x.clone() if isinstance(x := fields[name], Tensor) else _own(x) for name in inputs.from_policy}
         states = self._hidden
@@ -486,7 +494,7 @@ class Collector:
             step["mask"] = real
         into.add(step)  # before anything goes on: a step that does not fit ends the collection here
 
-        self._count_episodes(as_host(reward), played, done)
+        self._count_episodes(reward if reward.__class__ is np.ndarray else as_host(reward), played, done)
         self._go_on(after, info, done, states)
 
     def _add_of_simulator(
@@ -722,11 +730,13 @@ def _steps_to_play(buffer: RolloutBuffer, requested: int | None) -> int:
     Raises:
         FullError: the buffer has room for fewer steps than requested.
     """
-    left = buffer.num_steps if buffer.is_full else buffer.num_steps - buffer.steps
+    steps = buffer.steps
+    is_full = steps == buffer.num_steps
+    left = buffer.num_steps if is_full else buffer.num_steps - steps
     count = left if requested is None else requested
     if count > left and not buffer.wrap:
         raise FullError(f"collect({count!r}): the buffer has room for {left} more steps; collect 1 to {left}")
-    if buffer.is_full and not buffer.wrap:
+    if is_full and not buffer.wrap:
         buffer.clear()
     return count
 
@@ -868,30 +878,39 @@ POLICY_RULE: Rule = callable, "expected a function of observations, such as a to
 
 
 def _ask(policy: Policy, obs: Any, inputs: dict[str, Any]) -> Any:
-    """The result of a policy or value function. If its signature does not fit, the error lists what it is passed.
-
-    An error of torch about dtypes gets a note if observations are float64, as networks are float32 unless told.
-    """
+    """The result of a policy or value function."""
     try:
         return policy(obs, **inputs)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
+        _explain(error, policy, obs, inputs)
+        raise
+
+
+def _explain(error: RuntimeError | TypeError, policy: Policy, obs: Any, inputs: dict[str, Any]) -> None:
+    """Say what is known of an error of a policy or value function; the caller raises it again.
+
+    An error of torch about dtypes gets a note if observations are float64, as networks are float32 unless told.
+
+    Raises:
+        FieldError: the function's signature does not fit. It lists what the function is passed.
+    """
+    if isinstance(error, RuntimeError):
         if "ouble" in str(error) and _has_float64(obs):
             add_note(
                 error,
                 "The policy (or value_fn) got float64 observations, as the schema declares them. If the network is "
                 "float32, make the buffer with Schema.from_env(envs).as_float32()",
             )
-        raise
-    except TypeError as error:
-        reason = _misfit(policy, inputs)
-        if reason is None:
-            raise
-        call = ", ".join(["obs", *(f"{name}=..." for name in inputs)])
-        raise FieldError(
-            f"the policy (or value_fn) is called as policy({call}), which fails: {reason}. 'hidden', 'is_start', "
-            "'last_action', 'last_reward' and the fields of from_info are passed if the schema has a field of that "
-            "name; add it to the schema, or to the policy's parameters"
-        ) from error
+        return
+    reason = _misfit(policy, inputs)
+    if reason is None:
+        return
+    call = ", ".join(["obs", *(f"{name}=..." for name in inputs)])
+    raise FieldError(
+        f"the policy (or value_fn) is called as policy({call}), which fails: {reason}. 'hidden', 'is_start', "
+        "'last_action', 'last_reward' and the fields of from_info are passed if the schema has a field of that "
+        "name; add it to the schema, or to the policy's parameters"
+    ) from error
 
 
 def _misfit(policy: Policy, inputs: dict[str, Any]) -> str | None:

@@ -229,8 +229,10 @@ class VectorEnvs:
             self._refuse_outside(action, error)
             refuse_misfit(error)
             raise
+        if not (terminated.__class__ is truncated.__class__ is np.ndarray):
+            terminated, truncated = as_host(terminated), as_host(truncated)
         # copied: the envs may write the next flags into the same memory
-        return obs, reward, as_host(terminated).astype(np.bool_), as_host(truncated).astype(np.bool_), info
+        return obs, reward, terminated.astype(np.bool_), truncated.astype(np.bool_), info
 
     def _step_simulator(self, action: Any) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
         answer = self.envs.step(action)

@@ -88,10 +88,14 @@ class Inputs:
         starts = ("is_start",) if self.has_start else ()
         self.keyword_names: tuple[str, ...] = (*self.from_info, *starts, *(f"last_{name}" for name in self.from_last))
         """The fields that the policy gets as keywords, without hidden states."""
+        self.has_keywords: bool = self.has_hidden or bool(self.keyword_names)
+        """True if the policy gets any keyword; else :meth:`keywords` is empty."""
         elsewhere = {"obs", "reward", "terminated", "truncated", "hidden", *self.keyword_names, *self.from_step_info}
         self.from_policy: tuple[str, ...] = tuple(name for name in schema.names if name not in elsewhere)
         """The fields that have no other source than the policy's answer; hidden states have an error of their own."""
         self._obs_dtypes = [(path, leaf.dtype) for path, leaf in schema.leaves.items() if path[0] == "obs"]
+        self.is_flat: bool = ("obs",) in schema.leaves
+        """True if an observation is one tensor, its leaf ``("obs",)``."""
         action = schema["action"]
         flat = isinstance(action, Field)
         self._action_shape = (num_envs, *action.shape) if flat else None  # None: every action is converted for the envs
@@ -236,7 +240,7 @@ class Inputs:
 
     def as_given(self, obs: Leaves) -> Any:
         """Observations as the policy takes them: a tensor, or a batch if they are nested."""
-        if len(obs) == 1 and ("obs",) in obs:
+        if self.is_flat:
             return obs["obs",]
         return as_batch({path[1:]: x for path, x in obs.items()})
 

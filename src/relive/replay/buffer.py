@@ -401,13 +401,17 @@ class ReplayBuffer(Generic[S_co, V_co]):
             NotFiniteError: in debug mode, a number is NaN or infinite. Nothing is written.
             EnvError: the first steps show that the env overwrites its observations. The step is not written.
         """
-        if more or not (step is None or hasattr(step, "keys")):
+        if more or not (step.__class__ is dict or step is None or hasattr(step, "keys")):
             raise FieldError(not_named(step))
         writer, values = self._writer, fields
         if step is not None:
             values = step if step.__class__ is dict and not fields else {**step, **fields}
-        chosen = writer.all_envs if envs is None else writer.chosen(envs)
         with self.lock:  # as one_at_a_time, which takes longer
+            if envs is None and self._way is None and writer.first is None:  # most often one call is all there is
+                adder = writer.adders["next_obs" in values]
+                if adder is not None and adder.add(values, writer.debug):
+                    return
+            chosen = writer.all_envs if envs is None else writer.chosen(envs)
             if self._way is not None and self._way.add(values, chosen, self._reader.view):
                 return
             if self._ring.pending is not None:

@@ -12,17 +12,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..core.words import COLUMNS, HEAD, NEXT
+from ..core.words import COLUMNS, EPISODES, HEAD, NEXT
 from ..errors import EpisodeEndWarning, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
 from ..parameters import is_count
 from ..ring.ring import Ring
 from ..steps.arrays import Array, Ints, as_host, numpy_view
 from ..steps.checker import refuse_unreadable
-from ..steps.ends import places_in
+from ..steps.ends import EndCheck, ReuseCheck, places_in
 from ..steps.schema import FINITE, STEP_FIELDS, Field, Path, Schema, dotted
 
 __all__ = [
     "MOST_ROWS",
+    "FirstSteps",
     "ResetCheck",
     "flattened",
     "refuse_not_finite",
@@ -343,7 +344,7 @@ class ResetCheck:
             "obs do differ, create the buffer with own_next_obs=True. check_ends=False turns the check off. See "
             "docs/episode-ends.md",
             EpisodeEndWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -353,3 +354,71 @@ def _differ(these: list[Bytes], those: list[Bytes]) -> Array:
     for a, b in zip(these[1:], those[1:], strict=True):
         differs |= (a != b).any(1)
     return differs
+
+
+class FirstSteps:
+    """The checks of the first steps and ends of episodes that a replay stores, each until it has seen enough.
+
+    Args:
+        ring: where the steps are stored.
+        all_envs: int64 ``[N]``, which most steps are of.
+        resets: True to look for resets in mid-episode, too.
+    """
+
+    def __init__(self, ring: Ring, all_envs: Ints, resets: bool) -> None:
+        self._ring, leaves = ring, ring.leaves
+        self.ends: EndCheck | None = EndCheck(leaves) if ring.ordered else None
+        self.reuse: ReuseCheck | None = ReuseCheck(leaves, ring.own_next and ring.ordered)
+        """Looks at steps before they are stored, which are not added in one call then."""
+        self.resets: ResetCheck | None = ResetCheck(leaves, all_envs) if resets else None
+        self._stopped: ReuseCheck | None = None
+        """The check that has just stopped: what it found is told once the step is stored."""
+
+    @property
+    def is_done(self) -> bool:
+        """True if none of them looks at further steps."""
+        return self.ends is None and self.reuse is None and self.resets is None
+
+    @property
+    def waits(self) -> bool:
+        """True if :meth:`after` has to look at the steps that were just stored."""
+        return self.resets is not None or self._stopped is not None or self._sees_ends
+
+    @property
+    def _sees_ends(self) -> bool:
+        ends = self.ends
+        return ends is not None and (bool(ends.ended_on) or self._ring.counters.item(EPISODES) != ends.episodes)
+
+    def before(
+        self,
+        step: Mapping[str, Any],
+        envs: Ints,
+        leaves: Sequence[Any],
+        final: Sequence[Any] | None,
+        kept: Array | None,
+    ) -> None:
+        """Look at steps that are about to be stored, as :meth:`ReuseCheck.go_on` does.
+
+        Raises:
+            EnvError: the observations are certainly overwritten.
+        """
+        reuse, ring = self.reuse, self._ring
+        if reuse is not None and not reuse.go_on(
+            step, envs, leaves, final, kept, ring.under_way if ring.ordered else None
+        ):
+            self.reuse, self._stopped = None, reuse
+
+    def after(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Array | None) -> None:
+        """Look at steps that were just stored, and warn of what was found."""
+        stopped, resets, ends = self._stopped, self.resets, self.ends
+        if stopped is not None:
+            self._stopped = None
+            stopped.warn()
+        if resets is not None and not resets.go_on(self._ring, envs, leaves, final, kept):
+            self.resets = None
+            resets.warn()
+        if ends is None or not self._sees_ends:
+            return
+        if not ends.go_on(self._ring.counters.item(EPISODES), envs, leaves, final, kept):
+            self.ends = None
+            ends.warn()

@@ -19,9 +19,8 @@ from ..ring.ring import PIECE, DeviceIsNewer, Ring, Rule, missing_final, piece_o
 from ..samplers.contract import OwnSampler
 from ..steps.arrays import Array, Ints, apart, as_host, whole_numbers
 from ..steps.checker import StepChecker, refuse_unreadable
-from ..steps.ends import EndCheck, ReuseCheck
 from ..steps.schema import Schema
-from .checks import ResetCheck, flattened, refuse_not_finite, row_mask
+from .checks import FirstSteps, flattened, refuse_not_finite, row_mask
 
 __all__ = ["Writer"]
 
@@ -63,21 +62,17 @@ class Writer:
         self.check_ends: bool = False
         self.added: Callable[[int], object] | None = None
         """Called with the number of rows after each call that added some. It is None most often."""
-        self.ends: EndCheck | None = None
-        """Checks the first ends of episodes; None once it has seen enough."""
-        self._reuse: ReuseCheck | None = None
-        """Checks the first steps before they are stored, which are not added in one call then; None once it has seen
-        enough."""
-        self.resets: ResetCheck | None = None
-        """Checks the first steps that come with ``next_obs``; None once it has seen enough."""
+        self.first: FirstSteps | None = None
+        """Checks the first steps and ends of episodes; None once it has seen enough."""
         self.all_envs: Ints = np.arange(ring.num_envs, dtype=np.int64)
         paths = list(stored.leaves)
         self._leaves = len(paths)
         """The number of leaves of a step. Those of the final observations may follow them."""
         self._flags_at = [paths.index((name,)) for name in ("terminated", "truncated")]
         self._intakes = BoundedCache[tuple[int, bool], Intake]()
-        self._adders: list[StepAdder | None] = [None, None]
-        """Adds steps of all envs without ``next_obs``, and with it; None until there are some, or always."""
+        self.adders: list[StepAdder | None] = [None, None]
+        """Adds steps of all envs without ``next_obs``, and with it; None until there are some, or always. A step that
+        was added so needs nothing more, unless :attr:`first` is set."""
         self._repeated = BoundedCache[int, Ints]()
         self.changing: Callable[[], None] | None = None
         """Called when the ring in RAM is about to change, or has: what a device knows of it is out of date."""
@@ -85,37 +80,29 @@ class Writer:
     def watch_ends(self, check: bool) -> None:
         """Start or stop checking the first steps and ends of episodes."""
         require("ReplayBuffer", FLAG_RULE, check_ends=check)
-        self.check_ends, ring, leaves = check, self.ring, self.ring.leaves
-        self.ends = EndCheck(leaves) if check and ring.ordered else None
-        self._reuse = ReuseCheck(leaves, ring.own_next and ring.ordered) if check else None
+        self.check_ends, ring = check, self.ring
         shares = not ring.own_next and self.device.type == "cpu"  # elsewhere it would wait for the device
-        self.resets = ResetCheck(leaves, self.all_envs) if check and shares else None
+        self.first = FirstSteps(ring, self.all_envs, shares) if check else None
 
     # -- steps --------------------------------------------------------------------------------------------------
 
     def add(self, values: Mapping[str, Any], envs: Ints, successive: bool = False) -> None:
         """Check and store a step of each of ``envs``. ``successive`` steps are in time order and may repeat envs."""
-        adder = self._adders["next_obs" in values]
+        first, adder = self.first, self.adders["next_obs" in values]
         checked = None
-        if adder is None or envs is not self.all_envs or self._reuse is not None or not adder.add(values, self.debug):
+        whole = adder is not None and envs is self.all_envs and (first is None or first.reuse is None)
+        if not whole or not cast("StepAdder", adder).add(values, self.debug):
             checked = self._add(values, envs, successive)
         if self.added is not None:
             self.added(len(envs))
-        ends, resets = self.ends, self.resets
-        if ends is None and resets is None:
+        if first is None or not first.waits:
             return
-        ended = self.ring.counters.item(EPISODES)
-        if ends is not None and ended == ends.episodes and not ends.ended_on:
-            ends = None  # there is nothing for it to look at
-            if resets is None:
-                return
         leaves, final, kept = checked or self._checked(values, len(envs))
-        if resets is not None and not resets.go_on(self.ring, envs, leaves, final, kept):
-            self.resets = None
-            resets.warn()
-        if ends is not None and not ends.go_on(ended, envs, leaves, final, kept):
-            self.ends = None
-            ends.warn()
+        try:
+            first.after(envs, leaves, final, kept)
+        finally:  # a warning may be an error
+            if first.is_done:
+                self.first = None
 
     def whole_step(self, values: Mapping[str, Any], envs: Ints) -> tuple[Sequence[Any], Sequence[Any] | None] | None:
         """The leaves of a step of all envs and those of its final observations, checked; None if RAM has to know it."""
@@ -152,11 +139,8 @@ class Writer:
             final = None if checked.final is None else leaves[self._leaves :]
             checked = checked._replace(leaves=leaves, final=final)
         leaves, final, kept = checked
-        reuse = self._reuse
-        if reuse is not None:
-            under_way = self.ring.under_way if self.ring.ordered else None
-            if not reuse.go_on(values, envs, leaves, final, kept, under_way):
-                self._reuse = None
+        if self.first is not None:
+            self.first.before(values, envs, leaves, final, kept)
         if kept is None and successive and count > piece_of(self.ring.rows):
             kept = np.ones(count, np.bool_)
         stored = kept
@@ -180,8 +164,6 @@ class Writer:
         if ring.undo is not None:
             ring.undo.end()
         ring.pending = None  # as settle, which takes longer
-        if reuse is not None:
-            reuse.warn()
         return checked
 
     def extend(self, steps: Mapping[str, Any], envs: Any) -> None:
@@ -384,7 +366,7 @@ class Writer:
         # rows in files may have to come from the disk first, so those are added by more calls than one
         if staging is not None and count == len(self.all_envs) and self.ring.undo is None:
             adder = StepAdder(self.ring, self.sampler, staging, self.all_envs, has_finals)
-            self._adders[has_finals or self.ring.own_next] = adder
+            self.adders[has_finals or self.ring.own_next] = adder
         return self._intakes.keep((count, has_finals), (check, None if staging is None else staging.copier))
 
     def _repeat(self, count: int) -> Ints:
@@ -418,10 +400,12 @@ class StepAdder:
     def add(self, step: Mapping[str, Any], debug: bool) -> bool:
         """Add a step; or change nothing and return False, if one call cannot add it. A step with an error is one."""
         ring, watches = self._ring, self._sampler.watches
-        if watches is not self._watches or (watches and ring.rule is not self._rule):
-            self._prepare(watches)
+        if ring.pending is not None:  # repaired first
+            return False
         if ring.before_overwriting is not None:
             return False
+        if watches is not self._watches or (watches and ring.rule is not self._rule):
+            self._prepare(watches)
         if not watches:  # the compiled call is all there is, and nothing breaks it off
             return self._add(step, debug) >= 0
         adding = self._adding

@@ -185,7 +185,7 @@ class RolloutBuffer:
                 if columns.wrap and self._take_over(values):
                     return
             elif not self._has_last:  # else the next row may have the bootstrap values
-                row, debug = columns.next_row, self._debug
+                row, debug = (columns.start + columns.count) % columns.num_steps, self._debug
                 if (not self._bookkeeping_used and copier.take(row, values, debug)) or self._take_complete(row, values):
                     self._advance(1)
                     return

@@ -44,23 +44,27 @@ Ints = NDArray[np.int64]
 
 def apart(values: Iterable[Any], memories: Sequence[Any]) -> list[Any]:
     """Arrays and tensors, copied where they lie in ``memories``, which will be written before all of them are read."""
-    return [_copied(value) if any(_share(value, memory) for memory in memories) else value for value in values]
+    arrays = [memory for memory in memories if not isinstance(memory, Tensor)]
+    tensors = [memory for memory in memories if isinstance(memory, Tensor)]
+    return [_copied(value) if _lies_in(value, arrays, tensors) else value for value in values]
 
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value.copy()
 
 
-def _share(value: Any, memory: Any) -> bool:
-    """True if writing to a memory may change a value; on a device, if they are of one storage."""
-    if isinstance(memory, Tensor):
-        if not isinstance(value, Tensor) or value.device != memory.device:
-            return False
-        address = value.untyped_storage().data_ptr()
-        return address != 0 and address == memory.untyped_storage().data_ptr()
+def _lies_in(value: Any, arrays: Sequence[Array], tensors: Sequence[Tensor]) -> bool:
+    """True if writing to some memory may change a value; tensors are asked whether they are of one storage."""
+    array = value
     if isinstance(value, Tensor):
-        return value.is_cpu and np.may_share_memory(numpy_view(value.detach()), memory)
-    return np.may_share_memory(value, memory)
+        if tensors and (address := value.untyped_storage().data_ptr()) != 0:
+            for memory in tensors:
+                if memory.device == value.device and memory.untyped_storage().data_ptr() == address:
+                    return True
+        if not arrays or not value.is_cpu:
+            return False
+        array = numpy_view(value.detach())
+    return any(np.may_share_memory(array, memory) for memory in arrays)
 
 
 def as_host(value: Any, name: str = "values") -> np.ndarray[Any, Any]:

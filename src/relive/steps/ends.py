@@ -128,8 +128,8 @@ class EndCheck:
             f"final_value that they ended on. {IGNORED} If these episodes do end where the next ones start, set "
             "rollout.check_ends = False. See docs/episode-ends.md"
         )
-        level = 5 if of_values else 4  # to the caller of finish(), which is hinted, or of add()
-        warnings.warn(rollout if of_values else replay, EpisodeEndWarning, stacklevel=level)
+        # to the caller of finish(), which is hinted, or of add()
+        warnings.warn(rollout if of_values else replay, EpisodeEndWarning, stacklevel=5)
 
 
 class ReuseCheck:
