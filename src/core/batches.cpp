@@ -6,6 +6,7 @@
 
 #include "bindings.hpp"
 #include "gil.hpp"
+#include "joined.hpp"
 #include "tensors.hpp"
 #include "weights.hpp"
 
@@ -136,24 +137,26 @@ class Windows {
         auto count = anchors.count(), width = static_cast<std::int64_t>(fields_->width);
         if (steps < 1) throw nb::value_error("a window has at least 1 step");
         if (!layout_.fits(width, ring_->width)) throw nb::value_error("the ring was bound to rows of another width");
-        Target block(anchors.standing(), pool_, Anchors::bytes({count, width}));
+        auto *joined = joined_rows(anchors.standing());
+        Target block;
+        if (!joined) block = Target(anchors.standing(), pool_, Anchors::bytes({count, width}));
+        auto out = joined ? joined->take(count, width) : Rows{block->rows(), width, count, width};
         auto memory = scratch<Place>(static_cast<std::size_t>(2 * count));
         std::span<Place> places{memory.get(), static_cast<std::size_t>(count)};
-        Column<double> chances{block->rows() + probability_at_, width, count};
-        Column<float> weights{block->rows() + weight_at_, width, count};
+        Column<double> chances{out.first + probability_at_, out.stride, count};
+        Column<float> weights{out.first + weight_at_, out.stride, count};
         bool some;
         std::int64_t bad = -1;
         {
             LongWork hold(count * width > LONG_WORK || in_files_);
             some = anchors.into(places, chances, weights);
-            Rows out{block->rows(), width, count, width};
             if (some) bad = read_windows(*ring_, layout_, {places.data(), count}, steps, gamma, out,
                                          {places.data() + count, count});
         }
         anchors.require(some, bad);
         if (bad >= 0) return nb::int_(bad);
         nb::dict found;
-        fields_->put(*block, block->rows(), count, found, block.slot);
+        if (!joined) fields_->put(*block, block->rows(), count, found, block.slot);
         return found;
     }
 

@@ -211,6 +211,8 @@ class World:
             *(np.zeros((4, N), np.uint8) for _ in range(3)),
         )
         self.pool = core.Pool()
+        self.of_joined = {"fields": self.fields, "part_at": 88, "count": 0, "standing": None, "pool": self.pool}
+        self.joined = core.JoinedRows(**self.of_joined)
         self.draws = [
             core.draw_by_chance(self.ring, 3, 5),
             core.draw_by_weight(self.tree, 3, 5),
@@ -244,6 +246,7 @@ class World:
             self.goals,
             self.goal_batch,
             self.pool,
+            self.joined,
             *self.draws,
         ]
 
@@ -407,6 +410,9 @@ class World:
             "described": call(core.described, thing=torch.rand(3)),
             "nested": call(core.nested, leaves={("a", "b"): 1, ("c",): 2, ("a", "d"): 3}, kind=dict),
             "Standing.__init__": call(core.Standing, slots=2),
+            "JoinedRows.__init__": call(core.JoinedRows, **self.of_joined),
+            "JoinedRows.part": get(self.joined, "part"),
+            "JoinedRows.tensors": call(core.JoinedRows.tensors, self=self.joined),
             "Draw.standing": get(self.draws[0], "standing"),
             "Draw.count": get(self.draws[0], "count"),
             "Draw.weighed": get(self.draws[3], "weighed"),

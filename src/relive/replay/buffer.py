@@ -526,12 +526,20 @@ class ReplayBuffer(Generic[S_co, V_co]):
         require("batches", COUNT_RULE, count=count)
         require("batches", FLAG_RULE, reuse=reuse)
         require_rows(batch_size)
-        device = self._on_device
-        if not (device is not None and device.has_some) and not len(self):  # the latter waits for the device
-            raise nothing_to_draw(self._ring)
+        self._require_some()
         standing = core.Standing(TURNS) if reuse else None
         batches = (self._batch(batch_size, k, count, standing) for k in range(1, count + 1))
         return in_turn(batches) if reuse else batches
+
+    def _require_some(self) -> None:
+        """Require that something can be drawn.
+
+        Raises:
+            EmptyError: there is no complete transition.
+        """
+        device = self._on_device
+        if not (device is not None and device.has_some) and not len(self):  # the latter waits for the device
+            raise nothing_to_draw(self._ring)
 
     def _batch(self, batch_size: int, update: int, of: int, standing: Any = None) -> Any:
         """The next batch, number ``update`` of the ``of`` batches of its round."""
