@@ -155,6 +155,34 @@ std::int64_t anchors(const Ring &ring, Vector<Place> out) {
     return found;
 }
 
+// The sum of the ages of all rows that can be drawn, and the age of the oldest of them. A row's age is how many
+// transitions were completed after it. All rows are read only after changes that were not followed.
+nb::tuple ages(const Ring &ring) {
+    auto &lines = ring.lines;
+    auto completed = ring.counters->completed, lowest = completed;
+    bool walks = !lines.added_up;
+    {
+        LongWork hold(walks || ring.num_envs() > MANY_ITEMS);
+        std::uint64_t stamps = 0;
+        for (std::int64_t e = 0; e < ring.num_envs(); ++e) {
+            bool found = false;
+            for (auto number = ring.oldest(e); number < ring.envs[e].head && (walks || !found); ++number) {
+                auto place = ring.place_of(number, e);
+                if (!ring.can_draw(place, number, e)) continue;
+                auto stamp = ring.stamp[place];
+                // stamps of an env grow with the number
+                if (!found) lowest = std::min(lowest, stamp);
+                found = true, stamps += static_cast<std::uint64_t>(stamp);
+            }
+        }
+        if (walks) lines.stamps = stamps;
+    }
+    lines.added_up = true;
+    auto drawable = static_cast<std::uint64_t>(ring.counters->drawable);
+    auto oldest = drawable ? completed - 1 - lowest : 0;
+    return nb::make_tuple(drawable * static_cast<std::uint64_t>(completed - 1) - lines.stamps, oldest);
+}
+
 }  // namespace
 
 void bind_draws(nb::module_ &module) {
@@ -186,6 +214,8 @@ void bind_draws(nb::module_ &module) {
                "Places of indices, -1 for those that can no longer be drawn; the first that was never issued, or -1.");
     module.def("anchors", anchors, "ring"_a, "out"_a,
                "The places of all rows that can be drawn, env by env in the order of time; how many there are.");
+    module.def("ages", ages, "ring"_a,
+               "The sum of the ages of all rows that can be drawn, and the largest; 0 if there are none.");
 }
 
 }  // namespace relive

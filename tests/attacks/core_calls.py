@@ -322,6 +322,7 @@ class World:
             "draw": call(core.draw, ring=ring, stream=1, newest=3, places=places),
             "ids_of": call(core.ids_of, ring=ring, places=places, index=np.zeros(3, np.int64)),
             "live": call(core.live, ring=ring, index=places, places=np.zeros(3, np.int64)),
+            "ages": call(core.ages, ring=ring),
             "anchors": call(core.anchors, ring=ring, out=np.zeros(16, np.int64)),
             "Tree.__init__": call(core.Tree, **of_tree),
             "Tree.minima": call(set_minima, tree=tree, array=self.minima.copy()),

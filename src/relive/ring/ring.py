@@ -289,6 +289,15 @@ class Ring:
         count = core.anchors(self.core, places)
         return places[:count]
 
+    def ages(self) -> tuple[int, int]:
+        """The sum of the ages of all rows that can be drawn, and the largest; 0 if there are none.
+
+        A row's age is how many transitions were completed after it. All rows are read only the first time, and after
+        changes other than added rows.
+        """
+        self.store.allocator.expect_scan()
+        return core.ages(self.core)
+
     def find(self, index: Ints) -> tuple[Ints, int]:
         """Places of public indices, -1 for those that can no longer be drawn; and the first never issued, or -1."""
         index = vector(index)
@@ -529,6 +538,7 @@ class Ring:
         if not len(opened):
             return self._no_events
         self.counters[DRAWABLE] += len(opened)
+        self.core.changed()
         return opened, np.ones(len(opened), np.uint8)
 
     def _end_episodes(self, envs: Ints) -> Ints:
