@@ -77,7 +77,7 @@ def test_the_figures_are_those_of_a_walk_over_all_rows_whatever_happened(sampler
             twin.buffer = copy.deepcopy(twin.buffer) if rng.random() < 0.5 else pickle.loads(pickle.dumps(twin.buffer))
         elif kind == "rate" and twin.buffer.has_priorities and len(twin.buffer):
             batch = twin.buffer.sample(3)
-            mask = batch["mask"] if "mask" in batch else None
+            mask = batch.get("mask")
             errors = rng.random(batch["index"].shape if mask is None else tuple(mask.shape)) * (rng.random() < 0.7)
             twin.buffer.update_priorities(batch["index"], errors, mask)
         if rng.random() < 0.6:
