@@ -10,7 +10,7 @@ JoinedRows::JoinedRows(nb::object fields, std::int64_t part_at, std::int64_t cou
     : kept_(fields), fields_(held<Fields>(fields, "expected the fields of packed rows")), part_at_(part_at),
       count_(count) {
     auto width = static_cast<std::int64_t>(fields_->width);
-    if (count < 0 || part_at < 0 || part_at > width - 8) throw nb::value_error("joined rows: the part lies beyond a row");
+    require(count >= 0 && part_at >= 0 && part_at <= width - 8, "joined rows: the part lies beyond a row");
     block_ = Target(standing, pool, Anchors::bytes({count, width}));
 }
 

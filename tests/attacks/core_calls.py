@@ -162,6 +162,9 @@ class World:
             "probability_at": 72,
             "weight_at": 80,
             "in_files": False,
+            "stacked": [(0, 8, 0, 32)],
+            "depth": 2,
+            "repeat": bool(rng.random() < 0.5),
         }
         self.of_sequences = {
             "ring": self.windows_ring,

@@ -13,16 +13,8 @@ from hypothesis import strategies as st
 
 from relive import core
 
-DTYPES = [
-    torch.float32,
-    torch.float64,
-    torch.int64,
-    torch.int32,
-    torch.uint8,
-    torch.bool,
-    torch.float16,
-    torch.bfloat16,
-]
+DTYPES = [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool, torch.float16]
+DTYPES += [torch.bfloat16]
 LEAVES: dict[str, Any] = {
     "floats": st.floats(width=64),
     "whole": st.integers(-5, 300),

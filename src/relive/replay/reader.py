@@ -41,7 +41,7 @@ OWN_SAMPLERS = frozenset((Uniform, WithoutReplacement, Prioritized, Recent))
 """Samplers whose draws need no check. A class that inherits from one of them is a user's own."""
 
 
-READS_DRAWS = frozenset((NStep, Hindsight, Sequence))
+READS_DRAWS = frozenset((NStep, FrameStack, Hindsight, Sequence))
 """Views that read a draw which is not made yet. A class that inherits from one of them is a user's own."""
 
 
