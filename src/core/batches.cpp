@@ -59,6 +59,11 @@ bool Anchors::into(std::span<Place> places, Column<double> probability, Column<f
     return true;
 }
 
+bool Anchors::part_into(std::span<Place> places, std::int64_t low) const {
+    return draw_uniform(*draw_->ring, draw_->stream, draw_->newest, places, static_cast<std::size_t>(low),
+                        static_cast<std::size_t>(draw_->count));
+}
+
 void Anchors::require(bool some, std::int64_t bad) const {
     if (!some) nothing_to_draw();
     if (bad >= 0 && draw_) throw nb::value_error("the draw is of another ring, which has more rows");
@@ -117,7 +122,7 @@ nb::tuple made(const Draw &draw) {
     return nb::make_tuple(places, extras);
 }
 
-constexpr std::int64_t STACKED = 256;  // windows that are read before their stacks
+constexpr std::int64_t TOGETHER = 256;  // windows that are drawn together, then read, then get their stacks
 
 // n-step windows of one ring as batches of one form: the packed rows of `fields`, drawn, read and handed out.
 class Windows {
@@ -156,11 +161,14 @@ class Windows {
         std::int64_t bad = -1;
         {
             LongWork hold(count * width > LONG_WORK || in_files_);
-            some = anchors.into(places, chances, weights);
-            // where there are stacks, few rows at a time, which are still in a near cache when these are read
-            auto together = stacks_.fields.empty() ? count : std::min(STACKED, count);
+            bool by_parts = anchors.by_parts();
+            some = by_parts || anchors.into(places, chances, weights);
+            // few rows at a time: those that a draw asked for, and batch rows that get stacks, stay in a near cache
+            auto together = by_parts || !stacks_.fields.empty() ? std::min(TOGETHER, count) : count;
             for (std::int64_t low = 0; some && bad < 0 && low < count; low += together) {
                 auto size = std::min(together, count - low);
+                if (by_parts) some = anchors.part_into(places.subspan(low, size), low);
+                if (!some) break;
                 Vector<Place> first{places.data() + low, size}, last{places.data() + count + low, size};
                 Rows rows{out.first + low * out.stride, out.stride, size, width};
                 bad = read_windows(*ring_, layout_, {first.data, size}, steps, gamma, rows, last);

@@ -39,13 +39,14 @@ Place count_out(const Ring &ring, std::uint64_t stream, std::uint64_t i, const s
 
 }  // namespace
 
-bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t newest, std::span<Place> out) {
+bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t newest, std::span<Place> out, std::size_t low,
+                  std::size_t all) {
     auto &line = line_of(ring, newest);
     if (line.total() <= 0) return false;
     auto count = out.size();
     auto numbers = scratch<Number>(count);
     for (std::size_t i = 0; i < count; ++i) {
-        auto [e, number] = line.at(stream, 1 + i);
+        auto [e, number] = line.at(stream, 1 + low + i);
         numbers[i] = number, out[i] = ring.place_of(number, e);
         fetch(ring.row(out[i]), static_cast<std::size_t>(2 * ring.width));
     }
@@ -56,10 +57,10 @@ bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t newest, s
         Line::Spot spot{out[i] / ring.rows, numbers[i]};
         for (std::uint64_t attempt = 1; !ring.can_draw(out[i], spot.number, spot.env); ++attempt) {
             if (attempt == PATIENCE) {
-                if ((out[i] = count_out(ring, stream, i, line.first)) < 0) return false;
+                if ((out[i] = count_out(ring, stream, low + i, line.first)) < 0) return false;
                 break;
             }
-            spot = line.at(stream, 1 + i + count * attempt);
+            spot = line.at(stream, 1 + low + i + all * attempt);
             out[i] = ring.place_of(spot.number, spot.env);
         }
     }
