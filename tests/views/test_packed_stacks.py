@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import inside
 from covering import covering
 from relive import FrameStack, NStep, Prioritized, Recent, Uniform, WithoutReplacement, core
 from relive.batches import leaves_by_path
@@ -82,7 +83,7 @@ def test_a_view_that_changes_is_followed() -> None:
 
 
 def test_layouts_that_reach_beyond_a_row_and_places_that_are_none_are_refused() -> None:
-    ring: Any = twin("uniform", (2, "zeros", 1)).buffer._ring
+    ring: Any = inside.ring(twin("uniform", (2, "zeros", 1)).buffer)
     batch, fields = ring.store.batch, ring.store.batch.described([("reward",)])
     wide = ring.store.target.shape[1]
     for stacked, depth in (
