@@ -108,7 +108,7 @@ class Adding {
         : ring_(ring), given_(given), rows_(ring.rows), inverse_(ring.inverse), step_(ring.step), stamp_(ring.stamp),
           order_(ring.order), completed_(ring.counters->completed), drawable_(ring.counters->drawable),
           episodes_(ring.counters->episodes), history_(ring.counters->history), tails_(ring.counters->tails > 0),
-          listed_(given.where.size() > 0) {}
+          stamps_(ring.lines.stamps), listed_(given.where.size() > 0) {}
 
     // Issue an id for a new row of each env in turn, and one for the final observation where the episode ended. A row
     // completes the transition before it, if that belongs to the same episode; the final observation of an ENDED row
@@ -129,6 +129,7 @@ class Adding {
             if (given_.leaves_out(i)) interrupt(given_.envs[i]);
         auto &counters = *ring_.counters;
         counters.completed = completed_, counters.drawable = drawable_, counters.episodes = episodes_;
+        ring_.lines.stamps = stamps_;
         return events_;
     }
 
@@ -223,12 +224,14 @@ class Adding {
     }
 
     void close_one(Place place, Number number, Number head, Place begin, std::int64_t following) {
-        if (stamp_[place] >= 0 && ring_.ends_window(place, number, begin, head, following)) --drawable_, list(place, 0);
+        auto stamp = stamp_[place];
+        if (stamp < 0 || !ring_.ends_window(place, number, begin, head, following)) return;
+        --drawable_, stamps_ -= static_cast<std::uint64_t>(stamp), list(place, 0);
     }
 
     // A transition is complete, and can be drawn now or not.
     void open(Place place, bool opens) {
-        if (opens) ++drawable_, list(place, 1);
+        if (opens) ++drawable_, stamps_ += static_cast<std::uint64_t>(stamp_[place]), list(place, 1);
     }
 
     void list(Place place, std::uint8_t opens) {
@@ -246,6 +249,7 @@ class Adding {
     Column<std::int64_t> stamp_;
     Column<std::int32_t> order_;
     std::int64_t completed_, drawable_, episodes_, history_, events_ = 0;
+    std::uint64_t stamps_;
     bool tails_, listed_;
 };
 

@@ -4,8 +4,11 @@
 #include <array>
 #include <utility>
 
+#include <nanobind/stl/array.h>
+
 #include "bindings.hpp"
 #include "gil.hpp"
+#include "joined.hpp"
 #include "tensors.hpp"
 #include "weights.hpp"
 
@@ -54,6 +57,11 @@ bool Anchors::into(std::span<Place> places, Column<double> probability, Column<f
     if (draw_) return draw_->into(places, probability, weight);
     std::copy(given_.begin(), given_.end(), places.begin());
     return true;
+}
+
+bool Anchors::part_into(std::span<Place> places, std::int64_t low) const {
+    return draw_uniform(*draw_->ring, draw_->stream, draw_->newest, places, static_cast<std::size_t>(low),
+                        static_cast<std::size_t>(draw_->count));
 }
 
 void Anchors::require(bool some, std::int64_t bad) const {
@@ -114,18 +122,22 @@ nb::tuple made(const Draw &draw) {
     return nb::make_tuple(places, extras);
 }
 
+constexpr std::int64_t TOGETHER = 256;  // windows that are drawn together, then read, then get their stacks
+
 // n-step windows of one ring as batches of one form: the packed rows of `fields`, drawn, read and handed out.
 class Windows {
   public:
     Windows(nb::object ring, const WindowLayout &layout, nb::object fields, std::int64_t probability_at,
-            std::int64_t weight_at, bool in_files)
+            std::int64_t weight_at, bool in_files, const StackLayout &stacks)
         : ring_(held<Ring>(ring, "expected the compiled ring")), layout_(layout),
           fields_(held<Fields>(fields, "expected the fields of packed rows")),
-          probability_at_(probability_at), weight_at_(weight_at), in_files_(in_files), kept_{ring, fields} {
+          probability_at_(probability_at), weight_at_(weight_at), in_files_(in_files), stacks_(stacks),
+          kept_{ring, fields} {
         auto width = static_cast<std::int64_t>(fields_->width);
         auto within = [&](std::int64_t at, int size) { return 0 <= at && at <= width - size && at % size == 0; };
         bool weighed = probability_at >= 0;
-        if (!layout.fits(width, ring_->width) || weighed != (weight_at >= 0) || width % 16 ||
+        bool fits = layout.fits(width, ring_->width) && stacks.fits(width, ring_->width);
+        if (!fits || weighed != (weight_at >= 0) || width % 16 ||
             (weighed && !(within(probability_at, 8) && within(weight_at, 4))))
             throw nb::value_error("the layout of a batch does not fit its rows, or those of the ring");
     }
@@ -136,23 +148,39 @@ class Windows {
         Anchors anchors(what, probability_at_ >= 0);
         auto count = anchors.count(), width = static_cast<std::int64_t>(fields_->width);
         if (steps < 1) throw nb::value_error("a window has at least 1 step");
-        if (!layout_.fits(width, ring_->width)) throw nb::value_error("the ring was bound to rows of another width");
-        Target block(anchors.standing(), pool_, Anchors::bytes({count, width}));
+        if (!layout_.fits(width, ring_->width) || !stacks_.fits(width, ring_->width))
+            throw nb::value_error("the ring was bound to rows of another width");
+        auto *joined = joined_rows(anchors.standing());
+        Target block;
+        if (!joined) block = Target(anchors.standing(), pool_, Anchors::bytes({count, width}));
+        auto out = joined ? joined->take(count, width) : Rows{block->rows(), width, count, width};
         auto memory = scratch<Place>(static_cast<std::size_t>(2 * count));
         std::span<Place> places{memory.get(), static_cast<std::size_t>(count)};
-        Column<double> chances{block->rows() + probability_at_, width, count};
-        Column<float> weights{block->rows() + weight_at_, width, count};
+        Column<double> chances{out.first + probability_at_, out.stride, count};
+        Column<float> weights{out.first + weight_at_, out.stride, count};
         bool some;
         std::int64_t bad = -1;
         {
             LongWork hold(count * width > LONG_WORK || in_files_);
-            some = anchors.into(places, chances, weights);
-            Rows out{block->rows(), width, count, width};
-            if (some) bad = read_windows(*ring_, layout_, {places.data(), count}, steps, gamma, out,
-                                         {places.data() + count, count});
+            bool by_parts = anchors.by_parts();
+            some = by_parts || anchors.into(places, chances, weights);
+            // few rows at a time: those that a draw asked for, and batch rows that get stacks, stay in a near cache
+            auto together = by_parts || !stacks_.fields.empty() ? std::min(TOGETHER, count) : count;
+            for (std::int64_t low = 0; some && bad < 0 && low < count; low += together) {
+                auto size = std::min(together, count - low);
+                if (by_parts) some = anchors.part_into(places.subspan(low, size), low);
+                if (!some) break;
+                Vector<Place> first{places.data() + low, size}, last{places.data() + count + low, size};
+                Rows rows{out.first + low * out.stride, out.stride, size, width};
+                bad = read_windows(*ring_, layout_, {first.data, size}, steps, gamma, rows, last);
+                if (bad < 0 && !stacks_.fields.empty())
+                    read_stacks(*ring_, stacks_, {places.data(), count}, low, {last.data, size}, rows);
+                if (bad >= 0) bad += low;
+            }
         }
         anchors.require(some, bad);
         if (bad >= 0) return nb::int_(bad);
+        if (joined) return nb::dict();  // the tensors are those of all parts, made once
         if (!kind.is_none()) return fields_->batch(*block, block->rows(), count, kind, block.slot);
         nb::dict found;
         fields_->put(*block, block->rows(), count, found, block.slot);
@@ -165,6 +193,7 @@ class Windows {
     const Fields *fields_;
     std::int64_t probability_at_, weight_at_;  // bytes of a row; -1: these batches have neither
     bool in_files_;                            // rows may have to be read from a disk first
+    StackLayout stacks_;
     Pool pool_;
     std::array<nb::object, 2> kept_;
 };
@@ -218,9 +247,20 @@ void bind_batches(nb::module_ &module) {
         nb::arg("lowest"), nb::arg("places") = nb::none(), nb::arg("until") = nb::none(),
         "Rows by their priority, with probabilities and weights: all, or those of a cover.");
     nb::class_<Windows>(module, "Windows", "Reads n-step windows of a ring as batches of one form.")
-        .def(nb::init<nb::object, const WindowLayout &, nb::object, std::int64_t, std::int64_t, bool>(),
-             nb::arg("ring"), nb::arg("layout"), nb::arg("fields"), nb::arg("probability_at") = -1,
-             nb::arg("weight_at") = -1, nb::arg("in_files") = false)
+        .def("__init__", [](Windows *self, nb::object ring, const WindowLayout &layout, nb::object fields,
+                            std::int64_t probability_at, std::int64_t weight_at, bool in_files, nb::handle stacked,
+                            std::int64_t depth, bool repeat) {
+            StackLayout stacks{{}, depth, repeat};
+            for (nb::handle one : stacked) {
+                auto [from, bytes, now, then] = nb::cast<std::array<std::int64_t, 4>>(one);
+                if (bytes) stacks.fields.push_back({from, bytes, now, then});  // so that a row bounds the depth
+            }
+            new (self) Windows(ring, layout, fields, probability_at, weight_at, in_files, stacks);
+        }, nb::arg("ring"), nb::arg("layout"), nb::arg("fields"), nb::arg("probability_at") = -1,
+             nb::arg("weight_at") = -1, nb::arg("in_files") = false, nb::arg("stacked") = nb::make_tuple(),
+             nb::arg("depth") = 0, nb::arg("repeat") = false,
+             "Each of `stacked` is a field: its first byte and its bytes in a row of the ring, and where the stacks\n"
+             "before and after the step begin in a row of a batch.")
         .def("sample", &Windows::sample, nb::arg("draw"), nb::arg("steps"), nb::arg("gamma"),
              nb::arg("kind") = nb::none(),
              "The tensors by path of a draw or of places, or nested as this kind of dict; or the position of the first\n"

@@ -74,6 +74,9 @@ class Anchors {
     static std::size_t bytes(std::initializer_list<std::int64_t> sizes);
     // Copies: other threads may change the array between the test of a place and its use.
     bool into(std::span<Place> places, Column<double> probability, Column<float> weight) const;
+    // True if a part of them can be found without the others: those from number `low` on.
+    bool by_parts() const { return draw_ && draw_->by == Draw::By::Chance; }
+    bool part_into(std::span<Place> places, std::int64_t low) const;
     // Throws if there was nothing to draw, or if a draw gave a place that is no row's. What is no row's of places that
     // were given is answered by its position.
     void require(bool some, std::int64_t bad) const;

@@ -15,6 +15,7 @@ void bind_sequences(nanobind::module_ &module);
 void bind_goals(nanobind::module_ &module);
 void bind_tensors(nanobind::module_ &module);
 void bind_batches(nanobind::module_ &module);
+void bind_joined(nanobind::module_ &module);
 void bind_returns(nanobind::module_ &module);
 void bind_rollouts(nanobind::module_ &module);
 void bind_counters(nanobind::module_ &module);

@@ -39,13 +39,14 @@ Place count_out(const Ring &ring, std::uint64_t stream, std::uint64_t i, const s
 
 }  // namespace
 
-bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t newest, std::span<Place> out) {
+bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t newest, std::span<Place> out, std::size_t low,
+                  std::size_t all) {
     auto &line = line_of(ring, newest);
     if (line.total() <= 0) return false;
     auto count = out.size();
     auto numbers = scratch<Number>(count);
     for (std::size_t i = 0; i < count; ++i) {
-        auto [e, number] = line.at(stream, 1 + i);
+        auto [e, number] = line.at(stream, 1 + low + i);
         numbers[i] = number, out[i] = ring.place_of(number, e);
         fetch(ring.row(out[i]), static_cast<std::size_t>(2 * ring.width));
     }
@@ -56,10 +57,10 @@ bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t newest, s
         Line::Spot spot{out[i] / ring.rows, numbers[i]};
         for (std::uint64_t attempt = 1; !ring.can_draw(out[i], spot.number, spot.env); ++attempt) {
             if (attempt == PATIENCE) {
-                if ((out[i] = count_out(ring, stream, i, line.first)) < 0) return false;
+                if ((out[i] = count_out(ring, stream, low + i, line.first)) < 0) return false;
                 break;
             }
-            spot = line.at(stream, 1 + i + count * attempt);
+            spot = line.at(stream, 1 + low + i + all * attempt);
             out[i] = ring.place_of(spot.number, spot.env);
         }
     }
@@ -155,6 +156,34 @@ std::int64_t anchors(const Ring &ring, Vector<Place> out) {
     return found;
 }
 
+// The sum of the ages of all rows that can be drawn, and the age of the oldest of them. A row's age is how many
+// transitions were completed after it. All rows are read only after changes that were not followed.
+nb::tuple ages(const Ring &ring) {
+    auto &lines = ring.lines;
+    auto completed = ring.counters->completed, lowest = completed;
+    bool walks = !lines.added_up;
+    {
+        LongWork hold(walks || ring.num_envs() > MANY_ITEMS);
+        std::uint64_t stamps = 0;
+        for (std::int64_t e = 0; e < ring.num_envs(); ++e) {
+            bool found = false;
+            for (auto number = ring.oldest(e); number < ring.envs[e].head && (walks || !found); ++number) {
+                auto place = ring.place_of(number, e);
+                if (!ring.can_draw(place, number, e)) continue;
+                auto stamp = ring.stamp[place];
+                // stamps of an env grow with the number
+                if (!found) lowest = std::min(lowest, stamp);
+                found = true, stamps += static_cast<std::uint64_t>(stamp);
+            }
+        }
+        if (walks) lines.stamps = stamps;
+    }
+    lines.added_up = true;
+    auto drawable = static_cast<std::uint64_t>(ring.counters->drawable);
+    auto oldest = drawable ? completed - 1 - lowest : 0;
+    return nb::make_tuple(drawable * static_cast<std::uint64_t>(completed - 1) - lines.stamps, oldest);
+}
+
 }  // namespace
 
 void bind_draws(nb::module_ &module) {
@@ -186,6 +215,8 @@ void bind_draws(nb::module_ &module) {
                "Places of indices, -1 for those that can no longer be drawn; the first that was never issued, or -1.");
     module.def("anchors", anchors, "ring"_a, "out"_a,
                "The places of all rows that can be drawn, env by env in the order of time; how many there are.");
+    module.def("ages", ages, "ring"_a,
+               "The sum of the ages of all rows that can be drawn, and the largest; 0 if there are none.");
 }
 
 }  // namespace relive

@@ -19,7 +19,12 @@ template <typename T> std::unique_ptr<T[]> scratch(std::size_t count) {
 void masses(std::uint64_t stream, bool stratified, double total, std::span<double> out);
 
 // Places of rows that can be drawn, with replacement, from the `newest` completed ones (0: from all). False if there
-// are none; then `out` has no meaning. Draw i, attempt a, is number 1 + i + a * B of the stream.
-bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t newest, std::span<Place> out);
+// are none; then `out` has no meaning. Draw i, attempt a, is number 1 + i + a * B of the stream. `out` is for all B draws,
+// or for those from number `low` on.
+bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t newest, std::span<Place> out, std::size_t low,
+                  std::size_t all);
+inline bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t newest, std::span<Place> out) {
+    return draw_uniform(ring, stream, newest, out, 0, out.size());
+}
 
 }  // namespace relive

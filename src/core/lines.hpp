@@ -29,7 +29,7 @@ struct Lines {
                                            recent(whole), stale(envs) {}
 
     // Anything of the ring may have changed, its cursors and its rule as well.
-    void forget() { known = false, ++version; }
+    void forget() { known = added_up = false, ++version; }
     // Rows were added to an env.
     void follow(const Ring &ring, std::int64_t e);
 
@@ -42,6 +42,8 @@ struct Lines {
     std::uint64_t seen = 0;     // the version for which `recent` is right
     std::int64_t complete = 0;  // transitions of `whole`
     std::uint64_t counted = ~std::uint64_t{0};  // the version for which that is right
+    bool added_up = false;      // `stamps` is right
+    std::uint64_t stamps = 0;   // the sum of the stamps of all rows that can be drawn, modulo 2**64
 };
 
 // The rows from the `newest` transitions on (0: from all), in a line that is good until the ring changes, or is asked

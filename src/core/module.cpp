@@ -48,6 +48,7 @@ NB_MODULE(_core, module) {
     relive::bind_goals(module);
     relive::bind_tensors(module);
     relive::bind_batches(module);
+    relive::bind_joined(module);
     relive::bind_returns(module);
     relive::bind_rollouts(module);
     relive::bind_counters(module);

@@ -11,6 +11,7 @@
 #include "bindings.hpp"
 #include "copies.hpp"
 #include "gil.hpp"
+#include "listed.hpp"
 #include "numbers.hpp"
 
 namespace relive {
@@ -41,6 +42,7 @@ int type_of(DType dtype) {
 nb::object array_of(PyObject *given) {
     bool known = PyList_CheckExact(given) || PyTuple_CheckExact(given) || PyArray_IsAnyScalar(given);
     if (!known && !PyArray_CheckExact(given)) return {};
+    if (nb::object array = array_of_list(given); array.is_valid()) return array;
     constexpr int WAYS = NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_ALIGNED;
     nb::object array = nb::steal(PyArray_CheckFromAny(given, nullptr, 0, 0, WAYS, nullptr));
     if (array.is_valid()) return array;

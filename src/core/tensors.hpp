@@ -141,6 +141,7 @@ class Standing {
 
 // Where a batch is written: to fresh memory of a pool, or to the next slot of `standing`, unless it is None.
 struct Target {
+    Target() = default;
     Target(nb::handle standing, Pool &pool, std::size_t bytes);
     Block *operator->() const { return block.get(); }
     Block &operator*() const { return *block; }

@@ -2,6 +2,7 @@
 
 #include "bindings.hpp"
 #include "copies.hpp"
+#include "draws.hpp"
 #include "gil.hpp"
 
 namespace relive {
@@ -164,20 +165,78 @@ std::int64_t gather_pairs(Bytes source, Matrix<const Place> places, Rows out) {
     return -1;
 }
 
+namespace {
+
+// Give `take` the places of the frames of a stack that ends at a place, the newest first.
+template <typename Take>
+void each_frame(const Ring &ring, Place place, std::int64_t depth, bool repeat, Take take) {
+    auto offset = remainder_of(place, ring.rows, ring.inverse), begin = place - offset;
+    std::int64_t index = ring.step[place];  // so many frames of its episode lie before it
+    for (std::int64_t back = 0; back < depth; ++back) {
+        auto reach = std::min(back, index);  // no further than the first row of the episode
+        // negative before the division: the frame lies across the ring's seam
+        take(depth - 1 - back, reach == back || repeat ? begin + wrapped(offset - reach, ring.rows) : -1);
+    }
+}
+
+}  // namespace
+
 std::int64_t stack_places(const Ring &ring, Places places, std::int64_t depth, bool repeat, Matrix<Place> out) {
     for (std::int64_t i = 0; i < places.size(); ++i) {
-        auto place = places[i];
-        if (place < 0 || place >= ring.places()) return i;
-        auto offset = remainder_of(place, ring.rows, ring.inverse), begin = place - offset;
-        std::int64_t index = ring.step[place];  // so many frames of its episode lie before it
+        if (places[i] < 0 || places[i] >= ring.places()) return i;
         auto *frames = out[i];
-        for (std::int64_t back = 0; back < depth; ++back) {
-            auto reach = std::min(back, index);  // no further than the first row of the episode
-            // negative before the division: the frame lies across the ring's seam
-            frames[depth - 1 - back] = reach == back || repeat ? begin + wrapped(offset - reach, ring.rows) : -1;
-        }
+        each_frame(ring, places[i], depth, repeat, [&](std::int64_t k, Place frame) { frames[k] = frame; });
     }
     return -1;
+}
+
+bool StackLayout::fits(std::int64_t row, std::int64_t ring_row) const {
+    bool right = fields.empty() || depth > 0;
+    for (auto &field : fields) {
+        std::int64_t size;
+        right = right && field.bytes > 0 && !__builtin_mul_overflow(depth, field.bytes, &size);
+        auto inside = [&](std::int64_t at, std::int64_t bytes, std::int64_t end) {
+            return at >= 0 && bytes <= end && at <= end - bytes;
+        };
+        right = right && inside(field.from, field.bytes, ring_row) && inside(field.now, size, row) &&
+                inside(field.then, size, row);
+    }
+    return right;
+}
+
+void read_stacks(const Ring &ring, const StackLayout &layout, Places places, std::int64_t low, Places last, Rows out) {
+    auto depth = layout.depth, width = ring.width;
+    auto behind = std::min(depth, FORESEEN) * width;
+    auto near = static_cast<std::size_t>(std::min(behind, FORESEEN)), number = layout.fields.size();
+    auto soon = on_their_way(behind);
+    // the rows before a step are its neighbours, but for those across the ring's seam
+    auto ask = [&](std::int64_t i) {
+        auto begin = reinterpret_cast<std::uintptr_t>(ring.memory);
+        auto row = begin + static_cast<std::uintptr_t>(places[i] * width - behind);
+        fetch(reinterpret_cast<const std::byte *>(row), near);
+    };
+    auto frames = scratch<const std::byte *>(static_cast<std::size_t>(2 * depth));
+    auto *now = frames.get(), *then = now + depth;
+    auto note = [&](const std::byte **into, Place place) {
+        each_frame(ring, place, depth, layout.repeat,
+                   [&](std::int64_t k, Place frame) { into[k] = frame < 0 ? nullptr : ring.row(frame); });
+    };
+    auto copy = [depth](std::byte *to, const std::byte *const *from, std::int64_t at, std::size_t bytes) {
+        for (std::int64_t k = 0; k < depth; ++k, to += bytes)
+            if (from[k]) copy_bytes(to, from[k] + at, bytes);
+            else std::memset(to, 0, bytes);
+    };
+    for (std::int64_t i = low; low == 0 && i < std::min(soon, places.size()); ++i) ask(i);
+    for (std::int64_t i = 0; i < last.size(); ++i) {
+        if (low + i + soon < places.size()) ask(low + i + soon);
+        auto *row = out.first + i * out.stride;
+        note(now, places[low + i]), note(then, last[i]);
+        for (std::size_t f = 0; f < number; ++f) {
+            auto field = layout.fields[f];  // a copy, since any store might change the layout itself
+            auto bytes = static_cast<std::size_t>(field.bytes);
+            copy(row + field.now, now, field.from, bytes), copy(row + field.then, then, field.from, bytes);
+        }
+    }
 }
 
 namespace {

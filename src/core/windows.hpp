@@ -3,6 +3,8 @@
 // Nothing here allocates, raises, or touches Python. A place that is not a row's is answered by its position, and then
 // nothing was written, or only rows before that position.
 #pragma once
+#include <vector>
+
 #include "arrays.hpp"
 #include "ring.hpp"
 
@@ -65,5 +67,22 @@ std::int64_t gather_pairs(Bytes source, Matrix<const Place> places, Rows out);
 // Places [B, depth] of the frames that end at `places`, the oldest first, within their episode. Frames from before the
 // episode are its first one if `repeat`, else -1.
 std::int64_t stack_places(const Ring &ring, Places places, std::int64_t depth, bool repeat, Matrix<Place> out);
+
+// Stacks of frames in a batch's rows: how many frames each has, and where the fields are that are stacked.
+struct StackLayout {
+    struct Field {
+        std::int64_t from, bytes;  // of a frame, in a row of the ring
+        std::int64_t now, then;    // where the stacks before and after the step begin in a batch's row
+    };
+    std::vector<Field> fields;
+    std::int64_t depth = 0;
+    bool repeat = false;     // frames from before the episode are its first one, else zeros
+
+    bool fits(std::int64_t row, std::int64_t ring_row) const;
+};
+
+// The stacks of windows that `read_windows` read: those that start at `places`, from number `low` on, and bootstrap from
+// `last`. Unlike all else here it allocates a little.
+void read_stacks(const Ring &ring, const StackLayout &layout, Places places, std::int64_t low, Places last, Rows out);
 
 }  // namespace relive

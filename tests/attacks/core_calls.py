@@ -162,6 +162,9 @@ class World:
             "probability_at": 72,
             "weight_at": 80,
             "in_files": False,
+            "stacked": [(0, 8, 0, 32)],
+            "depth": 2,
+            "repeat": bool(rng.random() < 0.5),
         }
         self.of_sequences = {
             "ring": self.windows_ring,
@@ -211,6 +214,8 @@ class World:
             *(np.zeros((4, N), np.uint8) for _ in range(3)),
         )
         self.pool = core.Pool()
+        self.of_joined = {"fields": self.fields, "part_at": 88, "count": 0, "standing": None, "pool": self.pool}
+        self.joined = core.JoinedRows(**self.of_joined)
         self.draws = [
             core.draw_by_chance(self.ring, 3, 5),
             core.draw_by_weight(self.tree, 3, 5),
@@ -244,6 +249,7 @@ class World:
             self.goals,
             self.goal_batch,
             self.pool,
+            self.joined,
             *self.draws,
         ]
 
@@ -319,6 +325,7 @@ class World:
             "draw": call(core.draw, ring=ring, stream=1, newest=3, places=places),
             "ids_of": call(core.ids_of, ring=ring, places=places, index=np.zeros(3, np.int64)),
             "live": call(core.live, ring=ring, index=places, places=np.zeros(3, np.int64)),
+            "ages": call(core.ages, ring=ring),
             "anchors": call(core.anchors, ring=ring, out=np.zeros(16, np.int64)),
             "Tree.__init__": call(core.Tree, **of_tree),
             "Tree.minima": call(set_minima, tree=tree, array=self.minima.copy()),
@@ -408,6 +415,9 @@ class World:
             "give_back": call(core.give_back, refusing={}, batch={"a": {"b": 1}}),
             "nested": call(core.nested, leaves={("a", "b"): 1, ("c",): 2, ("a", "d"): 3}, kind=dict),
             "Standing.__init__": call(core.Standing, slots=2),
+            "JoinedRows.__init__": call(core.JoinedRows, **self.of_joined),
+            "JoinedRows.part": get(self.joined, "part"),
+            "JoinedRows.tensors": call(core.JoinedRows.tensors, self=self.joined),
             "Draw.standing": get(self.draws[0], "standing"),
             "Draw.count": get(self.draws[0], "count"),
             "Draw.weighed": get(self.draws[3], "weighed"),

@@ -531,12 +531,20 @@ class ReplayBuffer(Generic[S_co, V_co]):
         require("batches", COUNT_RULE, count=count)
         require("batches", FLAG_RULE, reuse=reuse)
         require_rows(batch_size)
-        if not (self._way is not None and self._way.has_some) and not len(self):  # the latter waits for the device
-            raise nothing_to_draw(self._ring)
+        self._require_some()
         if reuse:
             same = repeat(batch_size), range(1, count + 1), repeat(count), repeat(core.Standing(TURNS))
             return in_turn(map(self._batch, *same))
         return (self._batch(batch_size, k, count) for k in range(1, count + 1))
+
+    def _require_some(self) -> None:
+        """Require that something can be drawn.
+
+        Raises:
+            EmptyError: there is no complete transition.
+        """
+        if not (self._way is not None and self._way.has_some) and not len(self):  # the latter waits for the device
+            raise nothing_to_draw(self._ring)
 
     def _batch(self, batch_size: int, update: int, of: int, standing: Any = None) -> Any:
         """The next batch, number ``update`` of the ``of`` batches of its round."""
@@ -680,27 +688,28 @@ class ReplayBuffer(Generic[S_co, V_co]):
         - with priorities also ``priority_min``, ``priority_mean``, ``priority_max`` and ``effective_size``, which is
           (Σp)² / Σp²: the number of equal priorities that would spread draws as evenly.
         """
-        ring, progress, places, size = self._ring, self._progress, self._ring.anchors(), len(self)
-        ages = ring.completed - 1 - ring.stamp[places]
+        ring, progress, size = self._ring, self._progress, len(self)
+        ages, oldest = ring.ages()
         figures = {
             "size": float(size),
             "completed": float(ring.completed),
             "episodes": float(ring.episodes),
-            "age_mean": float(ages.mean()) if len(ages) else 0.0,
-            "age_max": float(ages.max(initial=0)),
+            "age_mean": ages / max(size, 1),
+            "age_max": float(oldest),
             "batches": float(progress.draws_taken),
             "sampled": float(progress.rows_taken),
             "replay_ratio": progress.rows_taken / max(ring.completed, 1),
             "late_updates": float(progress.late),
             "not_finite_rewards": float(ring.not_finite),
         }
-        if self._prioritized is not None and len(places):
-            p = self._prioritized.priorities()
+        if self._prioritized is not None and size:
+            p = self._prioritized.positive()
+            total = p.sum()
             figures |= {
-                "priority_min": float(p.min()),
-                "priority_mean": float(p.mean()),
-                "priority_max": float(p.max()),
-                "effective_size": float(p.sum() ** 2 / ((p**2).sum() or np.inf)),
+                "priority_min": float(p.min()) if len(p) == size else 0.0,
+                "priority_mean": float(total / size),
+                "priority_max": float(p.max(initial=0.0)),
+                "effective_size": float(total**2 / ((p**2).sum() or np.inf)),
             }
         return figures
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
 from itertools import accumulate
 from typing import Any, cast
@@ -12,17 +11,25 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ..batches import Batch, SequenceBatch
+from .. import core
+from ..batches import TURNS, Batch, SequenceBatch, as_batch, in_turn
 from ..errors import DeviceError, EmptyError, FieldError, ParameterError, SchemaError, ShapeError
-from ..parameters import COUNT_RULE, Rule, is_count, is_number, require
+from ..memory.layout import WEIGHED, BatchLayout, RowLayout
+from ..parameters import COUNT_RULE, FLAG_RULE, Rule, is_count, is_number, require
 from ..printable import printable, shown
 from ..samplers.prioritized import doubles, require_float32
 from ..steps.arrays import as_host, whole_numbers
+from ..steps.schema import Field, Path
 from ..steps.summary import Summary, html, text
 from ..views.contract import time_first_of
 from .buffer import ReplayBuffer
+from .checks import require_rows
 
 __all__ = ["Mixture"]
+
+
+SOURCE: dict[Path, Field] = {("source",): Field((), torch.int64)}
+"""The field that a mixture adds to a batch."""
 
 
 class Mixture:
@@ -56,6 +63,7 @@ class Mixture:
         self.buffers: dict[str, ReplayBuffer[Any, Any]] = dict(buffers)
         self._shares, self._ends = wanted, _running(wanted)
         self._drawn = 0  # the rows of all batches so far
+        self._rows, self._memory = _rows_of([*self.buffers.values()]), core.Pool()
 
     @property
     def shares(self) -> dict[str, float]:
@@ -76,12 +84,20 @@ class Mixture:
         """
         return next(self.batches(1, batch_size))
 
-    def batches(self, count: int, batch_size: int) -> Iterator[Batch]:
+    def batches(self, count: int, batch_size: int, *, reuse: bool = False) -> Iterator[Batch]:
         """``count`` batches ``[batch_size]``, one round of updates for every buffer.
 
         This call raises the errors of :meth:`sample`.
+
+        Args:
+            count: how many.
+            batch_size: B.
+            reuse: write them to the same memory in turn, as :meth:`relive.ReplayBuffer.batches` does.
         """
-        require("batches", COUNT_RULE, count=count, batch_size=batch_size)
+        require("batches", COUNT_RULE, count=count)
+        require("batches", FLAG_RULE, reuse=reuse)
+        require_rows(batch_size)
+        batch_size = int(batch_size)  # a small NumPy integer could overflow
         views = [buffer.view for buffer in self.buffers.values()]
         if len({(time_first_of(view), getattr(view, "rows", None)) for view in views}) > 1:
             raise SchemaError(
@@ -90,30 +106,50 @@ class Mixture:
             )
         for name, share in self._shares.items():
             if share:
-                with _naming(name):
-                    self.buffers[name].batches(count, batch_size)  # raises if it has nothing to draw
+                inside: Any = self.buffers[name]
+                try:
+                    inside._require_some()
+                except EmptyError as error:
+                    raise _nothing_in(name, error) from error
         fields: dict[str, tuple[str, ...]] = {}
-        return (self._batch(batch_size, k, count, fields) for k in range(1, count + 1))
+        standing = core.Standing(TURNS) if reuse else None
+        batches = (self._batch(batch_size, k, count, fields, standing) for k in range(1, count + 1))
+        return in_turn(batches) if reuse else batches
 
-    def _batch(self, batch_size: int, update: int, of: int, fields: dict[str, tuple[str, ...]]) -> Any:
+    def _batch(self, batch_size: int, update: int, of: int, fields: dict[str, tuple[str, ...]], standing: Any) -> Any:
         """The next batch, number ``update`` of the ``of`` batches of its round.
 
         ``fields`` keeps the names of the fields of buffers without rows, from one batch of the round to the next.
         """
         rows, parts, without = self._count(batch_size), dict[int, Any](), list[tuple[str, ...]]()
         try:
+            joined = self._joined_rows(batch_size, standing)
             for i, (name, count) in enumerate(rows.items()):
                 if count:
                     inside: Any = self.buffers[name]
-                    with _naming(name):
-                        parts[i] = inside._batch(count, update, of)
-                else:
+                    if joined is not None:
+                        joined.part = i
+                    try:
+                        parts[i] = inside._batch(count, update, of, joined)
+                    except EmptyError as error:
+                        raise _nothing_in(name, error) from error
+                elif joined is None:
                     fields[name] = fields.get(name) or self.buffers[name].batch_fields
                     without.append(fields[name])
+            if joined is not None:
+                return as_batch(joined.tensors())
             return _joined(list(parts.values()), without, list(parts), self.device)
         except BaseException:
             self._count(-batch_size)
             raise
+
+    def _joined_rows(self, batch_size: int, standing: Any) -> core.JoinedRows | None:
+        """The memory that each buffer writes its rows of the next batch to; None if one has to read them otherwise."""
+        for buffer in self.buffers.values() if self._rows is not None else ():
+            inside: Any = buffer
+            if not inside._reader.writes_rows:
+                return None
+        return None if self._rows is None else core.JoinedRows(*self._rows, batch_size, standing, self._memory)
 
     def _count(self, batch_size: int) -> dict[str, int]:
         """Count a batch, or one less if ``batch_size`` is negative; returns the rows of each buffer in it.
@@ -194,17 +230,24 @@ class Mixture:
         return f"Mixture: of {len(self.buffers)} buffers", facts
 
 
-@contextmanager
-def _naming(name: str) -> Generator[None]:
-    """Name the buffer in the error of one that has nothing to draw.
+def _nothing_in(name: str, error: EmptyError) -> EmptyError:
+    """The error of a buffer that has nothing to draw, with its name."""
+    return EmptyError(f"Mixture: the buffer '{printable(name)}' has nothing to draw: {error}")
 
-    Raises:
-        EmptyError: it has nothing to draw.
+
+def _rows_of(buffers: list[Any]) -> tuple[core.Fields, int] | None:
+    """The fields that rows of all these buffers have, with ``source``, and its first byte; None if rows differ.
+
+    Rows of draws by priority have room for their weights, behind all else. So a mixture's rows have it if one draws so.
     """
-    try:
-        yield
-    except EmptyError as error:
-        raise EmptyError(f"Mixture: the buffer '{printable(name)}' has nothing to draw: {error}") from error
+    stores = [buffer._ring.store for buffer in buffers]
+    first: BatchLayout = stores[0].batch
+    if not all(store.packed and store.batch.offsets == first.offsets for store in stores):
+        return None
+    weighed = [buffer.has_priorities for buffer in buffers]
+    layout = RowLayout(*first.groups, WEIGHED if any(weighed) else {}, SOURCE)
+    paths = [*first.fields, *(WEIGHED if all(weighed) else ()), *SOURCE]
+    return layout.described(paths), layout.starts[-2]
 
 
 def _are_buffers(value: Any) -> bool:

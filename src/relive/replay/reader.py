@@ -40,7 +40,7 @@ OWN_SAMPLERS = frozenset((Uniform, WithoutReplacement, Prioritized, Recent))
 """Samplers whose draws need no check. A class that inherits from one of them is a user's own."""
 
 
-READS_DRAWS = frozenset((NStep, Hindsight, Sequence))
+READS_DRAWS = frozenset((NStep, FrameStack, Hindsight, Sequence))
 """Views that read a draw which is not made yet. A class that inherits from one of them is a user's own."""
 
 
@@ -66,7 +66,9 @@ class Reader:
         self.prefetch: Prefetch | None = None
         """Asks for the rows of the next batch of a replay in files; None for any other replay."""
         self._has_states = any(path[0] == "hidden" for path in ring.leaves)
-        self._own_sampler = all(type(part) in OWN_SAMPLERS for part in parts_of(sampler))
+        kinds = set[type[Any]](map(type, parts_of(sampler)))
+        self._own_sampler = kinds <= OWN_SAMPLERS
+        self._draws_late = self._own_sampler and WithoutReplacement not in kinds
         self.read_through(view)
 
     def read_through(self, view: View) -> None:
@@ -150,6 +152,12 @@ class Reader:
         if self.prefetch is not None:
             self.prefetch.after_batch(self, count, update, of)
         return batch
+
+    @property
+    def writes_rows(self) -> bool:
+        """True if one call of the core writes the next batch to packed rows, as :meth:`relive.ring.Ring.windows`."""
+        view: Any = self.view
+        return self._draws_late and type(view) is NStep and view.each_reward is None and self.ring.store.packed
 
     def _checked_draw(self, drawn: Any, count: int) -> tuple[Ints, dict[str, Any]]:
         """The places and fields that a user's sampler drew, once checked.

@@ -72,6 +72,7 @@ __all__ = [
     "Ring",
     "Rule",
     "Span",
+    "Stacks",
     "Undo",
     "Weigh",
     "missing_final",
@@ -187,6 +188,8 @@ class Ring:
         self._no_events: Events = np.zeros(0, np.int64), np.zeros(0, np.uint8)
         self._windows: list[Any] = [None, None]
         """What reads n-step windows: without and with weights."""
+        self._stacks = BoundedCache[tuple[bool, Stacks], Windows]()
+        """What reads them with stacks of frames."""
         self._addings = BoundedCache[tuple[int, bool, bool], Adding]()
 
     def _ring_arrays(self) -> RingArrays:
@@ -288,6 +291,15 @@ class Ring:
         places = np.empty(self.rows_live, np.int64)
         count = core.anchors(self.core, places)
         return places[:count]
+
+    def ages(self) -> tuple[int, int]:
+        """The sum of the ages of all rows that can be drawn, and the largest; 0 if there are none.
+
+        A row's age is how many transitions were completed after it. All rows are read only the first time, and after
+        changes other than added rows.
+        """
+        self.store.allocator.expect_scan()
+        return core.ages(self.core)
 
     def find(self, index: Ints) -> tuple[Ints, int]:
         """Places of public indices, -1 for those that can no longer be drawn; and the first never issued, or -1."""
@@ -398,12 +410,44 @@ class Ring:
         fields = self.read(self.plan(places, n, gamma)) | self.extras(extras)
         return fields if kind is None else core.nested(fields, kind)
 
+    def stacks(self, places: Any, n: int, gamma: float, stacks: Stacks) -> dict[Path, Tensor]:
+        """The fields of :meth:`windows`, with some of the observation as stacks, where all of a row is packed in RAM.
+
+        Raises:
+            ParameterError, ShapeError, DTypeError: they are not places of rows.
+        """
+        drawn = places.__class__ is Draw
+        form = drawn and places.weighed, stacks
+        windows = self._stacks.get(form) or self._stacks.keep(form, self._new_stacks(*form))
+        found = windows.sample(places if drawn else vector(places), n, gamma)
+        if found.__class__ is int:
+            require_rows(places, found, self.store.num_rows)
+        return found
+
+    def _new_stacks(self, weighed: bool, stacks: Stacks) -> Windows:
+        """What reads windows into the rows of a batch, with stacks behind all else, and then weights."""
+        batch, source, weights = self.store.batch, self.store.layout, WEIGHED if weighed else {}
+        pairs = {path: ("next_obs", *path[1:]) for path in stacks.paths}
+        frames: dict[Path, Field] = {}  # the rows have the newest frames as well, by the names that a batch has
+        for name in (*pairs, *pairs.values()):
+            frames[("_stack", *name)] = Field((stacks.depth, *batch.fields[name].shape), batch.fields[name].dtype)
+        rows = RowLayout(*batch.groups, frames, weights)
+        given = {path: ("_stack", *path) if ("_stack", *path) in frames else path for path in (*batch.fields, *weights)}
+        fields = rows.described(given.values(), lambda path: path[1:] if path[0] == "_stack" else path)
+        at: dict[str, Any] = {f"{path[0]}_at": rows.offsets[path] for path in weights}
+        stacked = [
+            (source.offsets[now], source.fields[now].nbytes, rows.offsets[given[now]], rows.offsets[given[then]])
+            for now, then in pairs.items()
+        ]
+        shape: dict[str, Any] = {"stacked": stacked, "depth": stacks.depth, "repeat": stacks.repeat}
+        return Windows(self.core, batch.core, fields, **at, in_files=self.undo is not None, **shape)
+
     def _new_windows(self, weighed: bool) -> Windows:
         """What reads windows into the rows of a batch, with or without weights."""
         weights = WEIGHED if weighed else {}
         batch = self.store.batch
         rows = RowLayout(*batch.groups, weights) if weighed else batch
-        at = {f"{path[0]}_at": rows.offsets[path] for path in weights}
+        at: dict[str, Any] = {f"{path[0]}_at": rows.offsets[path] for path in weights}
         fields = rows.described([*batch.fields, *weights])
         made = Windows(self.core, batch.core, fields, **at, in_files=self.undo is not None)
         self._windows[weighed] = made
@@ -530,6 +574,7 @@ class Ring:
         if not len(opened):
             return self._no_events
         self.counters[DRAWABLE] += len(opened)
+        self.core.changed()
         return opened, np.ones(len(opened), np.uint8)
 
     def _end_episodes(self, envs: Ints) -> Ints:
@@ -822,6 +867,17 @@ class Ring:
 def _require(holds: Any, what: str) -> None:
     if not np.all(holds):
         raise InvariantError(f"invariant {what}")
+
+
+class Stacks(NamedTuple):
+    """How fields of the observation are read as stacks of frames."""
+
+    paths: tuple[Path, ...]
+    """The fields."""
+    depth: int
+    """How many frames a stack has."""
+    repeat: bool
+    """True if frames from before the episode are its first one, else they are zeros."""
 
 
 class Span(NamedTuple):

@@ -393,6 +393,11 @@ class Prioritized(OwnSampler):
         """The weight p of every transition that can be drawn."""
         return self._tree.get(self._ring.anchors()) if self._ring is not None else np.empty(0)
 
+    def positive(self) -> Doubles:
+        """The weights p above 0, in the order of memory; all others are 0, those of rows that cannot be drawn too."""
+        weights = self._tree.weights
+        return weights[weights > 0]
+
     def take_over(self, other: Prioritized, env: int, to: int) -> None:
         """Give the newest transitions of env ``to`` the TD errors of their originals, in env ``env`` of ``other``."""
         here, there = _complete_places(self._ring, to), _complete_places(other._ring, env)

@@ -88,6 +88,11 @@ class SumTree:
         return self.nodes.item(-1)
 
     @property
+    def weights(self) -> Doubles:
+        """The weights of all leaves, over the tree's memory."""
+        return self.nodes[: self._size]
+
+    @property
     def whole(self) -> Cover:
         """All leaves. What it holds changes with every write."""
         return Cover(self._root, self.nodes[-1:])

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from torch import Tensor
 
+from ..core import Draw
 from ..core.words import FINALS
 from ..device.contract import LONGEST_WINDOW, DeviceRead
 from ..device.ring import DeviceRing
 from ..device.transitions import Stack
 from ..errors import SchemaError
 from ..parameters import checked, is_names, is_own, is_steps
-from ..ring.ring import Ring
+from ..ring.ring import Ring, Stacks
 from ..steps.arrays import Ints
 from ..steps.schema import Path
 from .transitions import NStep
@@ -66,21 +67,24 @@ class FrameStack:
         """
         return _stacked_fields(tuple(ring.leaves), None if self.keys is None else tuple(self.keys))
 
-    def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
-        """The fields ``[B, ...]`` of the windows that start at ``places``, with stacked observations.
+    def read(self, ring: Ring, places: Ints | Draw, key: int | None = None) -> dict[Path, Tensor]:
+        """The fields ``[B, ...]`` of the windows that start at ``places``, or at those of a draw, with its weights.
 
         Raises:
             SchemaError: the observation lacks a member of ``keys``, or steps are stored without order.
         """
         if ring.own_next:
             raise SchemaError("FrameStack needs steps in order that share observations; here each has its own")
-        stacked = list(self.stacked_of(ring))
-        plan = self.window.plan(ring, places)
+        stacked, window = self.stacked_of(ring), self.window
+        if ring.store.packed and window.each_reward is None:
+            return ring.stacks(places, window.n, window.gamma, Stacks(stacked, self.depth, self.pad == "repeat"))
+        chosen, extras = cast("tuple[Ints, dict[str, Any]]", places if isinstance(places, Draw) else (places, {}))
+        plan = window.plan(ring, chosen)
         count = len(plan.places)
         ends = np.empty(2 * count, np.int64)  # of the stacks before the steps, then of those after them
         ends[:count], ends[count:] = plan.places, plan.last
-        plan.stacks = stacked, ring.frames(ends, self.depth, self.pad == "repeat")
-        return ring.read(plan)
+        plan.stacks = list(stacked), ring.frames(ends, self.depth, self.pad == "repeat")
+        return ring.read(plan) | ring.extras(extras)
 
     def on_device(self, ring: Ring, rows: DeviceRing) -> DeviceRead | None:
         """How a device reads these stacks; None if the host has to."""
