@@ -51,8 +51,12 @@ __all__ = ["RolloutBuffer"]
 
 RETURN: Path = ("return",)
 
-GAE_COLUMNS = ("reward", "value", "terminated", "truncated", "final_value", "mask", "advantage", "return")
-"""The columns that ``core.fill_gae`` reads and writes, in the order of its arguments."""
+GAE_READS = {
+    "reward": torch.float32, "value": torch.float32, "terminated": torch.bool, "truncated": torch.bool,
+    "final_value": torch.float32, "mask": torch.bool,
+}  # fmt: skip
+GAE_WRITES = {"advantage": torch.float32, "return": torch.float32}
+"""The columns that ``core.fill_gae`` reads and writes, in the order of its arguments, and their dtypes."""
 
 STEPS_RULE: Rule = (lambda steps: steps is None or is_whole(steps), "expected a whole number of steps, or None")
 
@@ -149,7 +153,7 @@ class RolloutBuffer:
         self._gae_layout: object = None
         """The layout of the columns that ``_gae_in_place`` belongs to."""
         self._gae_in_place: Callable[[int, float, float], int] | None = None
-        """``core.fill_gae`` of the memory of GAE_COLUMNS; None if GAE cannot be computed in place."""
+        """``core.fill_gae`` of the memory of these columns; None if GAE cannot be computed in place."""
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: everything but addresses and the views that :meth:`reserve` returned."""
@@ -535,7 +539,7 @@ class RolloutBuffer:
         if last_value is not None:
             self.set_last(value=last_value)
         first_time = not (self._end_check is None or partial or columns.is_finished)  # each rollout is checked once
-        if columns.layout is not self._gae_layout:
+        if in_place is not None and columns.layout is not self._gae_layout:
             self._bind_gae()
         if in_place is not None and self._gae_in_place is not None and not columns.start:
             if not self._has_last:
@@ -550,9 +554,9 @@ class RolloutBuffer:
     def _bind_gae(self) -> None:
         """Bind GAE to its columns, if it can read and write them in place."""
         columns, self._gae_in_place = self._columns, None
-        dtypes = {(name,): torch.bool if name in ENDS else torch.float32 for name in GAE_COLUMNS}
-        if all(columns.is_plain(path, dtype) for path, dtype in dtypes.items()):
-            self._gae_in_place = partial(core.fill_gae, *map(columns.memory_of, dtypes))
+        memory = columns.in_place(GAE_READS, GAE_WRITES)
+        if memory is not None:
+            self._gae_in_place = partial(core.fill_gae, *memory)
         self._gae_layout = columns.layout  # last: after an interrupt the next call starts again
 
     def _fill_gae(self, fill: Callable[[int, float, float], int], estimator: GAE) -> None:
@@ -663,12 +667,15 @@ class RolloutBuffer:
         """Check the ends of truncated episodes, after which a rollout knows the value of the final observation."""
         columns, check = self._columns, cast("EndCheck", self._end_check)
         self._checks_left -= 1
-        values = [columns[name] for name in ("value", "final_value") if name in columns]
-        if not self._checks_left or len(values) < 2 or values[0].dim() != 2:
+        final = columns.bookkeeping.get(("final_value",))
+        if not self._checks_left or final is None or final.shape:
             self._end_check = None
             return
-        terminated, truncated, real = (columns[name].flatten().numpy() for name in ENDS)
-        cut, (value, final) = truncated & ~terminated, map(_coarse, values)
+        terminated, truncated, real = (columns.memory_of((name,))[: columns.count].flatten() for name in ENDS)
+        cut = truncated & ~terminated
+        if not ((cut & real).any() or check.ended_on):
+            return  # nothing has ended, and nothing is to be compared with an end
+        value, final = (_coarse(columns.ordered((name,))) for name in ("value", "final_value"))
         if len(np.unique(value[real])) < np.count_nonzero(real) / 2:  # in bfloat16, say, values are alike by chance
             return
         envs = np.tile(np.arange(columns.num_envs), columns.count)
@@ -759,7 +766,9 @@ class RolloutBuffer:
 
     def _permutation(self, rows: Tensor | None) -> Tensor:
         """The next permutation of the flat rows that are real."""
-        order = self._permutations.next(self._columns.num_real(rows), self.device)
+        columns = self._columns
+        total = columns.count * columns.num_envs if rows is None else len(rows)
+        order = self._permutations.next(total, self.device)
         return order if rows is None else rows[order]
 
     def _in_order(self, rows: Tensor | None) -> Tensor:
@@ -811,15 +820,19 @@ class RolloutBuffer:
             FieldError: an unknown column.
         """
         columns = self._columns
-        columns.require_steps()
-        require("minibatches", COUNT_RULE, epochs=epochs)
+        if not columns.count:
+            columns.require_steps()
         flags = {"drop_last": drop_last, "shuffle": shuffle, "reshuffle": reshuffle}
         flags |= {"normalize_advantage": normalize_advantage, "reuse": reuse}
-        require("minibatches", FLAG_RULE, **flags)
+        if type(epochs) is not int or epochs < 1 or {*map(type, flags.values())} != {bool}:  # most often they are right
+            require("minibatches", COUNT_RULE, epochs=epochs)
+            require("minibatches", FLAG_RULE, **flags)
         rows = columns.real_rows()
-        bounds = parts(columns.num_real(rows), batch_size, num_batches, drop_last)
+        total = columns.count * columns.num_envs if rows is None else len(rows)
         wanted = columns.wanted(fields)
-        require_advantage(normalize_advantage, wanted)
+        bounds = parts(total, batch_size, num_batches, drop_last)
+        if normalize_advantage:
+            require_advantage(normalize_advantage, wanted)
         orders = self._orders(rows, epochs, reshuffle) if shuffle else repeat(self._in_order(rows), epochs)
         # On a device only calls count, and those of the second batch pay for packing.
         pack = epochs > 1 or len(bounds) >= (MANY if self.device.type == "cpu" else 2)
