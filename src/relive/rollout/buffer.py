@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import core
 from ..batches import WHOLE, Batch, EnvBatch, Overlap, SequenceBatch, as_batch, in_turn, stride_of
-from ..core.returns import Grid, refuse_missing, require_final_values
+from ..core.returns import Grid, gae_in_place, refuse_missing, require_final_values
 from ..errors import (
     DTypeError,
     FieldError,
@@ -32,6 +32,7 @@ from ..files import SaveHandle, Saves
 from ..files.disk import contradictions
 from ..memory.allocator import Recycled
 from ..memory.estimate import readable
+from ..memory.graphs import Graphed, has_graphs
 from ..memory.layout import LARGE_FIELD
 from ..names import add_hints
 from ..parameters import COUNT_RULE, FLAG_RULE, Rule, is_count, is_own, is_whole, refuse_class, require, torch_device
@@ -539,6 +540,8 @@ class RolloutBuffer:
         if last_value is not None:
             self.set_last(value=last_value)
         first_time = not (self._end_check is None or partial or columns.is_finished)  # each rollout is checked once
+        if self._debug and columns.device.type != "cpu":  # there the numbers are looked at only for this
+            in_place = None
         if in_place is not None and columns.layout is not self._gae_layout:
             self._bind_gae()
         if in_place is not None and self._gae_in_place is not None and not columns.start:
@@ -555,8 +558,14 @@ class RolloutBuffer:
         """Bind GAE to its columns, if it can read and write them in place."""
         columns, self._gae_in_place = self._columns, None
         memory = columns.in_place(GAE_READS, GAE_WRITES)
-        if memory is not None:
+        if memory is not None and columns.device.type == "cpu":
             self._gae_in_place = partial(core.fill_gae, *memory)
+        elif memory is not None:
+            call: Callable[..., Any] = partial(gae_in_place, *memory)
+            # the memory of a layout stays, so that nothing is copied into a graph or out of it
+            self._gae_in_place = partial(
+                _on_device, Graphed(call, columns.device, tuple) if has_graphs(columns.device) else call, columns
+            )
         self._gae_layout = columns.layout  # last: after an interrupt the next call starts again
 
     def _fill_gae(self, fill: Callable[[int, float, float], int], estimator: GAE) -> None:
@@ -1145,6 +1154,13 @@ def _require_estimator(estimator: Any) -> None:
     refuse_class("estimator", estimator)
     if not (callable(estimator) and hasattr(estimator, "reads")):
         raise ParameterError(f"finish({estimator!r}): expected an estimator, such as relive.GAE(gamma=0.99, lam=0.95)")
+
+
+def _on_device(call: Callable[..., Any], columns: Columns, steps: int, gamma: float, lam: float) -> int:
+    """GAE in place as ``core.fill_gae`` does it. Nobody looks at its numbers: that would wait."""
+    columns.drop((ADVANTAGE, RETURN))  # they count as attached once both are written
+    call(steps, columns.is_real, float(gamma), float(lam))
+    return -1
 
 
 def _numbers(values: Any, name: str) -> Tensor:

@@ -234,15 +234,13 @@ class Columns:
                 self.__dict__[name] = {path: column.to(self.device) for path, column in columns.items()}
         self._note_memory()
 
-    def in_place(self, read: Mapping[str, torch.dtype], written: Mapping[str, torch.dtype]) -> list[Array] | None:
-        """The memory of columns ``[T + 1, N]`` of these dtypes in RAM; None if one is missing, nested or another.
+    def in_place(self, read: Mapping[str, torch.dtype], written: Mapping[str, torch.dtype]) -> list[Any] | None:
+        """The memory of columns ``[T + 1, N]`` of these dtypes; None if one is missing, nested or another.
 
         The memory is the columns' while ``layout`` is the same object. Those that are ``written`` get some first if
         they had none.
         """
-        found, names = list[Array](), [path[0] for path in self._memory]
-        if not self._on_host:
-            return None
+        found, names = list[Any](), [path[0] for path in self._memory]
         for name, dtype in (read | written).items():
             if name in written and name not in names:
                 self._make((name,), (), dtype)

@@ -284,6 +284,14 @@ def _alone(path: Path, field: Field) -> core.Fields:
     return core.Fields([(path[-1], field.dtype, field.shape, 0)], field.nbytes)
 
 
+class Turn(NamedTuple):
+    """Memory of a batch on a device, and the tensors over it, which are made once."""
+
+    copies: list[tuple[Tensor, Tensor]]
+    """What rows are picked from, and where to."""
+    fields: dict[Path, Tensor]
+
+
 class DeviceRows:
     """Rows on a device: torch packs the small fields, and picks all rows.
 
@@ -306,16 +314,39 @@ class DeviceRows:
         """An order of rows as :meth:`at` takes parts of it."""
         return order
 
-    def standing(self) -> None:
-        """No memory."""
+    def standing(self) -> list[dict[int, Turn]]:
+        """Memory that batches are written to in turn, for :meth:`at`: that of a turn, by the rows of a batch."""
+        return [{} for _ in range(TURNS)]
 
-    def at(self, places: Tensor, standing: Any = None) -> Parts:
+    def at(self, places: Tensor, standing: list[dict[int, Turn]] | None = None) -> Parts:
         """The rows at these places."""
         dicts, into = self.form.members.empty(), self.form.members.into
-        packed = {} if self._packed is None else self.form.layout.views(self._packed.index_select(0, places))
-        for path, column in self._flat.items():
-            dicts[into[path]][path[-1]] = packed[path] if path in packed else column.index_select(0, places)
+        if standing is None:
+            packed = {} if self._packed is None else self.form.layout.views(self._packed.index_select(0, places))
+            fields = {
+                path: packed[path] if path in packed else x.index_select(0, places) for path, x in self._flat.items()
+            }
+        else:
+            standing.append(slot := standing.pop(0))  # the turns go round
+            turn = slot.get(len(places)) or slot.setdefault(len(places), self._turn(len(places)))
+            for source, out in turn.copies:
+                torch.index_select(source, 0, places, out=out)
+            fields = turn.fields
+        for path, field in fields.items():
+            dict.__setitem__(dicts[into[path]], path[-1], field)
         return dicts
+
+    def _turn(self, count: int) -> Turn:
+        """Memory for so many rows."""
+        with torch.inference_mode(False):  # tensors that are made there cannot show that they have changed
+            large = {path: x for path, x in self._flat.items() if path not in self.form.layout.fields}
+            copies = [(x, torch.empty((count, *x.shape[1:]), dtype=x.dtype, device=x.device)) for x in large.values()]
+            fields = {path: out for path, (_, out) in zip(large, copies, strict=True)}
+            if self._packed is not None:
+                width, device = self.form.layout.nbytes, self._packed.device
+                copies.append((self._packed, torch.empty((count, width), dtype=torch.uint8, device=device)))
+                fields |= self.form.layout.views(copies[-1][1])
+        return Turn(copies, {path: fields[path] for path in self._flat})
 
     def gather(self, index: Tensor) -> dict[Path, Tensor]:
         """The rows of an index, as :func:`rows_of` says."""
