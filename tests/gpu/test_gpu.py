@@ -339,7 +339,9 @@ def test_graphs_of_a_rollout_give_the_bits_of_the_same_operations_one_by_one(
         for k, batches in enumerate(passes):
             for buffer, seed in seeds:
                 buffer.seed = seed
-            found.append([b"".join(x.cpu().contiguous().numpy().tobytes() for x in batch.values()) for batch in batches])
+            found.append(
+                [b"".join(x.cpu().contiguous().numpy().tobytes() for x in batch.values()) for batch in batches]
+            )
             assert found[k] == found[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,15 +38,19 @@ def test_the_first_finish_makes_at_most_sixty_calls_and_the_next_ones_at_most_tw
     assert max(counts[1:]) <= 22
 
 
+def first_of(rollout: RolloutBuffer, options: Any, passes: list[Any]) -> None:
+    """The first minibatch of a pass that is kept, so that its end is no part of the call."""
+    passes.append(rollout.minibatches(32, **options))
+    next(passes[-1])
+
+
 @pytest.mark.parametrize("options", [{}, {"reuse": True}, {"epochs": 3}, {"fields": ("obs", "advantage")}], ids=str)
 def test_a_first_minibatch_makes_few_calls_and_finds_its_columns_once(options: Any) -> None:
     for _ in range(2):  # the first rollout of its kind in a process makes what others share
-        rollout, found = RolloutBuffer(SCHEMA, T, N, seed=0), list[walks.Walk]()
+        rollout, found, passes = RolloutBuffer(SCHEMA, T, N, seed=0), list[walks.Walk](), list[Any]()
         for turn in range(4):
             filled(rollout, turn).finish(GAE())
-            kept = list[Any]()  # else the call ends with the end of the pass
-            call = lambda: next(kept.append(rollout.minibatches(32, **options)) or kept[0])  # noqa: E731
-            found.append(walks.traced(call))
+            found.append(walks.traced(partial(first_of, rollout, options, passes)))
             rollout.clear()
     assert found[0].calls <= 30
     assert max(walk.calls for walk in found[1:]) <= 20
@@ -96,8 +101,10 @@ def test_columns_of_a_batch_follow_what_is_attached_and_forgotten() -> None:
             rollout.minibatches(32, fields=("extra",))
 
 
-@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"epochs": True}, {"epochs": 1.5}, {"shuffle": 1}, {"reuse": None},
-                                   {"drop_last": np.zeros(2)}, {"num_batches": True}, {"num_batches": 1.0}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("wrong", [
+    {"epochs": 0}, {"epochs": True}, {"epochs": 1.5}, {"shuffle": 1}, {"reuse": None}, {"drop_last": np.zeros(2)},
+    {"num_batches": True}, {"num_batches": 1.0},
+], ids=str)  # fmt: skip
 def test_wrong_options_are_refused_as_ever(wrong: Any) -> None:
     rollout = filled(RolloutBuffer(SCHEMA, T, N, seed=0), 3)
     with pytest.raises(ParameterError, match=next(iter(wrong))):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import core
-from ..batches import WHOLE, Batch, EnvBatch, Overlap, SequenceBatch, as_batch, in_turn, stride_of
+from ..batches import WHOLE, Batch, EnvBatch, Overlap, SequenceBatch, as_batch, stride_of
 from ..core.returns import Grid, gae_in_place, refuse_missing, require_final_values
 from ..errors import (
     DTypeError,
@@ -846,8 +846,7 @@ class RolloutBuffer:
         # On a device only calls count, and those of the second batch pay for packing.
         pack = epochs > 1 or len(bounds) >= (MANY if self.device.type == "cpu" else 2)
         given = {"pack": pack, "normalize_advantage": normalize_advantage, "reuse": reuse}
-        batches = self._minibatches.batches(wanted, bounds, orders, **given)
-        return in_turn(batches) if reuse else batches
+        return self._minibatches.batches(wanted, bounds, orders, **given)
 
     def sequences(
         self,

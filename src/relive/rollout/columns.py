@@ -594,9 +594,10 @@ class Columns:
     def real_rows(self) -> Tensor | None:
         """The flat rows ``t * N + n`` of the real transitions; None if all are."""
         if self._on_host:
-            end = self.start + self.count
-            if self._memory["mask",][self.start : end].all() and (
-                end <= self.num_steps or self._memory["mask",][: end - self.num_steps].all()
+            mask, end = self._memory["mask",], self.start + self.count
+            # ``all()`` comes to this, by way of a function in Python
+            if np.logical_and.reduce(mask[self.start : end], None) and (
+                end <= self.num_steps or np.logical_and.reduce(mask[: end - self.num_steps], None)
             ):
                 return None
         elif self.is_real:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import core
-from ..batches import TURNS, Batch, Members
+from ..batches import TURNS, Batch, Members, take_back
 from ..errors import FieldError, ParameterError
 from ..memory.allocator import Recycled
 from ..memory.copier import BoundedCache
@@ -161,8 +162,8 @@ class Minibatches:
 
     def __init__(self, columns: Columns, memory: Recycled) -> None:
         self._columns, self._memory = columns, memory
-        self._sources = BoundedCache[Any, tuple[Form, dict[Path, Array]]]()
-        """How the rows of some columns are read, and where these lie; as long as the columns have one layout."""
+        self._sources = BoundedCache[Any, tuple[Form, dict[Path, Array], Spare]]()
+        """How the rows of some columns are read, where these lie, and what was reused; while they have one layout."""
         self._layout: object = None
         """That layout."""
 
@@ -190,14 +191,25 @@ class Minibatches:
             reuse: write to the same memory in turn.
         """
         rows, (name,) = self._rows(wanted, pack), ADVANTAGE
-        standing = rows.standing() if reuse else None
-        for order in orders:
-            places: Any = rows.places(order)
-            for low, high in bounds:
-                batch = rows.at(places[low:high], standing)[0]
-                if normalize_advantage:
-                    scale(batch[name])
-                yield batch
+        spare, given = rows.spare, deque[Batch]()
+        standing: Any = None
+        if reuse:  # a pass at the same time has taken what there was
+            standing, given = spare.pop() if spare else (rows.standing(), given)
+        try:
+            for order in orders:
+                places: Any = rows.places(order)
+                for low, high in bounds:
+                    if len(given) == TURNS:
+                        take_back(given.popleft())
+                    batch = rows.at(places[low:high], standing)[0]
+                    if normalize_advantage:
+                        scale(batch[name])
+                    if reuse:
+                        given.append(batch)
+                    yield batch
+        finally:
+            if reuse:
+                spare.append((standing, given))
 
     def _rows(self, wanted: list[Path], pack: bool) -> HostRows | DeviceRows:
         """The rows of a pass."""
@@ -212,10 +224,11 @@ class Minibatches:
         if source is None:
             lines = pack and columns.num_steps * columns.num_envs <= FEW_ROWS
             facts, arrays = columns.sources(wanted)
-            source = _form_of(facts, lines=lines), arrays
+            source = _form_of(facts, lines=lines), arrays, []
             if columns.in_one_piece:  # else they are copies
                 self._sources.keep(key, source)
-        return HostRows(*source, pack, self._memory)
+        form, arrays, spare = source
+        return HostRows(form, arrays, pack, self._memory, spare)
 
     def reader(self, wanted: list[Path], pack: bool) -> Callable[[Tensor], dict[Path, Tensor]]:
         """A function that reads the rows of an index (flat rows, int64 ``[B]``); ``pack`` as in :func:`rows_of`."""
@@ -240,6 +253,10 @@ def rows_of(columns: Mapping[Path, Tensor], pack: bool = True, memory: Recycled 
     flat = {path: numpy_view(x.detach().flatten(0, 1).contiguous()) for path, x in columns.items()}
     return HostRows(form, flat, pack, memory or Recycled())
 
+
+Spare = list[tuple[Any, deque[Batch]]]
+"""Memory that stands and is in no pass now, and the batches that are still valid there, which the next pass takes back.
+"""
 
 Parts = tuple[Batch, ...]
 """A batch, and those nested in it, as :class:`relive.batches.Members` has them."""
@@ -302,6 +319,7 @@ class DeviceRows:
 
     def __init__(self, columns: Mapping[Path, Tensor], pack: bool) -> None:
         self.form: Form = _form_of(tuple([(path, tuple(x.shape[2:]), x.dtype) for path, x in columns.items()]), pack)
+        self.spare: Spare = []
         self._flat, self._packed = {path: column.flatten(0, 1) for path, column in columns.items()}, None
         layout = self.form.layout
         if layout.fields:
@@ -361,11 +379,21 @@ class HostRows:
         columns: path -> ``[T * N, ...]`` in one piece, the bits where NumPy lacks the dtype.
         pack: True packs the small fields first.
         memory: gives the memory of rows and batches.
+        spare: memory that an earlier pass has left; by default there was none.
     """
 
     form: Form
+    spare: Spare
 
-    def __init__(self, form: Form, columns: Mapping[Path, Array], pack: bool, memory: Recycled) -> None:
+    def __init__(
+        self,
+        form: Form,
+        columns: Mapping[Path, Array],
+        pack: bool,
+        memory: Recycled,
+        spare: Spare | None = None,
+    ) -> None:
+        self.spare = [] if spare is None else spare
         self.form, self._columns, self._memory = form, columns, memory
         self._count = len(next(iter(columns.values()))) if columns else 0
         small, width = tuple([columns[path] for path in form.layout.fields]), form.layout.nbytes
