@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import inside
 import relive.memory.graphs
 import relive.rollout.buffer
 from elsewhere import ELSEWHERE, far_device, no_waiting
@@ -239,6 +240,18 @@ def test_what_is_captured_of_a_finish_waits_for_nothing_and_writes_where_the_col
         assert torch.equal(column.cpu(), rollout["advantage"].cpu())
     assert len(watch.launches) <= 21
     assert [name for name in watch.launches if "copy" in name] == ["aten.copy_.default"] * 2  # into the two columns
+
+
+def test_autograd_notices_that_a_graph_has_written_the_advantages(tapes: list[Tape]) -> None:
+    with far_device():
+        rollout = rollout_of(ELSEWHERE)
+        for turn in range(5):
+            fill(rollout, turn)
+            before = inside.columns(rollout).view(("advantage",))._version if turn else -1
+            with mock.patch.object(Tape, "replay"):  # a CUDA graph writes behind the back of torch
+                rollout.finish(GAE())
+            assert inside.columns(rollout).view(("advantage",))._version > before
+        assert len(tapes) == 1
 
 
 def test_a_rollout_with_a_graph_is_copied_and_has_other_columns_from_then_on(tapes: list[Tape]) -> None:

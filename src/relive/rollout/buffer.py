@@ -13,6 +13,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from .. import core
 from ..batches import WHOLE, Batch, EnvBatch, Overlap, SequenceBatch, as_batch, stride_of
@@ -563,9 +564,9 @@ class RolloutBuffer:
         elif memory is not None:
             call: Callable[..., Any] = partial(gae_in_place, *memory)
             # the memory of a layout stays, so that nothing is copied into a graph or out of it
-            self._gae_in_place = partial(
-                _on_device, Graphed(call, columns.device, tuple) if has_graphs(columns.device) else call, columns
-            )
+            if has_graphs(columns.device):
+                call = Graphed(call, columns.device, tuple)
+            self._gae_in_place = partial(_on_device, call, columns, memory[-len(GAE_WRITES) :])
         self._gae_layout = columns.layout  # last: after an interrupt the next call starts again
 
     def _fill_gae(self, fill: Callable[[int, float, float], int], estimator: GAE) -> None:
@@ -1155,10 +1156,13 @@ def _require_estimator(estimator: Any) -> None:
         raise ParameterError(f"finish({estimator!r}): expected an estimator, such as relive.GAE(gamma=0.99, lam=0.95)")
 
 
-def _on_device(call: Callable[..., Any], columns: Columns, steps: int, gamma: float, lam: float) -> int:
+def _on_device(
+    call: Callable[..., Any], columns: Columns, written: list[Tensor], steps: int, gamma: float, lam: float
+) -> int:
     """GAE in place as ``core.fill_gae`` does it. Nobody looks at its numbers: that would wait."""
     columns.drop((ADVANTAGE, RETURN))  # they count as attached once both are written
     call(steps, columns.is_real, float(gamma), float(lam))
+    increment_version(written)  # a graph does not tell autograd that it has written
     return -1
 
 
