@@ -234,7 +234,7 @@ class Columns:
                 self.__dict__[name] = {path: column.to(self.device) for path, column in columns.items()}
         self._note_memory()
 
-    def in_place(self, read: Mapping[str, torch.dtype], written: Mapping[str, torch.dtype]) -> list[Any] | None:
+    def in_place(self, read: dict[str, torch.dtype], written: dict[str, torch.dtype]) -> list[Any] | None:
         """The memory of columns ``[T + 1, N]`` of these dtypes; None if one is missing, nested or another.
 
         The memory is the columns' while ``layout`` is the same object. Those that are ``written`` get some first if
@@ -250,10 +250,6 @@ class Columns:
                 return None
             found.append(memory)
         return found
-
-    def described(self, path: Path) -> tuple[Path, tuple[int, ...], torch.dtype]:
-        """The path of a column, the shape of one env's step in it, and its dtype."""
-        return path, tuple(self._memory[path].shape[2:]), self._dtypes[path]
 
     def memory_of(self, path: Path) -> Array:
         """The memory ``[T + 1, N, ...]`` of a column in RAM; it is the column's while ``layout`` is the same object."""
@@ -324,7 +320,7 @@ class Columns:
     def sources(
         self, paths: Sequence[Path]
     ) -> tuple[tuple[tuple[Path, tuple[int, ...], torch.dtype], ...], dict[Path, Array]]:
-        """Columns in RAM as batches are read of them: what :meth:`described` and :meth:`rows` give, of each."""
+        """Columns in RAM as batches are read of them: path, shape of an env's step and dtype, and :meth:`rows` of each."""
         memory, dtypes, total = self._memory, self._dtypes, self.count * self.num_envs
         facts = tuple([(path, tuple(memory[path].shape[2:]), dtypes[path]) for path in paths])
         if not self.in_one_piece:
@@ -507,8 +503,8 @@ class Columns:
             raise DeviceError(f"column '{dotted(path)}': the buffer is on {self.device}, got {fitted.device}")
         expected = (self.count, self.num_envs, *fitted.shape[2:])
         if path in self.own:
-            _, shape, dtype = self.described(path)
-            expected = (self.count, self.num_envs, *shape)
+            dtype = self._dtypes[path]
+            expected = (self.count, self.num_envs, *self._memory[path].shape[2:])
             check_castable(fitted, dtype, dotted(path))
             fitted = fitted.to(dtype)
         elif any(path[:i] in self.live for i in range(1, len(path))):

@@ -224,7 +224,7 @@ class Minibatches:
         if source is None:
             lines = pack and columns.num_steps * columns.num_envs <= FEW_ROWS
             facts, arrays = columns.sources(wanted)
-            source = _form_of(facts, lines=lines), arrays, []
+            source = _form_of(facts, lines=lines), arrays, Spare()
             if columns.in_one_piece:  # else they are copies
                 self._sources.keep(key, source)
         form, arrays, spare = source
@@ -401,9 +401,9 @@ class HostRows:
         self._take: Any = None
         """Takes places and what is written to; copies the small fields of these rows. None without small fields."""
         if small and pack:
-            self._packed = memory.take(self._count * width).reshape(self._count, width)
-            form.whole.pack(small, self._packed)
-            self._take = partial(core.take_fields, self._packed)
+            self._packed = packed = memory.take(self._count * width).reshape(self._count, width)
+            form.whole.pack(small, packed)
+            self._take = partial(core.take_fields, packed)
         elif small:
             self._take = partial(core.take_columns, small, form.whole)
         self._shared = SHARED_WORK // width
