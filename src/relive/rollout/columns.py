@@ -320,7 +320,7 @@ class Columns:
     def sources(
         self, paths: Sequence[Path]
     ) -> tuple[tuple[tuple[Path, tuple[int, ...], torch.dtype], ...], dict[Path, Array]]:
-        """Columns in RAM as batches are read of them: path, shape of an env's step and dtype, and :meth:`rows` of each."""
+        """Columns in RAM as batches are read of them: path, shape and dtype, and :meth:`rows`, of each."""
         memory, dtypes, total = self._memory, self._dtypes, self.count * self.num_envs
         facts = tuple([(path, tuple(memory[path].shape[2:]), dtypes[path]) for path in paths])
         if not self.in_one_piece:
