@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -251,12 +252,12 @@ def relive_gae(work: Work) -> Made:
     return work.repeated(lambda: rollout.finish(estimator)), check
 
 
-def relive_minibatches(work: Work) -> Made:
+def relive_minibatches(work: Work, reuse: bool = False) -> Made:
     rollout = relive_full(work)
     fields = ("obs", "action", "value", "log_prob", "advantage", "return")
 
     def passes() -> Iterator[Any]:
-        return rollout.minibatches(num_batches=MINIBATCHES, epochs=EPOCHS, fields=fields)
+        return rollout.minibatches(num_batches=MINIBATCHES, epochs=EPOCHS, fields=fields, reuse=reuse)
 
     return whole_passes(work, passes, lambda batch: (batch["obs"], batch["return"]))
 
@@ -280,7 +281,7 @@ def whole_passes(work: Work, passes: Callable[[], Iterator[Any]], read: Callable
             torch.cuda.synchronize(work.device)
 
     def check() -> str:
-        seen = torch.cat([read(batch)[0][:, 0] for batch in itertools.islice(passes(), MINIBATCHES)])
+        seen = torch.cat([read(batch)[0][:, 0].clone() for batch in itertools.islice(passes(), MINIBATCHES)])
         expected = torch.arange(T, device=seen.device).remainder(CHAIN).repeat_interleave(N)
         return "" if torch.equal(seen.sort().values, expected.sort().values.float()) else "rows missing or repeated"
 
@@ -471,6 +472,9 @@ class DeviceCopyFloor:
 COMPILED = "relive, compiled"
 """A line of a GPU alone."""
 
+REUSED = "relive, reuse=True"
+"""Minibatches that are written to the same memory in turn."""
+
 OWN_GRAPH = ", own graph"
 """After the name of a column: the call is in a graph of the caller's, which writes each batch over the one before."""
 
@@ -520,6 +524,9 @@ def contenders(work: Work) -> list[Contender]:
         }  # fmt: skip
         our_note, our_make, note, make = made[work.name]
         lines, more = [ours("relive", our_note, our_make), Line("rsl-rl", "rsl-rl-lib", note, make)], []
+        if work.name == "a minibatch":
+            reused = partial(relive_minibatches, reuse=True)
+            more = [ours(REUSED, "RolloutBuffer.minibatches(4, 5 epochs, reuse=True)", reused)]
     return [floor, *(more if there else []), *lines]
 
 

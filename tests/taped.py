@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from relive.memory import graphs
 from relive.replay import mirror
-from relive.rollout import minibatches
+from relive.rollout import buffer, minibatches
 
 __all__ = ["TAPED", "Tape", "with_tapes"]
 
@@ -91,6 +91,7 @@ def with_tapes() -> Iterator[list[Tape]]:
         mock.patch.object(graphs, "capture", capture),
         mock.patch.object(mirror, "has_graphs", return_value=True),
         mock.patch.object(minibatches, "has_graphs", return_value=True),
+        mock.patch.object(buffer, "has_graphs", return_value=True),
         mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=False),  # an error without CUDA
     ):
         yield made

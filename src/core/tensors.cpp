@@ -1,5 +1,6 @@
 #include "tensors.hpp"
 
+#include <array>
 #include <cstdlib>
 #include <cstring>
 
@@ -416,19 +417,25 @@ nb::dict Fields::tensors(nb::handle rows) const {
     return into;
 }
 
+std::vector<Description> Fields::described(nb::tuple columns, std::int64_t rows, const char *expected) const {
+    require(columns.size() == fields_.size(), "columns: expected one for each field");
+    std::vector<Description> found(fields_.size());
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        auto right = describe(columns[i].ptr(), found[i]) && found[i].ndim > 0;
+        std::vector<std::int64_t> wanted{rows < 0 && right ? rows = found[i].shape[0] : rows};
+        wanted.insert(wanted.end(), fields_[i].shape.begin(), fields_[i].shape.end());
+        require(right && found[i].dtype.bytes() == fields_[i].item && found[i].has_shape(wanted) &&
+                    found[i].contiguous(),
+                expected);
+    }
+    return found;
+}
+
 void Fields::pack(nb::handle columns, Matrix<std::uint8_t> rows, std::int64_t steps) const {
     require(steps > 0 && rows.rows % steps == 0 && static_cast<std::size_t>(rows.columns) == width,
             "rows: expected [N * T, width]");
-    nb::tuple given_columns(columns);  // keeps them
-    require(given_columns.size() == fields_.size(), "columns: expected one for each field");
-    std::vector<Description> found(fields_.size());
-    for (std::size_t i = 0; i < found.size(); ++i) {
-        std::vector<std::int64_t> wanted{rows.rows};
-        wanted.insert(wanted.end(), fields_[i].shape.begin(), fields_[i].shape.end());
-        require(describe(given_columns[i].ptr(), found[i]) && found[i].dtype.bytes() == fields_[i].item &&
-                    found[i].has_shape(wanted) && found[i].contiguous(),
-                "columns: expected [N * T, *shape] without gaps in RAM for each field");
-    }
+    nb::tuple kept(columns);
+    auto found = described(kept, rows.rows, "columns: expected [N * T, *shape] without gaps in RAM for each field");
     auto envs = rows.rows / steps, wide = steps == 1 ? BLOCK : NARROW;
     LongWork hold(rows.rows * rows.columns > LONG_WORK);
     for (std::int64_t first = 0; first < steps; first += BLOCK)
@@ -439,6 +446,57 @@ void Fields::pack(nb::handle columns, Matrix<std::uint8_t> rows, std::int64_t st
                     spread(rows.first + (low * steps + t) * rows.stride + fields_[i].at, steps * rows.stride,
                            found[i].data + (t * envs + low) * size, std::min(low + wide, envs) - low, size);
             }
+}
+
+namespace {
+
+// Rows of `size` bytes, at places in range, to places `pitch` bytes apart.
+template <std::size_t SIZE>
+void pick(std::byte *target, std::size_t pitch, const std::byte *source, std::span<const std::int64_t> places) {
+    for (auto place : places) {
+        __builtin_memcpy(target, source + static_cast<std::size_t>(place) * SIZE, SIZE);
+        target += pitch;
+    }
+}
+
+void pick(std::byte *target, std::size_t pitch, const std::byte *source, std::span<const std::int64_t> places,
+          std::size_t size) {
+    switch (size) {
+    case 1: return pick<1>(target, pitch, source, places);
+    case 4: return pick<4>(target, pitch, source, places);
+    case 8: return pick<8>(target, pitch, source, places);
+    case 16: return pick<16>(target, pitch, source, places);
+    }
+    for (auto place : places) {
+        copy_bytes(target, source + static_cast<std::size_t>(place) * size, size);
+        target += pitch;
+    }
+}
+
+}  // namespace
+
+std::int64_t Fields::gather(nb::handle columns, Vector<const std::int64_t> index, std::byte *out) const {
+    nb::tuple kept(columns);
+    auto found = described(kept, -1, "columns: expected [R, *shape] without gaps in RAM for each field");
+    auto rows = found.empty() ? 0 : found[0].shape[0], count = index.size();
+    LongWork hold(count * static_cast<std::int64_t>(width) > LONG_WORK);
+    std::array<std::int64_t, BLOCK> memory;
+    for (std::int64_t first = 0; first < count; first += BLOCK) {
+        auto size = std::min(BLOCK, count - first);
+        for (std::int64_t i = 0; i < size; ++i) {  // copied: another thread may write another number after the check
+            memory[static_cast<std::size_t>(i)] = index[first + i];
+            if (memory[static_cast<std::size_t>(i)] < 0 || memory[static_cast<std::size_t>(i)] >= rows) return first + i;
+        }
+        std::span<const std::int64_t> places{memory.data(), static_cast<std::size_t>(size)};
+        auto *target = out + static_cast<std::size_t>(first) * width;
+        for (std::size_t k = 0; k < found.size(); ++k) {
+            auto bytes = fields_[k].bytes;
+            if (bytes > LINE)  // long rows: each is on its way while those before it are copied
+                for (auto place : places) fetch(found[k].data + static_cast<std::size_t>(place) * bytes, bytes);
+            if (bytes) pick(target + fields_[k].at, width, found[k].data, places, bytes);
+        }
+    }
+    return -1;
 }
 
 // -- the module -------------------------------------------------------------------------------------------------------
@@ -523,6 +581,21 @@ std::int64_t take_fields(Bytes source, Places index, nb::tuple parts, nb::tuple 
     return bad;
 }
 
+std::int64_t take_columns(nb::handle columns, const Fields &fields, Places index, nb::tuple parts, nb::tuple dicts,
+                          Pool &pool, nb::handle standing) {
+    require(parts.size() == dicts.size(), "take_columns: expected a dict for each part");
+    std::size_t bytes;
+    require(!__builtin_mul_overflow(index.size(), fields.width, &bytes), "take_columns: too many rows");
+    Target block(standing, pool, bytes);
+    auto bad = fields.gather(columns, index, block->rows());
+    for (std::size_t i = 0; bad < 0 && i < parts.size(); ++i) {
+        auto &part = nb::cast<const Fields &>(parts[i]);
+        require(part.width == fields.width, "take_columns: rows of another width");
+        part.put(*block, block->rows(), index.size(), nb::cast<nb::dict>(dicts[i]), block.slot);
+    }
+    return bad;
+}
+
 }  // namespace
 
 void bind_tensors(nb::module_ &module) {
@@ -556,6 +629,9 @@ void bind_tensors(nb::module_ &module) {
     module.def("take_fields", &take_fields, "source"_a, "index"_a, "parts"_a, "dicts"_a, "pool"_a,
                "standing"_a = nb::none(),
                "``take_rows`` into memory of the pool, with tensors over the fields of each part in its dict.");
+    module.def("take_columns", &take_columns, "columns"_a, "fields"_a, "index"_a, "parts"_a, "dicts"_a, "pool"_a,
+               "standing"_a = nb::none(),
+               "As ``take_fields``, of a column ``[R, *shape]`` for each field, whose rows are packed on the way.");
     module.def("nested", &nested, "leaves"_a, "kind"_a, "into"_a = nb::none(), "last"_a = nb::tuple(),
                "The values by path as dicts of this kind, nested, in the order of their first leaves; those of the\n"
                "names in ``last``, which are there, after all others. The outermost is ``into``, unless that is None.");

@@ -172,6 +172,9 @@ class Fields {
     // Pack a column `[T * N, *shape]` for each field into `rows`: row t * N + n of a column goes to row n * T + t,
     // where T is `steps`.
     void pack(nb::handle columns, Matrix<std::uint8_t> rows, std::int64_t steps) const;
+    // Pack the rows `index` of a column `[R, *shape]` for each field, all of one R, one after another from `out` on.
+    // -1, or the position of the first that is no row's.
+    std::int64_t gather(nb::handle columns, Vector<const std::int64_t> index, std::byte *out) const;
 
     std::size_t width;  // bytes of a row
     nb::tuple given;    // the tuples
@@ -185,6 +188,8 @@ class Fields {
         std::size_t in;
         nb::object name;
     };
+    // The columns `[R, *shape]` of these fields; R is `rows`, or any if negative.
+    std::vector<Description> described(nb::tuple columns, std::int64_t rows, const char *expected) const;
     std::vector<Field> fields_;
     std::vector<Branch> branches_;
     bool paths_ = true;        // all names are paths

@@ -26,10 +26,11 @@ from torch.overrides import TorchFunctionMode
 
 from definitions import tensors as definition
 from effort import QUICK
-from fields import LEAVES, bits
+from fields import LEAVES, bits, noise
 from forked import in_fork
 from relive import Field, core
 from relive.memory.layout import RowLayout
+from relive.steps.arrays import numpy_view
 from relive.steps.schema import Path
 
 HUGE = 2**21
@@ -225,6 +226,38 @@ def test_tensors_over_rows_are_those_of_plain_torch(leaves: dict[Path, Field], l
     assert list(made) == list(layout.fields)
     assert facts(made) == facts(wanted)
     assert [bits(field) for field in made.values()] == [bits(field) for field in wanted.values()]
+
+
+@given(LEAVES, st.integers(1, 200), st.integers(0, 150))
+def test_rows_of_columns_that_are_packed_on_the_way_are_those_of_each(
+    leaves: dict[Path, Field], rows: int, count: int
+) -> None:
+    layout = RowLayout(leaves)
+    columns = {path: noise((rows, *field.shape), field.dtype, k) for k, (path, field) in enumerate(leaves.items())}
+    index = np.random.default_rng(0).integers(0, rows, count)
+    fields, found = layout.described(layout.fields), dict[Any, Tensor]()
+    arrays = tuple(numpy_view(columns[path]) for path in layout.fields)
+    assert core.take_columns(arrays, fields, index, (fields,), (found,), core.Pool()) == -1
+    assert list(found) == list(layout.fields)
+    for path, leaf in found.items():
+        assert (leaf.dtype, leaf.shape) == (leaves[path].dtype, (count, *leaves[path].shape))
+        assert numpy_view(leaf.contiguous()).tobytes() == numpy_view(columns[path])[index].tobytes()
+
+
+def test_columns_that_do_not_fit_are_refused_and_rows_that_are_none_are_told() -> None:
+    fields, columns = core.Fields([("x", torch.int64, (), 0)], 16), (np.arange(5),)
+
+    def taken(given: Any, index: Any) -> int:
+        return core.take_columns(given, fields, np.array(index, np.int64), (fields,), ({},), core.Pool())
+
+    assert taken(columns, [0, 4]) == -1
+    assert taken(columns, [0] * 100 + [5]) == 100
+    assert taken(columns, [-1]) == 0
+    wrong: list[Any] = [(), (np.arange(5), np.arange(5)), (np.arange(5)[::2],), (np.arange(5.0, dtype=np.float32),),
+                        (np.int64(3),), (np.array(3),), (np.ones((5, 2), np.int64),), ([1, 2],)]  # fmt: skip
+    for given_columns in wrong:
+        with pytest.raises(ValueError, match="columns: expected"):
+            taken(given_columns, [0])
 
 
 def test_rows_may_lie_apart_but_have_no_gaps() -> None:

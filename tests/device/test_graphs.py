@@ -13,15 +13,20 @@ import pytest
 import torch
 from torch import Tensor
 
+import inside
 import relive.memory.graphs
-from elsewhere import ELSEWHERE, far_device
+import relive.rollout.buffer
+from elsewhere import ELSEWHERE, far_device, no_waiting
 from paired import Twins, assert_same
-from relive import NStep, Prioritized
+from relive import GAE, Field, NStep, Prioritized, RolloutBuffer, Schema
+from relive.errors import FieldError
 from relive.memory.graphs import MOST_FORMS, Graphed, capture
 from relive.rollout.minibatches import Permutations
 from taped import Tape, with_tapes
 
 CPU = torch.device("cpu")
+
+FLAGS: dict[str, Any] = {name: Field((), torch.bool) for name in ("terminated", "truncated")}
 
 
 class Sums:
@@ -183,3 +188,123 @@ def test_permutations_are_made_by_a_graph(tapes: list[Tape]) -> None:
     assert len(tapes) == 2
     copied = deepcopy(there)
     assert copied.next(9).tolist() == ram.next(9).tolist()
+
+
+def rollout_of(device: Any, **options: Any) -> RolloutBuffer:
+    schema = Schema({"obs": (3,), "camera": Field((40, 40), torch.uint8), "reward": (), "value": (), **FLAGS})
+    return RolloutBuffer(schema, 6, 4, seed=3, device=device, **options)
+
+
+def fill(rollout: RolloutBuffer, seed: int, steps: int = 6, real: bool = True) -> None:
+    """Put other steps into a rollout, without its mask unless some are not ``real``."""
+    rng, device = torch.Generator().manual_seed(seed), rollout.device
+    rollout.clear()
+    for _ in range(steps):
+        step = {name: torch.randn(4, generator=rng) for name in ("reward", "value", "final_value")}
+        step |= {name: torch.rand(4, generator=rng) < 0.2 for name in FLAGS}
+        step |= {} if real else {"mask": torch.rand(4, generator=rng) < 0.8}
+        step |= {"obs": torch.randn(4, 3, generator=rng)}
+        step |= {"camera": torch.randint(0, 256, (4, 40, 40), generator=rng).to(torch.uint8)}
+        rollout.add({name: value.to(device) for name, value in step.items()})
+    rollout.set_last(value=torch.ones(4).to(device))
+
+
+def test_a_rollout_is_finished_by_one_graph_for_each_form_and_to_the_bit_as_without(tapes: list[Tape]) -> None:
+    """Forms are other parameters, a rollout that is not full, and one with steps that are not real."""
+    with far_device():
+        taped, eager = rollout_of(ELSEWHERE), rollout_of(ELSEWHERE)
+        forms = [(GAE(), 6, True), (GAE(0.9, 0.5), 6, True), (GAE(), 4, True), (GAE(), 6, False)]
+        for turn, (estimator, steps, real) in enumerate(forms * 5):
+            for rollout in (taped, eager):
+                fill(rollout, turn, steps, real)
+            taped.finish(estimator, partial=True)
+            with mock.patch.object(relive.rollout.buffer, "has_graphs", return_value=False):
+                eager.finish(estimator, partial=True)
+            for name in ("advantage", "return"):
+                one, other = taped[name].cpu(), eager[name].cpu()
+                assert one.shape == (steps, 4)
+                assert one.numpy().tobytes() == other.numpy().tobytes()
+    assert len(tapes) == len(forms)
+
+
+def test_what_is_captured_of_a_finish_waits_for_nothing_and_writes_where_the_columns_are() -> None:
+    """Its operations, as a graph holds them, read the columns where they lie, and their results stay where they are."""
+    with far_device():
+        rollout = rollout_of(ELSEWHERE)
+        fill(rollout, 0)
+        rollout.finish(GAE())
+        column = rollout["advantage"]
+        fill(rollout, 1)
+        with no_waiting() as watch:
+            rollout.finish(GAE())
+        assert torch.equal(column.cpu(), rollout["advantage"].cpu())
+    assert len(watch.launches) <= 21
+    assert [name for name in watch.launches if "copy" in name] == ["aten.copy_.default"] * 2  # into the two columns
+
+
+def test_autograd_notices_that_a_graph_has_written_the_advantages(tapes: list[Tape]) -> None:
+    with far_device():
+        rollout = rollout_of(ELSEWHERE)
+        for turn in range(5):
+            fill(rollout, turn)
+            before = inside.columns(rollout).view(("advantage",))._version if turn else -1
+            with mock.patch.object(Tape, "replay"):  # a CUDA graph writes behind the back of torch
+                rollout.finish(GAE())
+            assert inside.columns(rollout).view(("advantage",))._version > before
+        assert len(tapes) == 1
+
+
+def test_a_rollout_with_a_graph_is_copied_and_has_other_columns_from_then_on(tapes: list[Tape]) -> None:
+    with far_device():
+        rollout, plain = rollout_of(ELSEWHERE), rollout_of(ELSEWHERE)
+        for turn in range(4):
+            fill(rollout, turn)
+            rollout.finish(GAE())
+        copied = deepcopy(rollout)
+        before = rollout["advantage"].cpu().clone()
+        for turn in range(4, 8):
+            fill(copied, turn)
+            copied.finish(GAE())
+        fill(plain, 7)
+        with mock.patch.object(relive.rollout.buffer, "has_graphs", return_value=False):
+            plain.finish(GAE())
+        assert torch.equal(copied["advantage"].cpu(), plain["advantage"].cpu())
+        assert torch.equal(rollout["advantage"].cpu(), before)
+        copied.debug = True  # then numbers are looked at, which waits
+        fill(copied, 8)
+        copied.block["final_value"][:] = torch.full((7, 4), float("nan")).to(ELSEWHERE)
+        with pytest.raises(FieldError, match="final_value"):
+            copied.finish(GAE())
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_memory_of_a_device_is_reused_in_turn_and_holds_the_batches_of_ram(epochs: int, normalize: bool) -> None:
+    options: dict[str, Any] = {"batch_size": 5, "epochs": epochs, "normalize_advantage": normalize}
+    with far_device():
+        ram, there = rollout_of("cpu"), rollout_of(ELSEWHERE)
+        for rollout in (ram, there):
+            fill(rollout, 1)
+            rollout.finish(GAE())
+        there["advantage"] = ram["advantage"].to(ELSEWHERE)  # there sums have another order
+        there["return"] = ram["return"].to(ELSEWHERE)
+        seen = list[Any]()
+        passes = zip(ram.minibatches(**options), there.minibatches(**options, reuse=True), strict=True)
+        for k, (ours, theirs) in enumerate(passes):
+            assert [*ours] == [*theirs.keys()]
+            seen.append({name: theirs[name] for name in theirs.keys()})
+            for name in ours.keys():
+                torch.testing.assert_close(theirs[name].cpu(), ours[name], rtol=1e-6 * normalize, atol=1e-6 * normalize)
+            if k >= 3 and len(ours) == len(seen[k - 3]["obs"]):
+                assert all(seen[k - 3][name] is seen[k][name] for name in seen[k])
+
+
+def test_a_batch_of_reused_memory_of_a_device_is_one_launch_for_each_table() -> None:
+    with far_device():
+        rollout = rollout_of(ELSEWHERE)
+        fill(rollout, 1)
+        batches = rollout.finish(GAE()).minibatches(batch_size=4, epochs=3, reuse=True)
+        kept = [next(batches) for _ in range(3)]
+        with no_waiting() as watch:
+            kept.append(next(batches))
+    assert watch.launches == ["aten.index_select.out"] * 2  # the small fields, and the camera

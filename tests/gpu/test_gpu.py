@@ -303,6 +303,48 @@ def test_an_iteration_of_a_rollout_does_not_wait(far: torch.device, estimator: A
             rollout.clear()
 
 
+@pytest.mark.parametrize("every_step_real", [True, False])
+def test_graphs_of_a_rollout_give_the_bits_of_the_same_operations_one_by_one(
+    far: torch.device, every_step_real: bool
+) -> None:
+    """A finish is captured when it comes for the second time; minibatches have the bits of those in RAM."""
+    rollout, ram = RolloutBuffer(ROLLOUT, T, N, seed=3, device=far), RolloutBuffer(ROLLOUT, T, N, seed=3)
+    for turn in range(5):
+        steps = rollout_steps()
+        rng = np.random.default_rng(turn)
+        for step in steps:
+            step["reward"] = torch.from_numpy(rng.standard_normal(N).astype(np.float32))
+            if not every_step_real:
+                step["mask"] = torch.from_numpy(rng.random(N) < 0.9)
+        given = [there(step, far) for step in steps]
+        for buffer, each in ((rollout, given), (ram, steps)):
+            buffer.clear()
+            for step in each:
+                buffer.add(step)
+            buffer.set_last(value=torch.ones(N).to(buffer.device))
+        estimator = GAE(0.9, 0.8)
+        with no_sync(far) if turn else nullcontext():
+            rollout.finish(estimator)
+        columns = {name: rollout[name] for name in ("reward", "terminated", "truncated", "final_value", "mask")}
+        if every_step_real:
+            del columns["mask"]
+        one_by_one = returns.gae(value=rollout.block["value"], **columns, gamma=0.9, lam=0.8)
+        for name, expected in zip(("advantage", "return"), one_by_one, strict=True):
+            assert rollout[name].cpu().numpy().tobytes() == expected.cpu().numpy().tobytes()
+            ram[name] = rollout[name].cpu()
+        options: dict[str, Any] = {"batch_size": T * N // 5, "epochs": 2}
+        passes = (buffer.minibatches(**options, reuse=reuse) for buffer in (ram, rollout) for reuse in (False, True))
+        seeds = [(buffer, buffer.seed) for buffer in (ram, rollout)]
+        found = list[list[bytes]]()
+        for k, batches in enumerate(passes):
+            for buffer, seed in seeds:
+                buffer.seed = seed
+            found.append(
+                [b"".join(x.cpu().contiguous().numpy().tobytes() for x in batch.values()) for batch in batches]
+            )
+            assert found[k] == found[0]
+
+
 def test_returns_are_captured_in_a_graph(far: torch.device) -> None:
     steps = rollout_steps()
     columns = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}

@@ -18,6 +18,7 @@ from fields import bits, noise
 from interrupting import broken_off
 from relive import GAE, Field, RolloutBuffer, Schema, core
 from relive.batches import leaves_by_path
+from relive.errors import LifecycleError
 from relive.memory.allocator import SMALL
 from relive.rollout import minibatches as reading
 
@@ -237,14 +238,60 @@ def test_the_memory_of_a_dropped_batch_is_used_again() -> None:
     assert len(seen) <= 3
 
 
-def test_long_batches_are_left_to_the_threads_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = rollout("nested")
-    want = [told(batch) for batch in source.minibatches(num_batches=2, epochs=2)]
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_long_batches_are_left_to_the_threads_of_torch(kind: str, epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = rollout(kind)
+    want = [told(batch) for batch in source.minibatches(num_batches=2, epochs=epochs)]
     monkeypatch.setattr(reading, "SHARED_WORK", 0)
     monkeypatch.setattr(reading, "FEW_THREADS", 0)
-    monkeypatch.setattr(core, "take_rows", lambda *_: pytest.fail("one thread copied the batch"))
+    for name in ("take_rows", "take_fields", "take_columns"):
+        monkeypatch.setattr(core, name, lambda *_: pytest.fail("one thread copied the batch"))
     source.seed = 7
-    assert [told(batch) for batch in source.minibatches(num_batches=2, epochs=2)] == want
+    assert [told(batch) for batch in source.minibatches(num_batches=2, epochs=epochs)] == want
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_memory_that_is_reused_holds_the_same_batches_and_large_fields_stand_too(kind: str, epochs: int) -> None:
+    source, options = rollout(kind), {"batch_size": 14, "epochs": epochs, "normalize_advantage": True}
+    want = [told(batch) for batch in source.minibatches(**options)]
+    source.seed = 7
+    found, addresses = [], list[dict[Any, int]]()
+    for batch in source.minibatches(**options, reuse=True):
+        found.append(told(batch))
+        addresses.append({path: leaf.data_ptr() for path, leaf in leaves_by_path(batch).items()})
+    assert found == want
+    assert addresses[0] == addresses[3]  # each memory's turn comes again
+
+
+def test_memory_that_is_reused_serves_the_next_pass_and_takes_back_what_the_last_one_gave() -> None:
+    source, options = rollout("nested"), {"batch_size": 12, "epochs": 2}
+    want = [told(batch) for batch in source.minibatches(**options)] * 2
+    found, kept = list[Any](), list[Any]()
+    for _ in range(2):
+        source.seed = 7
+        for batch in source.minibatches(**options, reuse=True):
+            found.append(told(batch))
+            kept.append((batch, batch["reward"].data_ptr()))
+    assert found == want
+    assert len({address for _, address in kept}) == 3
+    for batch, _ in kept[:-3]:
+        with pytest.raises(LifecycleError):
+            batch["reward"]
+    assert [told(batch) for batch, _ in kept[-3:]] == want[-3:]
+
+
+def test_passes_at_once_reuse_memory_of_their_own_and_one_that_is_broken_off_leaves_its_own() -> None:
+    source, options = rollout("nested"), {"batch_size": 12, "epochs": 2, "shuffle": False}
+    want = [told(batch) for batch in source.minibatches(**options)]
+    for _ in range(3):
+        one, other = (source.minibatches(**options, reuse=True) for _ in range(2))
+        pairs = [(told(ours), told(theirs)) for ours, theirs in itertools.islice(zip(one, other, strict=True), 5)]
+        assert pairs == [(batch, batch) for batch in want[:5]]
+        one.close()  # type: ignore[attr-defined]
+        assert [told(batch) for batch in source.minibatches(**options, reuse=True)] == want
+        assert [told(batch) for batch in other] == want[5:]
 
 
 def test_a_minibatch_takes_at_most_ten_calls_of_functions_in_python() -> None:

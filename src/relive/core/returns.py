@@ -12,7 +12,10 @@ from torch.compiler import is_compiling
 from ..errors import FieldError
 from ._core import fill_gae, fill_returns, fill_vtrace, is_grid
 
-__all__ = ["Grid", "discounted_return", "gae", "is_known_grid", "refuse_missing", "require_final_values", "vtrace"]
+__all__ = [
+    "Grid", "discounted_return", "gae", "gae_in_place", "is_known_grid", "refuse_missing", "require_final_values",
+    "vtrace",
+]  # fmt: skip
 
 
 class Grid(NamedTuple):
@@ -41,6 +44,23 @@ def gae(grid: Grid, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     advantage, ret = torch.empty_like(reward), torch.empty_like(reward)
     refuse_missing(fill_gae(*grid, advantage, ret, len(reward), gamma, lam), reward.shape[1])
     return advantage, ret
+
+
+def gae_in_place(
+    reward: Tensor, value: Tensor, terminated: Tensor, truncated: Tensor, final_value: Tensor, mask: Tensor,
+    advantage: Tensor, ret: Tensor, steps: int, is_real: bool, gamma: float, lam: float,
+) -> None:  # fmt: skip
+    """Write :func:`gae` of the first ``steps`` rows of columns ``[T + 1, N]`` on a device into two others.
+
+    Torch operations of fixed shapes, on the same memory each time, so that a graph can hold them. ``mask`` is read
+    unless ``is_real``.
+    """
+    reward, terminated, truncated, final_value, mask = (
+        column[:steps] for column in (reward, terminated, truncated, final_value, mask)
+    )
+    grid = Grid(reward, value[: steps + 1], terminated, truncated, final_value, None if is_real else mask)
+    for column, made in zip((advantage, ret), _gae(grid, gamma, lam), strict=True):
+        column[:steps].copy_(made)
 
 
 def discounted_return(grid: Grid, gamma: float) -> Tensor:

@@ -13,10 +13,11 @@ from typing import Any, NoReturn, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from .. import core
-from ..batches import WHOLE, Batch, EnvBatch, Overlap, SequenceBatch, as_batch, in_turn, stride_of
-from ..core.returns import Grid, refuse_missing, require_final_values
+from ..batches import WHOLE, Batch, EnvBatch, Overlap, SequenceBatch, as_batch, stride_of
+from ..core.returns import Grid, gae_in_place, refuse_missing, require_final_values
 from ..errors import (
     DTypeError,
     FieldError,
@@ -32,6 +33,7 @@ from ..files import SaveHandle, Saves
 from ..files.disk import contradictions
 from ..memory.allocator import Recycled
 from ..memory.estimate import readable
+from ..memory.graphs import Graphed, has_graphs
 from ..memory.layout import LARGE_FIELD
 from ..names import add_hints
 from ..parameters import COUNT_RULE, FLAG_RULE, Rule, is_count, is_own, is_whole, refuse_class, require, torch_device
@@ -51,8 +53,12 @@ __all__ = ["RolloutBuffer"]
 
 RETURN: Path = ("return",)
 
-GAE_COLUMNS = ("reward", "value", "terminated", "truncated", "final_value", "mask", "advantage", "return")
-"""The columns that ``core.fill_gae`` reads and writes, in the order of its arguments."""
+GAE_READS = {
+    "reward": torch.float32, "value": torch.float32, "terminated": torch.bool, "truncated": torch.bool,
+    "final_value": torch.float32, "mask": torch.bool,
+}  # fmt: skip
+GAE_WRITES = {"advantage": torch.float32, "return": torch.float32}
+"""The columns that ``core.fill_gae`` reads and writes, in the order of its arguments, and their dtypes."""
 
 STEPS_RULE: Rule = (lambda steps: steps is None or is_whole(steps), "expected a whole number of steps, or None")
 
@@ -149,7 +155,7 @@ class RolloutBuffer:
         self._gae_layout: object = None
         """The layout of the columns that ``_gae_in_place`` belongs to."""
         self._gae_in_place: Callable[[int, float, float], int] | None = None
-        """``core.fill_gae`` of the memory of GAE_COLUMNS; None if GAE cannot be computed in place."""
+        """``core.fill_gae`` of the memory of these columns; None if GAE cannot be computed in place."""
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: everything but addresses and the views that :meth:`reserve` returned."""
@@ -535,7 +541,9 @@ class RolloutBuffer:
         if last_value is not None:
             self.set_last(value=last_value)
         first_time = not (self._end_check is None or partial or columns.is_finished)  # each rollout is checked once
-        if columns.layout is not self._gae_layout:
+        if self._debug and columns.device.type != "cpu":  # there the numbers are looked at only for this
+            in_place = None
+        if in_place is not None and columns.layout is not self._gae_layout:
             self._bind_gae()
         if in_place is not None and self._gae_in_place is not None and not columns.start:
             if not self._has_last:
@@ -550,9 +558,15 @@ class RolloutBuffer:
     def _bind_gae(self) -> None:
         """Bind GAE to its columns, if it can read and write them in place."""
         columns, self._gae_in_place = self._columns, None
-        dtypes = {(name,): torch.bool if name in ENDS else torch.float32 for name in GAE_COLUMNS}
-        if all(columns.is_plain(path, dtype) for path, dtype in dtypes.items()):
-            self._gae_in_place = partial(core.fill_gae, *map(columns.memory_of, dtypes))
+        memory = columns.in_place(GAE_READS, GAE_WRITES)
+        if memory is not None and columns.device.type == "cpu":
+            self._gae_in_place = partial(core.fill_gae, *memory)
+        elif memory is not None:
+            call: Callable[..., Any] = partial(gae_in_place, *memory)
+            # the memory of a layout stays, so that nothing is copied into a graph or out of it
+            if has_graphs(columns.device):
+                call = Graphed(call, columns.device, tuple)
+            self._gae_in_place = partial(_on_device, call, columns, memory[-len(GAE_WRITES) :])
         self._gae_layout = columns.layout  # last: after an interrupt the next call starts again
 
     def _fill_gae(self, fill: Callable[[int, float, float], int], estimator: GAE) -> None:
@@ -663,12 +677,15 @@ class RolloutBuffer:
         """Check the ends of truncated episodes, after which a rollout knows the value of the final observation."""
         columns, check = self._columns, cast("EndCheck", self._end_check)
         self._checks_left -= 1
-        values = [columns[name] for name in ("value", "final_value") if name in columns]
-        if not self._checks_left or len(values) < 2 or values[0].dim() != 2:
+        final = columns.bookkeeping.get(("final_value",))
+        if not self._checks_left or final is None or final.shape:
             self._end_check = None
             return
-        terminated, truncated, real = (columns[name].flatten().numpy() for name in ENDS)
-        cut, (value, final) = truncated & ~terminated, map(_coarse, values)
+        terminated, truncated, real = (columns.memory_of((name,))[: columns.count].flatten() for name in ENDS)
+        cut = truncated & ~terminated
+        if not ((cut & real).any() or check.ended_on):
+            return  # nothing has ended, and nothing is to be compared with an end
+        value, final = (_coarse(columns.ordered((name,))) for name in ("value", "final_value"))
         if len(np.unique(value[real])) < np.count_nonzero(real) / 2:  # in bfloat16, say, values are alike by chance
             return
         envs = np.tile(np.arange(columns.num_envs), columns.count)
@@ -759,7 +776,9 @@ class RolloutBuffer:
 
     def _permutation(self, rows: Tensor | None) -> Tensor:
         """The next permutation of the flat rows that are real."""
-        order = self._permutations.next(self._columns.num_real(rows), self.device)
+        columns = self._columns
+        total = columns.count * columns.num_envs if rows is None else len(rows)
+        order = self._permutations.next(total, self.device)
         return order if rows is None else rows[order]
 
     def _in_order(self, rows: Tensor | None) -> Tensor:
@@ -811,21 +830,24 @@ class RolloutBuffer:
             FieldError: an unknown column.
         """
         columns = self._columns
-        columns.require_steps()
-        require("minibatches", COUNT_RULE, epochs=epochs)
+        if not columns.count:
+            columns.require_steps()
         flags = {"drop_last": drop_last, "shuffle": shuffle, "reshuffle": reshuffle}
         flags |= {"normalize_advantage": normalize_advantage, "reuse": reuse}
-        require("minibatches", FLAG_RULE, **flags)
+        if type(epochs) is not int or epochs < 1 or {*map(type, flags.values())} != {bool}:  # most often they are right
+            require("minibatches", COUNT_RULE, epochs=epochs)
+            require("minibatches", FLAG_RULE, **flags)
         rows = columns.real_rows()
-        bounds = parts(columns.num_real(rows), batch_size, num_batches, drop_last)
+        total = columns.count * columns.num_envs if rows is None else len(rows)
         wanted = columns.wanted(fields)
-        require_advantage(normalize_advantage, wanted)
+        bounds = parts(total, batch_size, num_batches, drop_last)
+        if normalize_advantage:
+            require_advantage(normalize_advantage, wanted)
         orders = self._orders(rows, epochs, reshuffle) if shuffle else repeat(self._in_order(rows), epochs)
         # On a device only calls count, and those of the second batch pay for packing.
         pack = epochs > 1 or len(bounds) >= (MANY if self.device.type == "cpu" else 2)
         given = {"pack": pack, "normalize_advantage": normalize_advantage, "reuse": reuse}
-        batches = self._minibatches.batches(wanted, bounds, orders, **given)
-        return in_turn(batches) if reuse else batches
+        return self._minibatches.batches(wanted, bounds, orders, **given)
 
     def sequences(
         self,
@@ -1132,6 +1154,16 @@ def _require_estimator(estimator: Any) -> None:
     refuse_class("estimator", estimator)
     if not (callable(estimator) and hasattr(estimator, "reads")):
         raise ParameterError(f"finish({estimator!r}): expected an estimator, such as relive.GAE(gamma=0.99, lam=0.95)")
+
+
+def _on_device(
+    call: Callable[..., Any], columns: Columns, written: list[Tensor], steps: int, gamma: float, lam: float
+) -> int:
+    """GAE in place as ``core.fill_gae`` does it. Nobody looks at its numbers: that would wait."""
+    columns.drop((ADVANTAGE, RETURN))  # they count as attached once both are written
+    call(steps, columns.is_real, float(gamma), float(lam))
+    increment_version(written)  # a graph does not tell autograd that it has written
+    return -1
 
 
 def _numbers(values: Any, name: str) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..batches import as_batch
 from ..errors import DeviceError, EmptyError, FieldError, FullError, ParameterError, SchemaError, ShapeError
 from ..memory.allocator import zeroed
-from ..memory.copier import StepCopier, copy_all
+from ..memory.copier import BoundedCache, StepCopier, copy_all
 from ..memory.estimate import readable, require_free
 from ..memory.layout import typed
 from ..parameters import Rule, is_count, is_names, require
@@ -155,6 +155,8 @@ class Columns:
         self._memory = memory | {path: self._memory[path] for path in self._attached}
         self._dtypes = self._dtypes | {path: field.dtype for path, field in leaves.items()}
         self.own: frozenset[Path] = frozenset(leaves)
+        self._wanted = BoundedCache[Any, list[Path]]()
+        """What :meth:`wanted` answered, by the columns that were asked for and those that were attached."""
         self._note_memory()
 
     def _note_memory(self) -> None:
@@ -232,15 +234,22 @@ class Columns:
                 self.__dict__[name] = {path: column.to(self.device) for path, column in columns.items()}
         self._note_memory()
 
-    def is_plain(self, path: Path, dtype: torch.dtype) -> bool:
-        """True if a column ``[T + 1, N]`` of this dtype has memory in RAM, and none is nested under its name."""
-        memory = self._memory.get(path)
-        plain = self._on_host and memory is not None and memory.ndim == 2 and self._dtypes[path] is dtype
-        return plain and [other[0] for other in self._memory].count(path[0]) == 1
+    def in_place(self, read: dict[str, torch.dtype], written: dict[str, torch.dtype]) -> list[Any] | None:
+        """The memory of columns ``[T + 1, N]`` of these dtypes; None if one is missing, nested or another.
 
-    def described(self, path: Path) -> tuple[Path, tuple[int, ...], torch.dtype]:
-        """The path of a column, the shape of one env's step in it, and its dtype."""
-        return path, tuple(self._memory[path].shape[2:]), self._dtypes[path]
+        The memory is the columns' while ``layout`` is the same object. Those that are ``written`` get some first if
+        they had none.
+        """
+        found, names = list[Any](), [path[0] for path in self._memory]
+        for name, dtype in (read | written).items():
+            if name in written and name not in names:
+                self._make((name,), (), dtype)
+                names.append(name)
+            memory = self._memory.get((name,))
+            if memory is None or memory.ndim != 2 or self._dtypes[name,] is not dtype or names.count(name) != 1:
+                return None
+            found.append(memory)
+        return found
 
     def memory_of(self, path: Path) -> Array:
         """The memory ``[T + 1, N, ...]`` of a column in RAM; it is the column's while ``layout`` is the same object."""
@@ -307,6 +316,17 @@ class Columns:
         else:
             array = numpy_view(self.ordered(path))
         return array.reshape(self.count * self.num_envs, *array.shape[2:])
+
+    def sources(
+        self, paths: Sequence[Path]
+    ) -> tuple[tuple[tuple[Path, tuple[int, ...], torch.dtype], ...], dict[Path, Array]]:
+        """Columns in RAM as batches are read of them: path, shape and dtype, and :meth:`rows`, of each."""
+        memory, dtypes, total = self._memory, self._dtypes, self.count * self.num_envs
+        facts = tuple([(path, tuple(memory[path].shape[2:]), dtypes[path]) for path in paths])
+        if not self.in_one_piece:
+            return facts, {path: self.rows(path) for path in paths}
+        written = slice(self.start, self.start + self.count)
+        return facts, {path: memory[path][written].reshape(total, *shape) for path, shape, _ in facts}
 
     def with_last(self, path: Path) -> Tensor:
         """The written rows and the bootstrap row, ``[T + 1, N, ...]``."""
@@ -426,6 +446,15 @@ class Columns:
         Raises:
             FieldError: an unknown column, or no names.
         """
+        key = fields, frozenset(self._attached)
+        try:
+            found = self._wanted.get(key)
+        except TypeError:  # it cannot be hashed, as names and tuples of them can
+            return self._asked(fields)
+        return self._wanted.keep(key, self._asked(fields)) if found is None else found
+
+    def _asked(self, fields: tuple[Name, ...] | None) -> list[Path]:
+        """The leaves of :meth:`wanted`, found by their names."""
         if fields is None and (leaves := [path for path in self.live if path[0] not in BOOKKEEPING]):
             return leaves
         if not fields or isinstance(fields, str):
@@ -474,8 +503,8 @@ class Columns:
             raise DeviceError(f"column '{dotted(path)}': the buffer is on {self.device}, got {fitted.device}")
         expected = (self.count, self.num_envs, *fitted.shape[2:])
         if path in self.own:
-            _, shape, dtype = self.described(path)
-            expected = (self.count, self.num_envs, *shape)
+            dtype = self._dtypes[path]
+            expected = (self.count, self.num_envs, *self._memory[path].shape[2:])
             check_castable(fitted, dtype, dotted(path))
             fitted = fitted.to(dtype)
         elif any(path[:i] in self.live for i in range(1, len(path))):
@@ -495,14 +524,18 @@ class Columns:
         """Write a whole column, into new memory if it had none of this shape and dtype."""
         memory = self._memory.get(path)
         if memory is None or memory.shape[2:] != column.shape[2:] or self._dtypes[path] is not column.dtype:
-            made = self._zeros(tuple(column.shape[2:]), column.dtype)
-            # In one line: after an interrupt, whoever noted the old address must see another layout.
-            self.layout, self._dtypes[path], self._memory[path] = object(), column.dtype, made
+            self._make(path, tuple(column.shape[2:]), column.dtype)
         target = self.view(path)
         split = min(self.num_steps - self.start, self.count)  # the rows before the end of the ring
         target[self.start : self.start + split].copy_(column[:split])
         if split < self.count:
             target[: self.count - split].copy_(column[split:])
+
+    def _make(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """New memory for a column that is none of the present steps' yet."""
+        made = self._zeros(shape, dtype)
+        # In one line: after an interrupt, whoever noted the old address must see another layout.
+        self.layout, self._dtypes[path], self._memory[path] = object(), dtype, made
 
     def keep(self, paths: Iterable[Path]) -> None:
         """Count columns, all of whose rows are written, as attached to the present steps."""
@@ -556,7 +589,14 @@ class Columns:
 
     def real_rows(self) -> Tensor | None:
         """The flat rows ``t * N + n`` of the real transitions; None if all are."""
-        if self.is_real or (self._on_host and not self.has_mask()):
+        if self._on_host:
+            mask, end = self._memory["mask",], self.start + self.count
+            # ``all()`` comes to this, by way of a function in Python
+            if np.logical_and.reduce(mask[self.start : end], None) and (
+                end <= self.num_steps or np.logical_and.reduce(mask[: end - self.num_steps], None)
+            ):
+                return None
+        elif self.is_real:
             return None
         rows = self["mask"].flatten().nonzero().squeeze(1)
         return rows if len(rows) < self.count * self.num_envs else None

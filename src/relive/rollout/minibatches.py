@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -15,14 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import core
-from ..batches import TURNS, Batch, Members
+from ..batches import TURNS, Batch, Members, take_back
 from ..errors import FieldError, ParameterError
-from ..memory.allocator import SMALL, Recycled
+from ..memory.allocator import Recycled
+from ..memory.copier import BoundedCache
 from ..memory.graphs import Graphed, has_graphs
-from ..memory.layout import LARGE_FIELD, RowLayout, typed
+from ..memory.layout import LARGE_FIELD, RowLayout
 from ..parameters import COUNT_RULE, is_count, require, seed_or_drawn
 from ..returns import scale
-from ..steps.arrays import Ints, numpy_dtype
+from ..steps.arrays import Array, Ints, numpy_view
 from ..steps.schema import Field, Path
 from .columns import ADVANTAGE, Columns
 
@@ -83,11 +85,16 @@ class Permutations:
 
     def next(self, count: int, device: torch.device | None = None) -> Tensor:
         """The next permutation of ``count`` items, on a device; in RAM if None."""
-        if device is not None and device.type != "cpu" and self._graphed is None and has_graphs(device):
+        if device is None or device.type == "cpu":  # as `core.permutation` makes it, in a call less
+            order = np.empty(count, np.int64)
+            core.permute(self.seed, self.draws, order)
+            self.draws += 1
+            return torch.from_numpy(order)
+        if self._graphed is None and has_graphs(device):
             self._graphed = Graphed(core.permute_on_device, device, tuple)
-        order = core.permutation(count, self.seed, self.draws, device, self._graphed)
+        made = core.permutation(count, self.seed, self.draws, device, self._graphed)
         self.draws += 1
-        return order
+        return made
 
 
 def parts(
@@ -101,7 +108,7 @@ def parts(
     if (batch_size is None) == (num_batches is None):
         raise ParameterError(f"pass either batch_size or num_batches, got {batch_size=}, {num_batches=}")
     if num_batches is not None:
-        if not (is_count(num_batches, 1) and num_batches <= total):
+        if not ((type(num_batches) is int or is_count(num_batches)) and 1 <= num_batches <= total):
             raise ParameterError(f"num_batches={num_batches!r}: {total} {items} make 1 to {total} minibatches")
         size, more = divmod(total, num_batches)
         if drop_last:
@@ -109,7 +116,7 @@ def parts(
         # The first ``more`` parts have one item more than the others.
         return list(pairwise(i * size + min(i, more) for i in range(num_batches + 1)))
     assert batch_size is not None
-    if not is_count(batch_size, 1) or (drop_last and batch_size > total):
+    if not (type(batch_size) is int or is_count(batch_size)) or batch_size < 1 or (drop_last and batch_size > total):
         raise ParameterError(f"batch_size={batch_size!r}: the rollout holds {total} {items}; ask for 1 to {total}")
     bounds = list(range(0, total + 1, batch_size))
     return list(pairwise(bounds if drop_last or bounds[-1] == total else [*bounds, total]))
@@ -155,6 +162,13 @@ class Minibatches:
 
     def __init__(self, columns: Columns, memory: Recycled) -> None:
         self._columns, self._memory = columns, memory
+        self._sources = BoundedCache[Any, tuple[Form, dict[Path, Array], Spare]]()
+        """How the rows of some columns are read, where these lie, and what was reused; while they have one layout."""
+        self._layout: object = None
+        """That layout."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_sources": BoundedCache(), "_layout": None}
 
     def batches(
         self,
@@ -174,27 +188,47 @@ class Minibatches:
             orders: the flat rows ``t * N + n`` of each epoch, int64.
             pack: True if it pays to pack the columns first.
             normalize_advantage: normalise ``advantage`` within each minibatch.
-            reuse: write packed fields to the same memory in turn.
+            reuse: write to the same memory in turn.
         """
         rows, (name,) = self._rows(wanted, pack), ADVANTAGE
-        standing = core.Standing(TURNS) if reuse else None
-        for order in orders:
-            places: Any = rows.places(order)
-            for low, high in bounds:
-                batch = rows.at(places[low:high], standing)[0]
-                if normalize_advantage:
-                    scale(batch[name])
-                yield batch
+        spare, given = rows.spare, deque[Batch]()
+        standing: Any = None
+        if reuse:  # a pass at the same time has taken what there was
+            standing, given = spare.pop() if spare else (rows.standing(), given)
+        try:
+            for order in orders:
+                places: Any = rows.places(order)
+                for low, high in bounds:
+                    if len(given) == TURNS:
+                        take_back(given.popleft())
+                    batch = rows.at(places[low:high], standing)[0]
+                    if normalize_advantage:
+                        scale(batch[name])
+                    if reuse:
+                        given.append(batch)
+                    yield batch
+        finally:
+            if reuse:
+                spare.append((standing, given))
 
     def _rows(self, wanted: list[Path], pack: bool) -> HostRows | DeviceRows:
         """The rows of a pass."""
         columns = self._columns
         if columns.device.type != "cpu":
             return DeviceRows(columns.select(wanted), pack)
-        lines = columns.num_steps * columns.num_envs <= FEW_ROWS
-        form = _form_of(tuple([columns.described(path) for path in wanted]), pack, lines)
-        packed = {path: columns.rows(path) for path in form.layout.fields}
-        return HostRows(form, packed, columns.select(form.apart), self._memory)
+        if self._layout is not columns.layout:
+            self._sources.clear()
+            self._layout = columns.layout
+        key = (*wanted,), pack, columns.start, columns.count
+        source = self._sources.get(key)
+        if source is None:
+            lines = pack and columns.num_steps * columns.num_envs <= FEW_ROWS
+            facts, arrays = columns.sources(wanted)
+            source = _form_of(facts, lines=lines), arrays, Spare()
+            if columns.in_one_piece:  # else they are copies
+                self._sources.keep(key, source)
+        form, arrays, spare = source
+        return HostRows(form, arrays, pack, self._memory, spare)
 
     def reader(self, wanted: list[Path], pack: bool) -> Callable[[Tensor], dict[Path, Tensor]]:
         """A function that reads the rows of an index (flat rows, int64 ``[B]``); ``pack`` as in :func:`rows_of`."""
@@ -210,15 +244,19 @@ def rows_of(columns: Mapping[Path, Tensor], pack: bool = True, memory: Recycled 
     Args:
         columns: path -> contiguous ``[T, N, ...]``; row ``t * N + n`` is step ``t`` of env ``n``. A field of more
             than LARGE_FIELD bytes is read where it lies.
-        pack: False reads every field where it lies.
+        pack: False reads every field where it lies, into memory of its own.
         memory: gives the memory of batches, on the CPU; by default fresh memory.
     """
     if not all(column.is_cpu for column in columns.values()):
         return DeviceRows(columns, pack)
     form = _form_of(tuple([(path, tuple(x.shape[2:]), x.dtype) for path, x in columns.items()]), pack)
-    packed = {path: columns[path].flatten(0, 1).contiguous() for path in form.layout.fields}
-    return HostRows(form, packed, {path: columns[path] for path in form.apart}, memory or Recycled())
+    flat = {path: numpy_view(x.detach().flatten(0, 1).contiguous()) for path, x in columns.items()}
+    return HostRows(form, flat, pack, memory or Recycled())
 
+
+Spare = list[tuple[Any, deque[Batch]]]
+"""Memory that stands and is in no pass now, and the batches that are still valid there, which the next pass takes back.
+"""
 
 Parts = tuple[Batch, ...]
 """A batch, and those nested in it, as :class:`relive.batches.Members` has them."""
@@ -229,11 +267,13 @@ class Form(NamedTuple):
 
     fields: dict[Path, Field]
     layout: RowLayout
-    """The fields that are packed side by side."""
-    packed: tuple[core.Fields, ...]
+    """The small fields, which a batch has side by side."""
+    whole: core.Fields
+    """All of them."""
+    parts: tuple[core.Fields, ...]
     """Make tensors of these, for each dict of :attr:`members`."""
-    apart: dict[Path, int]
-    """The other fields, which are read where they lie, and the bytes of each."""
+    large: dict[Path, tuple[core.Fields, ...]]
+    """The other fields; makes the tensor of each for its dict."""
     members: Members
     """Makes the batches."""
 
@@ -244,17 +284,29 @@ class Form(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _form_of(leaves: tuple[tuple[Path, tuple[int, ...], torch.dtype], ...], pack: bool, lines: bool = False) -> Form:
+def _form_of(
+    leaves: tuple[tuple[Path, tuple[int, ...], torch.dtype], ...], pack: bool = True, lines: bool = False
+) -> Form:
     fields = {path: Field(shape, dtype) for path, shape, dtype in leaves}
-    layout, members = (
-        RowLayout({path: x for path, x in fields.items() if pack and x.nbytes <= LARGE_FIELD}, lines=lines),
-        Members(fields),
-    )
-    groups = [[path for path in layout.fields if members.into[path] == k] for k in range(len(members.empty()))]
-    packed = tuple(layout.described(group, itemgetter(-1)) for group in groups)
-    return Form(
-        fields, layout, packed, {path: x.nbytes for path, x in fields.items() if path not in layout.fields}, members
-    )
+    small = {path: field for path, field in fields.items() if pack and field.nbytes <= LARGE_FIELD}
+    layout, members = RowLayout(small, lines=lines), Members(fields)
+    groups = [[path for path in small if members.into[path] == k] for k in range(len(members.empty()))]
+    parts = tuple([layout.described(group, itemgetter(-1)) for group in groups])
+    large = {path: (_alone(path, field),) for path, field in fields.items() if path not in small}
+    return Form(fields, layout, layout.described(layout.fields), parts, large, members)
+
+
+def _alone(path: Path, field: Field) -> core.Fields:
+    """A field as the only one of its rows."""
+    return core.Fields([(path[-1], field.dtype, field.shape, 0)], field.nbytes)
+
+
+class Turn(NamedTuple):
+    """Memory of a batch on a device, and the tensors over it, which are made once."""
+
+    copies: list[tuple[Tensor, Tensor]]
+    """What rows are picked from, and where to."""
+    fields: dict[Path, Tensor]
 
 
 class DeviceRows:
@@ -267,6 +319,7 @@ class DeviceRows:
 
     def __init__(self, columns: Mapping[Path, Tensor], pack: bool) -> None:
         self.form: Form = _form_of(tuple([(path, tuple(x.shape[2:]), x.dtype) for path, x in columns.items()]), pack)
+        self.spare: Spare = []
         self._flat, self._packed = {path: column.flatten(0, 1) for path, column in columns.items()}, None
         layout = self.form.layout
         if layout.fields:
@@ -279,13 +332,39 @@ class DeviceRows:
         """An order of rows as :meth:`at` takes parts of it."""
         return order
 
-    def at(self, places: Tensor, standing: Any = None) -> Parts:
+    def standing(self) -> list[dict[int, Turn]]:
+        """Memory that batches are written to in turn, for :meth:`at`: that of a turn, by the rows of a batch."""
+        return [{} for _ in range(TURNS)]
+
+    def at(self, places: Tensor, standing: list[dict[int, Turn]] | None = None) -> Parts:
         """The rows at these places."""
         dicts, into = self.form.members.empty(), self.form.members.into
-        packed = {} if self._packed is None else self.form.layout.views(self._packed.index_select(0, places))
-        for path, column in self._flat.items():
-            dicts[into[path]][path[-1]] = packed[path] if path in packed else column.index_select(0, places)
+        if standing is None:
+            packed = {} if self._packed is None else self.form.layout.views(self._packed.index_select(0, places))
+            fields = {
+                path: packed[path] if path in packed else x.index_select(0, places) for path, x in self._flat.items()
+            }
+        else:
+            standing.append(slot := standing.pop(0))  # the turns go round
+            turn = slot.get(len(places)) or slot.setdefault(len(places), self._turn(len(places)))
+            for source, out in turn.copies:
+                torch.index_select(source, 0, places, out=out)
+            fields = turn.fields
+        for path, field in fields.items():
+            dict.__setitem__(dicts[into[path]], path[-1], field)
         return dicts
+
+    def _turn(self, count: int) -> Turn:
+        """Memory for so many rows."""
+        with torch.inference_mode(False):  # tensors that are made there cannot show that they have changed
+            large = {path: x for path, x in self._flat.items() if path not in self.form.layout.fields}
+            copies = [(x, torch.empty((count, *x.shape[1:]), dtype=x.dtype, device=x.device)) for x in large.values()]
+            fields = {path: out for path, (_, out) in zip(large, copies, strict=True)}
+            if self._packed is not None:
+                width, device = self.form.layout.nbytes, self._packed.device
+                copies.append((self._packed, torch.empty((count, width), dtype=torch.uint8, device=device)))
+                fields |= self.form.layout.views(copies[-1][1])
+        return Turn(copies, {path: fields[path] for path in self._flat})
 
     def gather(self, index: Tensor) -> dict[Path, Tensor]:
         """The rows of an index, as :func:`rows_of` says."""
@@ -293,78 +372,106 @@ class DeviceRows:
 
 
 class HostRows:
-    """Rows in RAM, as bytes: compiled code packs the small fields, and picks all rows.
+    """Rows in RAM, as bytes: compiled code packs the small fields, first or on the way, and picks all rows.
 
     Args:
         form: of the rows.
-        packed: path -> ``[T * N, ...]``, the columns that are packed, each in one piece.
-        apart: path -> ``[T, N, ...]``, the others.
+        columns: path -> ``[T * N, ...]`` in one piece, the bits where NumPy lacks the dtype.
+        pack: True packs the small fields first.
         memory: gives the memory of rows and batches.
+        spare: memory that an earlier pass has left; by default there was none.
     """
 
     form: Form
+    spare: Spare
 
-    def __init__(self, form: Form, packed: Mapping[Path, Any], apart: Mapping[Path, Tensor], memory: Recycled) -> None:
-        self.form, self._memory = form, memory
-        self._apart = {path: (apart[path].flatten(0, 1), nbytes) for path, nbytes in form.apart.items()}
+    def __init__(
+        self,
+        form: Form,
+        columns: Mapping[Path, Array],
+        pack: bool,
+        memory: Recycled,
+        spare: Spare | None = None,
+    ) -> None:
+        self.spare = [] if spare is None else spare
+        self.form, self._columns, self._memory = form, columns, memory
+        self._count = len(next(iter(columns.values()))) if columns else 0
+        small, width = tuple([columns[path] for path in form.layout.fields]), form.layout.nbytes
         self._packed: Bytes | None = None
-        for column in packed.values():
-            self._packed = self._empty(len(column), form.layout.nbytes)
-            form.layout.pack(packed, self._packed)
-            break
+        self._take: Any = None
+        """Takes places and what is written to; copies the small fields of these rows. None without small fields."""
+        if small and pack:
+            self._packed = packed = memory.take(self._count * width).reshape(self._count, width)
+            form.whole.pack(small, packed)
+            self._take = partial(core.take_fields, packed)
+        elif small:
+            self._take = partial(core.take_columns, small, form.whole)
+        self._shared = SHARED_WORK // width
+        """So many rows are more than one thread should copy."""
 
     def places(self, order: Tensor) -> Ints:
         """An order of rows as :meth:`at` takes parts of it."""
         return order.numpy()
 
-    def at(self, places: Ints, standing: Any = None) -> Parts:
+    def standing(self) -> list[core.Standing]:
+        """Memory that batches are written to in turn, for :meth:`at`: for the small fields, and for each large one."""
+        return [core.Standing(TURNS) for _ in (None, *self.form.large)]
+
+    def at(self, places: Ints, standing: Sequence[core.Standing] | None = None) -> Parts:
         """The rows at these places."""
-        form, packed = self.form, self._packed
-        dicts, into = form.members.empty(), form.members.into
-        if packed is None:
+        form = self.form
+        dicts, take = form.members.empty(), self._take
+        if take is None:
             pass
-        elif _is_shared(places.size * form.layout.nbytes):
-            rows = self._picked(packed, places)
-            for part, found in zip(form.packed, dicts, strict=True):
-                found.update(part.tensors(rows))
-        else:
-            bad = core.take_fields(packed, places, form.packed, dicts, self._memory, standing)
-            self._require_found(bad, places, len(packed))
-        few = torch.from_numpy(places)
-        for path, (column, nbytes) in self._apart.items():
-            # torch is quickest for a few rows
-            picked = column.index_select(0, few) if len(places) * nbytes < SMALL else self._many(path, places)
-            dicts[into[path]][path[-1]] = picked
+        elif len(places) > self._shared and _has_threads():
+            self._share(places, dicts)
+        elif (bad := take(places, form.parts, dicts, self._memory, standing and standing[0])) >= 0:
+            self._refuse(bad, places)
+        if form.large:
+            self._add_large(places, dicts, standing)
         return dicts
+
+    def _add_large(self, places: Ints, dicts: Parts, standing: Sequence[core.Standing] | None) -> None:
+        """Put the large fields of the rows at these places into a batch."""
+        form = self.form
+        for k, (path, fields) in enumerate(form.large.items(), 1):
+            found, rows = dicts[form.members.into[path]], self._bytes(path)
+            turn = None if standing is None else standing[k]
+            if places.size * rows.shape[1] >= SHARED_WORK and _has_threads():
+                found.update(fields[0].tensors(self._picked(rows, places)))
+            elif (bad := core.take_fields(rows, places, fields, (found,), self._memory, turn)) >= 0:
+                self._refuse(bad, places)
 
     def gather(self, index: Tensor) -> dict[Path, Tensor]:
         """The rows of an index, as :func:`rows_of` says."""
         return self.form.leaves(self.at(index.numpy()))
 
-    def _many(self, path: Path, places: Ints) -> Tensor:
-        """Many rows of a field that is not packed."""
-        field, (rows, nbytes) = self.form.fields[path], self._apart[path]
-        source = rows.contiguous().view(-1).view(torch.uint8).numpy()
-        picked = self._picked(source.reshape(len(rows), nbytes), places)
-        return typed(picked.reshape(-1).view(numpy_dtype(field.dtype)).reshape(len(places), *field.shape), field.dtype)
+    def _bytes(self, path: Path) -> Bytes:
+        """The rows of one column as bytes, ``[T * N, W]``."""
+        return self._columns[path].reshape(-1).view(np.uint8).reshape(self._count, self.form.fields[path].nbytes)
+
+    def _share(self, places: Ints, dicts: Parts) -> None:
+        """The small fields of many rows, which torch's threads copy."""
+        form = self.form
+        if self._packed is not None:
+            rows = self._picked(self._packed, places)
+            for part, found in zip(form.parts, dicts, strict=True):
+                found.update(part.tensors(rows))
+            return
+        for path in form.layout.fields:
+            alone = _alone(path, form.fields[path])
+            dicts[form.members.into[path]].update(alone.tensors(self._picked(self._bytes(path), places)))
 
     def _picked(self, source: Bytes, places: Ints) -> Bytes:
-        """The rows of ``source`` at these places."""
-        out = self._empty(places.size, source.shape[1])
-        if _is_shared(out.size):
-            torch.index_select(torch.from_numpy(source), 0, torch.from_numpy(places), out=torch.from_numpy(out))
-        else:
-            self._require_found(core.take_rows(source, places, out), places, len(source))
+        """The rows of ``source`` at these places, copied by torch's threads."""
+        out = self._memory.take(places.size * source.shape[1]).reshape(places.size, source.shape[1])
+        torch.index_select(torch.from_numpy(source), 0, torch.from_numpy(places), out=torch.from_numpy(out))
         return out
 
-    def _require_found(self, bad: int, places: Ints, count: int) -> None:
-        if bad >= 0:
-            raise IndexError(f"index {places[bad]} at place {bad}: there are {count} rows")
-
-    def _empty(self, count: int, width: int) -> Bytes:
-        return self._memory.take(count * width).reshape(count, width)
+    def _refuse(self, bad: int, places: Ints) -> NoReturn:
+        raise IndexError(f"index {places[bad]} at place {bad}: there are {self._count} rows")
 
 
-def _is_shared(nbytes: int) -> bool:
-    """True if torch's threads copy so many bytes faster than one thread."""
-    return nbytes >= SHARED_WORK and torch.get_num_threads() > FEW_THREADS
+def _has_threads() -> bool:
+    """True if torch's threads copy SHARED_WORK bytes faster than one thread."""
+    return torch.get_num_threads() > FEW_THREADS
