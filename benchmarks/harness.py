@@ -47,7 +47,7 @@ class Contender(Protocol):
 
     label: str
     package: str  # the distribution whose version is recorded; "" for a floor
-    role: str  # "ours", "peer" or "floor"
+    role: str  # "ours", "hand" for what people write by hand, "peer" or "floor"
     note: str  # exactly what `run` calls
 
     def setup(self, data: Any) -> None: ...
@@ -296,7 +296,7 @@ def describe(contender: Contender, outcome: Entry | str, workload: Workload) -> 
 
 
 def summarize(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """Adds each line's multiple of the floor, and names the floor and the best peer."""
+    """Adds each line's multiple of the floor, and names the floor, the best peer and the best hand-written way."""
     loop = compare([line for line in lines if line["status"] == "ok"])
     paced = [line["after"] | {"label": line["label"], "role": line["role"]} for line in lines if "after" in line]
     if not paced:
@@ -313,16 +313,17 @@ def compare(done: list[dict[str, Any]]) -> dict[str, Any]:
     def fastest(role: str) -> dict[str, Any] | None:
         return min((line for line in done if line["role"] == role), key=lambda line: line["median"], default=None)
 
-    floor, peer = fastest("floor"), fastest("peer")
+    floor = fastest("floor")
     ours = next((line for line in done if line["role"] == "ours"), None)  # the first of our lines stands for us
     if floor:
         for line in done:
             line["times_floor"] = line["median"] / floor["median"]
-    return {
-        "floor": floor and floor["label"],
-        "best_peer": peer and peer["label"],
-        "best_peer_over_ours": peer["median"] / ours["median"] if peer and ours else None,
-    }
+    found: dict[str, Any] = {"floor": floor and floor["label"]}
+    for role in ("peer", "hand"):
+        best = fastest(role)
+        found[f"best_{role}"] = best and best["label"]
+        found[f"best_{role}_over_ours"] = best["median"] / ours["median"] if best and ours else None
+    return found
 
 
 def measure(workload: Workload, contenders: Sequence[Contender], effort: Effort) -> dict[str, Any]:
@@ -355,11 +356,10 @@ def print_workload(result: dict[str, Any]) -> None:
             print(f"  {line['label']:<44}{line['median'] * 1e6:>12.4g} us  ({spread}; {multiple}) {remark}")
         else:
             print(f"  {line['label']:<44}{line['status']}")
-    if result["best_peer_over_ours"]:
-        print(f"  best peer ({result['best_peer']}) / ours: {result['best_peer_over_ours']:.2f}")
-    if result.get("after", {}).get("best_peer_over_ours"):
-        later = result["after"]
-        print(f"  after a learner's step ({later['best_peer']}): {later['best_peer_over_ours']:.2f}")
+    for role, what in {"peer": "best peer", "hand": "hand-written"}.items():
+        for figures, when in (result, "in a loop"), (result.get("after", {}), "after a learner's step"):
+            if figures.get(f"best_{role}_over_ours"):
+                print(f"  {what} ({figures[f'best_{role}']}) / ours, {when}: {figures[f'best_{role}_over_ours']:.2f}")
 
 
 def write(

@@ -97,7 +97,10 @@ Made = tuple[Callable[[], None], Callable[[], str]]
 
 @dataclass
 class Line:
-    """A contender as one function: `make` builds what is not measured and returns `run` and `check`."""
+    """A contender as one function: `make` builds what is not measured and returns `run` and `check`.
+
+    A `run` that makes a batch also reads from it, as torch tensors, the fields that a learner uses.
+    """
 
     label: str
     package: str
@@ -117,6 +120,16 @@ def td_errors() -> np.ndarray:
 
 
 # relive
+
+ENDLESS = 10**12
+"""More batches than anybody draws."""
+
+
+def drawing(replay: Any, size: int, reuse: bool = False) -> Callable[[], Any]:
+    """What gives the next batch: `sample`, or one that is written to the memory of an earlier one."""
+    if not reuse:
+        return lambda: replay.sample(size)
+    return replay.batches(ENDLESS, size, reuse=True).__next__
 
 
 def relive_schema(relive: ModuleType, data: Transitions) -> Any:

@@ -166,13 +166,13 @@ def test_what_was_timed_after_a_learners_step_has_its_own_medians_and_best_peer(
     for line, median in zip(work["lines"], (0.5e-6, 1e-6, 3e-6), strict=False):
         line["median"] = median
     work["best_peer"], work["best_peer_over_ours"] = "a", 3.0
-    shown = tables.grid({"title": "", "workloads": [work]}, "t", tables.side_by_side(tables.time), lead="r")
+    shown = tables.grid({"title": "", "workloads": [work]}, "t", tables.side_by_side(tables.time), leads=True)
     assert shown[2:] == [
         "| floor: floor | 0.500 µs → 1.00 µs |",
         "| **ours** | **1.00 µs → 2.00 µs** |",
         "| a | 3.00 µs → 8.00 µs |",
         "| b | failed |",
-        "| r / ours | 3.00 × → 4.00 × (a) |",
+        "| best peer / ours | 3.00 × → 4.00 × (a) |",
     ]
     work["best_peer"] = "c"
     assert tables.ratios(work) == "3.00 × (c) → 4.00 × (a)"
