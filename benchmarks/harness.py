@@ -290,7 +290,8 @@ def describe(contender: Contender, outcome: Entry | str, workload: Workload) -> 
     if outcome.after:
         line["after"] = quarters(outcome.after)
     if contender.role != "floor":
-        line |= {name: number / workload.units for name, number in outcome.counts.items()}
+        if contender.role != "hand":  # whose functions are the benchmark's own, which are not counted
+            line |= {name: number / workload.units for name, number in outcome.counts.items()}
         line["check"] = outcome.differs or "agrees"
     return line
 
@@ -350,7 +351,8 @@ def print_workload(result: dict[str, Any]) -> None:
         if line["status"] == "ok":
             spread = f"{line['q1'] * 1e6:.4g} to {line['q3'] * 1e6:.4g}"
             multiple = f"{line.get('times_floor', math.nan):.3g} x floor"
-            remark = f"{line['calls']:.0f} calls; {line['check']}" if "check" in line else ""
+            remark = f"{line['calls']:.0f} calls; " if "calls" in line else ""
+            remark += line.get("check", "")
             if "after" in line:
                 remark = f"after a learner's step {line['after']['median'] * 1e6:.4g} us; {remark}"
             print(f"  {line['label']:<44}{line['median'] * 1e6:>12.4g} us  ({spread}; {multiple}) {remark}")
