@@ -14,7 +14,16 @@ import torch
 
 import after
 import hand_written
-from bench_replay_sample import Read, agilerl_read, cpprb_read, relive_read, sb3_read, tianshou_read, torchrl_read, wrong
+from bench_replay_sample import (
+    Read,
+    agilerl_read,
+    cpprb_read,
+    relive_read,
+    sb3_read,
+    tianshou_read,
+    torchrl_read,
+    wrong,
+)
 from harness import Contender, Effort, Workload, aligned, measure, write
 from replay_data import (
     BATCH,

@@ -267,7 +267,9 @@ def uniform() -> list[Contender]:
         Line("relive, 64 envs", "relive", "as the first, from 64 envs", relive_line(envs=OWN_ENVS), "ours"),
         hand_written.line("index_select", f"index_select {EACH}", hand_written.by_index_select),
         hand_written.line("x[i]", f"x[i] {EACH}", hand_written.by_index),
-        hand_written.line("one table", "one index_select of a table, whose columns they are", hand_written.from_one_table),
+        hand_written.line(
+            "one table", "one index_select of a table, whose columns they are", hand_written.from_one_table
+        ),
         Line(SB3, SB3, "ReplayBuffer.sample; arrays set in bulk", sb3_uniform),
         Line("cpprb", "cpprb", "ReplayBuffer.sample, numpy; filled by one add", cpprb_uniform),
         Line("tianshou", "tianshou", "VectorReplayBuffer(_, 1).sample, numpy; filled by set_batch", tianshou_uniform),
