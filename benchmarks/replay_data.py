@@ -92,7 +92,7 @@ class Transitions:
 
 
 BATCH = 256
-Made = tuple[Callable[[], None], Callable[[], str]]
+Made = tuple[Callable[[], Any], Callable[[], str]]
 
 
 @dataclass
@@ -107,7 +107,7 @@ class Line:
     note: str
     make: Callable[[Any], Made]
     role: str = "peer"
-    run: Callable[[], None] = field(init=False)
+    run: Callable[[], Any] = field(init=False)
     check: Callable[[], str] = field(init=False)
 
     def setup(self, data: Any) -> None:
