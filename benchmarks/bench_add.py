@@ -85,7 +85,9 @@ class HandWrittenAdd:
         step["done"] = (step.pop("terminated") | step.pop("truncated")).astype(np.float32)
         step = {name: step[name] for name in ("obs", "action", "reward", "done", "value", "log_prob")}
         columns = [np.zeros((data.shape[0], *array.shape), np.float32) for array in step.values()]
-        self.step, self.columns, self.obs = list(step.values()), columns, columns[0]
+        self.obs = columns[0]
+        self.step: list[Any] = list(step.values())
+        self.columns: list[Any] = columns
         if self.kind == "torch":
             self.step, self.columns = ([torch.from_numpy(x) for x in arrays] for arrays in (self.step, columns))
         self.data = data
