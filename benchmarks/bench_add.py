@@ -10,6 +10,7 @@ import torch
 import after
 from harness import Contender, Effort, Workload, aligned, measure, write
 from rollout_data import SIZES, Rollout, box, relive_buffer
+from tables import HAND
 
 
 def stored(obs: Any, data: Rollout) -> str:
@@ -69,6 +70,42 @@ class ReliveAdd:
     def check(self) -> str:
         self.run()
         return stored(self.buffer["obs"], self.data)
+
+
+class HandWrittenAdd:
+    package, role = "torch", "hand"
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.label = f"{HAND}{kind} slices"
+        self.note = f"x[t] = step, {kind}, for obs, action, reward, done, value and log_prob, as CleanRL stores them"
+
+    def setup(self, data: Rollout) -> None:
+        step = data.step()
+        step["done"] = (step.pop("terminated") | step.pop("truncated")).astype(np.float32)
+        step = {name: step[name] for name in ("obs", "action", "reward", "done", "value", "log_prob")}
+        columns = [np.zeros((data.shape[0], *array.shape), np.float32) for array in step.values()]
+        self.obs = columns[0]
+        self.step: list[Any] = list(step.values())
+        self.columns: list[Any] = columns
+        if self.kind == "torch":
+            self.step, self.columns = ([torch.from_numpy(x) for x in arrays] for arrays in (self.step, columns))
+        self.data = data
+
+    def run(self) -> None:
+        obs, action, reward, done, value, log_prob = self.columns
+        new_obs, new_action, new_reward, new_done, new_value, new_log_prob = self.step
+        for t in after.steps(self.data.shape[0]):
+            obs[t] = new_obs
+            action[t] = new_action
+            reward[t] = new_reward
+            done[t] = new_done
+            value[t] = new_value
+            log_prob[t] = new_log_prob
+
+    def check(self) -> str:
+        self.run()
+        return stored(self.obs, self.data)
 
 
 class StableBaselines3Add:
@@ -245,6 +282,8 @@ def contenders() -> list[Contender]:
         AddFloor(),
         ReliveAdd("numpy"),
         ReliveAdd("torch"),
+        HandWrittenAdd("NumPy"),
+        HandWrittenAdd("torch"),
         StableBaselines3Add(),
         TensorDictAdd(),
         RslRlAdd(),

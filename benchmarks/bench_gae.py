@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from harness import Contender, CopyFloor, Effort, Workload, measure, write
+from tables import HAND
 
 GAMMA, LAMBDA = 0.99, 0.95
 SIZES = ((2048, 8), (128, 1024), (24, 4096), (512, 64))
@@ -132,6 +133,29 @@ class ReliveFinish:
     def check(self) -> str:
         self.run()
         return difference(self.buffer["advantage"], self.data)
+
+
+class HandWritten:
+    label, package, role = f"{HAND}loop", "torch", "hand"
+    note = "the loop over T of CleanRL's ppo.py on [T, N] tensors, values of truncated ends already in the rewards"
+
+    def setup(self, data: Rollout) -> None:
+        arrays = data.folded_reward, data.value, 1 - data.done.astype(np.float32)
+        self.reward, self.value, self.going = map(torch.from_numpy, arrays)
+        self.data = data
+
+    @torch.no_grad()
+    def run(self) -> None:
+        reward, value, going, trace = self.reward, self.value, self.going, torch.zeros(self.data.shape[1])
+        self.advantage = torch.zeros_like(reward)
+        for t in reversed(range(len(reward))):
+            delta = reward[t] + GAMMA * value[t + 1] * going[t] - value[t]
+            self.advantage[t] = trace = delta + GAMMA * LAMBDA * going[t] * trace
+        self.returns = self.advantage + value[:-1]
+
+    def check(self) -> str:
+        self.run()
+        return difference(self.advantage, self.data)
 
 
 class StableBaselines3:
@@ -331,6 +355,7 @@ def contenders() -> list[Contender]:
         CopyFloor(size, f"{BYTES} bytes per step"),
         Relive(),
         ReliveFinish(),
+        HandWritten(),
         StableBaselines3(),
         Tianshou(),
         TianshouKernel(),

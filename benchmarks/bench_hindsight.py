@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+import hand_written
 from harness import Contender, Effort, Workload, measure, write
-from replay_data import BATCH, GatherFloor, Line, Made
+from replay_data import BATCH, GatherFloor, Line, Made, drawing
 
 ROWS, ENVS, EPISODE = 1_000_000, 4, 50
 GAMMA, COPIES = 0.98, 4
@@ -87,8 +88,13 @@ def members(step: dict[str, np.ndarray], following: bool = False) -> dict[str, n
     }
 
 
-def contender(data: Goals, add: Callable[[int], Any], sample: Callable[[], Any], read: Callable[[Any], Any]) -> Made:
-    """`run` and `check`, given the two calls and how to read obs, desired goal and reward from a batch."""
+Read = tuple[Any, ...]
+"""Obs, desired goal, reward, next obs, action and, where there is one, what ends a bootstrap, as torch tensors: what a
+learner reads of a batch."""
+
+
+def contender(data: Goals, add: Callable[[int], Any], sample: Callable[[], Any], read: Callable[[Any], Read]) -> Made:
+    """`run` and `check`, given the two calls and what reads a batch."""
     count = 0
 
     def run() -> Any:
@@ -96,12 +102,12 @@ def contender(data: Goals, add: Callable[[int], Any], sample: Callable[[], Any],
         if data.added:
             add(count % READY)
             count += 1
-        return sample()
+        return read(sample())
 
-    return run, lambda: data.wrong(*read(run()))
+    return run, lambda: data.wrong(*run()[:3])
 
 
-def relive_line(hindsight: bool) -> Callable[[Goals], Made]:
+def relive_line(hindsight: bool, reuse: bool = False) -> Callable[[Goals], Made]:
     """A line of ours: with hindsight, or the same rows without."""
 
     def make(data: Goals) -> Made:
@@ -121,8 +127,13 @@ def relive_line(hindsight: bool) -> Callable[[Goals], Made]:
             numbers = np.arange(low, min(low + PIECE, data.steps))[:, None] + np.arange(ENVS) * data.steps
             replay.extend(shaped(data.columns(numbers)))
         ready = [shaped(data.step(t)) for t in range(READY)]
-        read = lambda b: (b["obs", "observation"], b["obs", "desired_goal"], b["reward"])  # noqa: E731
-        run, check = contender(data, lambda t: replay.add(ready[t]), lambda: replay.sample(BATCH), read)
+
+        def read(batch: Any) -> Read:
+            obs, after = batch["obs"], batch["next_obs"]
+            seen = obs["observation"], obs["desired_goal"], batch["reward"], after["observation"]
+            return *seen, batch["action"], batch["discount"]
+
+        run, check = contender(data, lambda t: replay.add(ready[t]), drawing(replay, BATCH, reuse), read)
         return run, check if hindsight else lambda: ""
 
     return make
@@ -157,7 +168,10 @@ def sb3_line(data: Goals) -> Made:
         s = ready[t]
         buffer.add(members(s), members(s, True), s["action"], s["reward"], s["truncated"], infos)
 
-    read = lambda b: (b.observations["observation"], b.observations["desired_goal"], b.rewards)  # noqa: E731
+    def read(b: Any) -> Read:
+        obs, after = b.observations, b.next_observations
+        return obs["observation"], obs["desired_goal"], b.rewards, after["observation"], b.actions, b.dones
+
     return contender(data, add, lambda: buffer.sample(BATCH), read)
 
 
@@ -188,7 +202,10 @@ def cpprb_line(data: Goals) -> Made:
         for k in range(ENVS):
             buffer.add(**{name: array[k] for name, array in ready[t].items()})
 
-    return contender(data, add, lambda: buffer.sample(BATCH), lambda b: (b["obs"], b["goal"], b["rew"]))
+    def read(b: Any) -> Read:
+        return tuple([torch.from_numpy(b[name]) for name in ("obs", "goal", "rew", "next_obs", "act", "done")])
+
+    return contender(data, add, lambda: buffer.sample(BATCH), read)
 
 
 def tianshou_line(data: Goals) -> Made:
@@ -216,7 +233,12 @@ def tianshou_line(data: Goals) -> Made:
     ready = [batch(data.step(t)) for t in range(READY)]
     for step in ready:
         del step.info
-    read = lambda b: (b.obs.observation, b.obs.desired_goal, b.rew)  # noqa: E731
+
+    def read(b: Any) -> Read:
+        obs, after = b.obs, b.obs_next
+        fields = obs.observation, obs.desired_goal, b.rew, after.observation, b.act, b.terminated
+        return tuple(map(torch.from_numpy, fields))
+
     return contender(data, lambda t: buffer.add(ready[t]), lambda: buffer.sample(BATCH)[0], read)
 
 
@@ -242,13 +264,45 @@ def torchrl_line(data: Goals) -> Made:
     buffer.extend(steps(data.columns(np.arange(data.rows))))
     # one stream of steps: four of them each time
     ready = [list(steps(data.columns(np.arange(ENVS) + ENVS * t)).unbind(0)) for t in range(READY)]
-    read = lambda b: (b["observation"], b["desired_goal"], b["next", "reward"])  # noqa: E731
+
+    def read(b: Any) -> Read:
+        after = b["next"]
+        seen = b["observation"], b["desired_goal"], after["reward"], after["observation"]
+        return *seen, b["action"], after["terminated"]
 
     def add(t: int) -> None:
         for step in ready[t]:  # after an extend of several to a full buffer, sample raises
             buffer.add(step)
 
     return contender(data, add, buffer.sample, read)
+
+
+def by_hand(data: Goals) -> Made:
+    """Tensors `[T * 4, ...]`, and for each step the last one of its episode, from which goals are taken."""
+    names = "observation", "desired_goal", "next_observation", "next_achieved_goal", "action"
+    everything = data.columns(np.arange(data.steps)[:, None] + np.arange(ENVS) * data.steps)
+    blocks = [torch.from_numpy(everything[name]) for name in names]
+    obs, desired, after, achieved, action = (block.flatten(0, 1) for block in blocks)
+    last = (torch.arange(data.steps) // EPISODE * EPISODE + EPISODE - 1)[:, None].expand(-1, ENVS).clone()
+    ends, rows = last.flatten(), data.steps * ENVS
+    ready = [[torch.from_numpy(data.step(t)[name]) for name in names] for t in range(READY)]
+
+    def add(t: int) -> None:
+        for block, step in zip(blocks, ready[t], strict=True):
+            block[t] = step
+        last[t // EPISODE * EPISODE : t + 1] = t
+
+    def sample() -> Read:
+        row = torch.randint(rows, (BATCH,))
+        time = torch.div(row, ENVS, rounding_mode="floor")
+        left = ends.index_select(0, row) - time + 1
+        ahead = (torch.rand(BATCH) * left).long()
+        new = (torch.rand(BATCH) < COPIES / (COPIES + 1))[:, None]
+        goal = torch.where(new, achieved.index_select(0, row + ahead * ENVS), desired.index_select(0, row))
+        reward = torch.from_numpy(reward_of(achieved.index_select(0, row).numpy(), goal.numpy()))
+        return obs.index_select(0, row), goal, reward, after.index_select(0, row), action.index_select(0, row)
+
+    return contender(data, add, sample, lambda fields: fields)
 
 
 def lines(data: Goals) -> list[Contender]:
@@ -259,7 +313,15 @@ def lines(data: Goals) -> list[Contender]:
     return [
         GatherFloor(obs + rest, obs),
         Line("relive", "relive", f"ReplayBuffer(view=Hindsight(k=4)).sample(256){adding}", relive_line(True), "ours"),
+        Line(
+            "relive, reuse=True",
+            "relive",
+            f"next(batches(_, 256, reuse=True)){adding}",
+            relive_line(True, True),
+            "ours",
+        ),
         Line("relive, without hindsight", "relive", f"the same rows, Transition(){adding}", relive_line(False), "ours"),
+        hand_written.line("index_select", f"index_select of each field, goals of later steps{adding}", by_hand),
         Line("stable-baselines3", "stable-baselines3", f"HerReplayBuffer.sample, {future}{adding}", sb3_line),
         Line(
             "cpprb", "cpprb", f"HindsightReplayBuffer.sample: five copies of every step are stored{adding}", cpprb_line

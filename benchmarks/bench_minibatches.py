@@ -10,6 +10,7 @@ import torch
 import after
 from harness import Contender, Effort, Workload, aligned, measure, write
 from rollout_data import BATCHES, EPOCHS, READ_BY_PPO, SIZES, Rollout, box, relive_buffer
+from tables import HAND
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -30,12 +31,12 @@ class Passes:
         for batch, _ in zip(self.batches(), range(BATCHES), strict=False):
             if len(batch) != len(READ_BY_PPO):
                 return f"{len(batch)} fields"
-            obs.append(torch.as_tensor(batch[0]))
-            value.append(torch.as_tensor(batch[3]).reshape(-1))
+            obs.append(torch.as_tensor(batch[0])[:, 0].clone())  # the batch itself may go
+            value.append(torch.as_tensor(batch[3]).reshape(-1).clone())
         values = torch.cat(value)
         if not torch.equal(values.sort().values, torch.arange(self.data.rows, dtype=torch.float32)):
             return "rows missing or repeated"
-        return "" if torch.equal(torch.cat(obs)[:, 0], values) else "rows mixed up"
+        return "" if torch.equal(torch.cat(obs), values) else "rows mixed up"
 
 
 class GatherFloor:
@@ -74,10 +75,10 @@ class GatherFloor:
 class ReliveMinibatches(Passes):
     package, role = "relive", "ours"
 
-    def __init__(self, every_field: bool) -> None:
-        self.fields = None if every_field else READ_BY_PPO
-        self.label = "relive, every field" if every_field else "relive"
-        asked = "" if every_field else ", fields=(the six)"
+    def __init__(self, every_field: bool = False, reuse: bool = False) -> None:
+        self.fields, self.reuse = None if every_field else READ_BY_PPO, reuse
+        self.label = "relive" + ", every field" * every_field + ", reuse=True" * reuse
+        asked = ", fields=(the six)" * (not every_field) + ", reuse=True" * reuse
         self.note = f"RolloutBuffer.minibatches(num_batches=4, epochs=5{asked}) after finish(GAE())"
 
     def setup(self, data: Rollout) -> None:
@@ -92,8 +93,30 @@ class ReliveMinibatches(Passes):
         self.data = data
 
     def batches(self) -> Iterator[Tensors]:
-        for batch in self.buffer.minibatches(num_batches=BATCHES, epochs=EPOCHS, fields=self.fields):
+        given = {"num_batches": BATCHES, "epochs": EPOCHS, "fields": self.fields, "reuse": self.reuse}
+        for batch in self.buffer.minibatches(**given):
             yield tuple(batch[name] for name in READ_BY_PPO)
+
+
+class HandWrittenMinibatches(Passes):
+    package, role = "torch", "hand"
+
+    def __init__(self, way: str) -> None:
+        self.by_index = way == "x[i]"
+        self.label = HAND + way
+        self.note = f"{way} of each of the six fields, flattened once a pass, torch.randperm once an epoch"
+
+    def setup(self, data: Rollout) -> None:
+        self.columns, self.data = list(data.tensors().values()), data
+
+    def batches(self) -> Iterator[Tensors]:
+        flat = [column.flatten(0, 1) for column in self.columns]
+        for _ in range(EPOCHS):
+            for rows in torch.randperm(self.data.rows).split(self.data.batch_size):
+                if self.by_index:
+                    yield tuple([column[rows] for column in flat])
+                else:
+                    yield tuple([column.index_select(0, rows) for column in flat])
 
 
 class StableBaselines3Minibatches(Passes):
@@ -279,8 +302,11 @@ def contenders() -> list[Contender]:
     return [
         GatherFloor(with_torch=False),
         GatherFloor(with_torch=True),
-        ReliveMinibatches(every_field=False),
+        ReliveMinibatches(),
+        ReliveMinibatches(reuse=True),
         ReliveMinibatches(every_field=True),
+        HandWrittenMinibatches("index_select"),
+        HandWrittenMinibatches("x[i]"),
         StableBaselines3Minibatches(),
         TianshouMinibatches(all_numpy=False),
         TianshouMinibatches(all_numpy=True),

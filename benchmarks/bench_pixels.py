@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench_replay_sample import agilerl_read, relive_read, sb3_read, tianshou_read, torchrl_read
 from harness import Contender, CopyFloor, Effort, Workload, measure, summarize, write
-from replay_data import Line, Made, agilerl_step, tianshou_step, torchrl_step
+from replay_data import Line, Made, agilerl_step, drawing, tianshou_step, torchrl_step
+from tables import HAND
 
 ROWS = 20_000
 EPISODE = 1000
@@ -75,8 +77,14 @@ class Frames:
         return ""
 
     def made(self, label: str, nbytes: float, sample: Callable[[], Any], read: Callable[[Any], Any]) -> Made:
+        """`run` and `check`; `read` gives the five fields of a batch that a learner uses, as torch tensors."""
         self.nbytes[label] = nbytes
-        return sample, lambda: self.wrong(*read(sample()))
+
+        def check() -> str:
+            obs, _, reward, next_obs, _ = read(sample())
+            return self.wrong(obs, reward, next_obs)
+
+        return lambda: read(sample()), check
 
 
 NO_DATA = ("builtins", "types", "inspect")
@@ -113,19 +121,67 @@ def allocated(*roots: Any) -> int:
     return total
 
 
-def relive_frames(data: Frames) -> Made:
-    relive = importlib.import_module("relive")
-    flag = relive.Field((), torch.bool)
-    fields = {"obs": relive.Field((SIDE, SIDE), torch.uint8), "action": relive.Field((1,), torch.int64)}
-    schema = relive.Schema(fields | {"reward": relive.Field(()), "terminated": flag, "truncated": flag})
-    rows = data.rows + data.rows // EPISODE + 1
-    replay = relive.ReplayBuffer(schema, rows, view=relive.FrameStack(DEPTH), seed=0)
-    for steps in data.chunks():
-        for t in range(EPISODE):
-            step = {name: array[t : t + 1] for name, array in steps.items()}
-            replay.add(step, obs=step["obs"][:, -1], next_obs=step["next_obs"][:, -1])
-    read = lambda b: (b["obs"], b["reward"], b["next_obs"])  # noqa: E731
-    return data.made("relive", allocated(replay) / len(replay), lambda: replay.sample(data.batch), read)
+def relive_frames(reuse: bool) -> Callable[[Frames], Made]:
+    def make(data: Frames) -> Made:
+        relive = importlib.import_module("relive")
+        flag = relive.Field((), torch.bool)
+        fields = {"obs": relive.Field((SIDE, SIDE), torch.uint8), "action": relive.Field((1,), torch.int64)}
+        schema = relive.Schema(fields | {"reward": relive.Field(()), "terminated": flag, "truncated": flag})
+        rows = data.rows + data.rows // EPISODE + 1
+        replay = relive.ReplayBuffer(schema, rows, view=relive.FrameStack(DEPTH), seed=0)
+        for steps in data.chunks():
+            for t in range(EPISODE):
+                step = {name: array[t : t + 1] for name, array in steps.items()}
+                replay.add(step, obs=step["obs"][:, -1], next_obs=step["next_obs"][:, -1])
+        label = REUSE if reuse else "relive"
+        return data.made(label, allocated(replay) / len(replay), drawing(replay, data.batch, reuse), relive_read)
+
+    return make
+
+
+def whole_stacks(data: Frames) -> Made:
+    tensors: dict[str, torch.Tensor] = {}
+    for at, steps in enumerate(data.chunks()):
+        for name, array in steps.items():
+            if at == 0:
+                tensors[name] = torch.from_numpy(np.empty((data.rows, *array.shape[1:]), array.dtype))
+            tensors[name][at * EPISODE : (at + 1) * EPISODE] = torch.from_numpy(array)
+    fields = [tensors[name] for name in ("obs", "action", "reward", "next_obs", "terminated")]
+
+    def sample() -> Any:
+        rows = torch.randint(data.rows, (data.batch,))
+        return [field.index_select(0, rows) for field in fields]
+
+    return data.made(WHOLE, sum(field.nbytes for field in fields) / data.rows, sample, lambda fields: fields)
+
+
+def single_frames(data: Frames) -> Made:
+    """Frames of all observations, an episode's last one included, and the place of the first one of each episode."""
+    rows, long = data.rows, EPISODE + 1
+    frames = torch.empty(rows // EPISODE * long, SIDE, SIDE, dtype=torch.uint8)
+    rest = {
+        "action": torch.empty(rows, 1, dtype=torch.int64),
+        "reward": torch.empty(rows),
+        "terminated": torch.empty(rows),
+    }
+    for at, steps in enumerate(data.chunks()):
+        frames[at * long : at * long + EPISODE] = torch.from_numpy(steps["obs"][:, -1])
+        frames[at * long + EPISODE] = torch.from_numpy(steps["next_obs"][-1, -1])
+        for name, column in rest.items():
+            column[at * EPISODE : (at + 1) * EPISODE] = torch.from_numpy(steps[name])
+    back, starts = torch.arange(1 - DEPTH, 1), torch.arange(rows) // EPISODE * long
+    shape = data.batch, DEPTH, SIDE, SIDE
+
+    def sample() -> Any:
+        row = torch.randint(rows, (data.batch,))
+        first = starts.index_select(0, row)[:, None]
+        place = first + (row % EPISODE)[:, None] + back
+        obs, after = (frames.index_select(0, (torch.maximum(place + k, first)).view(-1)).view(shape) for k in (0, 1))
+        action, reward, terminated = (field.index_select(0, row) for field in rest.values())
+        return obs, action, reward, after, terminated
+
+    nbytes = frames.nbytes + starts.nbytes + sum(field.nbytes for field in rest.values())
+    return data.made(SINGLE, nbytes / rows, sample, lambda fields: fields)
 
 
 def sb3_frames(lean: bool) -> Callable[[Frames], Made]:
@@ -140,8 +196,7 @@ def sb3_frames(lean: bool) -> Callable[[Frames], Made]:
                 step = {name: array[t : t + 1] for name, array in steps.items()}
                 buffer.add(step["obs"], step["next_obs"], step["action"], step["reward"], step["terminated"], [{}])
         label = SB3_LEAN if lean else SB3
-        read = lambda b: (b.observations, b.rewards, b.next_observations)  # noqa: E731
-        return data.made(label, allocated(buffer) / data.rows, lambda: buffer.sample(data.batch), read)
+        return data.made(label, allocated(buffer) / data.rows, lambda: buffer.sample(data.batch), sb3_read)
 
     return make
 
@@ -167,7 +222,12 @@ def cpprb_frames(lean: bool) -> Callable[[Frames], Made]:
             buffer.add(**step)
             buffer.on_episode_end()
         last = (0, 3, 1, 2) if lean else (0, 1, 2, 3)
-        read = lambda b: (b["obs"].transpose(last), b["rew"], b["next_obs"].transpose(last))  # noqa: E731
+
+        def read(b: Any) -> Any:
+            obs, after = (torch.from_numpy(b[name].transpose(last)) for name in ("obs", "next_obs"))
+            action, reward, done = (torch.from_numpy(b[name]) for name in ("act", "rew", "done"))
+            return obs, action, reward, after, done
+
         label = CPPRB_LEAN if lean else "cpprb"
         return data.made(label, nbytes / data.rows, lambda: buffer.sample(data.batch), read)
 
@@ -182,9 +242,8 @@ def tianshou_frames(lean: bool) -> Callable[[Frames], Made]:
         for steps in data.chunks():
             for t in range(EPISODE):
                 buffer.add(collection.Batch(tianshou_step({name: array[t : t + 1] for name, array in steps.items()})))
-        read = lambda b: (b.obs, b.rew, b.obs_next)  # noqa: E731
         label = TIANSHOU_LEAN if lean else "tianshou"
-        return data.made(label, allocated(buffer) / data.rows, lambda: buffer.sample(data.batch)[0], read)
+        return data.made(label, allocated(buffer) / data.rows, lambda: buffer.sample(data.batch)[0], tianshou_read)
 
     return make
 
@@ -195,27 +254,31 @@ def torchrl_frames(data: Frames) -> Made:
     buffer = collection.TensorDictReplayBuffer(storage=storage, batch_size=data.batch)
     for steps in data.chunks():
         buffer.extend(torchrl_step(steps))
-    read = lambda b: (b["obs"], b["next", "reward"], b["next", "obs"])  # noqa: E731
-    return data.made("torchrl", allocated(buffer) / data.rows, buffer.sample, read)
+    return data.made("torchrl", allocated(buffer) / data.rows, buffer.sample, torchrl_read)
 
 
 def agilerl_frames(data: Frames) -> Made:
     buffer = importlib.import_module("agilerl.components.replay_buffer").ReplayBuffer(data.rows)
     for steps in data.chunks():
         buffer.add(agilerl_step(steps))
-    read = lambda b: (b["obs"], b["reward"], b["next_obs"])  # noqa: E731
-    return data.made("agilerl", allocated(buffer) / data.rows, lambda: buffer.sample(data.batch), read)
+    return data.made("agilerl", allocated(buffer) / data.rows, lambda: buffer.sample(data.batch), agilerl_read)
 
 
 SB3, SB3_LEAN = "stable-baselines3", "stable-baselines3, optimize_memory_usage"
+REUSE = "relive, reuse=True"
+WHOLE, SINGLE = f"{HAND}whole stacks", f"{HAND}single frames"
 CPPRB_LEAN, TIANSHOU_LEAN = "cpprb, stack_compress", "tianshou, save_only_last_obs"
 
 
 def contenders() -> list[Contender]:
     lean = "VectorReplayBuffer(stack_num=4, save_only_last_obs=True, ignore_obs_next=True).sample, numpy"
+    stacks = "ReplayBuffer(view=FrameStack(4))"
     return [
         CopyFloor(lambda data: 2 * data.batch * DEPTH * SIDE * SIDE, "a batch's obs and next_obs"),
-        Line("relive", "relive", "ReplayBuffer(view=FrameStack(4)).sample; single frames added", relive_frames, "ours"),
+        Line("relive", "relive", f"{stacks}.sample; single frames added", relive_frames(reuse=False), "ours"),
+        Line(REUSE, "relive", f"next({stacks}.batches(_, _, reuse=True))", relive_frames(reuse=True), "ours"),
+        Line(WHOLE, "torch", "index_select of preallocated stacks, next stacks and three fields", whole_stacks, "hand"),
+        Line(SINGLE, "torch", "index_select of preallocated single frames at eight places", single_frames, "hand"),
         Line(SB3, SB3, "ReplayBuffer.sample", sb3_frames(False)),
         Line(SB3_LEAN, SB3, "the same with optimize_memory_usage=True", sb3_frames(True)),
         Line("cpprb", "cpprb", "ReplayBuffer.sample, numpy", cpprb_frames(False)),

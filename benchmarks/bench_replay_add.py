@@ -10,9 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import after
-from bench_replay_sample import agilerl_read, cpprb_read, relive_read, tianshou_read, torchrl_read
+import hand_written
+from bench_replay_sample import (
+    Read,
+    agilerl_read,
+    cpprb_read,
+    relive_read,
+    sb3_read,
+    tianshou_read,
+    torchrl_read,
+    wrong,
+)
 from harness import Contender, Effort, Workload, aligned, measure, write
 from replay_data import (
     BATCH,
@@ -61,9 +72,9 @@ class AddFloor:
 
 
 def adding(
-    data: Transitions, add: Callable[..., Any], prepare: Callable[[Step], Any], sample: Callable[[], Any]
+    data: Transitions, add: Callable[..., Any], prepare: Callable[[Step], Any], sample: Callable[[], Read]
 ) -> Made:
-    """`run` and `check` of a contender: its `add`, how it wants a step, and obs, reward and next_obs of a batch.
+    """`run` and `check` of a contender: its `add`, how it wants a step, and what is read of a batch.
 
     A step that is a tuple goes to `add` as its arguments, a dict as its keywords, anything else as its only one.
     """
@@ -72,7 +83,7 @@ def adding(
     def check() -> str:
         for t in range(2 * EPISODE):
             give(prepare(data.step(t)))
-        return data.wrong(*sample())
+        return wrong(data, sample())
 
     def positional() -> None:
         for _ in after.steps(EPISODE - 1):
@@ -122,11 +133,7 @@ def sb3_add(data: Transitions) -> Made:
         infos: list[dict[str, Any]] = [{"TimeLimit.truncated": bool(cut)} if cut else {} for cut in step["truncated"]]
         return step["obs"], step["next_obs"], step["action"], step["reward"], done, infos
 
-    def sample() -> tuple[Any, ...]:
-        batch = buffer.sample(BATCH)
-        return batch.observations, batch.rewards, batch.next_observations
-
-    return adding(data, buffer.add, prepare, sample)
+    return adding(data, buffer.add, prepare, lambda: sb3_read(buffer.sample(BATCH)))
 
 
 def tianshou_add(data: Transitions) -> Made:
@@ -151,7 +158,7 @@ def cpprb_add(data: Transitions) -> Made:
     def prepare(step: Step) -> tuple[bool, Step]:
         return bool((step["terminated"] | step["truncated"]).all()), cpprb_step(step)
 
-    def sample() -> tuple[Any, ...]:
+    def sample() -> Read:
         return cpprb_read(buffer.sample(BATCH, BETA) if data.prioritized else buffer.sample(BATCH))
 
     return adding(data, add_step, prepare, sample)
@@ -171,6 +178,18 @@ def agilerl_add(data: Transitions) -> Made:
     return adding(data, buffer.add, agilerl_step, lambda: agilerl_read(buffer.sample(BATCH)))
 
 
+def numpy_slices(data: Transitions) -> Made:
+    store = hand_written.Store(data)
+    return adding(data, store.adder({**store.arrays}, store.ended), hand_written.step, store.batch)
+
+
+def torch_slices(data: Transitions) -> Made:
+    store = hand_written.Store(data)
+    tensors = {name: torch.from_numpy(array) for name, array in store.arrays.items()}
+    add = store.adder(tensors, torch.from_numpy(store.ended))
+    return adding(data, add, hand_written.torch_step, store.batch)
+
+
 def contenders(data: Transitions) -> list[Contender]:
     three, first = data.n > 1, "TensorDictPrioritizedReplayBuffer" if data.prioritized else "TensorDictReplayBuffer"
     vector = "PrioritizedVectorReplayBuffer" if data.prioritized else "VectorReplayBuffer"
@@ -178,10 +197,13 @@ def contenders(data: Transitions) -> list[Contender]:
     own = f"ReplayBuffer(sampler={prefix or 'Uniform'}, view=NStep({data.n})).add(obs=..., ...), numpy"
     end = "(Nstep=...).add, and on_episode_end at an episode's end" if three else ".add, and on_episode_end"
     transform = " with MultiStepTransform" if three else ""
+    slices = f"of {'six' if three else 'five'} fields{', then a sum tree in NumPy' * data.prioritized}"
     lines: list[Contender] = [
         AddFloor(),
         Line("relive", "relive", f"{own}; next_obs with the steps that end an episode", relive_add, "ours"),
         Line("relive, next_obs always", "relive", f"{own}, next_obs with every step", relive_add_all, "ours"),
+        hand_written.line("NumPy slices", f"x[t] = step, numpy, {slices}", numpy_slices),
+        hand_written.line("torch slices", f"x[t] = step, tensors made beforehand, {slices}", torch_slices),
     ]
     if not data.prioritized:
         sb3 = f"{'NStep' if three else ''}ReplayBuffer.add, numpy, one info per env"

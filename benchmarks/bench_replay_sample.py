@@ -1,12 +1,15 @@
 """`sample` from a million transitions: uniform, 3-step windows, and prioritized with the update of its priorities."""
 
 import importlib
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+import hand_written
 from harness import Contender, Effort, Workload, measure, write
 from replay_data import (
     BATCH,
@@ -18,6 +21,7 @@ from replay_data import (
     Transitions,
     agilerl_replay,
     cpprb_replay,
+    drawing,
     relive_replay,
     sb3_replay,
     td_errors,
@@ -28,54 +32,86 @@ from replay_data import (
 
 ROWS = 1_000_000
 OWN_ENVS = 64
+Read = tuple[Any, ...]
+"""Obs, action, reward, next_obs and what ends a bootstrap, as torch tensors: what a learner reads of a batch."""
 
 
-def made(data: Transitions, sample: Any, read: Any) -> Made:
-    """`run` and `check` of a contender, given its call and how to read obs, reward and next_obs from the result."""
-    return sample, lambda: data.wrong(*read(sample()))
+def made(data: Transitions, sample: Callable[[], Any], read: Callable[[Any], Read]) -> Made:
+    """`run` and `check` of a contender, given its call, and what reads the result."""
+    return lambda: read(sample()), lambda: wrong(data, read(sample()))
+
+
+def wrong(data: Transitions, fields: Read) -> str:
+    """What is wrong with what was read of a batch, if anything."""
+    return data.wrong(fields[0], fields[2], fields[3])
+
+
+def updating(
+    data: Transitions, sample: Callable[[], Any], read: Callable[[Any], Read], update: Callable[[Any], Any]
+) -> Made:
+    """The same with priorities, which are updated after each batch."""
+
+    def run() -> Read:
+        batch = sample()
+        fields = read(batch)
+        update(batch)
+        return fields
+
+    return run, lambda: wrong(data, run())
 
 
 # relive
 
 
-def relive_read(batch: Any) -> tuple[Any, ...]:
-    return batch["obs"], batch["reward"], batch["next_obs"]
+def relive_read(batch: Any) -> Read:
+    return batch["obs"], batch["action"], batch["reward"], batch["next_obs"], batch["discount"]
 
 
-def relive_uniform(data: Transitions) -> Made:
-    replay = relive_replay(data)
-    return made(data, lambda: replay.sample(BATCH), relive_read)
+def relive_line(reuse: bool = False, envs: int = 1) -> Callable[[Transitions], Made]:
+    """A line of ours, uniform or in windows."""
+
+    def make(data: Transitions) -> Made:
+        data = replace(data, rows=data.rows // envs * envs, envs=envs)
+        return made(data, drawing(relive_replay(data), BATCH, reuse), relive_read)
+
+    return make
 
 
-def relive_many_envs(data: Transitions) -> Made:
-    return relive_uniform(Transitions(data.rows // OWN_ENVS * OWN_ENVS, OWN_ENVS, n=data.n))
+def relive_prioritized(reuse: bool) -> Callable[[Transitions], Made]:
+    def make(data: Transitions) -> Made:
+        replay = relive_replay(data)
+        errors = torch.from_numpy(td_errors())
 
+        def read(batch: Any) -> Read:
+            return *relive_read(batch), batch["weight"]
 
-def relive_prioritized(data: Transitions) -> Made:
-    replay = relive_replay(data)
-    errors = torch.from_numpy(td_errors())
+        def update(batch: Any) -> None:
+            replay.update_priorities(batch["index"], errors)
 
-    def sample() -> Any:
-        batch = replay.sample(BATCH)
-        replay.update_priorities(batch["index"], errors)
-        return batch
+        return updating(data, drawing(replay, BATCH, reuse), read, update)
 
-    return made(data, sample, relive_read)
+    return make
 
 
 # stable-baselines3
 
 
+def sb3_read(batch: Any) -> Read:
+    return batch.observations, batch.actions, batch.rewards, batch.next_observations, batch.dones
+
+
 def sb3_uniform(data: Transitions) -> Made:
     buffer = sb3_replay(data)
-    return made(data, lambda: buffer.sample(BATCH), lambda b: (b.observations, b.rewards, b.next_observations))
+    return made(data, lambda: buffer.sample(BATCH), sb3_read)
 
 
 # cpprb
 
 
-def cpprb_read(batch: Any) -> tuple[Any, ...]:
-    return batch["obs"], batch["rew"], batch["next_obs"]
+def cpprb_read(batch: Any) -> Read:
+    tensor = torch.from_numpy
+    obs, action, reward = tensor(batch["obs"]), tensor(batch["act"]), tensor(batch["rew"])
+    return obs, action, reward, tensor(batch["next_obs"]), tensor(batch["done"])
 
 
 def cpprb_uniform(data: Transitions) -> Made:
@@ -87,19 +123,22 @@ def cpprb_prioritized(data: Transitions) -> Made:
     buffer = cpprb_replay(data)
     errors = td_errors()
 
-    def sample() -> Any:
-        batch = buffer.sample(BATCH, BETA)
-        buffer.update_priorities(batch["indexes"], errors)
-        return batch
+    def read(batch: Any) -> Read:
+        return *cpprb_read(batch), torch.from_numpy(batch["weights"])
 
-    return made(data, sample, cpprb_read)
+    def update(batch: Any) -> None:
+        buffer.update_priorities(batch["indexes"], errors)
+
+    return updating(data, lambda: buffer.sample(BATCH, BETA), read, update)
 
 
 # tianshou
 
 
-def tianshou_read(batch: Any) -> tuple[Any, ...]:
-    return batch.obs, batch.rew, batch.obs_next
+def tianshou_read(batch: Any) -> Read:
+    tensor = torch.from_numpy
+    obs, action, reward = tensor(batch.obs), tensor(batch.act), tensor(batch.rew)
+    return obs, action, reward, tensor(batch.obs_next), tensor(batch.terminated)
 
 
 def tianshou_uniform(data: Transitions) -> Made:
@@ -110,36 +149,42 @@ def tianshou_uniform(data: Transitions) -> Made:
 def tianshou_windows(data: Transitions) -> Made:
     base = importlib.import_module("tianshou.algorithm.algorithm_base")
     buffer = tianshou_replay(data)
-    zero, read = torch.zeros(BATCH, 1), {}
+    zero, ahead = torch.zeros(BATCH, 1), {}
 
     def target(of: Any, indices: np.ndarray) -> torch.Tensor:
-        read["next_obs"] = of[indices].obs_next  # as its `_target_q` reads them
+        ahead["next_obs"] = torch.from_numpy(of[indices].obs_next)  # as its `_target_q` reads them
         return zero
 
     def sample() -> Any:
         batch, indices = buffer.sample(BATCH)
         return base.Algorithm.compute_nstep_return(batch, buffer, indices, target, GAMMA, data.n)
 
-    return made(data, sample, lambda b: (b.obs, b.returns, read["next_obs"]))
+    def read(batch: Any) -> Read:  # of the last: in the returns is what follows
+        tensor = torch.from_numpy
+        return tensor(batch.obs), tensor(batch.act), batch.returns, ahead["next_obs"], tensor(batch.terminated)
+
+    return made(data, sample, read)
 
 
 def tianshou_prioritized(data: Transitions) -> Made:
     buffer = tianshou_replay(data)
     errors = torch.from_numpy(td_errors())
 
-    def sample() -> Any:
-        batch, indices = buffer.sample(BATCH)
-        buffer.update_weight(indices, errors)
-        return batch
+    def read(drawn: Any) -> Read:
+        return *tianshou_read(drawn[0]), torch.from_numpy(drawn[0].weight)
 
-    return made(data, sample, tianshou_read)
+    def update(drawn: Any) -> None:
+        buffer.update_weight(drawn[1], errors)
+
+    return updating(data, lambda: buffer.sample(BATCH), read, update)
 
 
 # torchrl
 
 
-def torchrl_read(batch: Any) -> tuple[Any, ...]:
-    return batch["obs"], batch["next", "reward"], batch["next", "obs"]
+def torchrl_read(batch: Any) -> Read:
+    following = batch["next"]
+    return batch["obs"], batch["action"], following["reward"], following["obs"], following["terminated"]
 
 
 def torchrl_uniform(data: Transitions) -> Made:
@@ -164,19 +209,20 @@ def torchrl_prioritized(data: Transitions) -> Made:
     buffer = torchrl_replay(data)
     errors = torch.from_numpy(td_errors())
 
-    def sample() -> Any:
-        batch = buffer.sample()
-        buffer.update_priority(batch["index"], errors)
-        return batch
+    def read(batch: Any) -> Read:
+        return *torchrl_read(batch), batch["priority_weight"]
 
-    return made(data, sample, torchrl_read)
+    def update(batch: Any) -> None:
+        buffer.update_priority(batch["index"], errors)
+
+    return updating(data, buffer.sample, read, update)
 
 
 # agilerl
 
 
-def agilerl_read(batch: Any) -> tuple[Any, ...]:
-    return batch["obs"], batch["reward"], batch["next_obs"]
+def agilerl_read(batch: Any) -> Read:
+    return batch["obs"], batch["action"], batch["reward"], batch["next_obs"], batch["done"]
 
 
 def agilerl_uniform(data: Transitions) -> Made:
@@ -190,17 +236,23 @@ def agilerl_prioritized(data: Transitions) -> Made:
 
     def sample() -> Any:
         try:
-            batch = buffer.sample(BATCH, beta=BETA)
+            return buffer.sample(BATCH, beta=BETA)
         except IndexError:  # once in a while its draw is beyond the last row
-            batch = buffer.sample(BATCH, beta=BETA)
-        buffer.update_priorities(batch["idxs"], errors)
-        return batch
+            return buffer.sample(BATCH, beta=BETA)
 
-    return made(data, sample, agilerl_read)
+    def read(batch: Any) -> Read:
+        return *agilerl_read(batch), batch["weights"]
+
+    def update(batch: Any) -> None:
+        buffer.update_priorities(batch["idxs"], errors)
+
+    return updating(data, sample, read, update)
 
 
 STORED = "windows made when the steps are added, here stored ready-made in bulk"
 SB3, AGILE = "stable-baselines3", "agilerl"
+REUSE, REUSED = "relive, reuse=True", "next(batches(_, 256, reuse=True)), which writes to the same memory in turn"
+EACH = "of each preallocated field, at random rows"
 
 
 def floor() -> Contender:
@@ -210,8 +262,14 @@ def floor() -> Contender:
 def uniform() -> list[Contender]:
     return [
         floor(),
-        Line("relive", "relive", "ReplayBuffer(view=NStep(1)).sample(256), 1 env", relive_uniform, "ours"),
-        Line("relive, 64 envs", "relive", "the same, from 64 envs", relive_many_envs, "ours"),
+        Line("relive", "relive", "ReplayBuffer(view=NStep(1)).sample(256), 1 env", relive_line(), "ours"),
+        Line(REUSE, "relive", REUSED, relive_line(reuse=True), "ours"),
+        Line("relive, 64 envs", "relive", "as the first, from 64 envs", relive_line(envs=OWN_ENVS), "ours"),
+        hand_written.line("index_select", f"index_select {EACH}", hand_written.by_index_select),
+        hand_written.line("x[i]", f"x[i] {EACH}", hand_written.by_index),
+        hand_written.line(
+            "one table", "one index_select of a table, whose columns they are", hand_written.from_one_table
+        ),
         Line(SB3, SB3, "ReplayBuffer.sample; arrays set in bulk", sb3_uniform),
         Line("cpprb", "cpprb", "ReplayBuffer.sample, numpy; filled by one add", cpprb_uniform),
         Line("tianshou", "tianshou", "VectorReplayBuffer(_, 1).sample, numpy; filled by set_batch", tianshou_uniform),
@@ -226,8 +284,10 @@ def windows() -> list[Contender]:
     )
     return [
         floor(),
-        Line("relive", "relive", "ReplayBuffer(view=NStep(3)).sample(256), 1 env", relive_uniform, "ours"),
-        Line("relive, 64 envs", "relive", "the same, from 64 envs", relive_many_envs, "ours"),
+        Line("relive", "relive", "ReplayBuffer(view=NStep(3)).sample(256), 1 env", relive_line(), "ours"),
+        Line(REUSE, "relive", REUSED, relive_line(reuse=True), "ours"),
+        Line("relive, 64 envs", "relive", "as the first, from 64 envs", relive_line(envs=OWN_ENVS), "ours"),
+        hand_written.line("index_select", f"index_select {EACH}, and masked sums of 3 rewards", hand_written.windows),
         Line(SB3, SB3, "NStepReplayBuffer.sample; arrays set in bulk", sb3_uniform),
         Line("cpprb", "cpprb", "ReplayBuffer(Nstep=...).sample, numpy; windows made by add", cpprb_uniform),
         Line("tianshou", "tianshou", nstep, tianshou_windows),
@@ -245,9 +305,11 @@ def prioritized() -> list[Contender]:
             "relive",
             "relive",
             "ReplayBuffer(sampler=Prioritized()).sample, update_priorities",
-            relive_prioritized,
+            relive_prioritized(reuse=False),
             "ours",
         ),
+        Line(REUSE, "relive", REUSED, relive_prioritized(reuse=True), "ours"),
+        hand_written.line("index_select", f"a sum tree in NumPy, index_select {EACH}", hand_written.prioritized),
         Line("cpprb", "cpprb", "PrioritizedReplayBuffer.sample, update_priorities, numpy", cpprb_prioritized),
         Line("tianshou", "tianshou", "PrioritizedVectorReplayBuffer(_, 1).sample, update_weight", tianshou_prioritized),
         Line("torchrl", "torchrl", "TensorDictPrioritizedReplayBuffer.sample, update_priority", torchrl_prioritized),

@@ -1,18 +1,33 @@
 """`sample` of 64 sequences of 80 steps from a replay: uniform over windows, at three capacities."""
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+import hand_written
 from harness import Effort, Workload, measure, write
-from replay_data import EPISODE, GatherFloor, Line, Made, Transitions, relive_schema, tianshou_replay, torchrl_replay
+from replay_data import (
+    EPISODE,
+    GatherFloor,
+    Line,
+    Made,
+    Transitions,
+    drawing,
+    relive_schema,
+    tianshou_replay,
+    torchrl_replay,
+)
 
 SIZES = {"100 k": 100_000, "1 M": 1_000_000, "10 M": 10_000_000}
 ENVS = 10
 SEQUENCES, LENGTH = 64, 80
 ROW = 128  # bytes of a packed row
+Read = tuple[Any, ...]
+"""Obs, action, reward and terminated of the steps, and the mask if there is one: what a learner reads of a batch."""
 
 
 def wrong(data: Transitions, obs: Any, reward: Any, inside: Any = None) -> str:
@@ -27,23 +42,52 @@ def wrong(data: Transitions, obs: Any, reward: Any, inside: Any = None) -> str:
     return f"{crossing.mean():.0%} of the sequences run over an episode's end" if crossing.any() else ""
 
 
-def relive(data: Transitions) -> Made:
-    package = importlib.import_module("relive")
-    rows = data.steps + data.steps // EPISODE + 1
-    view = package.Sequence(LENGTH)
-    replay = package.ReplayBuffer(relive_schema(package, data), rows * data.envs, data.envs, view=view, seed=0)
-    everything = data.all()
-    by_env = {name: array.reshape(data.envs, data.steps, *array.shape[1:]) for name, array in everything.items()}
-    for t in range(data.steps):
-        replay.add({name: array[:, t] for name, array in by_env.items()})
+def relive(reuse: bool) -> Callable[[Transitions], Made]:
+    def make(data: Transitions) -> Made:
+        package = importlib.import_module("relive")
+        rows = data.steps + data.steps // EPISODE + 1
+        view = package.Sequence(LENGTH)
+        replay = package.ReplayBuffer(relive_schema(package, data), rows * data.envs, data.envs, view=view, seed=0)
+        everything = data.all()
+        by_env = {name: array.reshape(data.envs, data.steps, *array.shape[1:]) for name, array in everything.items()}
+        for t in range(data.steps):
+            replay.add({name: array[:, t] for name, array in by_env.items()})
+        draw = drawing(replay, SEQUENCES, reuse)
+
+        def sample() -> Read:
+            batch = draw()
+            return batch["obs"], batch["action"], batch["reward"], batch["terminated"], batch["mask"]
+
+        def check() -> str:
+            obs, _, reward, _, mask = sample()
+            if not (mask.sum(0) == LENGTH).all():
+                return "windows are short"
+            return wrong(data, obs[:LENGTH].transpose(0, 1), reward[:LENGTH].T)
+
+        return sample, check
+
+    return make
+
+
+def by_hand(data: Transitions) -> Made:
+    fields = hand_written.columns(data)
+    names = "obs", "action", "reward", "done"
+    within = torch.arange(data.rows) % data.steps % EPISODE
+    starts = (within <= EPISODE - LENGTH).nonzero().squeeze(1)
+    ahead = torch.arange(LENGTH)[:, None]
+
+    def sample() -> Read:
+        first = starts[torch.randint(len(starts), (SEQUENCES,))]
+        steps = (first + ahead).view(-1)
+        return tuple(
+            [fields[name].index_select(0, steps).view(LENGTH, SEQUENCES, *fields[name].shape[1:]) for name in names]
+        )
 
     def check() -> str:
-        batch = replay.sample(SEQUENCES)
-        if not (batch["mask"].sum(0) == LENGTH).all():
-            return "windows are short"
-        return wrong(data, batch["obs"][:LENGTH].transpose(0, 1), batch["reward"][:LENGTH].T)
+        obs, _, reward, _ = sample()
+        return wrong(data, obs.transpose(0, 1), reward.T)
 
-    return lambda: replay.sample(SEQUENCES), check
+    return sample, check
 
 
 def torchrl(data: Transitions, cache_values: bool) -> Made:
@@ -51,11 +95,16 @@ def torchrl(data: Transitions, cache_values: bool) -> Made:
     sampler = collection.SliceSampler(slice_len=LENGTH, end_key=("next", "done"), cache_values=cache_values)
     buffer = torchrl_replay(data, sampler=sampler, batch=SEQUENCES * LENGTH)
 
-    def check() -> str:
+    def sample() -> Read:
         batch = buffer.sample()
-        return wrong(data, batch["obs"], batch["next", "reward"])
+        following = batch["next"]
+        return batch["obs"], batch["action"], following["reward"], following["terminated"]
 
-    return buffer.sample, check
+    def check() -> str:
+        obs, _, reward, _ = sample()
+        return wrong(data, obs, reward)
+
+    return sample, check
 
 
 def torchrl_rescanning(data: Transitions) -> Made:
@@ -68,18 +117,18 @@ def torchrl_cached(data: Transitions) -> Made:
 
 def tianshou(data: Transitions) -> Made:
     buffer = tianshou_replay(data)
-    names = ("obs", "act", "rew", "terminated", "truncated")
+    names = ("obs", "act", "rew", "terminated")
 
-    def sample() -> Any:
+    def sample() -> Read:
         last = buffer.sample_indices(SEQUENCES)
-        return {name: buffer.get(last, name, stack_num=LENGTH) for name in names}
+        return tuple([torch.from_numpy(buffer.get(last, name, stack_num=LENGTH)) for name in names])
 
     def check() -> str:
-        batch = sample()
-        first = np.diff(batch["obs"][..., 0], axis=1) == 0  # at an episode's start it repeats the first step
+        obs, _, reward, _ = map(np.asarray, sample())
+        first = np.diff(obs[..., 0], axis=1) == 0  # at an episode's start it repeats the first step
         inside = np.concatenate([~first, np.ones((SEQUENCES, 1), np.bool_)], 1)
         short = (~inside.all(1)).mean()
-        return wrong(data, batch["obs"], batch["rew"], inside) or (
+        return wrong(data, obs, reward, inside) or (
             f"{short:.0%} of the sequences are short, filled up with their first step" if short else ""
         )
 
@@ -89,17 +138,20 @@ def tianshou(data: Transitions) -> Made:
 def contenders(data: Transitions) -> list[Any]:
     found = [
         GatherFloor(ROW, 0, SEQUENCES, LENGTH),
-        Line("relive", "relive", "ReplayBuffer(view=Sequence(80)).sample(64)", relive, "ours"),
+        Line("relive", "relive", "ReplayBuffer(view=Sequence(80)).sample(64)", relive(reuse=False), "ours"),
+        Line("relive, reuse=True", "relive", "next(batches(_, 64, reuse=True))", relive(reuse=True), "ours"),
     ]
     if data.rows > SIZES["1 M"]:  # the peers' buffers would take the memory of many machines
         return found
     slices = "TensorDictReplayBuffer(SliceSampler(slice_len=80, end_key=('next', 'done'))).sample()"
     stacked = (
-        "VectorReplayBuffer.sample_indices(64), then get(_, name, stack_num=80) of obs, act, rew and both flags, NumPy;"
+        "VectorReplayBuffer.sample_indices(64), then get(_, name, stack_num=80) of obs, act, rew and terminated, NumPy;"
         " it has no sequences, only stacks"
     )
+    arithmetic = "index_select of each field at the steps of 64 windows, out of ready places where windows may begin"
     return [
         *found,
+        hand_written.line("index_select", arithmetic, by_hand),
         Line("torchrl", "torchrl", f"{slices}, which looks for the ends of episodes each time", torchrl_rescanning),
         Line("torchrl, cache_values", "torchrl", f"{slices}, cache_values=True, between two adds only", torchrl_cached),
         Line("tianshou, stacked", "tianshou", stacked, tianshou),

@@ -47,7 +47,7 @@ class Contender(Protocol):
 
     label: str
     package: str  # the distribution whose version is recorded; "" for a floor
-    role: str  # "ours", "peer" or "floor"
+    role: str  # "ours", "hand" for what people write by hand, "peer" or "floor"
     note: str  # exactly what `run` calls
 
     def setup(self, data: Any) -> None: ...
@@ -290,13 +290,14 @@ def describe(contender: Contender, outcome: Entry | str, workload: Workload) -> 
     if outcome.after:
         line["after"] = quarters(outcome.after)
     if contender.role != "floor":
-        line |= {name: number / workload.units for name, number in outcome.counts.items()}
+        if contender.role != "hand":  # whose functions are the benchmark's own, which are not counted
+            line |= {name: number / workload.units for name, number in outcome.counts.items()}
         line["check"] = outcome.differs or "agrees"
     return line
 
 
 def summarize(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """Adds each line's multiple of the floor, and names the floor and the best peer."""
+    """Adds each line's multiple of the floor, and names the floor, the best peer and the best hand-written way."""
     loop = compare([line for line in lines if line["status"] == "ok"])
     paced = [line["after"] | {"label": line["label"], "role": line["role"]} for line in lines if "after" in line]
     if not paced:
@@ -313,16 +314,17 @@ def compare(done: list[dict[str, Any]]) -> dict[str, Any]:
     def fastest(role: str) -> dict[str, Any] | None:
         return min((line for line in done if line["role"] == role), key=lambda line: line["median"], default=None)
 
-    floor, peer = fastest("floor"), fastest("peer")
+    floor = fastest("floor")
     ours = next((line for line in done if line["role"] == "ours"), None)  # the first of our lines stands for us
     if floor:
         for line in done:
             line["times_floor"] = line["median"] / floor["median"]
-    return {
-        "floor": floor and floor["label"],
-        "best_peer": peer and peer["label"],
-        "best_peer_over_ours": peer["median"] / ours["median"] if peer and ours else None,
-    }
+    found: dict[str, Any] = {"floor": floor and floor["label"]}
+    for role in ("peer", "hand"):
+        best = fastest(role)
+        found[f"best_{role}"] = best and best["label"]
+        found[f"best_{role}_over_ours"] = best["median"] / ours["median"] if best and ours else None
+    return found
 
 
 def measure(workload: Workload, contenders: Sequence[Contender], effort: Effort) -> dict[str, Any]:
@@ -349,17 +351,17 @@ def print_workload(result: dict[str, Any]) -> None:
         if line["status"] == "ok":
             spread = f"{line['q1'] * 1e6:.4g} to {line['q3'] * 1e6:.4g}"
             multiple = f"{line.get('times_floor', math.nan):.3g} x floor"
-            remark = f"{line['calls']:.0f} calls; {line['check']}" if "check" in line else ""
+            remark = f"{line['calls']:.0f} calls; " if "calls" in line else ""
+            remark += line.get("check", "")
             if "after" in line:
                 remark = f"after a learner's step {line['after']['median'] * 1e6:.4g} us; {remark}"
             print(f"  {line['label']:<44}{line['median'] * 1e6:>12.4g} us  ({spread}; {multiple}) {remark}")
         else:
             print(f"  {line['label']:<44}{line['status']}")
-    if result["best_peer_over_ours"]:
-        print(f"  best peer ({result['best_peer']}) / ours: {result['best_peer_over_ours']:.2f}")
-    if result.get("after", {}).get("best_peer_over_ours"):
-        later = result["after"]
-        print(f"  after a learner's step ({later['best_peer']}): {later['best_peer_over_ours']:.2f}")
+    for role, what in {"peer": "best peer", "hand": "hand-written"}.items():
+        for figures, when in (result, "in a loop"), (result.get("after", {}), "after a learner's step"):
+            if figures.get(f"best_{role}_over_ours"):
+                print(f"  {what} ({figures[f'best_{role}']}) / ours, {when}: {figures[f'best_{role}_over_ours']:.2f}")
 
 
 def write(

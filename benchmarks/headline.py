@@ -38,78 +38,94 @@ def workload(headline: Headline, reports: Mapping[str, Report]) -> Report:
 
 
 def fastest(work: Report) -> list[Line]:
-    """The floor, then our line, then the fastest line of each peer, the faster ones first."""
+    """The floor, our line, the fastest hand-written one, then that of each peer, the faster ones first."""
     measured = [line for line in tables.floors_merged(work) if "median" in line]
     floor = [line for line in measured if line["role"] == "floor"]
     ours = [line for line in measured if line["role"] == "ours"]
+    hand = sorted((line for line in measured if line["role"] == "hand"), key=lambda line: line["median"])
     peers = sorted((line for line in measured if line["role"] == "peer"), key=lambda line: line["median"])
     first = {line["package"]: line for line in reversed(peers)}  # so the fastest of a package stays
-    return [*floor, *ours[:1], *sorted(first.values(), key=lambda line: line["median"])]
+    return [*floor, *ours[:1], *hand[:1], *sorted(first.values(), key=lambda line: line["median"])]
+
+
+ROLES = {"peer": ("Another library", "No other library"), "hand": ("A hand-written way", "No hand-written way")}
 
 
 def slower(reports: Sequence[Report]) -> list[str]:
-    """Sentences that say in how many workloads a peer is faster than we are, and name their tables."""
+    """Sentences that say in how many workloads a peer, or a hand-written way, is faster than we are, and where."""
     works = [(report, work) for report in reports if report["name"] in tables.ORDER for work in report["workloads"]]
-    compared = [(r, work) for r, work in works if work.get("best_peer_over_ours") and work.get("unit") != "count"]
-    lost = [report["name"] for report, work in compared if work["best_peer_over_ours"] < 1]
-    if not lost:
-        return [f"No other library is faster in any of the {len(compared)} workloads of the main tables."]
-    where = ", ".join(f"`{name}`" for name in dict.fromkeys(lost))
-    return [
-        f"Another library is faster in {len(lost)} of the {len(compared)} workloads of the main tables.",
-        f"The tables {where} show them.",
-    ]
+    said: list[str] = []
+    for role, (one, none) in ROLES.items():
+        ratio = f"best_{role}_over_ours"
+        compared = [(r, work) for r, work in works if work.get(ratio) and work.get("unit") != "count"]
+        lost = [report["name"] for report, work in compared if work[ratio] < 1]
+        where = ", ".join(f"`{name}`" for name in dict.fromkeys(lost))
+        if lost:
+            said.append(f"{one} is faster in {len(lost)} of the {len(compared)} workloads of the main tables: {where}.")
+        elif compared:
+            said.append(f"{none} is faster in any of the {len(compared)} workloads of the main tables.")
+    return said
 
 
-COLUMNS = (
-    "what is timed",
-    "relive",
-    "of the floor",
-    "fastest other library",
-    "its time",
-    "of the floor",
-    "faster by",
-    "after a learner's step",
-)
+COLUMNS = ("right after a learner's step", "relive", "`reuse=True`", "hand-written torch", "fastest other library")
+REUSE = ", reuse=True"
+
+
+def later(line: Line) -> Line:
+    """The figures of a line right after a learner's step, or in a loop where that was not measured."""
+    return line | line.get("after", {})
 
 
 def cells(headline: Headline, reports: Mapping[str, Report]) -> list[str]:
-    """The figures of one row; those of another library are empty where none could be measured."""
+    """The figures of one row, and how many times as long as ours others take; empty where nothing was measured."""
     work = workload(headline, reports)
-    lines = fastest(work)
+    lines = [later(line) for line in work["lines"] if "median" in line]
     ours = next((line for line in lines if line["role"] == "ours"), None)
-    peer = next((line for line in lines if line["role"] == "peer"), None)
-    found = [f"**{tables.time(ours, 's')}**", tables.multiple(ours)] if ours else ["failed", ""]
-    found += [peer["label"], tables.time(peer, "s"), tables.multiple(peer)] if peer else ["none is installed", "", ""]
-    return [*found, tables.ratio(work).split(" (")[0], tables.ratio(work.get("after", {}))]
+    again = next((line for line in lines if line["role"] == "ours" and line["label"].endswith(REUSE)), None)
+
+    def best(role: str) -> str:
+        others = [line for line in lines if line["role"] == role]
+        if not others:
+            return "" if role == "hand" else "none is installed"
+        line = min(others, key=lambda line: line["median"])
+        times = f", {tables.three_digits(line['median'] / ours['median'])} ×" if ours else ""
+        return f"{tables.time(line, 's')} ({line['label'].removeprefix(tables.HAND)}){times}"
+
+    found = [f"**{tables.time(ours, 's')}**" if ours else "failed", tables.time(again, "s") if again else ""]
+    return [*found, best("hand"), best("peer")]
 
 
 def figures(reports: Sequence[Report]) -> str:
     """The markdown of the headline figures."""
     by_name = {report["name"]: report for report in reports}
-    out = [tables.row(COLUMNS), "|---|---:|---:|---|---:|---:|---:|---:|"]
+    out = [tables.row(COLUMNS), "|---|---:|---:|---:|---:|"]
     out += [tables.row([headline.title, *cells(headline, by_name)]) for headline in HEADLINES]
     first = by_name[HEADLINES[0].report]
+    loop = [tables.ratio(workload(headline, by_name)) for headline in HEADLINES]
     foot = [
-        "Times are medians. The floor is the time to copy the same bytes.",
-        "The last column is how many times faster relive is where each call follows an update of a small network, as in"
-        " a training: then neither code nor data is in the processor's caches.",
+        "Times are medians, the reading of a batch's fields as torch tensors included; × is how many times as long as"
+        " relive's default. Each call follows an update of a small network, as in a training: then neither code nor"
+        " data is in the processor's caches.",
+        f"In a loop of nothing else the fastest other library takes {', '.join(filter(None, loop))}.",
         *slower(reports),
+        LAST_OF_CPPRB,
+        f"Measured on {tables.machine(first['environment'])}. `make bench-readme` measures the three rows again.",
     ]
-    foot.append(
-        f"Measured on {tables.machine(first['environment'])}. `make bench-readme` measures the three rows again."
-    )
-    return "\n".join([*out, "", " ".join(foot)])
+    return "\n".join([*out, "", *foot])
+
+
+LAST_OF_CPPRB = "cpprb's last release is of June 2024, its last commit of December 2024."
 
 
 LABELS, BARS, ROW, TITLE, MARGIN, WIDTH = 190, 430, 20, 34, 16, 720  # in pixels; labels end where bars begin
-COLORS = {"floor": "#b8b8b8", "ours": "#1f4e79", "peer": "#9dbfe0"}
+COLORS = {"floor": "#b8b8b8", "ours": "#1f4e79", "hand": "#d8b365", "peer": "#9dbfe0"}
 
 
 def bar(line: Line, y: int, scale: float) -> list[str]:
     """One line of a panel: its name, its bar, its time."""
     length = max(1.0, line["median"] * scale)
-    name: str = {"floor": "memory floor", "ours": "relive"}.get(line["role"]) or line["label"]
+    known = {"floor": "memory floor", "ours": "relive", "hand": "hand-written torch"}
+    name: str = known.get(line["role"]) or line["label"]
     weight = ' font-weight="bold"' if line["role"] == "ours" else ""
     middle = y + ROW // 2 + 4
     return [

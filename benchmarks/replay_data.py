@@ -92,19 +92,22 @@ class Transitions:
 
 
 BATCH = 256
-Made = tuple[Callable[[], None], Callable[[], str]]
+Made = tuple[Callable[[], Any], Callable[[], str]]
 
 
 @dataclass
 class Line:
-    """A contender as one function: `make` builds what is not measured and returns `run` and `check`."""
+    """A contender as one function: `make` builds what is not measured and returns `run` and `check`.
+
+    A `run` that makes a batch also reads from it, as torch tensors, the fields that a learner uses.
+    """
 
     label: str
     package: str
     note: str
     make: Callable[[Any], Made]
     role: str = "peer"
-    run: Callable[[], None] = field(init=False)
+    run: Callable[[], Any] = field(init=False)
     check: Callable[[], str] = field(init=False)
 
     def setup(self, data: Any) -> None:
@@ -117,6 +120,16 @@ def td_errors() -> np.ndarray:
 
 
 # relive
+
+ENDLESS = 10**12
+"""More batches than anybody draws."""
+
+
+def drawing(replay: Any, size: int, reuse: bool = False) -> Callable[[], Any]:
+    """What gives the next batch: `sample`, or one that is written to the memory of an earlier one."""
+    if not reuse:
+        return lambda: replay.sample(size)
+    return replay.batches(ENDLESS, size, reuse=True).__next__
 
 
 def relive_schema(relive: ModuleType, data: Transitions) -> Any:

@@ -30,7 +30,8 @@ CALLS = "calls of one operation: functions written in Python + built-in function
 AFTER = "in a loop → right after a learner's step"
 MULTIPLES = "time of one operation, as a multiple of the floor"
 DETAILS = "-details"  # ends the names of tables of multiples and calls
-RANK = {"floor": 0, "ours": 1, "peer": 2}
+RANK = {"floor": 0, "ours": 1, "hand": 2, "peer": 3}
+HAND = "hand-written: "  # begins the labels of what people write by hand
 
 
 def reports(folder: Path = RESULTS, names: Collection[str] | None = None) -> list[dict[str, Any]]:
@@ -98,18 +99,18 @@ def typical(label: str, columns: list[dict[str, dict[str, Any]]]) -> float:
     return product
 
 
-def ratio(workload: dict[str, Any]) -> str:
-    """How many times faster than the best peer ours is, in a loop."""
-    times = workload.get("best_peer_over_ours")
-    return f"{three_digits(times)} × ({workload['best_peer']})" if times else ""
+def ratio(workload: dict[str, Any], role: str = "peer") -> str:
+    """How many times faster than the best peer ours is, in a loop; or than the best hand-written way."""
+    times = workload.get(f"best_{role}_over_ours")
+    return f"{three_digits(times)} × ({workload[f'best_{role}'].removeprefix(HAND)})" if times else ""
 
 
-def ratios(workload: dict[str, Any]) -> str:
+def ratios(workload: dict[str, Any], role: str = "peer") -> str:
     """The same, and after a learner's step where that was measured; one peer is named once."""
-    loop, later = ratio(workload), ratio(workload.get("after", {}))
+    loop, later = ratio(workload, role), ratio(workload.get("after", {}), role)
     if not later:
         return loop
-    same = workload["best_peer"] == workload["after"]["best_peer"]
+    same = workload[f"best_{role}"] == workload["after"][f"best_{role}"]
     return f"{loop.split(' (')[0] if same else loop} → {later}"
 
 
@@ -171,10 +172,10 @@ def ordered(report: dict[str, Any]) -> dict[str, str]:
     return {label: roles[label] for label in sorted(roles, key=lambda label: (*rank[label], typical(label, columns)))}
 
 
-def grid(report: dict[str, Any], title: str, figure: Callable[[Line, str], str], *, lead: str = "") -> list[str]:
+def grid(report: dict[str, Any], title: str, figure: Callable[[Line, str], str], *, leads: bool = False) -> list[str]:
     """A table of one figure a cell: a row for each line, a column for each workload; without what has no figures.
 
-    ``lead`` names a last row, with how many times faster than the best peer ours is.
+    ``leads`` are last rows, with how many times faster than the best peer, and the best hand-written way, ours is.
     """
     columns: dict[str, dict[str, str]] = {}
     for workload in report["workloads"]:
@@ -192,8 +193,11 @@ def grid(report: dict[str, Any], title: str, figure: Callable[[Line, str], str],
         if any(cells):
             name = f"floor: {label}" if role == "floor" else label
             out.append(row([f"**{text}**" if label == ours and text else text for text in (name, *cells)]))
-    last = [ratios(workload) for workload in report["workloads"] if workload["name"] in columns]
-    return [*out, row([f"{lead} / {ours}", *last])] if lead and any(last) else out
+    shown = [workload for workload in report["workloads"] if workload["name"] in columns]
+    for role, lead in {"peer": "best peer", "hand": "hand-written"}.items() if leads else ():
+        last = [ratios(workload, role) for workload in shown]
+        out += [row([f"{lead} / {ours}", *last])] if any(last) else []
+    return out
 
 
 def headed(report: dict[str, Any], title: str) -> str:
@@ -203,8 +207,8 @@ def headed(report: dict[str, Any], title: str) -> str:
 
 def table(report: dict[str, Any]) -> str:
     """The markdown of one report: the times, also those after a learner's step; of trainings those in the storage."""
-    stored = grid(report, "its time in the storage", storage, lead="best peer")
-    out = grid(report, headed(report, report["title"]), side_by_side(time), lead="" if stored else "best peer")
+    stored = grid(report, "its time in the storage", storage, leads=True)
+    out = grid(report, headed(report, report["title"]), side_by_side(time), leads=not stored)
     out += ["", *stored] if stored else []
     peers = versions(report)
     foot = ["Medians of interleaved rounds in one run, one thread.", *remarks(report)]

@@ -1,6 +1,7 @@
 """DQN with a replay of each library: one learner, and an adapter for each."""
 
 import importlib
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from replay_data import drawing
 from rollout_data import box
 from training_play import GAMMA, Clock, Env, improve, perceptron, shapes_differ
 
@@ -78,6 +80,7 @@ class Relive:
         schema = relive.Schema({**fields, "terminated": flag, "truncated": flag})
         view = relive.Transition(GAMMA)
         self.replay = relive.ReplayBuffer(schema, CAPACITY, num_envs=work.envs, view=view, seed=0)
+        self.draw: Callable[[], Any] | None = None  # there is nothing to draw yet
         self.size = work.batch
 
     def add(self, obs: Any, action: Any, reward: Any, after: Any, terminated: Any, truncated: Any) -> None:
@@ -85,7 +88,8 @@ class Relive:
         self.replay.add(obs=obs, action=action, reward=reward, next_obs=after, **flags)  # it keeps final ones only
 
     def sample(self) -> Batch:
-        batch = self.replay.sample(self.size)
+        self.draw = self.draw or drawing(self.replay, self.size, reuse=True)
+        batch = self.draw()
         return tuple(batch[name] for name in ("obs", "action", "reward", "next_obs", "discount"))
 
 

@@ -123,7 +123,7 @@ class Relive:
 
     def batches(self, epochs: int) -> Iterator[Batch]:
         names = "obs", "action", "log_prob", "advantage", "return"
-        for batch in self.rollout.minibatches(num_batches=BATCHES, epochs=epochs, fields=names):
+        for batch in self.rollout.minibatches(num_batches=BATCHES, epochs=epochs, fields=names, reuse=True):
             yield tuple(batch[name] for name in names)
 
     def clear(self) -> None:

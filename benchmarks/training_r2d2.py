@@ -1,6 +1,7 @@
 """A recurrent Q-network on sequences, as in R2D2, with a replay of each library that has such sequences."""
 
 import importlib
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from replay_data import drawing
 from training_play import GAMMA, Clock, Env, improve, shapes_differ
 
 CAPACITY, LENGTH, HIDDEN, START, SYNC = 64_000, 40, 64, 100, 100
@@ -86,6 +88,7 @@ class Relive:
         schema = relive.Schema({**fields, **flags, "hidden": (1, HIDDEN)})
         view = relive.Sequence(LENGTH)
         self.replay = relive.ReplayBuffer(schema, CAPACITY, num_envs=work.envs, view=view, seed=0)
+        self.draw: Callable[[], Any] | None = None  # there is nothing to draw yet
         self.size = work.batch
 
     def add(self, obs: Any, action: Any, reward: Any, after: Any, terminated: Any, truncated: Any, hidden: Any) -> None:
@@ -93,7 +96,8 @@ class Relive:
         self.replay.add(**step, hidden=hidden[:, None], next_obs=after)  # it keeps final ones only
 
     def sample(self) -> Batch:
-        b = self.replay.sample(self.size)
+        self.draw = self.draw or drawing(self.replay, self.size, reuse=True)
+        b = self.draw()
         names = "obs", "action", "reward", "terminated", "mask"
         return *(b[name][:LENGTH] for name in names), b["hidden"]
 

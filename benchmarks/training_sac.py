@@ -1,6 +1,7 @@
 """SAC with hindsight in a replay of each library: one learner, and an adapter for each."""
 
 import importlib
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from bench_hindsight import Computes, reward_of
+from replay_data import drawing
 from training_play import GAMMA, Clock, Env, improve, perceptron, shapes_differ
 
 CAPACITY, EPISODE, START = 20_000, 50, 200
@@ -108,6 +110,7 @@ class Relive:
         schema = relive.Schema({"obs": obs, "action": (ACTION,), "reward": (), "terminated": flag, "truncated": flag})
         view = relive.Hindsight(reward_of, k=COPIES, gamma=GAMMA)
         self.replay, self.size = relive.ReplayBuffer(schema, CAPACITY, view=view, seed=0), work.batch
+        self.draw: Callable[[], Any] | None = None  # there is nothing to draw yet
         self.flag = np.zeros(1, np.bool_)
 
     def add(self, obs: Observation, goal: Any, action: Any, reward: Any, after: Observation, ended: Any) -> None:
@@ -118,7 +121,8 @@ class Relive:
         )  # fmt: skip
 
     def sample(self) -> Batch:
-        b = self.replay.sample(self.size)
+        self.draw = self.draw or drawing(self.replay, self.size, reuse=True)
+        b = self.draw()
         obs, then = b["obs"], b["next_obs"]
         seen, following = (joined(x["observation"], x["desired_goal"]) for x in (obs, then))
         return seen, b["action"], b["reward"], following

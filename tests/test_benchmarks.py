@@ -166,13 +166,13 @@ def test_what_was_timed_after_a_learners_step_has_its_own_medians_and_best_peer(
     for line, median in zip(work["lines"], (0.5e-6, 1e-6, 3e-6), strict=False):
         line["median"] = median
     work["best_peer"], work["best_peer_over_ours"] = "a", 3.0
-    shown = tables.grid({"title": "", "workloads": [work]}, "t", tables.side_by_side(tables.time), lead="r")
+    shown = tables.grid({"title": "", "workloads": [work]}, "t", tables.side_by_side(tables.time), leads=True)
     assert shown[2:] == [
         "| floor: floor | 0.500 µs → 1.00 µs |",
         "| **ours** | **1.00 µs → 2.00 µs** |",
         "| a | 3.00 µs → 8.00 µs |",
         "| b | failed |",
-        "| r / ours | 3.00 × → 4.00 × (a) |",
+        "| best peer / ours | 3.00 × → 4.00 × (a) |",
     ]
     work["best_peer"] = "c"
     assert tables.ratios(work) == "3.00 × (c) → 4.00 × (a)"
@@ -242,10 +242,47 @@ def test_the_headline_says_where_another_library_is_faster(pages: Any) -> None:
     slower = report("add", ("relive", "ours", 1.0), ("a", "peer", 0.5))
     assert headline.slower([faster]) == ["No other library is faster in any of the 1 workloads of the main tables."]
     said = headline.slower([faster, slower])
-    assert said == [
-        "Another library is faster in 1 of the 2 workloads of the main tables.",
-        "The tables `add` show them.",
+    assert said == ["Another library is faster in 1 of the 2 workloads of the main tables: `add`."]
+    for each, median in ((faster, 3.0), (slower, 0.25)):
+        each["workloads"][0] |= {"best_hand": "loop", "best_hand_over_ours": median}
+    assert headline.slower([faster]) == [
+        "No other library is faster in any of the 1 workloads of the main tables.",
+        "No hand-written way is faster in any of the 1 workloads of the main tables.",
     ]
+    assert headline.slower([faster, slower])[1] == (
+        "A hand-written way is faster in 1 of the 2 workloads of the main tables: `add`."
+    )
+
+
+def test_a_hand_written_way_has_a_line_and_a_lead_of_its_own_and_is_no_library(harness: Any, pages: Any) -> None:
+    effort = harness.Effort(rounds=2, sample_seconds=1e-5, budget_seconds=5.0, after=2)
+    lines = [
+        Line("relive", "ours", None),
+        Line("relive, reuse=True", "ours", None),
+        Line("a", "peer", None),
+        Line(f"{pages.tables.HAND}loop", "hand", None),
+    ]
+    work = harness.measure(harness.Workload("uniform", None, after=True), lines, effort)
+    for line, median in zip(work["lines"], (2e-6, 1e-6, 8e-6, 1e-6), strict=True):
+        line["median"] = line["after"]["median"] = median
+    work |= harness.summarize(work["lines"])
+    assert (work["best_peer"], work["best_hand"]) == ("a", "hand-written: loop")
+    assert (work["best_peer_over_ours"], work["after"]["best_hand_over_ours"]) == (4.0, 0.5)
+    assert "calls" not in work["lines"][-1], "its functions are the benchmark's own"
+    report = {"title": "", "workloads": [work]}
+    shown = pages.tables.grid(report, "t", pages.tables.time, leads=True)[3:]
+    assert [line.split(" | ")[0] for line in shown] == [
+        "| relive, reuse=True",
+        "| hand-written: loop",
+        "| a",
+        "| best peer / relive",
+        "| hand-written / relive",
+    ]
+    assert shown[-1] == "| hand-written / relive | 0.500 × → 0.500 × (loop) |"
+    row = pages.headline.Headline("replay_sample", "uniform", "a batch")
+    cells = pages.headline.cells(row, {"replay_sample": report})
+    assert cells == ["**2.00 µs**", "1.00 µs", "1.00 µs (loop), 0.500 ×", "8.00 µs (a), 4.00 ×"]
+    assert [line["label"] for line in pages.headline.fastest(work)] == ["relive", "hand-written: loop", "a"]
 
 
 def test_the_chart_has_one_bar_for_each_library_its_fastest_line(pages: Any) -> None:

@@ -46,7 +46,7 @@ replay.save(sys.argv[1], background=True)
 HEAVY = {"gymnasium", "matplotlib", "numba", "pandas", "ray", "rich", "scipy", "tensordict", "triton"}
 """Packages that cost time to import and that `import relive` therefore leaves alone."""
 
-MOST_NEW_MODULES = 12 if sys.version_info >= (3, 11) else 16
+MOST_NEW_MODULES = 8 if sys.version_info >= (3, 11) else 12
 """How many modules of others, all of them small, `import relive` may add to `import torch`."""
 
 

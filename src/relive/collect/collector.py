@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
-from statistics import fmean
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -778,6 +777,8 @@ class CollectStats:
         """One line without the lists: with thousands of envs, thousands of episodes may end in one call."""
         text = f"{self.num_steps:,} steps in {self.seconds:.3g} s, {self.num_episodes:,} episodes ended"
         if self.num_episodes:
+            from statistics import fmean
+
             mean_return, mean_length = fmean(self.episode_returns), fmean(self.episode_lengths)
             text += f" with a mean return of {mean_return:.4g} and a mean length of {mean_length:.4g}"
         return f"CollectStats: {text}"

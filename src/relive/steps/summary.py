@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
-
 __all__ = ["Summary", "html", "text"]
 
 
@@ -20,6 +18,8 @@ def text(summary: Summary) -> str:
 
 def html(summary: Summary) -> str:
     """The summary as an HTML table."""
+    from html import escape
+
     title, facts = summary
     rows = "".join(
         f"<tr><th style='text-align:left'>{escape(name)}</th><td style='text-align:left'>{escape(fact)}</td></tr>"
