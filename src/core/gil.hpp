@@ -1,4 +1,6 @@
 // Long work lets other threads of Python run; for short work that would cost more than the work itself.
+// Below some 20 µs, about 256 KiB of copies, to let go of the GIL costs more than it gives. What may wait for a disk
+// always lets go.
 #pragma once
 #include <nanobind/nanobind.h>
 

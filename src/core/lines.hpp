@@ -24,6 +24,9 @@ struct Line {
 };
 
 // What a ring keeps of its lines, so that no draw walks through all envs if few of them have changed.
+// 256 of 16,384 envs take about as long to draw as of 8. The newest transitions are a function of the stamps of every
+// env, so `Recent` passes over all of them once for each new window, 0.3 ms at 16,384 envs. Whatever changes cursors,
+// stamps or the rule from Python has to say so.
 struct Lines {
     explicit Lines(std::size_t envs = 0) : whole{std::vector<std::int64_t>(envs), std::vector<std::int64_t>(envs)},
                                            recent(whole), stale(envs) {}

@@ -29,6 +29,8 @@ struct Numbers {
 };
 
 // The sum of doubles: eight sums of every eighth, which are then added from the first on.
+// So the last digits are not those of `torch.mean`. A minibatch takes 1.1 to 1.2 times as long as without; it took 1.3
+// to 5 times as long when the fields were gathered one by one for it.
 template <typename Term> double summed(std::span<const float> numbers, Term term) {
     constexpr std::size_t LANES = 8;
     double lanes[LANES] = {}, sum = 0;

@@ -158,6 +158,8 @@ bool is_true(PyObject *thing, nb::handle method) {
 }
 
 // True if a tensor's numbers are not what lies in memory. Only floats can be negated, and complex ones conjugated.
+// Negation is not in DLPack, so `Tensor.is_neg` is asked as well, before anything else is read, because Python may run
+// there.
 bool is_lazy(const Torch &torch, PyObject *tensor, DType dtype) {
     if (dtype.code == INT || dtype.code == UINT || dtype.code == BOOL) return false;
     return is_true(tensor, torch.is_neg) || (dtype.code == COMPLEX && is_true(tensor, torch.is_conj));
@@ -175,6 +177,7 @@ bool Description::has_no_gaps() const {
     return whole || empty();
 }
 
+// Integers of 1 to 7 bits share their names in DLPack with int8 and uint8, so a tensor of these is asked for its dtype.
 bool describe_tensor(PyObject *thing, Description &out) try {
     auto &torch = torch_facts();
     if (!torch.tensor.is(reinterpret_cast<PyObject *>(Py_TYPE(thing)))) return false;

@@ -197,7 +197,7 @@ class Batch(dict[str, Any]):
         return as_batch({**leaves, **{(name,): fact for name, fact in facts.items()}})
 
     def to_tensordict(self, batch_dims: int = 1) -> TensorDict:
-        """The same tensors as a ``tensordict.TensorDict``.
+        """The tensors of the batch as a ``tensordict.TensorDict``.
 
         Args:
             batch_dims: the number of leading axes that all fields share: 1 for rows, 2 for blocks ``[T, N, ...]``.
@@ -224,7 +224,7 @@ HINTS: dict[str, str] = {
     "select": "write {name: batch[name] for name in names}",
     "exclude": "write batch.pop(name)",
 }
-"""What to write instead of names that other libraries' batches have."""
+"""Hints for names that other libraries' batches have."""
 
 
 def _same(value: Any) -> Any:
@@ -559,7 +559,7 @@ def _shape_of(values: Any) -> tuple[int, ...]:
 
 
 class _Refusing:
-    """What a batch becomes whose memory may hold another one by now."""
+    """A batch whose memory may hold another one by now."""
 
     __slots__ = ()
 

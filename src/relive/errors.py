@@ -67,6 +67,8 @@ class ReliveError(Exception):
         return printable(brief(message, LONGEST), self._keeps)
 
 
+# The cause decides the class. These count as arguments as well: a capacity beyond the free memory, an index that was
+# never issued, an environment that does not exist, and a place that a user's sampler returned.
 class ParameterError(ReliveError, ValueError):
     """An argument of a constructor or of a call is out of range, or not one of the choices."""
 

@@ -234,7 +234,7 @@ def _missing(owner: str, name: str, hint: str) -> AttributeError:
 
 
 def argument_hint(error: TypeError, function: Any, name: str, given: Mapping[str, Any]) -> str | None:
-    """What to write instead of an argument that the function lacks; None if the error is another one."""
+    """A hint for an argument that the function lacks; None if the error is another one."""
     found = _UNKNOWN.search(str(error))
     known = signature(function).parameters
     if found is None or (foreign := found[1]) not in given or foreign in known or "; " in str(error):

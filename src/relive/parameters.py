@@ -53,6 +53,8 @@ Rule = tuple[Callable[[Any], bool], str]
 """A test of a value, and the same rule in words."""
 
 
+# A rule that fails on a value refuses the value. The truth of an array, or a foreign `__eq__` that raises, would
+# otherwise come out as an error of NumPy or torch.
 def require(call: str, rule: Rule, **values: Any) -> None:
     """Require arguments of ``call`` to follow the rule. A value that the test fails on, such as an array, does not.
 
@@ -89,6 +91,8 @@ def observe(part: object, observer: Observer) -> None:
     _OBSERVERS[id(part)] = observer
 
 
+# The rules apply at construction and at every later assignment. Public attributes that a part does not have are
+# refused, because schedules set parameters of samplers in use: a misspelt one changed nothing and raised nothing.
 def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
     """Check attributes of a class whenever they are set, in the constructor or later.
 
@@ -207,6 +211,7 @@ def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> b
     return math.isfinite(number) and least <= number <= most
 
 
+# `debug="false"` would count as True. NumPy's bools are refused as well, because flags are saved as JSON.
 def is_flag(value: Any) -> bool:
     """True for the values True and False."""
     return isinstance(value, bool)
@@ -243,6 +248,8 @@ def refuse_class(name: str, part: Any) -> None:
         raise ParameterError(f"{name}={part.__name__}: expected an object, got its class; pass {part.__name__}(...)")
 
 
+# As torch's RandomSampler does. Seeds from the system would make a script with `torch.manual_seed` differ from run to
+# run.
 def seed_or_drawn(seed: Any) -> int:
     """The seed as an int, or one drawn from torch's default generator if it is None.
 

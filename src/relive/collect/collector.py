@@ -814,6 +814,10 @@ class CollectStats:
         return self.num_steps / max(self.seconds, 1e-9)
 
 
+# The first chunk after a reset has a masked row in front: without it the observation after the reset would be the next
+# observation of the step before. A masked row already interrupts, so no new field is needed. A truncated step whose
+# final observation is hidden is passed so as well: chunks can say it only so, and one way makes collector and chunks
+# equal to the bit.
 class _Chunks:
     """Takes vector steps one by one, and returns them as :meth:`relive.ReplayBuffer.extend` takes them.
 

@@ -51,7 +51,7 @@ SAMPLED = 1024
 
 
 FINAL_NAMES = ("final_obs", "final_observation", "AutoResetWrapper_final_obs")
-"""What final observations are called in the info of a step: by Gymnasium and Isaac Lab; by Gymnasium before 1.0 and
+"""The names of final observations in the info of a step: by Gymnasium and Isaac Lab; by Gymnasium before 1.0 and
 ManiSkill; by Brax-style autoreset, as in MuJoCo Playground."""
 
 
@@ -131,7 +131,7 @@ class VectorEnvs:
         self._watched: tuple[Any, str, list[Any]] | None = None
         """The vector env, the name of its newest observations, and the time limits in it; None: not yet known."""
         self.left: list[Any] = []
-        """What the envs showed when the last collection ended."""
+        """The state that the envs showed when the last collection ended."""
         self.ignored: Bools = np.zeros(self.num_envs, np.bool_)
         """The envs whose next action is ignored, because NEXT_STEP autoreset resets them."""
         self.takes_tensors = False
@@ -195,7 +195,7 @@ class VectorEnvs:
             )
 
     def shown(self) -> list[Any]:
-        """What Gymnasium's own vector envs and time limits show of where they are; nothing of all other envs.
+        """The state that Gymnasium's own vector envs and time limits show; nothing of all other envs.
 
         It changes with a reset or a step, and with nothing else. Of observations it is a sample of their numbers.
         """

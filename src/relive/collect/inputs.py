@@ -287,6 +287,8 @@ class Inputs:
             if "final_info" in info:
                 last, present = self._reported(name, final_info(info), fill=0)
                 rows = torch.where(shaped_as(self.rows(ended), rows), last, rows)
+            # A named field has to come where an episode ends: success flags often come only there, and a misspelt name
+            # is found so.
             env = _first_lacking(ended, present)
             if env is not None:
                 raise EnvError(

@@ -15,7 +15,7 @@ from ..steps.schema import Path, Schema, descend, dotted
 __all__ = ["refuse_misfit", "refuse_unlike"]
 
 COLUMNS = {"_rewards": "reward", "_terminations": "terminated", "_truncations": "truncated"}
-"""What Gymnasium's vector env calls its columns -> the field."""
+"""The name of a column in Gymnasium's vector env -> the field."""
 
 
 def refuse_misfit(error: Exception) -> None:
@@ -101,7 +101,7 @@ def _misfit(space: Any, obs: Any, path: Path) -> tuple[Path, Any, str] | None:
 
 
 def _kind(given: Any) -> str:
-    """What something is, in words."""
+    """A value in words."""
     if isinstance(given, Mapping):
         return f"a {cast('Any', given).__class__.__name__} of {shown(list(cast('Any', given)), 200)}"
     shape = getattr(given, "shape", None)

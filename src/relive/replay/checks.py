@@ -222,6 +222,9 @@ NUMBERS = 64
 """At most this many numbers of each field of an observation are compared."""
 
 
+# Between ends `next_obs` may hold anything. So it is believed only after 8 steps that began exactly where the step
+# before had led, in the first 4,096 calls. It warns and does not raise, because goals that change within an episode
+# look alike.
 class ResetCheck:
     """Checks that a step begins with the ``next_obs`` of the step before, where that did not end its episode.
 

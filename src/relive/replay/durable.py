@@ -108,6 +108,8 @@ VOID = -1
 never written is all zeros, and no source has the number 0."""
 
 
+# The order of writes is record, reserve, mark. Each can be repeated, so an exception between two repeats the first. A
+# mark before its record promised a reserve that did not exist, and later `add`s were refused.
 class Durable:
     """Writes the journal of a replay in files, and asks the system to write its pages. The caller holds its lock.
 
@@ -230,6 +232,8 @@ def require_policy(flush: Any) -> None:
         )
 
 
+# Parameters are kept when they are set, in two slots that are written in turn. To replace the manifest takes
+# milliseconds, and some learners set `beta` before each batch.
 class Settings:
     """The parameters of sampler and view of a replay in files, kept whenever one is set.
 
@@ -426,6 +430,9 @@ def _boot() -> str:
         return ""
 
 
+# Leaves are computed from errors, and all nodes above them anew: a tree is never trusted where it is in doubt. A window
+# that the death of a process completes is new, and gets the priority of new transitions, not what its row had held
+# before.
 def go_back(allocator: FileAllocator, mark: Mark, rows: int) -> None:
     """Put the cursors back to a mark, and note for the ring which rows may have been overwritten since."""
     num_envs = len(mark.state)
@@ -456,6 +463,8 @@ def _restore_small(allocator: FileAllocator, small: Mapping[str, list[Any]]) -> 
         noted[:] = 0.0  # a note of priorities that were being set, of another time than these rows
 
 
+# `cp` beside a writer may take rows before a flush and the journal after it. Step and order of each env's newest row
+# have to be those of the mark.
 def _require_unmixed(newest: Ints, known: Ints) -> None:
     """Refuse rows of another time than the cursors. Only the bookkeeping of each env's newest row is compared.
 

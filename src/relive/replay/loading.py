@@ -403,6 +403,7 @@ def _span(tensors: Mapping[str, Tensor], name: str, saved: Span) -> Span:
 # -- other fields ----------------------------------------------------------------------------------------------------
 
 
+# A field cannot move into or out of `obs`, because the row of a final observation has no other fields.
 class Conversion:
     """Turns packed rows and large fields into those of other fields; without changes, it returns them as they are.
 
@@ -468,6 +469,8 @@ INDICES = ("sampler.order", "sampler.inner.order")
 """Arrays of samplers that name transitions by index. An index means something else with another number of envs."""
 
 
+# An ordered episode belongs to its env; dealing it out would give new indices and another order of completion. To use
+# both, draw from a Mixture.
 def require_unordered(content: Mapping[str, Any], num_envs: Any, store: Any) -> None:
     """Refuse another number of envs if it would tear episodes, or a value that is not such a number.
 

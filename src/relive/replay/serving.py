@@ -97,6 +97,8 @@ class Batches(Iterator[B_co], ABC):
         self.close()
 
 
+# An iterator is not ended through its finalizer: `weakref.finalize` forgets its function before it calls it, so an
+# exception between the two would leave the serving on.
 class Served(Batches[B_co]):
     """The batches of :meth:`relive.ReplayBuffer.serve`, in order. Each stays valid, as those of ``sample`` do.
 
@@ -355,6 +357,7 @@ class DrawAhead:
 _SLOT = Struct("5q")
 
 
+# Batches that were drawn and not taken count as not drawn.
 class ProgressSlots:
     """The counts of a replay in files: two slots, written in turn, so that a kill leaves one of them whole.
 

@@ -375,6 +375,8 @@ class Writer:
         return self._repeated.keep(count, np.tile(self.all_envs, count)) if known is None else known
 
 
+# With one env an `add` takes 1.4 µs instead of 2.9. Anything that cannot be copied as it is takes more calls, which
+# raise the errors: other dtypes, devices, stores of your own, files, saves in the background.
 class StepAdder:
     """Adds steps of the same envs that compiled code can read: one call of it checks, stages and adds them.
 

@@ -111,6 +111,9 @@ Events = tuple[Ints, Any]
 NOTHING: Remainder = []
 
 
+# `step` is one int32 a row and serves as the episode counter: rows i and i + k share an episode if and only if step[i +
+# k] = step[i] + k. It also says how many frames of a stack there are. 64 bits would cost 16 bytes a row and a new
+# format.
 class Ring:
     """N rings of rows, one per env, in which an episode of k transitions takes k + 1 rows.
 
@@ -168,7 +171,7 @@ class Ring:
         self.arrays = self._ring_arrays()
         """All that kernels read and write; also by name, for Python."""
         self.core: core.Ring = core.Ring(self.arrays)
-        """The same as compiled code takes them."""
+        """The arrays of the ring, as compiled code takes them."""
         self.notes_ends = False
         """True once :meth:`ends` was called."""
         self._rule = EVERY_ROW
@@ -187,7 +190,7 @@ class Ring:
         """Called with the envs that are about to get rows, while a save reads the rows that these may overwrite."""
         self._no_events: Events = np.zeros(0, np.int64), np.zeros(0, np.uint8)
         self._windows: list[Any] = [None, None]
-        """What reads n-step windows: without and with weights."""
+        """The readers of n-step windows: without and with weights."""
         self._stacks = BoundedCache[tuple[bool, Stacks], Windows]()
         """What reads them with stacks of frames."""
         self._addings = BoundedCache[tuple[int, bool, bool], Adding]()
@@ -443,7 +446,7 @@ class Ring:
         return Windows(self.core, batch.core, fields, **at, in_files=self.undo is not None, **shape)
 
     def _new_windows(self, weighed: bool) -> Windows:
-        """What reads windows into the rows of a batch, with or without weights."""
+        """A reader of windows into the rows of a batch, with or without weights."""
         weights = WEIGHED if weighed else {}
         batch = self.store.batch
         rows = RowLayout(*batch.groups, weights) if weighed else batch
@@ -684,6 +687,8 @@ class Ring:
         self.state[change.cut, NEXT] = 0
         self.rule = change.rule or self._rule  # counts what can be drawn, once all cursors are right
 
+    # Episodes under way end where their process died, since their environments died with it. After `close()` they go
+    # on.
     def _resume(self, died: bool) -> None:
         """Go on with what is in memory. If the process before ``died``, take back the change that it was in.
 
@@ -998,6 +1003,9 @@ def _noted_rule(counters: Ints) -> Rule:
     return EVERY_ROW if rule == EVERY_ROW else rule
 
 
+# Ctrl-C comes between two lines of Python, so a compiled call is whole or never was. The note is written before
+# anything changes, and repairing twice is the same as once. To undo would need the rows that were overwritten, to redo
+# a copy of the images.
 class Change(NamedTuple):
     """The change that a call is about to make, noted first, so that the next call can mend it after an exception."""
 

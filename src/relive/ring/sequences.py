@@ -191,6 +191,8 @@ def _steps(store: Store, wanted: dict[Path, Path], places: Ints) -> dict[Path, T
     return {name: fields[path] for name, path in wanted.items()}
 
 
+# The action and the reward before a row are read from the row before. To store them with the final observation would
+# make every boundary row larger. The price: that row must still be stored.
 def lasts_of(leaves: Mapping[Path, Field], last: tuple[str, ...]) -> tuple[dict[Path, Path], dict[Path, Path]]:
     """``last_<name>`` -> ``<name>``, leaf by leaf: first those stored with each step, then those to derive.
 

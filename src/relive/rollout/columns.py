@@ -159,6 +159,8 @@ class Columns:
         """What :meth:`wanted` answered, by the columns that were asked for and those that were attached."""
         self._note_memory()
 
+    # What changes the memory of columns changes it in one line, for the same reason: an exception in between would have
+    # the core write to memory that is gone.
     def _note_memory(self) -> None:
         """Note where the own columns lie: on the CPU nobody else can move them."""
         self.layout = object()
@@ -172,7 +174,7 @@ class Columns:
         None until :meth:`copy_complete` makes it."""
 
     def _copier(self, paths: Iterable[Path]) -> StepCopier:
-        """What writes steps of these columns."""
+        """A copier that writes steps of these columns."""
         memory = {path: self._memory[path] for path in paths}
         leaves = {path: Field(array.shape[2:], self._dtypes[path]) for path, array in memory.items()}
         return StepCopier(leaves, list(memory.values()), self.num_envs, [(name,) for name in WATCHED])

@@ -56,6 +56,7 @@ FEW_THREADS = 2
 """With at most this many threads, torch is slower than one thread that loads rows ahead."""
 
 
+# Number k is a function of (seed, k): the same on every device and version of torch, and two integers resume it.
 class Permutations:
     """Random orders: permutation number k is a function of (seed, k) alone.
 
@@ -371,6 +372,10 @@ class DeviceRows:
         return self.form.leaves(self.at(index))
 
 
+# Packed rows are whole cache lines where all rows stay in the caches: at (2048, 8) with rows of 112 bytes a minibatch
+# takes 49 µs instead of 67. Where rows come from memory their bytes count, and padding took up to a third longer at
+# (24, 4096). A minibatch is gathered and made tensors in one call: 107 µs instead of 132 in a loop, 249 instead of 316
+# after a step of Adam.
 class HostRows:
     """Rows in RAM, as bytes: compiled code packs the small fields, first or on the way, and picks all rows.
 

@@ -90,6 +90,9 @@ class Flags(NamedTuple):
         return [flag.view(np.uint8) for flag in flags]
 
 
+# A pass reads every window of a rollout, so one call lists them. A replay changes with every step, and computes where a
+# window starts from its last step. Both share the rule: windows start at steps 0, s, 2s, ..., and only the last may be
+# shorter.
 def plan_windows(flags: Flags, length: int | None, stride: int, *, drop_tail: bool, complete: bool) -> Ints:
     """The windows of ``length`` steps, or of whole episodes if it is None, as a table ``[K, 5]``."""
     size, stride = WHOLE if length is None else min(length, WHOLE), min(stride, WHOLE)
@@ -117,6 +120,8 @@ def splitter(total: int, batch_size: int | None, num_batches: int | None, batch_
     return lambda _: split if total else []
 
 
+# A pass packs the small fields first, and reads states where they lie. Small fields that are read where they lie take
+# 21 to 24 ms to gather at 24 x 4096 instead of 14, and packing takes 4. Stores past the caches gain nothing there.
 class WindowReader:
     """Reads windows of one rollout as padded batches.
 
@@ -373,6 +378,9 @@ class States:
         return states
 
 
+# The envs are laid out once in a random order, as a circle, and each epoch divides it from another start. Five epochs
+# at (24, 4096) take 11 ms; a new order each epoch takes 34. The price: two neighbours come together in most epochs of
+# one pass.
 def env_batches(
     trajectories: WindowReader,
     columns: WindowReader,

@@ -22,7 +22,7 @@ Extras = dict[str, NDArray[Any]]
 
 
 Drawn = Draw | tuple[Ints, Extras]
-"""What a sampler draws: places and further fields, or a draw of compiled code that is not made yet.
+"""The result of a draw: places and further fields, or a draw of compiled code that is not made yet.
 
 Both unpack to places and further fields.
 """
@@ -150,6 +150,7 @@ class _Adapted(OwnSampler):
         return repr(self._sampler)
 
 
+# Only None stands for the default: `sampler or Uniform()` would replace a user's sampler whose length is 0.
 def completed(sampler: AnySampler) -> OwnSampler:
     """The sampler itself if it is one of relive's, or inherits from one; else one in its place, with all members.
 

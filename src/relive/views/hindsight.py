@@ -436,6 +436,9 @@ def _takes_info(function: Callable[..., Any], stored: bool) -> bool:
     return stored
 
 
+# Of the 59 µs of a hindsight batch, the user's function takes 9.5, 15 tensors 7.6, draw and read 15, choosing goals 9,
+# and relive's Python 3.5. The functions may use the replay that calls them, even draw a batch: a draw is counted before
+# it is made, and an inner batch gets memory of its own.
 class GoalBytes:
     """The offsets of the goals in a ring's rows and in a batch's, their shape and dtype, and the layout of that batch.
 

@@ -167,7 +167,7 @@ class Sequence:
         return DeviceRead("sequences", read_sequences, SequenceForm.of(ring, reader, float(self.gamma)))
 
     def reader(self, ring: Ring) -> Sequences:
-        """What reads the windows of a ring.
+        """The reader of the windows of a ring.
 
         Raises:
             SchemaError: as :meth:`read`.

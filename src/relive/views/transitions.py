@@ -98,6 +98,7 @@ class NStep:
         if self.n > 1 and not ring.ordered:
             raise SchemaError(f"NStep(n={self.n}): {WINDOW_RULE}")
 
+    # Only the rows of a window reach `each_reward`. To multiply the others by 0 gave NaN for an infinity.
     def _sum_again(self, ring: Ring, plan: Plan) -> None:
         """Put the discounted sum of each window's rewards after ``each_reward`` in place of the plain one."""
         within, places = np.arange(self.n), plan.places[:, None]
