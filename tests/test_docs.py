@@ -222,11 +222,18 @@ def test_make_help_has_a_short_line_for_each_target_and_begins_with_those_of_a_n
     assert max(map(len, [*first.values(), *rest.values()])) <= 90
 
 
-def test_contributing_and_the_changelog_can_be_read_in_one_sitting():
+def test_contributing_the_changelog_and_the_decisions_can_be_read_in_one_sitting():
     assert len(text_of(ROOT / "CONTRIBUTING.md").encode()) <= 8_000
     releases = re.split(r"^## \[", text_of(ROOT / "CHANGELOG.md"), flags=re.MULTILINE)[1:]
     assert releases
     assert max(len(text.encode()) for text in releases) <= 5_000
+    assert len(text_of(ROOT / "docs" / "decisions.md").splitlines()) <= 350
+
+
+def test_a_docstring_names_its_subject():
+    begins = re.compile(r'^ *"""(?:What|The same|That of)\b.*', re.MULTILINE)
+    sources = sorted((ROOT / "src" / "relive").rglob("*.py"))
+    assert [f"{short(x)}: {line.strip()}" for x in sources for line in begins.findall(text_of(x))] == []
 
 
 def anchors(text: str) -> set[str]:
