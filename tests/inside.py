@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from relive.core import _core
+
 
 def add_checked(owner: Any) -> Any:
     return owner._add_checked
@@ -338,3 +340,9 @@ def writer(owner: Any) -> Any:
 
 def written(owner: Any) -> Any:
     return owner._written
+
+
+def use_exchange(wanted: bool) -> bool:
+    """Whether compiled code uses torch's exchange from now on, if it has one; returns what was before."""
+    tests: Any = _core
+    return tests._tests.use_exchange(wanted)

@@ -1362,15 +1362,15 @@ MUTATIONS = [
     Mutation(
         "a window in the middle of an episode starts it",
         "rollout/sequences.py",
-        "(begins == 1) & (first == origin)",
+        "(begins == 1) & (start == origin)",
         "begins == 1",
         "rollout/test_windows.py",
     ),
     Mutation(
         "kept recurrent states are looked up in the wrong row",
         "rollout/sequences.py",
-        "first // every * self._envs + env\n",
-        "(first // every + 1) // 2 * self._envs + env\n",
+        "start * self._envs + env\n",
+        "(start + 1) // 2 * self._envs + env\n",
         "rollout/test_states.py",
     ),
     Mutation(

@@ -483,19 +483,12 @@ void bind_tensors(nb::module_ &module) {
                "``take_rows`` into memory of the pool, with tensors over the fields of each part in its dict.");
     module.def("nested", &nested, "leaves"_a, "kind"_a,
                "The values by path as dicts of this kind, nested, in the order of their first leaves.");
-    module.def("use_exchange", [](bool wanted) {
+    // only tests know this module: what older versions of torch do can be tried with a newer one
+    auto tests = module.def_submodule("_tests");
+    tests.def("use_exchange", [](bool wanted) {
         auto &torch = torch_facts();
         return torch.exchange.exchange(wanted && torch.api);
     }, "wanted"_a, "Use torch's exchange from now on, if it has one, or do not; returns what was before.");
-    module.def("described", [](nb::handle thing) -> nb::object {
-        Description found;
-        if (!describe(thing.ptr(), found)) return nb::none();
-        nb::list shape, strides;
-        for (std::int32_t axis = 0; axis < found.ndim; ++axis)
-            shape.append(found.shape[axis]), strides.append(found.stride(axis));
-        return nb::make_tuple(reinterpret_cast<std::uintptr_t>(found.data), int(found.dtype.code),
-                              int(found.dtype.bits), nb::tuple(shape), nb::tuple(strides));
-    }, "thing"_a.none(), "Address, dtype's code and bits, shape and strides in bytes, or None if it cannot be read.");
 }
 
 }  // namespace relive

@@ -403,8 +403,6 @@ class World:
                 dicts=({},),
                 pool=self.pool,
             ),
-            "use_exchange": call(core.use_exchange, wanted=bool(rng.random() < 0.5)),
-            "described": call(core.described, thing=torch.rand(3)),
             "nested": call(core.nested, leaves={("a", "b"): 1, ("c",): 2, ("a", "d"): 3}, kind=dict),
             "Standing.__init__": call(core.Standing, slots=2),
             "Draw.standing": get(self.draws[0], "standing"),
