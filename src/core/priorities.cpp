@@ -1,6 +1,7 @@
 #include "priorities.hpp"
 
 #include <atomic>
+#include <cstddef>
 #include <limits>
 
 #include "bindings.hpp"
@@ -219,6 +220,19 @@ std::int64_t Priorities::rate(nb::handle index, nb::handle errors, nb::handle ma
 
 void bind_priorities(nb::module_ &module) {
     using namespace nb::literals;
+    // the entries of `facts`
+    module.attr("ALPHA") = offsetof(Facts, alpha) / sizeof(double);
+    module.attr("EPS") = offsetof(Facts, eps) / sizeof(double);
+    module.attr("LARGEST") = offsetof(Facts, largest) / sizeof(double);
+    module.attr("DRAWS") = offsetof(Facts, draws) / sizeof(double);
+    RELIVE_EXPORT(FACTS);
+    // the entries of `undo`
+    module.attr("RATED") = static_cast<std::int64_t>(RATED);
+    module.attr("RATED_LARGEST") = static_cast<std::int64_t>(LARGEST);
+    module.attr("RATED_START") = static_cast<std::int64_t>(PAIRS);
+    RELIVE_EXPORT(ALL_RATED);
+    RELIVE_EXPORT(LARGEST_ERROR);
+    RELIVE_EXPORT(UNUSUAL);
     nb::class_<Priorities>(module, "Priorities", "The memory of the priorities of a ring's rows.")
         .def(nb::init<Tree &, KeptVector<float>, KeptVector<double>, const Ring &, KeptVector<double>>(),
              nb::keep_alive<1, 2>(), nb::keep_alive<1, 5>(), "tree"_a, "errors"_a, "facts"_a, "ring"_a, "undo"_a)

@@ -233,7 +233,7 @@ std::int64_t fill_vtrace(Given reward, Given value, Given terminated, Given trun
 }  // namespace
 
 void bind_returns(nb::module_ &module) {
-    module.attr("SPOILT") = SPOILT;
+    RELIVE_EXPORT(SPOILT);
     using nb::arg;
     // `widest`: False takes vectors of four numbers, as on processors that have no wider ones
     module.def("is_grid", &is_grid, arg("reward").none(), arg("value").none(), arg("terminated").none(),

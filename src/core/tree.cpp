@@ -214,6 +214,7 @@ double Tree::lowest(Vector<const std::int64_t> begins, Vector<const std::int64_t
 void bind_tree(nb::module_ &module) {
     using namespace nb::literals;
     using Nodes = KeptVector<double>;
+    module.attr("FANOUT") = Tree::WIDTH;
     nb::class_<Tree>(module, "Tree", "The nodes of a sum tree, as compiled code holds them.")
         .def(nb::init<Nodes, std::int64_t, Nodes>(), "nodes"_a, "leaves"_a, "minima"_a)
         .def_prop_rw("minima", [](const Tree &tree) { return tree.minima.array; }, &Tree::set_minima,
