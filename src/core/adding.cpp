@@ -23,6 +23,7 @@ constexpr std::int64_t UNDO_AFTER = 5;
 constexpr std::int64_t UNDO_ROW = 3;                            // a row's place, its stamp, its step and order
 constexpr std::int64_t UNDO_NONE = 0;
 constexpr std::int64_t UNDO_ADDING = 1;
+constexpr std::int64_t UNDO_REBUILD = 2;                         // all that can be drawn changes, and is found anew
 
 // The stores before it come first in the program. A kill is seen only after all of a thread's stores, in their order,
 // so it is the compiler alone that must not move any.
@@ -386,6 +387,27 @@ void scatter_rows(Matrix<const std::uint8_t> source, Vector<std::int64_t> places
 }  // namespace
 
 void bind_adding(nb::module_ &module) {
+    RELIVE_EXPORT(NO_FINALS);
+    RELIVE_EXPORT(FINALS);
+    RELIVE_EXPORT(ALONE);
+    RELIVE_EXPORT(LINKED);
+    RELIVE_EXPORT(GOES_ON);
+    RELIVE_EXPORT(ENDED);
+    RELIVE_EXPORT(LAST);
+    RELIVE_EXPORT(LONGEST);
+    RELIVE_EXPORT(USED_UP);
+    RELIVE_EXPORT(UNFIT);
+    RELIVE_EXPORT(UNDO_KIND);
+    RELIVE_EXPORT(UNDO_ENVS);
+    RELIVE_EXPORT(UNDO_ROWS);
+    RELIVE_EXPORT(UNDO_COUNTERS);
+    RELIVE_EXPORT(UNDO_START);
+    RELIVE_EXPORT(UNDO_ENV);
+    RELIVE_EXPORT(UNDO_AFTER);
+    RELIVE_EXPORT(UNDO_ROW);
+    RELIVE_EXPORT(UNDO_NONE);
+    RELIVE_EXPORT(UNDO_ADDING);
+    RELIVE_EXPORT(UNDO_REBUILD);
     nb::class_<StagedRows>(module, "StagedRows",
                            "The arrays of rows on their way into a ring (`relive.core.words.StagedRows`).")
         .def("__init__", [](StagedRows *self, nb::object arrays) { new (self) StagedRows(staged_rows_of(arrays)); },
