@@ -347,6 +347,11 @@ template <auto MEMBER> nb::object step_member(nb::handle self) {
 
 void bind_goals(nb::module_ &module) {
     using Word64 = std::int64_t;
+    module.attr("FUTURE") = static_cast<int>(Strategy::FUTURE);
+    module.attr("FINAL") = static_cast<int>(Strategy::FINAL);
+    module.attr("EPISODE") = static_cast<int>(Strategy::EPISODE);
+    module.attr("PAST") = static_cast<int>(Strategy::PAST);
+    module.attr("RANDOM") = static_cast<int>(Strategy::RANDOM);
     nb::class_<GoalLayout>(module, "GoalLayout",
                            "Where goals are in rows of a ring and of a batch, in bytes, and how they are chosen.")
         .def("__init__",
