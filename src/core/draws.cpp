@@ -20,7 +20,7 @@ void masses(std::uint64_t stream, bool stratified, double total, std::span<doubl
 namespace {
 
 // So many draws may miss before the rows that can be drawn are counted out one by one.
-constexpr std::uint64_t PATIENCE = 100;
+constexpr std::uint64_t MOST_ATTEMPTS = 100;
 
 // Where rows that can be drawn are rare: count them, and walk to one drawn by its number. -1 if there is none.
 Place count_out(const Ring &ring, std::uint64_t stream, std::uint64_t i, const std::vector<Number> &first) {
@@ -55,7 +55,7 @@ bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t newest, s
         if (every && ring.stamp[out[i]] >= 0) continue;
         Line::Spot spot{out[i] / ring.rows, numbers[i]};
         for (std::uint64_t attempt = 1; !ring.can_draw(out[i], spot.number, spot.env); ++attempt) {
-            if (attempt == PATIENCE) {
+            if (attempt == MOST_ATTEMPTS) {
                 if ((out[i] = count_out(ring, stream, i, line.first)) < 0) return false;
                 break;
             }
@@ -158,6 +158,7 @@ std::int64_t anchors(const Ring &ring, Vector<Place> out) {
 }  // namespace
 
 void bind_draws(nb::module_ &module) {
+    RELIVE_EXPORT(MOST_ATTEMPTS);
     using namespace nb::literals;
     module.def("mix", [](Word z) { return mix(z.value); }, "z"_a,
                "The finalizer of splitmix64 (Steele, Lea and Flood 2014). Ints count modulo 2**64 here and below.");
