@@ -604,7 +604,7 @@ class Ledger:
 # Files: a ring that outlives its process, and the log of its ledger
 
 
-PATIENCE = 30.0
+REOPEN_SECONDS = 30.0
 """Seconds to wait until the process that had the files before is gone."""
 
 REOPEN_PAUSE = 0.2
@@ -638,7 +638,7 @@ class RingFiles:
         first: makes the replay whose steps a new ring begins with; None for an empty ring.
 
     Raises:
-        LifecycleError: another process still has the ring after :data:`PATIENCE` seconds.
+        LifecycleError: another process still has the ring after :data:`REOPEN_SECONDS` seconds.
     """
 
     replay: ReplayBuffer
@@ -666,7 +666,7 @@ class RingFiles:
         self._remove_others(folder)
 
     def _reopened(self, options: Mapping[str, Any]) -> ReplayBuffer:
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + REOPEN_SECONDS
         while True:
             try:
                 return ReplayBuffer.open(self._ring, **options)
