@@ -342,6 +342,12 @@ def written(owner: Any) -> Any:
     return owner._written
 
 
+def described(thing: Any) -> Any:
+    """What compiled code reads of a tensor or an array, or None if it cannot."""
+    tests: Any = _core
+    return tests._tests.described(thing)
+
+
 def use_exchange(wanted: bool) -> bool:
     """Whether compiled code uses torch's exchange from now on, if it has one; returns what was before."""
     tests: Any = _core
