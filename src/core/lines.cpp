@@ -1,3 +1,4 @@
+// Keeps up to date which rows of each env draws may point at, without a walk through all envs.
 #include "lines.hpp"
 
 #include <algorithm>
@@ -66,7 +67,8 @@ const Line &whole_of(const Ring &ring, Lines &lines) {
         auto history = history_of(ring);
         for (std::int64_t e = 0; e < ring.num_envs(); ++e)
             lines.whole.first[e] = with_history(ring, e, ring.oldest(e), history);
-        lines.known = true, lines.stale = 0;
+        lines.known = true;
+        lines.stale = 0;
     }
     add_up(ring, lines.whole, lines.stale);
     lines.stale = lines.whole.until.size();
@@ -151,7 +153,8 @@ const Line &line_of(const Ring &ring, std::int64_t newest) {
     lines.newest = 0;
     move_to_newest(ring, newest, lines.recent.first);
     add_up(ring, lines.recent, 0);
-    lines.newest = newest, lines.seen = lines.version;
+    lines.newest = newest;
+    lines.seen = lines.version;
     return lines.recent;
 }
 

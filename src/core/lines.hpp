@@ -29,7 +29,10 @@ struct Lines {
                                            recent(whole), stale(envs) {}
 
     // Anything of the ring may have changed, its cursors and its rule as well.
-    void forget() { known = false, ++version; }
+    void forget() {
+        known = false;
+        ++version;
+    }
     // Rows were added to an env.
     void follow(const Ring &ring, std::int64_t e);
 

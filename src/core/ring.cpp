@@ -1,3 +1,4 @@
+// Takes the arrays of a ring from Python, and holds their lengths to each other once.
 #include "ring.hpp"
 
 #include <cstddef>
@@ -51,7 +52,8 @@ Ring ring_of(nb::object arrays) {
                  fits(ring.seen.size(), state.rows) && fits(ring.reserve.size(), state.rows);
     if (!right) throw nb::value_error("the arrays of a ring do not fit each other");
     ring.inverse = 1.0 / static_cast<double>(ring.rows);
-    ring.memory = reinterpret_cast<std::byte *>(memory.first), ring.width = memory.columns;
+    ring.memory = reinterpret_cast<std::byte *>(memory.first);
+    ring.width = memory.columns;
     ring.envs = {reinterpret_cast<Env *>(state.first), state.rows};
     ring.counters = reinterpret_cast<Counters *>(counters.data);
     ring.lines = Lines(static_cast<std::size_t>(state.rows));
