@@ -1,3 +1,4 @@
+// Draws rows that can be drawn by trying random ones, and counts them out where they are rare.
 #include "draws.hpp"
 
 #include <cmath>
@@ -46,7 +47,8 @@ bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t newest, s
     auto numbers = scratch<Number>(count);
     for (std::size_t i = 0; i < count; ++i) {
         auto [e, number] = line.at(stream, 1 + i);
-        numbers[i] = number, out[i] = ring.place_of(number, e);
+        numbers[i] = number;
+        out[i] = ring.place_of(number, e);
         fetch(ring.row(out[i]), static_cast<std::size_t>(2 * ring.width));
     }
     // By now all of those rows are on their way, rather than one after another.
@@ -87,8 +89,10 @@ void window_runs(const Ring &ring, std::int64_t newest, Vector<Place> begins, Ve
     for (std::int64_t e = 0; e < ring.num_envs(); ++e) {
         auto base = e * ring.rows, end = ring.place_of(line.first[e], e) + ring.envs[e].head - line.first[e];
         auto beyond = std::max<std::int64_t>(end - (base + ring.rows), 0);
-        begins[2 * e] = ring.place_of(line.first[e], e), ends[2 * e] = end - beyond;
-        begins[2 * e + 1] = base, ends[2 * e + 1] = base + beyond;
+        begins[2 * e] = ring.place_of(line.first[e], e);
+        ends[2 * e] = end - beyond;
+        begins[2 * e + 1] = base;
+        ends[2 * e + 1] = base + beyond;
     }
 }
 
