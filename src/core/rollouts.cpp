@@ -61,7 +61,10 @@ struct Cut {
 void cut_env(std::int64_t env, Flags done, Flags real, Flags starts, Cut cut, Windows &windows) {
     std::int64_t origin = 0, begins = 0;
     for (std::int64_t t = 0; t < done.rows;) {
-        if (starts[t][env]) origin = t, begins = 1;
+        if (starts[t][env]) {
+            origin = t;
+            begins = 1;
+        }
         if (!real[t][env]) { ++t; continue; }
         auto end = t;
         while (end + 1 < done.rows && !done[end][env] && real[end + 1][env]) ++end;
