@@ -1,3 +1,4 @@
+// Reads tensors and arrays where they lie, and makes the tensors of a batch.
 #include "tensors.hpp"
 
 #include <cstdlib>
@@ -112,7 +113,8 @@ std::unique_ptr<Torch> found_torch() {
     nb::object module = nb::module_::import_("torch");
     auto torch = std::make_unique<Torch>();
     torch->tensor = module.attr("Tensor").inc_ref();
-    torch->is_neg = nb::str("is_neg").release(), torch->is_conj = nb::str("is_conj").release();
+    torch->is_neg = nb::str("is_neg").release();
+    torch->is_conj = nb::str("is_conj").release();
     torch->dtype = nb::str("dtype").release();
     for (auto &[name, dtype] : NAMED)
         if (nb::object found = nb::getattr(module, name, nb::none()); !found.is_none())
@@ -125,7 +127,8 @@ std::unique_ptr<Torch> found_torch() {
         auto *api = static_cast<const ExchangeApi *>(PyCapsule_GetPointer(table.ptr(), NAME));
         if (api->major == MAJOR && api->adopt && api->describe) torch->api = api;
     }
-    torch->dispatch_modes = modes.release(), torch->exchange = torch->api != nullptr;
+    torch->dispatch_modes = modes.release();
+    torch->exchange = torch->api != nullptr;
     return torch;
 }
 
@@ -179,8 +182,13 @@ bool describe_tensor(PyObject *thing, Description &out) try {
         if (is_lazy(torch, thing, found.dtype)) return false;
         // integers of 1 to 7 bits have the same name
         if (found.dtype.bits == 8 && torch.of(nb::handle(thing).attr(torch.dtype)) != found.dtype) return false;
-        out.data = static_cast<std::byte *>(found.data), out.dtype = found.dtype, out.ndim = found.ndim;
-        out.shape = found.shape, out.strides_ = found.strides, out.writeable = true, out.dense_ = false;
+        out.data = static_cast<std::byte *>(found.data);
+        out.dtype = found.dtype;
+        out.ndim = found.ndim;
+        out.shape = found.shape;
+        out.strides_ = found.strides;
+        out.writeable = true;
+        out.dense_ = false;
         out.unit_ = static_cast<std::ptrdiff_t>(out.dtype.bytes());
     } else {
         auto dtype = torch.of(nb::handle(thing).attr(torch.dtype));
@@ -483,12 +491,23 @@ void bind_tensors(nb::module_ &module) {
                "``take_rows`` into memory of the pool, with tensors over the fields of each part in its dict.");
     module.def("nested", &nested, "leaves"_a, "kind"_a,
                "The values by path as dicts of this kind, nested, in the order of their first leaves.");
-    // only tests know this module: what older versions of torch do can be tried with a newer one
+    // only tests know this module: how a thing is read, and what older versions of torch do, tried with a newer one
     auto tests = module.def_submodule("_tests");
     tests.def("use_exchange", [](bool wanted) {
         auto &torch = torch_facts();
         return torch.exchange.exchange(wanted && torch.api);
     }, "wanted"_a, "Use torch's exchange from now on, if it has one, or do not; returns what was before.");
+    tests.def("described", [](nb::handle thing) -> nb::object {
+        Description found;
+        if (!describe(thing.ptr(), found)) return nb::none();
+        nb::list shape, strides;
+        for (std::int32_t axis = 0; axis < found.ndim; ++axis) {
+            shape.append(found.shape[axis]);
+            strides.append(found.stride(axis));
+        }
+        return nb::make_tuple(reinterpret_cast<std::uintptr_t>(found.data), int(found.dtype.code),
+                              int(found.dtype.bits), nb::tuple(shape), nb::tuple(strides));
+    }, "thing"_a.none(), "Address, dtype's code and bits, shape and strides in bytes, or None if it cannot be read.");
 }
 
 }  // namespace relive
