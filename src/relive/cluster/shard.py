@@ -1,6 +1,10 @@
 """Shard: one ring of a replay that several processes hold together. Nothing here knows how its messages travel.
 
 The file reads from the outside in: the shard, the messages it takes, what it is made from, its ledger, and its files.
+
+:class:`relive.processes.server.ReplayServer` gives batches of one ring to processes of the same machine in shared
+memory. Its slots and sockets cannot leave a machine, and it has no ledger by which a ring that died goes on. So a shard
+answers calls instead, whose blocks any transport may carry: Ray, or the caller's own process.
 """
 
 from __future__ import annotations

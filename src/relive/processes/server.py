@@ -3,6 +3,11 @@
 The file reads from the outside in: the server, the owner's process, the learner's side, and the slots. A slot is shared
 memory for one batch. The owner fills it, the learner reads it in place and gives it back. Sockets carry the rest:
 requests, errors, steps and TD errors.
+
+A shard of :mod:`relive.cluster` also gives batches to other processes, in another way, for another promise. A server
+has one ring on one machine: a batch is the one that ``sample`` would give, bit for bit, and is never copied between
+processes. Shards are several rings, perhaps on several machines: a batch is divided among them, its parts are copied,
+and a shard may die and come back.
 """
 
 from __future__ import annotations
