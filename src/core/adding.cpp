@@ -286,7 +286,7 @@ std::int64_t append_rows(Ring &ring, StagedRows &given, int mode) noexcept {
     auto events = Adding(ring, given).add();
     ++ring.lines.version;
     if (ring.lines.known)
-        for (auto e : given.envs) ring.lines.follow(ring, e);
+        for (auto e : given.envs) ring.note_added(e);
     std::int64_t not_finite = 0;
     // counted, not refused: a reward that is not finite is a fact of the environment
     for (std::int64_t i = 0; i < count; ++i) not_finite += given.places[i] >= 0 && !std::isfinite(given.reward[i]);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "draws.hpp"
 #include "random.hpp"
 #include "ring.hpp"
 
@@ -126,11 +127,12 @@ Line::Spot Line::at(std::uint64_t stream, std::uint64_t nth) const {
     return {e, std::max<std::int64_t>(first[e] + spot - (e > 0 ? until[e - 1] : 0), 0)};
 }
 
-void Lines::follow(const Ring &ring, std::int64_t e) {
+void Ring::note_added(std::int64_t e) {
     auto env = static_cast<std::size_t>(e);
-    whole.first[env] = with_history(ring, e, std::max(whole.first[env], ring.oldest(e)), history_of(ring));
-    auto rows = ring.envs[e].head - whole.first[env];
-    if (rows != whole.until[env] - (env > 0 ? whole.until[env - 1] : 0)) stale = std::min(stale, env);
+    auto &[first, until] = lines.whole;
+    first[env] = with_history(*this, e, std::max(first[env], oldest(e)), history_of(*this));
+    auto added = envs[e].head - first[env];
+    if (added != until[env] - (env > 0 ? until[env - 1] : 0)) lines.stale = std::min(lines.stale, env);
 }
 
 std::int64_t count_complete(const Ring &ring) {

@@ -1,13 +1,10 @@
 // Lines: the rows that draws point at, env by env, and how they are kept up to date.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "arrays.hpp"
-
 namespace relive {
-
-class Ring;
 
 // The rows of all envs in a line, of each from `first` up to its head. Both vectors have an entry for each env.
 struct Line {
@@ -33,8 +30,6 @@ struct Lines {
         known = false;
         ++version;
     }
-    // Rows were added to an env.
-    void follow(const Ring &ring, std::int64_t e);
 
     Line whole;                 // of all rows
     Line recent;                // of those from the `newest` transitions on; at first, and later, a guess
@@ -46,15 +41,5 @@ struct Lines {
     std::int64_t complete = 0;  // transitions of `whole`
     std::uint64_t counted = ~std::uint64_t{0};  // the version for which that is right
 };
-
-// The rows from the `newest` transitions on (0: from all), in a line that is good until the ring changes, or is asked
-// for another one.
-//
-// Of transitions those count that can be drawn; where windows are longer, every complete one. Newest is in the order of
-// completion, over all envs. Some of these rows cannot be drawn: boundary rows, the newest.
-const Line &line_of(const Ring &ring, std::int64_t newest);
-
-// How many transitions are complete, of the rows that are live; where windows have one step, of those with history.
-std::int64_t count_complete(const Ring &ring);
 
 }  // namespace relive

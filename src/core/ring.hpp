@@ -107,6 +107,9 @@ class Ring {
         return ends_window(place, number, e * rows, envs[e].head, envs[e].next);
     }
 
+    // Rows were added to an env: its line goes on. Defined in lines.cpp.
+    void note_added(std::int64_t e);
+
     Place rows = 0;              // per env
     double inverse = 0;          // 1.0 / rows
     std::size_t step_bytes = 0;  // of a row, at its start: a step; bookkeeping follows
