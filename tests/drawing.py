@@ -34,7 +34,6 @@ from relive import (
     Sequence,
     SequenceBatch,
     Uniform,
-    core,
 )
 from relive.errors import ReliveError
 from relive.memory.device import DeviceRows
@@ -124,11 +123,11 @@ def on_a_device() -> Iterator[Make]:
 
 @contextmanager
 def without_the_exchange() -> Iterator[Make]:
-    before = core.use_exchange(False)
+    before = inside.use_exchange(False)
     try:
         yield in_ram
     finally:
-        core.use_exchange(before)
+        inside.use_exchange(before)
 
 
 @contextmanager

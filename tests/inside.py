@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from relive.core import _core
+
 
 def add_checked(owner: Any) -> Any:
     return owner._add_checked
@@ -341,3 +343,15 @@ def writer(owner: Any) -> Any:
 
 def written(owner: Any) -> Any:
     return owner._written
+
+
+def described(thing: Any) -> Any:
+    """What compiled code reads of a tensor or an array, or None if it cannot."""
+    tests: Any = _core
+    return tests._tests.described(thing)
+
+
+def use_exchange(wanted: bool) -> bool:
+    """Whether compiled code uses torch's exchange from now on, if it has one; returns what was before."""
+    tests: Any = _core
+    return tests._tests.use_exchange(wanted)

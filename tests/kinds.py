@@ -293,7 +293,6 @@ HOMES: dict[str, Home] = {
     "rollout, heads": Home(lambda rows, dress, _: rollout(rows, dress, 2), after=False),
     "rollout, heads, masked": Home(
         lambda rows, dress, _: rollout(rows, dress, 2, masked=True), after=False),
-    "rollout, few states": Home(lambda rows, dress, _: rollout(rows, dress, hidden_every=8), after=False),
     "rollout, wrapped": Home(
         lambda rows, dress, _: rollout(rows, dress, 2, more=-30, wrap=True), after=False, whole=False),
     "save of a rollout": Home(lambda rows, dress, folder: saved(rollout(rows, dress, 2), folder), after=False),

@@ -1362,15 +1362,15 @@ MUTATIONS = [
     Mutation(
         "a window in the middle of an episode starts it",
         "rollout/sequences.py",
-        "(begins == 1) & (first == origin)",
+        "(begins == 1) & (start == origin)",
         "begins == 1",
         "rollout/test_windows.py",
     ),
     Mutation(
         "kept recurrent states are looked up in the wrong row",
         "rollout/sequences.py",
-        "first // every * self._envs + env\n",
-        "(first // every + 1) // 2 * self._envs + env\n",
+        "start * self._envs + env\n",
+        "(start + 1) // 2 * self._envs + env\n",
         "rollout/test_states.py",
     ),
     Mutation(
@@ -2183,8 +2183,8 @@ MUTATIONS = [
     Mutation(
         "with another goal, a window goes on over a truncation",
         "goals.cpp",
-        "terminal = steps[entry].terminated, cut = steps[entry].truncated;\n            if (terminal | cut) break;",
-        "terminal = steps[entry].terminated, cut = steps[entry].truncated;\n            if (terminal) break;",
+        "cut = steps[entry].truncated;\n            if (terminal | cut) break;",
+        "cut = steps[entry].truncated;\n            if (terminal) break;",
         "core/test_goals.py",
     ),
     Mutation(
@@ -2219,7 +2219,7 @@ MUTATIONS = [
     Mutation(
         "GAE passes on what a step that is not real was told",
         "returns_passes.hpp",
-        "delta = where(real, delta), goes_on &= real;",
+        "delta = where(real, delta);\n            goes_on &= real;",
         "delta = where(real, delta);",
         "core/test_returns.py",
     ),
@@ -2403,8 +2403,8 @@ MUTATIONS = [
     Mutation(
         "a cover is forgotten by the draw that it came with",
         "batches.cpp",
-        "draw.from_some = true, draw.tops",
-        "draw.from_some = false, draw.tops",
+        "draw.from_some = true;",
+        "draw.from_some = false;",
         "core/test_batches.py samplers/test_recent.py",
     ),
     Mutation(

@@ -757,8 +757,3 @@ def stretches(
         for first, count in windows(run.t1 - run.t0, length, stride, drop_tail):
             found.append(Stretch(run.env, run.t0 + first, count, begins and first == 0))
     return found
-
-
-def state_row(done: Any, mask: Any, ended: Any, start: int, env: int, every: int) -> int:
-    """The newest step up to ``start`` whose state is known: each k-th is kept, and an episode's first is given."""
-    return next(t for t in range(start, -1, -1) if t % every == 0 or starts_episode(done, mask, ended, t, env))

@@ -25,7 +25,7 @@ def stub() -> str:
     found = stubgen.StubGen(module=core, quiet=True, include_docstrings=False)
     found.put(core)
     text: str = found.get()
-    body = re.sub(r"\A.*?(?=^(?:class|def) )", "", text, flags=re.S | re.M)
+    body = re.sub(r"\A.*?(?=^(?:class |def |[A-Z_]+: ))", "", text, flags=re.S | re.M)
     body = re.sub(r"\n    __slotnames__: .*\n", "", body)  # what pickle notes of a class, once it was asked
     body = re.sub(r"\bnumpy\.typing\.NDArray\b", "NDArray[Any]", body)
     body = re.sub(r"\bobject(?: \| None)?(?=[,)\]:=\s])", "Any", body)

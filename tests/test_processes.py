@@ -328,7 +328,6 @@ def test_a_replay_is_an_argument_of_a_process(method: str, sampler: str) -> None
 def test_a_rollout_is_an_argument_of_a_process_and_goes_through_a_queue(method: str) -> None:
     context = mp.get_context(method)
     rollout, answers = RolloutBuffer(LARGE, 4, 3, seed=0), context.Queue()
-    rollout.initial_hidden = torch.ones(2, 3)
     fill(rollout, "add", 0)
     process = context.Process(target=plays, args=(rollout, answers))
     process.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -180,34 +180,26 @@ def found_in(batches: Iterable[SequenceBatch]) -> list[Stretch]:
     return found
 
 
-def check_batch(
-    world: World, seq: SequenceBatch, rows: int | None, *, time_first: bool = True, every: int = 1, initial: Any = None
-) -> None:
+def check_batch(world: World, seq: SequenceBatch, rows: int | None, *, time_first: bool = True) -> None:
     """Everything in a batch is what the world has at those times, and nothing else is in it."""
     env, start = seq["env"], seq["start"]
     has_hidden = "hidden" in world.schema
-    known = [
-        oracle.state_row(world.done, world.mask, world.ended, t, n, every if has_hidden else 1)
-        for t, n in zip(start.tolist(), env.tolist(), strict=True)
-    ]
-    first = torch.tensor(known, dtype=torch.int64)
     lengths = seq["lengths"]
-    assert_same(seq["burn_in"], start - first, "burn_in")
+    assert_same(seq["burn_in"], torch.zeros_like(start), "burn_in")
     for name in FACTS:
         assert seq[name].dtype is torch.int64, name
         assert seq[name].shape == (len(env),), name
     assert begins(seq).tolist() == [
         oracle.starts_episode(world.done, world.mask, world.ended, t, n)
-        for t, n in zip(known, env.tolist(), strict=True)
+        for t, n in zip(start.tolist(), env.tolist(), strict=True)
     ]
     high = int(lengths.max()) if rows is None else min(rows, len(world.letters))
     time = torch.arange(high)[:, None]
     inside = time < lengths
-    at = torch.where(inside, first + time, 0)
-    mask = inside & (time >= seq["burn_in"])
+    at = torch.where(inside, start + time, 0)
     assert seq.time_first is time_first
     assert len(seq) == len(env)
-    assert seq.num_steps == int(mask.sum())
+    assert seq.num_steps == int(inside.sum())
     shape = (high, len(env)) if time_first else (len(env), high)
     assert tuple(seq.shape) == seq["is_start"].shape == shape
     got = {("mask",): seq["mask"]} | leaves_of(seq)
@@ -216,19 +208,17 @@ def check_batch(
     for path, x in got.items():
         x = x if time_first else x.transpose(0, 1)
         if path == ("mask",):
-            assert_same(x, mask, path)
+            assert_same(x, inside, path)
             continue
         column = world.columns[path]
         want = column[at, env]
         want[~inside] = 1 if path == ("action_mask",) else 0
         assert_same(x, want, path)
     if has_hidden:
-        check_hidden(world, seq, first, env, every, initial)
+        check_hidden(world, seq, start, env)
 
 
-def check_hidden(
-    world: World, seq: SequenceBatch, first: Tensor, env: Tensor, every: int, initial: Mapping[Path, Tensor] | None
-) -> None:
+def check_hidden(world: World, seq: SequenceBatch, start: Tensor, env: Tensor) -> None:
     """The state before the first row, as the schema nests it and the policy got it."""
     got = seq["hidden"]
     count = 0
@@ -240,9 +230,7 @@ def check_hidden(
         for key in path[1:]:
             state = state[int(key) if isinstance(state, tuple) else key]
         column = world.columns[path]
-        want = column[first, env]
-        given = torch.zeros_like(want[0]) if initial is None else initial[path]
-        want[first % every != 0] = given
+        want = column[start, env]
         if column.dim() == 4:
             want = want.transpose(0, 1)
         assert_same(state, want.contiguous(), path)

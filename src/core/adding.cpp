@@ -1,3 +1,4 @@
+// Adds rows to a ring, one env after another, and notes beforehand how a change that a kill breaks off is taken back.
 #include "adding.hpp"
 
 #include <atomic>
@@ -23,6 +24,7 @@ constexpr std::int64_t UNDO_AFTER = 5;
 constexpr std::int64_t UNDO_ROW = 3;                            // a row's place, its stamp, its step and order
 constexpr std::int64_t UNDO_NONE = 0;
 constexpr std::int64_t UNDO_ADDING = 1;
+constexpr std::int64_t UNDO_REBUILD = 2;                         // all that can be drawn changes, and is found anew
 
 // The stores before it come first in the program. A kill is seen only after all of a thread's stores, in their order,
 // so it is the compiler alone that must not move any.
@@ -51,7 +53,8 @@ std::int64_t note_kinds(const Ring &ring, StagedRows &given, int mode) {
 // A row's bookkeeping in three words; returns the word after them.
 std::int64_t note_row(const Ring &ring, std::int64_t at, Place place) {
     auto &undo = ring.undo;
-    undo[at] = place, undo[at + 1] = ring.stamp[place];
+    undo[at] = place;
+    undo[at + 1] = ring.stamp[place];
     // the step in the upper 32 bits, the order in the lower ones, whatever their signs
     undo[at + 2] = static_cast<std::int64_t>(static_cast<std::uint64_t>(ring.step[place]) << 32 |
                                              static_cast<std::uint32_t>(ring.order[place]));
@@ -77,8 +80,11 @@ bool note_undo(const Ring &ring, StagedRows &given) {
         auto number = heads[e];
         const Env &env = ring.envs[e];
         if (number == env.head) {  // its first row in the call, as each raises the head
-            undo[at] = e, undo[at + 1] = env.head, undo[at + 2] = env.tail;
-            undo[at + 3] = env.next, undo[at + 4] = env.count;
+            undo[at] = e;
+            undo[at + 1] = env.head;
+            undo[at + 2] = env.tail;
+            undo[at + 3] = env.next;
+            undo[at + 4] = env.count;
             at += UNDO_ENV;
             // the row before: this call completes it, so its stamp and order change
             if (number > 0) row_at = note_row(ring, row_at, ring.place_of(number - 1, e));
@@ -96,7 +102,8 @@ bool note_undo(const Ring &ring, StagedRows &given) {
     }
     auto *counters = reinterpret_cast<const std::int64_t *>(ring.counters);
     std::copy(counters, counters + COUNTERS, &undo[UNDO_COUNTERS]);
-    undo[UNDO_ENVS] = (at - UNDO_START) / UNDO_ENV, undo[UNDO_ROWS] = (row_at - row_start) / UNDO_ROW;
+    undo[UNDO_ENVS] = (at - UNDO_START) / UNDO_ENV;
+    undo[UNDO_ROWS] = (row_at - row_start) / UNDO_ROW;
     in_order();  // first the entries are whole, then the kind says that they count
     undo[UNDO_KIND] = UNDO_ADDING;
     in_order();  // and the kind is written before anything else changes
@@ -131,7 +138,9 @@ class Adding {
         for (std::int64_t i = 0; given_.mask && i < given_.size(); ++i)
             if (given_.leaves_out(i)) interrupt(given_.envs[i]);
         auto &counters = *ring_.counters;
-        counters.completed = completed_, counters.drawable = drawable_, counters.episodes = episodes_;
+        counters.completed = completed_;
+        counters.drawable = drawable_;
+        counters.episodes = episodes_;
         ring_.lines.stamps = stamps_;
         return events_;
     }
@@ -172,15 +181,18 @@ class Adding {
         // the number of the oldest row which is live once `number` is written
         auto oldest = std::max(env.tail, number + 1 - rows_);
         // negative until it is complete: -1 - s for s completed before it, so the order of time stays
-        step[place] = static_cast<std::int32_t>(index), stamp[place] = -1 - completed_;
+        step[place] = static_cast<std::int32_t>(index);
+        stamp[place] = -1 - completed_;
         if (index > 0 && kind < ALONE) {  // the row before is of the same episode, and is complete now
             auto before = (place > begin ? place : begin + rows_) - 1;
-            stamp[before] = completed_++, order[before] = lower(count++);
+            stamp[before] = completed_++;
+            order[before] = lower(count++);
             bool opens = number - 1 - std::min(index - 1, history_) >= oldest;
             open(before, opens && ((cut && tails_) || ring_.ends_full(index - 1)));
         }
         order[place] = lower(count);
-        ++number, index = cut ? 0 : index + 1;
+        ++number;
+        index = cut ? 0 : index + 1;
         given_.finals[i] = -1;
         auto own = number - 1;
         if (kind == ENDED) {
@@ -189,19 +201,25 @@ class Adding {
             oldest = std::max(env.tail, number + 1 - rows_);
             // the transition at `place` counts as complete before it: one more than `completed` and `count`. A boundary
             // row has the length of its episode as `step`, and never a stamp of its own
-            step[final] = static_cast<std::int32_t>(index), stamp[final] = -2 - completed_;
+            step[final] = static_cast<std::int32_t>(index);
+            stamp[final] = -2 - completed_;
             order[final] = lower(count + 1);
-            ++number, given_.finals[i] = final, ++episodes_;
+            ++number;
+            given_.finals[i] = final;
+            ++episodes_;
         }
         if (kind != GOES_ON) {
-            stamp[place] = completed_++, ++count;
+            stamp[place] = completed_++;
+            ++count;
             open(place, own - std::min(index - 1, history_) >= oldest && (tails_ || ring_.ends_full(index - 1)));
             index = kind == LINKED && index < LONGEST ? index : 0;
             episodes_ += kind == LAST;
         }
         given_.places[i] = place;
         Env &stored = ring_.envs[e];
-        stored.head = number, stored.next = index, stored.count = count;
+        stored.head = number;
+        stored.next = index;
+        stored.count = count;
     }
 
     // The episode of an env does not go on: the last complete row may then end a window, although that is shorter.
@@ -249,7 +267,10 @@ class Adding {
     }
 
     void list(Place place, std::uint8_t opens) {
-        if (listed_) given_.where[events_] = place, given_.opens[events_++] = opens;
+        if (listed_) {
+            given_.where[events_] = place;
+            given_.opens[events_++] = opens;
+        }
     }
 
     static std::int32_t lower(std::int64_t count) { return static_cast<std::int32_t>(count); }  // the lower 32 bits
@@ -293,7 +314,7 @@ std::int64_t append_rows(Ring &ring, StagedRows &given, int mode, const RowBytes
     auto events = Adding(ring, given).add(store);
     ++ring.lines.version;
     if (ring.lines.known)
-        for (auto e : given.envs) ring.lines.follow(ring, e);
+        for (auto e : given.envs) ring.note_added(e);
     std::int64_t not_finite = 0;
     // counted, not refused: a reward that is not finite is a fact of the environment
     for (std::int64_t i = 0; i < count; ++i) not_finite += given.places[i] >= 0 && !std::isfinite(given.reward[i]);
@@ -393,7 +414,9 @@ StagedRows staged_rows_of(nb::object arrays) {
                  given.truncated.size() == count && given.finals.size() == count && given.tails.size() == count &&
                  given.opens.size() == given.where.size();
     if (!right) throw nb::value_error("staged rows: the arrays do not fit each other");
-    given.staged = staged.first, given.final = final.first, given.width = staged.columns;
+    given.staged = staged.first;
+    given.final = final.first;
+    given.width = staged.columns;
     take_envs(given, arrays.attr("envs"));
     given.kept = arrays;
     return given;
@@ -416,6 +439,27 @@ void scatter_rows(Matrix<const std::uint8_t> source, Vector<std::int64_t> places
 }  // namespace
 
 void bind_adding(nb::module_ &module) {
+    RELIVE_EXPORT(NO_FINALS);
+    RELIVE_EXPORT(FINALS);
+    RELIVE_EXPORT(ALONE);
+    RELIVE_EXPORT(LINKED);
+    RELIVE_EXPORT(GOES_ON);
+    RELIVE_EXPORT(ENDED);
+    RELIVE_EXPORT(LAST);
+    RELIVE_EXPORT(LONGEST);
+    RELIVE_EXPORT(USED_UP);
+    RELIVE_EXPORT(UNFIT);
+    RELIVE_EXPORT(UNDO_KIND);
+    RELIVE_EXPORT(UNDO_ENVS);
+    RELIVE_EXPORT(UNDO_ROWS);
+    RELIVE_EXPORT(UNDO_COUNTERS);
+    RELIVE_EXPORT(UNDO_START);
+    RELIVE_EXPORT(UNDO_ENV);
+    RELIVE_EXPORT(UNDO_AFTER);
+    RELIVE_EXPORT(UNDO_ROW);
+    RELIVE_EXPORT(UNDO_NONE);
+    RELIVE_EXPORT(UNDO_ADDING);
+    RELIVE_EXPORT(UNDO_REBUILD);
     nb::class_<StagedRows>(module, "StagedRows",
                            "The arrays of rows on their way into a ring (`relive.core.words.StagedRows`).")
         .def("__init__", [](StagedRows *self, nb::object arrays) { new (self) StagedRows(staged_rows_of(arrays)); },

@@ -38,7 +38,8 @@ template <typename T> struct Column {
 
     bool look(PyArrayObject *array) {
         first = static_cast<Byte *>(PyArray_DATA(array));
-        stride = PyArray_STRIDES(array)[0], count = PyArray_DIMS(array)[0];
+        stride = PyArray_STRIDES(array)[0];
+        count = PyArray_DIMS(array)[0];
         return true;
     }
 };
@@ -55,7 +56,8 @@ template <typename T> struct Vector {
     T *end() const { return data + count; }
 
     bool look(PyArrayObject *array) {
-        data = static_cast<T *>(PyArray_DATA(array)), count = PyArray_DIMS(array)[0];
+        data = static_cast<T *>(PyArray_DATA(array));
+        count = PyArray_DIMS(array)[0];
         return count < 2 || PyArray_STRIDES(array)[0] == sizeof(T);
     }
 };
@@ -82,7 +84,8 @@ template <typename T> struct Matrix {
 
     bool look(PyArrayObject *array) {
         first = static_cast<Byte *>(PyArray_DATA(array));
-        rows = PyArray_DIMS(array)[0], columns = PyArray_DIMS(array)[1];
+        rows = PyArray_DIMS(array)[0];
+        columns = PyArray_DIMS(array)[1];
         bool none = rows == 0 || columns == 0;  // then strides say nothing
         stride = none ? columns * static_cast<std::ptrdiff_t>(sizeof(T)) : PyArray_STRIDES(array)[0];
         return none || columns == 1 || PyArray_STRIDES(array)[1] == sizeof(T);

@@ -1,3 +1,4 @@
+// Makes the tensors of a batch in one call: draws its rows, reads their windows, and lays fields over them.
 #include "batches.hpp"
 
 #include <algorithm>
@@ -74,7 +75,10 @@ namespace {
 Draw draw_of(Draw::By by, std::int64_t count, Word key, nb::object kept) {
     if (count < 0) throw nb::value_error("a draw has no negative number of anchors");
     Draw draw;
-    draw.by = by, draw.count = count, draw.stream = key.value, draw.kept = std::move(kept);
+    draw.by = by;
+    draw.count = count;
+    draw.stream = key.value;
+    draw.kept = std::move(kept);
     return draw;
 }
 
@@ -86,7 +90,9 @@ void take_cover(Draw &draw, nb::handle places, nb::handle until) {
     if (!nb::try_cast(places, nodes) || !nb::try_cast(until, sums))
         throw nb::type_error("a cover: expected nodes, int64 [K], and the running sum of their weights, float64 [K]");
     require(nodes.size() == sums.size(), "a cover: expected a sum for each node");
-    draw.from_some = true, draw.tops = {nodes.begin(), nodes.end()}, draw.until = {sums.begin(), sums.end()};
+    draw.from_some = true;
+    draw.tops = {nodes.begin(), nodes.end()};
+    draw.until = {sums.begin(), sums.end()};
 }
 
 void take_episodes(Draw &draw, nb::handle ring, nb::handle oldest) {
@@ -116,7 +122,8 @@ nb::tuple made(const Draw &draw) {
         auto weight = array(NPY_FLOAT32), probability = array(NPY_FLOAT64);
         weights = {static_cast<std::byte *>(data(weight)), sizeof(float), draw.count};
         chances = {static_cast<std::byte *>(data(probability)), sizeof(double), draw.count};
-        extras["weight"] = weight, extras["probability"] = probability;
+        extras["weight"] = weight;
+        extras["probability"] = probability;
     }
     if (!draw.into(into, chances, weights)) nothing_to_draw();
     return nb::make_tuple(places, extras);
@@ -214,7 +221,8 @@ void bind_batches(nb::module_ &module) {
         "draw_by_chance",
         [](nb::object ring, std::int64_t count, Word key, std::int64_t newest) {
             auto draw = draw_of(Draw::By::Chance, count, key, ring);
-            draw.ring = held<Ring>(ring, "expected the compiled ring"), draw.newest = newest;
+            draw.ring = held<Ring>(ring, "expected the compiled ring");
+            draw.newest = newest;
             return draw;
         },
         nb::arg("ring"), nb::arg("count"), nb::arg("key"), nb::arg("newest") = 0,
@@ -239,7 +247,10 @@ void bind_batches(nb::module_ &module) {
            nb::handle places, nb::handle until) {
             auto draw = draw_of(Draw::By::Priority, count, key, priorities);
             draw.priorities = held<Priorities>(priorities, "expected the compiled priorities");
-            draw.tree = draw.priorities->tree, draw.stratified = stratified, draw.beta = beta, draw.lowest = lowest;
+            draw.tree = draw.priorities->tree;
+            draw.stratified = stratified;
+            draw.beta = beta;
+            draw.lowest = lowest;
             take_cover(draw, places, until);
             return draw;
         },

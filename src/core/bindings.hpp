@@ -1,6 +1,9 @@
-// What each source file puts into the module.
+// What each source file puts into the module: functions, classes, and the constants that Python needs as well.
 #pragma once
 #include <nanobind/nanobind.h>
+
+// Puts a constant into `module` under its own name.
+#define RELIVE_EXPORT(name) module.attr(#name) = name
 
 namespace relive {
 

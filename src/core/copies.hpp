@@ -89,7 +89,8 @@ inline void copy_past(std::byte *to, const std::byte *from, std::size_t bytes) {
     auto before = std::min<std::size_t>(-reinterpret_cast<std::uintptr_t>(to) % LINE, bytes);
     auto lines = (bytes - before) / LINE * LINE;
     std::memcpy(to, from, before);
-    to += before, from += before;
+    to += before;
+    from += before;
     for (std::size_t k = 0; k < lines; k += PIECE)
         _mm_stream_si128(reinterpret_cast<__m128i *>(to + k),
                          _mm_loadu_si128(reinterpret_cast<const __m128i *>(from + k)));

@@ -159,10 +159,16 @@ void take_back(Vector<std::int64_t> counts, Vector<std::int64_t> note) {
     noted = 0;
 }
 
-// Marks of a step: see relive.core.words.
-constexpr int CUT = 1, FOLLOWED = 2, MASKED = 4, LANE_ALONE = 8;
+// Marks of a step.
+constexpr int CUT = 1;         // it starts new episodes: those under way are interrupted before it
+constexpr int FOLLOWED = 2;    // it came with its next observations
+constexpr int MASKED = 4;      // some of its rows are left out
+constexpr int LANE_ALONE = 8;  // a row that is left out interrupts an episode: a replay takes the step in one piece
+constexpr int FINISHED = 16;   // it is none: its observations are what the newest steps led to, which become truncated
 // Entries of a lane's counters, each in a cache line of its own, since each has another writer.
-constexpr int COMMITTED = 0, DRAINED = 8, LANE_COUNTERS = 16;
+constexpr int COMMITTED = 0;       // how many steps the writer has committed
+constexpr int DRAINED = 8;         // how many of them the owner has taken
+constexpr int LANE_COUNTERS = 16;  // all entries
 // The entry of the owner's bell that says how many steps a lane has to hold.
 constexpr int WANTED = 1;
 
@@ -227,6 +233,19 @@ class Lane {
 
 void bind_counters(nb::module_ &module) {
     using namespace nb::literals;
+    RELIVE_EXPORT(INSERTS);
+    RELIVE_EXPORT(SAMPLES);
+    RELIVE_EXPORT(PENDING);
+    RELIVE_EXPORT(OTHERS);
+    RELIVE_EXPORT(CUT);
+    RELIVE_EXPORT(FOLLOWED);
+    RELIVE_EXPORT(MASKED);
+    RELIVE_EXPORT(LANE_ALONE);
+    RELIVE_EXPORT(FINISHED);
+    RELIVE_EXPORT(COMMITTED);
+    RELIVE_EXPORT(DRAINED);
+    RELIVE_EXPORT(LANE_COUNTERS);
+    RELIVE_EXPORT(WANTED);
     module.def("publish", &publish, "counters"_a, "place"_a, "value"_a, "bells"_a, "bell"_a,
                "Set a counter, after all that was written before, and ring a bell.\n\n"
                "``counters`` are an int64 vector and ``bells`` an int32 vector. Returns whether to wake those who "

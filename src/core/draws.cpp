@@ -1,3 +1,4 @@
+// Draws rows that can be drawn by trying random ones, and counts them out where they are rare.
 #include "draws.hpp"
 
 #include <cmath>
@@ -20,7 +21,7 @@ void masses(std::uint64_t stream, bool stratified, double total, std::span<doubl
 namespace {
 
 // So many draws may miss before the rows that can be drawn are counted out one by one.
-constexpr std::uint64_t PATIENCE = 100;
+constexpr std::uint64_t MOST_ATTEMPTS = 100;
 
 // Where rows that can be drawn are rare: count them, and walk to one drawn by its number. -1 if there is none.
 Place count_out(const Ring &ring, std::uint64_t stream, std::uint64_t i, const std::vector<Number> &first) {
@@ -47,7 +48,8 @@ bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t newest, s
     auto numbers = scratch<Number>(count);
     for (std::size_t i = 0; i < count; ++i) {
         auto [e, number] = line.at(stream, 1 + low + i);
-        numbers[i] = number, out[i] = ring.place_of(number, e);
+        numbers[i] = number;
+        out[i] = ring.place_of(number, e);
         fetch(ring.row(out[i]), static_cast<std::size_t>(2 * ring.width));
     }
     // By now all of those rows are on their way, rather than one after another.
@@ -56,7 +58,7 @@ bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t newest, s
         if (every && ring.stamp[out[i]] >= 0) continue;
         Line::Spot spot{out[i] / ring.rows, numbers[i]};
         for (std::uint64_t attempt = 1; !ring.can_draw(out[i], spot.number, spot.env); ++attempt) {
-            if (attempt == PATIENCE) {
+            if (attempt == MOST_ATTEMPTS) {
                 if ((out[i] = count_out(ring, stream, low + i, line.first)) < 0) return false;
                 break;
             }
@@ -88,8 +90,10 @@ void window_runs(const Ring &ring, std::int64_t newest, Vector<Place> begins, Ve
     for (std::int64_t e = 0; e < ring.num_envs(); ++e) {
         auto base = e * ring.rows, end = ring.place_of(line.first[e], e) + ring.envs[e].head - line.first[e];
         auto beyond = std::max<std::int64_t>(end - (base + ring.rows), 0);
-        begins[2 * e] = ring.place_of(line.first[e], e), ends[2 * e] = end - beyond;
-        begins[2 * e + 1] = base, ends[2 * e + 1] = base + beyond;
+        begins[2 * e] = ring.place_of(line.first[e], e);
+        ends[2 * e] = end - beyond;
+        begins[2 * e + 1] = base;
+        ends[2 * e + 1] = base + beyond;
     }
 }
 
@@ -188,6 +192,7 @@ nb::tuple ages(const Ring &ring) {
 }  // namespace
 
 void bind_draws(nb::module_ &module) {
+    RELIVE_EXPORT(MOST_ATTEMPTS);
     using namespace nb::literals;
     module.def("mix", [](Word z) { return mix(z.value); }, "z"_a,
                "The finalizer of splitmix64 (Steele, Lea and Flood 2014). Ints count modulo 2**64 here and below.");

@@ -27,4 +27,14 @@ inline bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t ne
     return draw_uniform(ring, stream, newest, out, 0, out.size());
 }
 
+// The rows from the `newest` transitions on (0: from all), in a line that is good until the ring changes, or is asked
+// for another one.
+//
+// Of transitions those count that can be drawn; where windows are longer, every complete one. Newest is in the order of
+// completion, over all envs. Some of these rows cannot be drawn: boundary rows, the newest.
+const Line &line_of(const Ring &ring, std::int64_t newest);
+
+// How many transitions are complete, of the rows that are live; where windows have one step, of those with history.
+std::int64_t count_complete(const Ring &ring);
+
 }  // namespace relive

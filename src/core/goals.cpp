@@ -1,3 +1,4 @@
+// Chooses which rows of a batch get another goal, and reads their windows with it.
 #include "goals.hpp"
 
 #include <nanobind/stl/vector.h>
@@ -142,11 +143,14 @@ void relabel_windows(const Ring &ring, const GoalLayout &layout, double gamma, R
         while (entry + 1 < chosen[m + 1].begin) {
             ++entry, ++k;
             add_reward(value, discount, steps[entry].reward, gamma);
-            terminal = steps[entry].terminated, cut = steps[entry].truncated;
+            terminal = steps[entry].terminated;
+            cut = steps[entry].truncated;
             if (terminal | cut) break;
         }
         auto after = steps[entry].after;
-        chosen[m].used = entry, last[i] = after, out[i][layout.mark] = 1;
+        chosen[m].used = entry;
+        last[i] = after;
+        out[i][layout.mark] = 1;
         // a window of the same length has its next observation already
         if (to.next_bytes > 0 && k != get<std::int32_t>(row + to.steps)) {
             copy_bytes(row + to.next_at, ring.row(after), to.next_bytes);
@@ -235,7 +239,10 @@ class GoalBatch {
         steps = scratch<RelabelledStep>(static_cast<std::size_t>(total));
         if (chosen == 0) return;
         std::byte *goals[2] = {nullptr, nullptr};
-        if (of->layout.goal_bytes) reached = new_goals(goals[0]), wanted = new_goals(goals[1]);
+        if (of->layout.goal_bytes) {
+            reached = new_goals(goals[0]);
+            wanted = new_goals(goals[1]);
+        }
         LongWork hold(total * of->layout.goal_bytes > LONG_WORK);
         list_steps(*of->ring, of->layout, {places.get(), count}, out(), rows.get(), chosen, steps.get(), goals[0],
                    goals[1]);
@@ -349,6 +356,11 @@ template <auto MEMBER> nb::object step_member(nb::handle self) {
 
 void bind_goals(nb::module_ &module) {
     using Word64 = std::int64_t;
+    module.attr("FUTURE") = static_cast<int>(Strategy::FUTURE);
+    module.attr("FINAL") = static_cast<int>(Strategy::FINAL);
+    module.attr("EPISODE") = static_cast<int>(Strategy::EPISODE);
+    module.attr("PAST") = static_cast<int>(Strategy::PAST);
+    module.attr("RANDOM") = static_cast<int>(Strategy::RANDOM);
     nb::class_<GoalLayout>(module, "GoalLayout",
                            "Where goals are in rows of a ring and of a batch, in bytes, and how they are chosen.")
         .def("__init__",

@@ -1,8 +1,10 @@
+// Keeps up to date which rows of each env draws may point at, without a walk through all envs.
 #include "lines.hpp"
 
 #include <algorithm>
 #include <limits>
 
+#include "draws.hpp"
 #include "random.hpp"
 #include "ring.hpp"
 
@@ -66,7 +68,8 @@ const Line &whole_of(const Ring &ring, Lines &lines) {
         auto history = history_of(ring);
         for (std::int64_t e = 0; e < ring.num_envs(); ++e)
             lines.whole.first[e] = with_history(ring, e, ring.oldest(e), history);
-        lines.known = true, lines.stale = 0;
+        lines.known = true;
+        lines.stale = 0;
     }
     add_up(ring, lines.whole, lines.stale);
     lines.stale = lines.whole.until.size();
@@ -124,11 +127,12 @@ Line::Spot Line::at(std::uint64_t stream, std::uint64_t nth) const {
     return {e, std::max<std::int64_t>(first[e] + spot - (e > 0 ? until[e - 1] : 0), 0)};
 }
 
-void Lines::follow(const Ring &ring, std::int64_t e) {
+void Ring::note_added(std::int64_t e) {
     auto env = static_cast<std::size_t>(e);
-    whole.first[env] = with_history(ring, e, std::max(whole.first[env], ring.oldest(e)), history_of(ring));
-    auto rows = ring.envs[e].head - whole.first[env];
-    if (rows != whole.until[env] - (env > 0 ? whole.until[env - 1] : 0)) stale = std::min(stale, env);
+    auto &[first, until] = lines.whole;
+    first[env] = with_history(*this, e, std::max(first[env], oldest(e)), history_of(*this));
+    auto added = envs[e].head - first[env];
+    if (added != until[env] - (env > 0 ? until[env - 1] : 0)) lines.stale = std::min(lines.stale, env);
 }
 
 std::int64_t count_complete(const Ring &ring) {
@@ -151,7 +155,8 @@ const Line &line_of(const Ring &ring, std::int64_t newest) {
     lines.newest = 0;
     move_to_newest(ring, newest, lines.recent.first);
     add_up(ring, lines.recent, 0);
-    lines.newest = newest, lines.seen = lines.version;
+    lines.newest = newest;
+    lines.seen = lines.version;
     return lines.recent;
 }
 

@@ -1,13 +1,10 @@
 // Lines: the rows that draws point at, env by env, and how they are kept up to date.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "arrays.hpp"
-
 namespace relive {
-
-class Ring;
 
 // The rows of all envs in a line, of each from `first` up to its head. Both vectors have an entry for each env.
 struct Line {
@@ -32,9 +29,11 @@ struct Lines {
                                            recent(whole), stale(envs) {}
 
     // Anything of the ring may have changed, its cursors and its rule as well.
-    void forget() { known = added_up = false, ++version; }
-    // Rows were added to an env.
-    void follow(const Ring &ring, std::int64_t e);
+    void forget() {
+        known = false;
+        added_up = false;
+        ++version;
+    }
 
     Line whole;                 // of all rows
     Line recent;                // of those from the `newest` transitions on; at first, and later, a guess
@@ -48,15 +47,5 @@ struct Lines {
     bool added_up = false;      // `stamps` is right
     std::uint64_t stamps = 0;   // the sum of the stamps of all rows that can be drawn, modulo 2**64
 };
-
-// The rows from the `newest` transitions on (0: from all), in a line that is good until the ring changes, or is asked
-// for another one.
-//
-// Of transitions those count that can be drawn; where windows are longer, every complete one. Newest is in the order of
-// completion, over all envs. Some of these rows cannot be drawn: boundary rows, the newest.
-const Line &line_of(const Ring &ring, std::int64_t newest);
-
-// How many transitions are complete, of the rows that are live; where windows have one step, of those with history.
-std::int64_t count_complete(const Ring &ring);
 
 }  // namespace relive

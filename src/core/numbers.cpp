@@ -1,3 +1,4 @@
+// Reads numbers of any strides and dtype into the dtype of a field, and says whether they are finite.
 #include "numbers.hpp"
 
 #include <algorithm>
@@ -128,7 +129,11 @@ struct Runs {
             else if (given.stride(axes - 1) != count * stride) break;
             count *= size;
         }
-        if (given.empty()) axes = 0, count = 0;  // there may be no memory
+        // there may be no memory
+        if (given.empty()) {
+            axes = 0;
+            count = 0;
+        }
     }
     // `each(first byte)` of every run in turn; the first false ends it.
     template <typename Each> bool walk(Each &each, const std::byte *from, std::int32_t axis = 0) const {

@@ -1,3 +1,4 @@
+// Keeps memory that no tensor refers to any more for later batches, without a lock.
 #include "pool.hpp"
 
 #include <array>
@@ -65,7 +66,9 @@ Kept<Block> Block::make(std::size_t bytes, std::size_t alignment) {
     if (!memory) throw std::bad_alloc();
     auto *rows = reinterpret_cast<std::byte *>(up(reinterpret_cast<std::uintptr_t>(memory) + HEADER, alignment));
     auto *block = new (rows - HEADER) Block;
-    block->memory_ = memory, block->rows_ = rows, block->capacity_ = bytes;
+    block->memory_ = memory;
+    block->rows_ = rows;
+    block->capacity_ = bytes;
     return Kept<Block>(block);
 }
 
@@ -95,14 +98,18 @@ Kept<Block> Pool::take(std::size_t bytes) {
         if (huge) madvise(block->rows_, block->capacity_, MADV_HUGEPAGE);
 #endif
     }
-    block->owners_ = 1, block->shelf_ = shelf_;
+    block->owners_ = 1;
+    block->shelf_ = shelf_;
     return block;
 }
 
 std::vector<std::size_t> Pool::kept() const {
     std::vector<std::size_t> found;
     for (auto &place : shelf_->places)
-        if (auto *block = place.exchange(nullptr)) found.push_back(block->capacity_), shelf_->put(block);
+        if (auto *block = place.exchange(nullptr)) {
+            found.push_back(block->capacity_);
+            shelf_->put(block);
+        }
     return found;
 }
 

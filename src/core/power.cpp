@@ -30,12 +30,19 @@ inline double ordinary(double x, double a, double upper) {
     auto e = std::bit_cast<double>(bits >> 52 | 0x4330000000000000) - (subnormal ? 0x1p52 + 1077.0 : 0x1p52 + 1023.0);
     auto m = std::bit_cast<double>((bits & 0x000FFFFFFFFFFFFF) | ONE);
     bool large = m > 0x1.6a09e667f3bcdp+0;
-    m = large ? m * 0.5 : m, e = large ? e + 1.0 : e;
+    m = large ? m * 0.5 : m;
+    e = large ? e + 1.0 : e;
     // log2(m) = 2 / ln 2 * (s + s**3 / 3 + s**5 / 5 + ...)
     auto s = (m - 1.0) / (m + 1.0), z = s * s, sum = 1.0 / 21.0;
-    sum = sum * z + 1.0 / 19.0, sum = sum * z + 1.0 / 17.0, sum = sum * z + 1.0 / 15.0;
-    sum = sum * z + 1.0 / 13.0, sum = sum * z + 1.0 / 11.0, sum = sum * z + 1.0 / 9.0;
-    sum = sum * z + 1.0 / 7.0, sum = sum * z + 1.0 / 5.0, sum = sum * z + 1.0 / 3.0;
+    sum = sum * z + 1.0 / 19.0;
+    sum = sum * z + 1.0 / 17.0;
+    sum = sum * z + 1.0 / 15.0;
+    sum = sum * z + 1.0 / 13.0;
+    sum = sum * z + 1.0 / 11.0;
+    sum = sum * z + 1.0 / 9.0;
+    sum = sum * z + 1.0 / 7.0;
+    sum = sum * z + 1.0 / 5.0;
+    sum = sum * z + 1.0 / 3.0;
     auto log = (s + s * z * sum) * 0x1.71547652b82fep+1;
     // a * log2(x) = n + rest. The upper half of a times e is exact, and so is its difference from n.
     auto all = std::min(std::max(a * e + a * log, -FARTHEST), FARTHEST);
@@ -43,10 +50,19 @@ inline double ordinary(double x, double a, double upper) {
     auto rest = std::min(std::max((upper * e - n) + ((a - upper) * e + a * log), -1.0), 1.0);
     // 2**rest = exp(rest * ln 2), by Taylor's series
     auto t = rest * 0x1.62e42fefa39efp-1, value = 1.0 / 6227020800.0;
-    value = value * t + 1.0 / 479001600.0, value = value * t + 1.0 / 39916800.0, value = value * t + 1.0 / 3628800.0;
-    value = value * t + 1.0 / 362880.0, value = value * t + 1.0 / 40320.0, value = value * t + 1.0 / 5040.0;
-    value = value * t + 1.0 / 720.0, value = value * t + 1.0 / 120.0, value = value * t + 1.0 / 24.0;
-    value = value * t + 1.0 / 6.0, value = value * t + 1.0 / 2.0, value = value * t + 1.0, value = value * t + 1.0;
+    value = value * t + 1.0 / 479001600.0;
+    value = value * t + 1.0 / 39916800.0;
+    value = value * t + 1.0 / 3628800.0;
+    value = value * t + 1.0 / 362880.0;
+    value = value * t + 1.0 / 40320.0;
+    value = value * t + 1.0 / 5040.0;
+    value = value * t + 1.0 / 720.0;
+    value = value * t + 1.0 / 120.0;
+    value = value * t + 1.0 / 24.0;
+    value = value * t + 1.0 / 6.0;
+    value = value * t + 1.0 / 2.0;
+    value = value * t + 1.0;
+    value = value * t + 1.0;
     // times 2**n in two steps, since 2**n alone may be no normal number
     auto whole = std::bit_cast<Bits>(shifted) - std::bit_cast<Bits>(SHIFTER);
     constexpr Bits EVEN = 4096;  // so that a shift of a negative number is one of a positive one

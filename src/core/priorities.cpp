@@ -1,6 +1,8 @@
+// Sets the weights of rows from their TD errors, and draws rows by them.
 #include "priorities.hpp"
 
 #include <atomic>
+#include <cstddef>
 #include <limits>
 
 #include "bindings.hpp"
@@ -75,8 +77,10 @@ void Priorities::note(std::span<const Rated> rated) {
     undo_[LARGEST] = facts_->largest;
     auto fits = PAIRS + 2 * std::ssize(rated) <= undo_.count;
     auto pair = &undo_[PAIRS];
-    for (std::size_t i = 0; fits && i < rated.size(); ++i, pair += 2)
-        pair[0] = static_cast<double>(rated[i].place), pair[1] = errors_[rated[i].place];  // a place is below 2**53
+    for (std::size_t i = 0; fits && i < rated.size(); ++i, pair += 2) {
+        pair[0] = static_cast<double>(rated[i].place);  // a place is below 2**53
+        pair[1] = errors_[rated[i].place];
+    }
     fence();  // the notes are whole before their number says that they count,
     undo_[RATED] = fits ? static_cast<double>(rated.size()) : ALL_RATED;
     fence();  // and it does so before anything changes
@@ -102,7 +106,8 @@ bool Priorities::set(std::span<const Rated> rated) {
         auto [place, size] = rated[i];
         walkers[changed] = place;
         changed += nodes[place] != weights[i];
-        nodes[place] = weights[i], stored[place] = size;
+        nodes[place] = weights[i];
+        stored[place] = size;
         largest = std::max<double>(largest, size);  // never lowered: new rows get the largest that was ever set
     }
     facts_->largest = largest;
@@ -132,7 +137,8 @@ void Priorities::note_drawable(Vector<const Place> places, Vector<const std::uin
         auto place = walkers[changed] = places[i];
         auto given = static_cast<double>(drawable[i]) * weight;
         changed += nodes[place] != given;
-        nodes[place] = given, stored[place] = static_cast<float>(error);
+        nodes[place] = given;
+        stored[place] = static_cast<float>(error);
     }
     tree->climb(walkers.first(changed));
 }
@@ -167,7 +173,8 @@ double reduced(const Errors &errors, Column<const std::uint8_t> counts, double e
         auto size = std::abs(errors[t]);
         bad |= !(size <= LARGEST_ERROR);
         largest = std::max(largest, size);
-        total += size, ++count;
+        total += size;
+        ++count;
     }
     if (bad) return std::numeric_limits<double>::quiet_NaN();
     return eta * largest + (1 - eta) * (total / static_cast<double>(count ? count : 1));
@@ -220,6 +227,19 @@ std::int64_t Priorities::rate(nb::handle index, nb::handle errors, nb::handle ma
 
 void bind_priorities(nb::module_ &module) {
     using namespace nb::literals;
+    // the entries of `facts`
+    module.attr("ALPHA") = offsetof(Facts, alpha) / sizeof(double);
+    module.attr("EPS") = offsetof(Facts, eps) / sizeof(double);
+    module.attr("LARGEST") = offsetof(Facts, largest) / sizeof(double);
+    module.attr("DRAWS") = offsetof(Facts, draws) / sizeof(double);
+    RELIVE_EXPORT(FACTS);
+    // the entries of `undo`
+    module.attr("RATED") = static_cast<std::int64_t>(RATED);
+    module.attr("RATED_LARGEST") = static_cast<std::int64_t>(LARGEST);
+    module.attr("RATED_START") = static_cast<std::int64_t>(PAIRS);
+    RELIVE_EXPORT(ALL_RATED);
+    RELIVE_EXPORT(LARGEST_ERROR);
+    RELIVE_EXPORT(UNUSUAL);
     nb::class_<Priorities>(module, "Priorities", "The memory of the priorities of a ring's rows.")
         .def(nb::init<Tree &, KeptVector<float>, KeptVector<double>, const Ring &, KeptVector<double>>(),
              nb::keep_alive<1, 2>(), nb::keep_alive<1, 5>(), "tree"_a, "errors"_a, "facts"_a, "ring"_a, "undo"_a)

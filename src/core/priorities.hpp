@@ -22,7 +22,7 @@ struct Facts {
     double largest;  // error that was ever set
     double draws;    // how many batches were drawn; not read here
 };
-inline constexpr int FACTS = 4;
+inline constexpr int FACTS = sizeof(Facts) / sizeof(double);
 
 class Priorities {
   public:

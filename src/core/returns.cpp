@@ -137,7 +137,10 @@ class Finder {
   public:
     explicit Finder(Given first) {
         Description found;
-        if (describe(first.ptr(), found) && found.ndim == 2) rows = found.shape[0], envs = found.shape[1];
+        if (describe(first.ptr(), found) && found.ndim == 2) {
+            rows = found.shape[0];
+            envs = found.shape[1];
+        }
     }
     // The numbers of a contiguous column of these rows, or of more; null if it is another. It points into the column.
     template <typename T> T *find(Given column, DType dtype, std::int64_t steps) {
@@ -168,7 +171,8 @@ struct Columns { Given reward, value, terminated, truncated, final_value, mask; 
 
 Grid grid_of(Finder &finder, const Columns &given, std::int64_t steps) {
     Grid grid{};
-    grid.steps = steps, grid.envs = finder.envs;
+    grid.steps = steps;
+    grid.envs = finder.envs;
     if (steps < 0 || steps > finder.rows) return finder.fits = false, grid;
     grid.reward = finder.numbers(given.reward, steps);
     if (!given.value.is_none()) grid.value = finder.numbers(given.value, steps + 1);
@@ -206,7 +210,8 @@ std::int64_t fill_gae(Given reward, Given value, Given terminated, Given truncat
                       Given advantage, Given ret, std::int64_t steps, double gamma, double lam, bool widest) {
     Finder finder{reward};
     auto grid = grid_of(finder, {reward, value, terminated, truncated, final_value, mask}, steps);
-    grid.advantage = finder.results(advantage, steps), grid.ret = finder.results(ret, steps);
+    grid.advantage = finder.results(advantage, steps);
+    grid.ret = finder.results(ret, steps);
     require(finder.fits && grid.value);
     return filled(grid, {.gamma = float(gamma), .decay = float(gamma * lam)}, passes(widest), &Passes::gae);
 }
@@ -226,7 +231,8 @@ std::int64_t fill_vtrace(Given reward, Given value, Given terminated, Given trun
     Finder finder{reward};
     auto grid = grid_of(finder, {reward, value, terminated, truncated, final_value, mask}, steps);
     grid.ratio = finder.results(ratio, steps);
-    grid.advantage = finder.results(advantage, steps), grid.ret = finder.results(ret, steps);
+    grid.advantage = finder.results(advantage, steps);
+    grid.ret = finder.results(ret, steps);
     require(finder.fits && grid.value);
     Factors factors{.gamma = float(gamma), .lam = float(lam), .rho_clip = float(rho_clip), .c_clip = float(c_clip)};
     return filled(grid, factors, passes(widest), &Passes::vtrace);
@@ -235,7 +241,7 @@ std::int64_t fill_vtrace(Given reward, Given value, Given terminated, Given trun
 }  // namespace
 
 void bind_returns(nb::module_ &module) {
-    module.attr("SPOILT") = SPOILT;
+    RELIVE_EXPORT(SPOILT);
     using nb::arg;
     // `widest`: False takes vectors of four numbers, as on processors that have no wider ones
     module.def("is_grid", &is_grid, arg("reward").none(), arg("value").none(), arg("terminated").none(),

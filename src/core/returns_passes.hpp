@@ -40,11 +40,13 @@
     }
     if (LANES > 4 && count & 4) {
         __builtin_memcpy(to, &numbers, 16);
-        to += 4, numbers = without_four(numbers);
+        to += 4;
+        numbers = without_four(numbers);
     }
     if (count & 2) {
         __builtin_memcpy(to, &numbers, 8);
-        to += 2, numbers = without_two(numbers);
+        to += 2;
+        numbers = without_two(numbers);
     }
     if (count & 1) *to = numbers[0];
 }
@@ -102,7 +104,8 @@ template <bool EXACT> struct Gae {
         auto goes_on = decays & ends.goes_on;
         if (grid.mask) {
             auto real = set(load(grid.mask + i, reads));
-            delta = where(real, delta), goes_on &= real;
+            delta = where(real, delta);
+            goes_on &= real;
         }
         if constexpr (EXACT) return {delta + where(goes_on, decay * next.advantage), value};
         // what is passed on may be -0.0 where it has to be 0.0: then it makes no difference, as delta is not -0.0 there
@@ -179,7 +182,9 @@ struct Vtrace {
         auto goes_on = (trace != 0) & ends.goes_on;  // a trace of 0 passes on 0, even of what is not finite
         if (grid.mask) {  // a row that is not real is worth its own value
             auto real = set(load(grid.mask + i, reads));
-            term = where(real, term), goes_on &= real, advantage = where(real, advantage);
+            term = where(real, term);
+            goes_on &= real;
+            advantage = where(real, advantage);
         }
         auto correction = term + where(goes_on, trace * next.correction);
         return {correction, correction + value, value, advantage};

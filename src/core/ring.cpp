@@ -1,5 +1,7 @@
+// Takes the arrays of a ring from Python, and holds their lengths to each other once.
 #include "ring.hpp"
 
+#include <cstddef>
 #include <string>
 
 #include "bindings.hpp"
@@ -7,6 +9,9 @@
 namespace relive {
 
 namespace {
+
+constexpr std::size_t WORD = sizeof(std::int64_t);
+constexpr std::int64_t COLUMNS = sizeof(Env) / WORD;  // of `state`
 
 template <typename T> T argument(nb::handle item, const char *name) {
     T out;
@@ -38,7 +43,7 @@ Ring ring_of(nb::object arrays) {
     Place places;
     bool few = !__builtin_mul_overflow(ring.rows, state.rows, &places);
     auto fits = [&](std::int64_t size, std::int64_t wanted) { return size == wanted || size == 0; };
-    bool right = few && ring.rows > 0 && state.rows > 0 && state.columns == 4 && state.stride == sizeof(Env) &&
+    bool right = few && ring.rows > 0 && state.rows > 0 && state.columns == COLUMNS && state.stride == sizeof(Env) &&
                  counters.size() == COUNTERS && memory.rows == places && memory.stride == memory.columns &&
                  ring.obs_bytes <= ring.step_bytes && ring.step_bytes <= static_cast<std::size_t>(memory.columns) &&
                  ring.step.size() == places && ring.stamp.size() == places && ring.order.size() == places &&
@@ -47,7 +52,8 @@ Ring ring_of(nb::object arrays) {
                  fits(ring.seen.size(), state.rows) && fits(ring.reserve.size(), state.rows);
     if (!right) throw nb::value_error("the arrays of a ring do not fit each other");
     ring.inverse = 1.0 / static_cast<double>(ring.rows);
-    ring.memory = reinterpret_cast<std::byte *>(memory.first), ring.width = memory.columns;
+    ring.memory = reinterpret_cast<std::byte *>(memory.first);
+    ring.width = memory.columns;
     ring.envs = {reinterpret_cast<Env *>(state.first), state.rows};
     ring.counters = reinterpret_cast<Counters *>(counters.data);
     ring.lines = Lines(static_cast<std::size_t>(state.rows));
@@ -58,6 +64,23 @@ Ring ring_of(nb::object arrays) {
 }  // namespace
 
 void bind_ring(nb::module_ &module) {
+    // the columns of `state`
+    module.attr("HEAD") = offsetof(Env, head) / WORD;
+    module.attr("TAIL") = offsetof(Env, tail) / WORD;
+    module.attr("NEXT") = offsetof(Env, next) / WORD;
+    module.attr("COUNT") = offsetof(Env, count) / WORD;
+    RELIVE_EXPORT(COLUMNS);
+    // the entries of `counters`
+    module.attr("COMPLETED") = offsetof(Counters, completed) / WORD;
+    module.attr("DRAWABLE") = offsetof(Counters, drawable) / WORD;
+    module.attr("EPISODES") = offsetof(Counters, episodes) / WORD;
+    module.attr("HISTORY") = offsetof(Counters, history) / WORD;
+    module.attr("LENGTH") = offsetof(Counters, length) / WORD;
+    module.attr("STRIDE") = offsetof(Counters, stride) / WORD;
+    module.attr("TAILS") = offsetof(Counters, tails) / WORD;
+    module.attr("NOT_FINITE") = offsetof(Counters, not_finite) / WORD;
+    module.attr("WEIGH") = offsetof(Counters, weigh) / WORD;
+    RELIVE_EXPORT(COUNTERS);
     nb::class_<Ring>(module, "Ring", "The arrays of a ring (`RingArrays`), as compiled code holds them.")
         .def("__init__", [](Ring *self, nb::object arrays) { new (self) Ring(ring_of(arrays)); }, nb::arg("arrays"))
         .def("rebind", [](Ring &self, nb::object arrays) { self = ring_of(arrays); }, nb::arg("arrays"),

@@ -42,7 +42,7 @@ struct Counters {
     }
     std::int64_t every() const { return std::max<std::int64_t>(stride, 1); }  // the stride, whatever a file holds
 };
-inline constexpr int COUNTERS = 9;
+inline constexpr int COUNTERS = sizeof(Counters) / sizeof(std::int64_t);
 
 // number % size for 0 <= number < 2**52 without a division; `inverse` is 1.0 / size.
 inline std::int64_t remainder_of(std::int64_t number, std::int64_t size, double inverse) {
@@ -106,6 +106,9 @@ class Ring {
         if (history && number - std::min<std::int64_t>(step[place], history) < oldest(e)) return false;
         return ends_window(place, number, e * rows, envs[e].head, envs[e].next);
     }
+
+    // Rows were added to an env: its line goes on. Defined in lines.cpp.
+    void note_added(std::int64_t e);
 
     Place rows = 0;              // per env
     double inverse = 0;          // 1.0 / rows

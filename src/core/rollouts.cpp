@@ -61,7 +61,10 @@ struct Cut {
 void cut_env(std::int64_t env, Flags done, Flags real, Flags starts, Cut cut, Windows &windows) {
     std::int64_t origin = 0, begins = 0;
     for (std::int64_t t = 0; t < done.rows;) {
-        if (starts[t][env]) origin = t, begins = 1;
+        if (starts[t][env]) {
+            origin = t;
+            begins = 1;
+        }
         if (!real[t][env]) { ++t; continue; }
         auto end = t;
         while (end + 1 < done.rows && !done[end][env] && real[end + 1][env]) ++end;
@@ -212,10 +215,10 @@ void take_windows(Matrix<const std::uint8_t> source, Column<const std::int64_t> 
     fields.put(*block, PackedRows{block->rows(), sizes, strides}, into);
 }
 
-nb::object mark_windows(Column<const std::int64_t> lengths, Column<const std::int64_t> burn_in,
-                        Column<const std::int64_t> is_start, std::int64_t length) {
+nb::object mark_windows(Column<const std::int64_t> lengths, Column<const std::int64_t> is_start,
+                        std::int64_t length) {
     auto count = lengths.size();
-    if (burn_in.size() != count || is_start.size() != count || length < 0)
+    if (is_start.size() != count || length < 0)
         throw nb::value_error("the facts of windows do not fit each other");
     npy_intp shape[3] = {2, static_cast<npy_intp>(count), static_cast<npy_intp>(length)};
     auto made = nb::steal(PyArray_SimpleNew(3, shape, NPY_BOOL));
@@ -225,8 +228,7 @@ nb::object mark_windows(Column<const std::int64_t> lengths, Column<const std::in
     std::memset(starts, 0, 2 * count * length);
     for (std::int64_t b = 0; b < count && length; ++b) {
         starts[b * length] = is_start[b] == 1;
-        auto low = std::clamp<std::int64_t>(burn_in[b], 0, length), high = std::min(lengths[b], length);
-        if (low < high) std::memset(mask + b * length + low, 1, high - low);
+        std::memset(mask + b * length, 1, std::clamp<std::int64_t>(lengths[b], 0, length));
     }
     return made;
 }
@@ -258,9 +260,9 @@ void bind_rollouts(nb::module_ &module) {
                "fields"_a, "time_first"_a, "pool"_a, "into"_a,
                "``copy_windows`` into memory of the pool, with a tensor ``[B, length, *shape]``, or ``[length, B, "
                "*shape]``, over each field of these rows in ``into``.");
-    module.def("mark_windows", &mark_windows, "lengths"_a, "burn_in"_a, "is_start"_a, "length"_a,
+    module.def("mark_windows", &mark_windows, "lengths"_a, "is_start"_a, "length"_a,
                "Mark the rows of windows that begin an episode (only first rows can), and those that are steps to "
-               "learn from.\n\n``lengths``, ``burn_in`` and ``is_start`` are int64 ``[B]``. Returns bool "
+               "learn from.\n\n``lengths`` and ``is_start`` are int64 ``[B]``. Returns bool "
                "``[2, B, length]``.");
 }
 

@@ -1,4 +1,5 @@
-// Numbers scaled to the mean 0 and the standard deviation 1.
+// Numbers scaled to the mean 0 and the standard deviation 1. The order of the sums is why this is here: it is the same on
+// every processor and in every version of torch, whose own sums are not, and large inputs are scaled as quickly by torch.
 #include <cmath>
 #include <cstdint>
 #include <span>
@@ -46,8 +47,10 @@ template <typename Term> double summed(std::span<const float> numbers, Term term
 void scale_numbers(const Numbers &numbers, double eps, float *copies) {
     std::size_t count = 0;
     for (std::int64_t i = 0; i < numbers.rows; ++i)
-        for (std::int64_t k = 0; k < numbers.columns; ++k)
-            copies[count] = numbers.at(i, k), count += numbers.counts(i, k);
+        for (std::int64_t k = 0; k < numbers.columns; ++k) {
+            copies[count] = numbers.at(i, k);
+            count += numbers.counts(i, k);
+        }
     std::span<const float> counted{copies, count};
     auto mean = count ? summed(counted, [](double x) { return x; }) / static_cast<double>(count) : 0.0;
     auto squares = summed(counted, [mean](double x) { return (x - mean) * (x - mean); });
@@ -72,8 +75,12 @@ bool scale(nb::handle given, nb::handle given_mask, double eps) {
         for (std::size_t axis = 0; axis < axes; ++axis) numbers.columns *= x.shape[axis];
     } else if (axes <= 2) {
         int inner = axes == 2 && x.stride(0) >= x.stride(1) ? 1 : 0, outer = 1 - inner;
-        numbers.columns = x.shape[inner], numbers.column = x.stride(inner);
-        if (axes == 2) numbers.rows = x.shape[outer], numbers.row = x.stride(outer);
+        numbers.columns = x.shape[inner];
+        numbers.column = x.stride(inner);
+        if (axes == 2) {
+            numbers.rows = x.shape[outer];
+            numbers.row = x.stride(outer);
+        }
         if (masked) {
             numbers.flag_column = mask.stride(inner);
             if (axes == 2) numbers.flag_row = mask.stride(outer);

@@ -1,3 +1,4 @@
+// Reads windows of steps as sequences: the rows before, the window, and its n-step targets.
 #include "sequences.hpp"
 
 #include <nanobind/stl/tuple.h>
@@ -28,8 +29,10 @@ void find(const Ring &ring, Places places, std::int64_t burn_in, std::span<Windo
         auto first = std::max<std::int64_t>(start - burn_in, 0);
         auto back = at - first;  // row 0 is so many before the anchor: less than `rows` if the window is live
         auto &fact = facts[b];
-        fact.index = number * ring.num_envs() + env, fact.env = env;
-        fact.lengths = back + 1, fact.burn_in = start - first;
+        fact.index = number * ring.num_envs() + env;
+        fact.env = env;
+        fact.lengths = back + 1;
+        fact.burn_in = start - first;
         fact.start = number - at + start;  // number - at is that of the episode's first step
         // back < rows, so one turn of the ring at most lies in between
         fact.first = places[b] - back + (places[b] - back < begin ? ring.rows : 0);
@@ -75,11 +78,15 @@ void write(const Ring &ring, const SequenceLayout &layout, double gamma, std::in
                 if (bounds || !last.stored)
                     copy_bytes(row + last.to, mark.before < 0 ? blank + last.to : ring.row(mark.before) + last.from,
                                last.bytes);
-            mark.before = place, mark.place = ring.after(place, mark.begin);
+            mark.before = place;
+            mark.place = ring.after(place, mark.begin);
             auto k = t < mark.own ? std::min(n, mark.known - t) : 0;  // so t + k <= known: within what was scanned
             double value = 0.0, discount = 1.0;
             const auto *rewards = notes.rewards(b - low) + t;
-            for (std::int64_t j = 0; j < k; ++j) value += discount * rewards[j], discount *= gamma;
+            for (std::int64_t j = 0; j < k; ++j) {
+                value += discount * rewards[j];
+                discount *= gamma;
+            }
             bool last = k > 0 && t + k == mark.known;
             std::uint8_t terminal = last ? mark.terminated : 0, cut = last ? mark.truncated : 0;
             put(row + to.reward, static_cast<float>(value));

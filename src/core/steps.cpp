@@ -1,3 +1,4 @@
+// Finds the fields of a step in the objects that a user passes, and copies them to where they are stored.
 #include "steps.hpp"
 
 #include <algorithm>
@@ -69,11 +70,17 @@ void note_target(StepField &field, PyArrayObject *target) {
     }
     if (!right) throw nb::value_error("a step's fields: a target is not [R, N, *shape] of its field's dtype");
     auto count = field.shape[0];
-    field.target = reinterpret_cast<std::byte *>(PyArray_BYTES(target)), field.rows = PyArray_DIMS(target)[0];
-    field.stride = PyArray_STRIDES(target)[0], field.pitch = PyArray_STRIDES(target)[1];
-    field.runs = count, field.size = count ? field.bytes / static_cast<std::size_t>(count) : 0;
+    field.target = reinterpret_cast<std::byte *>(PyArray_BYTES(target));
+    field.rows = PyArray_DIMS(target)[0];
+    field.stride = PyArray_STRIDES(target)[0];
+    field.pitch = PyArray_STRIDES(target)[1];
+    field.runs = count;
+    field.size = count ? field.bytes / static_cast<std::size_t>(count) : 0;
     // the items of a row follow one another, so that a row is a single copy
-    if (count == 1 || field.pitch == static_cast<std::ptrdiff_t>(field.size)) field.runs = 1, field.size = field.bytes;
+    if (count == 1 || field.pitch == static_cast<std::ptrdiff_t>(field.size)) {
+        field.runs = 1;
+        field.size = field.bytes;
+    }
     if (field.bytes == 0) field.runs = 0;
 }
 
@@ -99,7 +106,8 @@ StepFields::StepFields(nb::handle paths, nb::handle dtypes, nb::handle shapes, s
         grow(root_, path, 0, i);
         StepField field;
         nb::object dtype = dtypes[i];
-        field.dtype = dtype_of(dtype.ptr()), field.finite = watched.contains(paths[i]);
+        field.dtype = dtype_of(dtype.ptr());
+        field.finite = watched.contains(paths[i]);
         field.shape.push_back(count);
         field.item = nb::cast<std::size_t>(dtype.attr("itemsize"));
         // the product without its zeros: what is computed of a part of the sizes does not overflow either
@@ -110,7 +118,8 @@ StepFields::StepFields(nb::handle paths, nb::handle dtypes, nb::handle shapes, s
             auto length = nb::cast<std::int64_t>(size);
             if (length < 0) throw nb::value_error("a step's fields: a size is negative");
             fits = fits && !__builtin_mul_overflow(most, std::max<std::int64_t>(length, 1), &most);
-            none |= length == 0, field.shape.push_back(length);
+            none |= length == 0;
+            field.shape.push_back(length);
         }
         field.bytes = none || field.item == 0 ? 0 : static_cast<std::size_t>(most);
         fits = fits && !__builtin_add_overflow(bytes_, static_cast<std::int64_t>(field.bytes), &bytes_);
@@ -128,7 +137,8 @@ StepFields::StepFields(nb::handle paths, nb::handle dtypes, nb::handle shapes, s
         field.past = field.runs == 1 && field.size >= LONG_ROW && stored >= CACHES;
         if (!field.target || field.rows == 0) continue;
         const std::byte *end = field.target + (field.rows - 1) * field.stride + field.extent();
-        low_ = low_ ? std::min<const std::byte *>(low_, field.target) : field.target, high_ = std::max(high_, end);
+        low_ = low_ ? std::min<const std::byte *>(low_, field.target) : field.target;
+        high_ = std::max(high_, end);
     }
 }
 
@@ -136,7 +146,8 @@ void StepFields::grow(Node &node, const nb::tuple &path, std::size_t depth, std:
     if (depth == path.size()) {
         if (depth == 0 || node.is_leaf || !node.members.empty())
             throw nb::value_error("a step's fields: a path names several fields, or none");
-        node.leaf = leaf, node.is_leaf = true;
+        node.leaf = leaf;
+        node.is_leaf = true;
         return;
     }
     if (node.is_leaf) throw nb::value_error("a step's fields: a path goes on behind that of another field");
@@ -161,7 +172,10 @@ bool StepFields::pick(PyObject *given, const Node &node, Step &step, Py_ssize_t 
     for (Py_ssize_t k = 0; k < count; ++k) {
         auto &member = members[static_cast<std::size_t>(k)];
         nb::object item = is_dict ? member_of(given, member.name) : nb::borrow(NB_TUPLE_GET_ITEM(given, k));
-        if (!item.is_valid()) return PyErr_Clear(), false;
+        if (!item.is_valid()) {
+            PyErr_Clear();
+            return false;
+        }
         if (member.is_leaf) step.set(member.leaf, item.release().ptr());
         else if (!pick(item.ptr(), member, step, 0)) return false;
     }
@@ -189,7 +203,8 @@ bool StepFields::read(const StepField &field, Source &source, Step &step, const 
     bool fits = found->has_shape(shape) || (count_ == 1 && found->has_shape(shape.subspan(1)));
     if (!fits || !field.dtype.known()) return false;
     auto *data = step.take(field.bytes);
-    source.data = data, source.read = true;
+    source.data = data;
+    source.read = true;
     LongWork hold(static_cast<std::int64_t>(field.bytes) > LONG_WORK);
     return read_numbers(*found, field.dtype, data);
 }
@@ -281,7 +296,9 @@ class StepAdder {
           kept_(nb::make_tuple(ring, staged, fields, large)) {
         if (mode < NO_FINALS || mode > LINKED) throw nb::value_error("there is no such way of adding rows");
         auto count = staged_.size();
-        mask_.dtype = {BOOL, 8, 1}, mask_.shape = {count}, mask_.item = 1;
+        mask_.dtype = {BOOL, 8, 1};
+        mask_.shape = {count};
+        mask_.item = 1;
         mask_.bytes = static_cast<std::size_t>(count);
         if (fields_.count() != count || staged_.width != ring_.width)
             throw nb::value_error("a step's fields: these are not staged rows of this ring");
@@ -297,7 +314,8 @@ class StepAdder {
                         (count == 0 || static_cast<std::size_t>(block.columns) == destinations_[i].size);
             if (!fits) throw nb::value_error("a step's fields: a block does not fit its field");
             auto &one = destinations_[i];
-            one.block = reinterpret_cast<std::byte *>(block.first), one.width = block.stride;
+            one.block = reinterpret_cast<std::byte *>(block.first);
+            one.width = block.stride;
             one.is_final = nb::cast<bool>(item[2]);
         }
         for (std::size_t i = 0; i < destinations_.size(); ++i)
@@ -311,7 +329,10 @@ class StepAdder {
         bool masked = PyDict_CheckExact(given.ptr()) && NB_DICT_GET_SIZE(given.ptr()) > fields_.names();
         if (masked) {
             auto mask = member_of(given.ptr(), mask_name_);
-            if (!mask.is_valid()) return PyErr_Clear(), UNFIT;
+            if (!mask.is_valid()) {
+                PyErr_Clear();
+                return UNFIT;
+            }
             step.set(count, mask.release().ptr());
             if (!fields_.accept(mask_, step[count], step)) return UNFIT;
         }

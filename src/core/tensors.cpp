@@ -1,3 +1,4 @@
+// Reads tensors and arrays where they lie, and makes the tensors of a batch.
 #include "tensors.hpp"
 
 #include <array>
@@ -114,7 +115,8 @@ std::unique_ptr<Torch> found_torch() {
     nb::object module = nb::module_::import_("torch");
     auto torch = std::make_unique<Torch>();
     torch->tensor = module.attr("Tensor").inc_ref();
-    torch->is_neg = nb::str("is_neg").release(), torch->is_conj = nb::str("is_conj").release();
+    torch->is_neg = nb::str("is_neg").release();
+    torch->is_conj = nb::str("is_conj").release();
     torch->dtype = nb::str("dtype").release();
     for (auto &[name, dtype] : NAMED)
         if (nb::object found = nb::getattr(module, name, nb::none()); !found.is_none())
@@ -132,7 +134,8 @@ std::unique_ptr<Torch> found_torch() {
         if (increment.is_none()) increment = nb::module_::import_("torch.autograd.graph").attr("increment_version");
         torch->increment_version = increment.release();
     }
-    torch->dispatch_modes = modes.release(), torch->exchange = torch->api != nullptr;
+    torch->dispatch_modes = modes.release();
+    torch->exchange = torch->api != nullptr;
     return torch;
 }
 
@@ -189,8 +192,13 @@ bool describe_tensor(PyObject *thing, Description &out) try {
         if (is_lazy(torch, thing, found.dtype)) return false;
         // integers of 1 to 7 bits have the same name
         if (found.dtype.bits == 8 && torch.of(nb::handle(thing).attr(torch.dtype)) != found.dtype) return false;
-        out.data = static_cast<std::byte *>(found.data), out.dtype = found.dtype, out.ndim = found.ndim;
-        out.shape = found.shape, out.strides_ = found.strides, out.writeable = true, out.dense_ = false;
+        out.data = static_cast<std::byte *>(found.data);
+        out.dtype = found.dtype;
+        out.ndim = found.ndim;
+        out.shape = found.shape;
+        out.strides_ = found.strides;
+        out.writeable = true;
+        out.dense_ = false;
         out.unit_ = static_cast<std::ptrdiff_t>(out.dtype.bytes());
     } else {
         auto dtype = torch.of(nb::handle(thing).attr(torch.dtype));
@@ -640,16 +648,20 @@ void bind_tensors(nb::module_ &module) {
                "names in ``last``, which are there, after all others. The outermost is ``into``, unless that is None.");
     module.def("give_back", &give_back, "refusing"_a, "batch"_a.none(),
                "Empty a batch and those nested in it, and give each the kind that stands by its own in ``refusing``.");
-    module.def("use_exchange", [](bool wanted) {
+    // only tests know this module: how a thing is read, and what older versions of torch do, tried with a newer one
+    auto tests = module.def_submodule("_tests");
+    tests.def("use_exchange", [](bool wanted) {
         auto &torch = torch_facts();
         return torch.exchange.exchange(wanted && torch.api);
     }, "wanted"_a, "Use torch's exchange from now on, if it has one, or do not; returns what was before.");
-    module.def("described", [](nb::handle thing) -> nb::object {
+    tests.def("described", [](nb::handle thing) -> nb::object {
         Description found;
         if (!describe(thing.ptr(), found)) return nb::none();
         nb::list shape, strides;
-        for (std::int32_t axis = 0; axis < found.ndim; ++axis)
-            shape.append(found.shape[axis]), strides.append(found.stride(axis));
+        for (std::int32_t axis = 0; axis < found.ndim; ++axis) {
+            shape.append(found.shape[axis]);
+            strides.append(found.stride(axis));
+        }
         return nb::make_tuple(reinterpret_cast<std::uintptr_t>(found.data), int(found.dtype.code),
                               int(found.dtype.bits), nb::tuple(shape), nb::tuple(strides));
     }, "thing"_a.none(), "Address, dtype's code and bits, shape and strides in bytes, or None if it cannot be read.");

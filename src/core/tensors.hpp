@@ -64,10 +64,13 @@ class Description {
     void look(PyArrayObject *found) {
         auto number = static_cast<std::size_t>(PyArray_TYPE(found));
         dtype = number < std::size(NUMPY_DTYPES) ? NUMPY_DTYPES[number] : DType{FLOAT, 16, number == NPY_HALF};
-        data = reinterpret_cast<std::byte *>(PyArray_DATA(found)), ndim = PyArray_NDIM(found);
+        data = reinterpret_cast<std::byte *>(PyArray_DATA(found));
+        ndim = PyArray_NDIM(found);
         shape = reinterpret_cast<const std::int64_t *>(PyArray_DIMS(found));
         strides_ = reinterpret_cast<const std::int64_t *>(PyArray_STRIDES(found));
-        unit_ = 1, writeable = PyArray_ISWRITEABLE(found), dense_ = PyArray_IS_C_CONTIGUOUS(found);
+        unit_ = 1;
+        writeable = PyArray_ISWRITEABLE(found);
+        dense_ = PyArray_IS_C_CONTIGUOUS(found);
     }
     std::span<const std::int64_t> sizes() const { return {shape, static_cast<std::size_t>(ndim)}; }
     const std::int64_t *strides_ = nullptr;
@@ -85,7 +88,8 @@ bool describe_tensor(PyObject *thing, Description &out);
 inline bool describe(PyObject *thing, Description &out) {
     if (!PyArray_CheckExact(thing)) return describe_tensor(thing, out);
     auto *array = reinterpret_cast<PyArrayObject *>(thing);
-    out.look(array), out.array = true;
+    out.look(array);
+    out.array = true;
     return out.dtype.known() && PyArray_ISNOTSWAPPED(array) && PyArray_ISALIGNED(array);
 }
 

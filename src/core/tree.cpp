@@ -1,3 +1,4 @@
+// Changes the weights of a sum tree level by level, and walks down from its root to draw.
 #include "tree.hpp"
 
 #include <limits>
@@ -145,9 +146,14 @@ std::int64_t Tree::cover(Vector<const std::int64_t> begins, Vector<const std::in
         std::int64_t size = 1;
         while (begin < end) {
             // up while a larger node begins here and ends within the range, then down on its right
-            while (level + 1 < offsets.size() && begin % (size * WIDTH) == 0 && begin + size * WIDTH <= end)
-                ++level, size *= WIDTH;
-            while (begin + size > end) --level, size /= WIDTH;
+            while (level + 1 < offsets.size() && begin % (size * WIDTH) == 0 && begin + size * WIDTH <= end) {
+                ++level;
+                size *= WIDTH;
+            }
+            while (begin + size > end) {
+                --level;
+                size /= WIDTH;
+            }
             places[count] = offsets[level] + begin / size;
             total += nodes[places[count]];
             until[count++] = total;
@@ -175,7 +181,8 @@ std::int64_t Tree::find(const Cover &among, std::span<const double> masses, std:
         auto level = top;
         for (out[i] = among.places[k]; level && offsets[level] > out[i];) --level;
         out[i] = std::clamp<std::int64_t>(out[i] - offsets[level], 0, count(level) - 1);
-        starts[i] = k ? among.until[k - 1] : 0.0, levels[i] = level;
+        starts[i] = k ? among.until[k - 1] : 0.0;
+        levels[i] = level;
     }
     for (auto level = top; level-- > 0;) {
         auto here = &nodes[offsets[level]], next = &nodes[offsets[level ? level - 1 : 0]];
@@ -219,6 +226,7 @@ double Tree::lowest(Vector<const std::int64_t> begins, Vector<const std::int64_t
 void bind_tree(nb::module_ &module) {
     using namespace nb::literals;
     using Nodes = KeptVector<double>;
+    module.attr("FANOUT") = Tree::WIDTH;
     nb::class_<Tree>(module, "Tree", "The nodes of a sum tree, as compiled code holds them.")
         .def(nb::init<Nodes, std::int64_t, Nodes>(), "nodes"_a, "leaves"_a, "minima"_a)
         .def_prop_rw("minima", [](const Tree &tree) { return tree.minima.array; }, &Tree::set_minima,

@@ -1,3 +1,4 @@
+// Sets the weights of windows, as the ring's rule says what is drawn equally often, and draws within an episode.
 #include "weights.hpp"
 
 #include "bindings.hpp"

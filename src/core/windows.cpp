@@ -1,3 +1,4 @@
+// Reads n-step windows, rows and stacks of frames into the packed rows of a batch.
 #include "windows.hpp"
 
 #include "bindings.hpp"
@@ -111,9 +112,11 @@ std::int64_t read_windows(const Ring &ring, const WindowLayout &layout, Places p
         Place before;
         while (true) {
             add_reward(value, discount, reward[place], gamma);
-            terminal = terminated[place], cut = truncated[place];
+            terminal = terminated[place];
+            cut = truncated[place];
             ++k;
-            before = place, place = place + 1 < begin + rows ? place + 1 : begin;
+            before = place;
+            place = place + 1 < begin + rows ? place + 1 : begin;
             // the newest row is not complete, unless rows have next observations of their own: so k stays below rows
             if ((terminal | cut) || k == steps || stamp[place] < 0) break;
             if (own && (number + k > newest || step[place] == 0)) break;

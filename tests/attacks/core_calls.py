@@ -280,7 +280,7 @@ class World:
             return {name: grid[name] for name in common}
 
         factors = {"steps": 5, "gamma": 0.9, "widest": bool(rng.random() < 0.5)}
-        first, lengths, burn_in = (np.array(x) for x in ([0, 2, 4], [3, 1, 0], [1, 0, 0]))
+        first, lengths, is_start = (np.array(x) for x in ([0, 2, 4], [3, 1, 0], [1, 0, 0]))
         runs = {"source": np.zeros((9, WIDTH), np.uint8), "first": first, "step": 2, "lengths": lengths}
         runs["pad"] = np.zeros(WIDTH, np.uint8)
         limit = {"count": 2, "ratio": 1.5, "min_size": 3, "low": -4.0, "high": 4.0}
@@ -419,8 +419,6 @@ class World:
                 dicts=({},),
                 pool=self.pool,
             ),
-            "use_exchange": call(core.use_exchange, wanted=bool(rng.random() < 0.5)),
-            "described": call(core.described, thing=torch.rand(3)),
             "give_back": call(core.give_back, refusing={}, batch={"a": {"b": 1}}),
             "nested": call(core.nested, leaves={("a", "b"): 1, ("c",): 2, ("a", "d"): 3}, kind=dict),
             "Standing.__init__": call(core.Standing, slots=2),
@@ -478,7 +476,7 @@ class World:
             "take_windows": call(
                 core.take_windows, **runs, length=3, fields=self.step_fields, time_first=True, pool=self.pool, into={}
             ),
-            "mark_windows": call(_core.mark_windows, lengths=lengths, burn_in=burn_in, is_start=burn_in, length=4),
+            "mark_windows": call(_core.mark_windows, lengths=lengths, is_start=is_start, length=4),
             "publish": call(core.publish, counters=counts, place=1, value=3, bells=bells, bell=0),
             "published": call(core.published, counters=counts, place=1),
             "mark_bell": call(core.mark_bell, bells=bells, place=0),

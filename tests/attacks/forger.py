@@ -133,9 +133,7 @@ def rollout(kind: str) -> RolloutBuffer:
     hidden: Any = {"hidden": {"h": (1, 4)}} if kind == "states" else {}
     schema = SCHEMA.extend(value=(), **hidden)
     further = {"further": Field((2,))} if kind == "columns" else None
-    buffer = RolloutBuffer(
-        schema, 8, N, seed=1, wrap=kind == "wrap", hidden_every=2 if hidden else 1, columns=further
-    )  # fmt: skip
+    buffer = RolloutBuffer(schema, 8, N, seed=1, wrap=kind == "wrap", columns=further)
     for t in range(11 if kind == "wrap" else 6):
         fields = {name: value for name, value in step(t, t % 4 == 3).items() if name != "next_obs"}
         extras = {"hidden": {"h": np.full((N, 1, 4), t, np.float32)}} if hidden else {}

@@ -223,7 +223,7 @@ def test_a_forged_directory_is_refused_with_the_reason_and_left_alone(name: str,
 def test_forged_numbers_of_a_process_that_died_are_refused(
     file: str, at: int, raw: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relive.replay.durable.PATIENCE", 0.02)
+    monkeypatch.setattr("relive.replay.durable.PAUSE_SECONDS", 0.02)
     path = made(tmp_path / "r", close=False)
     poke(array(path, file), at, raw)
     with attempt(LOOKED_AT), suppress(FileFormatError):  # what only draws may be read as it is

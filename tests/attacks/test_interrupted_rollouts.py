@@ -22,7 +22,7 @@ from relive import Field, RolloutBuffer, Schema
 # Rollouts.
 
 STEPS = 4
-ROLLOUTS: dict[str, dict[str, Any]] = {"filled once": {}, "wrapping": {"wrap": True}, "few states": {"hidden_every": 2}}
+ROLLOUTS: dict[str, dict[str, Any]] = {"filled once": {}, "wrapping": {"wrap": True}}
 FIELDS = Schema({
     "obs": {"x": (3,)}, "action": Field((), torch.int64), "reward": (), "value": (), "hidden": (2,),
     "terminated": Field((), torch.bool), "truncated": Field((), torch.bool),
@@ -46,9 +46,6 @@ def added(number: int, **apart: Any) -> Op:
 
 def committed(number: int, count: int) -> Op:
     def write(rollout: RolloutBuffer) -> None:
-        if rollout.hidden_every > 1:
-            added(number)(rollout)
-            return
         rows = rollout.reserve(count)
         for k in range(count):
             for path, value in twins.leaves(vector_step(number + k)).items():

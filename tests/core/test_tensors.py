@@ -24,6 +24,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+import inside
 from definitions import tensors as definition
 from effort import QUICK
 from fields import LEAVES, bits, noise
@@ -44,21 +45,21 @@ DTYPES = [
 @pytest.fixture(params=[True, False], ids=["exchange", "plain"], autouse=True)
 def exchange(request: pytest.FixtureRequest) -> Generator[bool]:
     """Whether tensors go by torch's exchange, if it has one."""
-    before = core.use_exchange(request.param)
+    before = inside.use_exchange(request.param)
     yield request.param and before
-    core.use_exchange(before)
+    inside.use_exchange(before)
 
 
 def test_this_torch_has_an_exchange_if_it_offers_one(exchange: bool) -> None:
-    assert core.use_exchange(True) == exchange
-    assert core.use_exchange(exchange) == hasattr(Tensor, "__dlpack_c_exchange_api__")
+    assert inside.use_exchange(True) == exchange
+    assert inside.use_exchange(exchange) == hasattr(Tensor, "__dlpack_c_exchange_api__")
 
 
 # reading
 
 
 def described(thing: Any) -> tuple[Any, ...] | None:
-    """What :func:`core.described` has to say of something."""
+    """What :func:`inside.described` has to say of something."""
     if not definition.can_be_read(thing):
         return None
     tensor = torch.from_numpy(np.empty(0, thing.dtype)) if type(thing) is np.ndarray else thing
@@ -82,16 +83,16 @@ def views_of(whole: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tensors_and_arrays_are_read_where_they_lie(dtype: torch.dtype) -> None:
     for tensor in views_of(torch.zeros(3, 4, 2, dtype=dtype)):
-        assert seen(core.described(tensor)) == seen(described(tensor)) != None  # noqa: E711
+        assert seen(inside.described(tensor)) == seen(described(tensor)) != None  # noqa: E711
         if dtype is not torch.bfloat16:
             array = tensor.numpy()
-            assert seen(core.described(array)) == seen(described(array)) != None  # noqa: E711
+            assert seen(inside.described(array)) == seen(described(array)) != None  # noqa: E711
 
 
 def test_a_tensor_that_needs_a_gradient_is_read_like_others() -> None:
     leaf = torch.ones(3, requires_grad=True)
     for tensor in (leaf, leaf * 2):
-        assert core.described(tensor) == described(tensor)
+        assert inside.described(tensor) == described(tensor)
 
 
 class Foreign(Tensor):
@@ -123,22 +124,22 @@ UNREADABLE = [
 
 @pytest.mark.parametrize("wrong", UNREADABLE, ids=map(str, range(len(UNREADABLE))))
 def test_nothing_else_is_read(wrong: Any) -> None:
-    assert core.described(wrong) is None
+    assert inside.described(wrong) is None
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
 def test_nested_and_traced_tensors_are_not_read() -> None:
-    assert core.described(torch.nested.nested_tensor([torch.zeros(2)])) is None
+    assert inside.described(torch.nested.nested_tensor([torch.zeros(2)])) is None
     seen = list[Any]()
-    cast("Any", torch).vmap(lambda x: seen.append(core.described(x)) or x)(torch.ones(3, 2))
+    cast("Any", torch).vmap(lambda x: seen.append(inside.described(x)) or x)(torch.ones(3, 2))
     assert seen == [None]
     with FakeTensorMode():
-        assert core.described(torch.ones(2)) is None
+        assert inside.described(torch.ones(2)) is None
 
 
 def test_a_tensor_that_is_not_aligned_is_not_read() -> None:
     some = torch.frombuffer(bytearray(17), dtype=torch.float32, offset=1, count=4)
-    assert (core.described(some) is None) == (some.data_ptr() % 4 != 0)
+    assert (inside.described(some) is None) == (some.data_ptr() % 4 != 0)
 
 
 class Interrupted(TorchFunctionMode):
@@ -151,7 +152,7 @@ class Interrupted(TorchFunctionMode):
 def test_what_is_raised_while_a_tensor_is_asked_reaches_the_caller() -> None:
     tensor = torch.ones(2)
     with Interrupted(), pytest.raises(KeyboardInterrupt):
-        core.described(tensor)
+        inside.described(tensor)
 
 
 def test_reading_keeps_no_reference() -> None:
@@ -162,7 +163,7 @@ def test_reading_keeps_no_reference() -> None:
 
     before = counts()
     for _ in range(100):
-        list(map(core.described, things))
+        list(map(inside.described, things))
     assert counts() == before
 
 
@@ -176,11 +177,11 @@ def test_torch_is_found_at_the_first_use_and_not_before(exchange: bool, tmp_path
         "spec = importlib.util.spec_from_file_location('_core', sys.argv[1])\n"
         "core = importlib.util.module_from_spec(spec)\n"
         "spec.loader.exec_module(core)\n"
-        "assert core.described(np.ones(2)) is not None\n"
+        "assert core._tests.described(np.ones(2)) is not None\n"
         "assert 'torch' not in sys.modules\n"
         "import threading\n"
         "found = []\n"
-        "threads = [threading.Thread(target=lambda: found.append(core.use_exchange(True))) for _ in range(8)]\n"
+        "threads = [threading.Thread(target=lambda: found.append(core._tests.use_exchange(True))) for _ in range(8)]\n"
         "[thread.start() for thread in threads]; [thread.join() for thread in threads]\n"
         "assert len(found) == 8 and len(set(found)) == 1 and 'torch' in sys.modules\n"
     )

@@ -82,12 +82,11 @@ def copy_windows(source: Bytes, first: Ints, step: int, lengths: Ints, pad: Byte
             row[:] = source[first[b] + t * step] if t < lengths[b] else pad
 
 
-def mark_windows(lengths: Ints, burn_in: Ints, is_start: Ints, length: int) -> NDArray[np.bool_]:
+def mark_windows(lengths: Ints, is_start: Ints, length: int) -> NDArray[np.bool_]:
     """Mark the rows of windows that begin an episode (only first rows can), and those that are steps to learn from.
 
     Args:
         lengths: ``[B]``, how many rows each window has; the rest is padding.
-        burn_in: ``[B]``, how many of those are unrolled only for the state.
         is_start: ``[B]``, 1 where the first row begins an episode.
         length: rows of the batch.
 
@@ -96,4 +95,4 @@ def mark_windows(lengths: Ints, burn_in: Ints, is_start: Ints, length: int) -> N
     """
     time = np.arange(length)
     starts = (time == 0) & (is_start[:, None] == 1)
-    return np.stack([starts, (time < lengths[:, None]) & (time >= burn_in[:, None])])
+    return np.stack([starts, time < lengths[:, None]])

@@ -230,15 +230,6 @@ def test_a_column_that_lerobot_makes_itself_is_named_on_its_way_there(tmp_path: 
     assert not {"index", "frame_index", "timestamp"} & set(log.replay().schema.names)
 
 
-def test_hidden_states_of_some_steps_of_a_rollout_are_named() -> None:
-    rollout = RolloutBuffer(SCHEMA.extend(value=()), 12, 2, hidden_every=4)
-    for step in steps(12):
-        rollout.add(step | {"value": torch.ones(2)}, final_value=torch.ones(2))
-    log = exchange.log_of(rollout)
-    assert "it keeps hidden states every 4 steps alone; they were not read" in log.lacks
-    assert "hidden" not in log.replay().schema.names
-
-
 def test_a_schema_chooses_the_fields() -> None:
     log = exchange.log_of(replay())
     assert log.replay().schema == SCHEMA

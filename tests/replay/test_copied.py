@@ -190,7 +190,7 @@ def die_in_a_change(path: Path) -> None:
 
 def test_a_change_that_a_kill_broke_off_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_fork(die_in_a_change, tmp_path / "r")
-    monkeypatch.setattr(copying, "PATIENCE", 0.05)
+    monkeypatch.setattr(copying, "PAUSE_SECONDS", 0.05)
     before = files_of(tmp_path / "r")
     found = numbers_of(tmp_path / "r")
     assert files_of(tmp_path / "r") == before

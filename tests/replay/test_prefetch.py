@@ -33,7 +33,7 @@ from relive import (
     core,
 )
 from relive.core import key as stream
-from relive.memory.mapped import PATIENCE, LookAhead, can_look_ahead
+from relive.memory.mapped import QUIET_LOOKS, LookAhead, can_look_ahead
 from relive.replay.reader import likely_places
 
 pytestmark = pytest.mark.skipif(not can_look_ahead(), reason="this system takes no advice")
@@ -239,14 +239,14 @@ def test_it_looks_ahead_only_while_rows_are_missing(tmp_path: Path, monkeypatch:
         assert not asked
         assert not allocator.random
         waits = 6  # the thread of this batch waited for the disk
-        for _ in range(3 * PATIENCE):
+        for _ in range(3 * QUIET_LOOKS):
             replay.sample(4)
             if not allocator.random:
                 break
             assert asked
         else:
             pytest.fail("it never ended, although nothing was missing")
-        assert asked[-PATIENCE:] == [0] * PATIENCE
+        assert asked[-QUIET_LOOKS:] == [0] * QUIET_LOOKS
         waits = 7
         replay.sample(4)
         assert allocator.random

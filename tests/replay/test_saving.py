@@ -96,6 +96,18 @@ def test_a_rollout_of_version_2_goes_on() -> None:
     assert rollout["reward"].tolist() == [[float(t), 1000.0 + t] for t in range(6)]
 
 
+@pytest.mark.parametrize("release", ["saves-1", "saves-2"])
+def test_a_rollout_saved_with_every_second_state_has_these_and_no_others(release: str, tmp_path: Path) -> None:
+    rollout = RolloutBuffer.load(FIXTURES.with_name(release) / "rollout")
+    states = rollout["hidden", "h"]
+    assert states.shape == (6, 2, 1, 4)
+    assert [row.unique().tolist() for row in states[::2]] == [[0.0], [2.0], [4.0]]
+    assert states[1::2].isnan().all()
+    rollout.save(tmp_path / "save")
+    again = RolloutBuffer.load(tmp_path / "save")["hidden", "h"]
+    assert torch.equal(again.view(torch.int32), states.view(torch.int32))
+
+
 # Memory and waiting.
 
 
@@ -223,6 +235,13 @@ def with_order(*order: int) -> Change:
     return lambda tensors, content: tensors.update({"sampler.order": torch.tensor(order)})
 
 
+def few_states(tensors: Any, content: Any, every: int, states: torch.Tensor) -> None:
+    """As saves of former versions were, with the states of every k-th step alone."""
+    del tensors["hidden.h"]
+    tensors[".states.hidden.h"] = states
+    content["hidden_every"] = every
+
+
 FORGED: dict[str, tuple[str, Change]] = {
     "an epoch of indices never issued": ("epochs, transition, shared", with_order(10**9, 3)),
     "an epoch of negative indices": ("epochs, transition, shared", with_order(-1)),
@@ -283,9 +302,12 @@ FORGED: dict[str, tuple[str, Change]] = {
     "more ended envs than there are": ("rollout, plain", lambda t, c: t.update({".ended": torch.zeros(3) > 0})),
     "a column that spreads": ("rollout, plain", lambda t, c: t.update(advantage=torch.zeros(7, 1))),
     "a column within a column": ("rollout, plain", lambda t, c: c.update(attached=[["reward", "x"]])),
-    "states that spread": (
+    "states that spread": ("rollout, states", lambda t, c: few_states(t, c, 2, torch.zeros(5, 1, 1, 4))),
+    "states of no step": ("rollout, states", lambda t, c: few_states(t, c, 0, t["hidden.h"])),
+    "states of every -2nd step": ("rollout, states", lambda t, c: few_states(t, c, -2, t["hidden.h"])),
+    "states of fewer steps than the save says": (
         "rollout, states",
-        lambda t, c: t.update({".initial.hidden.h": torch.zeros(4)}),
+        lambda t, c: few_states(t, c, 3, torch.zeros(5, 2, 1, 4)),
     ),
     "columns of 10**9 envs": ("rollout, plain", lambda t, c: c.update(num_envs=10**9)),
     "columns of 2**60 steps": ("rollout, plain", lambda t, c: c.update(num_steps=2**60)),

@@ -175,11 +175,11 @@ def test_two_passes_at_once_do_not_disturb_each_other() -> None:
 
 def test_without_the_exchange_of_torch_batches_are_the_same() -> None:
     want = [told(batch) for batch in rollout("nested").minibatches(num_batches=4, epochs=2)]
-    before = core.use_exchange(False)
+    before = inside.use_exchange(False)
     try:
         assert [told(batch) for batch in rollout("nested").minibatches(num_batches=4, epochs=2)] == want
     finally:
-        core.use_exchange(before)
+        inside.use_exchange(before)
 
 
 @pytest.mark.parametrize("pack", [True, False])

@@ -370,13 +370,13 @@ def test_a_schema_that_does_not_say_where_episodes_end_has_no_sequences() -> Non
                 call(2)
 
 
-# Chunks, and states that are kept now and then
+# Chunks
 
 
 @pytest.mark.parametrize("length", [None, 1, 2, 3, 8, 20])
 def test_chunks_are_all_envs_in_the_order_of_time(length: int | None) -> None:
     world = world_of(["..T.....", ".U...T..", "....m...", "TM......"], RICH, [True, False, True, False])
-    rollout = filled(world, hidden_every=1)
+    rollout = filled(world)
     size = length or 8
     chunks = list(rollout.chunks(length))
     assert [len(seq["mask"]) for seq in chunks] == [min(size, 8 - t) for t in range(0, 8, size)]
@@ -413,20 +413,6 @@ def test_chunks_have_the_fields_that_are_wanted() -> None:
             rollout.chunks(length)
     with pytest.raises(errors.FieldError, match="did you mean 'reward'"):
         rollout.chunks(3, fields=("rewrad",))
-
-
-@pytest.mark.parametrize("every", [2, 3])
-def test_chunks_start_where_a_state_is_kept(every: int) -> None:
-    world = world_of(["..T.....", ".U...T..", "....m...", "TM......"], RICH)
-    rollout, whole = filled(world, hidden_every=every), filled(world)
-    for length in (every, 2 * every, 8, None):
-        for seq, want in zip(rollout.chunks(length), whole.chunks(length), strict=True):
-            assert torch.equal(seq["hidden"]["critic"], want["hidden"]["critic"])
-            assert torch.equal(seq["hidden"]["actor"][1], want["hidden"]["actor"][1])
-            assert torch.equal(seq["reward"], want["reward"])
-    for length in (1, every + 1 + (every == 3)):
-        with pytest.raises(errors.ParameterError, match=rf"chunks\({length}\).*every {every} steps"):
-            rollout.chunks(length)
 
 
 def test_chunks_of_a_partial_and_of_a_wrapped_rollout_are_in_the_order_of_time() -> None:

@@ -7,34 +7,15 @@ from functools import partial
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import inside
 import oracle
-import relive
 from covering import covering
-from effort import first_of, in_ci, often
+from effort import in_ci, often
 from relive import GAE, Collector, Field, RolloutBuffer, Schema, SequenceBatch, errors
-from windowed import (
-    FLAG,
-    RICH,
-    SMALL,
-    World,
-    begins,
-    both_pasts,
-    check_batch,
-    filled,
-    found_in,
-    patterns,
-    world_of,
-    worlds,
-)
 
 KINDS = ("LSTM", "GRU", "cell", "two LSTMs", "CfC", "CfC with mixed memory", "LTC")
 ENVS, STEPS, LIMIT = 3, 22, 9
@@ -231,34 +212,15 @@ def test_the_state_a_sequence_ends_in_is_the_one_that_the_next_begins_with(kind:
 
 
 @every_kind_in_a_mode
-def test_states_kept_every_fourth_step_are_unrolled_to_the_one_a_sequence_begins_with(kind: str, mode: str) -> None:
-    net = Actor(kind, learned=kind in ("LSTM", "CfC"))
-    collector = make(net, AutoresetMode[mode], hidden_every=4)
-    rollout = collector.buffer
-    assert isinstance(rollout, RolloutBuffer)
-    burnt = 0
-    with torch.no_grad():
-        for _ in range(often(2, 3)):
-            collector.collect()
-            for reading in READINGS[:: often(2, 1)]:
-                batches = list(rollout.sequences(**reading, num_batches=2))
-                assert replayed(net, iter(batches)) == real_steps(rollout)
-                burnt += sum(int(seq["burn_in"].sum()) for seq in batches)
-    assert burnt > 50
-
-
-@pytest.mark.parametrize(("kind", "mode", "every"), quick_kinds(MODES, [1, 4]))
-def test_chunks_give_the_stored_outputs_if_the_state_starts_afresh_where_episodes_do(
-    kind: str, mode: str, every: int
-) -> None:
+def test_chunks_give_the_stored_outputs_if_the_state_starts_afresh_where_episodes_do(kind: str, mode: str) -> None:
     net = Actor(kind)
-    collector = make(net, AutoresetMode[mode], hidden_every=every)
+    collector = make(net, AutoresetMode[mode])
     rollout = collector.buffer
     assert isinstance(rollout, RolloutBuffer)
     with torch.no_grad():
         for _ in range(2):
             collector.collect()
-            for length in (8, None) if every == 4 else (1, 5, 8, None):
+            for length in (1, 5, 8, None):
                 state: Any = None
                 for seq in rollout.chunks(length):
                     if state is not None:
@@ -306,7 +268,7 @@ def test_in_the_first_epoch_the_policy_is_the_one_that_played(kind: str, reading
 def test_padding_and_batches_have_no_say_in_the_gradient(kind: str) -> None:
     """That of the masked loss of a padded batch is the sum of those of its sequences, each unrolled alone."""
     net = Actor(kind)
-    collector = make(net, AutoresetMode.NEXT_STEP, hidden_every=4)
+    collector = make(net, AutoresetMode.NEXT_STEP)
     collector.collect()
     rollout = collector.buffer
     assert isinstance(rollout, RolloutBuffer)
@@ -320,7 +282,7 @@ def test_padding_and_batches_have_no_say_in_the_gradient(kind: str) -> None:
     alone: list[list[Tensor]] = []
     for b in range(len(seq)):
         _, value, _ = net.unroll(*sequence(seq, b))
-        alone.append(gradients(value[seq["burn_in"][b] :].square().sum()))
+        alone.append(gradients(value.square().sum()))
     for whole, *parts in zip(together, *alone, strict=True):
         assert (whole is None) == all(part is None for part in parts)
         if whole is not None:
@@ -426,7 +388,7 @@ def test_playing_elsewhere_starts_in_the_initial_state_as_well() -> None:
 
 def test_what_was_saved_starts_episodes_in_the_same_state(tmp_path: Any) -> None:
     net = Actor("LSTM", learned=True)
-    collector = make(net, AutoresetMode.SAME_STEP, hidden_every=4)
+    collector = make(net, AutoresetMode.SAME_STEP)
     collector.collect()
     assert isinstance(collector.buffer, RolloutBuffer)
     collector.buffer.save(tmp_path / "rollout")
@@ -437,7 +399,7 @@ def test_what_was_saved_starts_episodes_in_the_same_state(tmp_path: Any) -> None
 
 def test_a_step_of_the_optimizer_does_not_change_the_states_that_were_played_from() -> None:
     net = Actor("LSTM", learned=True)
-    collector = make(net, AutoresetMode.SAME_STEP, hidden_every=4)
+    collector = make(net, AutoresetMode.SAME_STEP)
     collector.collect()
     rollout = collector.buffer
     assert isinstance(rollout, RolloutBuffer)
@@ -448,134 +410,3 @@ def test_a_step_of_the_optimizer_does_not_change_the_states_that_were_played_fro
     (after,) = rollout.sequences(4, shuffle=False)
     for one, other in zip(leaves(before["hidden"]), leaves(after["hidden"]), strict=True):
         assert torch.equal(one, other)
-
-
-def check_sparse(
-    world: World, rollout: RolloutBuffer, every: int, length: int | None, overlap: Any, stride: int
-) -> None:
-    """As ``check_all``, of a rollout that keeps every k-th state."""
-    (seq,) = rollout.sequences(length, overlap=overlap)
-    known = [(w.env, w.start, w.length) for w in world.stretches(length, stride)]
-    assert sorted(w[:3] for w in found_in([seq])) == sorted(known)
-    check_batch(world, seq, len(seq["mask"]), every=every)
-    assert int(seq["lengths"].max()) <= len(seq["mask"])
-
-
-def resets_alone(letters: np.ndarray) -> np.ndarray:
-    """The patterns [T, N] of which what is not real follows an end, as a collector writes them."""
-    kept = [all(x != "m" or t == 0 or column[t - 1] in "TUBM" for t, x in enumerate(column)) for column in letters.T]
-    return letters[:, kept]
-
-
-@pytest.mark.parametrize("every", first_of(2, [3, 4, 2, 7]))
-def test_with_states_kept_now_and_then_every_window_starts_where_one_is_known(every: int) -> None:
-    for steps in (1, 3, 5):
-        world = both_pasts(resets_alone(patterns(".TmM" if steps < 5 else ".Tm", steps)))
-        rollout = filled(world, hidden_every=every)
-        for length in (1, 2, 3, 6):
-            for overlap, stride in [("none", length), ("half", max(length // 2, 1)), ("max", 1)]:
-                check_sparse(world, rollout, every, length, overlap, stride)
-        check_sparse(world, rollout, every, None, "none", steps)
-
-
-@given(
-    world=worlds(RICH, longest=12),
-    every=st.integers(2, 13),
-    length=st.sampled_from([None, 1, 3, 5, 13]),
-    batch_size=st.integers(1, 9),
-    time_first=st.booleans(),
-)
-def test_any_rollout_with_states_kept_now_and_then_has_the_right_ones(
-    world: World, every: int, length: int | None, batch_size: int, time_first: bool
-) -> None:
-    world = world_of(np.where(world.letters == "m", ".", world.letters), RICH, world.ended)
-    if not world.mask.any():
-        return
-    stride = len(world.letters) if length is None else length
-    rollout = filled(world, hidden_every=every)
-    batches = list(rollout.sequences(length, batch_size=batch_size, time_first=time_first))
-    want = sorted((w.env, w.start, w.length) for w in world.stretches(length, stride))
-    assert sorted(w[:3] for w in found_in(batches)) == want
-    for seq in batches:
-        check_batch(world, seq, seq["mask"].shape[0 if time_first else 1], time_first=time_first, every=every)
-
-
-def test_burn_in_is_unrolled_but_not_learned_from() -> None:
-    world = world_of(["......T...", ".........."], RICH)
-    rollout = filled(world, hidden_every=4)
-    (seq,) = rollout.sequences(3, shuffle=False, normalize_advantage=True)
-    starts = [0, 3, 6, 7, 0, 3, 6, 9]
-    burn_in = [0, 3, 2, 0, 0, 3, 2, 1]
-    assert seq["start"].tolist() == starts
-    assert seq["burn_in"].tolist() == burn_in
-    assert seq["lengths"].tolist() == [3, 6, 3, 3, 3, 6, 5, 2]
-    assert begins(seq).tolist() == [True, True, False, True, True, True, False, False]
-    assert seq.num_steps == int(seq["mask"].sum()) == 20
-    for b, (start, skip) in enumerate(zip(starts, burn_in, strict=True)):
-        rows = seq["reward"][: seq["lengths"][b], b]
-        at = torch.arange(start - skip, start - skip + len(rows))
-        assert torch.equal(rows, world.columns["reward",][at, seq["env"][b]])
-        assert not seq["mask"][:skip, b].any()
-        assert not seq["advantage"][:skip, b].any()
-    assert seq.flat(seq["reward"]).tolist() == seq.flat()["reward"].tolist()
-    assert len(seq.flat()["reward"]) == 20
-    np.testing.assert_allclose(seq.flat()["advantage"].mean(), 0, atol=1e-5)
-    np.testing.assert_allclose(seq.flat()["advantage"].std(), 1, rtol=1e-4)
-    assert len(seq.packed("reward").data) == int(seq["lengths"].sum())
-
-
-def test_episodes_whose_first_state_is_not_kept_start_in_the_initial_one() -> None:
-    world = world_of([".T...T..", "U......."], RICH)
-    rollout = filled(world, hidden_every=4)
-    generator = torch.Generator().manual_seed(0)
-    initial = {
-        path: torch.randn(leaf.shape, generator=generator).to(leaf.dtype)
-        for path, leaf in RICH.leaves.items()
-        if path[0] == "hidden"
-    }
-    rollout.initial_hidden = RICH.rebuild("hidden", initial.__getitem__)
-    (seq,) = rollout.sequences(3)
-    check_batch(world, seq, len(seq["mask"]), every=4, initial=initial)
-
-
-def test_keeping_states_now_and_then_takes_so_much_less_memory() -> None:
-    schema = SMALL.extend(hidden=((2, 64), (2, 64)))
-
-    def bytes_of(rollout: RolloutBuffer) -> int:
-        columns = inside.columns(rollout)
-        states = sum(state.nbytes for state in columns.states.values())
-        return states + sum(columns.view(path).nbytes for path in columns.own)
-
-    whole = bytes_of(RolloutBuffer(schema, 128, 4))
-    state = 4 * 2 * 2 * 64 * 4
-    rest = whole - 129 * state
-    for every in (2, 16, 128, 1000):
-        assert bytes_of(RolloutBuffer(schema, 128, 4, hidden_every=every)) <= rest + (-(-128 // every) + 1) * state
-
-
-def test_a_rollout_that_keeps_states_now_and_then_reads_and_saves_like_any_other(tmp_path: Any) -> None:
-    world = world_of(["..T..T..", ".U......"], RICH)
-    rollout = filled(world, hidden_every=3)
-    assert "hidden" not in rollout.keys()
-    assert rollout.flat()["reward"].shape == (16,)
-    with pytest.raises(errors.FieldError, match=r"'hidden'.*every 3 steps"):
-        _ = rollout["hidden"]
-    with pytest.raises(errors.LifecycleError, match="hidden_every"):
-        rollout.reserve()
-    assert "hidden_every=3" in repr(rollout)
-    assert repr(eval(repr(rollout), vars(relive) | {"torch": torch})) == repr(rollout)
-    rollout.save(tmp_path / "rollout")
-    again = RolloutBuffer.load(tmp_path / "rollout")
-    for _ in range(2):
-        for seq, other in zip(again.sequences(2, batch_size=3), rollout.sequences(2, batch_size=3), strict=True):
-            check_batch(world, seq, len(seq["mask"]), every=3)
-            assert found_in([seq]) == found_in([other])
-
-
-@pytest.mark.parametrize(("every", "schema", "wrap"), [(0, SMALL, False), (-1, SMALL, False), (2, SMALL, True)])
-def test_states_that_cannot_be_kept_now_and_then_are_refused(every: int, schema: Schema, wrap: bool) -> None:
-    with pytest.raises(errors.ParameterError, match=f"hidden_every={every}"):
-        RolloutBuffer(schema, 4, 2, hidden_every=every, wrap=wrap)
-    without = Schema({"obs": (2,), "terminated": FLAG, "truncated": FLAG})
-    with pytest.raises(errors.ParameterError, match=r"hidden_every=2.*'hidden'"):
-        RolloutBuffer(without, 4, 2, hidden_every=2)

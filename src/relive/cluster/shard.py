@@ -1,6 +1,10 @@
 """Shard: one ring of a replay that several processes hold together. Nothing here knows how its messages travel.
 
 The file reads from the outside in: the shard, the messages it takes, what it is made from, its ledger, and its files.
+
+:class:`relive.processes.server.ReplayServer` gives batches of one ring to processes of the same machine in shared
+memory. Its slots and sockets cannot leave a machine, and it has no ledger by which a ring that died goes on. So a shard
+answers calls instead, whose blocks any transport may carry: Ray, or the caller's own process.
 """
 
 from __future__ import annotations
@@ -605,7 +609,7 @@ class Ledger:
 # Files: a ring that outlives its process, and the log of its ledger
 
 
-PATIENCE = 30.0
+REOPEN_SECONDS = 30.0
 """Seconds to wait until the process that had the files before is gone."""
 
 REOPEN_PAUSE = 0.2
@@ -639,7 +643,7 @@ class RingFiles:
         first: makes the replay whose steps a new ring begins with; None for an empty ring.
 
     Raises:
-        LifecycleError: another process still has the ring after :data:`PATIENCE` seconds.
+        LifecycleError: another process still has the ring after :data:`REOPEN_SECONDS` seconds.
     """
 
     replay: ReplayBuffer
@@ -667,7 +671,7 @@ class RingFiles:
         self._remove_others(folder)
 
     def _reopened(self, options: Mapping[str, Any]) -> ReplayBuffer:
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + REOPEN_SECONDS
         while True:
             try:
                 return ReplayBuffer.open(self._ring, **options)

@@ -229,7 +229,7 @@ class Collector:
             seed: of the envs: one number, from which each env gets its own, or a list with one for each env.
             options: passed to the ``reset`` of the envs.
         """
-        initial, n = self._initial_states(), self._vector.num_envs
+        initial, n = self._inputs.initial_states(), self._vector.num_envs
         seed = require_start("reset", n, seed, options)
         self._was_reset, self._obs = True, None
         obs, info = self._vector.reset(seed, options)
@@ -685,18 +685,11 @@ class Collector:
 
     # -- hidden states ------------------------------------------------------------------------------------------
 
-    def _initial_states(self) -> Leaves:
-        """The hidden state at an episode's start, ``[...]`` of each leaf; a rollout is given it, too."""
-        states = self._inputs.initial_states()
-        if states and isinstance(self.buffer, RolloutBuffer):
-            self.buffer.initial_hidden = self.buffer.schema.rebuild("hidden", states.__getitem__)
-        return states
-
     def _started(self, states: Leaves, where: Any) -> Leaves:
         """The states, with the initial state where an episode starts."""
         if not states or not (isinstance(where, Tensor) or where.any()):
             return states
-        initial, rows = self._initial_states(), self._inputs.rows(where)
+        initial, rows = self._inputs.initial_states(), self._inputs.rows(where)
         return {path: torch.where(shaped_as(rows, x), initial[path], x) for path, x in states.items()}
 
 

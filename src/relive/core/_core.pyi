@@ -5,6 +5,36 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+HEAD: int = 0
+
+TAIL: int = 1
+
+NEXT: int = 2
+
+COUNT: int = 3
+
+COLUMNS: int = 4
+
+COMPLETED: int = 0
+
+DRAWABLE: int = 1
+
+EPISODES: int = 2
+
+HISTORY: int = 3
+
+LENGTH: int = 4
+
+STRIDE: int = 5
+
+TAILS: int = 6
+
+NOT_FINITE: int = 7
+
+WEIGH: int = 8
+
+COUNTERS: int = 9
+
 class Ring:
     def __init__(self, arrays: Any) -> None: ...
 
@@ -24,6 +54,48 @@ class StepAdder:
 
     def add(self, step: Any, finite: bool = False) -> int: ...
 
+NO_FINALS: int = 0
+
+FINALS: int = 1
+
+ALONE: int = 2
+
+LINKED: int = 3
+
+GOES_ON: int = 0
+
+ENDED: int = 1
+
+LAST: int = 4
+
+LONGEST: int = 2147483647
+
+USED_UP: int = -4611686018427387904
+
+UNFIT: int = -4611686018427387905
+
+UNDO_KIND: int = 0
+
+UNDO_ENVS: int = 1
+
+UNDO_ROWS: int = 2
+
+UNDO_COUNTERS: int = 3
+
+UNDO_START: int = 12
+
+UNDO_ENV: int = 6
+
+UNDO_AFTER: int = 5
+
+UNDO_ROW: int = 3
+
+UNDO_NONE: int = 0
+
+UNDO_ADDING: int = 1
+
+UNDO_REBUILD: int = 2
+
 class StagedRows:
     def __init__(self, arrays: Any) -> None: ...
 
@@ -34,6 +106,8 @@ def plan_rows(ring: Ring, staged: StagedRows, mode: int) -> int: ...
 def add_rows(ring: Ring, staged: StagedRows, mode: int) -> int: ...
 
 def scatter_rows(source: NDArray[Any], places: NDArray[Any], target: NDArray[Any], nbytes: int) -> None: ...
+
+MOST_ATTEMPTS: int = 100
 
 def mix(z: int) -> int: ...
 
@@ -59,6 +133,8 @@ def anchors(ring: Ring, out: NDArray[Any]) -> int: ...
 
 def ages(ring: Ring) -> tuple[Any, ...]: ...
 
+FANOUT: int = 8
+
 class Tree:
     def __init__(self, nodes: NDArray[Any], leaves: int, minima: NDArray[Any]) -> None: ...
 
@@ -83,6 +159,28 @@ class Tree:
     def lowest(self, begins: NDArray[Any], ends: NDArray[Any]) -> float: ...
 
 def tree_offsets(leaves: int) -> list[int]: ...
+
+ALPHA: int = 0
+
+EPS: int = 1
+
+LARGEST: int = 2
+
+DRAWS: int = 3
+
+FACTS: int = 4
+
+RATED: int = 0
+
+RATED_LARGEST: int = 1
+
+RATED_START: int = 2
+
+ALL_RATED: float = -1.0
+
+LARGEST_ERROR: float = 3.4028234663852886e+38
+
+UNUSUAL: int = -1
 
 class Priorities:
     def __init__(self, tree: Tree, errors: NDArray[Any], facts: NDArray[Any], ring: Ring, undo: NDArray[Any]) -> None: ...
@@ -189,6 +287,16 @@ class SequenceWindows:
     def __init__(self, ring: Any, layout: SequenceLayout, total: int, fields: Any, facts: Any, weighed: Any, blank: NDArray[Any], tabled: bool = False, in_files: bool = False) -> None: ...
 
     def sample(self, draw: Any, gamma: float) -> Any: ...
+
+FUTURE: int = 0
+
+FINAL: int = 1
+
+EPISODE: int = 2
+
+PAST: int = 3
+
+RANDOM: int = 4
 
 class GoalLayout:
     def __init__(self, window: WindowLayout, *, goal_at: int, goal_bytes: int, into_obs: int, into_next: int, mark: int, strategy: int, finished: bool) -> None: ...
@@ -298,10 +406,6 @@ def nested(leaves: Any, kind: Any, into: Any = None, last: tuple[Any, ...] = ())
 
 def give_back(refusing: Any, batch: Any) -> None: ...
 
-def use_exchange(wanted: bool) -> bool: ...
-
-def described(thing: Any) -> Any: ...
-
 class EmptyDraw(ValueError):
     pass
 
@@ -364,7 +468,33 @@ def copy_windows(source: NDArray[Any], first: NDArray[Any], step: int, lengths: 
 
 def take_windows(source: NDArray[Any], first: NDArray[Any], step: int, lengths: NDArray[Any], pad: NDArray[Any], length: int, fields: Fields, time_first: bool, pool: Pool, into: Any) -> None: ...
 
-def mark_windows(lengths: NDArray[Any], burn_in: NDArray[Any], is_start: NDArray[Any], length: int) -> Any: ...
+def mark_windows(lengths: NDArray[Any], is_start: NDArray[Any], length: int) -> Any: ...
+
+INSERTS: int = 0
+
+SAMPLES: int = 1
+
+PENDING: int = 2
+
+OTHERS: int = 3
+
+CUT: int = 1
+
+FOLLOWED: int = 2
+
+MASKED: int = 4
+
+LANE_ALONE: int = 8
+
+FINISHED: int = 16
+
+COMMITTED: int = 0
+
+DRAINED: int = 8
+
+LANE_COUNTERS: int = 16
+
+WANTED: int = 1
 
 def publish(counters: NDArray[Any], place: int, value: int, bells: NDArray[Any], bell: int) -> bool: ...
 

@@ -61,30 +61,28 @@ def gather_on_device(source: Tensor, first: Tensor, step: int, lengths: Tensor, 
     return torch.where(inside[..., None], rows, pad)
 
 
-def mark_windows(lengths: Any, burn_in: Any, is_start: Any, length: int) -> tuple[Tensor, Tensor]:
+def mark_windows(lengths: Any, is_start: Any, length: int) -> tuple[Tensor, Tensor]:
     """Mark the rows of windows that begin an episode (only first rows can), and those that are steps to learn from.
 
     Args:
-        lengths: int64 ``[B]``, how many rows each window has; the rest is padding. An array, or a tensor of any device,
-            as the next two are.
-        burn_in: int64 ``[B]``, how many of those are unrolled only for the state.
-        is_start: int64 ``[B]``, 1 where the first row begins an episode.
+        lengths: int64 ``[B]``, how many rows each window has; the rest is padding. An array, or a tensor of any device.
+        is_start: the same, 1 where the first row begins an episode.
         length: rows of the batch.
 
     Returns:
         Both, bool ``[B, length]``.
     """
     if isinstance(lengths, Tensor) and not lengths.is_cpu:
-        return mark_on_device(lengths, burn_in, is_start, length)
-    marks = marks_of(np.asarray(lengths), np.asarray(burn_in), np.asarray(is_start), length)
+        return mark_on_device(lengths, is_start, length)
+    marks = marks_of(np.asarray(lengths), np.asarray(is_start), length)
     starts, mask = torch.from_numpy(marks).unbind()
     return starts, mask
 
 
-def mark_on_device(lengths: Tensor, burn_in: Tensor, is_start: Tensor, length: int) -> tuple[Tensor, Tensor]:
+def mark_on_device(lengths: Tensor, is_start: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """:func:`mark_windows` in torch."""
     time = torch.arange(length, device=lengths.device)
-    return (time == 0) & (is_start[:, None] == 1), (time < lengths[:, None]) & (time >= burn_in[:, None])
+    return (time == 0) & (is_start[:, None] == 1), time < lengths[:, None]
 
 
 def permutation(

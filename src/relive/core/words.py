@@ -1,7 +1,9 @@
-"""The memory that compiled code is handed: of a ring, of rows on their way into it, and of a lane.
+"""The memory that compiled code is handed: of a ring, of rows on their way into it, and of a lane, as NamedTuples.
 
-First come the NamedTuples, then the numbers that name their columns, entries and words: a ring's ``state`` and
-``counters``, kinds of rows, the note of how to undo a change (``undo``), and the counters and marks of a lane.
+The numbers that name their columns, entries and words are defined in ``src/core``, beside the code that reads them:
+those of ``state`` and ``counters`` in ``ring.hpp``, ways and kinds of rows in ``adding.hpp``, the note of how to undo a
+change (``undo``) in ``adding.cpp``, lanes and limits in ``counters.cpp``, priorities in ``priorities.hpp``. Files and
+saves hold them: never renumber them.
 """
 
 from __future__ import annotations
@@ -10,6 +12,76 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ._core import (
+    ALL_RATED,
+    ALONE,
+    ALPHA,
+    COLUMNS,
+    COMMITTED,
+    COMPLETED,
+    COUNT,
+    COUNTERS,
+    CUT,
+    DRAINED,
+    DRAWABLE,
+    DRAWS,
+    ENDED,
+    EPISODE,
+    EPISODES,
+    EPS,
+    FACTS,
+    FANOUT,
+    FINAL,
+    FINALS,
+    FINISHED,
+    FOLLOWED,
+    FUTURE,
+    GOES_ON,
+    HEAD,
+    HISTORY,
+    INSERTS,
+    LANE_ALONE,
+    LANE_COUNTERS,
+    LARGEST,
+    LARGEST_ERROR,
+    LAST,
+    LENGTH,
+    LINKED,
+    LONGEST,
+    MASKED,
+    MOST_ATTEMPTS,
+    NEXT,
+    NO_FINALS,
+    NOT_FINITE,
+    OTHERS,
+    PAST,
+    PENDING,
+    RANDOM,
+    RATED,
+    RATED_LARGEST,
+    RATED_START,
+    SAMPLES,
+    STRIDE,
+    TAIL,
+    TAILS,
+    UNDO_ADDING,
+    UNDO_AFTER,
+    UNDO_COUNTERS,
+    UNDO_ENV,
+    UNDO_ENVS,
+    UNDO_KIND,
+    UNDO_NONE,
+    UNDO_REBUILD,
+    UNDO_ROW,
+    UNDO_ROWS,
+    UNDO_START,
+    UNFIT,
+    UNUSUAL,
+    USED_UP,
+    WANTED,
+    WEIGH,
+)
 
 __all__ = [
     "ALL_RATED",
@@ -48,6 +120,7 @@ __all__ = [
     "LINKED",
     "LONGEST",
     "MASKED",
+    "MOST_ATTEMPTS",
     "NEXT",
     "NOT_FINITE",
     "NO_FINALS",
@@ -162,91 +235,8 @@ class StagedRows(NamedTuple):
     """uint8 ``[E]``: 1 if the row can be drawn from now on, 0 if no longer."""
 
 
-# The columns of ``state``, and the entries of ``counters``. Saves hold them in this order: never renumber them.
-HEAD = 0
-"""The number that the env's next row will have."""
-TAIL = 1
-"""The number of the env's first row that was not cleared."""
-NEXT = 2
-"""The index that the env's next row has within its episode; 0 starts an episode."""
-COUNT = 3
-"""How many transitions of the env were completed."""
-COLUMNS = 4
-"""The width of ``state``."""
-
-COMPLETED = 0
-"""How many transitions were ever completed, in all envs."""
-DRAWABLE = 1
-"""How many rows can be drawn now."""
-EPISODES = 2
-"""How many episodes have ended."""
-HISTORY = 3
-"""How many rows before a window's last must be live."""
-LENGTH = 4
-"""How many steps a window has."""
-STRIDE = 5
-"""How many steps lie between the starts of two windows."""
-TAILS = 6
-"""1 if a last window that is shorter counts, else 0."""
-NOT_FINITE = 7
-"""How many rewards were NaN or infinite."""
-WEIGH = 8
-"""The unit that is drawn equally often, an index into :data:`relive.ring.ring.WEIGHS`."""
-COUNTERS = 9
-"""The length of ``counters``."""
 RULE = HISTORY
 """Where the rule starts, up to :data:`NOT_FINITE`: history, length, stride, tails."""
-
-# Ways of adding rows, and kinds of rows. 0 and 1 are also what ``terminated | truncated`` of a row gives
-NO_FINALS = 0
-"""A way of adding rows: no final observations are given, so no row may end its episode."""
-FINALS = 1
-"""A way of adding rows: final observations are given, and are stored where an episode ended."""
-ALONE = 2
-"""A way of adding rows, and a kind of row: it has a next observation of its own, and is an episode of one step."""
-LINKED = 3
-"""A way of adding rows, and a kind of row: it has a next observation of its own, and the env's next row goes on."""
-
-GOES_ON = 0
-"""A kind of row: its episode goes on, and the next row holds its next observation."""
-ENDED = 1
-"""A kind of row: it ended its episode, whose final observation takes the row after it."""
-LAST = 4
-"""A kind of row: it has a next observation of its own, and ended its episode. Added as :data:`LINKED`."""
-
-LONGEST = 2**31 - 1
-"""Steps after which an episode is cut, as if it had been interrupted: a row's index within it is an int32."""
-
-USED_UP = -(2**62)
-"""Returned by adding rows if the rows that it would overwrite are not in reserve. Nothing is changed then."""
-
-UNFIT = -(2**62) - 1
-"""Returned by adding a step if it cannot be copied as it is. Nothing is changed then."""
-
-
-# The words of ``undo``. Files hold them in this order: never renumber them.
-UNDO_KIND = 0
-"""The word with the kind: UNDO_NONE, UNDO_ADDING or UNDO_REBUILD. Written last, and cleared first."""
-UNDO_ENVS = 1
-"""How many envs have an entry."""
-UNDO_ROWS = 2
-"""How many rows have an entry."""
-UNDO_COUNTERS = 3
-"""Where the counters from before the change begin, COUNTERS words."""
-UNDO_START = UNDO_COUNTERS + COUNTERS
-"""Where the entries of envs begin. The entries of rows begin after room for N entries of envs."""
-UNDO_ENV = 6
-"""The words of an env's entry: the env; its HEAD, TAIL, NEXT and COUNT before the change; its HEAD after it."""
-UNDO_AFTER = 5
-"""The word of an env's entry with its HEAD after the change."""
-UNDO_ROW = 3
-"""The words of a row's entry: its place, ``stamp``, and ``step`` with ``order`` as :func:`packed`."""
-UNDO_NONE = 0
-"""A kind: nothing is being changed."""
-UNDO_ADDING = 1
-"""A kind: rows are being added."""
-UNDO_REBUILD = 2
-"""A kind: what can be drawn changes as a whole. After a kill it is found anew."""
 
 
 def undo_size(num_envs: int, most: int) -> int:
@@ -300,75 +290,3 @@ class LaneArrays(NamedTuple):
     """uint8 ``[S, N]``, 0 or 1."""
     mask: NDArray[np.uint8]
     """uint8 ``[S, N]``: 0 where a row is left out. Read only where the step is MASKED."""
-
-
-# Entries of ``counters``, each in a cache line of its own, since each has another writer
-
-COMMITTED = 0
-"""How many steps the writer has committed."""
-DRAINED = 8
-"""How many of them the owner has taken. COMMITTED is never more than S ahead."""
-LANE_COUNTERS = 16
-
-WANTED = 1
-"""The entry of ``bell`` that says how many steps a lane has to hold."""
-
-# Marks of a step
-
-CUT = 1
-"""The step starts new episodes: those under way are interrupted before it."""
-FOLLOWED = 2
-"""The step came with its next observations."""
-MASKED = 4
-"""Some rows of the step are left out."""
-FINISHED = 16
-"""The step is none: its observations are what the newest steps led to, which become truncated."""
-LANE_ALONE = 8
-"""A row that is left out interrupts an episode: a replay takes the step by itself, in one piece."""
-
-
-# Places of the counts of a limit, at the start of an int64 vector that processes share
-
-INSERTS = 0
-"""A side, and the place of its count: inserts so far."""
-SAMPLES = 1
-"""A side, and the place of its count: samples so far."""
-PENDING = 2
-"""The place of the number of inserts that are counted and not in the replay yet. No sample passes because of them."""
-OTHERS = 3
-"""The place of the number of inserts that others made, or may make, without counting them here. They take room."""
-# Priorities: the entries of ``facts`` and of ``undo``. Files hold them in this order: never renumber them.
-
-FANOUT = 8
-"""Children per node of a sum tree: one cache line of float64."""
-
-LARGEST_ERROR = float(np.finfo(np.float32).max)
-"""The largest TD error, as errors are stored in float32."""
-
-ALPHA = 0
-"""The exponent of priorities, an entry of ``facts``."""
-EPS = 1
-"""The number that is added to every error, an entry of ``facts``."""
-LARGEST = 2
-"""The largest error that was ever set, an entry of ``facts``."""
-DRAWS = 3
-"""How many batches were drawn, an entry of ``facts``. Compiled code does not read it."""
-FACTS = 4
-"""The length of ``facts``."""
-
-RATED = 0
-"""How many errors of ``undo`` have to be put back, if a kill comes now; 0 for none, or ALL_RATED."""
-RATED_LARGEST = 1
-"""The largest error before, an entry of ``undo``. Pairs of a place and its error before follow."""
-RATED_START = 2
-"""Where these pairs begin in ``undo``."""
-ALL_RATED = -1.0
-"""In RATED: there were more errors than ``undo`` has room for, and none was noted."""
-
-UNUSUAL = -1
-"""Returned by ``Priorities.rate`` of compiled code for a batch that it does not take. Nothing is changed then."""
-
-
-FUTURE, FINAL, EPISODE, PAST, RANDOM = range(5)
-"""The strategies, which say where a goal may come from: the steps from the anchor on, the last, all of the episode,
-those before the anchor; or any step of the whole replay."""

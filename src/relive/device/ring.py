@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.numbers import GOLDEN, stream_of, uniform
-from ..core.words import FINALS, LINKED, LONGEST
+from ..core.words import FINALS, LINKED, LONGEST, MOST_ATTEMPTS
 from ..ring.ring import EVERY_ROW
 from ..steps.schema import Path
 
@@ -27,9 +27,6 @@ INT32, INT64, FLOAT64 = torch.int32, torch.int64, torch.float64
 
 AT_ONCE = 16
 """Attempts that are made for all rows of a batch."""
-
-PATIENCE = 100
-"""Attempts before a ring in RAM counts the rows that can be drawn one by one; here none comes so far."""
 
 
 class Added(NamedTuple):
@@ -296,7 +293,7 @@ class DeviceRing:
 
         Each comes equally often, and with replacement.
 
-        A row that cannot be drawn is drawn again, at most :data:`PATIENCE` times. It is for rings of which a third of
+        A row that cannot be drawn is drawn again, at most ``MOST_ATTEMPTS`` times. It is for rings of which a third of
         the rows or more can be drawn: then one of a batch misses so often once in 10**12 batches.
         """
         # the rows of all envs lie on one line, env after env: attempt x is row x of that line
@@ -312,7 +309,7 @@ class DeviceRing:
         turn = torch.cumsum(missed.to(INT64), 0) - 1
         slot = torch.where(missed & (turn < room), turn, room)
         waiting = torch.zeros(room + 1, dtype=INT64, device=item.device).index_put_((slot,), item)[:room]
-        later, _ = self._attempts(line, stream, waiting, count, range(AT_ONCE, PATIENCE))
+        later, _ = self._attempts(line, stream, waiting, count, range(AT_ONCE, MOST_ATTEMPTS))
         again = torch.clamp(slot, max=room - 1)  # any slot, where nothing is taken from it
         taken = slot < room
         return Spots(*(torch.where(taken, late[again], soon) for soon, late in zip(spots, later, strict=True)))

@@ -737,7 +737,7 @@ class _Tables:
 
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 
-LARGEST = 512
+MOST_NUMBERS = 512
 """A feature with more numbers in a frame than this has no statistics, such as an image stored as numbers."""
 
 Stats = dict[str, Array]
@@ -747,7 +747,7 @@ Stats = dict[str, Array]
 def episode_stats(frames: Array) -> Stats | None:
     """The statistics of frames ``[k, *shape]``; None for images, and if a number is not finite."""
     numbers = frames.astype(np.float64)
-    if frames[0].size > LARGEST or not np.isfinite(numbers).all():
+    if frames[0].size > MOST_NUMBERS or not np.isfinite(numbers).all():
         return None
     found = {"min": numbers.min(0), "max": numbers.max(0), "mean": numbers.mean(0), "std": numbers.std(0),
              "count": np.array([len(frames)])}  # fmt: skip

@@ -211,14 +211,11 @@ def of_replay(replay: ReplayBuffer) -> Experience:
 
 def of_rollout(rollout: RolloutBuffer) -> Experience:
     """The real steps of a rollout. The value of what comes after a truncated step is in ``final_value``."""
-    sparse = rollout.hidden_every > 1
-    columns = {name: rollout[name] for name in rollout.keys() if name != "hidden" or not sparse}
+    columns = {name: rollout[name] for name in rollout.keys()}
     real = leaves_of(columns.pop("mask"))[()].swapaxes(0, 1).reshape(-1)
     experience = from_arrays(columns, f"relive {type(rollout).__name__}", vector=True)
     experience = experience if real.all() else _selected(experience, real)
     experience.max_episode_steps, experience.schema = rollout.schema.max_episode_steps, rollout.schema
-    if sparse:
-        experience.lacks += (f"it keeps hidden states every {rollout.hidden_every} steps alone; they were not read",)
     return experience
 
 

@@ -23,12 +23,12 @@ __all__ = ["StoragePlan", "free_memory", "readable", "require_free", "require_wh
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-LARGEST = 2**62
+LARGEST_SIZE = 2**62
 """The largest size accepted, in rows or bytes; more than any machine has."""
 
 
 SIZE_RULE: Rule = (
-    lambda size: is_count(size, 1) and size <= LARGEST,
+    lambda size: is_count(size, 1) and size <= LARGEST_SIZE,
     "expected a whole number from 1 to 2**62; pass int(...) if that is meant",
 )
 
@@ -256,7 +256,7 @@ def _free_in(group: str, limit: str, usage: str, files: str) -> int | None:
     """Bytes free within one control group; None if it has no limit."""
     try:
         most = int(_text(f"{group}/{limit}"))  # "max" raises ValueError: no limit
-        if most > LARGEST:  # how version 1 writes that there is no limit
+        if most > LARGEST_SIZE:  # how version 1 writes that there is no limit
             return None
         used = int(_text(f"{group}/{usage}"))
         stat = dict(line.split() for line in _text(f"{group}/memory.stat").splitlines())

@@ -113,7 +113,7 @@ class MappedAllocator(FileAllocator):
             self.expect_random(False)
 
 
-PATIENCE = 32
+QUIET_LOOKS = 32
 """After this many questions in a row that found nothing missing, no more are asked until a read waits for the disk."""
 
 
@@ -151,7 +151,7 @@ class LookAhead:
         (thread, before), self._last_draw = self._last_draw, (get_ident(), waits)
         # the count is of this thread, so it says nothing after a draw in another one
         if thread == self._last_draw[0] and waits > before:
-            self._left = PATIENCE
+            self._left = QUIET_LOOKS
         wanted = self._left > 0
         if wanted != self._allocator.random:
             self._allocator.expect_random(wanted)
@@ -163,5 +163,5 @@ class LookAhead:
         It does not wait for the disk, unless more pages are missing than the disk takes requests.
         """
         missing = self._pages.ask_for(begins, ends)
-        self._left = PATIENCE if missing else max(self._left - 1, 0)
+        self._left = QUIET_LOOKS if missing else max(self._left - 1, 0)
         return missing

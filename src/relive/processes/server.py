@@ -5,6 +5,11 @@ memory for one batch. The owner fills it, the learner reads it in place and give
 requests, errors, steps and TD errors. Over a socket the system says at once that the other side has died, keeps the
 order of a learner's calls, and blocks a sender whose receiver is behind; messages in shared memory would need flow
 control of their own, and a ``multiprocessing.Queue`` copies each batch twice.
+
+A shard of :mod:`relive.cluster` also gives batches to other processes, in another way, for another promise. A server
+has one ring on one machine: a batch is the one that ``sample`` would give, bit for bit, and is never copied between
+processes. Shards are several rings, perhaps on several machines: a batch is divided among them, its parts are copied,
+and a shard may die and come back.
 """
 
 from __future__ import annotations

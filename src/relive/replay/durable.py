@@ -616,7 +616,7 @@ TRIES = 5
 """How often the copy is begun again because the files changed in a way that spoiled it."""
 
 
-PATIENCE = 1.0
+PAUSE_SECONDS = 1.0
 """Seconds to wait for a moment at which no change is under way. A process that died in a change leaves it for ever."""
 
 
@@ -700,7 +700,7 @@ def _mark_now(directory: MappedCopy, rows: int) -> Mark | None:
         None if a change stays under way, as where the process died in it.
     """
     state, counters, undo = (directory.live(name) for name in ("state", "counters", "undo"))
-    packed, until = directory.live("rows"), time.monotonic() + PATIENCE
+    packed, until = directory.live("rows"), time.monotonic() + PAUSE_SECONDS
     while time.monotonic() < until:
         # first the kind of the note, then the cursors; and after all else both again
         idle, mine, counts = undo[UNDO_KIND] == UNDO_NONE, state.copy(), counters.copy()

@@ -29,7 +29,7 @@ from ..memory.layout import BOOKKEEPING, row_layout
 from ..memory.ram import in_ram
 from ..parameters import is_count, is_number
 from ..printable import shown
-from ..ring.ring import LARGEST, Ring, Rule, Span
+from ..ring.ring import LARGEST_NUMBER, Ring, Rule, Span
 from ..samplers.contract import OwnSampler
 from ..steps.arrays import Array, to_tensor
 from ..steps.changes import Origin, SchemaChanges
@@ -197,7 +197,9 @@ def _restore_rows(ring: Ring, source: Source, saved_rows: int, conversion: Conve
     oldest = np.maximum(ring.state[:, TAIL], ring.state[:, HEAD] - saved_rows)
     if ring.rows > saved_rows:  # there is room for older rows, but no save has them
         ring.state[:, TAIL] = oldest
-    ring.check_cursors(LARGEST // 2)  # before rows are found by them; half, since what comes next has to fit as well
+    ring.check_cursors(
+        LARGEST_NUMBER // 2
+    )  # before rows are found by them; half, since what comes next has to fit as well
     saved = Span(oldest, ring.heads.copy())
     for part in source.parts(saved, conversion.large):
         _restore_part(ring, part, conversion)

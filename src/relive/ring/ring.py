@@ -64,7 +64,7 @@ from ..steps.schema import Field, Path
 
 __all__ = [
     "EVERY_ROW",
-    "LARGEST",
+    "LARGEST_NUMBER",
     "PIECE",
     "Change",
     "DeviceIsNewer",
@@ -85,7 +85,7 @@ PIECE = 4096
 """The most rows stored at once. The memory that they are packed in is kept."""
 
 
-LARGEST = 2**52
+LARGEST_NUMBER = 2**52
 """The largest number of a row that the kernels can use. A million rows a second reach it after 142 years."""
 
 
@@ -699,7 +699,7 @@ class Ring:
         if killed:
             self.doubtful = self._take_back()
             self.state[self.heads <= self.oldest, NEXT] = 0  # all rows of these envs were given up
-        self.check_cursors(LARGEST // 2)  # what comes next has to fit as well
+        self.check_cursors(LARGEST_NUMBER // 2)  # what comes next has to fit as well
         self._rule = _noted_rule(self.counters)
         if killed:
             self.fresh: Ints = self._end_all_episodes()
@@ -735,7 +735,7 @@ class Ring:
         self.stamp[places], (self.step[places], self.order[places]) = noted[:, 1], unpacked(noted[:, 2])
         self.state[envs] = entries[:, 1:UNDO_AFTER]
         self.counters[:COUNTERS] = words[UNDO_COUNTERS : UNDO_COUNTERS + COUNTERS]
-        self.check_cursors(LARGEST)
+        self.check_cursors(LARGEST_NUMBER)
         after = entries[:, UNDO_AFTER]
         added = after - self.state[envs, HEAD]
         # a step takes two rows at most, and a note has no room for more steps than words
@@ -784,7 +784,7 @@ class Ring:
         Raises:
             InvariantError: naming the first that does not hold, and where.
         """
-        self.check_cursors(LARGEST)
+        self.check_cursors(LARGEST_NUMBER)
         self.store.allocator.expect_scan()
         stamps = [NO_ENVS]
         for low in range(0, self.rows_live, CHECKED_AT_ONCE):

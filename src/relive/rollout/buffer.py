@@ -77,8 +77,6 @@ class RolloutBuffer:
         device: where the columns live.
         wrap: keep the newest ``num_steps`` instead of refusing to overfill.
         debug: refuse rewards and values that are not finite.
-        hidden_every: k; keep the recurrent states of ``hidden`` only for steps 0, k, 2k, ..., to save memory.
-            :meth:`sequences` then begin at a step whose state is kept.
         columns: name -> :class:`Field` of further columns that no step brings: there from the start, to be written in
             place, by ``r[name] = ...`` or by :meth:`finish`. Rows that are not written hold older numbers.
         seed: of the permutations; permutation number k is a function of (seed, k) alone. None draws one number from
@@ -105,12 +103,6 @@ class RolloutBuffer:
     extra: Any = None
     """The ``extra`` that was passed to :meth:`save`, in a buffer that was loaded; else None."""
 
-    initial_hidden: Any = None
-    """The state that episodes start in, nested as ``hidden``, without the env axis; None is zeros.
-
-    It is read with ``hidden_every``, and may be set at any time.
-    """
-
     def __init__(
         self,
         schema: Schema,
@@ -120,7 +112,6 @@ class RolloutBuffer:
         device: str | torch.device = "cpu",
         wrap: bool = False,
         debug: bool = False,
-        hidden_every: int = 1,
         columns: Mapping[str, Field] | None = None,
         seed: int | None = None,
     ) -> None:
@@ -131,8 +122,7 @@ class RolloutBuffer:
         require("RolloutBuffer", FLAG_RULE, wrap=wrap, debug=debug)
         self.device, self.wrap, self._debug = torch_device("RolloutBuffer", device), wrap, debug
         further: Mapping[str, Field] = {} if columns is None else columns
-        self._columns = Columns(schema, further, size, self.device, wrap=wrap, every=hidden_every)
-        self.hidden_every: int = self._columns.every
+        self._columns = Columns(schema, further, size, self.device, wrap=wrap)
         self._permutations = Permutations(seed)
         self._memory = Recycled()
         """Gives the memory of batches, on the CPU."""
@@ -188,7 +178,7 @@ class RolloutBuffer:
             raise FieldError(not_named(step))
         values: dict[str, Any] = fields if step is None else {**step, **fields}
         columns, copier = self._columns, self._columns.copier
-        if copier is not None and not columns.states:
+        if copier is not None:
             if columns.count == columns.num_steps:
                 if columns.wrap and self._take_over(values):
                     return
@@ -226,7 +216,7 @@ class RolloutBuffer:
             if name in values:
                 (bookkeeping[name],) = columns.checked(name, values.pop(name)).values()
         try:
-            checked = columns.check(values, None if columns.states else columns.copier)
+            checked = columns.check(values, columns.copier)
         except (RuntimeError, TypeError):
             refuse_unreadable(values)
             raise
@@ -304,7 +294,7 @@ class RolloutBuffer:
         Raises:
             SchemaError: there is a column of that name, or rows of it would be lost.
             ParameterError: memory is short.
-            LifecycleError: rows are reserved, or hidden states are kept every few steps.
+            LifecycleError: rows are reserved.
         """
         columns, schema = self._columns, self._columns.schema
         wider = schema.extend(**fields)
@@ -313,10 +303,8 @@ class RolloutBuffer:
         if clashing or wider.leaves == schema.leaves:
             name = (clashing or list(fields))[0]
             raise SchemaError(f"field '{name}': this rollout has such a column already; give it another name")
-        if self._reserved or columns.states:
-            raise LifecycleError(
-                "add_fields(): rows are reserved, or hidden_every > 1; call it before reserve(), with hidden_every=1"
-            )
+        if self._reserved:
+            raise LifecycleError("add_fields(): rows are reserved; call it before reserve()")
         columns.require_memory({path: leaf for path, leaf in wider.leaves.items() if path not in schema.leaves})
         columns.__dict__ = columns.extended(wider).__dict__  # all or none: values are told by their position
 
@@ -332,8 +320,6 @@ class RolloutBuffer:
             FullError: fewer rows are left in one piece.
         """
         columns = self._columns
-        if columns.states:
-            raise LifecycleError("reserve() hands out every row; create the buffer with hidden_every=1, or use add()")
         require("reserve", STEPS_RULE, steps=steps)
         row = columns.next_row
         left = columns.num_steps - row
@@ -894,8 +880,7 @@ class RolloutBuffer:
             shuffle: False keeps the order: env by env, in time.
             fields: the columns wanted; default all but ``mask``, ``final_value`` and ``hidden``, which comes anyway.
             time_first: batches are ``[L, B, ...]``; else ``[B, L, ...]``. L is ``length``, or the rollout's steps if
-                those are fewer; without a length, the longest sequence of the batch sets it. ``hidden_every`` adds
-                rows in front, which are unrolled only for the state.
+                those are fewer; without a length, the longest sequence of the batch sets it.
             normalize_advantage: normalise ``advantage`` over each batch's steps.
 
         Raises:
@@ -916,7 +901,7 @@ class RolloutBuffer:
         wanted = columns.wanted_of_steps(fields)
         require_advantage(normalize_advantage, wanted)
         reader = self._reader(wanted, LARGE_FIELD if epochs > 1 else 0)
-        rows = None if length is None else reader.most_rows(windows, min(length, columns.count))
+        rows = None if length is None else min(length, columns.count)
         orders = (windows[self._order(len(windows), shuffle)] for _ in range(epochs))
         shape: dict[str, Any] = {"rows": rows, "time_first": time_first, "normalize_advantage": normalize_advantage}
         return (batch for order in orders for batch in reader.batches(order, split(order), **shape))
@@ -977,23 +962,21 @@ class RolloutBuffer:
 
         Raises:
             EmptyError: no step was added.
-            ParameterError: a length below 1, or one that is no multiple of ``hidden_every``.
+            ParameterError: a length below 1.
             FieldError: an unknown column, or no ``terminated`` and ``truncated`` in the schema.
         """
         columns = self._columns
         columns.require_steps()
         stride_of(length, "none")  # refuses a wrong length
-        steps, every = columns.count, columns.every
+        steps = columns.count
         size = steps if length is None else length
-        if size % every and size < steps:
-            raise ParameterError(f"chunks({size}): states are kept every {every} steps; ask for a multiple of them")
         reader = self._reader(columns.wanted_of_steps(fields), 0)
         flags = self._flags()
         return (reader.chunk(flags, low, min(low + size, steps)) for low in range(0, steps, size))
 
     def _reader(self, wanted: list[Path], pack: int, with_states: bool = True) -> WindowReader:
         """Reads windows of these columns, and of the states if the schema has ``hidden``."""
-        states = States(self._columns, self.initial_hidden) if with_states and "hidden" in self.schema else None
+        states = States(self._columns) if with_states and "hidden" in self.schema else None
         return WindowReader(self._columns, wanted, states, pack, self._memory)
 
     def _order(self, count: int, shuffle: bool) -> Ints:
@@ -1088,7 +1071,6 @@ class RolloutBuffer:
             has_last=self._has_last,
             interrupted=self._interrupted,
             ended=as_host(self._ended),
-            initial_hidden=self.initial_hidden,
         )
         return self._saves.begin(saving.save(path, self._columns, progress, extra=extra, background=background))
 
@@ -1114,7 +1096,6 @@ class RolloutBuffer:
             buffer._set_ended(progress.ended)
             buffer._interrupted = progress.interrupted
             buffer._permutations.draws, buffer._has_last = progress.draws, progress.has_last
-            buffer.initial_hidden = progress.initial_hidden
         buffer.extra = extra
         return buffer
 
@@ -1129,7 +1110,7 @@ class RolloutBuffer:
         return (
             f"RolloutBuffer({self.schema!r}, num_steps={self.num_steps}, num_envs={self.num_envs}, "
             f"device='{self.device}', wrap={self.wrap}, debug={self.debug}, "
-            f"hidden_every={self.hidden_every}, {columns}seed={self.seed})"
+            f"{columns}seed={self.seed})"
         )
 
     def __str__(self) -> str:

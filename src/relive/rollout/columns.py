@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from ..batches import as_batch
-from ..errors import DeviceError, EmptyError, FieldError, FullError, ParameterError, SchemaError, ShapeError
+from ..errors import DeviceError, EmptyError, FieldError, FullError, SchemaError, ShapeError
 from ..memory.allocator import zeroed
 from ..memory.copier import BoundedCache, StepCopier, copy_all
 from ..memory.estimate import readable, require_free
 from ..memory.layout import typed
-from ..parameters import Rule, is_count, is_names, require
+from ..parameters import Rule, is_names, require
 from ..steps.arrays import Array, apart, check_castable, numpy_dtype, numpy_view, refuse_masked, to_tensor
 from ..steps.checker import StepChecker, refuse_unreadable
-from ..steps.schema import Field, Path, Schema, descend, dotted, unknown_field
+from ..steps.schema import Field, Path, Schema, dotted, unknown_field
 
 __all__ = ["ADVANTAGE", "BOOKKEEPING", "WATCHED", "Columns", "Name"]
 
@@ -57,8 +57,7 @@ class Columns:
     - ``further`` columns, which no step brings;
     - attached columns, such as advantages. They belong to the present steps and leave with them.
 
-    The first three exist from the start (``own``). If ``every`` is k > 1, only the recurrent states of steps 0, k, 2k,
-    ... are stored, in ``states``; ``hidden`` then has no column.
+    The first three exist from the start (``own``).
 
     :meth:`view`, :meth:`write` and :meth:`put` take the place of a row in storage. All other methods count rows from
     the oldest.
@@ -72,19 +71,16 @@ class Columns:
         size: (T, N).
         device: where the columns live.
         wrap: True if a new step replaces the oldest once all T rows are written.
-        every: k.
 
     Raises:
         SchemaError: the schema has a field of a name that the buffer adds.
-        ParameterError: the columns need more than the free memory, or ``every`` is below 1, or above 1 without
-            ``hidden`` in the schema or in a rollout that wraps.
+        ParameterError: the columns need more than the free memory.
     """
 
     num_steps: int
     num_envs: int
     device: torch.device
     wrap: bool
-    every: int
     layout: object
 
     def __init__(
@@ -94,18 +90,13 @@ class Columns:
         size: tuple[int, int],
         device: torch.device,
         wrap: bool = False,
-        every: int = 1,
     ) -> None:
         require("RolloutBuffer", SCHEMA_RULE, schema=schema)
-        if not is_count(every, 1) or (every > 1 and (wrap or "hidden" not in schema)):
-            raise ParameterError(
-                f"hidden_every={every!r}: expected at least 1; more than that needs a field 'hidden', and no wrap"
-            )
         require("RolloutBuffer", COLUMNS_RULE, columns=further)
         for name in (*BOOKKEEPING, *further):
             if name in schema:
                 raise SchemaError(f"field '{name}': the buffer adds this column itself; leave it out of the schema")
-        (self.num_steps, self.num_envs), self.device, self.wrap, self.every = size, device, wrap, int(every)
+        (self.num_steps, self.num_envs), self.device, self.wrap = size, device, wrap
         self._on_host = device.type == "cpu"
         self.further: dict[Path, Field] = {(name,): field for name, field in further.items()}
         self.bookkeeping: dict[Path, Field] = {("mask",): Field((), torch.bool)}
@@ -124,9 +115,6 @@ class Columns:
         """The place of the oldest row, and the number of rows."""
         self._real_at: int | None = None
         """How often torch had written to the mask when each of its rows was True; on a device only."""
-        hidden = {path: field for path, field in schema.leaves.items() if self._is_sparse(path)}
-        self.states: dict[Path, Any] = {path: self._zeros(x.shape, x.dtype, self.every) for path, x in hidden.items()}
-        """Row i has the recurrent states of step i * k, ``[ceil(T / k) + 1, N, ...]``; empty if k is 1."""
         self._set_schema(schema)
 
     # -- memory -------------------------------------------------------------------------------------------------------
@@ -142,8 +130,8 @@ class Columns:
         """Set the attributes that depend on the schema. Dicts are replaced, as :meth:`extended` shares them."""
         self.schema = schema
         """The fields of a step."""
-        self.paths: tuple[Path, ...] = tuple(path for path in schema.leaves if not self._is_sparse(path))
-        """The leaves of a step that have a column."""
+        self.paths: tuple[Path, ...] = tuple(schema.leaves)
+        """The leaves of a step."""
         self.check: StepChecker = StepChecker(schema, self.num_envs, self.device)
         """Checks a whole step."""
         self._checkers: dict[str, StepChecker] | None = None
@@ -179,17 +167,9 @@ class Columns:
         leaves = {path: Field(array.shape[2:], self._dtypes[path]) for path, array in memory.items()}
         return StepCopier(leaves, list(memory.values()), self.num_envs, [(name,) for name in WATCHED])
 
-    def _is_sparse(self, path: Path) -> bool:
-        """True for recurrent states that are stored only every k steps."""
-        return self.every > 1 and path[0] == "hidden"
-
-    def _rows(self, every: int) -> int:
-        """The rows of a column that has every k-th step, with its bootstrap row."""
-        return -(-self.num_steps // every) + 1
-
-    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, every: int = 1) -> Any:
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
         """Memory for one column."""
-        full = self._rows(every), self.num_envs, *shape
+        full = self.num_steps + 1, self.num_envs, *shape
         if self._on_host:
             return zeroed(math.prod(full) * dtype.itemsize).view(numpy_dtype(dtype)).reshape(full)
         with torch.inference_mode(False):  # a tensor made there could never be written to outside of it
@@ -197,10 +177,8 @@ class Columns:
 
     def sizes(self, leaves: Mapping[Path, Field]) -> dict[str, int]:
         """Bytes of each column."""
-        return {
-            dotted(path): self._rows(self.every if self._is_sparse(path) else 1) * self.num_envs * field.nbytes
-            for path, field in leaves.items()
-        }
+        rows = (self.num_steps + 1) * self.num_envs
+        return {dotted(path): rows * field.nbytes for path, field in leaves.items()}
 
     @property
     def nbytes(self) -> int:
@@ -222,18 +200,15 @@ class Columns:
         kept = self.__dict__.items()
         state = {name: value for name, value in kept if name not in ("_own_memory", "copier", "complete")}
         if not self._on_host:
-            for name in "_memory", "states":
-                state[name] = {path: numpy_view(column.cpu()) for path, column in state[name].items()}
+            state["_memory"] = {path: numpy_view(column.cpu()) for path, column in self._memory.items()}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._real_at = None
         if not self._on_host:
-            dtypes = self._dtypes | {path: self.schema.leaves[path].dtype for path in self.states}
-            for name in "_memory", "states":
-                columns = {path: typed(array, dtypes[path]) for path, array in state[name].items()}
-                self.__dict__[name] = {path: column.to(self.device) for path, column in columns.items()}
+            columns = {path: typed(array, self._dtypes[path]) for path, array in self._memory.items()}
+            self._memory = {path: column.to(self.device) for path, column in columns.items()}
         self._note_memory()
 
     def in_place(self, read: dict[str, torch.dtype], written: dict[str, torch.dtype]) -> list[Any] | None:
@@ -337,24 +312,12 @@ class Columns:
         return torch.cat([self.ordered(path), self.view(path, slice(self.num_steps, None))])
 
     def write(self, row: int, values: Sequence[Any]) -> None:
-        """Assign a checked step to a row by its place in storage, and its states to theirs if they are stored."""
-        if self.states:
-            values = self._write_states(row, values)
+        """Assign a checked step to a row by its place in storage."""
         if self.copier is not None:
             self.copier.write(row, values)
             return
         # the fields of a step are the first ones
         copy_all((tensor[row] for tensor in self._own_memory), apart(values, self._own_memory))
-
-    def _write_states(self, row: int, values: Sequence[Any]) -> list[Any]:
-        """Store the states of a step if it is a k-th one; returns its other values."""
-        step = dict(zip(self.schema.leaves, values, strict=True))
-        states = {path: step.pop(path) for path in self.states}
-        if row % self.every == 0:  # the place is the step, since a rollout of sparse states never wraps
-            for path, value in states.items():
-                host = self._on_host and isinstance(value, Tensor)
-                self.states[path][row // self.every] = numpy_view(value.detach()) if host else value
-        return list(step.values())
 
     def apart(self, values: Mapping[K, Any]) -> dict[K, Any]:
         """Checked values, copied where they lie in these columns: all are read before any is written."""
@@ -385,7 +348,7 @@ class Columns:
         """
         checkers = self._checkers
         if checkers is None:
-            specs: dict[str, Any] = {x: self.schema[x] for x in self.schema.names if not self._is_sparse((x,))}
+            specs: dict[str, Any] = {x: self.schema[x] for x in self.schema.names}
             specs |= {x: field for (x,), field in self.bookkeeping.items()}
             checkers = {x: StepChecker(Schema({x: spec}), self.num_envs, self.device) for x, spec in specs.items()}
             self._checkers = checkers
@@ -431,11 +394,9 @@ class Columns:
         """The leaves at or below a path.
 
         Raises:
-            FieldError: there is none, or only some of its rows are stored.
+            FieldError: there is none.
         """
         leaves = self.below(path)
-        if self.states and path[0] == "hidden":
-            raise FieldError(f"field 'hidden': kept every {self.every} steps; sequences() and chunks() give it")
         if not leaves:
             message = unknown_field(path, self.keys(), "this rollout")
             members = [leaf[: leaf.index(path[-1], 1) + 1] for leaf in self.live if path[-1] in leaf[1:]]
@@ -613,25 +574,9 @@ class Columns:
         """Columns ``[T, N, ...]`` of the steps written so far, oldest first."""
         return {path: self.ordered(path) for path in paths}
 
-    def stored_states(self) -> dict[Path, Tensor]:
-        """The recurrent states of every k-th step: all rows in storage; if k is 1 the written rows, ``[T, N, ...]``."""
-        if self.every == 1:
-            return self.select(path for path in self.paths if path[0] == "hidden")
-        if not self._on_host:
-            return dict(self.states)
-        with torch.inference_mode(False):  # as in _zeros
-            return {path: typed(array, self.schema.leaves[path].dtype) for path, array in self.states.items()}
-
-    def initial_states(self, initial: Any) -> dict[Path, Tensor]:
-        """The state that episodes start in, leaf by leaf: ``initial`` is nested as ``hidden``, and None is zeros."""
-        states: dict[Path, Tensor] = {}
-        for path in self.states:
-            leaf = self.schema.leaves[path]
-            if initial is None:
-                states[path] = torch.zeros(leaf.shape, dtype=leaf.dtype, device=self.device)
-            else:
-                states[path] = to_tensor(descend(initial, path[1:])).detach().to(self.device, leaf.dtype)
-        return states
+    def states(self) -> dict[Path, Tensor]:
+        """The recurrent states, ``[T, N, ...]``."""
+        return self.select(path for path in self.paths if path[0] == "hidden")
 
 
 def _path(name: Name) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
@@ -43,8 +44,6 @@ class Progress(NamedTuple):
     """True if the episodes of the newest row were broken off."""
     ended: Bools
     """True where the episode before the first row had ended, ``[N]``."""
-    initial_hidden: Any
-    """The state that episodes start in."""
 
 
 def save(
@@ -66,7 +65,6 @@ def save(
         "seed": progress.seed,
         "draws": progress.draws,
         "has_last": progress.has_last,
-        "hidden_every": columns.every,
         "columns": json.loads(Schema(further).to_json()) if further else None,
         "interrupted": progress.interrupted,
         "steps": columns.count,
@@ -75,10 +73,6 @@ def save(
     }
     tensors = {dotted(name): columns.with_last(name) for name in columns.live}
     tensors[".ended"] = torch.from_numpy(progress.ended)
-    if columns.states:
-        tensors |= {f".states.{dotted(path)}": state for path, state in columns.stored_states().items()}
-        initial = columns.initial_states(progress.initial_hidden)
-        tensors |= {f".initial.{dotted(path)}": state for path, state in initial.items()}
     require("save", FLAG_RULE, background=background)
     groups = [learner, tensors]
     if background:
@@ -118,7 +112,6 @@ def arguments(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> dict
         "num_envs": num_envs,
         "wrap": entry(content, "wrap", bool),
         "debug": entry(content, "debug", bool),
-        "hidden_every": whole(content, "hidden_every"),
         "columns": _further(content),
         "seed": entry(content, "seed", int),
     }
@@ -146,7 +139,6 @@ def restore(columns: Columns, tensors: Mapping[str, Tensor], content: Mapping[st
         has_last=entry(content, "has_last", bool),
         interrupted=entry(content, "interrupted", bool),
         ended=fitting(tensors, ".ended", (columns.num_envs,), torch.bool).numpy().copy(),
-        initial_hidden=_restore_states(columns, tensors),
     )
 
 
@@ -155,9 +147,12 @@ def _restore_columns(columns: Columns, tensors: Mapping[str, Tensor], content: M
     if steps > columns.num_steps:
         raise FileFormatError(f"{steps} steps are saved of a rollout of {columns.num_steps}")
     attached = _names(entry(content, "attached", list), columns)
-    front = steps + 1, columns.num_envs
+    front, every = (steps + 1, columns.num_envs), _hidden_every(content)
     for name in columns.own:
         target = columns.view(name)
+        if every > 1 and name[0] == "hidden":
+            _restore_states(target, steps, every, tensors, name)
+            continue
         column = fitting(tensors, dotted(name), (*front, *target.shape[2:]), target.dtype)
         target[: steps + 1] = column.to(target.device)  # the bootstrap row lies right after the newest
     columns.count = steps
@@ -166,16 +161,21 @@ def _restore_columns(columns: Columns, tensors: Mapping[str, Tensor], content: M
         columns.attach({name: column[:steps].to(columns.device)})
 
 
-def _restore_states(columns: Columns, tensors: Mapping[str, Tensor]) -> Any:
-    """Put the sparse recurrent states back; returns the initial state, None if the save has none."""
-    if not columns.states:
-        return None
-    initial: dict[Path, Tensor] = {}
-    for path, state in columns.stored_states().items():
-        leaf = columns.schema.leaves[path]
-        state.copy_(fitting(tensors, f".states.{dotted(path)}", tuple(state.shape), state.dtype))
-        initial[path] = fitting(tensors, f".initial.{dotted(path)}", leaf.shape, leaf.dtype)
-    return columns.schema.rebuild("hidden", initial.__getitem__)
+def _hidden_every(content: Mapping[str, Any]) -> int:
+    """k of an older save, which may hold the recurrent states of steps 0, k, 2k, ... alone."""
+    every = whole(content, "hidden_every") if "hidden_every" in content else 1
+    if every < 1:
+        raise FileFormatError(f"'hidden_every' is {every}; expected at least 1")
+    return every
+
+
+def _restore_states(target: Tensor, steps: int, every: int, tensors: Mapping[str, Tensor], name: Path) -> None:
+    """Put the recurrent states of steps 0, k, 2k, ... back. The others are NaN: nobody knows them."""
+    (rows, *shape), kept = target.shape, steps // every + 1
+    saved = fitting(tensors, f".states.{dotted(name)}", (-(-(rows - 1) // every) + 1, *shape), target.dtype)
+    if target.dtype.is_floating_point:
+        target[: steps + 1] = math.nan
+    target[: steps + 1 : every] = saved[:kept].to(target.device)
 
 
 def _names(names: list[Any], columns: Columns) -> list[Path]:

@@ -17,7 +17,7 @@ from ..errors import FieldError, ParameterError
 from ..memory.allocator import Recycled
 from ..memory.layout import LARGE_FIELD, RowLayout
 from ..returns import scale
-from ..steps.arrays import Ints, as_host, to_tensor
+from ..steps.arrays import Ints, as_host
 from ..steps.schema import Field, Path
 from .columns import Columns
 from .minibatches import parts, parts_by_steps
@@ -182,15 +182,6 @@ class WindowReader:
                 view.fill_(True)
         return WindowSource(rows, pad, 1, layout, self._memory)
 
-    def most_rows(self, windows: Ints, length: int) -> int:
-        """Rows that any batch of these windows of up to ``length`` steps needs."""
-        burn = self.burn_in(windows)
-        return int((windows[:, LENGTH] + burn).max()) if burn.any() else length
-
-    def burn_in(self, windows: Ints) -> Ints:
-        """How many rows before each window are unrolled only for the state."""
-        return windows[:, START] - (windows[:, START] if self._states is None else self._states.first_rows(windows))
-
     def batches(
         self,
         windows: Ints,
@@ -218,26 +209,24 @@ class WindowReader:
             yield self._batch(facts[:, low:high], most, time_first, normalize_advantage)
 
     def _table(self, windows: Ints) -> Ints:
-        """Nine facts of each window that batches need, ``[9, K]``: one slice of a table is quicker than nine slices."""
+        """Seven facts of each window that batches need, ``[7, K]``: one slice of a table is quicker than seven."""
         env, start, length, origin, begins = windows.T
-        burn = self.burn_in(windows)
-        first, every = start - burn, 1 if self._states is None else self._states.every
-        # Packed rows lie env by env, columns time by time, and states time by time with one row for k steps.
-        packed, row, state = env * self.num_steps + first, first * self._envs + env, first // every * self._envs + env
+        # packed rows lie env by env, columns and states time by time
+        packed, row = env * self.num_steps + start, start * self._envs + env
         # A row begins an episode only as that one's first step, if this rollout has it.
-        is_start = (begins == 1) & (first == origin)
-        return np.stack([length + burn, burn, env, start, is_start, packed, row, state, first % every == 0])
+        is_start = (begins == 1) & (start == origin)
+        return np.stack([length, np.zeros_like(length), env, start, is_start, packed, row])
 
     def _batch(self, table: Any, rows: int, time_first: bool, normalize_advantage: bool) -> SequenceBatch:
         """The windows of some columns of :meth:`_table` as a batch."""
-        lengths, burn_in, env, start, is_start, packed, row, state, stored = table
+        lengths, burn_in, env, start, is_start, packed, row = table
         leaves = self._gather(packed, row, lengths, rows, time_first)
-        flags = core.mark_windows(lengths, burn_in, is_start, rows)
+        flags = core.mark_windows(lengths, is_start, rows)
         for name, flag in zip(("is_start", "mask"), flags, strict=True):
             leaves[name,] = flag.T if time_first else flag
         if normalize_advantage:
             scale(leaves["advantage",], leaves["mask",])
-        hidden = None if self._states is None else self._hidden(state, stored)
+        hidden = None if self._states is None else self._hidden(row)
         facts = {"lengths": lengths, "burn_in": burn_in, "env": env, "start": start}
         return SequenceBatch.of(leaves, {name: _tensor(x) for name, x in facts.items()}, hidden, time_first=time_first)
 
@@ -250,9 +239,9 @@ class WindowReader:
         numbers = {"lengths": high - low, "burn_in": 0, "start": low}
         facts = {name: torch.full_like(env, number) for name, number in numbers.items()} | {"env": env}
         hidden = None
-        if self._states is not None:  # chunks begin at multiples of k, where the state of each env is stored
-            index = env + low // self._states.every * self._envs
-            hidden = self._hidden(index.numpy() if self._on_host else index, index * 0 + 1)
+        if self._states is not None:
+            index = env + low * self._envs
+            hidden = self._hidden(index.numpy() if self._on_host else index)
         return SequenceBatch.of(leaves, facts, hidden, time_first=True)
 
     def whole(self, envs: Ints | None) -> dict[Path, Tensor]:
@@ -268,9 +257,9 @@ class WindowReader:
                 leaves[path] = column.index_select(1, env)
         return leaves
 
-    def _hidden(self, index: Any, stored: Any) -> Any:
+    def _hidden(self, index: Any) -> Any:
         assert self._states is not None
-        return self._schema.rebuild("hidden", self._states.at(index, stored, self._memory).__getitem__)
+        return self._schema.rebuild("hidden", self._states.at(index, self._memory).__getitem__)
 
     def _gather(self, packed_row: Any, row: Any, lengths: Any, rows: int, time_first: bool) -> dict[Path, Any]:
         leaves: dict[Path, Any] = dict.fromkeys(self._columns)  # they keep this order
@@ -327,18 +316,14 @@ class WindowSource:
 
 
 class States:
-    """The recurrent states of a rollout, ``[T, N, ...]``, or of every k-th step.
+    """The recurrent states of a rollout, ``[T, N, ...]``.
 
     Args:
         columns: of the rollout.
-        initial: the state that episodes start in, nested as ``hidden`` without the env axis; None is zeros. It is used
-            where the first state of an episode is not stored.
     """
 
-    every: int
-
-    def __init__(self, columns: Columns, initial: Any) -> None:
-        self._columns = {path: column.flatten(0, 1) for path, column in columns.stored_states().items()}
+    def __init__(self, columns: Columns) -> None:
+        self._columns = {path: column.flatten(0, 1) for path, column in columns.states().items()}
         self._rows: dict[Path, Any] = {}
         """The columns in RAM as bytes, ``[T * N, W]``, and their field."""
         for path, column in self._columns.items():
@@ -346,22 +331,14 @@ class States:
                 bits = column.reshape(len(column), -1).view(torch.uint8).numpy()
                 field = core.Fields([(path, column.dtype, tuple(column.shape[1:]), 0)], bits.shape[1])
                 self._rows[path] = bits, (field,)
-        self.every, self._initial = columns.every, columns.initial_states(initial)
 
-    def first_rows(self, windows: Ints) -> Ints:
-        """Where to start to unroll: at the window, at the last state stored before it, or at the episode's start."""
-        start = windows[:, START]
-        return start if self.every == 1 else np.maximum(start // self.every * self.every, windows[:, ORIGIN])
-
-    def at(self, index: Any, stored: Any, memory: Recycled) -> dict[Path, Tensor]:
-        """The states before rows that :meth:`first_rows` gave, ``[layers, B, size]`` or ``[B, size]``.
+    def at(self, index: Any, memory: Recycled) -> dict[Path, Tensor]:
+        """The states before rows, ``[layers, B, size]`` or ``[B, size]``.
 
         Args:
-            index: ``[B]``, the flat place of each state: number k * N + n is that of env n at step k * every.
-            stored: ``[B]``, 0 where that step is not the row itself, which then begins an episode.
+            index: ``[B]``, the flat place of each row: number t * N + n is that of env n at step t. An array if the
+                states are in RAM, and a tensor if they are on a device.
             memory: gives the memory of the results, on the CPU.
-
-        ``index`` and ``stored`` are arrays if the states are in RAM, and tensors if they are on a device.
         """
         states: dict[Path, Tensor] = {}
         for path, column in self._columns.items():
@@ -371,9 +348,6 @@ class States:
                 assert bad < 0, "a window begins outside the rollout"
             else:
                 states[path] = column.index_select(0, index)
-            if self.every > 1:  # rows between two stored steps begin an episode
-                lacking, initial = to_tensor(stored == 0), self._initial[path]
-                states[path] = torch.where(lacking.view(-1, *[1] * initial.dim()), initial, states[path])
             states[path] = swap_layers(states[path]).contiguous()
         return states
 
