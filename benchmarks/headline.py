@@ -106,9 +106,13 @@ def figures(reports: Sequence[Report]) -> str:
         "Times are medians, the reading of a batch's fields as torch tensors included; × is how many times as long as"
         " relive's default. Each call follows an update of a small network, as in a training: then neither code nor"
         " data is in the processor's caches.",
-        f"In a loop of nothing else the fastest other library takes {', '.join(filter(None, loop))}.",
-        *slower(reports),
-        LAST_OF_CPPRB,
+        " ".join(
+            [
+                f"In a loop of nothing else the fastest other library takes {', '.join(filter(None, loop))}.",
+                *slower(reports),
+                LAST_OF_CPPRB,
+            ]
+        ),
         f"Measured on {tables.machine(first['environment'])}. `make bench-readme` measures the three rows again.",
     ]
     return "\n".join([*out, "", *foot])

@@ -355,3 +355,8 @@ def use_exchange(wanted: bool) -> bool:
     """Whether compiled code uses torch's exchange from now on, if it has one; returns what was before."""
     tests: Any = _core
     return tests._tests.use_exchange(wanted)
+
+
+def version(tensor: Any) -> int:
+    """How often a tensor was written to, as autograd counts."""
+    return tensor._version

@@ -1560,8 +1560,8 @@ MUTATIONS = [
     Mutation(
         "probabilities are overwritten by weights",
         "batches.cpp",
-        "Column<float> weights{block->rows() + weight_at_, width, count};",
-        "Column<float> weights{block->rows() + probability_at_, width, count};",
+        "Column<float> weights{out.first + weight_at_, out.stride, count};",
+        "Column<float> weights{out.first + probability_at_, out.stride, count};",
         "replay/test_batches.py",
     ),
     Mutation(
@@ -1709,8 +1709,8 @@ MUTATIONS = [
     Mutation(
         "a draw that missed takes the number of the draw after it",
         "draws.cpp",
-        "spot = line.at(stream, 1 + i + count * attempt);",
-        "spot = line.at(stream, 1 + i + attempt);",
+        "spot = line.at(stream, 1 + low + i + all * attempt);",
+        "spot = line.at(stream, 1 + low + i + attempt);",
         "core/test_draws.py",
     ),
     Mutation(

@@ -22,7 +22,7 @@ LONGEST_WINDOW = 64
 
 
 Kind = Literal["windows", "stacks", "sequences", "goals"]
-"""What a view reads. A sampler says which of them it draws for."""
+"""The kinds of batches that views read. A sampler says which of them it draws for."""
 
 
 class DeviceRead(NamedTuple):
@@ -37,7 +37,7 @@ class DeviceRead(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a sampler learned on the device since it was last asked."""
+    """Facts that a sampler learned on the device since it was last asked."""
 
     late: int = 0
     """TD errors for rows that were overwritten."""
@@ -80,12 +80,12 @@ class DeviceSampler:
         return True
 
     def relied_on(self) -> tuple[Any, ...]:
-        """What decides on the operations, as values that can be hashed."""
+        """The values, all of which can be hashed, that decide which operations there are."""
         return ()
 
     @property
     def kept(self) -> Any:
-        """What the sampler in RAM keeps of each row: an object that is replaced when all of it is made anew."""
+        """The arrays of all rows that the sampler in RAM keeps, as one object: another one when they were made anew."""
         return None
 
     def arrays(self) -> list[tuple[Any, Tensor]]:

@@ -31,7 +31,7 @@ OTHERS = 2**32 + 1
 
 
 RESULTS: tuple[Path, ...] = (("reward",), ("terminated",), ("truncated",))
-"""What functions of goals judge."""
+"""The fields that functions of goals judge."""
 
 
 class Judge(Protocol):

@@ -211,7 +211,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     _mirror: DeviceMirror | None = None
     """The ring on the replay's device; None if RAM alone knows of its rows."""
     _way: DeviceMirror | DrawAhead | None = None
-    """What is asked first by every call: the batches drawn ahead of a learner while the replay is served, else the
+    """The part that every call asks first: the batches drawn ahead of a learner while the replay is served, else the
     mirror; None if it is the ring in RAM at once. It answers None, or False, for what the ring in RAM has to do."""
 
     def __init__(

@@ -51,7 +51,7 @@ GRAPHS_OF_TORCH = "reduce-overhead", "max-autotune"
 
 
 class Progress(Protocol):
-    """What a replay has drawn: its seed, the batches drawn, in all and before this seed, rows, and late priorities."""
+    """The counts of a replay: its seed, the batches drawn, in all and before this seed, rows, and late priorities."""
 
     seed: int
     first: int
@@ -61,7 +61,7 @@ class Progress(Protocol):
 
 
 class State(Enum):
-    """What the device knows of the ring."""
+    """How much the device knows of the ring."""
 
     STALE = "the ring in RAM is newer"
     CURRENT = "all that the ring knows, or more: then the ring's pending is the mirror's"
@@ -119,7 +119,7 @@ class DeviceMirror:
         self._state = State.STALE
         self._filling = Filling(ring, None)
         self._kept: Any = None
-        """What the sampler kept when the ring was sent."""
+        """The sampler's arrays when the ring was sent."""
         self._seeded: tuple[int, int, int] | None = None
         """The seed, the batches before it, and the number of the next one, that the device has."""
         self._use(lambda call: call)
@@ -166,7 +166,7 @@ class DeviceMirror:
         self._set_errors = self._draws.set_errors and by_graphs(self._draws.set_errors)
 
     def _relied_on(self) -> tuple[Any, ...]:
-        """What decides on the operations of a call, beside its arguments."""
+        """The objects and numbers that decide, beside its arguments, which operations a call has."""
         return self._rows.rule, self._goals, *self._draws.relied_on()
 
     # -- calls --------------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ class DeviceMirror:
         ring.settle()
 
     def _arrays(self) -> list[tuple[Any, Tensor]]:
-        """What is known of each env and row: in RAM, and on the device."""
+        """Each array of envs or rows in RAM, and the tensor on the device that holds the same."""
         ring, mine = self._ring, self._rows
         columns = (HEAD, mine.head), (TAIL, mine.tail), (NEXT, mine.following), (COUNT, mine.count)
         pairs = [(ring.state[:, column], tensor) for column, tensor in columns]

@@ -59,7 +59,7 @@ class Limit(Protocol):
 
 
 class Repairs(Protocol):
-    """What repairs a ring."""
+    """An object that repairs a ring."""
 
     def mend(self) -> None:
         """Repair what a call left half done that an exception interrupted."""
@@ -476,7 +476,7 @@ class Progress:
 
 
 class Process:
-    """What is known of this process."""
+    """Facts about this process."""
 
     is_first = False
     """True once it is known that no process of Python started this one, so that it is no worker of a ``DataLoader``."""

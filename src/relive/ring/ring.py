@@ -192,7 +192,7 @@ class Ring:
         self._windows: list[Any] = [None, None]
         """The readers of n-step windows: without and with weights."""
         self._stacks = BoundedCache[tuple[bool, Stacks], Windows]()
-        """What reads them with stacks of frames."""
+        """The readers of windows with stacks of frames."""
         self._addings = BoundedCache[tuple[int, bool, bool], Adding]()
 
     def _ring_arrays(self) -> RingArrays:
@@ -428,7 +428,7 @@ class Ring:
         return found
 
     def _new_stacks(self, weighed: bool, stacks: Stacks) -> Windows:
-        """What reads windows into the rows of a batch, with stacks behind all else, and then weights."""
+        """A reader of windows into the rows of a batch, with stacks behind all else, and then weights."""
         batch, source, weights = self.store.batch, self.store.layout, WEIGHED if weighed else {}
         pairs = {path: ("next_obs", *path[1:]) for path in stacks.paths}
         frames: dict[Path, Field] = {}  # the rows have the newest frames as well, by the names that a batch has

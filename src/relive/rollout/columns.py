@@ -144,7 +144,7 @@ class Columns:
         self._dtypes = self._dtypes | {path: field.dtype for path, field in leaves.items()}
         self.own: frozenset[Path] = frozenset(leaves)
         self._wanted = BoundedCache[Any, list[Path]]()
-        """What :meth:`wanted` answered, by the columns that were asked for and those that were attached."""
+        """The answers of :meth:`wanted`, by the columns that were asked for and those that were attached."""
         self._note_memory()
 
     # What changes the memory of columns changes it in one line, for the same reason: an exception in between would have

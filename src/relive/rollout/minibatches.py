@@ -306,7 +306,7 @@ class Turn(NamedTuple):
     """Memory of a batch on a device, and the tensors over it, which are made once."""
 
     copies: list[tuple[Tensor, Tensor]]
-    """What rows are picked from, and where to."""
+    """The tables that rows are picked from, and where the rows go."""
     fields: dict[Path, Tensor]
 
 

@@ -103,7 +103,7 @@ class OwnSampler(Sampler):
         return None
 
     def on_device(self, rows: DeviceRing) -> DeviceSampler:
-        """What draws the same rows on a device; asked only if :meth:`bytes_on_device` gives a number."""
+        """The part that draws the same rows on a device; asked for only if :meth:`bytes_on_device` gives a number."""
         raise NotImplementedError
 
     def draw_state(self) -> Any:

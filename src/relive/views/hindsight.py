@@ -169,7 +169,7 @@ class Hindsight:
         self._fitted: tuple[Any, Any, Any, Any] = (lambda: None), None, None, None
         """The ring that was read last, the parameters then, and what :meth:`_fit` gave."""
         self._there: tuple[Any, Any, DeviceRead | None] = (lambda: None), None, None
-        """The same for a device."""
+        """The ring that a device read last, the parameters then, and how it read."""
         self._require_functions()
 
     def require(self, ring: Ring) -> None:
@@ -282,8 +282,8 @@ class Hindsight:
             return None
         if (self.info,) in HOSTED or self.n > LONGEST_WINDOW:
             return None
-        now, (of, then, read) = (facts(self), self.n, self.gamma, self.ratio), self._there
-        if of() is not ring or then != now:  # made once: a compiler compiles again for other functions
+        now, (of, known, read) = (facts(self), self.n, self.gamma, self.ratio), self._there
+        if of() is not ring or known != now:  # made once: a compiler compiles again for other functions
             read = DeviceRead("goals", read_goals, self._form(ring))
             self._there = ref(ring), now, read
         return read
