@@ -66,9 +66,9 @@ bool GoalLayout::fits(std::int64_t row, std::int64_t ring_row) const {
            inside(into_next, goal_bytes, row) && inside(mark, 1, row);
 }
 
-std::int64_t candidates(const Ring &ring, Places places, std::uint64_t key, double ratio, RelabelledRow *chosen) {
+std::int64_t candidates(const Ring &ring, Places places, std::uint64_t key, double ratio, Candidate *found) {
     if (ring.ends.size() != ring.places() || ring.seen.size() != ring.num_envs()) return 0;
-    std::int64_t found = 0;
+    std::int64_t count = 0;
     for (std::int64_t i = 0; i < places.size(); ++i) {
         // two numbers of the stream belong to row i, so other rows do not change its goal
         if (uniform(key, GOALS + 2 * i) >= ratio) continue;
@@ -76,19 +76,19 @@ std::int64_t candidates(const Ring &ring, Places places, std::uint64_t key, doub
         // a user's sampler may name a place whose row was never written
         if (number < ring.oldest(e)) continue;
         note_ends(ring, e);
-        auto entry = ring.place_of(episode_of(ring, e, places[i], number), e);
-        __builtin_prefetch(&ring.ends[entry]);
-        chosen[found++] = {i, number, entry, e, 0, 0};
+        auto noted = ring.place_of(episode_of(ring, e, places[i], number), e);
+        __builtin_prefetch(&ring.ends[noted]);
+        found[count++] = {i, number, e, noted};
     }
-    return found;
+    return count;
 }
 
 std::int64_t choose_goals(const Ring &ring, const GoalLayout &layout, Places places, std::uint64_t key, Places others,
-                          Rows out, RelabelledRow *chosen, std::int64_t count) {
+                          Rows out, const Candidate *candidates, std::int64_t count, RelabelledRow *chosen) {
     std::int64_t found = 0, steps = 0;
     for (std::int64_t m = 0; m < count; ++m) {
-        auto [i, number, entry, e, begin, used] = chosen[m];
-        std::int64_t noted = ring.ends[entry];
+        auto [i, number, e, place] = candidates[m];
+        std::int64_t noted = ring.ends[place];
         // an episode may have begun before the oldest live row
         auto first = number - std::min<std::int64_t>(ring.step[places[i]], number - ring.oldest(e));
         auto end = number + static_cast<std::uint32_t>(noted - number);  // an episode is shorter than 2**32
@@ -103,7 +103,6 @@ std::int64_t choose_goals(const Ring &ring, const GoalLayout &layout, Places pla
             aim = ring.place_of(low + static_cast<std::int64_t>(u * static_cast<double>(high - low + 1)), e);
         }
         fetch(ring.row(aim) + layout.goal_at, layout.goal_bytes);
-        // found <= m, so what is overwritten has been read
         chosen[found++] = {i, first, end, aim, steps, 0};
         steps += get<std::int32_t>(out.first + i * out.stride + layout.window.steps);
     }
@@ -298,6 +297,7 @@ nb::object GoalWindows::draw(nb::handle what, std::int64_t steps, double gamma, 
     auto room = static_cast<std::size_t>(count);
     GoalBatch batch{this, nb::find(*this), Target(anchors.standing(), pool_, Anchors::bytes({count, width})), count, ring->places(), gamma,
                     anchors.weighed(), scratch<Place>(3 * room), scratch<RelabelledRow>(room + 1)};
+    auto able = scratch<Candidate>(ratio > 0 ? room : 0);
     std::span<Place> places{batch.places.get(), room}, others{batch.places.get() + 2 * count, room};
     auto *first = batch.block->rows();
     bool some;
@@ -309,16 +309,15 @@ nb::object GoalWindows::draw(nb::handle what, std::int64_t steps, double gamma, 
         for (std::int64_t i = 0; some && bad < 0 && i < count; ++i)
             if (places[i] < 0 || places[i] >= ring->places()) bad = i;
         if (some && bad < 0) {
-            auto *rows = batch.rows.get();
-            auto drawn = ratio > 0 ? candidates(*ring, found, stream.value, ratio, rows) : 0;
+            auto drawn = ratio > 0 ? candidates(*ring, found, stream.value, ratio, able.get()) : 0;
             read_windows(*ring, layout.window, found, steps, gamma, batch.out(), batch.last());
             for (std::int64_t i = 0; i < count; ++i) batch.out()[i][layout.mark] = 0;
             // a stream of their own, so that the other random choices of a batch are those of every strategy
             bool random = ratio > 0 && layout.strategy == Strategy::RANDOM;
             if (random && !draw_uniform(*ring, key(stream.value, OTHERS), 0, others))
                 std::copy(places.begin(), places.end(), others.begin());
-            batch.chosen = choose_goals(*ring, layout, found, stream.value, {others.data(), count}, batch.out(), rows,
-                                        drawn);
+            batch.chosen = choose_goals(*ring, layout, found, stream.value, {others.data(), count}, batch.out(),
+                                        able.get(), drawn, batch.rows.get());
         }
     }
     anchors.require(some, bad);

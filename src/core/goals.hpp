@@ -32,6 +32,14 @@ struct GoalLayout {
     bool fits(std::int64_t row, std::int64_t ring_row) const;
 };
 
+// A row of a batch that may get another goal.
+struct Candidate {
+    std::int64_t row;  // of the batch
+    Number number;     // of the ring's row that it was read from
+    std::int64_t env;
+    Place noted;  // where `ends` has the last row of its episode
+};
+
 // A row of a batch that gets another goal. Its steps are `begin` up to the next row's `begin`.
 struct RelabelledRow {
     std::int64_t row;    // of the batch
@@ -48,19 +56,18 @@ struct RelabelledStep {
     std::uint8_t terminated, truncated;
 };
 
-// Which rows of a batch may get another goal; how many. `chosen` has room for all rows, and one more. What is known of
-// each is for `choose_goals`. The lines of memory that it will read are asked for. The ring notes the ends of its
-// episodes; else there are none.
-std::int64_t candidates(const Ring &ring, Places places, std::uint64_t key, double ratio, RelabelledRow *chosen);
+// Which rows of a batch may get another goal; how many. `found` has room for all rows. The notes of where their
+// episodes end are asked for. The ring notes them; else there are no candidates.
+std::int64_t candidates(const Ring &ring, Places places, std::uint64_t key, double ratio, Candidate *found);
 
 // Which of `count` candidates get another goal, and which. `out` is as `read_windows` left it. Answers how many rows;
-// the `begin` of the one after the last is the number of all their steps.
+// `chosen` has room for all candidates, and one more, whose `begin` is the number of all their steps.
 //
 // Row i of the batch is relabelled if number 2**32 + 2 i of the stream `key` is below `ratio`, it has a step to choose
 // from, and, if only episodes that are over count, its own is over. The next number of the stream chooses among these
 // steps. `others` are the places of transitions drawn for RANDOM.
 std::int64_t choose_goals(const Ring &ring, const GoalLayout &layout, Places places, std::uint64_t key, Places others,
-                          Rows out, RelabelledRow *chosen, std::int64_t count);
+                          Rows out, const Candidate *candidates, std::int64_t count, RelabelledRow *chosen);
 
 // The steps of `count` chosen rows, the goals that were achieved after them (`reached`), and the new ones (`wanted`):
 // `goal_bytes` a step each. The new goals are written into `out`.

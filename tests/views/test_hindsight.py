@@ -401,3 +401,30 @@ def test_an_episode_that_cannot_be_copied_is_refused(change: Any, options: Any, 
 def test_random_goals_need_a_replay() -> None:
     with pytest.raises(ParameterError, match="a strategy of one episode, got k=4, 'random'"):
         view_of("random").copies({}, seed=0)
+
+
+STANDING: dict[str, Any] = {
+    **{strategy: lambda strategy=strategy: view_of(strategy) for strategy in STRATEGIES},
+    "windows": lambda: view_of(n=3, functions="both flags"),
+    "finished episodes": lambda: view_of(finished_only=True),
+    "no other goals": lambda: Hindsight(worth, ratio=0.0),
+    "tensors": lambda: Hindsight(lambda a, d: torch.from_numpy(worth(a.numpy(), d.numpy())), tensors=True),
+    "relabel": lambda: Hindsight(relabel=as_relabel),
+}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("which", STANDING)
+def test_batches_in_standing_memory_have_the_goals_of_those_in_fresh_memory(which: str, sampler: str) -> None:
+    play = [".."] * 4 + ["T.", ".U"] + [".."] * 5
+
+    def replay() -> ReplayBuffer:
+        return HerTwin(2, 20, dress="goals", view=STANDING[which](), sampler=SAMPLERS[sampler]()).play(*play).buffer
+
+    fresh, given = [batch.clone() for batch in replay().batches(7, 5)], list[Any]()
+    for batch, want in zip(replay().batches(7, 5, reuse=True), fresh, strict=True):
+        assert same_batches(batch, want)
+        given.append(batch["obs", "desired_goal"])
+    for first, again in itertools.pairwise(given[k] for k in (0, 3, 6)):
+        # an order without replacement is drawn before it is read, and then each batch has memory of its own
+        assert (first is again) == (sampler != "without replacement")

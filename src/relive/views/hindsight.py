@@ -27,7 +27,7 @@ from ..memory.layout import WEIGHED, BatchLayout
 from ..memory.ram import HOSTED
 from ..memory.store import require_rows, vector
 from ..parameters import GAMMA_RULE, Rule, checked, is_count, is_flag, is_number, is_steps
-from ..ring.ring import Ring
+from ..ring.ring import EVERY_ROW, Ring
 from ..steps.arrays import Array, Ints, as_host, as_tensor, check_castable, numpy_dtype, numpy_view
 from ..steps.schema import Field, Path, dotted, flatten, nest, unknown_field
 
@@ -130,6 +130,8 @@ class Hindsight:
 
     history = 0
     """No row before the anchor is needed."""
+    rule = EVERY_ROW
+    """Every complete transition is an anchor."""
 
     def __init__(
         self,
@@ -254,10 +256,11 @@ class Hindsight:
 
         Returns the fields that the kernel cannot write, by path, for each step.
         """
-        results, changed = Arrays(), Arrays()
+        results: list[Any] = [None] * len(RESULTS)
+        changed = Arrays()
         if self.relabel is not None:
             changed = self._relabelled(self.relabel, ring, batch)
-            results = {path: changed.pop(path) for path in RESULTS if path in changed}
+            results = [changed.pop(path, None) for path in RESULTS]
         else:
             goals: Any = batch.goals
             if not fit.packed:  # kernels cannot read them
@@ -270,10 +273,10 @@ class Hindsight:
                 achieved, desired = goals if spare else [x.copy() for x in goals]
                 if self.tensors:
                     achieved, desired = ring.tensors(achieved, desired)
-                results[function.path] = function(achieved, desired, info)
-        bad = batch.relabel(*map(results.get, RESULTS))
+                results[function.at] = function(achieved, desired, info)
+        bad = batch.relabel(*results)
         if bad >= 0:
-            raise _bad_reward(functions[0] if functions else "Hindsight(relabel=...)", results[REWARD], bad)
+            raise _bad_reward(functions[0] if functions else "Hindsight(relabel=...)", results[0], bad)
         return changed
 
     def on_device(self, ring: Ring, rows: DeviceRing) -> DeviceRead | None:
@@ -378,6 +381,8 @@ class GoalFunction:
 
     def __init__(self, path: Path, function: Callable[..., Any], stored: bool) -> None:
         self.path = path
+        self.at: int = RESULTS.index(path)
+        """Where its result stands among those of all functions."""
         self._kinds = "fiub" if path == REWARD else "b"
         self._function, self._informed = function, _takes_info(function, stored)
 
@@ -390,10 +395,12 @@ class GoalFunction:
             ShapeError: the function did not return one number per step.
             DTypeError: a flag is not a bool, or a reward not a number.
         """
-        result = self.judge(achieved, desired, info)
-        if type(result) is not np.ndarray:
+        function = self._function  # not by way of `judge`: that would be one more call for each batch
+        result = function(achieved, desired, info) if self._informed else function(achieved, desired)
+        if result.__class__ is not np.ndarray:
             result = as_host(result)
-        self.require(len(achieved), tuple(result.shape), result.dtype, result.dtype.kind)
+        if result.shape != achieved.shape[:1] or result.dtype.kind not in self._kinds:
+            self.require(len(achieved), tuple(result.shape), result.dtype, result.dtype.kind)
         return result
 
     def judge(self, achieved: Any, desired: Any, info: Any) -> Any:
