@@ -30,24 +30,6 @@ if TYPE_CHECKING:
 
     from tensordict import TensorDict
 
-__all__ = [
-    "TURNS",
-    "WHOLE",
-    "Batch",
-    "EnvBatch",
-    "Members",
-    "Overlap",
-    "SequenceBatch",
-    "as_batch",
-    "as_dataframe",
-    "in_turn",
-    "leaves_by_path",
-    "padding",
-    "stride_of",
-    "swap_layers",
-    "take_back",
-]
-
 
 B = TypeVar("B", bound="Batch")
 

@@ -30,9 +30,6 @@ from .memory.estimate import readable
 from .names import version
 from .printable import brief, printable
 
-__all__ = ["app", "refuse", "tell"]
-
-
 app: Any = typer.Typer(
     help="Look at stored experience, or at this machine.", no_args_is_help=True, add_completion=False
 )

@@ -13,20 +13,6 @@ from importlib import import_module
 from inspect import getattr_static, signature
 from typing import Any
 
-__all__ = [
-    "ARGUMENT_HINTS",
-    "BUFFER_HINTS",
-    "HINTED_METHODS",
-    "MODULE_HINTS",
-    "SYNONYMS",
-    "add_hints",
-    "argument_hint",
-    "lazy_modules",
-    "needed",
-    "version",
-]
-
-
 MODULE_HINTS: Mapping[str, str] = {
     **dict.fromkeys(
         ("Buffer", "Replay", "ReplayMemory", "ExperienceReplay", "DictReplayBuffer"), "use relive.ReplayBuffer"

@@ -17,36 +17,6 @@ from .errors import ParameterError
 from .names import HINTED_METHODS, argument_hint
 from .printable import shown
 
-__all__ = [
-    "CLIP_RULE",
-    "COUNT_RULE",
-    "EPS_RULE",
-    "FLAG_RULE",
-    "GAMMA_RULE",
-    "LAM_RULE",
-    "SECONDS_RULE",
-    "TIMEOUT_RULE",
-    "Observer",
-    "Rule",
-    "add_argument_hints",
-    "an_instance",
-    "checked",
-    "hinted",
-    "is_count",
-    "is_flag",
-    "is_names",
-    "is_number",
-    "is_own",
-    "is_steps",
-    "is_whole",
-    "observe",
-    "one_of",
-    "refuse_class",
-    "require",
-    "seed_or_drawn",
-    "torch_device",
-]
-
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Rule = tuple[Callable[[Any], bool], str]

@@ -9,9 +9,6 @@ import re
 import reprlib
 from typing import Any
 
-__all__ = ["HIDDEN", "add_note", "brief", "printable", "shown"]
-
-
 HIDDEN = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # control characters: colours, titles, cleared screens
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that turn the direction of text

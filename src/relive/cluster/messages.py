@@ -13,14 +13,6 @@ from typing import Any, NamedTuple, Protocol
 from ..errors import LifecycleError
 from ..processes.blocks import Block
 
-__all__ = [
-    "PAUSE",
-    "Fetched",
-    "Label",
-    "Link",
-    "RolloutQueue",
-]
-
 PAUSE = 0.05
 """Seconds between two questions to shards that do not answer."""
 

@@ -34,21 +34,6 @@ from ..steps.arrays import Doubles, Ints
 if TYPE_CHECKING:
     from ..replay.buffer import ReplayBuffer
 
-__all__ = [
-    "LIVES",
-    "Partition",
-    "Plan",
-    "ShardDraw",
-    "ShardEntries",
-    "ShardSampler",
-    "Share",
-    "Totals",
-    "global_weights",
-    "plan",
-    "shard_counts",
-    "shard_key",
-    "shard_masses",
-]
 
 Floats = NDArray[np.float32]
 

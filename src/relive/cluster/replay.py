@@ -43,8 +43,6 @@ from .plan import LIVES, Partition, Share, global_weights, plan, shard_key
 from .shard import Allowance, Connect, SavedShard, ShardPlan, ShardTotals, commit_path, require_shardable
 from .writer import ShardSender, StepPacker, Writer
 
-__all__ = ["Replay", "load_extra"]
-
 START_TIMEOUT = 600.0
 """Seconds that a shard may take to begin: it may have to load a save, or to compile."""
 

@@ -17,9 +17,6 @@ from ..processes.blocks import Block, packed
 from ..steps.schema import Path, nest
 from .messages import PAUSE, Fetched, Label, Link
 
-__all__ = ["Rollout", "Rollouts", "Sender"]
-
-
 SHORTEST_PAUSE = 0.001
 """Seconds between two questions to the queue, at first; up to :data:`PAUSE`."""
 

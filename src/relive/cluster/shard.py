@@ -42,20 +42,6 @@ from ..steps.schema import Path as FieldPath
 from .messages import Link
 from .plan import ShardSampler, Share
 
-__all__ = [
-    "Allowance",
-    "Chunk",
-    "Connect",
-    "Origin",
-    "Rank",
-    "SavedShard",
-    "Shard",
-    "ShardPlan",
-    "ShardTotals",
-    "commit_path",
-    "require_shardable",
-]
-
 INDICES: set[FieldPath] = {("index",), ("next_index",), ("facts", "index")}
 """The parts of a batch's block that name transitions."""
 

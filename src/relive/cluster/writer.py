@@ -29,8 +29,6 @@ from .messages import PAUSE, Link
 from .plan import ShardEntries
 from .shard import Chunk, Origin, Rank
 
-__all__ = ["ShardSender", "StepPacker", "Writer"]
-
 LONGEST_PAUSE = 1.0
 """Seconds between two attempts to reach a shard that does not answer, at most."""
 

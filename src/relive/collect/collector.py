@@ -33,8 +33,6 @@ from .episodes import Ended, Episodes, EpisodeSums, read_ended
 from .inputs import Inputs, Leaves, shaped_as
 from .progress import progress_bar
 
-__all__ = ["CollectStats", "Collector"]
-
 
 class StepSink(Protocol):
     """A sink that takes steps as a replay does, such as a writer of :class:`relive.Lanes`."""

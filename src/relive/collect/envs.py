@@ -22,26 +22,6 @@ from ..steps.ends import EPISODES_TO_WARN, MOST
 from ..steps.schema import Path, descend, map_leaves
 from .misfits import refuse_misfit
 
-__all__ = [
-    "FinalCheck",
-    "Finals",
-    "VectorEnvs",
-    "attribute",
-    "copied",
-    "final_info",
-    "final_observations",
-    "info_field",
-    "inner",
-    "is_by_env",
-    "is_factory",
-    "member",
-    "pick",
-    "require_start",
-    "seed_for",
-    "vectorized",
-]
-
-
 PLAYED_BY: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
 """Envs -> the token of the collector that reset them last."""
 

@@ -7,9 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Ended", "EpisodeSums", "Episodes", "read_ended"]
-
-
 Ended = tuple[Tensor, Tensor]
 """Returns, and lengths (int64), of episodes that ended: ``[N]`` of a step. Where none ended, the length is 0."""
 

@@ -20,9 +20,6 @@ from ..steps.schema import Field, Path, Schema, descend, dotted, unknown_field
 from .envs import FinalCheck, Finals, copied, final_info, info_field, is_by_env, member, pick
 from .misfits import refuse_unlike
 
-__all__ = ["Inputs", "Leaves", "shaped_as"]
-
-
 Leaves = dict[Path, Tensor]
 
 

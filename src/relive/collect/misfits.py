@@ -12,8 +12,6 @@ from ..errors import EnvError, ReliveError
 from ..printable import shown
 from ..steps.schema import Path, Schema, descend, dotted
 
-__all__ = ["refuse_misfit", "refuse_unlike"]
-
 COLUMNS = {"_rewards": "reward", "_terminations": "terminated", "_truncations": "truncated"}
 """The name of a column in Gymnasium's vector env -> the field."""
 

@@ -9,9 +9,6 @@ from contextlib import contextmanager
 from ..files.disk import has_room_for_thread
 from ..parameters import Rule, is_flag, require
 
-__all__ = ["progress_bar"]
-
-
 PROGRESS_RULE: Rule = (lambda wanted: wanted is None or is_flag(wanted), "expected True, False or None")
 """The rule for every argument that asks for a bar."""
 

@@ -11,8 +11,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["GOLDEN", "mix", "power", "signed", "stream_of", "uniform"]
-
 
 def signed(word: int) -> int:
     """A word of 64 bits as int64 has it."""

@@ -11,8 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["array_of", "put_fields"]
-
 _NUMPY = {
     getattr(torch, name): np.dtype(name)
     for name in (

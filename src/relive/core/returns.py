@@ -12,11 +12,6 @@ from torch.compiler import is_compiling
 from ..errors import FieldError
 from ._core import fill_gae, fill_returns, fill_vtrace, is_grid
 
-__all__ = [
-    "Grid", "discounted_return", "gae", "gae_in_place", "is_known_grid", "refuse_missing", "require_final_values",
-    "vtrace",
-]  # fmt: skip
-
 
 class Grid(NamedTuple):
     """The columns that every estimator reads: tensors ``[T, N]`` on one device."""

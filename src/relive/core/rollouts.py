@@ -13,11 +13,6 @@ from ._core import copy_windows, key, permute
 from ._core import mark_windows as marks_of
 from .numbers import GOLDEN, signed, uniform
 
-__all__ = [
-    "episodes_on_device", "gather_on_device", "gather_windows", "mark_on_device", "mark_windows", "permutation",
-    "permute_on_device",
-]  # fmt: skip
-
 
 def episodes_on_device(done: Tensor, real: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
     """``episode_starts`` in torch: the first step of each episode, ``[T, N]``, and where the newest has ended, ``[N]``.

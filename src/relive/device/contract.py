@@ -14,9 +14,6 @@ from ..ring.ring import Ring
 from ..steps.schema import Path
 from .ring import Added, DeviceRing, Spots
 
-__all__ = ["LONGEST_WINDOW", "DeviceRead", "DeviceSampler", "Kind", "Report"]
-
-
 LONGEST_WINDOW = 64
 """The most steps of a window that is read on a device: each takes operations of its own."""
 

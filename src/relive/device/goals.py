@@ -18,9 +18,6 @@ from ..memory.device import DeviceRows
 from ..steps.schema import Path, nest
 from .ring import Added, DeviceRing, Spots, Windows
 
-__all__ = ["RESULTS", "DeviceGoals", "GoalForm", "read_goals"]
-
-
 FLOAT64, INT64, INT32 = torch.float64, torch.int64, torch.int32
 
 GOALS = 2**32

@@ -22,9 +22,6 @@ from .contract import DeviceSampler, Kind, Report
 from .ring import Added, DeviceRing, Spots
 from .tree import DeviceTree
 
-__all__ = ["DevicePriorities"]
-
-
 FLOAT64, INT64 = torch.float64, torch.int64
 
 

@@ -17,9 +17,6 @@ from ..steps.schema import Path
 from .contract import DeviceSampler, Kind
 from .ring import DeviceRing, Spots
 
-__all__ = ["DeviceRecent"]
-
-
 FLOAT64, INT64 = torch.float64, torch.int64
 
 AT_ONCE = 2**17

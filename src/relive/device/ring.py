@@ -17,9 +17,6 @@ from ..core.words import FINALS, LINKED, LONGEST, MOST_ATTEMPTS
 from ..ring.ring import EVERY_ROW
 from ..steps.schema import Path
 
-__all__ = ["Added", "DeviceRing", "Spots", "Windows"]
-
-
 INT32, INT64, FLOAT64 = torch.int32, torch.int64, torch.float64
 
 # Rejection takes two rounds of fixed shapes, so that no shape depends on what was drawn. Drawing again for as long as

@@ -17,9 +17,6 @@ from ..ring.sequences import Cut, Sequences, lasts_of
 from ..steps.schema import Path
 from .ring import DeviceRing, Spots
 
-__all__ = ["SequenceForm", "read_sequences"]
-
-
 FLOAT64, INT64 = torch.float64, torch.int64
 
 

@@ -10,8 +10,6 @@ from ..memory.device import DeviceRows
 from ..steps.schema import Path
 from .ring import DeviceRing, Spots
 
-__all__ = ["Stack", "WindowForm", "read_windows"]
-
 
 class Stack(NamedTuple):
     """How frames are stacked."""

@@ -13,9 +13,6 @@ from .. import core
 from ..core.numbers import uniform
 from ..core.words import FANOUT
 
-__all__ = ["DeviceTree"]
-
-
 FLOAT64, INT64 = torch.float64, torch.int64
 
 

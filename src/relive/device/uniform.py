@@ -12,8 +12,6 @@ from .contract import DeviceSampler
 from .ring import Added, Spots
 from .windows import DeviceWindows
 
-__all__ = ["DeviceUniform"]
-
 
 class DeviceUniform(DeviceSampler):
     """The draws of :class:`relive.Uniform`. Where the ring's rule leaves out most rows, windows are drawn by weight."""

@@ -15,9 +15,6 @@ from ..core.words import FANOUT
 from .ring import Added, DeviceRing, Spots
 from .tree import DeviceTree
 
-__all__ = ["DeviceWindows"]
-
-
 FLOAT64, INT64 = torch.float64, torch.int64
 
 MOST_ADDED = 2

@@ -21,9 +21,6 @@ from .stable_baselines3 import from_stable_baselines3
 from .torchrl import from_torchrl
 from .velora import from_velora
 
-__all__ = ["READERS", "WRITERS", "convert", "format_of"]
-
-
 READERS: dict[str, Callable[[str], Log]] = {
     "lerobot": from_lerobot,
     "minari": from_minari,

@@ -30,9 +30,6 @@ from ..steps.schema import Path as Keys
 from ..steps.schema import Schema, descend
 from .log import EpisodeArrays, Log, count, directory, episodes_of, json_object, require_memory, with_progress
 
-__all__ = ["episode_stats", "features_of", "from_lerobot", "joined_stats", "to_lerobot"]
-
-
 # -- the layout of a data set ------------------------------------------------------------------------------------------
 
 VERSION = "v3.0"

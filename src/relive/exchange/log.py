@@ -31,20 +31,6 @@ from ..replay.checks import stored_fields
 from ..steps.arrays import Array, as_host
 from ..steps.schema import STEP_FIELDS, Field, Path, Schema, dotted, map_leaves, nest
 
-__all__ = [
-    "BUT_LAST",
-    "EpisodeArrays",
-    "Log",
-    "count",
-    "directory",
-    "episodes_of",
-    "json_object",
-    "log_of",
-    "log_of_episodes",
-    "require_memory",
-    "with_progress",
-]
-
 
 @dataclass(frozen=True, repr=False)
 class Log:

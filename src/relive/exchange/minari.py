@@ -23,9 +23,6 @@ from ..steps.arrays import numpy_dtype
 from ..steps.schema import Field, Path, Schema, descend, dotted, flatten, nest
 from .log import EpisodeArrays, Log, episodes_of, log_of_episodes
 
-__all__ = ["from_minari", "infos_of", "to_minari"]
-
-
 ID_RULE: Rule = (
     lambda text: re.fullmatch(r"([\w-]+/)*[\w-]+-v\d+", text) is not None,
     "expected the id of a data set with its version, such as 'cartpole/random-v0'",

@@ -17,8 +17,6 @@ from ..steps.arrays import Array
 from ..steps.schema import dotted, map_leaves
 from .log import BUT_LAST, EpisodeArrays, Log, log_of_episodes
 
-__all__ = ["from_rlds"]
-
 OWN = ("observation", "action", "reward", "discount", "is_first", "is_last", "is_terminal")
 """The members of a step that RLDS defines."""
 

@@ -28,9 +28,6 @@ from ..steps.arrays import Array
 from ..steps.schema import map_leaves
 from .log import Log, log_of, require_memory
 
-__all__ = ["from_stable_baselines3"]
-
-
 KNOWN = re.compile(
     r"(stable_baselines3|sb3_contrib)(\.\w+)*:\w+"
     r"|(gymnasium|gym)\.spaces(\.\w+)*:\w+"

@@ -21,8 +21,6 @@ from ..steps.schema import Path as Keys
 from ..steps.schema import dotted
 from .log import Log, count, directory, json_object, log_of, require_memory
 
-__all__ = ["from_torchrl"]
-
 DTYPES = {str(dtype): found for dtype, found in NUMPY_DTYPES.items()}
 """The names of dtypes in TorchRL's files, such as "torch.float32"."""
 

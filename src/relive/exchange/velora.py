@@ -11,8 +11,6 @@ from ..files.disk import usable
 from ..look.readers import velora_replay
 from .log import Log, json_object, log_of
 
-__all__ = ["from_velora"]
-
 STATE = "state.safetensors"
 COLUMNS = ("states", "actions", "rewards", "next_states", "dones")
 

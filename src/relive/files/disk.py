@@ -30,36 +30,6 @@ from ..errors import FileFormatError, LifecycleError, NoSaveError, ParameterErro
 from ..printable import shown
 from .format import MANIFEST, MOST_BYTES, FileNote, damaged
 
-__all__ = [
-    "LOCK",
-    "MOST",
-    "Holder",
-    "Reader",
-    "close_all",
-    "contradictions",
-    "create_file",
-    "entry",
-    "fitting",
-    "has_room_for_thread",
-    "integers",
-    "is_at",
-    "make_directory",
-    "open_file",
-    "open_to_read",
-    "open_to_write",
-    "read_manifest",
-    "replace_file",
-    "require_at",
-    "start_thread",
-    "sync_path",
-    "target",
-    "usable",
-    "whole",
-    "write_file",
-    "write_files",
-]
-
-
 T = TypeVar("T")
 
 

@@ -23,34 +23,6 @@ from torch import Tensor
 from ..errors import DTypeError, FieldError, FileFormatError, NotFiniteError
 from ..printable import shown
 
-__all__ = [
-    "AXES",
-    "MANIFEST",
-    "MOST_BYTES",
-    "OWN_NAME",
-    "Array",
-    "Contents",
-    "FileNote",
-    "Spec",
-    "Streamed",
-    "by_file",
-    "compose",
-    "damaged",
-    "encode",
-    "excess",
-    "filled",
-    "header",
-    "new_name",
-    "parse",
-    "parse_kind",
-    "parse_sealed",
-    "pieces",
-    "plan",
-    "require_shallow",
-    "seal",
-]
-
-
 # -- what a save holds ----------------------------------------------------------------------------------------
 
 

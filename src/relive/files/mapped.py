@@ -30,9 +30,6 @@ from . import disk, format
 from .disk import LOCK, Holder
 from .format import AXES, MANIFEST, Spec, damaged, encode
 
-__all__ = ["MappedCopy", "MappedDirectory", "MappedFiles", "is_of_mapped"]
-
-
 FORMAT, VERSION = "relive mapped arrays", 1
 
 

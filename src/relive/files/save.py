@@ -37,22 +37,6 @@ from . import disk, format
 from .disk import is_at, make_directory, read_manifest
 from .format import MANIFEST, OWN_NAME, Array, Contents, Streamed, damaged, filled, parse, parse_kind, pieces, plan
 
-__all__ = [
-    "EXTRA",
-    "Change",
-    "Save",
-    "SaveHandle",
-    "Saves",
-    "detached",
-    "locked_directory",
-    "read",
-    "read_extra",
-    "to_json",
-    "update",
-    "write",
-]
-
-
 PathLike = str | os.PathLike[str]
 
 

@@ -24,9 +24,6 @@ from .heads import heads_of
 from .readers import experience_of
 from .values import answers_of
 
-__all__ = ["audit"]
-
-
 RULES: tuple[Rule[Experience], ...] = (
     continuity.continuity, continuity.next_episode_after_end, continuity.ends_one_row_off, values.resets,
     continuity.truncation_without_final, continuity.windows, continuity.stacks, values.action_one_step_off,

@@ -17,9 +17,6 @@ from .experience import Experience, are_whole, digests, episodes_of, same_rows
 from .findings import Finding, Lack, Look, Sureness, rule, skip_if
 from .jumps import joined_episodes
 
-__all__ = ["offset_of_ends", "stored_ignored_steps"]
-
-
 FEW = 3
 """How many ends must look wrong before there is a finding."""
 

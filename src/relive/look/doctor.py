@@ -23,8 +23,6 @@ from ..memory.graphs import capture
 from ..names import version
 from ..printable import printable
 
-__all__ = ["Advice", "Examination", "examine", "in_words"]
-
 
 @dataclass(frozen=True)
 class Advice:

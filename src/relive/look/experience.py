@@ -28,34 +28,6 @@ from ..steps.arrays import NUMPY_DTYPES, Array, Bools, Ints, as_host
 from ..steps.schema import Path, Schema, dotted, nest
 from .findings import Finding, Sureness, found, skip_if
 
-__all__ = [
-    "ALIASES",
-    "Distribution",
-    "Experience",
-    "FieldFacts",
-    "Leaves",
-    "are_whole",
-    "as_differences",
-    "concatenated",
-    "digests",
-    "distribution",
-    "envs",
-    "episodes_of",
-    "facts_of",
-    "from_arrays",
-    "in_words",
-    "leaves_of",
-    "no_steps",
-    "number",
-    "plain",
-    "read_npz",
-    "real_numbers",
-    "same_rows",
-    "spreads_of",
-    "tree_of",
-]
-
-
 Leaves = dict[Path, Array]
 
 

@@ -12,10 +12,6 @@ import numpy as np
 from ..printable import printable
 from .rendering import rendered
 
-__all__ = ["Check", "Finding", "Lack", "Look", "Report", "Rule", "Sureness", "Verdict", "found", "rule",
-           "skip_if"]  # fmt: skip
-
-
 Sureness = Literal["certain", "likely", "possible"]
 
 SHOWN = 5

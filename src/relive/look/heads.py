@@ -11,8 +11,6 @@ from ..steps.arrays import Array
 from .experience import Experience
 from .findings import Verdict
 
-__all__ = ["MOST", "Head", "heads_of", "inside_of", "numbers_of", "weights_of"]
-
 
 @dataclass(frozen=True)
 class Head:

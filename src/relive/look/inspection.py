@@ -41,8 +41,6 @@ from .findings import Finding, Report
 from .page import WIDEST, part_of_inspection, pictures_of, rows_of
 from .readers import experience_of
 
-__all__ = ["Inspection", "export", "inspect"]
-
 
 def inspect(source: Any) -> Inspection:
     """Look at stored experience: fields, episodes, distributions of returns, lengths, ages, priorities and draws.

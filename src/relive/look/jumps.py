@@ -10,8 +10,6 @@ from ..steps.arrays import Bools
 from .experience import Experience, are_whole
 from .findings import Finding
 
-__all__ = ["joined_episodes"]
-
 FEW = 3
 """How many jumps a finding needs."""
 

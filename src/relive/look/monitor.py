@@ -20,9 +20,6 @@ from ..ring.ring import Ring, Span
 from ..samplers.prioritized import doubles
 from ..steps.arrays import Array, Ints, as_host, whole_numbers
 
-__all__ = ["Monitor", "counts_in", "is_state"]
-
-
 LOOKED_AT = 256
 """The most batches that are kept between two calls of ``scalars``. Older ones are dropped."""
 

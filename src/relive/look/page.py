@@ -22,9 +22,6 @@ from ..steps.arrays import Array, Ints
 from .experience import facts_of, number, plain, spreads_of
 from .rendering import rendered
 
-__all__ = ["WIDEST", "page", "part_of_inspection", "pictures_of", "rows_of"]
-
-
 ROWS = 1000
 """The most episodes that a page lists, and the most dots of a chart."""
 

@@ -45,8 +45,6 @@ from .experience import (
 )
 from .monitor import Monitor, counts_in, is_state
 
-__all__ = ["experience_of", "stable_baselines3_replay", "steps_with_next", "velora_replay"]
-
 
 def experience_of(source: Any) -> Experience:
     """Any source that an audit takes, as experience.

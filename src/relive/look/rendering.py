@@ -11,8 +11,6 @@ from typing import Any
 
 from ..printable import printable
 
-__all__ = ["rendered"]
-
 
 def rendered(**values: Any) -> str:
     """The template with values: ``whole`` for a page, ``report`` for an audit; the template names the others."""

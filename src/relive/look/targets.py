@@ -14,9 +14,6 @@ from .findings import Finding, Lack, Look, rule, skip_if
 from .heads import MOST, Head, inside_of, weights_of
 from .values import FEW_TARGETS, expected_rewards
 
-__all__ = ["advantages", "rewards_with_values"]
-
-
 GAMMA_NEAR = 2e-3
 """How far a discount that is computed from advantages may lie from the one that was meant."""
 

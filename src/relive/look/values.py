@@ -22,9 +22,6 @@ from .experience import Experience, Leaves, are_whole, real_numbers, same_rows, 
 from .findings import Finding, Lack, Look, Sureness, found, rule, skip_if
 from .heads import MOST, Head, numbers_of
 
-__all__ = ["FEW_TARGETS", "answers_of", "expected_rewards"]
-
-
 # -- single fields -----------------------------------------------------------------------------------------------------
 
 

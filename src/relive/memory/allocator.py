@@ -24,8 +24,6 @@ from torch import Tensor
 from ..core import Pool
 from ..steps.arrays import Array
 
-__all__ = ["ONLY_HERE", "RAM", "SMALL", "Allocator", "Recycled", "shared_lock", "small_pages", "zeroed"]
-
 
 class Allocator(ABC):
     """Gives a replay the memory of its rows, of the state of its ring, and of its sampler's priorities."""

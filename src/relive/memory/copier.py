@@ -12,9 +12,6 @@ from .. import core
 from ..steps.arrays import Array, apart, numpy_view
 from ..steps.schema import Field, Path
 
-__all__ = ["BoundedCache", "StepCopier", "copy_all"]
-
-
 COPY_AT_ONCE: Any = vars(torch).get("_foreach_copy_")
 """Takes a list of targets and one of sources, of one dtype. The name is not public: None where torch has no such."""
 

@@ -16,9 +16,6 @@ from .layout import BatchLayout, RowLayout, field_groups, row_layout
 from .ram import HOSTED, HostedRows, first_beyond, in_ram, staged_leaves
 from .store import Plan, Remainder, Where, as_places, require_rows
 
-__all__ = ["DeviceRows", "device_row_bytes"]
-
-
 PIECE = 2**26
 """Bytes of rows moved at once by a save or a restore."""
 

@@ -17,9 +17,6 @@ from ..steps.schema import Field, Path, dotted
 from .device import device_row_bytes
 from .layout import BOOKKEEPING, row_layout
 
-__all__ = ["StoragePlan", "free_memory", "readable", "require_free", "require_whole", "storage_plan"]
-
-
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 

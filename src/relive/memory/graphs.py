@@ -21,9 +21,6 @@ from torch import Tensor
 
 from .copier import BoundedCache, copy_all
 
-__all__ = ["Graphed", "capture", "has_graphs"]
-
-
 TRIALS = 2
 """Calls of a form that are made as they are. In the first, a compiler may have work to do; after the last, a graph is
 made. So there is none of a form that comes once."""

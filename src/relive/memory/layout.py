@@ -13,19 +13,6 @@ from .. import core
 from ..steps.arrays import NUMPY_DTYPES, Array, numpy_dtype
 from ..steps.schema import Field, Path
 
-__all__ = [
-    "BOOKKEEPING",
-    "LARGE_FIELD",
-    "WEIGHED",
-    "BatchLayout",
-    "RowLayout",
-    "field_groups",
-    "host_leaf",
-    "row_layout",
-    "typed",
-]
-
-
 BOOKKEEPING: dict[Path, Field] = {
     ("_stamp",): Field((), torch.int64),
     ("_step",): Field((), torch.int32),

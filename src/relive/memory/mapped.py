@@ -20,8 +20,6 @@ try:
 except ImportError:  # Windows
     resource = None
 
-__all__ = ["DRAINED", "SETTINGS", "FileAllocator", "LookAhead", "MappedAllocator", "can_look_ahead"]
-
 
 DRAINED = "drained"
 """The array with the notes of steps that came from elsewhere; see :class:`relive.replay.durable.Durable`."""

@@ -18,20 +18,6 @@ from .copier import BoundedCache, StepCopier
 from .layout import BatchLayout, RowLayout, field_groups, row_layout, typed
 from .store import Remainder, Staging, Store, Where, as_places, require_rows
 
-__all__ = [
-    "HOSTED",
-    "HostedRows",
-    "MakeStore",
-    "ReplayRows",
-    "UserStore",
-    "first_beyond",
-    "in_ram",
-    "require_dump",
-    "staged_leaves",
-    "user_rows",
-]
-
-
 HOSTED: tuple[Path, ...] = (("reward",), ("terminated",), ("truncated",))
 """The fields that stay in RAM, where n-step sums are planned and computed."""
 

@@ -19,18 +19,6 @@ from .allocator import RAM, Allocator
 from .copier import StepCopier
 from .layout import BatchLayout, RowLayout, row_layout
 
-__all__ = [
-    "Plan",
-    "Remainder",
-    "Staging",
-    "Store",
-    "Where",
-    "as_places",
-    "require_rows",
-    "vector",
-]
-
-
 _INT64 = np.dtype(np.int64)
 
 

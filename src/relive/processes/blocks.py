@@ -22,8 +22,6 @@ from ..steps.arrays import Array, numpy_dtype, numpy_view, torch_dtype
 from ..steps.schema import Path, map_leaves
 from .shared import CACHE_LINE
 
-__all__ = ["Block", "BlockSpec", "Part", "is_batch", "joined_batch", "packed", "packed_batch", "spec_of"]
-
 
 class Part(NamedTuple):
     """One array of a block."""

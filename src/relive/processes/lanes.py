@@ -57,8 +57,6 @@ from .blocks import BlockSpec, Part
 from .limits import LIMIT_RULE, RateLimit
 from .shared import CACHE_LINE, Bell, Claim, SharedBlock
 
-__all__ = ["Intake", "Lanes"]
-
 HEADER = 2 * CACHE_LINE
 """Bytes before the first lane: a cache line for the owner's bell, and one that notes whether an owner ever came."""
 

@@ -22,9 +22,6 @@ from ..errors import ParameterError, WaitTimeoutError
 from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, is_number, require
 from .shared import Bell, SharedBlock
 
-__all__ = ["LIMIT_RULE", "MinSize", "RateLimit", "SamplesPerInsert"]
-
-
 WAITS, WAITED = 4, 6
 """Places of the number of waits and of the nanoseconds waited, both for inserts. Those for samples are one further."""
 

@@ -11,8 +11,6 @@ import numpy as np
 
 from ..errors import LifecycleError
 
-__all__ = ["RecordedEnv"]
-
 
 # It is alone in this file: its base class is needed at import, and `import relive` must not import gymnasium.
 class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):

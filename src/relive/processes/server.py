@@ -51,8 +51,6 @@ from .limits import LIMIT_RULE, RateLimit
 from .shared import SharedBlock
 from .wire import Address, Failure, Line, Parcel, accept, listen
 
-__all__ = ["ReplayServer"]
-
 SLOTS_RULE: Rule = (lambda count: is_count(count, 1) and count <= 2**16, "expected a whole number from 1 to 65,536")
 
 GRACE = 5.0

@@ -37,7 +37,6 @@ from ..parameters import COUNT_RULE, require
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["CACHE_LINE", "Bell", "Claim", "SharedBlock"]
 
 CACHE_LINE = 64
 """Bytes of a cache line. Two processes that write to one line slow each other down, so their parts begin at others."""

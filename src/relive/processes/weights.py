@@ -15,8 +15,6 @@ from ..parameters import TIMEOUT_RULE, require
 from .blocks import BlockSpec, Part
 from .shared import CACHE_LINE, Bell, Claim, SharedBlock
 
-__all__ = ["Weights"]
-
 COPIES = 2
 """How many versions are in memory: one to read, and one to write. Version v has row v mod 2."""
 

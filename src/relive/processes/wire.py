@@ -26,8 +26,6 @@ from typing import Any, NamedTuple, cast
 from .. import errors
 from ..errors import LifecycleError, ParameterError
 
-__all__ = ["HELLO", "Address", "Failure", "Line", "Parcel", "accept", "listen"]
-
 _unpickled: Callable[[Any], Any] = cast("Any", ForkingPickler).loads
 """The function that ``Connection.recv`` calls. It only gets bytes from processes of this user with the token."""
 

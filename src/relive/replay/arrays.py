@@ -19,9 +19,6 @@ from ..steps.arrays import Array, Ints, as_host, numpy_view
 from ..steps.schema import Path, Schema, descend, dotted, map_leaves
 from ..views.transitions import NStep
 
-__all__ = ["STEP", "Episode", "EpisodeRows", "columns_of", "episode_at", "episodes_of", "filled"]
-
-
 ALIASES = {
     "observations": "obs", "actions": "action", "rewards": "reward", "terminals": "terminated",
     "terminations": "terminated", "timeouts": "truncated", "truncations": "truncated",

@@ -81,8 +81,6 @@ if TYPE_CHECKING:
 
     from ..batches import Batch, SequenceBatch
 
-__all__ = ["ReplayBuffer"]
-
 
 if TYPE_CHECKING:
     S_co = TypeVarWithDefault("S_co", bound=AnySampler, covariant=True, default=Any)

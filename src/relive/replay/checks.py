@@ -21,19 +21,6 @@ from ..steps.checker import refuse_unreadable
 from ..steps.ends import EndCheck, ReuseCheck, places_in
 from ..steps.schema import FINITE, STEP_FIELDS, Field, Path, Schema, dotted
 
-__all__ = [
-    "MOST_ROWS",
-    "FirstSteps",
-    "ResetCheck",
-    "flattened",
-    "refuse_not_finite",
-    "require_alike",
-    "require_rows",
-    "row_mask",
-    "stored_fields",
-]
-
-
 MOST_ROWS = 2**31 - 1
 """The most rows of a batch."""
 

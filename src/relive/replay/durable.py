@@ -62,23 +62,6 @@ from .loading import ring_arguments, sampler_state
 from .saving import PARAMETERS, describe, kinds, ring_state
 from .serving import Progress, ProgressSlots
 
-__all__ = [
-    "AFTER",
-    "ENVS",
-    "MARK",
-    "SOURCE",
-    "VOID",
-    "Durable",
-    "FlushPolicy",
-    "Settings",
-    "copied",
-    "opened",
-    "read_sampler",
-    "require_policy",
-    "write_sampler",
-]
-
-
 FlushPolicy = int | timedelta | None
 """After how many rows, or how much time, a replay in files flushes by itself; None is never."""
 

@@ -40,19 +40,6 @@ from .reader import parts_of
 from .saving import KIND, PARAMETERS, Segment, describe, is_segment, kinds, rebuild, segment_prefix
 from .serving import Progress
 
-__all__ = [
-    "Source",
-    "changed_arguments",
-    "dealt",
-    "load_extra",
-    "open_save",
-    "require_unordered",
-    "restore",
-    "ring_arguments",
-    "sampler_state",
-    "saved_arguments",
-]
-
 
 def open_save(path: str | os.PathLike[str]) -> files.Save:
     """Open the save in the directory ``path``.

@@ -35,9 +35,6 @@ from ..steps.schema import Path
 from ..views.contract import rule_of
 from .writer import Writer
 
-__all__ = ["FEWEST_ROWS", "DeviceMirror", "bookkeeping_bytes"]
-
-
 COUNTED = COMPLETED, EPISODES, NOT_FINITE
 """The words of a ring's counters that the device counts, in its order."""
 

@@ -25,9 +25,6 @@ from ..views.contract import time_first_of
 from .buffer import ReplayBuffer
 from .checks import require_rows
 
-__all__ = ["Mixture"]
-
-
 SOURCE: dict[Path, Field] = {("source",): Field((), torch.int64)}
 """The field that a mixture adds to a batch."""
 

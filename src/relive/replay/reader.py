@@ -33,9 +33,6 @@ from ..views.sequences import Sequence
 from ..views.transitions import NStep
 from .serving import Process, Progress, stream_of
 
-__all__ = ["Prefetch", "Reader", "parts_of"]
-
-
 OWN_SAMPLERS = frozenset((Uniform, WithoutReplacement, Prioritized, Recent))
 """Samplers whose draws need no check. A class that inherits from one of them is a user's own."""
 

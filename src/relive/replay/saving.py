@@ -46,20 +46,6 @@ from .reader import Reader
 from .serving import Progress
 from .writer import Writer
 
-__all__ = [
-    "KIND",
-    "PARAMETERS",
-    "Saver",
-    "Segment",
-    "describe",
-    "is_segment",
-    "kinds",
-    "rebuild",
-    "ring_state",
-    "segment_prefix",
-]
-
-
 KIND = "relive.ReplayBuffer"
 
 

@@ -26,18 +26,6 @@ from ..samplers.contract import OwnSampler
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = [
-    "Batches",
-    "DrawAhead",
-    "Drawn",
-    "Limit",
-    "Process",
-    "Progress",
-    "ProgressSlots",
-    "Request",
-    "Served",
-    "stream_of",
-]
 
 B_co = TypeVar("B_co", covariant=True)
 

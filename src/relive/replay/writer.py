@@ -22,9 +22,6 @@ from ..steps.checker import StepChecker, refuse_unreadable
 from ..steps.schema import Schema
 from .checks import FirstSteps, flattened, refuse_not_finite, row_mask
 
-__all__ = ["Writer"]
-
-
 Intake = tuple[StepChecker, StepCopier | None]
 """The check and the copier for steps of one number of rows. Without a copier, each field is copied by itself."""
 

@@ -62,25 +62,6 @@ from ..parameters import is_count, is_flag
 from ..steps.arrays import Array, Ints
 from ..steps.schema import Field, Path
 
-__all__ = [
-    "EVERY_ROW",
-    "LARGEST_NUMBER",
-    "PIECE",
-    "Change",
-    "DeviceIsNewer",
-    "Ended",
-    "Ring",
-    "Rule",
-    "Span",
-    "Stacks",
-    "Undo",
-    "Weigh",
-    "missing_final",
-    "piece_of",
-    "undo_words",
-]
-
-
 PIECE = 4096
 """The most rows stored at once. The memory that they are packed in is kept."""
 

@@ -19,9 +19,6 @@ from ..steps.arrays import Ints
 from ..steps.schema import Field, Path
 from .ring import Ring
 
-__all__ = ["FACTS", "Cut", "Sequences", "lasts_of"]
-
-
 RESULTS = {
     ("next",): Field((), torch.int64),
     ("discount",): Field((), torch.float32),

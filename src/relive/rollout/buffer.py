@@ -48,9 +48,6 @@ from .columns import ADVANTAGE, BOOKKEEPING, WATCHED, Columns, Name
 from .minibatches import MANY, Minibatches, Permutations, parts, require_advantage
 from .sequences import ENDS, Flags, States, WindowReader, env_batches, plan_windows, splitter
 
-__all__ = ["RolloutBuffer"]
-
-
 RETURN: Path = ("return",)
 
 GAE_READS = {

@@ -21,9 +21,6 @@ from ..steps.arrays import Array, apart, check_castable, numpy_dtype, numpy_view
 from ..steps.checker import StepChecker, refuse_unreadable
 from ..steps.schema import Field, Path, Schema, dotted, unknown_field
 
-__all__ = ["ADVANTAGE", "BOOKKEEPING", "WATCHED", "Columns", "Name"]
-
-
 K = TypeVar("K")
 Name = str | Path
 

@@ -28,17 +28,6 @@ from ..steps.arrays import Array, Ints, numpy_view
 from ..steps.schema import Field, Path
 from .columns import ADVANTAGE, Columns
 
-__all__ = [
-    "MANY",
-    "Minibatches",
-    "Permutations",
-    "parts",
-    "parts_by_steps",
-    "require_advantage",
-    "rows_of",
-]
-
-
 Bytes = NDArray[np.uint8]
 
 MANY = 16

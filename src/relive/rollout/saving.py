@@ -23,9 +23,6 @@ from ..steps.arrays import Bools
 from ..steps.schema import Field, Path, Schema, dotted
 from .columns import Columns
 
-__all__ = ["KIND", "Progress", "arguments", "read", "restore", "save"]
-
-
 KIND = "relive.RolloutBuffer"
 
 

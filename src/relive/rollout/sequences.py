@@ -22,20 +22,6 @@ from ..steps.schema import Field, Path
 from .columns import Columns
 from .minibatches import parts, parts_by_steps
 
-__all__ = [
-    "ENDS",
-    "ENV",
-    "LENGTH",
-    "START",
-    "Flags",
-    "States",
-    "WindowReader",
-    "env_batches",
-    "plan_windows",
-    "splitter",
-]
-
-
 ENDS = ("terminated", "truncated", "mask")
 """The columns that say where episodes end, and which steps are real."""
 

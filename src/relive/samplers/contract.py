@@ -14,9 +14,6 @@ from ..errors import LifecycleError, ParameterError
 from ..ring.ring import Ring
 from ..steps.arrays import Ints
 
-__all__ = ["AnySampler", "Drawn", "Extras", "OwnSampler", "Sampler", "completed", "refuse_weights", "require_own_ring"]
-
-
 Extras = dict[str, NDArray[Any]]
 """Further fields of a batch, ``[B]``: weight, probability."""
 

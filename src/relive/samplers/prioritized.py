@@ -36,8 +36,6 @@ from .contract import Drawn, OwnSampler, refuse_weights, require_own_ring
 from .sumtree import SumTree
 from .uniform import emptied, nothing_to_draw, recent_leaves, require_weights
 
-__all__ = ["Prioritized", "doubles", "errors_by_item", "require_float32"]
-
 
 def _is_beta(beta: Any) -> bool:
     """True for an exponent, or a schedule (first, last, draws) for it that does not fall.

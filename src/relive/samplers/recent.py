@@ -18,9 +18,6 @@ from .contract import Drawn, OwnSampler, require_own_ring
 from .prioritized import Prioritized
 from .uniform import Uniform
 
-__all__ = ["Recent"]
-
-
 _ETA: Rule = (lambda eta: is_number(eta, 0, 1) and eta > 0, "eta is a number above 0, up to 1")
 
 

@@ -14,9 +14,6 @@ from ..errors import DTypeError, EmptyError, InvariantError, NotFiniteError, Par
 from ..memory.allocator import zeroed
 from ..steps.arrays import Doubles, Ints
 
-__all__ = ["Cover", "SumTree"]
-
-
 ALIGNMENT = 8
 """Doubles in a cache line."""
 

@@ -17,8 +17,6 @@ from ..steps.arrays import Doubles, Ints
 from .contract import Drawn, Extras, OwnSampler, refuse_weights, require_own_ring
 from .sumtree import Cover, SumTree
 
-__all__ = ["Uniform", "WithoutReplacement", "emptied", "nothing_to_draw", "recent_leaves", "require_weights"]
-
 
 class Uniform(OwnSampler):
     """Draws every transition with the same probability, with replacement.

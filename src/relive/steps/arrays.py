@@ -12,30 +12,6 @@ from torch import Tensor
 
 from ..errors import DTypeError, ShapeError
 
-__all__ = [
-    "NO_DTYPE",
-    "NUMPY_DTYPES",
-    "SQUARES",
-    "Array",
-    "Bools",
-    "Doubles",
-    "Ints",
-    "apart",
-    "as_host",
-    "as_tensor",
-    "check_castable",
-    "fits",
-    "in_memory",
-    "is_plain",
-    "numpy_dtype",
-    "numpy_view",
-    "refuse_masked",
-    "to_tensor",
-    "torch_dtype",
-    "whole_numbers",
-]
-
-
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 Doubles = NDArray[np.float64]

@@ -14,8 +14,6 @@ from ..parameters import Rule, an_instance, require
 from .arrays import as_tensor, check_castable
 from .schema import Field, Path, Schema, dotted, unknown_field
 
-__all__ = ["DoesNotFitError", "Origin", "SchemaChanges"]
-
 
 class DoesNotFitError(ParameterError):
     """A stored number does not fit into the dtype that it is cast to. The save is not to blame for it."""

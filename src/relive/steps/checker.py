@@ -24,8 +24,6 @@ from .arrays import (
 )
 from .schema import Path, Schema, descend, dotted, unknown_field
 
-__all__ = ["StepChecker", "refuse_unreadable"]
-
 
 class Copier(Protocol):
     """Checks whole steps, as :class:`relive.memory.copier.StepCopier` does."""

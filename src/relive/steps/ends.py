@@ -13,9 +13,6 @@ from ..errors import EnvError, EpisodeEndWarning
 from .arrays import Array, Ints, as_host, numpy_dtype, numpy_view
 from .schema import Field, Path, descend
 
-__all__ = ["EPISODES_TO_WARN", "MOST", "EndCheck", "ReuseCheck", "places_in"]
-
-
 EPISODES_TO_WARN = 3
 """The warning comes after this many episodes, if each began with the final observation of the one before."""
 

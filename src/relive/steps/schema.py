@@ -19,24 +19,6 @@ from ..printable import HIDDEN, shown
 from .arrays import as_tensor, torch_dtype
 from .summary import html
 
-__all__ = [
-    "FINITE",
-    "STEP_FIELDS",
-    "Field",
-    "Path",
-    "Schema",
-    "Spec",
-    "descend",
-    "described",
-    "dotted",
-    "flatten",
-    "map_leaves",
-    "nest",
-    "not_named",
-    "unknown_field",
-]
-
-
 Path: TypeAlias = tuple[str, ...]
 """The keys that lead to a leaf: ("obs",), ("obs", "camera"), ("hidden", "0")."""
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Summary", "html", "text"]
-
-
 Summary = tuple[str, dict[str, str]]
 """A title, and facts by name."""
 

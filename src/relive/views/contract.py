@@ -11,8 +11,6 @@ from ..ring.ring import Ring, Rule
 from ..steps.arrays import Ints
 from ..steps.schema import Path
 
-__all__ = ["SequenceReader", "View", "require_readable", "rule_of", "time_first_of"]
-
 
 class View(Protocol):
     """Turns the places of anchors into the fields of a batch. A view has :meth:`read`; the rest has defaults.

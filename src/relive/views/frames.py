@@ -21,9 +21,6 @@ from ..steps.arrays import Ints
 from ..steps.schema import Path
 from .transitions import NStep
 
-__all__ = ["FrameStack"]
-
-
 STACK_RULE = "depth is at least 1 and below 2**30, and pad 'repeat' or 'zeros'"
 
 

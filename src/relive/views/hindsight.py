@@ -31,9 +31,6 @@ from ..ring.ring import EVERY_ROW, Ring
 from ..steps.arrays import Array, Ints, as_host, as_tensor, check_castable, numpy_dtype, numpy_view
 from ..steps.schema import Field, Path, dotted, flatten, nest, unknown_field
 
-__all__ = ["STRATEGIES", "GoalFunction", "Hindsight", "facts"]
-
-
 Arrays = dict[Path, Array]
 
 Strategy = Literal["future", "final", "episode", "past", "random"]

@@ -18,9 +18,6 @@ from .frames import FrameStack
 from .sequences import Sequence
 from .transitions import NStep
 
-__all__ = ["ReturnsToGo"]
-
-
 ADDED: tuple[Path, ...] = (("return_to_go",), ("ended",))
 """The fields that batches get."""
 

@@ -23,8 +23,6 @@ from ..ring.sequences import Cut, Sequences
 from ..steps.arrays import Ints
 from ..steps.schema import Path
 
-__all__ = ["Sequence"]
-
 
 @cache
 def _rule(length: int, burn_in: int, before: bool, overlap: Overlap, drop_tail: bool, weigh: Weigh) -> Rule:

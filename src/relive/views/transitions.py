@@ -20,9 +20,6 @@ from ..printable import add_note
 from ..ring.ring import EVERY_ROW, Ring, Rule
 from ..steps.arrays import Ints, as_host
 
-__all__ = ["NStep", "Transition"]
-
-
 WINDOW_RULE = "n is a whole number of at least 1 and below 2**30, and exactly 1 where steps are stored without order"
 
 
