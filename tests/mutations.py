@@ -1546,8 +1546,8 @@ MUTATIONS = [
     Mutation(
         "a user's view is read as the class that it inherits from",
         "replay/reader.py",
-        "type(drawn) is Draw and type(view) in READS_DRAWS:",
-        "type(drawn) is Draw and isinstance(view, tuple(READS_DRAWS)):",
+        "own = is_own(view)  # a class",
+        "own = True  # a class",
         "replay/test_batches.py",
     ),
     Mutation(

@@ -193,9 +193,18 @@ def is_names(value: Any) -> bool:
 
 
 def is_own(part: object) -> bool:
-    """True if a part and its ``inner`` part are relive's own. What foreign parts return is checked before use."""
-    parts = part, getattr(part, "inner", part)
-    return all(type(part).__module__.partition(".")[0] == __name__.partition(".")[0] for part in parts)
+    """True if a part and those inside of it are relive's own. What foreign parts return is checked before use."""
+    return all(map(_is_of_here, parts_of(part)))
+
+
+def parts_of(part: Any) -> list[Any]:
+    """A sampler or a view, and the one inside of it, its ``inner``, if there is one, and so on."""
+    inner = getattr(part, "inner", None) if _is_of_here(part) else None
+    return [part] if inner is None else [part, *parts_of(inner)]
+
+
+def _is_of_here(part: object) -> bool:
+    return type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def one_of(*choices: str) -> Rule:

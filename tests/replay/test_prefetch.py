@@ -34,7 +34,7 @@ from relive import (
 )
 from relive.core import key as stream
 from relive.memory.mapped import QUIET_LOOKS, LookAhead, can_look_ahead
-from relive.replay.reader import likely_places
+from relive.samplers.contract import likely_places
 
 pytestmark = pytest.mark.skipif(not can_look_ahead(), reason="this system takes no advice")
 

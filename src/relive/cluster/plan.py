@@ -26,9 +26,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from .. import core
 from ..errors import EmptyError, NotFiniteError, ParameterError, ShapeError
-from ..parameters import COUNT_RULE, Rule, is_count, is_number, require
+from ..parameters import COUNT_RULE, Rule, is_count, is_number, is_own, require
 from ..samplers.prioritized import Prioritized
-from ..samplers.uniform import Uniform
 from ..steps.arrays import Doubles, Ints
 
 if TYPE_CHECKING:
@@ -215,11 +214,11 @@ class ShardSampler:
         self.replay, self.lock = replay, inside.lock
         self._ring, self._reader, self._writer = inside._ring, inside._reader, inside._writer
         self._progress, self._sampler = inside._progress, inside._sampler
-        if type(self._sampler) not in (Uniform, Prioritized):
+        if not (is_own(self._sampler) and self._sampler.can_be_shared):
             raise ParameterError(
                 f"sampler={self._sampler!r}: shards draw with Uniform() or Prioritized(...); create the replay with one"
             )
-        self.prioritized: Prioritized | None = self._sampler if isinstance(self._sampler, Prioritized) else None
+        self.prioritized: Prioritized | None = self._sampler.prioritized
 
     @property
     def t(self) -> int:

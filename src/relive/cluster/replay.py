@@ -344,7 +344,7 @@ class Replay:
         """Divide ``count`` rows among the shards. With priorities, one tree of all rows would draw the same rows."""
         state = self._state
         sampler, t = state.sampler, state.draws
-        prioritized = isinstance(sampler, Prioritized)
+        prioritized = sampler.prioritized is not None
         seed = key(state.seed, AGAIN + attempt) if attempt else state.seed
         planned = plan(masses, count, seed, t, stratified=prioritized and sampler.stratified)
         return {
@@ -365,7 +365,7 @@ class Replay:
                 indices = [of[(*facts, name)] for of in arrays]
                 public = [self._partition.public(x, part.life) for x, part in zip(indices, drawn, strict=True)]
                 extras[name] = torch.from_numpy(np.concatenate(public))
-        if isinstance(self._state.sampler, Prioritized):
+        if self._state.sampler.prioritized is not None:
             # a shard gives probabilities within the shard; times the mass of the plan, they are priorities
             chances = [of[(*facts, "probability")] * part.mass for of, part in zip(arrays, drawn, strict=True)]
             extras |= self._weights(self._state.sampler, np.concatenate(chances), mass)
@@ -392,7 +392,7 @@ class Replay:
             ParameterError: an index was never issued.
             NotFiniteError: a TD error that counts is NaN or infinite. Nothing is changed in any of these cases.
         """
-        if not isinstance(self._state.sampler, Prioritized):
+        if self._state.sampler.prioritized is None:
             raise LifecycleError(f"{self._state.sampler!r} has no priorities; use sampler=Prioritized()")
         indices, errors, view = whole_numbers(index, "index"), doubles(td_error), self._state.view
         real = None if mask is None else as_host(mask, "mask")

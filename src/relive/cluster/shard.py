@@ -30,12 +30,11 @@ from ..errors import FileFormatError, LifecycleError, ParameterError
 from ..files import SaveHandle
 from ..files.disk import Holder, replace_file
 from ..memory.layout import host_leaf
+from ..parameters import is_own
 from ..processes.blocks import Block, packed_batch
 from ..processes.lanes import Intake
 from ..replay.buffer import ReplayBuffer
 from ..replay.loading import load_extra
-from ..samplers.prioritized import Prioritized
-from ..samplers.uniform import Uniform
 from ..steps.arrays import as_host
 from ..steps.schema import Field, map_leaves
 from ..steps.schema import Path as FieldPath
@@ -463,7 +462,7 @@ def require_shardable(sampler: Any, view: Any) -> None:
     Raises:
         ParameterError: the sampler draws neither in proportion to priorities nor uniformly.
     """
-    if type(sampler) not in (Uniform, Prioritized) or getattr(view, "weigh", "windows") != "windows":
+    if not (is_own(sampler) and sampler.can_be_shared) or getattr(view, "weigh", "windows") != "windows":
         raise ParameterError(
             f"shards cannot draw with {sampler!r} and {view!r}: their draws are those of one ring only for Uniform() "
             "and Prioritized(), and for sequences of weigh='windows'; choose one of these"

@@ -502,7 +502,7 @@ class PERBuffer(NStepReplayBuffer):
 
     def _adopt(self, sampler: Any) -> None:
         super()._adopt(sampler)
-        self._priorities = sampler.inner if isinstance(sampler, Recent) else sampler
+        self._priorities = sampler.prioritized or sampler
 
     @property
     def epsilon(self) -> float:

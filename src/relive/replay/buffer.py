@@ -40,6 +40,7 @@ from ..parameters import (
     is_count,
     is_whole,
     observe,
+    parts_of,
     refuse_class,
     require,
     seed_or_drawn,
@@ -48,7 +49,6 @@ from ..parameters import (
 from ..ring.ring import Ended, Ring
 from ..samplers.contract import AnySampler, completed
 from ..samplers.prioritized import Prioritized
-from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform, nothing_to_draw
 from ..steps.arrays import whole_numbers
 from ..steps.changes import DoesNotFitError, SchemaChanges
@@ -69,7 +69,7 @@ from .durable import (
 )
 from .loading import Source, changed_arguments, dealt, open_save, require_unordered, restore, saved_arguments
 from .mirror import DeviceMirror, bookkeeping_bytes
-from .reader import Prefetch, Reader, parts_of
+from .reader import Prefetch, Reader
 from .saving import Saver, describe
 from .serving import DrawAhead, Drawn, Limit, Progress, Request, Served
 from .writer import Writer
@@ -239,8 +239,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         refuse_class("sampler", sampler)
         self._user_sampler: Any = Uniform() if sampler is None else sampler  # a user's own may have the length 0
         self._sampler = completed(self._user_sampler)
-        inner = self._sampler.inner if isinstance(self._sampler, Recent) else self._sampler
-        self._prioritized = inner if isinstance(inner, Prioritized) else None
+        self._prioritized: Prioritized | None = self._sampler.prioritized
         leaves = stored.leaves if store is None or isinstance(store, Allocator) else in_ram(stored.leaves)
         known_there = bookkeeping_bytes(self.device, self._sampler, num_envs)
         plan = storage_plan(leaves, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes, known_there)

@@ -50,11 +50,9 @@ from ..files.format import MANIFEST, damaged
 from ..files.mapped import MappedCopy, MappedDirectory, MappedFiles
 from ..memory.estimate import require_free
 from ..memory.mapped import DRAINED, SETTINGS, FileAllocator, MappedAllocator
-from ..parameters import is_count
+from ..parameters import is_count, is_own
 from ..printable import shown
 from ..ring.ring import Ring, Span, Undo, undo_words
-from ..samplers.prioritized import Prioritized
-from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform
 from ..steps.arrays import Array, Ints
 from ..views.transitions import Transition
@@ -536,8 +534,9 @@ SAMPLER = "sampler"
 """The directory with the save of a sampler's state, inside that of the replay."""
 
 
-IN_FILES = Uniform, Prioritized
-"""Samplers that have no state outside the replay's files."""
+def _is_in_files(sampler: Any) -> bool:
+    """True for samplers that have no state outside the replay's files. One of the user may have, whatever it is."""
+    return sampler is not None and is_own(sampler) and sampler.state_in_files
 
 
 def write_sampler(directory: MappedDirectory, ring: Ring, sampler: Any) -> None:
@@ -546,10 +545,10 @@ def write_sampler(directory: MappedDirectory, ring: Ring, sampler: Any) -> None:
     Raises:
         OSError: the disk is full, or fails. Then the save before is still there.
     """
-    if type(sampler) in IN_FILES:
+    if _is_in_files(sampler):
         return
     arrays, content = ring_state(ring, sampler, {"run": directory.run})
-    if isinstance(sampler, Recent):  # the priorities of the one inside are in files
+    if _is_in_files(sampler.inner):
         arrays = {name: array for name, array in arrays.items() if not name.startswith("sampler.inner.")}
         state = {name: value for name, value in content["sampler_state"].items() if not name.startswith("inner.")}
         content |= {"sampler_state": state, "sampler_rows": []}
@@ -565,7 +564,7 @@ def read_sampler(directory: MappedFiles, ring: Ring, sampler: Any) -> None:
     Raises:
         FileFormatError: the save is damaged.
     """
-    if type(sampler) in IN_FILES:
+    if _is_in_files(sampler):
         return
     _refuse_link(directory.path / SAMPLER)
     try:

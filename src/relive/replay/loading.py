@@ -27,7 +27,7 @@ from ..memory.allocator import zeroed
 from ..memory.estimate import free_memory, storage_plan
 from ..memory.layout import BOOKKEEPING, row_layout
 from ..memory.ram import in_ram
-from ..parameters import is_count, is_number
+from ..parameters import is_count, is_number, parts_of
 from ..printable import shown
 from ..ring.ring import LARGEST_NUMBER, Ring, Rule, Span
 from ..samplers.contract import OwnSampler
@@ -36,7 +36,6 @@ from ..steps.changes import Origin, SchemaChanges
 from ..steps.schema import Field, Path, Schema, dotted
 from .checks import stored_fields
 from .mirror import bookkeeping_bytes
-from .reader import parts_of
 from .saving import KIND, PARAMETERS, Segment, describe, is_segment, kinds, rebuild, segment_prefix
 from .serving import Progress
 

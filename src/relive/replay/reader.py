@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 from weakref import WeakValueDictionary
@@ -16,29 +15,15 @@ from ..core import Draw
 from ..core import key as stream
 from ..errors import DTypeError, FieldError, LifecycleError, ParameterError, ReliveError, SchemaError, ShapeError
 from ..memory.mapped import LookAhead, MappedAllocator
-from ..parameters import is_count, is_own, refuse_class
+from ..parameters import is_count, is_own, parts_of, refuse_class
 from ..ring.ring import Change, Ring
 from ..ring.sequences import FACTS
-from ..samplers.contract import OwnSampler
-from ..samplers.prioritized import Prioritized
-from ..samplers.recent import Recent
-from ..samplers.uniform import Uniform, WithoutReplacement, emptied
+from ..samplers.contract import OwnSampler, likely_places
+from ..samplers.uniform import emptied
 from ..steps.arrays import Ints, as_host
 from ..steps.schema import Path, Schema, dotted
 from ..views.contract import View, require_readable, rule_of, time_first_of
-from ..views.frames import FrameStack
-from ..views.hindsight import Hindsight
-from ..views.returns_to_go import ReturnsToGo
-from ..views.sequences import Sequence
-from ..views.transitions import NStep
 from .serving import Process, Progress, stream_of
-
-OWN_SAMPLERS = frozenset((Uniform, WithoutReplacement, Prioritized, Recent))
-"""Samplers whose draws need no check. A class that inherits from one of them is a user's own."""
-
-
-READS_DRAWS = frozenset((NStep, FrameStack, Hindsight, Sequence))
-"""Views that read a draw which is not made yet. A class that inherits from one of them is a user's own."""
 
 
 class Reader:
@@ -63,9 +48,9 @@ class Reader:
         self.prefetch: Prefetch | None = None
         """Asks for the rows of the next batch of a replay in files; None for any other replay."""
         self._has_states = any(path[0] == "hidden" for path in ring.leaves)
-        kinds = set[type[Any]](map(type, parts_of(sampler)))
-        self._own_sampler = kinds <= OWN_SAMPLERS
-        self._draws_late = self._own_sampler and WithoutReplacement not in kinds
+        self._own_sampler = is_own(sampler)
+        """True if draws need no check."""
+        self._reads_draws = self._nests = False
         self.read_through(view)
 
     def read_through(self, view: View) -> None:
@@ -94,6 +79,9 @@ class Reader:
             self.view = before
             raise
         _READERS.update(dict.fromkeys(map(id, parts_of(view)), self))
+        own = is_own(view)  # a class that inherits from one of relive's is a user's own
+        self._reads_draws = own and getattr(view, "reads_draws", False)
+        self._nests = own and getattr(view, "nests", False)
 
     def keep_rule(self) -> None:
         """Apply the view's rule of what can be drawn to the ring, if it has changed."""
@@ -131,12 +119,12 @@ class Reader:
         if progress.slots is not None:
             progress.keep()
         try:
-            if self._own_sampler and type(drawn) is Draw and type(view) in READS_DRAWS:  # made by this read
+            if self._own_sampler and self._reads_draws and type(drawn) is Draw:  # made by this read
                 if standing is not None:
                     drawn.standing = standing
-                if type(view) is NStep:
+                if self._nests:
                     batch = view.read(self.ring, drawn, key, Batch)
-                elif type(view) is Sequence:
+                elif time_first_of(view) is not None:
                     fields = view.read(self.ring, drawn, key)
                     batch = self._sequence_batch(fields, (*FACTS, *self.sampler.extras), view.time_first)
                 else:
@@ -154,7 +142,8 @@ class Reader:
     def writes_rows(self) -> bool:
         """True if one call of the core writes the next batch to packed rows, as :meth:`relive.ring.Ring.windows`."""
         view: Any = self.view
-        return self._draws_late and type(view) is NStep and view.each_reward is None and self.ring.store.packed
+        late = self._own_sampler and self.sampler.draws_late
+        return late and self._nests and view.each_reward is None and self.ring.store.packed
 
     def _checked_draw(self, drawn: Any, count: int) -> tuple[Ints, dict[str, Any]]:
         """The places and fields that a user's sampler drew, once checked.
@@ -236,13 +225,6 @@ class Reader:
         if states:
             fields["hidden"] = self.schema.rebuild("hidden", states.__getitem__)
         return SequenceBatch(fields, known, time_first)
-
-
-def parts_of(part: Any) -> list[Any]:
-    """A sampler or a view, and the one inside of it, if there is one, and so on."""
-    if isinstance(part, Recent):
-        return [part, part.inner]
-    return [part, *parts_of(part.window)] if isinstance(part, FrameStack | ReturnsToGo) else [part]
 
 
 _READERS: WeakValueDictionary[int, Reader] = WeakValueDictionary()
@@ -327,7 +309,7 @@ class Prefetch:
         moved = -(-added // ring.num_envs)
         self._heads, self._looked = ring.heads.copy(), draws
         back = 0 if not reader.sampler.watches else 2 * added
-        n = getattr(getattr(reader.view, "window", reader.view), "n", 1)  # in a user's own view, n may mean anything
+        n = getattr(parts_of(reader.view)[-1], "n", 1)  # in a user's own view, n may mean anything
         ahead = (n if is_count(n) else 1) + 1 + moved + back
         return min(rule_of(reader.view).history + back, FARTHEST), min(ahead, FARTHEST)
 
@@ -339,60 +321,3 @@ class Prefetch:
         first = ring.heads[envs] % ring.rows  # the next step goes there; the ring's seam ends the range
         begins = envs * ring.rows + first
         return begins, envs * ring.rows + np.minimum(first + 2 * part, ring.rows)
-
-
-def likely_places(sampler: Any, ring: Ring, count: int, key: int, update: int, of: int) -> Ints | None:
-    """The places of rows, at most ``count``, that ``sampler.draw(count, key, update, of)`` will most likely draw.
-
-    A draw tries rows until it finds one that can be drawn. Only its first try is predicted. If the files were altered,
-    a place may be beyond the last row.
-
-    Returns:
-        int64 ``[K]``, or None if a prediction would have to read rows: for windows weighed by episodes, for windows or
-        priorities inside :class:`Recent`, and for samplers of the user.
-    """
-    if not ring.drawable:
-        return None
-    if type(sampler) is Recent:
-        newest = sampler.window(update, of)
-        if newest >= ring.transitions:
-            return likely_places(sampler.inner, ring, count, key, update, of)
-        return _first_tries(ring, count, key, newest) if _draws_rows(sampler.inner, ring) else None
-    if type(sampler) is WithoutReplacement:
-        number, env = np.divmod(sampler.draw_state()[:count], ring.num_envs)
-        return env * ring.rows + number % ring.rows
-    if type(sampler) is Prioritized:
-        total = sampler.mass
-        if not 0 < total < math.inf:
-            return None
-        return sampler.draw_at(_masses(count, key, sampler.stratified, total))[0]
-    if _draws_rows(sampler, ring):
-        return _first_tries(ring, count, key, 0)
-    if type(sampler) is Uniform and ring.rule.weigh != "episodes":
-        return sampler.draw(count, key, update, of)[0]  # reads the tree of weights alone
-    return None
-
-
-def _draws_rows(sampler: Any, ring: Ring) -> bool:
-    """True if a sampler draws rows until one can be drawn."""
-    return type(sampler) is Uniform and not ring.rule.sparse
-
-
-def _first_tries(ring: Ring, count: int, key: int, newest: int) -> Ints | None:
-    """The first attempt of each draw of :func:`relive.core.draw`."""
-    first, until = np.empty(ring.num_envs, np.int64), np.empty(ring.num_envs, np.int64)
-    total = core.window(ring.core, newest, first, until)
-    if total <= 0:
-        return None
-    # positions among the rows of all envs, one env after another; until[e] is where the rows of env e end
-    at = _masses(count, key, False, float(total)).astype(np.int64)
-    env: Ints = np.asarray(np.searchsorted(until, at, side="right"), np.int64)
-    number = first[env] + at - np.where(env > 0, until[env - 1], 0)
-    return env * ring.rows + number % ring.rows
-
-
-def _masses(count: int, key: int, stratified: bool, total: float) -> Any:
-    """The numbers of a draw in [0, total), float64 ``[count]``."""
-    out = np.empty(count)
-    core.masses(key, stratified, total, out)
-    return out

@@ -11,6 +11,7 @@ from ..core import Draw
 from ..device.contract import DeviceSampler
 from ..device.ring import DeviceRing
 from ..errors import LifecycleError, ParameterError
+from ..parameters import is_own
 from ..ring.ring import Ring
 from ..steps.arrays import Ints
 
@@ -88,8 +89,41 @@ class OwnSampler(Sampler):
     extras: tuple[str, ...] = ()
     """The names of the further fields that every :meth:`draw` returns."""
 
+    draws_late: bool = True
+    """True if :meth:`draw` may leave the draw to the call that reads the rows: it returns a Draw."""
+
+    state_in_files: bool = False
+    """True if a replay in files needs no other file for the state of this sampler."""
+
+    can_be_shared: bool = False
+    """True if shards can divide its draws among them."""
+
+    inner: Any = None
+    """The sampler inside of this one; None most often."""
+
     per_row: tuple[str, ...] = ()
     """The arrays of :meth:`state_dict` with an entry for each row; only entries of live rows are saved."""
+
+    @property
+    def prioritized(self) -> Any:
+        """The sampler that keeps TD errors: this one, or the one inside of it; None if neither does."""
+        return None
+
+    def likely(self, ring: Ring, count: int, key: int, update: int, of: int, newest: int = 0) -> Ints | None:
+        """The places of rows, at most ``count``, that :meth:`draw` will most likely draw; int64 ``[K]``.
+
+        They are a prediction: a draw tries rows until it finds one that can be drawn, and only its first try counts.
+        None if a prediction would have to read rows. If files were altered, a place may be beyond the last row.
+
+        Args:
+            ring: the rows; some can be drawn.
+            count: as for :meth:`draw`, and so are ``key``, ``update`` and ``of``.
+            key: see there.
+            update: see there.
+            of: see there.
+            newest: the transitions to draw among; 0 is all.
+        """
+        return None
 
     def nbytes(self, rows: int) -> int:
         """Bytes that the sampler keeps for a full ring of ``rows`` rows over all envs."""
@@ -125,7 +159,7 @@ class _Adapted(OwnSampler):
     """
 
     def __init__(self, sampler: AnySampler) -> None:
-        self._sampler = sampler
+        self._sampler = self.inner = sampler
         self.watches = getattr(type(sampler), "changed", Sampler.changed) is not Sampler.changed
         for name in ("changed", "state_dict", "load_state_dict", "check", "nbytes"):
             given = getattr(sampler, name, None)
@@ -163,6 +197,14 @@ def completed(sampler: AnySampler) -> OwnSampler:
             f"attach(ring) and draw(count, key, update, of); it lacks {' and '.join(missing)}"
         )
     return _Adapted(sampler)
+
+
+def likely_places(sampler: OwnSampler, ring: Ring, count: int, key: int, update: int, of: int) -> Ints | None:
+    """The places that ``sampler.draw(count, key, update, of)`` will most likely draw: :meth:`OwnSampler.likely`.
+
+    None also where nothing can be drawn, and for samplers of the user.
+    """
+    return sampler.likely(ring, count, key, update, of) if ring.drawable and is_own(sampler) else None
 
 
 def require_own_ring(mine: Ring | None, ring: Ring, sampler: object) -> Ring:

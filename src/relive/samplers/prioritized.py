@@ -34,7 +34,7 @@ from ..ring.ring import Change, DeviceIsNewer, Ended, Ring
 from ..steps.arrays import Doubles, Ints, as_host, whole_numbers
 from .contract import Drawn, OwnSampler, refuse_weights, require_own_ring
 from .sumtree import SumTree
-from .uniform import emptied, nothing_to_draw, recent_leaves, require_weights
+from .uniform import emptied, masses, nothing_to_draw, recent_leaves, require_weights
 
 
 def _is_beta(beta: Any) -> bool:
@@ -89,6 +89,7 @@ class Prioritized(OwnSampler):
     """
 
     watches = True
+    state_in_files = can_be_shared = True
     per_row: tuple[str, ...] = ("errors",)
     extras: tuple[str, ...] = "weight", "probability"
     stored: StoredPriorities = cast("StoredPriorities", None)
@@ -162,6 +163,18 @@ class Prioritized(OwnSampler):
     def nbytes(self, rows: int) -> int:
         """Bytes of the errors, float32, and of the tree of priorities."""
         return 4 * rows + SumTree.nbytes(rows, self.normalize == "buffer")
+
+    @property
+    def prioritized(self) -> Prioritized:
+        """This sampler: it keeps TD errors."""
+        return self
+
+    def likely(self, ring: Ring, count: int, key: int, update: int, of: int, newest: int = 0) -> Ints | None:
+        """See :class:`OwnSampler`."""
+        total = self.mass
+        if newest or not 0 < total < math.inf:
+            return None
+        return self.draw_at(masses(count, key, self.stratified, total))[0]
 
     def bytes_on_device(self, rows: int) -> int:
         """Bytes of the errors, the tree and the parameters on a device."""

@@ -14,6 +14,7 @@ from ..device.ring import DeviceRing
 from ..errors import NotFiniteError, ParameterError
 from ..parameters import Rule, checked, is_count, is_flag, is_number
 from ..ring.ring import Ring
+from ..steps.arrays import Ints
 from .contract import Drawn, OwnSampler, require_own_ring
 from .prioritized import Prioritized
 from .uniform import Uniform
@@ -57,6 +58,7 @@ class Recent(OwnSampler):
     extras: Any = _of_inner("extras")
     nbytes: Any = _of_inner("nbytes")
     changed: Any = _of_inner("changed")
+    draws_late: Any = _of_inner("draws_late")
     draw_state: Any = _of_inner("draw_state")
     undo_draws: Any = _of_inner("undo_draws")
     check: Any = _of_inner("check")
@@ -85,6 +87,16 @@ class Recent(OwnSampler):
     def inner(self) -> Uniform | Prioritized:
         """The sampler for the newest transitions; it cannot be replaced."""
         return self._inner
+
+    @property
+    def prioritized(self) -> Any:
+        """The inner sampler, if it keeps TD errors."""
+        return self._inner.prioritized
+
+    def likely(self, ring: Ring, count: int, key: int, update: int, of: int, newest: int = 0) -> Ints | None:
+        """See :class:`OwnSampler`."""
+        newest = self.window(update, of)
+        return self._inner.likely(ring, count, key, update, of, newest if newest < ring.transitions else 0)
 
     def bytes_on_device(self, rows: int) -> int | None:
         """Bytes of what finds the newest rows; None if the inner sampler is not :class:`Uniform`."""

@@ -24,6 +24,8 @@ class Uniform(OwnSampler):
     Windows of :class:`relive.Sequence` are drawn as its ``weigh`` says.
     """
 
+    state_in_files = can_be_shared = True
+
     def __init__(self) -> None:
         self._ring: Ring | None = None
         self.windows: WindowWeights | None = None
@@ -72,6 +74,14 @@ class Uniform(OwnSampler):
         if "draw_recent" in vars(cls) and "draw" not in vars(cls):
             cast("Any", cls).draw = _draw_by_recent
 
+    def likely(self, ring: Ring, count: int, key: int, update: int, of: int, newest: int = 0) -> Ints | None:
+        """See :class:`OwnSampler`."""
+        if not ring.rule.sparse:
+            return _first_tries(ring, count, key, newest)
+        if newest or ring.rule.weigh == "episodes":
+            return None
+        return self.draw(count, key, update, of)[0]  # reads the tree of weights alone
+
     @property
     def mass(self) -> float:
         """The number of transitions that can be drawn, or the summed weights of sequences: a shard's share of draws."""
@@ -102,6 +112,8 @@ class WithoutReplacement(OwnSampler):
     An epoch consists of the transitions that could be drawn when it began. Those that have left the buffer since are
     skipped, and new ones wait for the next epoch. A batch may take its rest from the next epoch.
     """
+
+    draws_late = False
 
     def __init__(self) -> None:
         self._ring: Ring | None = None
@@ -149,6 +161,11 @@ class WithoutReplacement(OwnSampler):
         self._rest = rest  # set last: an interrupted draw must not consume indices
         return np.concatenate(drawn), {}
 
+    def likely(self, ring: Ring, count: int, key: int, update: int, of: int, newest: int = 0) -> Ints | None:
+        """See :class:`OwnSampler`."""
+        number, env = np.divmod(self._rest[:count], ring.num_envs)
+        return env * ring.rows + number % ring.rows
+
     def draw_state(self) -> Ints:
         """The indices still to come in this epoch, int64. They are never written to, so this copies nothing."""
         return self._rest
@@ -178,6 +195,26 @@ class WithoutReplacement(OwnSampler):
 
     def __repr__(self) -> str:
         return "WithoutReplacement()"
+
+
+def _first_tries(ring: Ring, count: int, key: int, newest: int) -> Ints | None:
+    """The first attempt of each draw of :func:`relive.core.draw`."""
+    first, until = np.empty(ring.num_envs, np.int64), np.empty(ring.num_envs, np.int64)
+    total = core.window(ring.core, newest, first, until)
+    if total <= 0:
+        return None
+    # positions among the rows of all envs, one env after another; until[e] is where the rows of env e end
+    at = masses(count, key, False, float(total)).astype(np.int64)
+    env: Ints = np.asarray(np.searchsorted(until, at, side="right"), np.int64)
+    number = first[env] + at - np.where(env > 0, until[env - 1], 0)
+    return env * ring.rows + number % ring.rows
+
+
+def masses(count: int, key: int, stratified: bool, total: float) -> Doubles:
+    """The numbers of a draw in [0, total), float64 ``[count]``."""
+    out = np.empty(count)
+    core.masses(key, stratified, total, out)
+    return out
 
 
 class WindowWeights:

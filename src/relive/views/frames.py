@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 from torch import Tensor
@@ -52,6 +52,13 @@ class FrameStack:
     window: NStep = field(default_factory=NStep)
     pad: Literal["repeat", "zeros"] = "repeat"
     keys: tuple[str, ...] | None = None
+
+    reads_draws: ClassVar[bool] = True
+
+    @property
+    def inner(self) -> NStep:
+        """The view that computes the transitions."""
+        return self.window
 
     @property
     def history(self) -> int:

@@ -127,6 +127,7 @@ class Hindsight:
 
     history = 0
     """No row before the anchor is needed."""
+    reads_draws = True
     rule = EVERY_ROW
     """Every complete transition is an anchor."""
 

@@ -53,6 +53,11 @@ class ReturnsToGo:
     window: NStep | FrameStack | Sequence = field(default_factory=NStep)
 
     @property
+    def inner(self) -> NStep | FrameStack | Sequence:
+        """The other view."""
+        return self.window
+
+    @property
     def rule(self) -> Rule:
         """The rule of the other view."""
         return rule_of(self.window)

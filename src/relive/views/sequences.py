@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, partial
 from inspect import signature
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 from weakref import ref
 
 from torch import Tensor
@@ -112,6 +112,8 @@ class Sequence:
     last: tuple[str, ...] = ()
     _reader: tuple[Any, Sequences | None] = field(default=(_nothing, None), init=False, repr=False, compare=False)
     """The ring that was read last, weakly, and what reads its windows; kept until a parameter changes."""
+
+    reads_draws: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _ = self.rule

@@ -55,6 +55,8 @@ class NStep:
     n: int = 1
     gamma: float = 0.99
     each_reward: Callable[[Any], Any] | None = field(default=None, repr=False, compare=False)
+    reads_draws: ClassVar[bool] = True
+    nests: ClassVar[bool] = True
     history: ClassVar[int] = 0
     """No row before the anchor is read."""
     rule: ClassVar[Rule] = EVERY_ROW
