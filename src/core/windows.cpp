@@ -87,6 +87,7 @@ std::int64_t read_windows(const Ring &ring, const WindowLayout &layout, Places p
     auto all = ring.places();
     for (std::int64_t i = 0; i < places.size(); ++i)
         if (places[i] < 0 || places[i] >= all) return i;
+    steps = std::min(steps, ring.rows);  // no window is longer; without it, rows altered in files could have no end
     // the rows of a window are neighbours, so one run of bytes loads all of it, up to FORESEEN
     auto ahead = std::max(2 * ring.width, std::min((std::min(steps, FORESEEN) + 1) * ring.width, FORESEEN));
     auto soon = on_their_way(ahead);
