@@ -548,7 +548,7 @@ def write_sampler(directory: MappedDirectory, ring: Ring, sampler: Any) -> None:
     if _is_in_files(sampler):
         return
     arrays, content = ring_state(ring, sampler, {"run": directory.run})
-    if _is_in_files(sampler.inner):
+    if _is_in_files(getattr(sampler, "inner", None)):
         arrays = {name: array for name, array in arrays.items() if not name.startswith("sampler.inner.")}
         state = {name: value for name, value in content["sampler_state"].items() if not name.startswith("inner.")}
         content |= {"sampler_state": state, "sampler_rows": []}

@@ -98,9 +98,6 @@ class OwnSampler(Sampler):
     can_be_shared: bool = False
     """True if shards can divide its draws among them."""
 
-    inner: Any = None
-    """The sampler inside of this one; None most often."""
-
     per_row: tuple[str, ...] = ()
     """The arrays of :meth:`state_dict` with an entry for each row; only entries of live rows are saved."""
 
