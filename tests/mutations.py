@@ -432,8 +432,8 @@ MUTATIONS = [
     Mutation(
         "on a device, a terminal has a discount",
         "device/ring.py",
-        "torch.where(terminal, 0.0, discount).to(torch.float32), steps.to(INT32)",
-        "discount.to(torch.float32), steps.to(INT32)",
+        "torch.where(ended, 0.0, discount).to(torch.float32)",
+        "discount.to(torch.float32)",
         "device/test_replay.py",
     ),
     Mutation(
@@ -516,8 +516,8 @@ MUTATIONS = [
     Mutation(
         "on a device, a window with another goal goes on after its end",
         "device/goals.py",
-        "going = going & (k < windows.steps) & ~(terminal | cut)",
-        "going = going & (k < windows.steps) & ~cut",
+        "~(terminated | truncated)[:, :-1]",
+        "~truncated[:, :-1]",
         "device/test_hindsight.py",
     ),
     Mutation(
