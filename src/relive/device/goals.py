@@ -199,7 +199,8 @@ class DeviceGoals:
         item = torch.arange(choice.now.shape[1], device=reward.device)
         within = item < windows.steps[:, None]
         # the recorded window ends where the episode or the stored rows do, and a new flag may end it sooner
-        steps = count_steps((within[:, 1:] & ~(terminated | truncated)[:, :-1]).T)
+        joins = within[:, 1:] & ~(terminated | truncated)[:, :-1]
+        steps = count_steps(torch.ones_like(windows.indices), joins.T)
         terminal, cut, last = (x.gather(1, (steps - 1)[:, None])[:, 0] for x in (terminated, truncated, choice.after))
         used = item[:, None] < steps
         rewards = torch.where(used, reward.T.to(FLOAT64), 0.0)

@@ -74,9 +74,8 @@ class Windows(NamedTuple):
         return {(name,): x for name, x in zip(names, (self.indices, self.next_indices, *known), strict=True)}
 
 
-def count_steps(joins: Tensor) -> Tensor:
-    """The steps of windows, int64 ``[B]``: step k + 1 follows step k where ``joins`` says so, bool ``[n - 1, B]``."""
-    steps = torch.ones(joins.shape[1:], dtype=INT64, device=joins.device)
+def count_steps(steps: Tensor, joins: Tensor) -> Tensor:
+    """The steps of windows, int64 ``[B]``: their first, and each that follows the one before, bool ``[n - 1, B]``."""
     going = torch.ones_like(steps, dtype=torch.bool)
     for each in joins:  # once a window has stopped, nothing that follows counts
         going = going & each
@@ -403,7 +402,7 @@ class DeviceRing:
             joins = ~((self.terminated[here] > 0) | (self.truncated[here] > 0)) & (self.stamp[after] >= 0)
             if own:
                 joins = joins & (spots.numbers + ahead[1:n] < self.head[spots.envs]) & (self.step[after] != 0)
-            steps = count_steps(joins)
+            steps = count_steps(steps, joins)
         newest = places.gather(0, (steps - 1)[None])[0]
         terminal, cut = self.terminated[newest] > 0, self.truncated[newest] > 0
         used = ahead[:n] < steps
