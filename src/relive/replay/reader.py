@@ -50,7 +50,7 @@ class Reader:
         self._has_states = any(path[0] == "hidden" for path in ring.leaves)
         self._own_sampler = is_own(sampler)
         """True if draws need no check."""
-        self._reads_draws = self._nests = False
+        self._reads_draws = self._nests = self._windows = False
         self.read_through(view)
 
     def read_through(self, view: View) -> None:
@@ -82,6 +82,7 @@ class Reader:
         own = is_own(view)  # a class that inherits from one of relive's is a user's own
         self._reads_draws = own and getattr(view, "reads_draws", False)
         self._nests = own and getattr(view, "nests", False)
+        self._windows = own and time_first_of(view) is not None
 
     def keep_rule(self) -> None:
         """Apply the view's rule of what can be drawn to the ring, if it has changed."""
@@ -124,7 +125,7 @@ class Reader:
                     drawn.standing = standing
                 if self._nests:
                     batch = view.read(self.ring, drawn, key, Batch)
-                elif time_first_of(view) is not None:
+                elif self._windows:
                     fields = view.read(self.ring, drawn, key)
                     batch = self._sequence_batch(fields, (*FACTS, *self.sampler.extras), view.time_first)
                 else:
