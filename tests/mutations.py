@@ -1271,8 +1271,8 @@ MUTATIONS = [
     Mutation(
         "on a device, a mask that was written after a look at it is not heeded",
         "rollout/columns.py",
-        "self._real_at is not None and self._real_at == self._mask_writes()",
-        "self._real_at is not None",
+        "written is not None and written == self._memory[path]._version",
+        "written is not None",
         "rollout/test_device.py",
     ),
     Mutation(
@@ -1574,8 +1574,8 @@ MUTATIONS = [
     Mutation(
         "a step that is not stored yet overwrites the bootstrap row",
         "rollout/buffer.py",
-        "elif not self._has_last:  # else",
-        "else:  # else",
+        "full or self._has_last",
+        "full",
         "memory/test_copier.py rollout/test_writing.py",
     ),
     Mutation(

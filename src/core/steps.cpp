@@ -92,10 +92,12 @@ nb::object member_of(PyObject *dict, const nb::object &name) {
 }  // namespace
 
 StepFields::StepFields(nb::handle paths, nb::handle dtypes, nb::handle shapes, std::int64_t count, nb::handle targets,
-                       nb::handle finite)
+                       nb::handle finite, nb::handle defaults)
     : count_(count), kept_(nb::tuple(targets)) {
     auto number = nb::len(paths);
-    if (nb::len(dtypes) != number || nb::len(shapes) != number || nb::len(targets) != number || count < 0)
+    auto left_out = nb::len(defaults);
+    if (nb::len(dtypes) != number || nb::len(shapes) != number || nb::len(targets) != number || left_out > number ||
+        count < 0)
         throw nb::value_error("a step's fields: as many dtypes, shapes and targets as paths");
     nb::set watched(finite);
     std::int64_t stored = 0;
@@ -108,6 +110,7 @@ StepFields::StepFields(nb::handle paths, nb::handle dtypes, nb::handle shapes, s
         nb::object dtype = dtypes[i];
         field.dtype = dtype_of(dtype.ptr());
         field.finite = watched.contains(paths[i]);
+        if (i >= number - left_out) field.otherwise = defaults[i - (number - left_out)];
         field.shape.push_back(count);
         field.item = nb::cast<std::size_t>(dtype.attr("itemsize"));
         // the product without its zeros: what is computed of a part of the sizes does not overflow either
@@ -162,24 +165,30 @@ void StepFields::grow(Node &node, const nb::tuple &path, std::size_t depth, std:
     grow(*member, path, depth + 1, leaf);
 }
 
-bool StepFields::pick(PyObject *given, const Node &node, Step &step, Py_ssize_t others) {
+bool StepFields::pick(PyObject *given, const Node &node, Step &step, Py_ssize_t others) const {
     auto &members = node.members;
     auto count = static_cast<Py_ssize_t>(members.size());
     bool is_dict = PyDict_CheckExact(given);
     bool is_tuple = !is_dict && node.numbered && PyTuple_CheckExact(given);
     if (!is_dict && !is_tuple) return false;
-    if (is_dict ? NB_DICT_GET_SIZE(given) != count + others : NB_TUPLE_GET_SIZE(given) != count) return false;
+    if (is_tuple && NB_TUPLE_GET_SIZE(given) != count) return false;
+    Py_ssize_t expected = count + others;  // members of the dict
     for (Py_ssize_t k = 0; k < count; ++k) {
         auto &member = members[static_cast<std::size_t>(k)];
         nb::object item = is_dict ? member_of(given, member.name) : nb::borrow(NB_TUPLE_GET_ITEM(given, k));
         if (!item.is_valid()) {
-            PyErr_Clear();
-            return false;
+            bool failed = PyErr_Occurred() || !member.is_leaf;
+            if (!failed) item = fields_[member.leaf].otherwise;
+            if (!item.is_valid()) {
+                PyErr_Clear();
+                return false;
+            }
+            --expected;
         }
         if (member.is_leaf) step.set(member.leaf, item.release().ptr());
         else if (!pick(item.ptr(), member, step, 0)) return false;
     }
-    return true;
+    return is_tuple || NB_DICT_GET_SIZE(given) == expected;
 }
 
 bool StepFields::accept(const StepField &field, Source &source, Step &step) const {
@@ -211,8 +220,13 @@ bool StepFields::read(const StepField &field, Source &source, Step &step, const 
 
 bool StepFields::accept(nb::handle given, Step &step, Py_ssize_t others) const {
     if (PyTuple_CheckExact(given.ptr())) {
-        if (NB_TUPLE_GET_SIZE(given.ptr()) != static_cast<Py_ssize_t>(size())) return false;
-        for (std::size_t i = 0; i < size(); ++i) step.set(i, Py_NewRef(NB_TUPLE_GET_ITEM(given.ptr(), i)));
+        auto there = static_cast<std::size_t>(NB_TUPLE_GET_SIZE(given.ptr()));
+        if (there > size()) return false;
+        for (std::size_t i = 0; i < size(); ++i) {
+            nb::handle item = i < there ? nb::handle(NB_TUPLE_GET_ITEM(given.ptr(), i)) : nb::handle(fields_[i].otherwise);
+            if (!item.is_valid()) return false;
+            step.set(i, item.inc_ref().ptr());
+        }
     } else if (!pick(given.ptr(), root_, step, others)) {
         return false;
     }
@@ -431,12 +445,13 @@ class StepAdder {
 void bind_steps(nb::module_ &module) {
     nb::class_<StepFields>(module, "StepFields",
                            "The fields of a step by path, and where they are stored: arrays `[R, N, *shape]` whose\n"
-                           "items have no gaps, or None for a field that is only checked.")
+                           "items have no gaps, or None for a field that is only checked. A step may leave out the last fields, as many as\n"
+                           "there are `defaults`, arrays `[N, *shape]` that are taken instead.")
         .def("__init__", [](StepFields *self, nb::handle paths, nb::handle dtypes, nb::handle shapes,
-                            std::int64_t count, nb::handle targets, nb::handle finite) {
-            new (self) StepFields(paths, dtypes, shapes, count, targets, finite);
+                            std::int64_t count, nb::handle targets, nb::handle finite, nb::handle defaults) {
+            new (self) StepFields(paths, dtypes, shapes, count, targets, finite, defaults);
         }, nb::arg("paths"), nb::arg("dtypes"), nb::arg("shapes"), nb::arg("count"), nb::arg("targets"),
-           nb::arg("finite") = nb::make_tuple())
+           nb::arg("finite") = nb::make_tuple(), nb::arg("defaults") = nb::make_tuple())
         .def("leaves", [](const StepFields &self, nb::handle given) -> nb::object {
             Step step(self.size());
             if (!self.accept(given, step)) return nb::none();

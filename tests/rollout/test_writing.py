@@ -406,7 +406,7 @@ def test_a_step_over_a_full_ring_that_is_broken_off_leaves_no_bootstrap_row(monk
     def broken(*_: Any) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rollout, "_take_complete", broken)
+    monkeypatch.setattr(inside.columns(rollout).copier, "take", broken)
     with pytest.raises(KeyboardInterrupt):
         rollout.add(step(5))
     monkeypatch.undo()
