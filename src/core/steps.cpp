@@ -93,9 +93,9 @@ nb::object member_of(PyObject *dict, const nb::object &name) {
 
 StepFields::StepFields(nb::handle paths, nb::handle dtypes, nb::handle shapes, std::int64_t count, nb::handle targets,
                        nb::handle finite, nb::handle defaults)
-    : count_(count), kept_(nb::tuple(targets)) {
+    : count_(count), defaults_(static_cast<Py_ssize_t>(nb::len(defaults))), kept_(nb::tuple(targets)) {
     auto number = nb::len(paths);
-    auto left_out = nb::len(defaults);
+    auto left_out = static_cast<std::size_t>(defaults_);
     if (nb::len(dtypes) != number || nb::len(shapes) != number || nb::len(targets) != number || left_out > number ||
         count < 0)
         throw nb::value_error("a step's fields: as many dtypes, shapes and targets as paths");
@@ -110,7 +110,6 @@ StepFields::StepFields(nb::handle paths, nb::handle dtypes, nb::handle shapes, s
         nb::object dtype = dtypes[i];
         field.dtype = dtype_of(dtype.ptr());
         field.finite = watched.contains(paths[i]);
-        if (i >= number - left_out) field.otherwise = defaults[i - (number - left_out)];
         field.shape.push_back(count);
         field.item = nb::cast<std::size_t>(dtype.attr("itemsize"));
         // the product without its zeros: what is computed of a part of the sizes does not overflow either
@@ -125,6 +124,14 @@ StepFields::StepFields(nb::handle paths, nb::handle dtypes, nb::handle shapes, s
             field.shape.push_back(length);
         }
         field.bytes = none || field.item == 0 ? 0 : static_cast<std::size_t>(most);
+        if (i >= number - left_out) {
+            field.otherwise = defaults[i - (number - left_out)];
+            Description found;
+            if (!describe(field.otherwise.ptr(), found) || !(found.dtype == field.dtype) || !found.contiguous() ||
+                !found.has_shape(field.shape))
+                throw nb::value_error("a step's fields: a default is not [N, *shape] of its field's dtype");
+            field.default_data = static_cast<const std::byte *>(found.data);
+        }
         fits = fits && !__builtin_add_overflow(bytes_, static_cast<std::int64_t>(field.bytes), &bytes_);
         if (!fits) throw nb::value_error("a step's fields: a step has too many bytes for any memory");
         if (nb::object target = targets[i]; !target.is_none()) {
@@ -173,19 +180,21 @@ bool StepFields::pick(PyObject *given, const Node &node, Step &step, Py_ssize_t 
     if (!is_dict && !is_tuple) return false;
     if (is_tuple && NB_TUPLE_GET_SIZE(given) != count) return false;
     Py_ssize_t expected = count + others;  // members of the dict
+    bool without = is_dict && NB_DICT_GET_SIZE(given) == expected - defaults_;  // all that may be are left out
     for (Py_ssize_t k = 0; k < count; ++k) {
         auto &member = members[static_cast<std::size_t>(k)];
-        nb::object item = is_dict ? member_of(given, member.name) : nb::borrow(NB_TUPLE_GET_ITEM(given, k));
+        const StepField *optional = member.is_leaf && fields_[member.leaf].default_data ? &fields_[member.leaf] : nullptr;
+        nb::object item;
+        if (!is_dict) item = nb::borrow(NB_TUPLE_GET_ITEM(given, k));
+        else if (!optional || !without) item = member_of(given, member.name);
         if (!item.is_valid()) {
-            bool failed = PyErr_Occurred() || !member.is_leaf;
-            if (!failed) item = fields_[member.leaf].otherwise;
-            if (!item.is_valid()) {
+            if (!optional || PyErr_Occurred()) {
                 PyErr_Clear();
                 return false;
             }
+            step.set_default(member.leaf, *optional);
             --expected;
-        }
-        if (member.is_leaf) step.set(member.leaf, item.release().ptr());
+        } else if (member.is_leaf) step.set(member.leaf, item.release().ptr());
         else if (!pick(item.ptr(), member, step, 0)) return false;
     }
     return is_tuple || NB_DICT_GET_SIZE(given) == expected;
@@ -223,15 +232,15 @@ bool StepFields::accept(nb::handle given, Step &step, Py_ssize_t others) const {
         auto there = static_cast<std::size_t>(NB_TUPLE_GET_SIZE(given.ptr()));
         if (there > size()) return false;
         for (std::size_t i = 0; i < size(); ++i) {
-            nb::handle item = i < there ? nb::handle(NB_TUPLE_GET_ITEM(given.ptr(), i)) : nb::handle(fields_[i].otherwise);
-            if (!item.is_valid()) return false;
-            step.set(i, item.inc_ref().ptr());
+            if (i < there) step.set(i, Py_NewRef(NB_TUPLE_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i))));
+            else if (fields_[i].default_data) step.set_default(i, fields_[i]);
+            else return false;
         }
     } else if (!pick(given.ptr(), root_, step, others)) {
         return false;
     }
     for (std::size_t i = 0; i < size(); ++i)
-        if (!accept(fields_[i], step[i], step)) return false;
+        if (!step[i].data && !accept(fields_[i], step[i], step)) return false;
     return true;
 }
 

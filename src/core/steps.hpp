@@ -24,6 +24,7 @@ struct StepField {
     std::size_t size = 0;             // bytes of a run
     bool past = false;                // rows are written past the caches
     nb::object otherwise;             // the value in a step that leaves the field out; invalid if none may
+    const std::byte *default_data = nullptr;  // its numbers, as they are stored
 
     // Bytes from the begin of a row to its end.
     std::ptrdiff_t extent() const { return runs > 0 ? (runs - 1) * pitch + static_cast<std::ptrdiff_t>(size) : 0; }
@@ -49,6 +50,10 @@ class Step {
 
     // Takes the reference.
     void set(std::size_t i, PyObject *item) { first_[i] = {item, nullptr, false}; }
+    // The field is left out: its default is a value that needs no look.
+    void set_default(std::size_t i, const StepField &field) {
+        first_[i] = {field.otherwise.inc_ref().ptr(), field.default_data, false};
+    }
     Source &operator[](std::size_t i) { return first_[i]; }
     const Source &operator[](std::size_t i) const { return first_[i]; }
     // Memory for so many bytes, aligned for any number.
@@ -113,6 +118,7 @@ class StepFields {
     std::vector<StepField> fields_;
     Node root_;
     std::int64_t count_, rows_ = -1, bytes_ = 0;
+    Py_ssize_t defaults_ = 0;  // how many fields have a value for steps that leave them out
     const std::byte *low_ = nullptr, *high_ = nullptr;  // all targets lie between them
     nb::object kept_;  // the targets
 };

@@ -176,9 +176,9 @@ class RolloutBuffer:
         values: dict[str, Any] = fields if step is None else {**step, **fields}
         columns, copier = self._columns, self._columns.copier
         full = columns.count == columns.num_steps
-        if copier is not None and not (full and not columns.wrap):
-            row, loses = (columns.start + columns.count) % columns.num_steps, full or self._has_last
-            before = self._make_room(1) if loses else None
+        if copier is not None and (not full or columns.wrap):
+            before = self._make_room(1) if full or self._has_last else None
+            row = (columns.start + columns.count) % columns.num_steps
             if copier.take(row, values, self._debug):
                 self._advance(1)
                 return
