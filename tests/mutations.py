@@ -1339,11 +1339,11 @@ MUTATIONS = [
         "rollout/test_episodes.py",
     ),
     Mutation(
-        "a step over an old one keeps its mask",
-        "rollout/buffer.py",
-        "self._bookkeeping_used = True  # their masks",
-        "pass  # their masks",
-        "rollout/test_columns.py",
+        "on a device, a step over an old one keeps its mask",
+        "rollout/columns.py",
+        "name in given or not self._is_preset(path)",
+        "name in given",
+        "rollout/test_device.py",
     ),
     Mutation(
         "an episode that ended in a step that is overwritten goes on",
@@ -1447,8 +1447,8 @@ MUTATIONS = [
     Mutation(
         "a broken-off step over a full ring leaves the bootstrap row",
         "rollout/buffer.py",
-        "self._has_last = False  # the bootstrap row may be the one that is written\n        self._give_up(",
-        "self._give_up(",
+        "self._has_last = False\n        leaving",
+        "leaving",
         "rollout/test_writing.py",
     ),
     Mutation(
@@ -1581,8 +1581,8 @@ MUTATIONS = [
     Mutation(
         "a step without a mask keeps that of an older step in its row",
         "rollout/buffer.py",
-        "(not self._bookkeeping_used and copier.take(row, values, debug))",
-        "copier.take(row, values, debug)",
+        "[(name,) for name in WATCHED], [*self._defaults.values()])",
+        "[(name,) for name in WATCHED], [x.copy() * 0 for x in self._defaults.values()])",
         "rollout/test_writing.py",
     ),
     Mutation(

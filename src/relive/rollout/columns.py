@@ -111,7 +111,7 @@ class Columns:
         self.start = self.count = 0
         """The place of the oldest row, and the number of rows."""
         self._preset_at: dict[Path, int] = {}
-        """How often torch had written to a column of bookkeeping when each of its rows was the default; on a device only."""
+        """How often torch had written to a column of bookkeeping when all its rows had the default; on a device only."""
         self._set_schema(schema)
 
     # -- memory -------------------------------------------------------------------------------------------------------
@@ -323,11 +323,12 @@ class Columns:
 
     def write_bookkeeping(self, rows: int | slice, given: Mapping[str, Any]) -> None:
         """Write the mask and the final values of rows: those ``given``, or the defaults where others may stand."""
+        everywhere = rows == slice(None)
         for path in self.bookkeeping:
-            (name,), preset = path, self._is_preset(path)
-            if rows == slice(None) or name in given or not preset:
+            (name,) = path
+            if everywhere or name in given or not self._is_preset(path):
                 self.put(path, rows, given.get(name, BOOKKEEPING[name]))
-            if rows == slice(None) and not self._on_host:
+            if everywhere and not self._on_host:
                 self._preset_at[path] = self._memory[path]._version
 
     def apart(self, values: Mapping[K, Any]) -> dict[K, Any]:
@@ -532,7 +533,7 @@ class Columns:
         return self._is_preset(("mask",))
 
     def _is_preset(self, path: Path) -> bool:
-        """True if each row of this column of bookkeeping is the default, as torch counts who writes to it or to a view."""
+        """True if all rows of this column of bookkeeping have the default, as far as torch counts who writes to it."""
         written = self._preset_at.get(path)
         return written is not None and written == self._memory[path]._version
 
