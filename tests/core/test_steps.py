@@ -407,16 +407,13 @@ def test_the_last_fields_may_be_left_out_where_they_have_defaults() -> None:
     made = fields_of(targets, leaves, N, (), defaults)
     for more in ({}, {"mask": mask}, {"final": final}, {"mask": mask, "final": final}):
         expected = [obs, more.get("mask", defaults[0]), more.get("final", defaults[1])]
-        for given in (
-            {"obs": obs, **more},
-            {**more, "obs": obs},
-            *([(obs, *more.values())] if "final" not in more else []),
-        ):
+        in_order = [] if [*more] == ["final"] else [(obs, *more.values())]
+        for whole in ({"obs": obs, **more}, {**more, "obs": obs}, *in_order):
             for target in targets:
                 target[1] = 7
-            assert made.take(1, given)
+            assert made.take(1, whole)
             assert [target[1].tobytes() for target in targets] == [x.tobytes() for x in expected]
-            assert [x.tobytes() for x in made.leaves(given)] == [x.tobytes() for x in expected]
+            assert [x.tobytes() for x in made.leaves(whole)] == [x.tobytes() for x in expected]
     before = [target.tobytes() for target in targets]
     for wrong in (
         {},

@@ -111,7 +111,7 @@ class Columns:
         self.start = self.count = 0
         """The place of the oldest row, and the number of rows."""
         self._preset_at: dict[Path, int] = {}
-        """How often torch had written to a column of bookkeeping when all its rows had the default; on a device only."""
+        """How often torch had written to a column of bookkeeping when all its rows had the default; on devices."""
         self._set_schema(schema)
 
     # -- memory -------------------------------------------------------------------------------------------------------
