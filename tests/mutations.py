@@ -1581,8 +1581,8 @@ MUTATIONS = [
     Mutation(
         "a step without a mask keeps that of an older step in its row",
         "rollout/buffer.py",
-        "[(name,) for name in WATCHED], [*self._defaults.values()])",
-        "[(name,) for name in WATCHED], [x.copy() * 0 for x in self._defaults.values()])",
+        "targets, self.num_envs, watched, [*self._defaults.values()])",
+        "targets, self.num_envs, watched, [x * 0 for x in self._defaults.values()])",
         "rollout/test_writing.py",
     ),
     Mutation(

@@ -165,7 +165,8 @@ class Columns:
         }
         leaves = {path: self.schema.leaves[path] for path in self.paths} | self.bookkeeping
         targets = [self._memory[path] for path in leaves]
-        return StepCopier(leaves, targets, self.num_envs, [(name,) for name in WATCHED], [*self._defaults.values()])
+        watched = [(name,) for name in WATCHED]
+        return StepCopier(leaves, targets, self.num_envs, watched, [*self._defaults.values()])
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
         """Memory for one column."""
