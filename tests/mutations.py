@@ -1579,8 +1579,8 @@ MUTATIONS = [
         "memory/test_copier.py rollout/test_writing.py",
     ),
     Mutation(
-        "a step without a mask keeps that of an older step in its row",
-        "rollout/buffer.py",
+        "a step without a mask is not real, nor has it a missing final value",
+        "rollout/columns.py",
         "targets, self.num_envs, watched, [*self._defaults.values()])",
         "targets, self.num_envs, watched, [x * 0 for x in self._defaults.values()])",
         "rollout/test_writing.py",
