@@ -183,7 +183,8 @@ bool StepFields::pick(PyObject *given, const Node &node, Step &step, Py_ssize_t 
     bool without = is_dict && NB_DICT_GET_SIZE(given) == expected - defaults_;  // all that may be are left out
     for (Py_ssize_t k = 0; k < count; ++k) {
         auto &member = members[static_cast<std::size_t>(k)];
-        const StepField *optional = member.is_leaf && fields_[member.leaf].default_data ? &fields_[member.leaf] : nullptr;
+        const StepField *optional = member.is_leaf ? &fields_[member.leaf] : nullptr;
+        if (optional && !optional->default_data) optional = nullptr;
         nb::object item;
         if (!is_dict) item = nb::borrow(NB_TUPLE_GET_ITEM(given, k));
         else if (!optional || !without) item = member_of(given, member.name);
@@ -454,8 +455,8 @@ class StepAdder {
 void bind_steps(nb::module_ &module) {
     nb::class_<StepFields>(module, "StepFields",
                            "The fields of a step by path, and where they are stored: arrays `[R, N, *shape]` whose\n"
-                           "items have no gaps, or None for a field that is only checked. A step may leave out the last fields, as many as\n"
-                           "there are `defaults`, arrays `[N, *shape]` that are taken instead.")
+                           "items have no gaps, or None for a field that is only checked. A step may leave out the last\n"
+                           "fields, as many as there are `defaults`, arrays `[N, *shape]` that are taken instead.")
         .def("__init__", [](StepFields *self, nb::handle paths, nb::handle dtypes, nb::handle shapes,
                             std::int64_t count, nb::handle targets, nb::handle finite, nb::handle defaults) {
             new (self) StepFields(paths, dtypes, shapes, count, targets, finite, defaults);
