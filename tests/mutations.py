@@ -432,8 +432,8 @@ MUTATIONS = [
     Mutation(
         "on a device, a terminal has a discount",
         "device/ring.py",
-        "torch.where(terminal, 0.0, discount).to(torch.float32), steps.to(INT32)",
-        "discount.to(torch.float32), steps.to(INT32)",
+        "torch.where(ended, 0.0, discount).to(torch.float32)",
+        "discount.to(torch.float32)",
         "device/test_replay.py",
     ),
     Mutation(
@@ -516,8 +516,8 @@ MUTATIONS = [
     Mutation(
         "on a device, a window with another goal goes on after its end",
         "device/goals.py",
-        "going = going & (k < windows.steps) & ~(terminal | cut)",
-        "going = going & (k < windows.steps) & ~cut",
+        "~(terminated | truncated)[:, :-1]",
+        "~truncated[:, :-1]",
         "device/test_hindsight.py",
     ),
     Mutation(
@@ -2040,37 +2040,37 @@ MUTATIONS = [
     # -- the core: n-step windows and frames
     Mutation(
         "a window of n steps crosses an episode's end",
-        "windows.cpp",
-        "if ((terminal | cut) || k == steps || stamp[place] < 0) break;",
-        "if (k == steps) break;",
+        "windows.hpp",
+        "going = !(next.terminated | next.truncated) && window.steps != most && follows(window.steps);",
+        "going = window.steps != most;",
         "core/test_windows.py",
     ),
     Mutation(
         "windows of rows with next observations of their own go over an interruption",
         "windows.cpp",
-        "if (own && (number + k > newest || step[place] == 0)) break;",
-        "if (own && number + k > newest) break;",
+        "return !own || (number + k <= newest && step[place] != 0);",
+        "return !own || number + k <= newest;",
         "core/test_windows.py",
     ),
     Mutation(
         "the next index of a row with a next observation of its own is one too large",
         "windows.cpp",
-        "auto following = (number + k - own) * num_envs + e;",
-        "auto following = (number + k) * num_envs + e;",
+        "(number + window.steps - own) * num_envs + e",
+        "(number + window.steps) * num_envs + e",
         "core/test_windows.py",
     ),
     Mutation(
         "a target bootstraps after a terminal",
         "windows.hpp",
-        "return terminal ? 0.0 : discount;",
+        "return terminated ? 0.0 : discount;",
         "return discount;",
         "core/test_windows.py",
     ),
     Mutation(
         "the first reward of a window is discounted",
         "windows.hpp",
-        "value += discount * static_cast<double>(reward);\n    discount *= gamma;",
-        "discount *= gamma;\n    value += discount * static_cast<double>(reward);",
+        "window.value += window.discount * next.reward;\n        window.discount *= gamma;",
+        "window.discount *= gamma;\n        window.value += window.discount * next.reward;",
         "core/test_windows.py",
     ),
     Mutation(
@@ -2126,8 +2126,8 @@ MUTATIONS = [
     Mutation(
         "steps that do not count still bootstrap",
         "sequences.cpp",
-        "bootstrap(discount, k == 0 || terminal)",
-        "bootstrap(discount, terminal)",
+        "if (k == 0) window.discount = 0.0;",
+        "if (k < 0) window.discount = 0.0;",
         "core/test_sequences.py",
     ),
     Mutation(
@@ -2182,9 +2182,9 @@ MUTATIONS = [
     ),
     Mutation(
         "with another goal, a window goes on over a truncation",
-        "goals.cpp",
-        "cut = steps[entry].truncated;\n            if (terminal | cut) break;",
-        "cut = steps[entry].truncated;\n            if (terminal) break;",
+        "windows.hpp",
+        "going = !(next.terminated | next.truncated)",
+        "going = !next.terminated",
         "core/test_goals.py",
     ),
     Mutation(

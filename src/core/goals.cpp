@@ -134,30 +134,26 @@ void relabel_windows(const Ring &ring, const GoalLayout &layout, double gamma, R
                      RelabelledRow *chosen, std::int64_t count, const RelabelledStep *steps) {
     auto to = layout.window;
     for (std::int64_t m = 0; m < count; ++m) {
-        auto i = chosen[m].row, entry = chosen[m].begin - 1;
+        auto i = chosen[m].row, begin = chosen[m].begin;
         auto *row = out.first + i * out.stride;
-        double value = 0.0, discount = 1.0;
-        std::int32_t k = 0;
-        std::uint8_t terminal = 0, cut = 0;
-        while (entry + 1 < chosen[m + 1].begin) {
-            ++entry, ++k;
-            add_reward(value, discount, steps[entry].reward, gamma);
-            terminal = steps[entry].terminated;
-            cut = steps[entry].truncated;
-            if (terminal | cut) break;
-        }
-        auto after = steps[entry].after;
-        chosen[m].used = entry;
+        // the recorded window stopped where the stored rows do; with the new goal it may only be shorter
+        auto read = [from = steps + begin](std::int64_t j) -> WindowStep {
+            return {from[j].reward, from[j].terminated, from[j].truncated};
+        };
+        auto window = sum_window(chosen[m + 1].begin - begin, gamma, read, [](std::int64_t) { return true; });
+        auto used = begin + window.steps - 1;
+        auto after = steps[used].after;
+        chosen[m].used = used;
         last[i] = after;
         out[i][layout.mark] = 1;
         // a window of the same length has its next observation already
-        if (to.next_bytes > 0 && k != get<std::int32_t>(row + to.steps)) {
+        if (to.next_bytes > 0 && window.steps != get<std::int32_t>(row + to.steps)) {
             copy_bytes(row + to.next_at, ring.row(after), to.next_bytes);
             copy_bytes(row + layout.into_next, row + layout.into_obs, layout.goal_bytes);
         }
-        // the row k later in the same env
-        auto following = get<std::int64_t>(row + to.index) + k * ring.num_envs();
-        write_window(to, row, following, k, value, bootstrap(discount, terminal), terminal, cut);
+        // the row after the window's last, in the same env
+        put(row + to.next_index, get<std::int64_t>(row + to.index) + window.steps * ring.num_envs());
+        write_window(to, row, window);
     }
 }
 

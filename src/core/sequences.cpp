@@ -39,7 +39,8 @@ void find(const Ring &ring, Places places, std::int64_t burn_in, std::span<Windo
     }
 }
 
-// What is known of a window of `own` steps from `first` on, and the rewards of these and of those they reach to.
+// What is known of a window of `own` steps from `first` on, and the rewards of these and of those they reach to. Up to n
+// sums read a reward, so it is looked up here, once; where the rewards stop, the n-step windows of all steps do.
 SequenceNotes::Mark scan(const Ring &ring, Place first, std::int64_t own, std::int64_t n, double *rewards) {
     auto begin = first - remainder_of(first, ring.rows, ring.inverse);
     std::int64_t known = 0;
@@ -81,19 +82,16 @@ void write(const Ring &ring, const SequenceLayout &layout, double gamma, std::in
             mark.before = place;
             mark.place = ring.after(place, mark.begin);
             auto k = t < mark.own ? std::min(n, mark.known - t) : 0;  // so t + k <= known: within what was scanned
-            double value = 0.0, discount = 1.0;
+            // of all that was scanned only the last step may have ended its episode
             const auto *rewards = notes.rewards(b - low) + t;
-            for (std::int64_t j = 0; j < k; ++j) {
-                value += discount * rewards[j];
-                discount *= gamma;
+            auto read = [rewards](std::int64_t j) -> WindowStep { return {rewards[j], 0, 0}; };
+            auto window = sum_window(k, gamma, read, [](std::int64_t) { return true; });
+            if (k > 0 && t + k == mark.known) {
+                window.terminated = mark.terminated;
+                window.truncated = mark.truncated;
             }
-            bool last = k > 0 && t + k == mark.known;
-            std::uint8_t terminal = last ? mark.terminated : 0, cut = last ? mark.truncated : 0;
-            put(row + to.reward, static_cast<float>(value));
-            put(row + to.terminated, terminal);
-            put(row + to.truncated, cut);
-            put(row + to.discount, static_cast<float>(bootstrap(discount, k == 0 || terminal)));
-            put(row + to.steps, static_cast<std::int32_t>(k));
+            if (k == 0) window.discount = 0.0;  // no target, so nothing to bootstrap from
+            write_window(to, row, window);
             put<std::int64_t>(row + to.next, k ? t + k : -1);
             // burn-in and what comes after the anchor do not count
             put<std::uint8_t>(row + to.mask, facts[b].burn_in <= t && t < mark.own);

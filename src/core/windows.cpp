@@ -72,21 +72,12 @@ bool WindowLayout::fits(std::int64_t row, std::int64_t ring_row) const {
     return known && following && inside(0, step_bytes, row) && step_bytes <= ring_row;
 }
 
-void write_window(const WindowLayout &layout, std::byte *row, std::int64_t next_index, std::int32_t k, double value,
-                  double discount, std::uint8_t terminal, std::uint8_t cut) {
-    put(row + layout.next_index, next_index);
-    put(row + layout.discount, static_cast<float>(discount));
-    put(row + layout.steps, k);
-    put(row + layout.reward, static_cast<float>(value));
-    put(row + layout.terminated, terminal);
-    put(row + layout.truncated, cut);
-}
-
 std::int64_t read_windows(const Ring &ring, const WindowLayout &layout, Places places, std::int64_t steps, double gamma,
                           Rows out, Vector<Place> last) {
     auto all = ring.places();
     for (std::int64_t i = 0; i < places.size(); ++i)
         if (places[i] < 0 || places[i] >= all) return i;
+    steps = std::min(steps, ring.rows);  // no window is longer; without it, rows altered in files could have no end
     // the rows of a window are neighbours, so one run of bytes loads all of it, up to FORESEEN
     auto ahead = std::max(2 * ring.width, std::min((std::min(steps, FORESEEN) + 1) * ring.width, FORESEEN));
     auto soon = on_their_way(ahead);
@@ -106,28 +97,25 @@ std::int64_t read_windows(const Ring &ring, const WindowLayout &layout, Places p
         copy_bytes(row, ring.row(place), to.step_bytes);
         auto [e, begin, number] = ring.owner_of(place);
         auto newest = ring.envs[e].head - 1;
-        double value = 0.0, discount = 1.0;
-        std::int32_t k = 0;
-        std::uint8_t terminal, cut;
-        Place before;
-        while (true) {
-            add_reward(value, discount, reward[place], gamma);
-            terminal = terminated[place];
-            cut = truncated[place];
-            ++k;
+        Place before = place;  // of the last step; `place` is then that of the row after it
+        auto read = [&](std::int64_t) -> WindowStep {
             before = place;
-            place = place + 1 < begin + rows ? place + 1 : begin;
+            place = before + 1 < begin + rows ? before + 1 : begin;
+            return {reward[before], terminated[before], truncated[before]};
+        };
+        auto follows = [&](std::int64_t k) {
             // the newest row is not complete, unless rows have next observations of their own: so k stays below rows
-            if ((terminal | cut) || k == steps || stamp[place] < 0) break;
-            if (own && (number + k > newest || step[place] == 0)) break;
-        }
+            if (stamp[place] < 0) return false;
+            return !own || (number + k <= newest && step[place] != 0);
+        };
+        auto window = sum_window(steps, gamma, read, follows);
         last[i] = own ? before : place;
         put(row + to.index, number * num_envs + e);
-        auto following = (number + k - own) * num_envs + e;
-        write_window(to, row, following, k, value, bootstrap(discount, terminal), terminal, cut);
+        put(row + to.next_index, (number + window.steps - own) * num_envs + e);
+        write_window(to, row, window);
         if (!own)
             copy_bytes(row + to.next_at, ring.row(place), to.next_bytes);
-        else if (k > 1)  // else it came with the anchor
+        else if (window.steps > 1)  // else it came with the anchor
             copy_bytes(row + to.next_at, ring.row(before) + to.own_at, to.own_bytes);
     }
     return -1;

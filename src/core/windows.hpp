@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "arrays.hpp"
+#include "copies.hpp"
 #include "ring.hpp"
 
 namespace relive {
@@ -36,18 +37,53 @@ struct WindowLayout {
     bool fits(std::int64_t row, std::int64_t ring_row) const;
 };
 
-// One more reward of a window: its sum and gamma**k, which start at 0 and 1.
-inline void add_reward(double &value, double &discount, float reward, double gamma) {
-    value += discount * static_cast<double>(reward);
-    discount *= gamma;
+// A step of a window: what it was rewarded with, and whether it ended its episode.
+struct WindowStep {
+    double reward;
+    std::uint8_t terminated, truncated;
+};
+
+// An n-step window.
+struct Window {
+    double value = 0.0;     // the sum of its rewards, r_t + gamma r_{t+1} + ...
+    double discount = 1.0;  // gamma**steps, as a product of so many factors
+    std::int32_t steps = 0;
+    std::uint8_t terminated = 0, truncated = 0;  // of its last step
+
+    // The factor of the value that follows it.
+    double bootstrap() const { return terminated ? 0.0 : discount; }
+};
+
+// The window of up to `most` steps whose step j is `step(j)`. It stops at a done, and where `follows(k)` says that no
+// step comes after its first k.
+//
+// Windows of a ring, of a sequence and of other goals are all summed here, so each sum has the same bits. Both functions
+// are the caller's own lambdas, which compile into its loop. `follows` is asked only for a step that would be read: it
+// may look at a row that is not loaded.
+template <typename Step, typename Follows>
+inline Window sum_window(std::int64_t most, double gamma, Step step, Follows follows) {
+    Window window;
+    bool going = most > 0;
+    while (going) {
+        WindowStep next = step(window.steps);
+        window.value += window.discount * next.reward;
+        window.discount *= gamma;
+        window.terminated = next.terminated;
+        window.truncated = next.truncated;
+        ++window.steps;
+        going = !(next.terminated | next.truncated) && window.steps != most && follows(window.steps);
+    }
+    return window;
 }
 
-// The factor of the value that follows a window.
-inline double bootstrap(double discount, bool terminal) { return terminal ? 0.0 : discount; }
-
-// All that is known of a window but its anchor's index; `discount` is what `bootstrap` made of it.
-void write_window(const WindowLayout &layout, std::byte *row, std::int64_t next_index, std::int32_t k, double value,
-                  double discount, std::uint8_t terminal, std::uint8_t cut);
+// What a batch's row has of its window, wherever the layout of the batch says.
+template <typename Layout> inline void write_window(const Layout &to, std::byte *row, const Window &window) {
+    put(row + to.discount, static_cast<float>(window.bootstrap()));
+    put(row + to.steps, window.steps);
+    put(row + to.reward, static_cast<float>(window.value));
+    put(row + to.terminated, window.terminated);
+    put(row + to.truncated, window.truncated);
+}
 
 // The windows that start at anchors, r_t + gamma r_{t+1} + ... with up to `steps` rewards, as the rows `out`.
 //

@@ -16,7 +16,7 @@ from ..core.words import EPISODE, FINAL, FUTURE, PAST, RANDOM
 from ..errors import DTypeError
 from ..memory.device import DeviceRows
 from ..steps.schema import Path, nest
-from .ring import Added, DeviceRing, Spots, Windows
+from .ring import Added, DeviceRing, Spots, Windows, count_steps, sum_steps
 
 FLOAT64, INT64, INT32 = torch.float64, torch.int64, torch.int32
 
@@ -196,25 +196,20 @@ class DeviceGoals:
         reward, terminated, truncated = (
             old if new is None else new.to(old.dtype) for old, new in zip(recorded, judged, strict=True)
         )
-        going = choice.relabelled
-        value = torch.zeros_like(going, dtype=FLOAT64)
-        discount, steps = torch.ones_like(value), torch.zeros_like(windows.steps)
-        last, terminal, cut = choice.after[:, 0], torch.zeros_like(going), torch.zeros_like(going)
-        for k in range(choice.now.shape[1]):
-            # the recorded window ends where the episode or the stored rows do, and a new flag may end it sooner
-            going = going & (k < windows.steps) & ~(terminal | cut)
-            value = torch.where(going, value + discount * reward[:, k].to(FLOAT64), value)
-            discount = torch.where(going, discount * gamma, discount)
-            terminal = torch.where(going, terminated[:, k], terminal)
-            cut = torch.where(going, truncated[:, k], cut)
-            last = torch.where(going, choice.after[:, k], last)
-            steps = steps + going
+        item = torch.arange(choice.now.shape[1], device=reward.device)
+        within = item < windows.steps[:, None]
+        # the recorded window ends where the episode or the stored rows do, and a new flag may end it sooner
+        joins = within[:, 1:] & ~(terminated | truncated)[:, :-1]
+        steps = count_steps(torch.ones_like(windows.indices), joins.T)
+        terminal, cut, last = (x.gather(1, (steps - 1)[:, None])[:, 0] for x in (terminated, truncated, choice.after))
+        used = item[:, None] < steps
+        rewards = torch.where(used, reward.T.to(FLOAT64), 0.0)
+        value, discount = sum_steps(zip(used, rewards, strict=True), terminal, gamma)
         if judged[0] is not None:
-            within = torch.arange(choice.now.shape[1], device=going.device) < windows.steps[:, None]
             self.not_finite.add_((within & choice.relabelled[:, None] & ~torch.isfinite(reward)).sum())
         made = Windows(
-            windows.indices, windows.indices + steps * ring.num_envs, value.to(torch.float32),
-            torch.where(terminal, 0.0, discount).to(torch.float32), steps, terminal, cut, last,
+            windows.indices, windows.indices + steps * ring.num_envs, value, discount, steps.to(INT32), terminal, cut,
+            last,
         )  # fmt: skip
         # the others keep their bits: they were summed by the view without goals
         pairs = zip(made, windows, strict=True)

@@ -32,7 +32,8 @@ class DevicePriorities(DeviceSampler):
 
     def __init__(self, rows: DeviceRing, sampler: Any) -> None:
         super().__init__(rows, sampler)
-        device, self.num_rows = rows.envs.device, rows.num_envs * rows.rows
+        device = rows.envs.device
+        self.num_rows: int = rows.num_envs * rows.rows
         self.tree: DeviceTree = DeviceTree(self.num_rows, device)
         self.errors: Tensor = torch.zeros(self.num_rows + 2, dtype=torch.float32, device=device)
         self.newest: Tensor = torch.zeros(self.num_rows + 2, dtype=torch.int32, device=device)

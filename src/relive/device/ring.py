@@ -7,6 +7,7 @@ and ``windows.cpp`` do for a ring in RAM, row by row the same.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -71,6 +72,34 @@ class Windows(NamedTuple):
         known = self.reward, self.discount, self.steps, self.terminated, self.truncated
         names = "index", "next_index", "reward", "discount", "steps", "terminated", "truncated"
         return {(name,): x for name, x in zip(names, (self.indices, self.next_indices, *known), strict=True)}
+
+
+def count_steps(steps: Tensor, joins: Tensor) -> Tensor:
+    """The steps of windows, int64 ``[B]``: their first, and each that follows the one before, bool ``[n - 1, B]``."""
+    going = torch.ones_like(steps, dtype=torch.bool)
+    for each in joins:  # once a window has stopped, nothing that follows counts
+        going = going & each
+        steps = steps + going
+    return steps
+
+
+def sum_steps(steps: Iterable[tuple[Tensor, Tensor]], ended: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """The rewards and the discounts of n-step windows, float32, as ``sum_window`` of ``windows.hpp`` sums them.
+
+    Args:
+        steps: of each step, True for the windows that have it, and its rewards, float64, 0.0 for other windows: a
+            product with 0 would be NaN for an infinity beyond a window.
+        ended: windows after which nothing is bootstrapped.
+        gamma: discount per step.
+    """
+    value, discount = torch.zeros_like(ended, dtype=FLOAT64), torch.ones_like(ended, dtype=FLOAT64)
+    factor = 1.0
+    # each name is read once a step: a compiler writes the whole expression anew wherever one is read
+    for goes, reward in steps:
+        value = value + factor * reward  # 0.0 changes no bit, for no sum is -0.0
+        factor *= gamma
+        discount = torch.where(goes, factor, discount)
+    return value.to(torch.float32), torch.where(ended, 0.0, discount).to(torch.float32)
 
 
 class DeviceRing:
@@ -364,7 +393,6 @@ class DeviceRing:
         own = self.mode != FINALS  # each row has its next observation; else the row after it holds that
         begin, ahead = self.base[spots.envs], torch.arange(n + 1, device=spots.places.device)[:, None]
         places = begin + (spots.places - begin + ahead) % self.rows  # [n + 1, B]
-        going = torch.ones_like(begin, dtype=torch.bool)
         steps = torch.ones_like(begin)
         if n > 1:
             # a window goes on over a row that ended nothing to one that is a complete transition. Where rows have
@@ -374,25 +402,19 @@ class DeviceRing:
             joins = ~((self.terminated[here] > 0) | (self.truncated[here] > 0)) & (self.stamp[after] >= 0)
             if own:
                 joins = joins & (spots.numbers + ahead[1:n] < self.head[spots.envs]) & (self.step[after] != 0)
-            for each in joins:  # once it has stopped, nothing that follows counts
-                going = going & each
-                steps = steps + going
-        used = ahead[:n] < steps
-        # each name is read once a step: a compiler writes the whole expression anew wherever one is read
-        value, discount, factor = torch.zeros_like(begin, dtype=FLOAT64), torch.ones_like(begin, dtype=FLOAT64), 1.0
-        for goes, reward in zip(used, torch.where(used, self.reward[places[:n]].to(FLOAT64), 0.0), strict=True):
-            value = value + factor * reward  # 0.0 changes no bit, for no sum is -0.0
-            factor *= gamma
-            discount = torch.where(goes, factor, discount)
+            steps = count_steps(steps, joins)
         newest = places.gather(0, (steps - 1)[None])[0]
         terminal, cut = self.terminated[newest] > 0, self.truncated[newest] > 0
+        used = ahead[:n] < steps
+        rewards = torch.where(used, self.reward[places[:n]].to(FLOAT64), 0.0)
+        value, discount = sum_steps(zip(used, rewards, strict=True), terminal, gamma)
         last = newest if own else places.gather(0, steps[None])[0]
         # the number of the row that holds the next observation
         following = spots.numbers + steps - (1 if own else 0)
         envs, count = spots.envs, self.num_envs
         return Windows(
-            spots.numbers * count + envs, following * count + envs, value.to(torch.float32),
-            torch.where(terminal, 0.0, discount).to(torch.float32), steps.to(INT32), terminal, cut, last,
+            spots.numbers * count + envs, following * count + envs, value, discount, steps.to(INT32), terminal, cut,
+            last,
         )  # fmt: skip
 
     def frames(self, places: Tensor, depth: int, repeat: bool) -> Tensor:

@@ -15,7 +15,7 @@ from ..memory.device import DeviceRows
 from ..ring.ring import Ring
 from ..ring.sequences import Cut, Sequences, lasts_of
 from ..steps.schema import Path
-from .ring import DeviceRing, Spots
+from .ring import DeviceRing, Spots, sum_steps
 
 FLOAT64, INT64 = torch.float64, torch.int64
 
@@ -92,20 +92,18 @@ def rows_of(ring: DeviceRing, spots: Spots, cut: Cut, gamma: float) -> Rows:
     # row t sums k rewards, up to n and none beyond the last known step; rows beyond the window have no target
     k = torch.where(t < each(own), torch.clamp(each(known) - t, max=cut.n), 0)
     rewards = ring.reward[places].to(FLOAT64)
-    value, discount = torch.zeros_like(rewards), torch.ones_like(rewards)
-    for j in range(min(cut.n, cut.rows)):
-        going = j < k
-        later = rewards.roll(-j, time)  # what comes round is beyond all that count
-        value = torch.where(going, value + discount * later, value)
-        discount = torch.where(going, discount * gamma, discount)
     # a sum that reaches the last known step ends as that step did; if it ended nothing, both flags are False
     ends = (k > 0) & (t + k == each(known))
     terminal = ends & each(terminated)
+    # step j of every row at once; what `roll` brings round is beyond all that count
+    has = ((j, j < k) for j in range(min(cut.n, cut.rows)))
+    later = ((goes, torch.where(goes, rewards.roll(-j, time), 0.0)) for j, goes in has)
+    value, discount = sum_steps(later, (k == 0) | terminal, gamma)
     found = {
-        ("reward",): value.to(torch.float32),
+        ("reward",): value,
         ("terminated",): terminal,
         ("truncated",): ends & each(truncated),
-        ("discount",): torch.where((k == 0) | terminal, 0.0, discount).to(torch.float32),
+        ("discount",): discount,
         ("steps",): k.to(torch.int32),
         ("next",): torch.where(k > 0, t + k, -1),
         ("mask",): (each(burn_in) <= t) & (t < each(own)),

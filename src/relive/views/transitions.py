@@ -95,7 +95,8 @@ class NStep:
         if self.n > 1 and not ring.ordered:
             raise SchemaError(f"NStep(n={self.n}): {WINDOW_RULE}")
 
-    # Only the rows of a window reach `each_reward`. To multiply the others by 0 gave NaN for an infinity.
+    # The core has read how far each window goes, so no rule of ends is here. Only the sum is another one than the
+    # core's: rewards of a user come all at once, of any dtype, and NumPy adds them in its order, with powers of gamma.
     def _sum_again(self, ring: Ring, plan: Plan) -> None:
         """Put the discounted sum of each window's rewards after ``each_reward`` in place of the plain one."""
         within, places = np.arange(self.n), plan.places[:, None]
