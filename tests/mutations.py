@@ -1271,8 +1271,8 @@ MUTATIONS = [
     Mutation(
         "on a device, a mask that was written after a look at it is not heeded",
         "rollout/columns.py",
-        "self._real_at is not None and self._real_at == self._mask_writes()",
-        "self._real_at is not None",
+        "written is not None and written == self._memory[path]._version",
+        "written is not None",
         "rollout/test_device.py",
     ),
     Mutation(
@@ -1339,11 +1339,11 @@ MUTATIONS = [
         "rollout/test_episodes.py",
     ),
     Mutation(
-        "a step over an old one keeps its mask",
-        "rollout/buffer.py",
-        "self._bookkeeping_used = True  # their masks",
-        "pass  # their masks",
-        "rollout/test_columns.py",
+        "on a device, a step over an old one keeps its mask",
+        "rollout/columns.py",
+        "name in given or not self._is_preset(path)",
+        "name in given",
+        "rollout/test_device.py",
     ),
     Mutation(
         "an episode that ended in a step that is overwritten goes on",
@@ -1447,8 +1447,8 @@ MUTATIONS = [
     Mutation(
         "a broken-off step over a full ring leaves the bootstrap row",
         "rollout/buffer.py",
-        "self._has_last = False  # the bootstrap row may be the one that is written\n        self._give_up(",
-        "self._give_up(",
+        "self._has_last = False\n        leaving",
+        "leaving",
         "rollout/test_writing.py",
     ),
     Mutation(
@@ -1574,15 +1574,15 @@ MUTATIONS = [
     Mutation(
         "a step that is not stored yet overwrites the bootstrap row",
         "rollout/buffer.py",
-        "elif not self._has_last:  # else",
-        "else:  # else",
+        "full or self._has_last",
+        "full",
         "memory/test_copier.py rollout/test_writing.py",
     ),
     Mutation(
-        "a step without a mask keeps that of an older step in its row",
-        "rollout/buffer.py",
-        "(not self._bookkeeping_used and copier.take(row, values, debug))",
-        "copier.take(row, values, debug)",
+        "a step without a mask is not real, nor has it a missing final value",
+        "rollout/columns.py",
+        "targets, self.num_envs, watched, [*self._defaults.values()])",
+        "targets, self.num_envs, watched, [x * 0 for x in self._defaults.values()])",
         "rollout/test_writing.py",
     ),
     Mutation(

@@ -92,10 +92,12 @@ nb::object member_of(PyObject *dict, const nb::object &name) {
 }  // namespace
 
 StepFields::StepFields(nb::handle paths, nb::handle dtypes, nb::handle shapes, std::int64_t count, nb::handle targets,
-                       nb::handle finite)
-    : count_(count), kept_(nb::tuple(targets)) {
+                       nb::handle finite, nb::handle defaults)
+    : count_(count), defaults_(static_cast<Py_ssize_t>(nb::len(defaults))), kept_(nb::tuple(targets)) {
     auto number = nb::len(paths);
-    if (nb::len(dtypes) != number || nb::len(shapes) != number || nb::len(targets) != number || count < 0)
+    auto left_out = static_cast<std::size_t>(defaults_);
+    if (nb::len(dtypes) != number || nb::len(shapes) != number || nb::len(targets) != number || left_out > number ||
+        count < 0)
         throw nb::value_error("a step's fields: as many dtypes, shapes and targets as paths");
     nb::set watched(finite);
     std::int64_t stored = 0;
@@ -122,6 +124,14 @@ StepFields::StepFields(nb::handle paths, nb::handle dtypes, nb::handle shapes, s
             field.shape.push_back(length);
         }
         field.bytes = none || field.item == 0 ? 0 : static_cast<std::size_t>(most);
+        if (i >= number - left_out) {
+            field.otherwise = defaults[i - (number - left_out)];
+            Description found;
+            if (!describe(field.otherwise.ptr(), found) || !(found.dtype == field.dtype) || !found.contiguous() ||
+                !found.has_shape(field.shape))
+                throw nb::value_error("a step's fields: a default is not [N, *shape] of its field's dtype");
+            field.default_data = static_cast<const std::byte *>(found.data);
+        }
         fits = fits && !__builtin_add_overflow(bytes_, static_cast<std::int64_t>(field.bytes), &bytes_);
         if (!fits) throw nb::value_error("a step's fields: a step has too many bytes for any memory");
         if (nb::object target = targets[i]; !target.is_none()) {
@@ -162,24 +172,33 @@ void StepFields::grow(Node &node, const nb::tuple &path, std::size_t depth, std:
     grow(*member, path, depth + 1, leaf);
 }
 
-bool StepFields::pick(PyObject *given, const Node &node, Step &step, Py_ssize_t others) {
+bool StepFields::pick(PyObject *given, const Node &node, Step &step, Py_ssize_t others) const {
     auto &members = node.members;
     auto count = static_cast<Py_ssize_t>(members.size());
     bool is_dict = PyDict_CheckExact(given);
     bool is_tuple = !is_dict && node.numbered && PyTuple_CheckExact(given);
     if (!is_dict && !is_tuple) return false;
-    if (is_dict ? NB_DICT_GET_SIZE(given) != count + others : NB_TUPLE_GET_SIZE(given) != count) return false;
+    if (is_tuple && NB_TUPLE_GET_SIZE(given) != count) return false;
+    Py_ssize_t expected = count + others;  // members of the dict
+    bool without = is_dict && NB_DICT_GET_SIZE(given) == expected - defaults_;  // all that may be are left out
     for (Py_ssize_t k = 0; k < count; ++k) {
         auto &member = members[static_cast<std::size_t>(k)];
-        nb::object item = is_dict ? member_of(given, member.name) : nb::borrow(NB_TUPLE_GET_ITEM(given, k));
+        const StepField *optional = member.is_leaf ? &fields_[member.leaf] : nullptr;
+        if (optional && !optional->default_data) optional = nullptr;
+        nb::object item;
+        if (!is_dict) item = nb::borrow(NB_TUPLE_GET_ITEM(given, k));
+        else if (!optional || !without) item = member_of(given, member.name);
         if (!item.is_valid()) {
-            PyErr_Clear();
-            return false;
-        }
-        if (member.is_leaf) step.set(member.leaf, item.release().ptr());
+            if (!optional || PyErr_Occurred()) {
+                PyErr_Clear();
+                return false;
+            }
+            step.set_default(member.leaf, *optional);
+            --expected;
+        } else if (member.is_leaf) step.set(member.leaf, item.release().ptr());
         else if (!pick(item.ptr(), member, step, 0)) return false;
     }
-    return true;
+    return is_tuple || NB_DICT_GET_SIZE(given) == expected;
 }
 
 bool StepFields::accept(const StepField &field, Source &source, Step &step) const {
@@ -211,13 +230,18 @@ bool StepFields::read(const StepField &field, Source &source, Step &step, const 
 
 bool StepFields::accept(nb::handle given, Step &step, Py_ssize_t others) const {
     if (PyTuple_CheckExact(given.ptr())) {
-        if (NB_TUPLE_GET_SIZE(given.ptr()) != static_cast<Py_ssize_t>(size())) return false;
-        for (std::size_t i = 0; i < size(); ++i) step.set(i, Py_NewRef(NB_TUPLE_GET_ITEM(given.ptr(), i)));
+        auto there = static_cast<std::size_t>(NB_TUPLE_GET_SIZE(given.ptr()));
+        if (there > size()) return false;
+        for (std::size_t i = 0; i < size(); ++i) {
+            if (i < there) step.set(i, Py_NewRef(NB_TUPLE_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i))));
+            else if (fields_[i].default_data) step.set_default(i, fields_[i]);
+            else return false;
+        }
     } else if (!pick(given.ptr(), root_, step, others)) {
         return false;
     }
     for (std::size_t i = 0; i < size(); ++i)
-        if (!accept(fields_[i], step[i], step)) return false;
+        if (!step[i].data && !accept(fields_[i], step[i], step)) return false;
     return true;
 }
 
@@ -431,12 +455,13 @@ class StepAdder {
 void bind_steps(nb::module_ &module) {
     nb::class_<StepFields>(module, "StepFields",
                            "The fields of a step by path, and where they are stored: arrays `[R, N, *shape]` whose\n"
-                           "items have no gaps, or None for a field that is only checked.")
+                           "items have no gaps, or None for a field that is only checked. A step may leave out the last\n"
+                           "fields, as many as there are `defaults`, arrays `[N, *shape]` that are taken instead.")
         .def("__init__", [](StepFields *self, nb::handle paths, nb::handle dtypes, nb::handle shapes,
-                            std::int64_t count, nb::handle targets, nb::handle finite) {
-            new (self) StepFields(paths, dtypes, shapes, count, targets, finite);
+                            std::int64_t count, nb::handle targets, nb::handle finite, nb::handle defaults) {
+            new (self) StepFields(paths, dtypes, shapes, count, targets, finite, defaults);
         }, nb::arg("paths"), nb::arg("dtypes"), nb::arg("shapes"), nb::arg("count"), nb::arg("targets"),
-           nb::arg("finite") = nb::make_tuple())
+           nb::arg("finite") = nb::make_tuple(), nb::arg("defaults") = nb::make_tuple())
         .def("leaves", [](const StepFields &self, nb::handle given) -> nb::object {
             Step step(self.size());
             if (!self.accept(given, step)) return nb::none();

@@ -23,6 +23,8 @@ struct StepField {
     std::ptrdiff_t pitch = 0;
     std::size_t size = 0;             // bytes of a run
     bool past = false;                // rows are written past the caches
+    nb::object otherwise;             // the value in a step that leaves the field out; invalid if none may
+    const std::byte *default_data = nullptr;  // its numbers, as they are stored
 
     // Bytes from the begin of a row to its end.
     std::ptrdiff_t extent() const { return runs > 0 ? (runs - 1) * pitch + static_cast<std::ptrdiff_t>(size) : 0; }
@@ -48,6 +50,10 @@ class Step {
 
     // Takes the reference.
     void set(std::size_t i, PyObject *item) { first_[i] = {item, nullptr, false}; }
+    // The field is left out: its default is a value that needs no look.
+    void set_default(std::size_t i, const StepField &field) {
+        first_[i] = {field.otherwise.inc_ref().ptr(), field.default_data, false};
+    }
     Source &operator[](std::size_t i) { return first_[i]; }
     const Source &operator[](std::size_t i) const { return first_[i]; }
     // Memory for so many bytes, aligned for any number.
@@ -72,7 +78,7 @@ class Step {
 class StepFields {
   public:
     StepFields(nb::handle paths, nb::handle dtypes, nb::handle shapes, std::int64_t count, nb::handle targets,
-               nb::handle finite);
+               nb::handle finite, nb::handle defaults);
 
     // True if all fields can be read, and a dict has just so many `others`: then `step` has where each lies. Throws
     // what is raised by Ctrl-C while a tensor is asked.
@@ -107,11 +113,12 @@ class StepFields {
     static void grow(Node &node, const nb::tuple &path, std::size_t depth, std::size_t leaf);
     // Accept a field whose numbers have to be read into the step; null: it is neither an array nor a tensor.
     bool read(const StepField &field, Source &source, Step &step, const Description *found) const;
-    static bool pick(PyObject *given, const Node &node, Step &step, Py_ssize_t others);
+    bool pick(PyObject *given, const Node &node, Step &step, Py_ssize_t others) const;
 
     std::vector<StepField> fields_;
     Node root_;
     std::int64_t count_, rows_ = -1, bytes_ = 0;
+    Py_ssize_t defaults_ = 0;  // how many fields have a value for steps that leave them out
     const std::byte *low_ = nullptr, *high_ = nullptr;  // all targets lie between them
     nb::object kept_;  // the targets
 };

@@ -198,6 +198,7 @@ class World:
             "count": N,
             "targets": self.targets,
             "finite": [("reward",)],
+            "defaults": [np.zeros(N, np.bool_)],
         }
         self.steps = core.StepFields(**self.of_steps)
         self.of_adder = {

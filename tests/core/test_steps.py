@@ -50,10 +50,12 @@ def arrays(rows: int, packed: bool = False) -> list[np.ndarray]:
     return [np.zeros((rows, N, *shape), dtype) for dtype, shape in formats]
 
 
-def fields_of(targets: list[Any], leaves: dict[Any, Field] = FIELDS, count: int = N, finite: Any = ()) -> Any:
+def fields_of(
+    targets: list[Any], leaves: dict[Any, Field] = FIELDS, count: int = N, finite: Any = (), defaults: Any = ()
+) -> Any:
     """The compiled fields."""
     of = leaves.values()
-    return core.StepFields(list(leaves), [x.dtype for x in of], [x.shape for x in of], count, targets, finite)
+    return core.StepFields(list(leaves), [x.dtype for x in of], [x.shape for x in of], count, targets, finite, defaults)
 
 
 def bits_of(leaf: Any) -> bytes:
@@ -395,6 +397,44 @@ def test_fields_come_in_any_order_of_their_paths() -> None:
 def test_a_target_that_is_none_is_refused(target: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         fields_of([target], {("x",): Field((4,))})
+
+
+def test_the_last_fields_may_be_left_out_where_they_have_defaults() -> None:
+    leaves = {("obs",): Field((2,)), ("mask",): Field((), torch.bool), ("final",): Field()}
+    obs, mask, final = np.ones((N, 2), np.float32), np.arange(N) % 2 > 0, np.arange(N, dtype=np.float32)
+    defaults = [np.ones(N, bool), np.full(N, np.nan, np.float32)]
+    targets = [np.zeros((2, N, *field.shape), numpy_dtype(field.dtype)) for field in leaves.values()]
+    made = fields_of(targets, leaves, N, (), defaults)
+    for more in ({}, {"mask": mask}, {"final": final}, {"mask": mask, "final": final}):
+        expected = [obs, more.get("mask", defaults[0]), more.get("final", defaults[1])]
+        in_order = [] if [*more] == ["final"] else [(obs, *more.values())]
+        for whole in ({"obs": obs, **more}, {**more, "obs": obs}, *in_order):
+            for target in targets:
+                target[1] = 7
+            assert made.take(1, whole)
+            assert [target[1].tobytes() for target in targets] == [x.tobytes() for x in expected]
+            assert [x.tobytes() for x in made.leaves(whole)] == [x.tobytes() for x in expected]
+    before = [target.tobytes() for target in targets]
+    for wrong in (
+        {},
+        {"mask": mask},
+        {"mask": mask, "final": final},
+        {"obs": obs, "other": mask},
+        (),
+        (obs, mask, final, mask),
+    ):
+        assert not made.take(0, wrong)
+        assert made.leaves(wrong) is None
+    assert [target.tobytes() for target in targets] == before
+
+
+def test_defaults_that_are_not_the_last_fields_are_refused() -> None:
+    leaves = {("obs",): Field((2,)), ("mask",): Field((), torch.bool)}
+    for default in (np.ones(N + 1, bool), np.ones(N, np.uint8), np.ones(2 * N, bool)[::2], 5, None):
+        with pytest.raises(ValueError, match="a default is not"):
+            fields_of([None] * 2, leaves, N, (), [default])
+    with pytest.raises(ValueError, match="as many"):
+        fields_of([None] * 2, leaves, N, (), [np.ones(N, bool)] * 3)
 
 
 def test_rows_that_do_not_exist_and_paths_that_make_no_sense_are_refused() -> None:

@@ -143,7 +143,7 @@ def test_a_float64_image_too_large_to_pack_takes_the_long_way_and_is_checked() -
     assert set(replay.sample(64)["obs"][:, 0].tolist()) == {0.0, 1.0, 2.0}
 
 
-def test_a_step_is_taken_at_once_only_to_a_row_that_holds_nothing() -> None:
+def test_a_step_is_taken_in_one_call_whatever_its_row_held_before() -> None:
     rollout = RolloutBuffer(Schema({"obs": (), "reward": (), "value": ()}), 4, N, wrap=True, seed=0)
     step_, taken = {name: np.zeros(N, np.float32) for name in ("obs", "reward", "value")}, list[tuple[int, int]]()
     copier_ = inside.columns(rollout).copier
@@ -159,7 +159,8 @@ def test_a_step_is_taken_at_once_only_to_a_row_that_holds_nothing() -> None:
         if t == 3:
             rollout.set_last(value=np.ones(N, np.float32))
         rollout.add(step_ | {"obs": np.full(N, t, np.float32)})
-    assert taken == [(0, 0), (1, 1), (2, 2)]  # then come bootstrap values, and a full rollout
+    assert taken == [(t, t % 4) for t in range(6)]  # row 3 held bootstrap values, then come the oldest steps
+    assert not inside.has_last(rollout)
     assert rollout["obs"].tolist() == [[t] * N for t in (2, 3, 4, 5)]
 
 

@@ -25,7 +25,7 @@ def ring(num_steps: int = 3, wrap: bool = True, **leaves: Field) -> Columns:
 
 def write(columns: Columns, *values: Any) -> None:
     """Write one row and go on."""
-    columns.write(columns.next_row, values)
+    columns.write(columns.next_row, values, {})
     advance(columns)
 
 

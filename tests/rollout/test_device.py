@@ -5,6 +5,7 @@ The device is a stand-in (:mod:`elsewhere`) whose tensors refuse to meet those o
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ import relive
 from elsewhere import ELSEWHERE, far_device, no_waiting
 from relive import GAE, RolloutBuffer, errors, returns
 
+PRIVATE: Any = torch  # no public name writes to a tensor without counting it
 T, N = 6, 4
 PLACES = ["stand-in", *(["cuda"] if torch.cuda.is_available() else [])]
 ESTIMATORS = [
@@ -132,6 +134,27 @@ def counted(device: torch.device, act: Callable[[], Any]) -> tuple[Any, Work]:
 @pytest.mark.parametrize("real", [True, False])
 def test_a_rollout_on_a_device_holds_the_same(device: torch.device, real: bool) -> None:
     assert_same(filled("cpu", real).data(), filled(device, real).data())
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_what_a_row_held_before_never_matters(device: torch.device, counts: bool) -> None:
+    """Even if torch does not count a write to final values, as it counts none of a graph's."""
+    rollout, (first, *rest) = empty(device, wrap=True), steps()
+    for name in ("mask", "final_value"):
+        del first[name]
+    plain = {name: torch.from_numpy(array).to(device) for name, array in first.items()}
+    for step in (first, *rest):
+        rollout.add({name: torch.from_numpy(array).to(device) for name, array in step.items()})
+    for _ in range(T):
+        rollout.add(plain)
+    assert rollout["mask"].cpu().all()
+    assert rollout["final_value"].cpu().isnan().all()
+    rollout.clear()
+    final = rollout.reserve(1)["final_value"]
+    with contextlib.nullcontext() if counts else PRIVATE.autograd._unsafe_preserve_version_counter(final):
+        final.fill_(7)
+    rollout.add(plain)  # the row that was reserved is given back
+    assert rollout["final_value"].cpu().isnan().all()
 
 
 def test_adding_a_step_copies_each_field_once_and_waits_for_nothing(device: torch.device) -> None:

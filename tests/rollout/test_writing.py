@@ -397,16 +397,19 @@ def test_rewards_that_are_not_finite_are_refused_in_debug_mode_and_leave_no_trac
     assert holds(rollout, [values, values, step(0)])
 
 
-def test_a_step_over_a_full_ring_that_is_broken_off_leaves_no_bootstrap_row(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("added", [2, 3, 5])
+def test_a_step_over_the_bootstrap_row_or_an_old_one_that_is_broken_off_leaves_no_bootstrap_row(
+    monkeypatch: pytest.MonkeyPatch, added: int
+) -> None:
     rollout = RolloutBuffer(SCHEMA, 3, 2, wrap=True)
-    for t in range(5):
+    for t in range(added):
         rollout.add(step(t))
     rollout.set_last(value=torch.full((2,), 99.0))
 
     def broken(*_: Any) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rollout, "_take_complete", broken)
+    monkeypatch.setattr(inside.columns(rollout).copier, "take", broken)
     with pytest.raises(KeyboardInterrupt):
         rollout.add(step(5))
     monkeypatch.undo()

@@ -33,6 +33,7 @@ class StepCopier:
             is only checked.
         count: N.
         finite: the paths that have to be finite in debug mode.
+        defaults: the values ``[N, ...]`` of the last fields, as many as a step may leave out.
     """
 
     def __init__(
@@ -41,11 +42,12 @@ class StepCopier:
         targets: Sequence[Array | None],
         count: int,
         finite: Collection[Path] = (),
+        defaults: Sequence[Array] = (),
     ) -> None:
         fields = leaves.values()
         self._targets = tuple(targets)
         self.fields: core.StepFields = core.StepFields(
-            list(leaves), [x.dtype for x in fields], [x.shape for x in fields], count, self._targets, finite
+            list(leaves), [x.dtype for x in fields], [x.shape for x in fields], count, self._targets, finite, defaults
         )
         """The fields, as compiled code takes them."""
         self.take: Callable[[int, Any, bool], bool] = self.fields.take

@@ -89,8 +89,10 @@ class RolloutBuffer:
     device: torch.device
     wrap: bool
 
-    # Ctrl-C may interrupt a call at any line. So the rows that a call writes join the rollout in its last line, all at
-    # once. The rows that it overwrites leave the rollout before the first write, in one line as well.
+    # Whatever adds steps (a copy in one call, values that are checked one by one, `reserve` and `commit`) takes three
+    # steps: `_make_room`, a write of whole rows, mask and final value included, `_advance`. So what a row held before
+    # never matters. Ctrl-C may interrupt a call at any line: the rows that it overwrites leave the rollout in one line
+    # before the first write, and those that it writes join in its last line.
 
     _preset = True
     """True if the masks of all rows are written at once. :meth:`load` does not: a forged save could claim any size."""
@@ -136,10 +138,7 @@ class RolloutBuffer:
         self._reserved_views: list[tuple[Path, Tensor, int]] = []
         """The path, the view and the address of each reserved column."""
         if self._preset:
-            self._write_bookkeeping(slice(None), {})
-        self._bookkeeping_used = not self._preset
-        """True if a row that is not written yet may hold another mask or final value than the defaults."""
-
+            self._columns.write_bookkeeping(slice(None), {})
         self.check_ends = True
         self._gae_layout: object = None
         """The layout of the columns that ``_gae_in_place`` belongs to."""
@@ -153,6 +152,7 @@ class RolloutBuffer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self.__dict__.pop("_bookkeeping_used", None)  # in older pickles
         self._set_ended(state["_ended"])
 
     # -- writing ------------------------------------------------------------------------------------------------------
@@ -175,36 +175,16 @@ class RolloutBuffer:
             raise FieldError(not_named(step))
         values: dict[str, Any] = fields if step is None else {**step, **fields}
         columns, copier = self._columns, self._columns.copier
-        if copier is not None:
-            if columns.count == columns.num_steps:
-                if columns.wrap and self._take_over(values):
-                    return
-            elif not self._has_last:  # else the next row may have the bootstrap values
-                row, debug = (columns.start + columns.count) % columns.num_steps, self._debug
-                if (not self._bookkeeping_used and copier.take(row, values, debug)) or self._take_complete(row, values):
-                    self._advance(1)
-                    return
+        full = columns.count == columns.num_steps
+        if copier is not None and (not full or columns.wrap):
+            before = self._make_room(1) if full or self._has_last else None
+            row = (columns.start + columns.count) % columns.num_steps
+            if copier.take(row, values, self._debug):
+                self._advance(1)
+                return
+            if before is not None:
+                self._ended, self._has_last, columns.start, columns.count = before
         self._add_checked(values)
-
-    def _take_complete(self, row: int, values: dict[str, Any]) -> bool:
-        """Copy a step to a free row with its mask and final values, if all of it can be read at once."""
-        if not self._bookkeeping_used and not any(name in values for name in BOOKKEEPING):
-            return False
-        copier, defaults = self._columns.complete or self._columns.copy_complete()
-        self._bookkeeping_used = True  # before the write, in case it is interrupted
-        return copier.take(row, {**defaults, **values}, self._debug)
-
-    def _take_over(self, values: dict[str, Any]) -> bool:
-        """Copy a step over the oldest one of a full ring, if all of it can be read at once."""
-        columns = self._columns
-        row, before = columns.start, (self._ended, self._has_last, columns.start, columns.count)
-        self._has_last = False  # the bootstrap row may be the one that is written
-        self._give_up(slice(row, row + 1))  # before the write: the oldest step is never half new
-        if self._take_complete(row, values):
-            self._advance(1)
-            return True
-        self._ended, self._has_last, columns.start, columns.count = before
-        return False
 
     def _add_checked(self, values: dict[str, Any]) -> None:
         """Check each part of a step, then write it; ``values`` is used up."""
@@ -213,21 +193,30 @@ class RolloutBuffer:
             if name in values:
                 (bookkeeping[name],) = columns.checked(name, values.pop(name)).values()
         try:
-            checked = columns.check(values, columns.copier)
+            checked = columns.check(values, columns.copier)[: len(columns.paths)]
         except (RuntimeError, TypeError):
             refuse_unreadable(values)
             raise
-        bookkeeping = columns.apart(bookkeeping)
         row = columns.next_row
         if self._debug:
             self._refuse_nonfinite(values)
-        self._has_last = False  # the bootstrap row may be the one that is written
-        if columns.wrap and columns.is_full:
-            self._give_up(slice(row, row + 1))
-        columns.write(row, checked)
-        if bookkeeping or self._bookkeeping_used:
-            self._write_bookkeeping(row, bookkeeping)
+        self._make_room(1)
+        columns.write(row, checked, bookkeeping)
         self._advance(1)
+
+    def _make_room(self, steps: int) -> tuple[Bools | Tensor, bool, int, int]:
+        """Take out of the rollout what the next ``steps`` rows hold: the bootstrap row, and the oldest of a full ring.
+
+        Returns:
+            what it changes, as it was: ``_ended``, ``_has_last``, and the columns' ``start`` and ``count``.
+        """
+        columns = self._columns
+        before = self._ended, self._has_last, columns.start, columns.count
+        self._has_last = False
+        leaving = columns.count + steps - columns.num_steps
+        if leaving > 0:
+            self._give_up(slice(columns.start, columns.start + leaving))
+        return before
 
     def _advance(self, rows: int, last: bool = False) -> None:
         """Take in the next rows, which are written; they belong to the rollout from the last line on."""
@@ -239,7 +228,7 @@ class RolloutBuffer:
     def _give_up(self, rows: slice) -> None:
         """Drop the oldest rows, which lie at these places, and note which of their episodes had ended."""
         columns, count, ended = self._columns, rows.stop - rows.start, self._ended
-        self._bookkeeping_used = True  # their masks and final values may have been set
+        columns.doubt_final_values()
         if self._has_ends and count == 1 and columns.copier is not None:  # as below, in RAM, without tensors
             terminated, truncated, real = [columns.memory_of((name,))[rows.start] for name in ENDS]
             ended = np.logical_or(terminated, truncated) | (ended > real)
@@ -247,16 +236,6 @@ class RolloutBuffer:
             ended = Flags.of([columns.view((name,), rows) for name in ENDS], ended).ended
         start = (columns.start + count) % columns.num_steps
         self._ended, columns.start, columns.count = ended, start, columns.count - count  # all or none
-
-    def _write_bookkeeping(self, rows: int | slice, values: Mapping[str, Any]) -> None:
-        """Write the mask and the final values of rows: these ``values``, or their defaults."""
-        self._bookkeeping_used = True  # before the write, in case it is interrupted
-        columns = self._columns
-        is_real = (rows == slice(None) or columns.is_real) and "mask" not in values
-        for (name,) in columns.bookkeeping:
-            columns.put((name,), rows, values.get(name, BOOKKEEPING[name]))
-        if is_real:
-            columns.note_real()
 
     def _refuse_nonfinite(self, values: Mapping[str, Any], steps: int = 1) -> None:
         """Refuse rewards and values of the next ``steps`` steps that are not finite; they fit otherwise."""
@@ -323,12 +302,12 @@ class RolloutBuffer:
         count = left if steps is None else int(steps)
         if not 1 <= count <= left:
             raise FullError(f"reserve({count}): {left} rows are left in one piece; reserve 1 to {left}")
-        rows, leaving = slice(row, row + count), columns.count + count - columns.num_steps
-        self._has_last = False
-        if leaving > 0:  # the oldest rows are the last ones that are reserved
-            columns.detach()
-            self._give_up(slice(row + count - leaving, row + count))
-        self._write_bookkeeping(rows, {})
+        rows = slice(row, row + count)
+        if columns.count + count > columns.num_steps:
+            columns.detach()  # what was computed of all steps
+        self._make_room(count)
+        columns.write_bookkeeping(rows, {})
+        columns.doubt_final_values()
         self._reserved = count
         tensors = {path: columns.view(path, rows) for path in columns.own}
         if columns.device.type == "cpu":
@@ -423,11 +402,10 @@ class RolloutBuffer:
         The next step continues the episodes under way; call :meth:`interrupt` if it does not.
         """
         columns, ended = self._columns, self._ended_now()
-        self._bookkeeping_used, self._has_last, self._reserved = True, False, 0
+        self._has_last, self._reserved = False, 0
         columns.detach()
         self._ended, self._interrupted, columns.start, columns.count = ended, False, 0, 0  # all or none
-        self._write_bookkeeping(slice(None), {})  # always, since masks may have been written through a view
-        self._bookkeeping_used = False
+        columns.write_bookkeeping(slice(None), {})  # :attr:`block` shows rows that are not written, too
         self._reserved_views = []
 
     def interrupt(self) -> None:

@@ -110,8 +110,8 @@ class Columns:
         """The columns that exist from the start."""
         self.start = self.count = 0
         """The place of the oldest row, and the number of rows."""
-        self._real_at: int | None = None
-        """How often torch had written to the mask when each of its rows was True; on a device only."""
+        self._preset_at: dict[Path, int] = {}
+        """How often torch had written to a column of bookkeeping when all its rows had the default; on devices."""
         self._set_schema(schema)
 
     # -- memory -------------------------------------------------------------------------------------------------------
@@ -152,17 +152,21 @@ class Columns:
         """A new object whenever a column gets new memory: addresses are valid while it is the same object."""
         paths = [path for path in self._memory if path in self.own]
         self._own_memory: list[Any] = [self._memory[path] for path in paths]
-        self.copier: StepCopier | None = self._copier(self.paths) if self._on_host else None
-        """Writes steps on the CPU; None on a device."""
-        self.complete: tuple[StepCopier, dict[str, Array]] | None = None
-        """Writes a step that brings the bookkeeping too; and the bookkeeping of a step that brings none, ``[N, ...]``.
-        None until :meth:`copy_complete` makes it."""
+        self._defaults: dict[str, Array] = {}
+        """On the CPU, the bookkeeping ``[N, ...]`` of a step that brings none."""
+        self.copier: StepCopier | None = self._copier() if self._on_host else None
+        """Writes steps on the CPU, mask and final value included, which a step may leave out; None on a device."""
 
-    def _copier(self, paths: Iterable[Path]) -> StepCopier:
-        """A copier that writes steps of these columns."""
-        memory = {path: self._memory[path] for path in paths}
-        leaves = {path: Field(array.shape[2:], self._dtypes[path]) for path, array in memory.items()}
-        return StepCopier(leaves, list(memory.values()), self.num_envs, [(name,) for name in WATCHED])
+    def _copier(self) -> StepCopier:
+        """A copier that writes whole rows: what a row held before never matters."""
+        self._defaults = {
+            name: np.full((self.num_envs, *field.shape), BOOKKEEPING[name], numpy_dtype(field.dtype))
+            for (name,), field in self.bookkeeping.items()
+        }
+        leaves = {path: self.schema.leaves[path] for path in self.paths} | self.bookkeeping
+        targets = [self._memory[path] for path in leaves]
+        watched = [(name,) for name in WATCHED]
+        return StepCopier(leaves, targets, self.num_envs, watched, [*self._defaults.values()])
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
         """Memory for one column."""
@@ -195,14 +199,14 @@ class Columns:
     def __getstate__(self) -> dict[str, Any]:
         """Arrays, which pickle copies; tensors would be moved, or on a device handed over, by multiprocessing."""
         kept = self.__dict__.items()
-        state = {name: value for name, value in kept if name not in ("_own_memory", "copier", "complete")}
+        state = {name: value for name, value in kept if name not in ("_own_memory", "_defaults", "copier")}
         if not self._on_host:
             state["_memory"] = {path: numpy_view(column.cpu()) for path, column in self._memory.items()}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._real_at = None
+        self._preset_at = {}
         if not self._on_host:
             columns = {path: typed(array, self._dtypes[path]) for path, array in self._memory.items()}
             self._memory = {path: column.to(self.device) for path, column in columns.items()}
@@ -308,13 +312,25 @@ class Columns:
             return self.view(path, slice(self.count + 1))
         return torch.cat([self.ordered(path), self.view(path, slice(self.num_steps, None))])
 
-    def write(self, row: int, values: Sequence[Any]) -> None:
-        """Assign a checked step to a row by its place in storage."""
+    def write(self, row: int, values: Sequence[Any], bookkeeping: Mapping[str, Any]) -> None:
+        """Write a whole row by its place in storage: a checked step, with what it brings of the bookkeeping."""
         if self.copier is not None:
-            self.copier.write(row, values)
+            self.copier.write(row, (*values, *{**self._defaults, **bookkeeping}.values()))
             return
+        bookkeeping = self.apart(bookkeeping)
         # the fields of a step are the first ones
         copy_all((tensor[row] for tensor in self._own_memory), apart(values, self._own_memory))
+        self.write_bookkeeping(row, bookkeeping)
+
+    def write_bookkeeping(self, rows: int | slice, given: Mapping[str, Any]) -> None:
+        """Write the mask and the final values of rows: those ``given``, or the defaults where others may stand."""
+        everywhere = rows == slice(None)
+        for path in self.bookkeeping:
+            (name,) = path
+            if everywhere or name in given or not self._is_preset(path):
+                self.put(path, rows, given.get(name, BOOKKEEPING[name]))
+            if everywhere and not self._on_host:
+                self._preset_at[path] = self._memory[path]._version
 
     def apart(self, values: Mapping[K, Any]) -> dict[K, Any]:
         """Checked values, copied where they lie in these columns: all are read before any is written."""
@@ -327,15 +343,6 @@ class Columns:
         self._memory[path][rows] = value
 
     # -- checks of values ---------------------------------------------------------------------------------------------
-
-    def copy_complete(self) -> tuple[StepCopier, dict[str, Array]]:
-        """Make :attr:`complete`."""
-        defaults = {
-            name: np.full((self.num_envs, *field.shape), BOOKKEEPING[name], numpy_dtype(field.dtype))
-            for (name,), field in self.bookkeeping.items()
-        }
-        self.complete = complete = self._copier((*self.paths, *self.bookkeeping)), defaults
-        return complete
 
     def checked(self, name: str, value: Any) -> dict[Path, Any]:
         """The leaves ``[N, ...]`` of one field that is written by itself.
@@ -524,16 +531,16 @@ class Columns:
     @property
     def is_real(self) -> bool:
         """True if all steps are known to be real without asking a device."""
-        return self._real_at is not None and self._real_at == self._mask_writes()
+        return self._is_preset(("mask",))
 
-    def note_real(self) -> None:
-        """Each row of the mask is True by now. It is known until somebody writes to the mask or to a view of it."""
-        if not self._on_host:
-            self._real_at = self._mask_writes()
+    def _is_preset(self, path: Path) -> bool:
+        """True if all rows of this column of bookkeeping have the default, as far as torch counts who writes to it."""
+        written = self._preset_at.get(path)
+        return written is not None and written == self._memory[path]._version
 
-    def _mask_writes(self) -> int:
-        """How often torch has written to the mask, by whatever view."""
-        return self._memory["mask",]._version
+    def doubt_final_values(self) -> None:
+        """Final values may be written, or were, by what torch does not count."""
+        self._preset_at.pop(("final_value",), None)
 
     def has_mask(self) -> bool:
         """True if any step is not real; waits for a device unless :attr:`is_real`."""
