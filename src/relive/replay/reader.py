@@ -50,7 +50,9 @@ class Reader:
         self._has_states = any(path[0] == "hidden" for path in ring.leaves)
         self._own_sampler = is_own(sampler)
         """True if draws need no check."""
-        self._reads_draws = self._nests = self._windows = False
+        self._reads_draws: bool = False
+        self._nests: bool = False
+        self._windows: bool = False
         self.read_through(view)
 
     def read_through(self, view: View) -> None:
@@ -72,17 +74,18 @@ class Reader:
                     "buffer"
                 )
         require_readable(view, self.ring)
-        before, self.view = self.view, view
+        own = is_own(view)  # a class that inherits from one of relive's is a user's own
+        reads: bool = own and getattr(view, "reads_draws", False)
+        nests: bool = own and getattr(view, "nests", False)
+        windows = own and time_first_of(view) is not None
+        before = self.view, self._reads_draws, self._nests, self._windows
+        self.view, self._reads_draws, self._nests, self._windows = view, reads, nests, windows  # all or none
         try:
             self.keep_rule()
         except ReliveError:
-            self.view = before
+            self.view, self._reads_draws, self._nests, self._windows = before
             raise
         _READERS.update(dict.fromkeys(map(id, parts_of(view)), self))
-        own = is_own(view)  # a class that inherits from one of relive's is a user's own
-        self._reads_draws = own and getattr(view, "reads_draws", False)
-        self._nests = own and getattr(view, "nests", False)
-        self._windows = own and time_first_of(view) is not None
 
     def keep_rule(self) -> None:
         """Apply the view's rule of what can be drawn to the ring, if it has changed."""
