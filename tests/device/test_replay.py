@@ -17,7 +17,7 @@ from covering import covering
 from effort import in_ci, often
 from elsewhere import no_waiting, places
 from paired import SCHEMA, WORLDS, Twins, assert_same, bits, rows
-from relive import FrameStack, NStep, Prioritized, ReplayBuffer, Uniform
+from relive import FrameStack, NStep, Prioritized, ReplayBuffer, ReturnsToGo, Sequence, Uniform
 from relive.errors import EmptyError, LifecycleError, ParameterError, ReliveError
 from taped import TAPED
 
@@ -307,6 +307,16 @@ def test_a_single_row_is_stored_whatever_its_strides(device: torch.device) -> No
     twins.check()
     for buffer in (twins.ram, twins.there):  # runs of one row
         buffer.append(deepcopy(twins.ram))
+    twins.check()
+
+
+@pytest.mark.parametrize("window", [NStep(2, 0.9), FrameStack(2), Sequence(3)])
+def test_views_that_a_device_does_not_read_are_left_to_the_host(device: torch.device, window: Any) -> None:
+    twins = Twins(device, 4, 12, seed=3, view=lambda: ReturnsToGo(0.9, deepcopy(window)))
+    for t in range(20):
+        twins.add()
+        if t > 6:
+            assert_same(twins.ram.sample(12), twins.there.sample(12))
     twins.check()
 
 

@@ -170,7 +170,8 @@ class DeviceMirror:
 
     def reads(self, view: Any) -> DeviceRead | None:
         """How batches of a view are read here; None if steps are better stored where the host knows of them."""
-        read: DeviceRead | None = view.on_device(self._ring, self._rows) if is_own(view) else None
+        on_device = getattr(view, "on_device", None) if is_own(view) else None
+        read: DeviceRead | None = on_device(self._ring, self._rows) if on_device is not None else None
         known = read is not None and self._draws.draws_for(read.kind) and self._ring.rule == rule_of(view)
         return read if known else None
 
