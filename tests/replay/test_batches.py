@@ -42,6 +42,7 @@ from relabelling import worth
 from relive import FrameStack, Hindsight, NStep, Prioritized, Recent, Transition, Uniform, WithoutReplacement
 from relive.batches import leaves_by_path
 from relive.errors import EmptyError, SchemaError
+from relive.replay.serving import Process
 from relive.ring import Ring
 
 PLAIN_KINDS = [kind for kind in KINDS if kind != "goals"]
@@ -228,6 +229,7 @@ def test_each_worker_of_a_data_loader_draws_batches_of_its_own(
         for seed in (3, 4, 3, None):
             info = seed if seed is None else SimpleNamespace(seed=seed)
             monkeypatch.setattr("torch.utils.data._utils.worker._worker_info", info)
+            monkeypatch.setattr(Process, "is_first", False)  # a worker is another process, which does not know it
             world.look(20)
 
     options = {"view": GOALS[goals] if goals else None}
