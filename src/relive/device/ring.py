@@ -87,8 +87,8 @@ def sum_steps(steps: Iterable[tuple[Tensor, Tensor]], ended: Tensor, gamma: floa
     """The rewards and the discounts of n-step windows, float32, as ``sum_window`` of ``windows.hpp`` sums them.
 
     Args:
-        steps: of each step, True for the windows that have it, and its rewards, float64, 0.0 for other windows: a
-            product with 0 would be NaN for an infinity beyond a window.
+        steps: two tensors for each step. The first is True for the windows that have this step. The second has its
+            rewards, float64, and 0.0 for all other windows: an infinity times 0 would be NaN.
         ended: windows after which nothing is bootstrapped.
         gamma: discount per step.
     """

@@ -170,6 +170,7 @@ class DeviceMirror:
 
     def reads(self, view: Any) -> DeviceRead | None:
         """How batches of a view are read here; None if steps are better stored where the host knows of them."""
+        # a view that only the host can read has no such method
         on_device = getattr(view, "on_device", None) if is_own(view) else None
         read: DeviceRead | None = on_device(self._ring, self._rows) if on_device is not None else None
         known = read is not None and self._draws.draws_for(read.kind) and self._ring.rule == rule_of(view)

@@ -50,9 +50,14 @@ class Reader:
         self._has_states = any(path[0] == "hidden" for path in ring.leaves)
         self._own_sampler = is_own(sampler)
         """True if draws need no check."""
+        # What is known of the view is set with it in one line, so that Ctrl-C leaves no view with facts of another one.
+        # All three are False for a view of the user, which is read by places, and whose batches are checked.
         self._reads_draws: bool = False
+        """True if the view reads a draw that is not made yet."""
         self._nests: bool = False
+        """True if the view makes the nested batch."""
         self._windows: bool = False
+        """True if its batches are of sequences."""
         self.read_through(view)
 
     def read_through(self, view: View) -> None:
@@ -79,7 +84,7 @@ class Reader:
         nests: bool = own and getattr(view, "nests", False)
         windows = own and time_first_of(view) is not None
         before = self.view, self._reads_draws, self._nests, self._windows
-        self.view, self._reads_draws, self._nests, self._windows = view, reads, nests, windows  # all or none
+        self.view, self._reads_draws, self._nests, self._windows = view, reads, nests, windows
         try:
             self.keep_rule()
         except ReliveError:

@@ -193,6 +193,7 @@ class RolloutBuffer:
             if name in values:
                 (bookkeeping[name],) = columns.checked(name, values.pop(name)).values()
         try:
+            # a copier adds defaults of mask and final value; `write` has them, and what the step brought in their place
             checked = columns.check(values, columns.copier)[: len(columns.paths)]
         except (RuntimeError, TypeError):
             refuse_unreadable(values)
