@@ -117,8 +117,8 @@ class Adding {
     Adding(const Ring &ring, StagedRows &given)
         : ring_(ring), given_(given), rows_(ring.rows), inverse_(ring.inverse), step_(ring.step), stamp_(ring.stamp),
           order_(ring.order), completed_(ring.counters->completed), drawable_(ring.counters->drawable),
-          episodes_(ring.counters->episodes), history_(ring.counters->history), tails_(ring.counters->tails > 0),
-          stamps_(ring.lines.stamps), listed_(given.where.size() > 0) {}
+          episodes_(ring.counters->episodes), history_(ring.counters->history), stamps_(ring.lines.stamps),
+          tails_(ring.counters->tails > 0), listed_(given.where.size() > 0) {}
 
     // Issue an id for a new row of each env in turn, and one for the final observation where the episode ended. A row
     // completes the transition before it, if that belongs to the same episode; the final observation of an ENDED row

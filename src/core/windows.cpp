@@ -95,7 +95,8 @@ std::int64_t read_windows(const Ring &ring, const WindowLayout &layout, Places p
         if (i + soon < places.size()) fetch(ring.row(places[i + soon]), ahead);
         auto *row = out.first + i * out.stride;
         copy_bytes(row, ring.row(place), to.step_bytes);
-        auto [e, begin, number] = ring.owner_of(place);
+        auto owner = ring.owner_of(place);
+        auto e = owner.env, begin = owner.begin, number = owner.number;  // clang before 16 captures no binding
         auto newest = ring.envs[e].head - 1;
         Place before = place;  // of the last step; `place` is then that of the row after it
         auto read = [&](std::int64_t) -> WindowStep {
