@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import FrozenInstanceError
 from functools import wraps
 from inspect import isfunction, signature
 from numbers import Integral, Real
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeGuard, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -151,24 +151,24 @@ def _is_frozen(cls: type) -> bool:
     return options is not None and options.frozen
 
 
-def is_count(value: Any, least: int = 0) -> bool:
+def is_count(value: object, least: int = 0) -> TypeGuard[int]:
     """True for a whole number of at least ``least``."""
     if type(value) is int:  # most often; whether something is an Integral takes ten times as long
         return value >= least
     return is_whole(value) and int(value) >= least
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """True for a whole number of either sign, Python's or NumPy's. Bools are not."""
     return not isinstance(value, bool) and isinstance(value, Integral)
 
 
-def is_steps(value: Any, least: int = 1) -> bool:
+def is_steps(value: object, least: int = 1) -> TypeGuard[int]:
     """True for a number of steps that a view may ask for: below 2³⁰, so that compiled code can add two of them."""
     return is_count(value, least) and value < 2**30
 
 
-def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
+def is_number(value: object, least: float = -math.inf, most: float = math.inf) -> TypeGuard[float]:
     """True for a finite number from ``least`` to ``most``. Bools and NaN are not."""
     if type(value) is float:  # most often; whether something is a Real takes longer
         return least <= value <= most and math.isfinite(value)
@@ -182,14 +182,24 @@ def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> b
 
 
 # `debug="false"` would count as True. NumPy's bools are refused as well, because flags are saved as JSON.
-def is_flag(value: Any) -> bool:
+def is_flag(value: object) -> TypeGuard[bool]:
     """True for the values True and False."""
     return isinstance(value, bool)
 
 
-def is_names(value: Any) -> bool:
+def is_names(value: object) -> bool:
     """True for a tuple or list of strings."""
-    return isinstance(value, tuple | list) and all(isinstance(name, str) for name in cast("tuple[Any, ...]", value))
+    return is_listing(value) and all(isinstance(name, str) for name in value)
+
+
+def is_listing(value: object) -> TypeGuard[Sequence[object]]:
+    """True for a tuple or a list."""
+    return isinstance(value, tuple | list)
+
+
+def is_mapping(value: object) -> TypeGuard[Mapping[Any, object]]:
+    """True for a dict and the like, by the name of each member."""
+    return isinstance(value, Mapping)
 
 
 def is_own(part: object) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path as FilePath
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from ..steps.schema import Path, Schema, dotted, nest
 from .findings import Finding, Sureness, found, skip_if
 
 Leaves = dict[Path, Array]
+Tree: TypeAlias = "Array | dict[str, Tree] | tuple[Tree, ...]"
 
 
 @dataclass
@@ -406,7 +407,7 @@ def leaves_of(tree: Any, path: Path = (), *, name: str = "field") -> Leaves:
     return {at: leaf for key, member in members for at, leaf in leaves_of(member, (*path, key), name=name).items()}
 
 
-def tree_of(leaves: Leaves) -> Any:
+def tree_of(leaves: Leaves) -> Tree:
     """Leaves by path as nested dicts, or as the one array that they are."""
     return leaves[()] if () in leaves else nest(leaves)
 
