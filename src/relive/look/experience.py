@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path as FilePath
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -626,14 +626,23 @@ Distribution = dict[str, float]
 """``mean``, and a quantile by its name, such as ``p50``."""
 
 
-def spreads_of(steps: Experience, table: dict[str, Array]) -> dict[str, Array | None]:
-    """The numbers whose distributions are shown, of steps and their table of episodes; None for what is not known.
+class Spreads(NamedTuple):
+    """The numbers whose distributions are shown; None for what is not known."""
 
-    Returns and lengths are those of complete episodes, draws those of the steps that can be drawn.
-    """
+    returns: Array
+    """Of complete episodes."""
+    lengths: Array
+    """Of complete episodes."""
+    ages: Array | None
+    priorities: Array | None
+    draws: Array | None
+    """Of the steps that can be drawn."""
+
+
+def spreads_of(steps: Experience, table: dict[str, Array]) -> Spreads:
+    """The numbers whose distributions are shown, of steps and their table of episodes."""
     whole, draws = table["complete"], None if steps.draws is None else steps.draws[steps.draws >= 0]
-    return {"returns": table["return"][whole], "lengths": table["length"][whole], "ages": steps.age,
-            "priorities": steps.priorities, "draws": draws}  # fmt: skip
+    return Spreads(table["return"][whole], table["length"][whole], steps.age, steps.priorities, draws)
 
 
 def distribution(numbers: Array | None) -> Distribution | None:

@@ -22,6 +22,9 @@ from .experience import Experience, Leaves, are_whole, real_numbers, same_rows, 
 from .findings import Finding, Lack, Look, Sureness, found, rule, skip_if
 from .heads import MOST, Head, numbers_of
 
+Function = Callable[..., object]
+"""A function of the user's, such as a critic."""
+
 # -- single fields -----------------------------------------------------------------------------------------------------
 
 
@@ -800,7 +803,7 @@ AGREES = 1e-3
 
 
 @rule("value-of-another-observation", "value-one-step-off")
-def values_of_critic(steps: Experience, head: Head, critic: Callable[..., Any] | None) -> Look:
+def values_of_critic(steps: Experience, head: Head, critic: Function | None) -> Look:
     """Values that are not those of the critic."""
     value = head.value
     if critic is None:
@@ -816,7 +819,7 @@ def values_of_critic(steps: Experience, head: Head, critic: Callable[..., Any] |
 
 
 @rule("log-prob-of-another-action", "log-prob-one-step-off")
-def log_probs(steps: Experience, policy: Callable[..., Any] | None) -> Look:
+def log_probs(steps: Experience, policy: Function | None) -> Look:
     """Log-probabilities that are not those of the stored actions."""
     stored = numbers_of(steps, "log_prob")
     if policy is None:
@@ -859,7 +862,7 @@ def _compared(
 
 
 @rule("reward-of-the-old-goal")
-def goal_rewards(steps: Experience, reward_fn: Callable[..., Any] | None) -> Look:
+def goal_rewards(steps: Experience, reward_fn: Function | None) -> Look:
     """Rewards that are not those of the stored goal, as where a goal was exchanged and the reward was not."""
     achieved, desired = _goals(steps, "reward_fn", reward_fn)
     skip_if(steps.window > 1, "rows are n-step transitions, whose rewards are sums")
@@ -873,7 +876,7 @@ def goal_rewards(steps: Experience, reward_fn: Callable[..., Any] | None) -> Loo
 
 
 @rule("terminal-of-the-old-goal")
-def goal_terminals(steps: Experience, terminated_fn: Callable[..., Any] | None) -> Look:
+def goal_terminals(steps: Experience, terminated_fn: Function | None) -> Look:
     """Steps that reach their goal and are not flagged, though ``terminated_fn`` says that they end there."""
     if terminated_fn is None:
         raise Lack("pass terminated_fn, a function of achieved and desired goals", absent=True)
@@ -888,7 +891,7 @@ def goal_terminals(steps: Experience, terminated_fn: Callable[..., Any] | None) 
     return len(rows)
 
 
-def _goals(steps: Experience, name: str, function: Callable[..., Any] | None) -> tuple[Array, Array]:
+def _goals(steps: Experience, name: str, function: Function | None) -> tuple[Array, Array]:
     """The goal that each step achieved, and the one it was to achieve, ``[S, ...]``.
 
     Raises:
@@ -938,7 +941,7 @@ def _sampled_rows(steps: Experience) -> Ints:
 
 def answers_of(
     name: str,
-    function: Callable[..., Any],
+    function: Function,
     rows: Ints,
     *inputs: Leaves,
     arrays: bool = False,
@@ -973,7 +976,7 @@ def answers_of(
     return np.concatenate(answers)
 
 
-def _call(function: Callable[..., Any], trees: list[Any], arrays: bool) -> Any:
+def _call(function: Function, trees: list[Any], arrays: bool) -> Any:
     first, second = (trees, map(_tensors, trees)) if arrays else (map(_tensors, trees), trees)
     try:
         return function(*first)
