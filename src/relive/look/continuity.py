@@ -7,7 +7,6 @@ stacks of frames; rows that are stored twice; ready-made n-step windows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -492,7 +491,7 @@ def _stack_of(steps: Experience, leaf: Array) -> tuple[int, int, bool] | None:
     return None
 
 
-def _parts(axis: int, size: int, newest_last: bool) -> tuple[Any, Any]:
+def _parts(axis: int, size: int, newest_last: bool) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
     """Indices of stacks ``[K, ...]``: of all frames but the newest, and of all frames but the oldest."""
     first, last = ((slice(None),) * axis + (frames,) for frames in (slice(None, -size), slice(size, None)))
     return (first, last) if newest_last else (last, first)
@@ -663,6 +662,6 @@ def _flags_of_first_step(steps: Experience, n: int) -> Iterator[Finding]:
             lost)  # fmt: skip
 
 
-def _lead_to_one(steps: Experience, rows: Any, others: Any) -> Bools:
+def _lead_to_one(steps: Experience, rows: slice | Ints, others: slice | Ints) -> Bools:
     """True where rows ``[K]`` have the next observations of ``others``, bool ``[K]``."""
     return np.logical_and.reduce([same_rows(leaf[rows], leaf[others]) for leaf in (steps.next_obs or {}).values()])

@@ -380,7 +380,7 @@ def export(inspection: Inspection, path: str | os.PathLike[str], report: Report 
                 left_out.append("/".join(leaf_path))
             tick()
     for finding in report.findings if report is not None else ():
-        _log_finding(rerun, recording, finding, _at(rerun, times, rows_of(inspection, finding.examples)))
+        _log_finding(rerun, recording, finding, _at(rerun, times, rows_of(inspection.experience, finding.examples)))
     recording.disconnect()
     return tuple(left_out)
 

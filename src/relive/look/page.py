@@ -19,7 +19,7 @@ from ..memory.estimate import readable
 from ..names import needed, version
 from ..printable import printable
 from ..steps.arrays import Array, Ints
-from .experience import facts_of, number, plain, spreads_of
+from .experience import Experience, facts_of, number, plain, spreads_of
 from .findings import Report
 from .rendering import rendered
 
@@ -41,7 +41,7 @@ def page(inspection: Any, report: Report, chosen: int | None = None) -> str:
     """
     shown = shown_episodes(inspection, report, chosen)
     marked: set[int] = {row for episode in shown for row in episode["marks"]}
-    jumps = {i: [row for row in rows_of(inspection, finding.examples).tolist() if row in marked]
+    jumps = {i: [row for row in rows_of(inspection.experience, finding.examples).tolist() if row in marked]
              for i, finding in enumerate(report.findings)}  # fmt: skip
     data = json.dumps(plain(shown), allow_nan=False).replace("<", r"\u003c") if shown else ""
     return rendered(
@@ -71,7 +71,7 @@ def _tables(inspection: Any) -> dict[str, object]:
     facts = {name: fact for name, fact in inspection.facts().items() if name not in spreads}
     if inspection.never_sampled is not None:
         facts["never drawn"] = f"{inspection.never_sampled:.1%} of the steps"
-    return {"facts": facts, "spreads": spreads, "fields": fields_of(inspection), "dots": dots_of(inspection)}
+    return {"facts": facts, "spreads": spreads, "fields": fields_of(inspection), "dots": dots_of(inspection.episodes)}
 
 
 # -- tables and charts -------------------------------------------------------------------------------------------------
@@ -124,9 +124,8 @@ def bars_of(numbers: Array) -> list[float]:
     return [float(max(24 * count / counts.max(), 1)) if count else 0.0 for count in counts]
 
 
-def dots_of(inspection: Any) -> dict[str, object] | None:
+def dots_of(table: dict[str, Array]) -> dict[str, object] | None:
     """The returns of whole episodes as dots; None if there are fewer than three."""
-    table = inspection.episodes
     returns = table["return"][table["complete"] & np.isfinite(table["return"])]
     if len(returns) < 3:
         return None
@@ -174,7 +173,7 @@ def shown_episodes(inspection: Any, report: Report, chosen: int | None) -> list[
     """The steps of some episodes: those that the audit names, the best, the worst, and the last one."""
     marks: dict[int, list[str]] = {}
     for finding in report.findings:
-        for row in rows_of(inspection, finding.examples).tolist():
+        for row in rows_of(inspection.experience, finding.examples).tolist():
             marks.setdefault(row, []).append(finding.rule)
     left, shown = IMAGE_BYTES, list[dict[str, Any]]()
     for name, start, before, steps in _stretches(inspection, sorted(marks), chosen):
@@ -236,9 +235,9 @@ def _written(leaf: Array) -> list[str]:
     return [np.array2string(row, precision=4, separator=", ", threshold=WIDEST) for row in leaf]
 
 
-def rows_of(inspection: Any, places: tuple[int, ...]) -> Ints:
+def rows_of(steps: Experience, places: tuple[int, ...]) -> Ints:
     """The positions of rows that a report names as the source does."""
-    place = inspection.experience.place
+    place = steps.place
     return np.array(places, np.int64) if place is None else np.flatnonzero(np.isin(place, places))
 
 

@@ -18,7 +18,7 @@ from ..printable import shown
 from ..steps.arrays import Array, Bools, Ints, as_host, to_tensor
 from ..steps.schema import Path, dotted, map_leaves
 from .continuity import offset_of_ends, stored_ignored_steps
-from .experience import Experience, Leaves, are_whole, real_numbers, same_rows, tree_of
+from .experience import Experience, Leaves, Tree, are_whole, real_numbers, same_rows, tree_of
 from .findings import Finding, Lack, Look, Sureness, found, rule, skip_if
 from .heads import MOST, Head, numbers_of
 
@@ -140,7 +140,7 @@ def _odd(name: str, steps: Experience, envs: list[int], what: str) -> Iterator[F
     return steps.found(name, "likely", what.format(", ".join(map(str, envs))), mend, np.isin(steps.env, envs))
 
 
-def _mostly(numbers: Array) -> Any:
+def _mostly(numbers: Array) -> object:
     """The number that comes most often."""
     kinds, counts = np.unique(numbers, return_counts=True)
     return kinds[np.argmax(counts)]
@@ -204,7 +204,7 @@ def odd_flags(steps: Experience) -> Look:
 
 
 @rule("outside-space")
-def outside_space(steps: Experience, spaces: dict[str, Any]) -> Look:
+def outside_space(steps: Experience, spaces: dict[str, object]) -> Look:
     """Observations and actions outside the Gymnasium spaces that are given.
 
     Raises:
@@ -346,7 +346,7 @@ def value_one_step_off(steps: Experience, head: Head) -> Look:
 
 
 def _one_step_off(
-    name: str, steps: Experience, rows: Ints, inputs: Any, target: Any, unrelated: str, text: str, advice: str
+    name: str, steps: Experience, rows: Ints, inputs: Array, target: Array, unrelated: str, text: str, advice: str
 ) -> Look:
     """A field that follows from the row before or after, and not from its own row.
 
@@ -906,7 +906,7 @@ def _goals(steps: Experience, name: str, function: Function | None) -> tuple[Arr
     return after, desired
 
 
-def _old_goal(steps: Experience, rows: Any, looked: int, sure: Sureness) -> Iterator[Finding]:
+def _old_goal(steps: Experience, rows: Array, looked: int, sure: Sureness) -> Iterator[Finding]:
     return steps.found("reward-of-the-old-goal", sure,
         "rewards are not those of the stored goals: goals were exchanged, and the rewards are those of others",
         "compute the reward again from the achieved and the new goal", rows, looked)  # fmt: skip
@@ -976,7 +976,7 @@ def answers_of(
     return np.concatenate(answers)
 
 
-def _call(function: Function, trees: list[Any], arrays: bool) -> Any:
+def _call(function: Function, trees: list[Tree], arrays: bool) -> object:
     first, second = (trees, map(_tensors, trees)) if arrays else (map(_tensors, trees), trees)
     try:
         return function(*first)
@@ -987,6 +987,6 @@ def _call(function: Function, trees: list[Any], arrays: bool) -> Any:
             raise error from other
 
 
-def _tensors(tree: Any) -> Any:
+def _tensors(tree: Tree) -> Any:
     """Arrays in nested dicts, as tensors."""
     return map_leaves(to_tensor, tree)
