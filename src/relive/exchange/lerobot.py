@@ -658,9 +658,10 @@ def _flat(stats: dict[str, Stats | None]) -> dict[str, object]:
     """Statistics as columns of the table of episodes."""
     return {
         f"stats/{name}/{key}": value.tolist()
-        for name, part in stats.items() if part is not None
+        for name, part in stats.items()
+        if part is not None
         for key, value in part.items()
-    }  # fmt: skip
+    }
 
 
 def _write_task(file: Path, task: str) -> None:

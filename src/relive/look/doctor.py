@@ -157,8 +157,9 @@ def _quota() -> float | None:
 
 def memory() -> Facts:
     """Bytes of memory, of swap and of ``/dev/shm``, and who gets huge pages: "always", "madvise" or "never"."""
-    known = {name: int(size) * 1024 for name, size in re.findall(r"^(\w+): +(\d+) kB$", _text("/proc/meminfo"),
-                                                                 re.MULTILINE)}  # fmt: skip
+    known = {
+        name: int(size) * 1024 for name, size in re.findall(r"^(\w+): +(\d+) kB$", _text("/proc/meminfo"), re.MULTILINE)
+    }
     mode = re.search(r"\[(\w+)\]", _text(HUGE_PAGES))
     try:
         shm = shutil.disk_usage(SHM)
@@ -323,8 +324,9 @@ def advice_on(facts: dict[str, Facts]) -> Iterator[Advice]:
 
 def in_words(examination: Examination) -> dict[str, dict[str, str]]:
     """The facts for people: part -> name -> text. What is not known is left out."""
-    versions, core, threads, memory, gpu = (examination.facts[part] for part in
-                                            ("versions", "core", "threads", "memory", "gpu"))  # fmt: skip
+    versions, core, threads, memory, gpu = (
+        examination.facts[part] for part in ("versions", "core", "threads", "memory", "gpu")
+    )
     missing = [name for name, found in versions.items() if found is None]
     newest = f"yes, and it runs those for x86-64-v{core['level']}" if core["level"] > 1 else "yes"
     limits = [f"{threads['affinity']} by affinity"] if threads["affinity"] is not None else []

@@ -398,8 +398,9 @@ def _send(rerun: Any, recording: Any, place: str, leaf: Array, env: Array, times
         else:
             columns = rerun.Image.columns(buffer=pictures[rows].reshape(len(rows), -1))
             height, width, channels = (*pictures.shape[1:], 1)[:3]
-            shape = rerun.components.ImageFormat(width=width, height=height, color_model=COLORS[channels],
-                                                 channel_datatype="U8")  # fmt: skip
+            shape = rerun.components.ImageFormat(
+                width=width, height=height, color_model=COLORS[channels], channel_datatype="U8"
+            )
             fields = rerun.Image.from_fields(format=shape)
             recording.log(f"env_{env_number}/{place}", fields, static=True, strict=True)
         recording.send_columns(f"env_{env_number}/{place}", _at(rerun, times, rows), columns, strict=True)

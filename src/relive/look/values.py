@@ -439,9 +439,7 @@ def _moving(steps: Experience, acts: Array, rows: Ints, moved: Array, lags: tupl
     """
     state = kernel_of(np.asarray(steps.numbers[rows], np.float64))
     errors: dict[int | None, Array] = {None: _errors(state, moved)}
-    return errors | {
-        lag: _errors(state + (1 + state) * _alike_actions(steps, acts, rows, lag), moved) for lag in lags
-    }  # fmt: skip
+    return errors | {lag: _errors(state + (1 + state) * _alike_actions(steps, acts, rows, lag), moved) for lag in lags}
 
 
 def _alike_actions(steps: Experience, acts: Array, rows: Ints, lag: int) -> Array:
@@ -683,8 +681,9 @@ def _fitting_rows(raw: Array, column: Array, rows: Ints) -> Array:
 def _clearly_less(one: Array, other: Array) -> bool:
     """True if errors ``[K]`` are clearly smaller than others of the same rows."""
     less = other - one
-    return bool(one.mean() < CLEARLY * other.mean()
-                and less.mean() > FAR_BEYOND_NOISE * less.std() / np.sqrt(len(less)))  # fmt: skip
+    return bool(
+        one.mean() < CLEARLY * other.mean() and less.mean() > FAR_BEYOND_NOISE * less.std() / np.sqrt(len(less))
+    )
 
 
 # -- what is learned from other rows -----------------------------------------------------------------------------------
