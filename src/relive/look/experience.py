@@ -52,8 +52,8 @@ class Experience:
         env: int64 ``[S]``, the env of each step.
         follows: bool ``[S]``, True where the next row is the same env's next stored step.
         others: further leaves ``[S, ...]`` by path.
-        priorities: ``[R]``, with ``live``: the priority of row r in a prioritized sampler.
-        live: bool ``[R]``, True where row r holds a transition that may be drawn.
+        priorities: ``[R]``, with ``drawable``: the priority of row r in a prioritized sampler.
+        drawable: bool ``[R]``, True where row r holds a transition that may be drawn.
         lacks: sentences on what the source does not keep.
         place: int64 ``[S]``, the place of each step in the source, as its batches name it; None for 0, 1, ...
         step: int64 ``[S]``, the index of each step in its episode; None if the source does not keep it.
@@ -82,7 +82,7 @@ class Experience:
     action: Leaves = field(default_factory=dict[Path, Array])
     others: Leaves = field(default_factory=dict[Path, Array])
     priorities: Array | None = None
-    live: Bools | None = None
+    drawable: Bools | None = None
     lacks: tuple[str, ...] = ()
     place: Ints | None = None
     step: Ints | None = None

@@ -199,7 +199,7 @@ def of_replay(replay: ReplayBuffer) -> Experience:
         action=parts["action"],
         others={path: leaf for path, leaf in stored.items() if path[0] not in named},
         priorities=priorities,
-        live=None if priorities is None else np.ones(len(priorities), np.bool_),
+        drawable=None if priorities is None else np.ones(len(priorities), np.bool_),
         place=index[selected],
         step=step[selected],
         age=age[selected],

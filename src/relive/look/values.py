@@ -276,20 +276,20 @@ def _outside(space: Any, leaf: Array, where: str) -> Array:
 @rule("priority-not-finite", "priority-of-dead-row", "priority-zero")
 def priorities(steps: Experience) -> Look:
     """Priorities that are not finite, that belong to rows without a transition, or that are 0."""
-    weight, live = steps.priorities, steps.live
+    weight, drawable = steps.priorities, steps.drawable
     if weight is None or not len(weight):
         raise Lack("it has no priorities", absent=True)
     bad = ~np.isfinite(weight) | (weight < 0)
     yield from found("priority-not-finite", "certain", "priorities are NaN, infinite or negative",
                      "refuse TD errors that are not finite before they reach the sampler",
                      bad, len(weight))  # fmt: skip
-    if live is not None:
+    if drawable is not None:
         yield from found("priority-of-dead-row", "certain",
                          "rows that hold no transition have a priority, and are drawn",
                          "set the priorities of rows that were cleared, or not yet written, to 0",
-                         ~live & (weight > 0) & ~bad, len(weight))  # fmt: skip
+                         ~drawable & (weight > 0) & ~bad, len(weight))  # fmt: skip
         yield from found("priority-zero", "likely", "stored transitions have priority 0, and are never drawn",
-                         "add a small eps to every TD error", live & (weight == 0), int(live.sum()))  # fmt: skip
+                         "add a small eps to every TD error", drawable & (weight == 0), int(drawable.sum()))  # fmt: skip
     return len(weight)
 
 
