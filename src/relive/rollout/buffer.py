@@ -514,7 +514,7 @@ class RolloutBuffer:
             self._bind_gae()
         if in_place is not None and self._gae_in_place is not None and not columns.start:
             if not self._has_last:
-                self._require_all_ended()
+                self._require_all_ended(estimator)
             self._fill_gae(self._gae_in_place, in_place)
         else:
             self._attach_estimate(estimator)
