@@ -289,7 +289,8 @@ def priorities(steps: Experience) -> Look:
                          "set the priorities of rows that were cleared, or not yet written, to 0",
                          ~drawable & (weight > 0) & ~bad, len(weight))  # fmt: skip
         yield from found("priority-zero", "likely", "stored transitions have priority 0, and are never drawn",
-                         "add a small eps to every TD error", drawable & (weight == 0), int(drawable.sum()))  # fmt: skip
+                         "add a small eps to every TD error",
+                         drawable & (weight == 0), int(drawable.sum()))  # fmt: skip
     return len(weight)
 
 
