@@ -63,9 +63,9 @@ def examine() -> Examination:
 
 # -- facts -------------------------------------------------------------------------------------------------------------
 
-PACKAGES = ("torch", "numpy", "tensordict", "gymnasium", "safetensors", "typer", "rich", "pillow", "matplotlib",
-            "pandas", "ray", "minari", "pyarrow", "rerun-sdk")  # fmt: skip
-"""Packages that relive uses; those from typer on are optional."""
+REQUIRED = "torch", "numpy", "gymnasium", "safetensors"
+
+OPTIONAL = "tensordict", "typer", "rich", "pillow", "matplotlib", "pandas", "ray", "minari", "pyarrow", "rerun-sdk"
 
 GROUPS = "/sys/fs/cgroup"
 
@@ -76,8 +76,8 @@ SHM = "/dev/shm"
 
 def versions() -> Facts:
     """Versions, None for a package that is not installed."""
-    return {"relive": version(), "python": platform.python_version(), "system": platform.platform(),
-            **{name: _version_of(name) for name in PACKAGES}}  # fmt: skip
+    own = {"relive": version(), "python": platform.python_version(), "system": platform.platform()}
+    return own | {name: _version_of(name) for name in (*REQUIRED, *OPTIONAL)}
 
 
 def _version_of(package: str) -> str | None:

@@ -186,8 +186,8 @@ class Experience:
         skip_if(not self.ordered, "the transitions have no order")
         skip_if(not self.follows.any(), "no step is followed by another one of its env")
         if self.next_obs is not None and self.window == 1 and self.inner.any():
-            skip_if(self.chained[self.inner].mean() <= 0.5, "most rows do not lead to the observation of the following "
-                    "row, so their order in time is not known")  # fmt: skip
+            why = "most rows do not lead to the observation of the following row, so their order in time is not known"
+            skip_if(self.chained[self.inner].mean() <= 0.5, why)
 
     @cached_property
     def still(self) -> Bools:

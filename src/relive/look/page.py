@@ -41,8 +41,8 @@ def page(inspection: Any, report: Report, chosen: int | None = None) -> str:
     """
     shown = shown_episodes(inspection, report, chosen)
     marked: set[int] = {row for episode in shown for row in episode["marks"]}
-    jumps = {i: [row for row in rows_of(inspection.experience, finding.examples).tolist() if row in marked]
-             for i, finding in enumerate(report.findings)}  # fmt: skip
+    named = [rows_of(inspection.experience, finding.examples).tolist() for finding in report.findings]
+    jumps = {i: [row for row in rows if row in marked] for i, rows in enumerate(named)}
     data = json.dumps(plain(shown), allow_nan=False).replace("<", r"\u003c") if shown else ""
     return rendered(
         whole=True,

@@ -698,8 +698,8 @@ def agilerl_replay(buffer: Any) -> Experience:
 
 def agilerl_rollout(buffer: Any) -> Experience:
     """Its rollout buffer: ``dones`` are ends of both kinds, and the next observation is what ``step()`` returned."""
-    columns, names = buffer.buffer, ("observations", "next_observations", "actions", "rewards", "dones", "values",
-                                     "advantages", "returns", "log_probs")  # fmt: skip
+    columns, computed = buffer.buffer, ("values", "advantages", "returns", "log_probs")
+    names = ("observations", "next_observations", "actions", "rewards", "dones", *computed)
     fields = {name: in_time(columns[name], buffer.pos, buffer.full) for name in names if name in columns}
     begins = not (buffer.full and buffer.wrap_at_capacity)
     return from_arrays(fields, f"agilerl {type(buffer).__name__}", vector=True, begins=begins)
