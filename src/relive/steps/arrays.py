@@ -20,6 +20,7 @@ Leaf = Tensor | Array
 """The numbers of a leaf, on a device or in RAM."""
 L = TypeVar("L", bound=Leaf)
 
+
 def apart(values: Iterable[L], memories: Sequence[Leaf]) -> list[L]:
     """Arrays and tensors, copied where they lie in ``memories``, which will be written before all of them are read."""
     arrays = [memory for memory in memories if not isinstance(memory, Tensor)]
