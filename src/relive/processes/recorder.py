@@ -10,7 +10,6 @@ import gymnasium as gym
 import numpy as np
 
 from ..errors import LifecycleError
-from .lanes import LaneWriter
 
 Obs = TypeVar("Obs")
 Act = TypeVar("Act")
@@ -25,10 +24,10 @@ class RecordedEnv(gym.Wrapper[Obs, Act, Obs, Act]):
         make_writer: makes the lane's ``LaneWriter``; called at the first reset, in the process that plays.
     """
 
-    def __init__(self, env: gym.Env[Obs, Act], make_writer: Callable[[], LaneWriter]) -> None:
+    def __init__(self, env: gym.Env[Obs, Act], make_writer: Callable[[], Any]) -> None:
         super().__init__(env)
         self._make_writer = make_writer
-        self._writer: LaneWriter | None = None
+        self._writer: Any = None
         self._obs: Obs | None = None
         self._goes_on = False
         """True while an episode is under way."""
