@@ -196,8 +196,9 @@ class VectorEnvs:
         trees: list[Any] = [getattr(envs, name)] if name else []
         while trees:
             tree = trees.pop()
+            branch = tree
             if isinstance(tree, np.ndarray):
-                flat: Any = cast("Any", tree).reshape(-1)
+                flat = branch.reshape(-1)
                 facts.append(flat[:: len(flat) // SAMPLED + 1].tobytes())
             elif isinstance(tree, dict | tuple):
                 trees += tree.values() if isinstance(tree, dict) else tree
@@ -557,7 +558,8 @@ def attribute(envs: object, name: str) -> Any:
 
 def _has_info(answer: object) -> TypeGuard[tuple[object, Info]]:
     """True if a reset returned observations and info, and not the observations alone, which may be a tuple as well."""
-    return isinstance(answer, tuple) and len(cast("tuple[object, ...]", answer)) == 2 and isinstance(answer[1], Mapping)
+    pair: Any = answer
+    return isinstance(answer, tuple) and len(pair) == 2 and isinstance(pair[1], Mapping)
 
 
 def seed_for(envs: object, seed: int | None) -> int | None:
@@ -638,7 +640,8 @@ def _present(info: Mapping[str, Any], name: str) -> Flags | None:
 
 def is_by_env(given: object) -> bool:
     """True for one object an env, in an object array or a list."""
-    return isinstance(given, list) or (isinstance(given, np.ndarray) and cast("Array", given).dtype == object)
+    array: Any = given
+    return isinstance(given, list) or (isinstance(given, np.ndarray) and array.dtype == object)
 
 
 def pick(given: Any, inner: Path, envs: NDArray[np.intp]) -> Tensor:

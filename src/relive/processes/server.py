@@ -44,7 +44,7 @@ from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, one_of, refu
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import require_rows
 from ..replay.serving import Batches, Drawn
-from ..steps.arrays import as_host
+from ..steps.arrays import ArrayLike, as_host
 from ..steps.schema import not_named
 from .blocks import Block, BlockSpec, is_batch, packed_batch, spec_of
 from .lanes import Lanes
@@ -734,7 +734,7 @@ class Learner(Batches[Any]):
         slot = self._slots[answer[0]]
         return slot.batch() if self._uploads is None else self._uploads.upload(slot)
 
-    def update_priorities(self, index: object, td_error: object, mask: object = None) -> None:
+    def update_priorities(self, index: ArrayLike, td_error: ArrayLike, mask: ArrayLike | None = None) -> None:
         """As :meth:`relive.ReplayBuffer.update_priorities`, but a later call raises the errors of this one."""
         real = None if mask is None else as_host(mask)
         self._start_call()
@@ -742,7 +742,12 @@ class Learner(Batches[Any]):
         self._send_unanswered(("rate", Parcel("update_priorities: an argument", arguments)))
 
     def add(
-        self, step: Mapping[str, object] | None = None, /, *more: NoReturn, envs: object = None, **fields: object
+        self,
+        step: Mapping[str, object] | None = None,
+        /,
+        *more: NoReturn,
+        envs: ArrayLike | None = None,
+        **fields: object,
     ) -> None:
         """As :meth:`relive.ReplayBuffer.add`, but a later call raises the errors of this one. Lanes are quicker."""
         if more or not (step is None or hasattr(step, "keys")):

@@ -321,7 +321,8 @@ def descend(tree: Any, inner: Path) -> Any:
     for key in inner:
         if tree.__class__ is Tensor:  # torch takes text for a sequence of indices, with a warning
             raise KeyError(key)
-        by_place = tree.__class__ is not dict and isinstance(cast("object", tree), tuple | list)
+        branch: object = tree
+        by_place = tree.__class__ is not dict and isinstance(branch, tuple | list)
         tree = tree[int(key) if by_place else key]
     return tree
 
@@ -339,24 +340,24 @@ def nest(leaves: Mapping[Path, object]) -> dict[str, Any]:
 
 def flatten(tree: Any, at: Path = ()) -> dict[Path, Any]:
     """The leaves of nested mappings and tuples, by path."""
+    branch: Any = tree
     if isinstance(tree, tuple):
-        tree = {str(i): member for i, member in enumerate(cast("tuple[object, ...]", tree))}
-    if not isinstance(tree, Mapping):
+        branch = {str(i): member for i, member in enumerate(branch)}
+    elif not isinstance(tree, Mapping):
         return {at: tree}
-    members = cast("Mapping[str, object]", tree).items()
-    return {path: leaf for name, member in members for path, leaf in flatten(member, (*at, name)).items()}
+    return {path: leaf for name, member in branch.items() for path, leaf in flatten(member, (*at, name)).items()}
 
 
 def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """``function`` of each leaf of mappings and tuples at any depth, with that leaf of ``others``; None stays None."""
     if tree is None:
         return None
+    branch: Any = tree
     if isinstance(tree, Mapping):
-        members = cast("Mapping[str, Any]", tree).items()
+        members = branch.items()
         return {name: map_leaves(function, member, *[other[name] for other in others]) for name, member in members}
     if isinstance(tree, tuple):
-        places = zip(cast("tuple[object, ...]", tree), *others, strict=True)
-        return tuple(map_leaves(function, *members) for members in places)
+        return tuple(map_leaves(function, *members) for members in zip(branch, *others, strict=True))
     return function(tree, *others)
 
 
@@ -489,12 +490,11 @@ def _from_space(space: object, where: str) -> Node:
 
 
 def _from_example(value: object, path: Path, num_envs: int | None) -> Node:
+    branch: Any = value
     if isinstance(value, Mapping):
-        members = cast("Mapping[str, object]", value)
-        return {name: _from_example(member, (*path, name), num_envs) for name, member in members.items()}
+        return {name: _from_example(member, (*path, name), num_envs) for name, member in branch.items()}
     if isinstance(value, tuple):
-        items = cast("tuple[object, ...]", value)
-        return tuple(_from_example(member, (*path, str(i)), num_envs) for i, member in enumerate(items))
+        return tuple(_from_example(member, (*path, str(i)), num_envs) for i, member in enumerate(branch))
     plain_float = not isinstance(value, torch.Tensor | np.ndarray | np.generic)
     tensor = value if isinstance(value, torch.Tensor) else as_tensor(value, dotted(path))
     dtype = torch.float32 if plain_float and tensor.dtype is torch.float64 else tensor.dtype
