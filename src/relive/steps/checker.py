@@ -225,8 +225,9 @@ def refuse_unreadable(tree: object, path: Path = ()) -> None:
             ("sparse", "to_dense()", tree.layout is not torch.strided),
             ("quantized", "dequantize()", tree.is_quantized),
         ]
-        for kind, call in [(kind, call) for kind, call, applies in kinds if applies][:1]:
-            raise DTypeError(f"{name}: expected a dense tensor, got a {kind} one; pass its .{call}")
+        for kind, call, applies in kinds:
+            if applies:
+                raise DTypeError(f"{name}: expected a dense tensor, got a {kind} one; pass its .{call}")
         if tree.is_cpu:
             in_memory(tree.detach(), name)
         return
