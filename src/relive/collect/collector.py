@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -64,6 +64,10 @@ class StepSink(Protocol):
     def interrupt(self) -> None:
         """The next steps start new episodes."""
         ...
+
+
+Sink: TypeAlias = "RolloutBuffer | StepSink | _Chunks"
+"""An object that steps go to, one by one."""
 
 
 FILLED_RULE: Rule = (
@@ -190,7 +194,7 @@ class Collector:
             buffer.check_ends = False  # the collector stores episode ends correctly
 
     @property
-    def _sink(self) -> RolloutBuffer | StepSink | _Chunks:
+    def _sink(self) -> Sink:
         """The sink of the steps."""
         return cast("_Chunks", self._chunks) if self.buffer is None else self.buffer
 
@@ -455,7 +459,7 @@ class Collector:
                 self._give_up()
                 raise
 
-    def _step(self, t: int, sink: RolloutBuffer | StepSink | _Chunks) -> None:
+    def _step(self, t: int, sink: Sink) -> None:
         """Play step ``t`` of a collection, and store it: the policy acts, the envs answer, the episodes go on."""
         inputs, vector = self._inputs, self._vector
         seen = self._obs["obs",] if inputs.is_flat else inputs.as_given(self._obs)
@@ -508,7 +512,7 @@ class Collector:
     def _add_of_simulator(
         self,
         sums: EpisodeSums,
-        sink: RolloutBuffer | StepSink | _Chunks,
+        sink: Sink,
         step: dict[str, Any],
         done: Tensor,
         cut: Tensor,

@@ -67,7 +67,7 @@ class EndCheck:
         """The number of episodes that had ended when steps were last checked."""
         self._looked = self._alike = 0
 
-    def go_on(
+    def observe(
         self, episodes: int, envs: Ints, leaves: Sequence[Leaf], final: Sequence[Leaf] | None, mask: Array | None
     ) -> bool:
         """Check steps that were just stored, in the order of time. Returns whether to check the next ones, too.
@@ -161,7 +161,7 @@ class ReuseCheck:
         self.found = False
         """True if there is a warning to give."""
 
-    def go_on(
+    def observe(
         self,
         step: Mapping[str, object],
         envs: Ints,
