@@ -184,7 +184,8 @@ class Collector:
         """Checks the first final observations that come beside the reset observation; None once it has seen enough."""
         self._looked = 0  # how many steps of a simulator it has seen
         if self._vector.mode == "SameStep":
-            self._finals_check = self._inputs.final_check(attribute(self.envs, "single_observation_space"))
+            space = attribute(self.envs, "single_observation_space")
+            self._finals_check = self._inputs.final_check(space, repr(self._vector.given)[:200])
         self.total_steps = 0
         self._obs: Leaves = {}  # none: the next call resets the envs
         self._was_reset = False  # True from the first reset on, which takes the seed
@@ -226,7 +227,7 @@ class Collector:
         """Read what a simulator's device knows of the episodes; waits for it."""
         if self._sums is not None and self._was_reset:
             self._vector.refuse_hidden()
-            if self._finals_check is not None and not self._finals_check.warn(repr(self._vector.given)[:200]):
+            if self._finals_check is not None and not self._finals_check.warn():
                 self._finals_check = None
             returns, lengths, self._total_episodes = self._sums.read()
             self._returns = deque(returns, maxlen=EPISODE_HISTORY)
@@ -559,7 +560,7 @@ class Collector:
         """Look at one of the first steps of a simulator. What another device has found is read with the episodes."""
         check.look(torch.arange(len(cut), device=cut.device), cut, self._obs, final, after)
         self._looked += 1
-        if (cut.is_cpu and not check.warn(repr(self._vector.given)[:200])) or self._looked == LOOKED:
+        if (cut.is_cpu and not check.warn()) or self._looked == LOOKED:
             self._finals_check = None
 
     def _note_finals(
@@ -633,7 +634,7 @@ class Collector:
         rows = ({path: x[envs] for path, x in leaves.items()} for leaves in (self._obs, after))
         was, comes = rows
         check.look(envs, self._inputs.rows(cut)[envs], was, final, comes)
-        if not check.warn(repr(self._vector.given)[:200]):
+        if not check.warn():
             self._finals_check = None
 
     def _count_episodes(self, reward: Array, played: Bools, done: Bools) -> None:

@@ -362,9 +362,11 @@ class FinalCheck:
     Args:
         bounds: the lowest and highest numbers of the observation space, ``[...]`` of each leaf that has some.
         device: of the observations.
+        envs: the envs in words, for the warnings.
     """
 
-    def __init__(self, bounds: Mapping[Path, tuple[Tensor, Tensor]], device: torch.device) -> None:
+    def __init__(self, bounds: Mapping[Path, tuple[Tensor, Tensor]], device: torch.device, envs: str) -> None:
+        self._envs = envs
         margin = 1e-5  # for numbers that were rounded
         self._bounds = {
             path: (low - margin * (1 + low.abs()), high + margin * (1 + high.abs()))
@@ -417,14 +419,10 @@ class FinalCheck:
             found.append(rows)
         return found
 
-    def warn(self, envs: str) -> bool:
-        """Warn if all final observations so far are wrong, and they are enough. Returns whether to look at the next.
-
-        Args:
-            envs: their description.
-        """
+    def warn(self) -> bool:
+        """Warn if all final observations so far are wrong, and they are enough. Returns whether to look at the next."""
         cuts, changed, reset, outside = (int(count) for count in self._counts.cpu())
-        env = int(self._env)
+        envs, env = self._envs, int(self._env)
         if reset == changed >= EPISODES_TO_WARN:
             warnings.warn(
                 f"the first {changed} final observations that {envs} handed out under SAME_STEP autoreset all equal "

@@ -131,8 +131,8 @@ class Inputs:
 
     # -- observations -------------------------------------------------------------------------------------------
 
-    def final_check(self, space: object) -> FinalCheck:
-        """A check of the first final observations, with the bounds of an observation space, as far as it fits."""
+    def final_check(self, space: object, envs: str) -> FinalCheck:
+        """A check of the first final observations of ``envs``, with the bounds of their space, as far as it fits."""
         bounds: dict[Path, tuple[Tensor, Tensor]] = {}
         for path, _ in self._obs_dtypes:
             box, shape = member(space, path[1:]), self.leaves[path].shape
@@ -142,7 +142,7 @@ class Inputs:
                 both = torch.from_numpy(np.stack([np.asarray(low, np.float32), np.asarray(high, np.float32)]))
                 low, high = both.to(self.device)
                 bounds[path] = low, high
-        return FinalCheck(bounds, self.device)
+        return FinalCheck(bounds, self.device, envs)
 
     def rows(self, which: Leaf) -> Tensor:
         """Flags, or numbers of envs, on the buffer's device."""
