@@ -1433,15 +1433,15 @@ MUTATIONS = [
     Mutation(
         "steps of a warm-up stay in the collector's own rollout",
         "collect/collector.py",
-        "self._obs, self._warmed = None, not buffer.wrap",
-        "self._obs = None",
+        "self._obs, self._warmed = {}, not buffer.wrap",
+        "self._obs = {}",
         "collect/test_warming.py",
     ),
     Mutation(
         "a reset keeps the steps of a warm-up",
         "collect/collector.py",
         "self._under_way or self._warmed",
-        "self._under_way or (self._warmed and self._obs is None)",
+        "self._under_way or (self._warmed and not self._obs)",
         "collect/test_warming.py",
     ),
     Mutation(
@@ -1454,7 +1454,7 @@ MUTATIONS = [
     Mutation(
         "episodes go on behind those of a warm-up",
         "collect/collector.py",
-        "self._obs, self._warmed = None, not buffer.wrap",
+        "self._obs, self._warmed = {}, not buffer.wrap",
         "self._warmed = not buffer.wrap",
         "collect/test_warming.py",
     ),
