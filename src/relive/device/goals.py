@@ -6,7 +6,7 @@ fixed shapes, and no wait for the device.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class Judge(Protocol):
     path: Path
     """Which of :data:`RESULTS` it gives."""
 
-    def judge(self, achieved: Any, desired: Any, info: Any) -> Any:
+    def judge(self, achieved: Tensor, desired: Tensor, info: object) -> object:
         """Its result, as it is."""
         ...
 
@@ -132,13 +132,13 @@ class DeviceGoals:
         reached = store.read_rows(choice.after.reshape(-1), [form.achieved])[form.achieved]
         aimed = store.read_rows(choice.aim, [form.achieved])[form.achieved]
         wanted = aimed[:, None].expand(count, n, *aimed.shape[1:]).flatten(0, 1)
-        info: Any = {}
+        info: object = {}
         if form.info:
             info = nest(store.read_rows(choice.now.reshape(-1), form.info))[form.info[0][0]]
         results: dict[Path, Tensor] = {}
         for function in form.functions:
             # a copy for each: a function may write to what it gets
-            result: Any = function.judge(reached.clone(), wanted.clone(), info)
+            result = function.judge(reached.clone(), wanted.clone(), info)
             if not isinstance(result, Tensor):
                 raise DTypeError(f"{function}: expected a tensor, got {type(result)}; pass tensors=False")
             kind = "b" if result.dtype is torch.bool else "c" if result.is_complex() else "f"

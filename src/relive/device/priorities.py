@@ -7,7 +7,7 @@ They have the bits of :class:`relive.Prioritized`. Every function is as those of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, cast
 
 import numpy as np
@@ -17,8 +17,9 @@ from torch import Tensor
 from ..core.numbers import power
 from ..core.words import LARGEST_ERROR
 from ..ring.ring import Ring
+from ..steps.arrays import Array
 from ..steps.schema import Path
-from .contract import DeviceSampler, Kind, Report
+from .contract import DeviceSampler, Kind, SamplerReport
 from .ring import Added, DeviceRing, Spots
 from .tree import DeviceTree
 
@@ -50,7 +51,7 @@ class DevicePriorities(DeviceSampler):
         self.counts: Tensor = torch.zeros(3, dtype=INT64, device=device)
         """Errors that came too late; errors that were no float32, or too large for a sum; draws while all priorities
         were 0. These count since the host read them last."""
-        self._sent: tuple[Any, ...] | None = None
+        self._sent: tuple[object, object, float, int] | None = None
         """The sampler's parameters that the device has."""
 
     @staticmethod
@@ -138,16 +139,16 @@ class DevicePriorities(DeviceSampler):
         """See :class:`DeviceSampler`."""
         return kind in ("windows", "goals") and self.sampler.normalize == "batch"
 
-    def relied_on(self) -> tuple[Any, ...]:
+    def relied_on(self) -> tuple[Hashable, ...]:
         """See :class:`DeviceSampler`."""
         return (self.sampler.stratified,)
 
     @property
-    def kept(self) -> Any:
+    def kept(self) -> object:
         """See :class:`DeviceSampler`."""
         return self.sampler.stored
 
-    def arrays(self) -> list[tuple[Any, Tensor]]:
+    def arrays(self) -> list[tuple[Array, Tensor]]:
         """See :class:`DeviceSampler`."""
         stored = self.sampler.stored
         return [(stored.errors, self.errors), (stored.tree.nodes, self.tree.nodes)]
@@ -163,8 +164,8 @@ class DevicePriorities(DeviceSampler):
         sampler = self.sampler
         now = sampler.beta, sampler.default_error, sampler.noted_largest, sampler.draw_state()
         if now != self._sent:
-            beta: Any = sampler.beta
-            schedule = cast("tuple[float, ...]", beta if isinstance(beta, tuple) else (beta, 0, 0))
+            beta: float | tuple[float, ...] = sampler.beta
+            schedule = beta if isinstance(beta, tuple) else (beta, 0, 0)
             default = torch.nan if sampler.default_error is None else float(np.float32(sampler.default_error))
             for k, value in enumerate(schedule):
                 self.beta[k].fill_(float(value))
@@ -179,13 +180,14 @@ class DevicePriorities(DeviceSampler):
     def before_batch(self, update: int, of: int) -> None:
         """See :class:`DeviceSampler`."""
         self.sampler.count_draw()
-        self._sent = (*cast("Any", self._sent)[:3], self.sampler.draw_state())
+        if self._sent is not None:
+            self._sent = (*self._sent[:3], self.sampler.draw_state())
 
     def batch_failed(self) -> None:
         """See :class:`DeviceSampler`."""
         self._sent = None
 
-    def bring_back(self) -> Report:
+    def bring_back(self) -> SamplerReport:
         """See :class:`DeviceSampler`."""
         sampler = self.sampler
         if len(sampler.stored.tree.minima):  # the device has no tree of minima
@@ -208,4 +210,4 @@ class DevicePriorities(DeviceSampler):
                 f"update_priorities: {refused} TD errors were NaN, infinite or too large for a sum, or had an index "
                 "that was never issued. They were passed over; check the loss, and pass batch['index']"
             )
-        return Report(late, tuple(warnings))
+        return SamplerReport(late, tuple(warnings))

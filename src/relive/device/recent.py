@@ -6,6 +6,7 @@ fixed shapes, and no wait for the device.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ class DeviceRecent(DeviceSampler):
         """See :class:`DeviceSampler`."""
         return kind != "sequences" and self.sampler.c_min >= FEWEST_NEWEST * self.rows.num_envs
 
-    def relied_on(self) -> tuple[Any, ...]:
+    def relied_on(self) -> tuple[Hashable, ...]:
         """See :class:`DeviceSampler`."""
         return self.rounds, self.bits
 

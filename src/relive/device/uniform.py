@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Hashable
 
 from torch import Tensor
 
 from ..ring.ring import Ring
+from ..steps.arrays import Array
 from ..steps.schema import Path
 from .contract import DeviceSampler
 from .ring import Added, Spots
@@ -33,16 +34,16 @@ class DeviceUniform(DeviceSampler):
         """See :class:`DeviceSampler`."""
         return super().draw(count, stream) if self.windows is None else (self.windows.draw(count, stream), {})
 
-    def relied_on(self) -> tuple[Any, ...]:
+    def relied_on(self) -> tuple[Hashable, ...]:
         """See :class:`DeviceSampler`."""
         return (self.windows,)
 
     @property
-    def kept(self) -> Any:
+    def kept(self) -> object:
         """See :class:`DeviceSampler`."""
         return self.sampler.windows
 
-    def arrays(self) -> list[tuple[Any, Tensor]]:
+    def arrays(self) -> list[tuple[Array, Tensor]]:
         """See :class:`DeviceSampler`."""
         return [] if self.windows is None else [(self.sampler.windows.tree.nodes, self.windows.tree.nodes)]
 

@@ -124,7 +124,7 @@ def write_files(
     return notes
 
 
-def _begun(others: ThreadPoolExecutor, function: Callable[..., T], *args: Any) -> Callable[[], T]:
+def _begun(others: ThreadPoolExecutor, function: Callable[..., T], *args: object) -> Callable[[], T]:
     """Begin a call in another thread. Returns a function that waits for the result and returns it.
 
     An interpreter that is ending starts no threads, and others may lack the memory. Then this thread makes the call.
@@ -396,7 +396,7 @@ def _others(path: Path) -> str:
     return f", but in it: give {' or '.join(repr(str(path / name)) for name in sorted(saves)[:3])}" if saves else ""
 
 
-class Reader:
+class FileReader:
     """Reads a file once from start to end and computes its CRC-32 on the way."""
 
     def __init__(self, stream: io.FileIO, path: Path) -> None:
@@ -518,7 +518,7 @@ MOST = 2**62
 """The largest count in a save. Counting on from it still fits into 64 bits."""
 
 
-def entry(content: Any, name: str, kind: type[Any]) -> Any:
+def entry(content: Mapping[str, object], name: str, kind: type) -> Any:
     """One entry of a save's JSON, of the expected type.
 
     Raises:
@@ -532,7 +532,7 @@ def entry(content: Any, name: str, kind: type[Any]) -> Any:
     return value
 
 
-def whole(content: Any, name: str) -> int:
+def whole(content: Mapping[str, object], name: str) -> int:
     """One entry of a save's JSON, a count from 0 to ``MOST``.
 
     Raises:
@@ -544,7 +544,7 @@ def whole(content: Any, name: str) -> int:
     return value
 
 
-def integers(content: Any, name: str, *shape: int) -> NDArray[np.int64]:
+def integers(content: Mapping[str, object], name: str, *shape: int) -> NDArray[np.int64]:
     """One entry of a save's JSON, a list (of lists) of counts, as an array of this shape.
 
     Raises:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor
 
 from ..steps.arrays import Array, Ints, numpy_dtype, numpy_view
@@ -55,16 +55,16 @@ class DeviceRows(HostedRows):
         self._now = [path for path in small if path[0] != "next_obs"]
         self._then = [path for path in small if path[0] == ("next_obs" if self._own_next else "obs")]
         """The small fields that are read of a window's first row, and of the row of its next observation."""
-        self._ended: Any = np.zeros(0, np.bool_)
+        self._ended: Array = np.zeros(0, np.bool_)
 
     # -- writing ------------------------------------------------------------------------------------------------
 
     @property
-    def memory(self) -> list[Any]:
+    def memory(self) -> list[Array | Tensor]:
         """The rows in RAM, and those of each part."""
         return [self.target, *(part.words for part in self.parts)]
 
-    def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Remainder]:
+    def stage(self, role: str, count: int, values: Sequence[Array | Tensor]) -> tuple[Array, Remainder]:
         """Stage rewards and flags in RAM, and pack the rest on the device. Its errors come before any change."""
         given = dict(zip(staged_leaves(self.leaves, role), values, strict=True))
         if role == "step":
@@ -82,19 +82,19 @@ class DeviceRows(HostedRows):
         parts = [part for part in self.parts if any(path in chosen for path in part.layout.fields)]
         return rows, [(part, part.staged(chosen, part.obs_bytes)) for part in parts]
 
-    def _on_host(self, values: Sequence[Any]) -> list[Any]:
+    def _on_host(self, values: Sequence[Array | Tensor]) -> list[Array | Tensor]:
         """Rewards and flags in RAM; those on the device come in one copy."""
-        far = [path for path, value in zip(HOSTED, values, strict=True) if isinstance(value, Tensor)]
+        given = dict(zip(HOSTED, values, strict=True))
+        far = {path: value for path, value in given.items() if isinstance(value, Tensor)}
         if not far:
             return list(values)
         # packed on the device and sent once: each wait for the device costs more than the bytes
         layout = RowLayout({path: self.leaves[path] for path in far})
-        here = dict(zip(HOSTED, values, strict=True))
         rows = torch.empty((len(values[0]), layout.nbytes), dtype=torch.uint8, device=self.device)
-        for path in far:
-            layout.view(rows, path).copy_(here[path])
+        for path, value in far.items():
+            layout.view(rows, path).copy_(value)
         arrays = layout.arrays(rows.cpu().numpy())
-        return [arrays.get(path, value) for path, value in here.items()]
+        return [arrays.get(path, value) for path, value in given.items()]
 
     def write(self, remainder: Remainder, places: Ints) -> None:
         """Copy staged rows into those of the device."""
@@ -250,23 +250,24 @@ class Part:
         self.words: Tensor = torch.zeros((num_rows + 2, layout.nbytes // WORD), dtype=torch.int64, device=device)
         """The rows, int64 ``[R + 2, W]``."""
 
-    def staged(self, given: Mapping[Path, Any], nbytes: int | None = None) -> Tensor:
+    def staged(self, given: Mapping[Path, Array | Tensor], nbytes: int | None = None) -> Tensor:
         """The first ``nbytes`` (default: all) of rows to store, packed on the device: int64 ``[K, nbytes / 8]``.
 
         Arrays are sent in one copy. Tensors are already on the device.
         """
         values = {path: given[path] for path in self.layout.fields if path in given}
-        arrays = [path for path, value in values.items() if not isinstance(value, Tensor)]
+        tensors = {path: value for path, value in values.items() if isinstance(value, Tensor)}
+        arrays = {path: value for path, value in values.items() if not isinstance(value, Tensor)}
         if arrays:
             # in the order of memory and of the field's dtype, so that a copy of bytes is one of numbers
-            shapes = [(len(values[path]), *self.layout.fields[path].shape) for path in arrays]
-            dtypes = [numpy_dtype(self.layout.fields[path].dtype) for path in arrays]
-            packet = _Packet(self._device, *zip(shapes, dtypes, strict=True))
-            for noted, path in zip(packet.arrays, arrays, strict=True):
-                noted[...] = values[path]
-            for path, sent in zip(arrays, packet.sent(), strict=True):
-                values[path] = sent.view(self.layout.fields[path].dtype)
-        return self.packed(values, nbytes)
+            fields = [self.layout.fields[path] for path in arrays]
+            shapes = [(len(array), *field.shape) for array, field in zip(arrays.values(), fields, strict=True)]
+            packet = _Packet(self._device, *zip(shapes, [numpy_dtype(field.dtype) for field in fields], strict=True))
+            for noted, array in zip(packet.arrays, arrays.values(), strict=True):
+                noted[...] = array
+            for path, field, sent in zip(arrays, fields, packet.sent(), strict=True):
+                tensors[path] = sent.view(field.dtype)
+        return self.packed(tensors, nbytes)
 
     def packed(self, values: Mapping[Path, Tensor], nbytes: int | None = None) -> Tensor:
         """Fields ``[K, ...]`` side by side in rows, with zeros between them and for those that are missing."""
@@ -319,7 +320,7 @@ class Part:
 class _Packet:
     """Arrays in one piece of memory, sent to a device in one copy. For CUDA the memory is page-locked."""
 
-    def __init__(self, device: torch.device, *arrays: tuple[tuple[int, ...], Any]) -> None:
+    def __init__(self, device: torch.device, *arrays: tuple[tuple[int, ...], DTypeLike]) -> None:
         self._device, self._pinned = device, device.type == "cuda"
         self._spans: list[tuple[int, int]] = []
         end = 0
@@ -329,7 +330,7 @@ class _Packet:
             end += -(-nbytes // ALIGNED) * ALIGNED  # so the next array is aligned for any dtype
         self._bytes = torch.empty(end, dtype=torch.uint8, device="cpu", pin_memory=self._pinned)
         memory = self._bytes.numpy()
-        self.arrays: list[Any] = [
+        self.arrays: list[Array] = [
             memory[begin:stop].view(dtype).reshape(shape)
             for (begin, stop), (shape, dtype) in zip(self._spans, arrays, strict=True)
         ]
