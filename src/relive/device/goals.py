@@ -166,9 +166,12 @@ class DeviceGoals:
         first = number - torch.minimum(ring.step[spots.places].to(INT64), number - oldest)
         # row r holds the goal that step r - 1 reached: from `low` to `high` are the rows that a goal may come from
         low, high = {
-            FUTURE: (number + 1, end), FINAL: (end, end), EPISODE: (first + 1, end), PAST: (first + 1, number),
+            FUTURE: (number + 1, end),
+            FINAL: (end, end),
+            EPISODE: (first + 1, end),
+            PAST: (first + 1, number),
             RANDOM: (number, number),
-        }[form.strategy]  # fmt: skip
+        }[form.strategy]
         relabelled = (uniform(stream, GOALS + 2 * item, ring.golden) < form.ratio) & (high >= low)
         if form.finished:
             # the episode goes on if its last row is the env's newest, and the next step continues it
@@ -207,10 +210,8 @@ class DeviceGoals:
         value, discount = sum_steps(zip(used, rewards, strict=True), terminal, gamma)
         if judged[0] is not None:
             self.not_finite.add_((within & choice.relabelled[:, None] & ~torch.isfinite(reward)).sum())
-        made = Windows(
-            windows.indices, windows.indices + steps * ring.num_envs, value, discount, steps.to(INT32), terminal, cut,
-            last,
-        )  # fmt: skip
+        index, next_index = windows.indices, windows.indices + steps * ring.num_envs
+        made = Windows(index, next_index, value, discount, steps.to(INT32), terminal, cut, last)
         # the others keep their bits: they were summed by the view without goals
         pairs = zip(made, windows, strict=True)
         return Windows(*(torch.where(choice.relabelled, new, old) for new, old in pairs))

@@ -411,11 +411,8 @@ class DeviceRing:
         last = newest if own else places.gather(0, steps[None])[0]
         # the number of the row that holds the next observation
         following = spots.numbers + steps - (1 if own else 0)
-        envs, count = spots.envs, self.num_envs
-        return Windows(
-            spots.numbers * count + envs, following * count + envs, value, discount, steps.to(INT32), terminal, cut,
-            last,
-        )  # fmt: skip
+        index, next_index = (numbers * self.num_envs + spots.envs for numbers in (spots.numbers, following))
+        return Windows(index, next_index, value, discount, steps.to(INT32), terminal, cut, last)
 
     def frames(self, places: Tensor, depth: int, repeat: bool) -> Tensor:
         """The rows ``[B, depth]`` of the frames that end at places, oldest first, none of another episode.
