@@ -180,7 +180,7 @@ class Sender:
     def __init__(self, link: Link, worker: str, timeout: float) -> None:
         self._link, self._worker, self._timeout = link, worker, timeout
         self._life, self._number = "", 0
-        self._doubtful: tuple[Label, Block] | None = None
+        self._unconfirmed: tuple[Label, Block] | None = None
         """A rollout that was sent and not answered for: the queue may have it."""
 
     def put(self, data: Mapping[str, object], version: int, timeout: float | None = None) -> None:
@@ -207,7 +207,7 @@ class Sender:
             self._ask("begin", self._worker, life)  # if this fails, the next call begins with another life
             self._life = life
         attempts = _attempts(timeout, "put(): the queue was full", "the learner may have stopped")
-        before = self._doubtful
+        before = self._unconfirmed
         if before is not None:
             self._deliver(*before, attempts)
             if before[0].version == version and _same(before[1], block):
@@ -217,9 +217,9 @@ class Sender:
     def _deliver(self, label: Label, block: Block, attempts: Iterator[None]) -> None:
         while True:
             if self._ask("room"):
-                self._doubtful = label, block  # until the queue says whether it has it
+                self._unconfirmed = label, block  # until the queue says whether it has it
                 taken = self._ask("put", label, block)
-                self._doubtful = None
+                self._unconfirmed = None
                 if taken:
                     break
             next(attempts)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..ring.ring import Ring
 from ..steps.arrays import Array
 from ..steps.schema import Path
-from .ring import Added, DeviceRing, Spots
+from .ring import AddPlan, DeviceRing, Spots
 
 LONGEST_WINDOW = 64
 """The most steps of a window that is read on a device: each takes operations of its own."""
@@ -59,12 +59,12 @@ class DeviceSampler:
 
     # -- on the device ------------------------------------------------------------------------------------------
 
-    def added(self, added: Added) -> None:
+    def added(self, added: AddPlan) -> None:
         """Note a step that was stored."""
 
     def draw(self, count: int, stream: Tensor) -> tuple[Spots, dict[Path, Tensor]]:
         """Rows ``[count]``, and the fields that the sampler adds to a batch."""
-        return self.rows.draw(count, stream, self.rows.first()), {}
+        return self.rows.draw(count, stream, self.rows.first_with_history()), {}
 
     @property
     def set_errors(self) -> Callable[[Tensor, Tensor], Tensor] | None:

@@ -16,7 +16,7 @@ from ..core.words import EPISODE, FINAL, FUTURE, PAST, RANDOM
 from ..errors import DTypeError
 from ..memory.device import DeviceRows
 from ..steps.schema import Path, nest
-from .ring import Added, DeviceRing, Spots, Windows, count_steps, sum_steps
+from .ring import AddPlan, DeviceRing, Spots, Windows, count_steps, sum_steps
 
 FLOAT64, INT64, INT32 = torch.float64, torch.int64, torch.int32
 
@@ -92,7 +92,7 @@ class DeviceGoals:
     def note_all(self) -> None:
         """Note all rows of the ring."""
         ring = self.ring
-        spots = ring.spots_of(torch.arange(ring.nowhere - 1, device=self.ends.device))
+        spots = ring.spots_of(torch.arange(ring.dummy_row - 1, device=self.ends.device))
         entry = self._entry(spots)
         # a row is the last of its episode so far if it is the env's newest, or the next row belongs to another episode
         after = torch.clamp(spots.numbers + 1, min=0)
@@ -100,13 +100,13 @@ class DeviceGoals:
         last = (after == ring.head[spots.envs]) | (self._entry(following) != entry)
         live = (spots.numbers >= ring.oldest[spots.envs]) & (spots.numbers >= 0)
         # one row of each episode is noted, so no two writes meet
-        self._note(torch.where(last & live, entry, ring.nowhere), spots.numbers)
+        self._note(torch.where(last & live, entry, ring.dummy_row), spots.numbers)
 
-    def added(self, added: Added) -> None:
+    def added(self, added: AddPlan) -> None:
         """Note the rows of a step: the newest of each env is the last of its episode so far."""
         ring = self.ring
         newest = ring.head - 1
-        places = torch.where(added.finals == ring.nowhere, added.places, added.finals)
+        places = torch.where(added.finals == ring.dummy_row, added.places, added.finals)
         self._note(self._entry(Spots(places, ring.envs, newest)), newest)
 
     def _note(self, entry: Tensor, numbers: Tensor) -> None:
@@ -145,7 +145,7 @@ class DeviceGoals:
             function.require(count * n, tuple(result.shape), result.dtype, kind)
             results[function.path] = result.view(count, n)
         windows = self.relabel(windows, choice, [*map(results.get, RESULTS)], form.gamma)
-        found = windows.facts
+        found = windows.fields
         found = store.read_planned(spots.places, windows.last, found, {}) | {("relabelled",): choice.relabelled}
         chosen = choice.relabelled.view(count, *[1] * (aimed.ndim - 1))
         for path in (form.desired, ("next_obs", *form.desired[1:])):
@@ -178,7 +178,8 @@ class DeviceGoals:
             goes_on = (end == ring.head[spots.envs] - 1) & (ring.following[spots.envs] > 0)
             relabelled = relabelled & ~goes_on
         if form.strategy == RANDOM:
-            others = ring.draw(len(item), stream_of(mix(stream), torch.full_like(stream, OTHERS)), ring.first())
+            further = stream_of(mix(stream), torch.full_like(stream, OTHERS))
+            others = ring.draw(len(item), further, ring.first_with_history())
             aim = ring.base[others.envs] + (others.numbers + 1) % ring.rows
         else:
             u = uniform(stream, GOALS + 1 + 2 * item, ring.golden)

@@ -20,7 +20,7 @@ from ..ring.ring import Ring
 from ..steps.arrays import Array
 from ..steps.schema import Path
 from .contract import DeviceSampler, Kind, SamplerReport
-from .ring import Added, DeviceRing, Spots
+from .ring import AddPlan, DeviceRing, Spots
 from .tree import DeviceTree
 
 FLOAT64, INT64 = torch.float64, torch.int64
@@ -66,15 +66,15 @@ class DevicePriorities(DeviceSampler):
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def added(self, added: Added) -> None:
+    def added(self, added: AddPlan) -> None:
         """Give rows that are complete now the error of new rows, and those that were overwritten no weight."""
         # rounded to float32 before the power, as the error is stored: a save then gives the same leaf again
         error = torch.where(torch.isnan(self.default), self.largest, self.default).to(torch.float32)
         weight = power(error.to(FLOAT64) + self.eps, self.alpha)
-        fresh = torch.cat([added.before, added.own])
-        nowhere = self.rows.nowhere
+        fresh = torch.cat([added.before, added.completed_now])
+        dummy_row = self.rows.dummy_row
         # a row of the step is complete at once, or waits; either way what lay there is gone
-        gone = torch.cat([torch.where(added.own == nowhere, added.places, nowhere), added.finals])
+        gone = torch.cat([torch.where(added.completed_now == dummy_row, added.places, dummy_row), added.finals])
         self.errors.index_put_((fresh,), error.expand(len(fresh)))
         # fresh and gone rows are never the same, so each leaf is written once
         places = torch.cat([fresh, gone])
@@ -100,14 +100,14 @@ class DevicePriorities(DeviceSampler):
         right = issued & (weights <= self.heaviest)  # False for NaN
         late = (right & ~able).sum()  # rows that were there once, and are overwritten
         taken = right & able
-        places = torch.where(taken, spots.places, self.rows.nowhere)
+        places = torch.where(taken, spots.places, self.rows.dummy_row)
         # the last of several: each row notes the position of the last error that is for it
         order = torch.arange(len(index), dtype=torch.int32, device=index.device)
         self.newest.index_put_((places,), torch.full_like(order, -1))
         self.newest.scatter_reduce_(0, places, order, "amax")
         # all of them wrote -1 first, so what an earlier update left does not count
         last = taken & (self.newest[places] == order)
-        places = torch.where(last, places, self.rows.nowhere)
+        places = torch.where(last, places, self.rows.dummy_row)
         self.errors.index_put_((places,), sizes)
         self.tree.put(places, weights)
         self.largest.copy_(torch.maximum(self.largest, torch.where(taken, sizes, 0.0).max().to(FLOAT64)))

@@ -100,7 +100,7 @@ class DeviceRecent(DeviceSampler):
     def first(self) -> Tensor:
         """The first row of each env that belongs to the newest transitions, ``[N]``; the oldest if all do."""
         ring = self.rows
-        whole = ring.first()
+        whole = ring.first_with_history()
         stored = ring.transitions_since(whole[:, None]).sum(0)
         newest = torch.maximum((stored.to(FLOAT64) * self.share).to(INT64), self.least)
         # the stamp since which there are so many: the largest of which that is true. Fewer transitions are newer than a

@@ -10,7 +10,7 @@ from ..ring.ring import Ring
 from ..steps.arrays import Array
 from ..steps.schema import Path
 from .contract import DeviceSampler
-from .ring import Added, Spots
+from .ring import AddPlan, Spots
 from .windows import DeviceWindows
 
 
@@ -25,7 +25,7 @@ class DeviceUniform(DeviceSampler):
         """The bytes of all tensors for so many rows, beside those of the ring; windows come as needed."""
         return 0
 
-    def added(self, added: Added) -> None:
+    def added(self, added: AddPlan) -> None:
         """See :class:`DeviceSampler`."""
         if self.windows is not None:
             self.windows.added(added)

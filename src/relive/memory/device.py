@@ -13,7 +13,7 @@ from torch import Tensor
 from ..steps.arrays import Array, Ints, numpy_dtype, numpy_view
 from ..steps.schema import Field, Path
 from .layout import BatchLayout, RowLayout, field_groups, row_layout
-from .ram import HOSTED, HostedRows, first_beyond, in_ram, staged_leaves
+from .ram import ALWAYS_IN_RAM, HostedRows, first_beyond, in_ram, staged_leaves
 from .store import Plan, Remainder, Where, as_places, require_rows
 
 PIECE = 2**26
@@ -68,7 +68,7 @@ class DeviceRows(HostedRows):
         """Stage rewards and flags in RAM, and pack the rest on the device. Its errors come before any change."""
         given = dict(zip(staged_leaves(self.leaves, role), values, strict=True))
         if role == "step":
-            rows, _ = self._host.stage(role, count, self._on_host([given[path] for path in HOSTED]))
+            rows, _ = self._host.stage(role, count, self._on_host([given[path] for path in ALWAYS_IN_RAM]))
             flags = self.layout.arrays(rows)
             self._ended = flags["terminated",] | flags["truncated",]
             return rows, [(part, part.staged(given)) for part in self.parts]
@@ -84,7 +84,7 @@ class DeviceRows(HostedRows):
 
     def _on_host(self, values: Sequence[Array | Tensor]) -> list[Array | Tensor]:
         """Rewards and flags in RAM; those on the device come in one copy."""
-        given = dict(zip(HOSTED, values, strict=True))
+        given = dict(zip(ALWAYS_IN_RAM, values, strict=True))
         far = {path: value for path, value in given.items() if isinstance(value, Tensor)}
         if not far:
             return list(values)
@@ -178,7 +178,7 @@ class DeviceRows(HostedRows):
     def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
         """Gather fields on the device."""
         wanted = list(paths)
-        found, hosted = self.read_rows(where, wanted), [path for path in wanted if path in HOSTED]
+        found, hosted = self.read_rows(where, wanted), [path for path in wanted if path in ALWAYS_IN_RAM]
         if hosted:
             places = where.cpu().numpy()
             # the row of zeros is on the device alone: in RAM, a negative place stands for it
@@ -188,12 +188,12 @@ class DeviceRows(HostedRows):
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
         """Rewards and flags from RAM, all other fields from the device."""
         wanted = list(self.leaves if paths is None else paths)
-        hosted = [path for path in wanted if path in HOSTED]
+        hosted = [path for path in wanted if path in ALWAYS_IN_RAM]
         near = list(map(numpy_view, self._host.read(places, hosted).values()))
         found = dict(zip(hosted, self.tensors(*near), strict=True))
         if len(hosted) < len(wanted):
             (where,) = self.places(places)
-            found |= self.gather([path for path in wanted if path not in HOSTED], where)
+            found |= self.gather([path for path in wanted if path not in ALWAYS_IN_RAM], where)
         return {path: found[path] for path in wanted}
 
     def views(self) -> dict[Path, Tensor]:
@@ -206,8 +206,8 @@ class DeviceRows(HostedRows):
     def tensors(self, *arrays: Array) -> list[Tensor]:
         """Send arrays in one copy."""
         packet = _Packet(self.device, *((array.shape, array.dtype) for array in arrays))
-        for noted, array in zip(packet.arrays, arrays, strict=True):
-            noted[...] = array
+        for target, array in zip(packet.arrays, arrays, strict=True):
+            target[...] = array
         return packet.sent()
 
     # -- saving -------------------------------------------------------------------------------------------------
@@ -263,8 +263,8 @@ class Part:
             fields = [self.layout.fields[path] for path in arrays]
             shapes = [(len(array), *field.shape) for array, field in zip(arrays.values(), fields, strict=True)]
             packet = _Packet(self._device, *zip(shapes, [numpy_dtype(field.dtype) for field in fields], strict=True))
-            for noted, array in zip(packet.arrays, arrays.values(), strict=True):
-                noted[...] = array
+            for target, array in zip(packet.arrays, arrays.values(), strict=True):
+                target[...] = array
             for path, field, sent in zip(arrays, fields, packet.sent(), strict=True):
                 tensors[path] = sent.view(field.dtype)
         return self.packed(tensors, nbytes)
@@ -359,6 +359,6 @@ def device_row_bytes(leaves: Mapping[Path, Field]) -> tuple[int, int]:
 def _layouts(leaves: Mapping[Path, Field]) -> list[RowLayout]:
     """The layouts of rows on the device: one for all small fields, one for each large field."""
     _, large = row_layout(leaves)
-    groups = field_groups({path: field for path, field in leaves.items() if path not in HOSTED}, large)
+    groups = field_groups({path: field for path, field in leaves.items() if path not in ALWAYS_IN_RAM}, large)
     packed = [RowLayout(*groups)] if any(groups) else []
     return packed + [RowLayout({path: leaves[path]}) for path in leaves if path in large]

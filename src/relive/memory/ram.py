@@ -18,7 +18,7 @@ from .copier import BoundedCache, StepCopier
 from .layout import BatchLayout, RowLayout, field_groups, row_layout, typed
 from .store import Remainder, Staging, Store, Where, as_places, require_rows
 
-HOSTED: tuple[Path, ...] = (("reward",), ("terminated",), ("truncated",))
+ALWAYS_IN_RAM: tuple[Path, ...] = (("reward",), ("terminated",), ("truncated",))
 """The fields that stay in RAM, where n-step sums are planned and computed."""
 
 
@@ -349,7 +349,7 @@ class UserRows(HostedRows):
     def stage(self, role: str, count: int, values: Sequence[Array | Tensor]) -> tuple[Array, Remainder]:
         """Stage rewards and flags in RAM; all other fields go to the user's store as they are."""
         given = dict(zip(staged_leaves(self.leaves, role), values, strict=True))
-        near = [given.pop(path) for path in HOSTED] if role == "step" else []
+        near = [given.pop(path) for path in ALWAYS_IN_RAM] if role == "step" else []
         rows, _ = self._host.stage(role, count, near)
         return rows, list(given.items())
 
@@ -365,7 +365,7 @@ class UserRows(HostedRows):
         """Rewards and flags from RAM, all other fields from the user's store, one by one."""
         places, wanted = as_places(where), list(paths)
         require_rows(places.reshape(-1), first_beyond(places, self.num_rows), self.num_rows)
-        near = self._host.read(places, [path for path in wanted if path in HOSTED])
+        near = self._host.read(places, [path for path in wanted if path in ALWAYS_IN_RAM])
         return {path: near[path] if path in near else self._get(path, places) for path in wanted}
 
     def _get(self, path: Path, places: Ints) -> Tensor:
@@ -397,12 +397,12 @@ class UserRows(HostedRows):
 
 def in_ram(leaves: Mapping[Path, Field]) -> dict[Path, Field]:
     """The fields that a replay over a user's store keeps in RAM."""
-    return {path: leaves[path] for path in HOSTED}
+    return {path: leaves[path] for path in ALWAYS_IN_RAM}
 
 
 def away(leaves: Mapping[Path, Field]) -> dict[Path, Field]:
     """The fields that a user's store keeps."""
-    return {path: field for path, field in leaves.items() if path not in HOSTED}
+    return {path: field for path, field in leaves.items() if path not in ALWAYS_IN_RAM}
 
 
 def user_rows(make: MakeStore, leaves: Mapping[Path, Field], num_rows: int, device: torch.device) -> UserRows:
