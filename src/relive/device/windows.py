@@ -54,8 +54,8 @@ class DeviceWindows:
         groups = [places[:, ::FANOUT].reshape(-1), places[:, -1], ring.base, ring.base + ring.rows - 1]
         # the number of the step's row: the newest, or the one before a boundary row
         written = ring.head - 1 - (added.finals != ring.dummy_row).to(INT64)
-        places = torch.cat([added.before, added.completed_now])
-        spots = Spots(places, torch.cat([ring.envs, ring.envs]), torch.cat([written - 1, written]))
+        complete = torch.cat([added.before, added.completed_now])
+        spots = Spots(complete, torch.cat([ring.envs, ring.envs]), torch.cat([written - 1, written]))
         opens = (spots.places != ring.dummy_row) & ring.can_draw(spots)
         tree.note(spots.places, torch.where(opens, self._weights(spots), 0.0))
         if rule.weigh == "episodes":
