@@ -43,6 +43,7 @@ from ..steps.checker import refuse_unreadable
 from ..steps.ends import MOST, EndCheck
 from ..steps.schema import Field, Path, Schema, Spec, described, dotted, not_named, unknown_field
 from ..steps.summary import Summary, html, text
+from ..turns import Reuse, require_reuse
 from . import saving
 from .columns import ADVANTAGE, BOOKKEEPING, WATCHED, Columns, Name
 from .minibatches import MANY, Minibatches, Permutations, parts, require_advantage
@@ -773,7 +774,7 @@ class RolloutBuffer:
         reshuffle: bool = True,
         fields: tuple[Name, ...] | None = None,
         normalize_advantage: bool = False,
-        reuse: bool = False,
+        reuse: Reuse = False,
     ) -> Iterator[Batch]:
         """All real transitions in minibatches ``[B]``, in random order: a new permutation every epoch.
 
@@ -792,7 +793,8 @@ class RolloutBuffer:
                 all but ``mask`` and ``final_value``. Fewer are faster.
             normalize_advantage: normalise ``advantage`` within each minibatch.
             reuse: write minibatches to the same memory in turn, which is faster. One is then valid until two others
-                were given, and refuses all use after the third; clone what you keep.
+                were given, and refuses all use after the third; clone what you keep. "pinned" takes page-locked memory,
+                as :meth:`relive.ReplayBuffer.batches` does.
 
         Raises:
             EmptyError: no step was added.
@@ -803,10 +805,12 @@ class RolloutBuffer:
         if not columns.count:
             columns.require_steps()
         flags = {"drop_last": drop_last, "shuffle": shuffle, "reshuffle": reshuffle}
-        flags |= {"normalize_advantage": normalize_advantage, "reuse": reuse}
+        flags["normalize_advantage"] = normalize_advantage
         if type(epochs) is not int or epochs < 1 or {*map(type, flags.values())} != {bool}:  # most often they are right
             require("minibatches", COUNT_RULE, epochs=epochs)
             require("minibatches", FLAG_RULE, **flags)
+        if reuse is not False:
+            require_reuse("minibatches", reuse)
         rows = columns.real_rows()
         total = columns.count * columns.num_envs if rows is None else len(rows)
         wanted = columns.wanted(fields)
@@ -816,8 +820,9 @@ class RolloutBuffer:
         orders = self._orders(rows, epochs, reshuffle) if shuffle else repeat(self._in_order(rows), epochs)
         # On a device only calls count, and those of the second batch pay for packing.
         pack = epochs > 1 or len(bounds) >= (MANY if self.device.type == "cpu" else 2)
-        given = {"pack": pack, "normalize_advantage": normalize_advantage, "reuse": reuse}
-        return self._minibatches.batches(wanted, bounds, orders, **given)
+        return self._minibatches.batches(
+            wanted, bounds, orders, pack=pack, normalize_advantage=normalize_advantage, reuse=reuse
+        )
 
     def sequences(
         self,
