@@ -348,7 +348,7 @@ MUTATIONS = [
     Mutation(
         "on a device, errors of rows that are gone raise the largest",
         "device/priorities.py",
-        "torch.where(taken, sizes, 0.0).max()",
+        "torch.where(accepted, sizes, 0.0).max()",
         "torch.where(right, sizes, 0.0).max()",
         "device/test_replay.py",
     ),

@@ -208,7 +208,7 @@ class ShardSampler:
         ParameterError: the sampler is another one; its draws depend on the order in which all rows came.
     """
 
-    replay: ReplayBuffer[Any, Any]
+    replay: ReplayBuffer
     lock: RLock
 
     def __init__(self, replay: ReplayBuffer) -> None:

@@ -322,11 +322,12 @@ class StepPacker:
             return by_env if whole else by_env[:, columns]
 
         leaves = {path: of_columns(leaf) for path, leaf in checked.leaves.items()}
-        if checked.mask is not None:
-            leaves["mask",] = of_columns(checked.mask)
+        mask = None if checked.mask is None else of_columns(checked.mask)
+        if mask is not None:
+            leaves["mask",] = mask
         if checked.finals:
             # rows t * K + k of the chunk; the finals lie in rows t * N + n of all envs of the writer
-            ended = np.flatnonzero(_ended(leaves, leaves.get(("mask",))).reshape(-1))
+            ended = np.flatnonzero(_ended(leaves, mask).reshape(-1))
             at = ended // width * self._num_envs + columns[ended % width]
             leaves["ended",] = ended
             leaves |= {path: final[at] for path, final in checked.finals.items()}
@@ -357,7 +358,7 @@ def _on_host(leaf: Array | Tensor) -> Array | Tensor:
     return leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf
 
 
-def _ended(leaves: Mapping[Path, Array | Tensor], mask: Any) -> Bools:
+def _ended(leaves: Mapping[Path, Array | Tensor], mask: Bools | None) -> Bools:
     """True for rows that end an episode and are stored, bool. Each of them needs a final observation."""
     done = as_host(leaves["terminated",]) | as_host(leaves["truncated",])
     return done if mask is None else done & mask

@@ -29,8 +29,6 @@ FLOAT64, INT64 = torch.float64, torch.int64
 class DevicePriorities(DeviceSampler):
     """The priorities of the rows of a ring, and draws by them."""
 
-    sampler: Any
-
     def __init__(self, rows: DeviceRing, sampler: Any) -> None:
         super().__init__(rows, sampler)
         device = rows.envs.device
@@ -99,18 +97,18 @@ class DevicePriorities(DeviceSampler):
         issued = (index >= 0) & (index // self.rows.num_envs < self.rows.head[index % self.rows.num_envs])
         right = issued & (weights <= self.heaviest)  # False for NaN
         late = (right & ~able).sum()  # rows that were there once, and are overwritten
-        taken = right & able
-        places = torch.where(taken, spots.places, self.rows.dummy_row)
+        accepted = right & able
+        places = torch.where(accepted, spots.places, self.rows.dummy_row)
         # the last of several: each row notes the position of the last error that is for it
         order = torch.arange(len(index), dtype=torch.int32, device=index.device)
         self.newest.index_put_((places,), torch.full_like(order, -1))
         self.newest.scatter_reduce_(0, places, order, "amax")
         # all of them wrote -1 first, so what an earlier update left does not count
-        last = taken & (self.newest[places] == order)
+        last = accepted & (self.newest[places] == order)
         places = torch.where(last, places, self.rows.dummy_row)
         self.errors.index_put_((places,), sizes)
         self.tree.put(places, weights)
-        self.largest.copy_(torch.maximum(self.largest, torch.where(taken, sizes, 0.0).max().to(FLOAT64)))
+        self.largest.copy_(torch.maximum(self.largest, torch.where(accepted, sizes, 0.0).max().to(FLOAT64)))
         self.counts[0].add_(late)
         self.counts[1].add_((~right).sum())
         return late

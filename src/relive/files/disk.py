@@ -570,8 +570,8 @@ def fitting(
     tensor = tensors.get(name)
     if tensor is None:
         raise FileFormatError(f"the save has no tensor {shown(name)}")
-    given = tuple(tensor.shape if dtype is not None else tensor.shape[: len(shape)])
-    if given != shape or (dtype is not None and tensor.dtype is not dtype):
+    actual = tuple(tensor.shape if dtype is not None else tensor.shape[: len(shape)])
+    if actual != shape or (dtype is not None and tensor.dtype is not dtype):
         expected = f"{dtype} {shape}" if dtype is not None else f"{shape} in front"
         raise FileFormatError(f"tensor {shown(name)}: expected {expected}, got {tensor.dtype} {tuple(tensor.shape)}")
     return tensor

@@ -65,11 +65,11 @@ class Graphed:
         self._pool: Any = None
         """The memory of all graphs. What one of them needs only while it runs, the others use as well."""
 
-    def __call__(self, *given: object) -> Any:
+    def __call__(self, *values: object) -> Any:
         """Run the function, or its graph, with these arguments; returns a copy of the result."""
         within = torch.cuda.is_current_stream_capturing()  # then the call becomes a part of the caller's graph
-        form = _Form(given) if within else self._form(given)
-        form.take(given)
+        form = _Form(values) if within else self._form(values)
+        form.take(values)
         if form.graph is not None:
             return form.graph()
         # All is as it will be in the graph, the tensors and torch's modes: or a compiler would begin to compile there.
@@ -81,9 +81,9 @@ class Graphed:
                     self._capture(form)
         return result
 
-    def _form(self, given: tuple[object, ...]) -> _Form:
-        key = *map(_form_of, given), *self._relied_on()
-        return self._forms.get(key) or self._forms.keep(key, _Form(given), MOST_FORMS)
+    def _form(self, values: tuple[object, ...]) -> _Form:
+        key = *map(_form_of, values), *self._relied_on()
+        return self._forms.get(key) or self._forms.keep(key, _Form(values), MOST_FORMS)
 
     def _capture(self, form: _Form) -> None:
         try:
@@ -97,17 +97,17 @@ class Graphed:
 class _Form:
     """Calls of one form: the memory for their arguments, and their graph once there is one."""
 
-    def __init__(self, given: tuple[object, ...]) -> None:
+    def __init__(self, values: tuple[object, ...]) -> None:
         with torch.inference_mode(False):
-            self.arguments = [_emptied(value) for value in given]
+            self.arguments = [_emptied(value) for value in values]
         self.trials = TRIALS
         self.graph: _Graph | None = None
         self._tensors = _tensors(self.arguments)
 
-    def take(self, given: tuple[object, ...]) -> None:
+    def take(self, values: tuple[object, ...]) -> None:
         """Copy the tensors of a call."""
         with torch.no_grad():
-            copy_all(self._tensors, _tensors(given))
+            copy_all(self._tensors, _tensors(values))
 
 
 class _Graph:
@@ -173,18 +173,18 @@ def _no_garbage_collection() -> Generator[None]:
             gc.enable()
 
 
-def _form_of(value: Any) -> Hashable:
+def _form_of(value: object) -> Hashable:
     """All of an argument that decides on operations: of a tensor, its shape and dtype."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype
-    return tuple(map(_form_of, cast("list[Any]", value))) if isinstance(value, list) else value
+    return tuple(map(_form_of, cast("list[object]", value))) if isinstance(value, list) else value
 
 
-def _emptied(value: Any) -> Any:
+def _emptied(value: object) -> object:
     """Memory for an argument."""
     if isinstance(value, Tensor):
         return torch.empty(value.shape, dtype=value.dtype, device=value.device)
-    return [_emptied(member) for member in cast("list[Any]", value)] if isinstance(value, list) else value
+    return [_emptied(member) for member in cast("list[object]", value)] if isinstance(value, list) else value
 
 
 def _tensors(arguments: Iterable[object]) -> list[Tensor]:

@@ -66,8 +66,8 @@ class ReplayRows(Store):
         self._batches = Recycled()
         self._staged = BoundedCache[tuple[str, int], Staging]()
         self.groups = groups = field_groups(leaves, large)
-        given = own_next or any(path[0] == "next_obs" for path in leaves)
-        self.batch: BatchLayout = BatchLayout(groups, self.layout, given)
+        has_next_obs = own_next or any(path[0] == "next_obs" for path in leaves)
+        self.batch: BatchLayout = BatchLayout(groups, self.layout, has_next_obs)
         self.packed: bool = not large
 
     @property
