@@ -35,21 +35,7 @@ from ..parameters import TIMEOUT_RULE, require
 from ..printable import add_note, shown
 from . import disk, format
 from .disk import is_at, make_directory, read_manifest
-from .format import (
-    MANIFEST,
-    OWN_NAME,
-    Array,
-    Contents,
-    Streamed,
-    damaged,
-    filled,
-    is_list,
-    is_object,
-    parse,
-    parse_kind,
-    pieces,
-    plan,
-)
+from .format import MANIFEST, OWN_NAME, Array, Contents, Streamed, damaged, filled, parse, parse_kind, pieces, plan
 
 PathLike = str | os.PathLike[str]
 
@@ -598,9 +584,9 @@ def from_json(node: object, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _from_json(node: object, left: dict[str, Tensor]) -> Any:
-    if is_list(node):
+    if format.is_list(node):
         return [_from_json(member, left) for member in node]
-    if not is_object(node):
+    if not format.is_object(node):
         return node
     ((kind, given),) = node.items()
     if kind == "dict":
