@@ -43,7 +43,7 @@ from ..views.contract import View, time_first_of
 from ..views.transitions import Transition
 from .messages import PAUSE, Link
 from .plan import LIVES, Partition, Share, global_weights, plan, shard_key
-from .shard import Allowance, Connect, SavedShard, ShardPlan, ShardTotals, commit_path, require_shardable
+from .shard import Allowance, Connect, RingOptions, SavedShard, ShardPlan, ShardTotals, commit_path, require_shardable
 from .writer import ClusterWriter, ShardSender, StepPacker
 
 START_TIMEOUT = 600.0
@@ -600,9 +600,15 @@ class Checkpoint(NamedTuple):
     """Steps and rows that its limit of samples per insert has counted; None without one."""
 
     @property
-    def ring_options(self) -> dict[str, Any]:
+    def ring_options(self) -> RingOptions:
         """Arguments of the ring of each shard."""
-        return {name: getattr(self, name) for name in ("schema", "sampler", "view", "ordered", "own_next_obs")}
+        return {
+            "schema": self.schema,
+            "sampler": self.sampler,
+            "view": self.view,
+            "ordered": self.ordered,
+            "own_next_obs": self.own_next_obs,
+        }
 
     def write(self, path: str | os.PathLike[str], extra: tuple[object, Mapping[str, Array]]) -> None:
         """Replace the checkpoint in a directory. The shards' commits of its number are on the disk already.

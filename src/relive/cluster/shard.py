@@ -20,7 +20,7 @@ from copy import deepcopy
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 from zlib import crc32
 
 import numpy as np
@@ -35,9 +35,12 @@ from ..processes.blocks import Block, packed_batch
 from ..processes.lanes import Intake
 from ..replay.buffer import ReplayBuffer
 from ..replay.loading import load_extra
+from ..samplers.prioritized import Prioritized
+from ..samplers.uniform import Uniform
 from ..steps.arrays import Array, Doubles, Ints, as_host
-from ..steps.schema import Field, map_leaves
+from ..steps.schema import Field, Schema, map_leaves
 from ..steps.schema import Path as FieldPath
+from ..views.contract import View
 from .messages import Link
 from .plan import ShardSampler, Share
 
@@ -330,7 +333,7 @@ class Shard:
         return replay
 
     @property
-    def _ring_options(self) -> dict[str, Any]:
+    def _ring_options(self) -> ShardOptions:
         plan = self.plan
         return {**deepcopy(plan.options), "capacity": plan.rows, "num_envs": plan.num_envs, "check_ends": False}
 
@@ -417,6 +420,24 @@ class SavedShard(NamedTuple):
     """Its capacity."""
 
 
+class RingOptions(TypedDict):
+    """Arguments of the ring of every shard, as :class:`relive.ReplayBuffer` takes them."""
+
+    schema: Schema
+    sampler: Uniform | Prioritized
+    view: View
+    ordered: bool
+    own_next_obs: bool
+
+
+class ShardOptions(RingOptions):
+    """Arguments of the ring of one shard."""
+
+    capacity: int
+    num_envs: int
+    check_ends: bool
+
+
 class ShardPlan(NamedTuple):
     """The sizes, options and directories of a shard, the same in each of its lives."""
 
@@ -432,8 +453,8 @@ class ShardPlan(NamedTuple):
     seed: int
     run: str
     """Names the run, so that a shard never comes back with the rows of another one."""
-    options: dict[str, Any]
-    """Further arguments of its ring: schema, sampler, view and so on."""
+    options: RingOptions
+    """Further arguments of its ring."""
     home: str | None = None
     """The directory of its commits."""
     sources: tuple[SavedShard, ...] = ()
@@ -635,7 +656,7 @@ class RingFiles:
     ledger: Ledger
 
     def __init__(
-        self, folder: Path, run: str, options: Mapping[str, Any], seed: int, first: Callable[[], ReplayBuffer] | None
+        self, folder: Path, run: str, options: ShardOptions, seed: int, first: Callable[[], ReplayBuffer] | None
     ) -> None:
         self._ring, self._log = folder / f"ring-{run}", LedgerLog(folder / f"ledger-{run}")
         if self._log.exists:  # as the last process of this run left it
@@ -655,7 +676,7 @@ class RingFiles:
             self._log.rewrite(self.ledger)  # after the ring is whole: a ring counts only if there is a ledger
         self._remove_others(folder)
 
-    def _reopened(self, options: Mapping[str, Any]) -> ReplayBuffer:
+    def _reopened(self, options: ShardOptions) -> ReplayBuffer:
         end = time.monotonic() + REOPEN_SECONDS
         while True:
             try:

@@ -462,10 +462,10 @@ class Holder:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise self._taken(directory) from None
+                raise self._held_elsewhere(directory) from None
             # the file was removed since it was opened: another process may lock a new one
             if not os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
-                raise self._taken(directory)
+                raise self._held_elsewhere(directory)
             os.ftruncate(self._descriptor, 0)  # a longer number of the process before would leave digits behind
             os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
         except BaseException:
@@ -491,7 +491,7 @@ class Holder:
             "one back, or save to another path",
         )
 
-    def _taken(self, directory: Path) -> LifecycleError:
+    def _held_elsewhere(self, directory: Path) -> LifecycleError:
         who = os.pread(self._descriptor, 20, 0).strip().decode("ascii", "replace")
         if who == str(os.getpid()):
             return LifecycleError(f"'{directory}' is open in this process already; use that replay, or close() it")
