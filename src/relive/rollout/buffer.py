@@ -514,7 +514,7 @@ class RolloutBuffer:
             self._bind_gae()
         if in_place is not None and self._gae_in_place is not None and not columns.start:
             if not self._has_last:
-                self._require_all_ended()
+                self._require_all_ended(estimator)
             self._fill_gae(self._gae_in_place, in_place)
         else:
             self._attach_estimate(estimator)
@@ -560,13 +560,13 @@ class RolloutBuffer:
             if name not in BOOKKEEPING:
                 self._require_column(name, type(estimator).__name__)
         if "value" in estimator.reads and not self._has_last:
-            self._require_all_ended()
+            self._require_all_ended(estimator)
         heads = estimator.heads.values() if isinstance(estimator, ValueHeads) else ()
         own, host = is_own(estimator) and all(map(is_own, heads)), columns.device.type == "cpu"
         inputs = {name: self._estimator_input(name, host or not own) for name in estimator.reads}
         if own and self._debug and "final_value" in inputs:
             grid: Any = [inputs.get(name) for name in Grid._fields]  # heads have other columns in place of rewards
-            require_final_values(Grid(*grid))
+            require_final_values(Grid(*grid)._replace(final_value=_final_values(estimator, inputs["final_value"])))
         result = estimator(**inputs)
         for name, advantage in result.items() if own and (host or self._debug) else ():
             if name.endswith("advantage") and not bool(advantage.isfinite().all()):
@@ -593,9 +593,14 @@ class RolloutBuffer:
             return None
         return columns.with_last(("value",)) if name == "value" and name in columns else columns[name]
 
-    def _require_all_ended(self) -> None:
-        """Without a bootstrap value every env must just have finished an episode."""
+    def _require_all_ended(self, estimator: Estimator) -> None:
+        """Without a bootstrap value every env must just have finished an episode, and every head must stop there."""
         columns = self._columns
+        if isinstance(estimator, ValueHeads) and estimator.non_episodic:
+            raise UnfinishedError(
+                f"{estimator.non_episodic[0]!r} goes on after the last step, since no end of an episode stops it, and "
+                "its bootstrap value is missing; pass finish(..., last_value=V(obs[T])), or set_last(value=...)"
+            )
         under_way = ~(columns["terminated"][-1] | columns["truncated"][-1])
         if columns.has_mask():
             under_way &= columns["mask"][-1]
@@ -622,11 +627,15 @@ class RolloutBuffer:
         columns.drop(results)
         valued = torch.cat([real, torch.zeros_like(real[:1])])
         valued[1:] |= real & ~(terminated | truncated)  # the value after a step that ended nothing
+        if isinstance(estimator, ValueHeads) and estimator.non_episodic:
+            valued[-1] = True
         used = {"value": valued, "final_value": real & truncated & ~terminated}
         for name in estimator.reads:
             if name in ENDS or name not in columns:
                 continue
             column = columns.with_last(("value",)) if name == "value" else columns[name]
+            if name == "final_value":
+                column = _final_values(estimator, column)
             wrong_numbers = ~column.isfinite().reshape(*column.shape[:2], -1)  # a value may have several an env
             bad = (wrong_numbers & used.get(name, real).unsqueeze(-1)).nonzero()
             if len(bad):
@@ -1124,6 +1133,14 @@ def _require_estimator(estimator: Any) -> None:
     refuse_class("estimator", estimator)
     if not (callable(estimator) and hasattr(estimator, "reads")):
         raise ParameterError(f"finish({estimator!r}): expected an estimator, such as relive.GAE(gamma=0.99, lam=0.95)")
+
+
+def _final_values(estimator: Estimator, final_value: Any) -> Any:
+    """The final values that an estimator reads: with several heads those that an end of an episode stops."""
+    if final_value is None or not isinstance(estimator, ValueHeads) or not estimator.non_episodic:
+        return final_value
+    read = [final_value[..., k] for k in estimator.episodic]
+    return torch.stack(read, -1) if read else torch.zeros_like(final_value[..., 0])
 
 
 def _on_device(
