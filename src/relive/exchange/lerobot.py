@@ -21,7 +21,7 @@ import numpy as np
 
 from ..errors import DTypeError, FieldError, FileFormatError, NoSaveError, ParameterError, ShapeError
 from ..files.disk import make_directory, sync_path, usable
-from ..look.experience import Tree
+from ..look.experience import ArrayTree
 from ..names import needed
 from ..parameters import is_count, require
 from ..printable import shown
@@ -342,7 +342,7 @@ def _columns(parquet: Any, features: Mapping[str, Feature], file: Path) -> dict[
     return {name: dense(table[name], feature, str(file)) for name, feature in features.items()}
 
 
-def _step(table: Table, features: Mapping[str, Feature], lacks: list[str]) -> dict[str, Tree]:
+def _step(table: Table, features: Mapping[str, Feature], lacks: list[str]) -> dict[str, ArrayTree]:
     """The fields of a step, without next observations. What the data set does not say is added to ``lacks``."""
     size = len(table.last)
     groups: dict[str, dict[tuple[str | int, ...], Array]] = {}
@@ -439,7 +439,7 @@ def _rows(parquet: Any, observed: Mapping[str, Feature]) -> dict[str, Any]:
     return columns | {name: dense(table[name], wanted[name], EPISODES).reshape(-1) for name in NUMBERS_OF_EPISODES}
 
 
-def _tree(leaves: Mapping[tuple[str | int, ...], Array]) -> Tree:
+def _tree(leaves: Mapping[tuple[str | int, ...], Array]) -> ArrayTree:
     """Leaves by path as nested dicts, and as tuples if all keys are whole numbers.
 
     Raises:

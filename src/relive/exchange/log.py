@@ -22,7 +22,7 @@ from ..collect.progress import progress_bar
 from ..errors import FieldError, FileFormatError, NoSaveError, ReliveError, ShapeError
 from ..files.disk import open_file, usable
 from ..files.format import MOST_BYTES, excess
-from ..look.experience import Experience, Leaves, Tree, concatenated, leaves_of, same_rows, tree_of
+from ..look.experience import ArrayTree, Experience, Leaves, concatenated, leaves_of, same_rows, tree_of
 from ..look.readers import experience_of
 from ..memory.estimate import require_free
 from ..printable import printable, shown
@@ -193,9 +193,9 @@ def _truncated(steps: Experience, after: Leaves | None) -> Array:
 class EpisodeArrays(NamedTuple):
     """An episode of k steps, or the known part of one, with the observation after its last step."""
 
-    obs: Tree
+    obs: ArrayTree
     """Arrays ``[k + 1, ...]``, nested as the observations are."""
-    action: Tree | None
+    action: ArrayTree | None
     """Arrays ``[k, ...]``."""
     reward: Array
     """``[k]``."""
@@ -203,11 +203,11 @@ class EpisodeArrays(NamedTuple):
     """bool ``[k]``."""
     truncated: Array
     """bool ``[k]``."""
-    others: dict[str, Tree] = {}  # noqa: RUF012 - never written
+    others: dict[str, ArrayTree] = {}  # noqa: RUF012 - never written
     """Further fields ``[k, ...]``."""
 
     @property
-    def fields(self) -> dict[str, Tree | None]:
+    def fields(self) -> dict[str, ArrayTree | None]:
         """All fields by name."""
         own = self._asdict()
         others = own.pop("others")
@@ -221,7 +221,7 @@ def log_of_episodes(episodes: Iterable[EpisodeArrays], source: str, lacks: Itera
         FieldError: there is no episode, or they have different fields.
         ShapeError: an episode has more or fewer rows of a field than steps; the message names both.
     """
-    parts: list[Mapping[str, Tree | None]] = []
+    parts: list[Mapping[str, ArrayTree | None]] = []
     for number, episode in enumerate(with_progress(episodes, "reading", "episodes")):
         _require_lengths(episode, f"episode {number} of {source}")
         if not len(episode.reward):

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import FieldError, ShapeError
 from ..files.disk import usable
-from ..look.experience import Tree
+from ..look.experience import ArrayTree
 from ..memory.estimate import require_whole
 from ..names import needed
 from ..parameters import is_mapping
@@ -165,7 +165,7 @@ def _columns(steps: object, where: str) -> dict[str, object]:
         raise ShapeError(f"{where}: its steps differ in their shapes ({error})") from error
 
 
-def _numbers(tree: object, name: str, size: int, where: str, known: Known, inner: Path = ()) -> Tree | None:
+def _numbers(tree: object, name: str, size: int, where: str, known: Known, inner: Path = ()) -> ArrayTree | None:
     """The arrays of numbers in a member of steps; None if there are none.
 
     Raises:

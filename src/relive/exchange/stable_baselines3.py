@@ -22,7 +22,7 @@ import numpy as np
 
 from ..errors import FileFormatError, NoSaveError, ParameterError
 from ..files.disk import open_file, usable
-from ..look.experience import Tree
+from ..look.experience import ArrayTree
 from ..look.readers import stable_baselines3_replay
 from ..printable import shown
 from ..steps.arrays import Array
@@ -76,7 +76,7 @@ def from_stable_baselines3(path: str | os.PathLike[str]) -> Log:
         record = _record(content.state)
     except (ValueError, TypeError) as error:
         raise FileFormatError(f"'{file}': {error}; use another copy") from error
-    trees: dict[str, Tree] = {name: x for name, x in vars(record).items() if isinstance(x, dict | np.ndarray)}
+    trees: dict[str, ArrayTree] = {name: x for name, x in vars(record).items() if isinstance(x, dict | np.ndarray)}
     sizes = list[int]()
 
     def measure(array: Array) -> None:
@@ -109,7 +109,7 @@ def _record(state: Value) -> SimpleNamespace:
             raise ValueError(f"'{name}': expected the type {kind.__name__}, got {shown(value)}")
         return value
 
-    def tree(name: str) -> Tree:
+    def tree(name: str) -> ArrayTree:
         value = given.get(name)
         if not isinstance(value, Pairs):
             return _array(name, value, size)

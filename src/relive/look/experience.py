@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ..errors import DTypeError, FieldError, FileFormatError, ReliveError, ShapeError
@@ -31,7 +30,7 @@ from ..steps.schema import Path, Schema, dotted, nest
 from .findings import Finding, Sureness, found, skip_if
 
 Leaves = dict[Path, Array]
-Tree: TypeAlias = "Array | dict[str, Tree] | tuple[Tree, ...]"
+ArrayTree: TypeAlias = "Array | dict[str, ArrayTree] | tuple[ArrayTree, ...]"
 
 
 @dataclass
@@ -106,7 +105,7 @@ class Experience:
         return {path: leaf.dtype for path, leaf in leaves.items() if leaf.dtype not in NUMPY_DTYPES}
 
     def found(
-        self, rule: str, sure: Sureness, what: str, mend: str, rows: ArrayLike | None = None, looked: int | None = None,
+        self, rule: str, sure: Sureness, what: str, mend: str, rows: Array | None = None, looked: int | None = None,
         *, field: str | None = None,
     ) -> Iterator[Finding]:  # fmt: skip
         """A finding as :func:`~relive.look.findings.found` gives it; by default about all steps, of all steps."""
@@ -410,7 +409,7 @@ def leaves_of(tree: Any, path: Path = (), *, name: str = "field") -> Leaves:
     return {at: leaf for leaves in inner for at, leaf in leaves.items()}
 
 
-def tree_of(leaves: Leaves) -> Tree:
+def tree_of(leaves: Leaves) -> ArrayTree:
     """Leaves by path as nested dicts, or as the one array that they are."""
     return leaves[()] if () in leaves else nest(leaves)
 

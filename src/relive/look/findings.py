@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Generic, Literal, ParamSpec, TypeAlias, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from ..printable import printable
+from ..steps.arrays import Array
 from .rendering import rendered
 
 Sureness = Literal["certain", "likely", "possible"]
@@ -213,10 +213,10 @@ def found(
     sure: Sureness,
     what: str,
     mend: str,
-    rows: ArrayLike,
+    rows: Array,
     looked: int,
     *,
-    place: ArrayLike | None = None,
+    place: Array | None = None,
     field: str | None = None,
 ) -> Iterator[Finding]:
     """The finding about ``rows``, a mask or positions, of ``looked`` rows; none if no row is wrong."""

@@ -34,9 +34,9 @@ from ..steps.schema import map_leaves
 from ..views.transitions import Transition
 from .experience import (
     ALIASES,
+    ArrayTree,
     Experience,
     Leaves,
-    Tree,
     as_differences,
     concatenated,
     digests,
@@ -305,7 +305,7 @@ def of_own_rows(fields: Mapping[str, object]) -> Experience | None:
     return experience
 
 
-def _rows_of(fields: Mapping[str, object], rows: Ints) -> dict[str, Tree]:
+def _rows_of(fields: Mapping[str, object], rows: Ints) -> dict[str, ArrayTree]:
     """Rows of fields ``[S, ...]``, nested or not."""
     return {name: tree_of({path: leaf[rows] for path, leaf in leaves_of(x).items()}) for name, x in fields.items()}
 
@@ -497,7 +497,7 @@ def stride_of(steps: Experience, rows: Array) -> int:
 # -- columns of other libraries ----------------------------------------------------------------------------------------
 
 
-def in_time(values: object, position: int, full: bool, lost: int = 0) -> Tree:
+def in_time(values: object, position: int, full: bool, lost: int = 0) -> ArrayTree:
     """Rows of a ring ``[R, ...]``, nested or not, from the oldest to the newest, without the ``lost`` oldest ones."""
     leaves = {path: [leaf[position + lost :], leaf[:position]] for path, leaf in leaves_of(values).items()}
     return tree_of({path: np.concatenate(parts) if full else parts[1] for path, parts in leaves.items()})
@@ -566,7 +566,7 @@ def tianshou_replay(buffer: Any) -> Experience:
     """Its buffers and vector buffers; ``ignore_obs_next`` keeps no observation after a step."""
     parts = [part for part in getattr(buffer, "buffers", [buffer]) if len(part)]
     order = [np.asarray(part.sample_indices(0)) for part in parts]  # 0 means all, from the oldest to the newest
-    columns: dict[str, list[Tree]] = {}
+    columns: dict[str, list[ArrayTree]] = {}
     for part, rows in zip(parts, order, strict=True):
         meta = part._meta
         for name, given in TIANSHOU.items():
@@ -584,7 +584,7 @@ TIANSHOU = {"obs": "obs", "action": "act", "reward": "rew", "terminated": "termi
             "next_obs": "obs_next"}  # fmt: skip
 
 
-def _tianshou_leaf(value: Any, rows: Array) -> Tree:
+def _tianshou_leaf(value: Any, rows: Array) -> ArrayTree:
     if hasattr(value, "get_keys"):
         return {name: _tianshou_leaf(value[name], rows) for name in value.get_keys()}
     return np.asarray(value)[rows]
@@ -770,7 +770,7 @@ def lerobot_dataset(dataset: Any) -> Experience:
     column = {name: np.asarray(table[name][:]) for name in numbers if name in READ or name.startswith("observation.")}
     episode = column["episode_index"].reshape(-1)
     last = np.append(episode[1:] != episode[:-1], True)[: len(episode)]
-    fields: dict[str, Tree] = {
+    fields: dict[str, ArrayTree] = {
         "obs": {name.removeprefix("observation."): x for name, x in column.items() if name.startswith("observation.")},
         "reward": column.get("next.reward", np.zeros(len(episode))).reshape(-1),
     }
@@ -815,7 +815,7 @@ def rsl_rl_rollout(storage: Any) -> Experience:
     size = storage.step
     names = ("rewards", "dones", "values", "returns", "advantages")
     columns = {name: getattr(storage, name, None) for name in names}
-    fields: dict[str, Tree] = {name: as_blocks(x)[:size] for name, x in columns.items() if x is not None}
+    fields: dict[str, ArrayTree] = {name: as_blocks(x)[:size] for name, x in columns.items() if x is not None}
     fields |= {name: in_time(getattr(storage, name), size, False) for name in ("observations", "actions")}
     time_outs = getattr(storage, "time_outs", None)
     if time_outs is not None and bool((as_host(time_outs)[:size] != 0).any()):
@@ -832,7 +832,7 @@ def embodichain_rollout(buffer: Any) -> Experience:
     """Its rollout buffer ``[N, T + 1]``: the last slot holds the bootstrap value, and is no step."""
     rollout = buffer.buffer
     names = ["obs", "action", "reward", "terminated", "truncated", "value", "advantage", "return", "final_value"]
-    fields: dict[str, Tree] = {}
+    fields: dict[str, ArrayTree] = {}
     for name in names:
         if name in rollout.keys():
             steps = {path: x.swapaxes(0, 1)[: buffer.rollout_len] for path, x in leaves_of(rollout[name]).items()}

@@ -18,7 +18,7 @@ from ..printable import shown
 from ..steps.arrays import Array, Bools, Ints, as_host, to_tensor
 from ..steps.schema import Path, dotted, map_leaves
 from .continuity import offset_of_ends, stored_ignored_steps
-from .experience import Experience, Leaves, Tree, are_whole, real_numbers, same_rows, tree_of
+from .experience import ArrayTree, Experience, Leaves, are_whole, real_numbers, same_rows, tree_of
 from .findings import Finding, Lack, Look, Sureness, found, rule, skip_if
 from .heads import MOST, Head, numbers_of
 
@@ -37,7 +37,7 @@ def not_finite(steps: Experience) -> Look:
         flat = real_numbers(leaf.reshape(len(leaf), -1))
         if np.isfinite(np.sum(flat, dtype=np.float64)):  # a sum is finite only if all numbers are
             continue
-        bad = ~np.isfinite(flat).all(1)
+        bad: Bools = ~np.isfinite(flat).all(1)
         if path[0] == "next_obs" and steps.next_obs is not None:
             bad &= ~steps.still
         yield from steps.found("not-finite", "certain", f"'{dotted(path)}' holds NaN or infinite numbers",
@@ -976,7 +976,7 @@ def answers_of(
     return np.concatenate(answers)
 
 
-def _call(function: Function, trees: list[Tree], arrays: bool) -> object:
+def _call(function: Function, trees: list[ArrayTree], arrays: bool) -> object:
     first, second = (trees, map(_tensors, trees)) if arrays else (map(_tensors, trees), trees)
     try:
         return function(*first)
@@ -987,6 +987,6 @@ def _call(function: Function, trees: list[Tree], arrays: bool) -> object:
             raise error from other
 
 
-def _tensors(tree: Tree) -> Any:
+def _tensors(tree: ArrayTree) -> Any:
     """Arrays in nested dicts, as tensors."""
     return map_leaves(to_tensor, tree)
