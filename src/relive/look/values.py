@@ -37,7 +37,7 @@ def not_finite(steps: Experience) -> Look:
         flat = real_numbers(leaf.reshape(len(leaf), -1))
         if np.isfinite(np.sum(flat, dtype=np.float64)):  # a sum is finite only if all numbers are
             continue
-        bad: Bools = ~np.isfinite(flat).all(1)
+        bad = np.logical_not(np.isfinite(flat).all(1))
         if path[0] == "next_obs" and steps.next_obs is not None:
             bad &= ~steps.still
         yield from steps.found("not-finite", "certain", f"'{dotted(path)}' holds NaN or infinite numbers",
