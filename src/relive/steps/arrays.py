@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike as NumpyLike
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,6 +17,13 @@ Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 Doubles = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+Leaf = Tensor | Array
+"""The numbers of a leaf, on a device or in RAM."""
+
+
+ArrayLike = Tensor | NumpyLike
+"""An array, tensor, list or number, as users give them."""
 
 
 def apart(values: Iterable[Any], memories: Sequence[Any]) -> list[Any]:
