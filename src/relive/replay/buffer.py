@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial, wraps
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, cast
 from weakref import ReferenceType, ref
 
 import numpy as np
@@ -54,89 +54,26 @@ from ..steps.arrays import whole_numbers
 from ..steps.changes import DoesNotFitError, SchemaChanges
 from ..steps.schema import Field, Path, Schema, described, not_named
 from ..steps.summary import Summary, html, text
-from ..views.contract import SequenceReader, View, time_first_of
-from ..views.transitions import NStep, Transition
+from ..views.contract import View, time_first_of
+from ..views.transitions import Transition
 from .arrays import Episode, EpisodeRows, columns_of, episode_at, episodes_of, filled
 from .checks import MOST_ROWS, require_alike, require_rows, stored_fields
-from .durable import (
-    Durable,
-    FlushPolicy,
-    Mark,
-    opened,
-    read_sampler,
-    require_policy,
-    write_sampler,
-)
+from .durable import Durable, FlushMark, FlushPolicy, opened, read_sampler, require_policy, write_sampler
 from .loading import Source, changed_arguments, dealt, open_save, require_unordered, restore, saved_arguments
 from .mirror import DeviceMirror, bookkeeping_bytes
 from .reader import Prefetch, Reader
 from .saving import Saver, describe
 from .serving import DrawAhead, Drawn, Limit, Progress, Request, Served
+from .typing import TRANSITION, UNIFORM, S_co, V_co, gives_batch, gives_batches, gives_served
 from .writer import Writer
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from typing_extensions import TypeVar as TypeVarWithDefault
+    from ..batches import Batch
+    from .typing import GivenSampler, GivenView, P, R, Replay
 
-    from ..batches import Batch, SequenceBatch
-
-
-if TYPE_CHECKING:
-    S_co = TypeVarWithDefault("S_co", bound=AnySampler, covariant=True, default=Any)
-    V_co = TypeVarWithDefault("V_co", bound=View, covariant=True, default=Any)
-    GivenSampler = TypeVarWithDefault("GivenSampler", bound=AnySampler, default=Any)
-    GivenView = TypeVarWithDefault("GivenView", bound=View, default=Any)
-else:
-    S_co, V_co = TypeVar("S_co", covariant=True), TypeVar("V_co", covariant=True)
-    GivenSampler, GivenView = TypeVar("GivenSampler"), TypeVar("GivenView")
-
-P = ParamSpec("P")
-R = TypeVar("R")
-Replay = TypeVar("Replay")
-B_co = TypeVar("B_co", covariant=True)
-Q_co = TypeVar("Q_co", covariant=True)
-
-UNIFORM, TRANSITION = cast("Uniform", None), cast("NStep", None)
-"""None, the default if no sampler or view is given. Type checkers see the type that the buffer then has."""
-
-
-class HasView(Protocol[V_co]):
-    """A replay, for type checkers."""
-
-    @property
-    def view(self) -> V_co:
-        """The view that reads the batches."""
-        ...
-
-
-class Gives(Protocol[P, B_co, Q_co]):
-    """A method whose result depends on the view: ``B_co`` for transitions, ``Q_co`` for sequences."""
-
-    @overload
-    def __get__(self, buffer: HasView[NStep], owner: Any = None) -> Callable[P, B_co]: ...
-    @overload
-    def __get__(self, buffer: HasView[SequenceReader], owner: Any = None) -> Callable[P, Q_co]: ...
-    @overload
-    def __get__(self, buffer: HasView[Any], owner: Any = None) -> Callable[P, B_co]: ...
-
-
-Method = Callable[Concatenate[Any, P], Any]
-
-
-def gives_batch(method: Method[P]) -> Gives[P, Batch, SequenceBatch]:
-    """Declare that a method returns a batch; the method itself stays as it is."""
-    return cast("Any", method)
-
-
-def gives_batches(method: Method[P]) -> Gives[P, Iterator[Batch], Iterator[SequenceBatch]]:
-    """Declare that a method returns an iterator of batches; the method itself stays as it is."""
-    return cast("Any", method)
-
-
-def gives_served(method: Method[P]) -> Gives[P, Served[Batch], Served[SequenceBatch]]:
-    """Declare that a method serves batches; the method itself stays as it is."""
-    return cast("Any", method)
+WHOLE_RULE: Rule = (lambda number: number is None or is_whole(number), "expected a whole number, or None")
 
 
 def one_at_a_time(method: Callable[Concatenate[Replay, P], R]) -> Callable[Concatenate[Replay, P], R]:
@@ -155,9 +92,6 @@ def one_at_a_time(method: Callable[Concatenate[Replay, P], R]) -> Callable[Conca
             return method(self, *args, **kwargs)
 
     return exclusive
-
-
-WHOLE_RULE: Rule = (lambda number: number is None or is_whole(number), "expected a whole number, or None")
 
 
 class ReplayBuffer(Generic[S_co, V_co]):
@@ -883,7 +817,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         except BaseException:
             if not (progress.ahead and progress.ahead[-1].number == number):
                 progress.draws, progress.sampled = number, sampled
-                self._sampler.undo_draws(draw_state)
+                self._sampler.set_draw_state(draw_state)
             raise
 
     def _end_serving(self, ahead: DrawAhead) -> None:
@@ -1111,7 +1045,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
                 raise
         return cast("Any", buffer)
 
-    def _begin(self, allocator: MappedAllocator, flush: FlushPolicy, mark: Mark | None) -> None:
+    def _begin(self, allocator: MappedAllocator, flush: FlushPolicy, mark: FlushMark | None) -> None:
         """Start to use the memory of an allocator. ``mark`` is the last flush of the process before."""
         durable = self._durable = Durable(allocator, self._ring, self._progress, flush, mark)
         read_sampler(allocator.directory, self._ring, self._sampler)

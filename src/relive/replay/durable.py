@@ -103,7 +103,7 @@ class Durable:
     """
 
     def __init__(
-        self, allocator: MappedAllocator, ring: Ring, progress: Progress, policy: FlushPolicy, last: Mark | None
+        self, allocator: MappedAllocator, ring: Ring, progress: Progress, policy: FlushPolicy, last: FlushMark | None
     ) -> None:
         self.allocator = allocator
         self.ring = ring
@@ -148,7 +148,7 @@ class Durable:
             if mark == int(self.ring.heads[env : env + max(count, 0)].sum()):
                 self._drained[env, MARK] = VOID
 
-    def _marked(self) -> Mark:
+    def _marked(self) -> FlushMark:
         """The mark of the ring as it is, with the oldest rows in reserve."""
         ring = self.ring
         arrays = {name: self.allocator.existing(name) for name in SMALL}
@@ -156,7 +156,7 @@ class Durable:
         newest = newest_of(ring.store.target, ring.rows, ring.state)
         # row k overwrites row k - rows, so the next `_in_reserve` rows of an env overwrite those below this number
         dead = np.maximum(ring.oldest, ring.heads - ring.rows + self._in_reserve())
-        return Mark(ring.state.copy(), ring.counters.copy(), newest, dead, small)
+        return FlushMark(ring.state.copy(), ring.counters.copy(), newest, dead, small)
 
     def _in_reserve(self) -> int:
         """How many of the oldest rows of each env are in reserve."""
@@ -167,7 +167,7 @@ class Durable:
         """Append the first record to the journal of a new replay."""
         self._note(self._mark, "open")
 
-    def _note(self, mark: Mark, kind: Kind) -> None:
+    def _note(self, mark: FlushMark, kind: Kind) -> None:
         """Append a mark to the journal, and go by it from then on."""
         self.allocator.directory.journal.append(mark.encode(kind, whereabouts(self.allocator)))
         # Only now may the ring overwrite the rows that the record declares dead, and only after that does this mark
@@ -274,7 +274,7 @@ MOST_SMALL = 64
 _LENGTH = struct.Struct("<I")
 
 
-class Mark(NamedTuple):
+class FlushMark(NamedTuple):
     """The cursors of a replay at a moment when all of its rows were on the disk."""
 
     state: Ints
@@ -296,7 +296,7 @@ class Mark(NamedTuple):
         return b"".join([_LENGTH.pack(len(text)), text, *(np.ascontiguousarray(x, "<i8").tobytes() for x in arrays)])
 
     @staticmethod
-    def decode(payload: bytes, num_envs: int) -> tuple[Mark, str, list[Any]]:
+    def decode(payload: bytes, num_envs: int) -> tuple[FlushMark, str, list[Any]]:
         """The mark, the kind of event, and where it happened, as :meth:`encode` takes them.
 
         Raises:
@@ -321,7 +321,7 @@ class Mark(NamedTuple):
             raise FileFormatError(f"the journal's last record makes no sense ({error!s:.200})") from error
         state, counters, newest, dead = np.split(words, np.cumsum(sizes)[:-1])
         arrays = state.reshape(num_envs, COLUMNS), counters, newest.reshape(num_envs, NEWEST), dead
-        return Mark(*arrays, small), facts["kind"], facts["where"]
+        return FlushMark(*arrays, small), facts["kind"], facts["where"]
 
 
 def newest_of(packed: Array, rows: int, state: Ints) -> Ints:
@@ -341,7 +341,7 @@ def newest_of(packed: Array, rows: int, state: Ints) -> Ints:
 # -- opening after another process ----------------------------------------------------------------------------
 
 
-def recover(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[Mark, dict[str, Any]]:
+def recover(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[FlushMark, dict[str, Any]]:
     """Make ready the files that another process left, before anything uses them.
 
     After a clean end, the files are as the journal says. If only the process died, the files have everything that it
@@ -374,8 +374,8 @@ def recover(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[Mark, d
     return mark, {}
 
 
-def last_mark(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[Mark, str, list[Any]]:
-    """The last mark of the journal, with its kind and where it was made, as :meth:`Mark.decode` gives them.
+def last_mark(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[FlushMark, str, list[Any]]:
+    """The last mark of the journal, with its kind and where it was made, as :meth:`FlushMark.decode` gives them.
 
     Raises:
         FileFormatError: the files are not those of so many rows, or the journal has no mark.
@@ -387,7 +387,7 @@ def last_mark(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[Mark,
         raise damaged(directory.path / MANIFEST, f"{num_envs * rows} rows", None if packed is None else packed.shape)
     if directory.last is None:
         raise damaged(directory.path / "journal", "a record", "none")
-    return Mark.decode(directory.last.payload, num_envs)
+    return FlushMark.decode(directory.last.payload, num_envs)
 
 
 def is_same_boot(allocator: FileAllocator, where: list[Any]) -> bool:
@@ -414,7 +414,7 @@ def _boot() -> str:
 # Leaves are computed from errors, and all nodes above them anew: a tree is never trusted where it is in doubt. A window
 # that the death of a process completes is new, and gets the priority of new transitions, not what its row had held
 # before.
-def go_back(allocator: FileAllocator, mark: Mark, rows: int) -> None:
+def go_back(allocator: FileAllocator, mark: FlushMark, rows: int) -> None:
     """Put the cursors back to a mark, and note for the ring which rows may have been overwritten since."""
     num_envs = len(mark.state)
     allocator.take("state", (num_envs, COLUMNS), np.int64)[:] = mark.state
@@ -476,7 +476,7 @@ def settings_since_flush(allocator: FileAllocator) -> dict[str, Any]:
 
 def opened(
     allocator: MappedAllocator, wanted: dict[str, Any], sampler: Any, view: Any
-) -> tuple[dict[str, Any], int, Mark | None]:
+) -> tuple[dict[str, Any], int, FlushMark | None]:
     """The constructor's arguments of the replay to open, the batches before its seed, and the mark of its last flush.
 
     ``wanted`` has arguments by name; None is the default or, if a replay is there, what that has. Without a replay, the
@@ -673,7 +673,7 @@ def _arguments(content: dict[str, Any]) -> dict[str, Any]:
     return ring_arguments(content, None, sampler, Transition() if content.get("view") is None else None)
 
 
-def _mark_now(directory: MappedCopy, rows: int) -> Mark | None:
+def _mark_now(directory: MappedCopy, rows: int) -> FlushMark | None:
     """The mark of a replay as another process has it at this moment.
 
     Cursors only grow, so two looks that find the same numbers, and no change under way, saw one state.
@@ -689,7 +689,7 @@ def _mark_now(directory: MappedCopy, rows: int) -> Mark | None:
         newest = newest_of(packed, rows, mine)
         small = {name: directory.live(name).tolist() for name in SMALL if name in directory.known}
         if idle and undo[UNDO_KIND] == UNDO_NONE and (counters == counts).all() and (state == mine).all():
-            return Mark(mine, counts, newest, np.zeros(len(mine), np.int64), small)
+            return FlushMark(mine, counts, newest, np.zeros(len(mine), np.int64), small)
         time.sleep(1e-4)
     return None
 
@@ -714,7 +714,7 @@ def _take_rows(directory: MappedCopy, num_envs: int, rows: int, heads: Ints) -> 
             mine[...] = live
 
 
-def _dead_now(directory: MappedCopy, rows: int, mark: Mark) -> Ints:
+def _dead_now(directory: MappedCopy, rows: int, mark: FlushMark) -> Ints:
     """Rows of each env below these numbers ``[N]`` may have been overwritten since the mark.
 
     A change is noted before it overwrites anything, and counted before its note goes. So the note is read first.

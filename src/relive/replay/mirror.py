@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any, Protocol, cast
+from typing import Any, cast
 from warnings import warn
 
 import numpy as np
@@ -33,6 +33,7 @@ from ..samplers.contract import OwnSampler
 from ..steps.arrays import Ints
 from ..steps.schema import Path
 from ..views.contract import rule_of
+from .serving import Progress
 from .writer import Writer
 
 COUNTED = COMPLETED, EPISODES, NOT_FINITE
@@ -45,16 +46,6 @@ FEWEST_ROWS = 4
 
 GRAPHS_OF_TORCH = "reduce-overhead", "max-autotune"
 """Modes of torch.compile that make CUDA graphs."""
-
-
-class Progress(Protocol):
-    """The counts of a replay: its seed, the batches drawn, in all and before this seed, rows, and late priorities."""
-
-    seed: int
-    first: int
-    draws: int
-    sampled: int
-    late: int
 
 
 class State(Enum):

@@ -135,11 +135,11 @@ class OwnSampler(Sampler):
         raise NotImplementedError
 
     def draw_state(self) -> Any:
-        """The state that draws change, for :meth:`undo_draws`; None if a draw changes nothing."""
+        """The state that draws change, for :meth:`set_draw_state`; None if a draw changes nothing."""
         return None
 
-    def undo_draws(self, draw_state: Any) -> None:
-        """Undo the draws since :meth:`draw_state` gave this. What was added or rated since then stays."""
+    def set_draw_state(self, draw_state: Any) -> None:
+        """Draw next as when :meth:`draw_state` gave this. What was added or rated since then stays."""
 
     def check(self) -> None:
         """Check what the sampler knows of the ring; :meth:`relive.ReplayBuffer.check` calls it.
