@@ -18,7 +18,7 @@ from ..memory.mapped import LookAhead, MappedAllocator
 from ..parameters import is_count, is_own, parts_of, refuse_class
 from ..ring.ring import Change, Ring
 from ..ring.sequences import FACTS
-from ..samplers.contract import OwnSampler, likely_places
+from ..samplers.contract import AnySampler, OwnSampler, completed, likely_places
 from ..samplers.uniform import emptied
 from ..steps.arrays import Ints, as_host
 from ..steps.schema import Path, Schema, dotted
@@ -68,9 +68,7 @@ class Reader:
             SchemaError: the view cannot read what is stored.
             LifecycleError: it is the view of another buffer.
         """
-        refuse_class("view", view)
-        if not hasattr(view, "read"):
-            raise ParameterError(f"view={view!r}: expected a view, such as NStep(3, gamma=0.99) or Transition()")
+        require_view(view)
         for part in parts_of(view):
             reader = _READERS.get(id(part))
             if reader is not None and reader is not self and any(part is other for other in parts_of(reader.view)):
@@ -234,6 +232,29 @@ class Reader:
         if states:
             fields["hidden"] = self.schema.rebuild("hidden", states.__getitem__)
         return SequenceBatch(fields, known, time_first)
+
+
+def require_view(view: object) -> None:
+    """Require a view.
+
+    Raises:
+        ParameterError: it is a class, or has no ``read``.
+    """
+    refuse_class("view", view)
+    if not hasattr(view, "read"):
+        raise ParameterError(f"view={view!r}: expected a view, such as NStep(3, gamma=0.99) or Transition()")
+
+
+def require_parts(sampler: AnySampler | None, view: View | None) -> None:
+    """Require a sampler and a view, if there are any, before files are read: such an error is not one of theirs.
+
+    Raises:
+        ParameterError: names the part that is none.
+    """
+    if sampler is not None:
+        completed(sampler)
+    if view is not None:
+        require_view(view)
 
 
 _READERS: WeakValueDictionary[int, Reader] = WeakValueDictionary()
