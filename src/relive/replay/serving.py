@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import parent_process
 from queue import SimpleQueue
@@ -22,6 +22,7 @@ from ..core import key as stream
 from ..errors import InvariantError, LifecycleError, WaitTimeoutError
 from ..files.disk import start_thread
 from ..samplers.contract import OwnSampler
+from ..steps.arrays import Array
 
 if TYPE_CHECKING:
     from typing import Self
@@ -158,7 +159,7 @@ class DrawAhead:
     """
 
     ready: deque[Drawn]
-    lock: Any
+    lock: AbstractContextManager[object]
     batch_size: int
     depth: int
     batches: int | None
@@ -172,7 +173,7 @@ class DrawAhead:
         progress: Progress,
         draw: Callable[[int], None],
         undo: Callable[[DrawAhead], None],
-        lock: Any,
+        lock: AbstractContextManager[object],
         request: Request,
     ) -> None:
         self.ready, self._draw, self._undo, self.lock = progress.ahead, draw, undo, lock
@@ -358,8 +359,8 @@ class ProgressSlots:
 
     WORDS = 10
 
-    def __init__(self, words: Any) -> None:
-        self._bytes, self._slots = memoryview(words).cast("B"), (0, _SLOT.size)
+    def __init__(self, words: Array) -> None:
+        self._bytes, self._slots = words.data.cast("B"), (0, _SLOT.size)
         whole = [slot for slot in map(self._read, self._slots) if slot[0] == slot[-1]]
         self._number, *counts, _ = max(whole, default=(-1, 0, 0, 0, -1))
         if not whole or min(self._number, *counts) < 0:
