@@ -59,8 +59,16 @@ from ..views.contract import View, time_first_of
 from ..views.transitions import Transition
 from .arrays import Episode, EpisodeRows, columns_of, episode_at, episodes_of, filled
 from .checks import MOST_ROWS, require_alike, require_rows, stored_fields
-from .durable import Durable, FlushMark, FlushPolicy, opened, read_sampler, require_policy, write_sampler
-from .loading import Source, changed_arguments, dealt, open_save, require_unordered, restore, saved_arguments
+from .durable import Durable, FlushMark, FlushPolicy, open_arguments, read_sampler, require_policy, write_sampler
+from .loading import (
+    Source,
+    changed_arguments,
+    open_save,
+    redistribute_envs,
+    require_unordered,
+    restore,
+    saved_arguments,
+)
 from .mirror import DeviceMirror, bookkeeping_bytes
 from .reader import Prefetch, Reader, require_parts
 from .saving import Saver, describe
@@ -194,7 +202,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self._saver = Saver(self._writer, self._reader, self._progress, self.device)
         self._mirror = self._way = DeviceMirror.of(self._writer, self._progress, self.lock)
         if self._mirror is not None:
-            self._writer.changing = self._mirror.invalidate
+            self._writer.invalidate_device = self._mirror.invalidate
 
     @staticmethod
     def plan(
@@ -481,7 +489,9 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Raises:
             EmptyError: there is no complete transition.
         """
-        if not (self._way is not None and self._way.has_some) and not len(self):  # the latter waits for the device
+        if not (self._way is not None and self._way.maybe_drawable) and not len(
+            self
+        ):  # the latter waits for the device
             raise nothing_to_draw(self._ring)
 
     def _batch(
@@ -536,7 +546,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """
         with self.lock:
             if self._way is not None:
-                late: Any = self._way.rate(index, td_error, mask)
+                late: Any = self._way.set_errors(index, td_error, mask)
                 if late is not None:
                     return late
             if self._ring.pending is not None:
@@ -732,7 +742,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """
         self._saver.segments.frozen = False
         self._saver.await_rows()
-        self._writer.changing = None  # a mirror could not see what is written to rewards and flags
+        self._writer.invalidate_device = None  # a mirror could not see what is written to rewards and flags
         self._way = None if self._way is self._mirror else self._way
         self._mirror = None
         return as_batch(self._ring.store.views())
@@ -917,17 +927,17 @@ class ReplayBuffer(Generic[S_co, V_co]):
             )
         require("load", an_instance(SchemaChanges, "relive.SchemaChanges(...)"), changes=changes)
         require_parts(sampler, view)
-        parts, dealt_to = (sampler, view), None
+        parts, new_num_envs = (sampler, view), None
         if num_envs is not None:
             with open_save(path) as save:
                 require_unordered(save.content, num_envs, store)
-                dealt_to = None if num_envs == save.content["num_envs"] else num_envs
-        if dealt_to is None:
+                new_num_envs = None if num_envs == save.content["num_envs"] else num_envs
+        if new_num_envs is None:
             buffer: Any = cls._loaded(path, device, capacity, parts, changes, store)
         else:
             saved = cls._loaded(path, "cpu", None, deepcopy(parts), changes, None)
             arrays, content = saved._saver.whole_state()
-            arrays, content = dealt(arrays, content, dealt_to, capacity)
+            arrays, content = redistribute_envs(arrays, content, new_num_envs, capacity)
             buffer = cls._restored(arrays, content, device, *parts)
             buffer.extra = saved.extra
         if seed is not None:
@@ -1052,7 +1062,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         allocator = MappedAllocator(path)
         directory = allocator.directory
         try:
-            arguments, first, mark = opened(allocator, wanted, sampler, view)
+            arguments, first, mark = open_arguments(allocator, wanted, sampler, view)
             if mark is None:
                 arguments["seed"] = seed
             with nullcontext() if mark is None else contradictions(directory.path):

@@ -243,7 +243,7 @@ class ResetCheck:
         self.broken = -1
         """The first env that was reset in mid-episode, or -1."""
 
-    def go_on(
+    def observe(
         self, ring: Ring, envs: Ints, leaves: Sequence[Leaf], final: Sequence[Leaf] | None, kept: Bools | None
     ) -> bool:
         """Check steps that were just stored, in the order of time. Returns whether to check the next ones, too.
@@ -271,7 +271,7 @@ class ResetCheck:
     def _compare(
         self, ring: Ring, envs: Ints, leaves: Sequence[Leaf], final: Sequence[Leaf], kept: Bools | None
     ) -> bool:
-        """:meth:`go_on`, env by env."""
+        """:meth:`observe`, env by env."""
         count, again = len(envs), np.flatnonzero(envs[1:] == envs[:1])
         width = int(again[0]) + 1 if len(again) else count  # of one vector step
         newest = envs[count - width :]
@@ -406,7 +406,7 @@ class FirstSteps:
         if stopped is not None:
             self._stopped = None
             stopped.warn()
-        if resets is not None and not resets.go_on(self._ring, envs, leaves, final, kept):
+        if resets is not None and not resets.observe(self._ring, envs, leaves, final, kept):
             self.resets = None
             resets.warn()
         if ends is None or not self._sees_ends:

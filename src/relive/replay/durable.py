@@ -478,7 +478,7 @@ def settings_since_flush(allocator: FileAllocator) -> dict[str, object]:
     return settings
 
 
-def opened(
+def open_arguments(
     allocator: MappedAllocator, wanted: Mapping[str, Any], sampler: AnySampler | None, view: View | None
 ) -> tuple[ReplayArguments, int, FlushMark | None]:
     """The constructor's arguments of the replay to open, the batches before its seed, and the mark of its last flush.

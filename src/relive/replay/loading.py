@@ -502,7 +502,7 @@ def require_unordered(content: Mapping[str, object], num_envs: object, store: ob
         )
 
 
-def dealt(
+def redistribute_envs(
     arrays: Mapping[str, Leaf], content: Mapping[str, Any], num_envs: int, capacity: int | None
 ) -> tuple[dict[str, Tensor], dict[str, object]]:
     """The state of a replay without an order, dealt to ``num_envs`` envs like cards, from the oldest transition on.

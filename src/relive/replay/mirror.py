@@ -199,7 +199,7 @@ class DeviceMirror:
 
         It is number ``update`` of the ``of`` batches of its round.
         """
-        read = self.reads(view) if self.has_some else None
+        read = self.reads(view) if self.maybe_drawable else None
         if read is None or get_worker_info() is not None:
             return None
         self._prepare()
@@ -225,7 +225,7 @@ class DeviceMirror:
             self._draws.batch_failed()
             raise
 
-    def rate(self, index: object, errors: object, mask: object) -> Tensor | None:
+    def set_errors(self, index: object, errors: object, mask: object) -> Tensor | None:
         """Set the errors of a batch; how many of its rows are gone. None if the host has to."""
         if not (isinstance(index, Tensor) and isinstance(errors, Tensor) and self._is_current):
             return None
@@ -242,7 +242,7 @@ class DeviceMirror:
         return late
 
     @property
-    def has_some(self) -> bool:
+    def maybe_drawable(self) -> bool:
         """True if a good part of the rows can be drawn, as far as the host knows without waiting."""
         return self._is_current and self._filling.is_enough
 

@@ -124,7 +124,7 @@ class Served(Batches[B_co]):
             ahead.close()  # not by calling `_end`: broken off, it would do nothing the next time
             self._end.detach()
         with ahead.lock:
-            ahead.settle()
+            ahead.draw_due()
 
 
 class Request(NamedTuple):
@@ -164,7 +164,7 @@ class DrawAhead:
     depth: int
     batches: int | None
 
-    has_some = False
+    maybe_drawable = False
     """Whether there is something to draw is the ring's to say."""
 
     def __init__(
@@ -198,7 +198,7 @@ class DrawAhead:
     def prepare(self) -> None:
         """Draw the due batches before any other call, unless a draw makes it, as by a reward function."""
         if not self.is_drawing:
-            self.settle()
+            self.draw_due()
 
     def _leave(self) -> None:
         """Leave a call to the ring in RAM, once the due batches are drawn."""
@@ -213,7 +213,7 @@ class DrawAhead:
         """See :class:`relive.replay.mirror.DeviceMirror`."""
         self._leave()
 
-    def rate(self, index: object, errors: object, mask: object) -> None:
+    def set_errors(self, index: object, errors: object, mask: object) -> None:
         """See :class:`relive.replay.mirror.DeviceMirror`."""
         self._leave()
 
@@ -221,7 +221,7 @@ class DrawAhead:
         """See :class:`relive.replay.mirror.DeviceMirror`."""
         self._leave()
 
-    def settle(self) -> None:
+    def draw_due(self) -> None:
         """Draw the due batches that the limit allows. The caller holds the replay's lock."""
         try:
             self.is_drawing = True
@@ -288,7 +288,7 @@ class DrawAhead:
         while not self.ready and self.error is None and not self.closed:
             self.arrived.clear()
             with self.lock:
-                self.settle()
+                self.draw_due()
                 if not self.ready and self.error is None and self._is_allowed():
                     self.draw()
             if self.ready or self.error is not None:
@@ -329,7 +329,7 @@ class DrawAhead:
         while self._wake.get() and not self.closed:
             while self.due and self._wait_for_limit():
                 with self.lock:
-                    self.settle()
+                    self.draw_due()
 
     def _wait_for_limit(self) -> bool:
         """Wait until the limit allows a batch, without the replay's lock, so that others can add meanwhile."""

@@ -72,7 +72,7 @@ class Writer:
         """Adds steps of all envs without ``next_obs``, and with it; None until there are some, or always. A step that
         was added so needs nothing more, unless :attr:`first` is set."""
         self._repeated = BoundedCache[int, Ints]()
-        self.changing: Callable[[], None] | None = None
+        self.invalidate_device: Callable[[], None] | None = None
         """Called when the ring in RAM is about to change, or has: what a device knows of it is out of date."""
 
     def watch_ends(self, check: bool) -> None:
@@ -228,7 +228,7 @@ class Writer:
 
     def clear(self, rewind: bool) -> None:
         """Forget everything stored."""
-        self._changes()
+        self._invalidate()
         places = self.ring.anchors() if self.sampler.watches else None
         self.ring.clear(rewind)
         if places is not None:
@@ -243,7 +243,7 @@ class Writer:
         if pending is not None and not isinstance(pending, DeviceIsNewer):
             self.sampler.attach(self.ring)
             self.ring.settle()
-            self._changes()
+            self._invalidate()
 
     # -- another buffer's transitions ---------------------------------------------------------------------------
 
@@ -253,7 +253,7 @@ class Writer:
         for env in range(other.num_envs):
             self.append_env(other, env, env)
         self.ring.order_as(other, completed)
-        self._changes()
+        self._invalidate()
 
     def append_env(self, ring: Ring, env: int, to: int) -> None:
         """Add all transitions of env ``env`` of another ring to env ``to`` of this one, in the order of time."""
@@ -293,18 +293,18 @@ class Writer:
 
     def _store(self, envs: Ints, leaves: Leaves, final: Leaves | None, cut: Ints | None = None) -> None:
         """Store checked steps. The caller clears ``pending`` once all is done; until then the next call repairs."""
-        self._changes()
+        self._invalidate()
         watches = self.sampler.watches
         places, drawable = self.ring.add(envs, leaves, final, watches, cut)
         if watches and len(places):
             self.sampler.changed(places, drawable)
 
-    def _changes(self) -> None:
-        if self.changing is not None:
-            self.changing()
+    def _invalidate(self) -> None:
+        if self.invalidate_device is not None:
+            self.invalidate_device()
 
     def _interrupt(self, envs: Ints) -> None:
-        self._changes()
+        self._invalidate()
         places, drawable = self.ring.interrupt(envs)
         if self.sampler.watches and len(places):
             self.sampler.changed(places, drawable)
