@@ -13,21 +13,24 @@ from importlib import import_module
 from inspect import Parameter, Signature, signature
 from operator import attrgetter, itemgetter
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ..batches import Batch, as_batch
 from ..errors import FieldError, SchemaError, ShapeError
 from ..names import needed
 from ..replay.buffer import ReplayBuffer
-from ..steps.arrays import NUMPY_DTYPES, Array, as_tensor, to_tensor
+from ..rollout.buffer import RolloutBuffer
+from ..steps.arrays import NUMPY_DTYPES, Array, Bools, Ints, as_tensor, to_tensor
 from ..steps.schema import Path, map_leaves
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from tensordict import TensorDict
 
 __all__ = [
@@ -37,6 +40,7 @@ __all__ = [
     "StepError",
     "StepFieldError",
     "StepShapeError",
+    "Values",
     "alias",
     "array_of",
     "as_tensordict",
@@ -57,6 +61,9 @@ __all__ = [
 ]
 
 Made = TypeVar("Made", bound=Callable[..., Any])
+
+Values: TypeAlias = "Tensor | ArrayLike"
+"""What a host passes as the values of a field: a tensor on any device, an array, a list or a number."""
 
 
 def as_tensordict(
@@ -108,6 +115,14 @@ class StepShapeError(StepError, ShapeError):
     """The shape of a step or of a column is not the expected one."""
 
 
+class HasColumns(Protocol):
+    """A buffer that shows its storage by relive's names."""
+
+    def column(self, name: str) -> Any:
+        """A column in the host's order of axes: an array, a tensor, or a dictionary of these."""
+        ...
+
+
 class Column:
     """One field of a host: relive's name of it, and the form that the host gives it.
 
@@ -134,10 +149,10 @@ class Column:
     def __set_name__(self, owner: type, attribute: str) -> None:
         self.attribute = attribute
 
-    def __get__(self, buffer: Any, owner: type | None = None) -> Any:
+    def __get__(self, buffer: HasColumns | None, owner: type | None = None) -> Any:
         return self if buffer is None else self.shown(buffer.column(self.name))
 
-    def __set__(self, buffer: Any, values: Any) -> None:
+    def __set__(self, buffer: HasColumns, values: Values | Mapping[str, Values]) -> None:
         write_column(self.attribute, self.shown(buffer.column(self.name)), values)
 
     def shown(self, column: Any) -> Any:
@@ -174,7 +189,7 @@ class DropIn:
     """Attributes that an original need not have."""
 
     @classmethod
-    def from_original(cls, original: Any, **options: Any) -> Any:
+    def from_original(cls, original: object, **options: object) -> Self:
         """Convert a buffer of the host and all that it holds. A buffer of this class is returned unchanged.
 
         Args:
@@ -187,7 +202,7 @@ class DropIn:
         made._replace(original, **options)
         return made
 
-    def _replace(self, original: Any, **options: Any) -> None:
+    def _replace(self, original: object, **options: object) -> None:
         """Become what an original is."""
         arguments = self._arguments_of(original) | options
         # by position: a subclass of a user may call these otherwise
@@ -207,7 +222,7 @@ class DropIn:
         return found
 
     @classmethod
-    def _arguments_of(cls, original: Any) -> dict[str, Any]:
+    def _arguments_of(cls, original: Any) -> dict[str, object]:
         """The arguments of the constructor that an original was made with: its attributes of these names."""
         held = {name: cls._renamed.get(name, name) for name in cls._parameters()}
         missing = {name for name, at in held.items() if at in cls._lacking and not hasattr(original, at)}
@@ -217,19 +232,19 @@ class DropIn:
         """Copy the contents of an original into this buffer, which is empty."""
         raise NotImplementedError
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         """Restore a pickled state, of this class or of the host's."""
         if self._own_attribute in state:
             self._restore(state)
         else:
             self._replace(SimpleNamespace(**state))
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def _restore(self, state: dict[str, object]) -> None:
         """Restore a state of this class."""
         self.__dict__.update(state)
 
 
-def contents_of(columns: Any, names: Iterable[str], rows: Any = slice(None)) -> dict[str, Any]:
+def contents_of(columns: Any, names: Iterable[str], rows: slice | Ints = slice(None)) -> dict[str, Any]:
     """Rows of the columns of an original, by the host's names. Columns that are missing or None are left out.
 
     Args:
@@ -238,11 +253,11 @@ def contents_of(columns: Any, names: Iterable[str], rows: Any = slice(None)) -> 
         rows: an index of the first axis, such as :func:`oldest_first`.
     """
     nested = hasattr(columns, "keys")
-    found: dict[str, Any] = {name: columns.get(name) if nested else getattr(columns, name, None) for name in names}
+    found = {name: columns.get(name) if nested else getattr(columns, name, None) for name in names}
     return {name: map_leaves(itemgetter(rows), x) for name, x in found.items() if x is not None}
 
 
-def oldest_first(capacity: int, position: int, full: bool) -> NDArray[np.int64]:
+def oldest_first(capacity: int, position: int, full: bool) -> Ints:
     """The rows of a host's ring in the order of time; ``position`` is the row that is written next."""
     return (np.arange(capacity) + position) % capacity if full else np.arange(position)
 
@@ -283,13 +298,13 @@ def alias(path: str, doc: str) -> Any:
     read, (part, _, name) = attrgetter(path), path.rpartition(".")
     part_of = attrgetter(part)
 
-    def write(self: Any, value: Any) -> None:
+    def write(self: object, value: object) -> None:
         setattr(part_of(self), name, value)
 
     return property(read, write, doc=doc)
 
 
-def array_of(name: str, value: Any, dtype: torch.dtype = torch.float32) -> Array:
+def array_of(name: str, value: Values, dtype: torch.dtype = torch.float32) -> Array:
     """A tensor on any device, an array, a list or a number as an array of ``dtype``.
 
     It is copied only if it has another dtype or is on another device.
@@ -313,7 +328,9 @@ def array_of(name: str, value: Any, dtype: torch.dtype = torch.float32) -> Array
     return as_tensor(value, name).numpy().astype(NUMPY_DTYPES[dtype], copy=False)
 
 
-def placed(name: str, value: Any, device: torch.device | None, dtype: torch.dtype = torch.float32) -> Any:
+def placed(
+    name: str, value: Values, device: torch.device | None, dtype: torch.dtype = torch.float32
+) -> Array | Tensor:
     """Whatever a host passes, with ``dtype``: an array in RAM, where ``device`` is None, or a tensor on it.
 
     Raises:
@@ -324,7 +341,7 @@ def placed(name: str, value: Any, device: torch.device | None, dtype: torch.dtyp
     return torch.as_tensor(value, dtype=dtype, device=device).detach()
 
 
-def sent(value: Any, device: torch.device) -> Tensor:
+def sent(value: Tensor | Array, device: torch.device) -> Tensor:
     """A tensor or an array as a tensor on ``device``, copied only if it is elsewhere."""
     if type(value) is Tensor and value.device == device:
         return value
@@ -373,7 +390,7 @@ class Continuity:
         if cut.any():
             replay.interrupt(np.flatnonzero(cut))
 
-    def note(self, next_obs: Any, done: NDArray[np.bool_]) -> None:
+    def note(self, next_obs: Any, done: Bools) -> None:
         """Remember what the newest step led to, arrays or dictionaries of them, and which episodes it ended."""
         self.next_obs, self._done = next_obs, done
 
@@ -382,18 +399,18 @@ class Continuity:
         self.next_obs = None
 
 
-def breaks(obs: Any, next_obs: Any, done: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def breaks(obs: Any, next_obs: Any, done: Bools) -> Bools:
     """Which steps ``[T, N, ...]`` neither end an episode nor lead to the step after them: bool ``[T - 1, N]``."""
     shown, expected = mapped(lambda value: value[1:], obs), mapped(lambda value: value[:-1], next_obs)
     return ~done[:-1] & ~equal_rows(shown, expected, 2)
 
 
-def equal_rows(one: Any, other: Any, front: int = 1) -> NDArray[np.bool_]:
+def equal_rows(one: Any, other: Any, front: int = 1) -> Bools:
     """Which rows are equal in two arrays, or in all arrays of two dictionaries. The first ``front`` axes count rows."""
     if isinstance(one, Mapping):
         members = cast("Mapping[str, Any]", one).items()
         return np.logical_and.reduce([equal_rows(member, other[key], front) for key, member in members])
-    same: NDArray[np.bool_] = np.asarray(one) == np.asarray(other)
+    same: Bools = np.asarray(one) == np.asarray(other)
     return np.logical_and.reduce(same, tuple(range(front, same.ndim)))
 
 
@@ -426,7 +443,7 @@ def passes_on(to: Callable[..., Any], *without: str) -> Callable[[Made], Made]:
     return decorate
 
 
-def renew(buffer: Any, seed: int | None) -> None:
+def renew(buffer: ReplayBuffer | RolloutBuffer, seed: int | None) -> None:
     """Draw a new seed for a buffer from torch's default generator, unless the drop-in was given a ``seed``.
 
     So ``torch.manual_seed`` makes two runs equal, as it does with the host. A seed that is drawn only once would miss
