@@ -8,7 +8,7 @@ gives it to the ``add`` of a relive buffer, which checks and copies it. The cont
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from inspect import Parameter, Signature, signature
 from operator import attrgetter, itemgetter
@@ -37,6 +37,7 @@ __all__ = [
     "Column",
     "Continuity",
     "DropIn",
+    "Nested",
     "StepError",
     "StepFieldError",
     "StepShapeError",
@@ -60,7 +61,13 @@ __all__ = [
     "write_column",
 ]
 
-Made = TypeVar("Made", bound=Callable[..., Any])
+T = TypeVar("T")
+U = TypeVar("U")
+R = TypeVar("R")
+Made = TypeVar("Made", bound=Callable[..., object])
+
+Nested: TypeAlias = "T | Mapping[str, T]"
+"""One value, or those of a dictionary's members by name."""
 
 Values: TypeAlias = "Tensor | ArrayLike"
 """What a host passes as the values of a field: a tensor on any device, an array, a list or a number."""
@@ -85,15 +92,15 @@ def tensordict_of(batch: Batch, size: torch.Size, device: torch.device | None = 
 
 
 @cache
-def _tensordict() -> tuple[Any, dict[str, Any]]:
+def _tensordict() -> tuple[Callable[..., TensorDict], dict[str, bool]]:
     """The function that makes a TensorDict, and its options."""
     # importing tensordict takes as long as importing torch, so the first use does it
     # and computes numbers meanwhile, which the default device need not have
     with needed("the classes of this library use tensordict: pip install 'relive[tensordict]'"), torch.device("cpu"):
-        kind: Any = import_module("tensordict").TensorDict
+        kind: type[TensorDict] = import_module("tensordict").TensorDict
     # The shapes are known to fit. Checking them again takes eight times as long as the rest. The constructor without
     # checks has no public name. It need not look for dicts among the members.
-    make: Any = getattr(kind, "_new_unsafe", kind)
+    make: Callable[..., TensorDict] = getattr(kind, "_new_unsafe", kind)
     return make, {"nested": False} if "nested" in signature(make).parameters else {}
 
 
@@ -152,7 +159,7 @@ class Column:
     def __get__(self, buffer: HasColumns | None, owner: type | None = None) -> Any:
         return self if buffer is None else self.shown(buffer.column(self.name))
 
-    def __set__(self, buffer: HasColumns, values: Values | Mapping[str, Values]) -> None:
+    def __set__(self, buffer: HasColumns, values: Nested[Values]) -> None:
         write_column(self.attribute, self.shown(buffer.column(self.name)), values)
 
     def shown(self, column: Any) -> Any:
@@ -262,7 +269,7 @@ def oldest_first(capacity: int, position: int, full: bool) -> Ints:
     return (np.arange(capacity) + position) % capacity if full else np.arange(position)
 
 
-def write_column(name: str, column: Any, values: Any) -> None:
+def write_column(name: str, column: Nested[Tensor | Array], values: Any) -> None:
     """Copy values into a column: an array, a tensor, or a dictionary of these.
 
     Args:
@@ -276,7 +283,7 @@ def write_column(name: str, column: Any, values: Any) -> None:
     if isinstance(column, np.ndarray):
         column[...] = values
     elif isinstance(column, Mapping):
-        for key, member in cast("Mapping[str, Any]", column).items():
+        for key, member in column.items():
             write_column(f"{name}[{key!r}]", member, values[key])
     else:
         source: Tensor = to_tensor(values)
@@ -349,12 +356,12 @@ def sent(value: Tensor | Array, device: torch.device) -> Tensor:
 
 
 @overload
-def mapped(function: Callable[[Any], Any], value: Any) -> Any: ...
+def mapped(function: Callable[[T], R], value: Nested[T]) -> R | dict[str, R]: ...
 @overload
-def mapped(function: Callable[[Any, Any], Any], value: Any, other: Any, /) -> Any: ...
+def mapped(function: Callable[[T, U], R], value: Nested[T], other: Nested[U], /) -> R | dict[str, R]: ...
 @overload
-def mapped(function: Callable[..., Any], value: Any, *others: Any) -> Any: ...
-def mapped(function: Callable[..., Any], value: Any, *others: Any) -> Any:
+def mapped(function: Callable[..., R], value: Nested[T], *others: Nested[U]) -> R | dict[str, R]: ...
+def mapped(function: Callable[..., R], value: Any, *others: Any) -> R | dict[str, R]:
     """``function(value, *others)``; if ``value`` is a dictionary, that of each member with those of the same name."""
     if type(value) in (Tensor, np.ndarray) or not isinstance(value, Mapping):
         return function(value, *others)
@@ -378,11 +385,11 @@ class Continuity:
     """
 
     def __init__(self) -> None:
-        self.next_obs: Any = None
+        self.next_obs: Nested[Array] | None = None
         """The next observations ``[N, ...]`` of the newest step; None if no step is known."""
-        self._done: Any = None
+        self._done: Bools = np.zeros(0, np.bool_)
 
-    def follow(self, replay: ReplayBuffer, obs: Any) -> None:
+    def follow(self, replay: ReplayBuffer, obs: Nested[Array]) -> None:
         """Interrupt the episodes of the envs whose observations ``[N, ...]`` do not follow from their newest step."""
         if self.next_obs is None or _identical(obs, self.next_obs):
             return
@@ -390,7 +397,7 @@ class Continuity:
         if cut.any():
             replay.interrupt(np.flatnonzero(cut))
 
-    def note(self, next_obs: Any, done: Bools) -> None:
+    def note(self, next_obs: Nested[Array], done: Bools) -> None:
         """Remember what the newest step led to, arrays or dictionaries of them, and which episodes it ended."""
         self.next_obs, self._done = next_obs, done
 
@@ -399,32 +406,33 @@ class Continuity:
         self.next_obs = None
 
 
-def breaks(obs: Any, next_obs: Any, done: Bools) -> Bools:
+def breaks(obs: Nested[Array], next_obs: Nested[Array], done: Bools) -> Bools:
     """Which steps ``[T, N, ...]`` neither end an episode nor lead to the step after them: bool ``[T - 1, N]``."""
     shown, expected = mapped(lambda value: value[1:], obs), mapped(lambda value: value[:-1], next_obs)
     return ~done[:-1] & ~equal_rows(shown, expected, 2)
 
 
-def equal_rows(one: Any, other: Any, front: int = 1) -> Bools:
+def equal_rows(one: Nested[Array], other: Nested[Array], front: int = 1) -> Bools:
     """Which rows are equal in two arrays, or in all arrays of two dictionaries. The first ``front`` axes count rows."""
-    if isinstance(one, Mapping):
-        members = cast("Mapping[str, Any]", one).items()
-        return np.logical_and.reduce([equal_rows(member, other[key], front) for key, member in members])
-    same: Bools = np.asarray(one) == np.asarray(other)
+    same = mapped(partial(_equal_rows, front=front), one, other)
+    return np.logical_and.reduce(list(same.values())) if isinstance(same, dict) else same
+
+
+def _equal_rows(one: ArrayLike, other: ArrayLike, front: int) -> Bools:
+    same = np.asarray(one) == np.asarray(other)
     return np.logical_and.reduce(same, tuple(range(front, same.ndim)))
 
 
-def _identical(one: Any, other: Any) -> bool:
+def _identical(one: Nested[Array], other: Any) -> bool:
     """Whether small arrays have the same bytes. Most often they do, and this is faster than :func:`equal_rows`."""
     if type(one) is np.ndarray:  # the check for a mapping takes longer than the comparison
         return one.nbytes < SMALL and one.tobytes() == other.tobytes()
     if isinstance(one, Mapping):
-        members = cast("Mapping[str, Any]", one)
-        return all(_identical(members[key], other[key]) for key in members)
+        return all(_identical(member, other[key]) for key, member in one.items())
     return False
 
 
-def passes_on(to: Callable[..., Any], *without: str) -> Callable[[Made], Made]:
+def passes_on(to: Callable[..., object], *without: str) -> Callable[[Made], Made]:
     """A decorator for a function that passes its ``*args`` and ``**kwargs`` on: it shows what they are.
 
     ``inspect.signature``, ``help`` and editors that ask a running program then see the arguments of ``to`` in their
