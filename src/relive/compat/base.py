@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Column",
     "Continuity",
+    "Device",
     "DropIn",
     "Nested",
     "StepError",
@@ -66,10 +67,12 @@ U = TypeVar("U")
 R = TypeVar("R")
 Made = TypeVar("Made", bound=Callable[..., object])
 
-Nested: TypeAlias = "T | Mapping[str, T]"
+Nested: TypeAlias = T | Mapping[str, T]
 """One value, or those of a dictionary's members by name."""
 
-Values: TypeAlias = "Tensor | ArrayLike"
+Device: TypeAlias = torch.device | str
+
+Values: TypeAlias = Tensor | ArrayLike
 """What a host passes as the values of a field: a tensor on any device, an array, a list or a number."""
 
 
@@ -335,9 +338,7 @@ def array_of(name: str, value: Values, dtype: torch.dtype = torch.float32) -> Ar
     return as_tensor(value, name).numpy().astype(NUMPY_DTYPES[dtype], copy=False)
 
 
-def placed(
-    name: str, value: Values, device: torch.device | None, dtype: torch.dtype = torch.float32
-) -> Array | Tensor:
+def placed(name: str, value: Values, device: torch.device | None, dtype: torch.dtype = torch.float32) -> Array | Tensor:
     """Whatever a host passes, with ``dtype``: an array in RAM, where ``device`` is None, or a tensor on it.
 
     Raises:
@@ -445,7 +446,8 @@ def passes_on(to: Callable[..., object], *without: str) -> Callable[[Made], Made
         further = [one for one in signature(to).parameters.values() if one.name not in named]
         shown = [one for one in (*own, *further) if one.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
         shown.sort(key=lambda one: one.kind)  # is stable: those by name alone come last
-        cast("Any", function).__signature__ = Signature(shown, return_annotation=signature(function).return_annotation)
+        returns = signature(function).return_annotation
+        vars(function)["__signature__"] = Signature(shown, return_annotation=returns)
         return function
 
     return decorate
