@@ -506,8 +506,7 @@ class RolloutBuffer(DropIn):
         if self._index is None or data is None:
             return None
         real = data["pad_mask"].view(self._index.shape)
-        rows: Sequence[Tensor] = self._index[real].cpu().split(real.sum(1).tolist())
-        return list(rows)
+        return list(torch.split(self._index[real].cpu(), real.sum(1).tolist()))
 
     def prepare_sequence_tensors(self, device: str | None = None) -> None:
         """Cut the episodes into sequences: fill :attr:`padded_data` and :attr:`unpadded_data`, on ``device``.
@@ -572,8 +571,7 @@ class RolloutBuffer(DropIn):
         states = cast("dict[str, Tensor]", padded.get_non_tensor(STATES))
         leaves = {path: leaf.view(total, longest, *leaf.shape[1:]) for path, leaf in _tensors(padded).items()}
         columns = _tensors(unpadded)
-        parts: Sequence[Tensor] = order.split(min(batch_size, total))
-        for chosen in parts:
+        for chosen in torch.split(order, min(batch_size, total)):
             batch = {path: leaf.index_select(0, chosen) for path, leaf in leaves.items()}
             rows = index.index_select(0, chosen)[batch["pad_mask",]]
             flat = {path: leaf.flatten(0, 1) for path, leaf in batch.items()}
