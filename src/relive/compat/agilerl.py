@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -94,18 +94,6 @@ class BPTTSequenceType(Enum):
     MAXIMUM = "maximum"
     FIFTY_PERCENT_OVERLAP = "fifty_percent_overlap"
     FIFTY_PERCENT_OVERLAPPING = FIFTY_PERCENT_OVERLAP  # the name in AgileRL's documents
-
-
-class Original(Protocol):
-    """What is read of a buffer of AgileRL, besides the arguments of its constructor."""
-
-    pos: int
-    full: bool
-
-    @property
-    def buffer(self) -> TensorDict:
-        """The columns, ``[capacity, num_envs]``."""
-        ...
 
 
 class RolloutBuffer(DropIn):
@@ -285,12 +273,11 @@ class RolloutBuffer(DropIn):
         if "buffer" in state:
             self._fill(state["buffer"])
 
-    def _take_over(self, original: Original) -> None:
+    def _take_over(self, original: Any) -> None:
         """Put the steps into the rows that they have in the original."""
-        columns = original.buffer
-        for name, column in contents_of(columns, OPTIONAL).items():
+        for name, column in contents_of(original.buffer, OPTIONAL).items():
             self._allocate(name, Field(tuple(column.shape[2:]), torch.bool))
-        self._fill(columns)
+        self._fill(original.buffer)
         pos, full = int(original.pos), bool(original.full)
         rows = oldest_first(self.capacity, pos, full)
         again = pos % self.capacity if full else 0  # the rows before `pos`, so that they are the newest

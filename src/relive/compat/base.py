@@ -8,7 +8,7 @@ gives it to the ``add`` of a relive buffer, which checks and copies it. The cont
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from inspect import Parameter, Signature, signature
 from operator import attrgetter, itemgetter
@@ -413,13 +413,10 @@ def breaks(obs: Nested[Array], next_obs: Nested[Array], done: Bools) -> Bools:
     return ~done[:-1] & ~equal_rows(shown, expected, 2)
 
 
-def equal_rows(one: Nested[Array], other: Nested[Array], front: int = 1) -> Bools:
+def equal_rows(one: Nested[Array], other: Any, front: int = 1) -> Bools:
     """Which rows are equal in two arrays, or in all arrays of two dictionaries. The first ``front`` axes count rows."""
-    same = mapped(partial(_equal_rows, front=front), one, other)
-    return np.logical_and.reduce(list(same.values())) if isinstance(same, dict) else same
-
-
-def _equal_rows(one: ArrayLike, other: ArrayLike, front: int) -> Bools:
+    if isinstance(one, Mapping):
+        return np.logical_and.reduce([equal_rows(member, other[key], front) for key, member in one.items()])
     same = np.asarray(one) == np.asarray(other)
     return np.logical_and.reduce(same, tuple(range(front, same.ndim)))
 

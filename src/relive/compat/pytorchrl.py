@@ -109,7 +109,7 @@ class Algorithm(Protocol):
         ...
 
 
-class Original(Protocol):
+class OriginalReplay(Protocol):
     """What is read of a buffer of PyTorchRL, besides the arguments of its constructor."""
 
     data: Data
@@ -210,13 +210,13 @@ class ReplayBuffer(DropIn):
             self._take_parts(self._rows)
 
     @classmethod
-    def _arguments_of(cls, original: Original) -> dict[str, object]:
+    def _arguments_of(cls, original: OriginalReplay) -> dict[str, object]:
         known = {"envs": None} | super()._arguments_of(original)
         if original.recurrent_actor:
             known["size"] = original.max_size // 2  # the constructor doubles it
         return known
 
-    def _take_over(self, original: Original) -> None:
+    def _take_over(self, original: OriginalReplay) -> None:
         """Insert the steps, oldest first.
 
         Raises:
@@ -235,7 +235,7 @@ class ReplayBuffer(DropIn):
             steps = contents_of(original.data, known.difference(states), rows)
             self.insert_data_slice(steps | contents_of(original.data, states))
 
-    def _rows_of(self, original: Original) -> Ints:
+    def _rows_of(self, original: OriginalReplay) -> Ints:
         """The rows of an original in the order of time; with a recurrent actor, those of its whole sequences."""
         length = self.sequence_length if self.recurrent_actor else 1
         sequences = np.arange(int(original.size) // length)  # after a reset, `step` is 0 and they go on there
@@ -599,7 +599,7 @@ class PERBuffer(NStepReplayBuffer):
                 self._stored.replay.update_priorities(index, found)
         return info
 
-    def _take_over(self, original: Original) -> None:
+    def _take_over(self, original: OriginalReplay) -> None:
         """As in :class:`ReplayBuffer`, with the priorities."""
         super()._take_over(original)
         priorities = original.data.get("priority")

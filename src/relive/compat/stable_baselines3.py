@@ -114,14 +114,6 @@ class HostReplay(Protocol):
     full: bool
 
 
-class HostRollout(Protocol):
-    """The same of a rollout buffer of the host."""
-
-    generator_ready: bool
-    pos: int
-    full: bool
-
-
 def set_pos(buffer: Any, pos: int) -> None:
     """Set ``buffer.pos``: rows before it were written in place and count as steps from now on.
 
@@ -825,7 +817,7 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
         self._row_bytes = 2 * NUMBER.nbytes + sum(x.nbytes for path, x in schema.leaves.items() if path[0] in SERVED)
         self.reset()
 
-    def _take_over(self, original: HostRollout) -> None:
+    def _take_over(self, original: Any) -> None:
         """Copy the columns. The host's ``get`` flattens those that it serves, env by env."""
         whole = ("rewards", "episode_starts") if original.generator_ready else ROLLOUT_FIELDS
 

@@ -64,13 +64,6 @@ UNKNOWN = np.zeros(1, np.bool_)
 """Velora does not distinguish terminals and truncations. relive's flags stay False; ``done`` is a further column."""
 
 
-class Original(Protocol):
-    """What is read of a replay of Velora, besides its columns and the arguments of its constructor."""
-
-    size: int
-    position: int
-
-
 class Agent(Protocol):
     """What :meth:`ReplayBuffer.warm` needs of an agent."""
 
@@ -310,7 +303,7 @@ class ReplayBuffer(DropIn):
         original = SimpleNamespace(**known, **read_files(state_path, known, FIELDS))
         return cls.from_original(original, device=where, seed=seed)
 
-    def _take_over(self, original: Original) -> None:
+    def _take_over(self, original: Any) -> None:
         if not original.size:
             return
         self.add_multi(*contents_of(original, FIELDS, slice(original.size)).values())

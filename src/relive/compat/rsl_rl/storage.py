@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -95,17 +95,6 @@ def _saved_states(name: str, doc: str) -> Any:
     return property(read, write, doc=doc)
 
 
-class Original(Protocol):
-    """What is read of a storage of rsl_rl, besides its columns and the arguments of its constructor."""
-
-    step: int
-
-    @property
-    def observations(self) -> TensorDict:
-        """All groups, ``[T, N, ...]``."""
-        ...
-
-
 class RolloutStorage(DropIn):
     """The transitions of a rollout ``[T, N]``, added step by step, then read as minibatches.
 
@@ -176,10 +165,10 @@ class RolloutStorage(DropIn):
         self._states: dict[str, int] = {}
 
     @classmethod
-    def _arguments_of(cls, original: Original) -> dict[str, object]:
+    def _arguments_of(cls, original: Any) -> dict[str, object]:
         return super()._arguments_of(original) | {"obs": original.observations[0]}
 
-    def _take_over(self, original: Original) -> None:
+    def _take_over(self, original: Any) -> None:
         shared = ("observations", *(name for name in FIELDS if hasattr(original, name)))
         rows = slice(original.step)
         for name, values in contents_of(original, shared, rows).items():
