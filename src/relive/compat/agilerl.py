@@ -26,6 +26,8 @@ from ..rollout.buffer import RolloutBuffer as Rollout
 from ..steps.arrays import Array, to_tensor, torch_dtype
 from ..steps.schema import Field, Path, Schema, Spec, map_leaves
 from .base import (
+    FLAG,
+    NUMBER,
     DropIn,
     Nested,
     StepError,
@@ -77,8 +79,6 @@ OPTIONAL = ("action_masks", "episode_starts")
 
 DERIVED = ("buffer", "pos", "full", "_data", "_own")
 """Attributes that follow from the others; they are not pickled."""
-
-NUMBER, FLAG = Field(), Field((), torch.bool)
 
 Fields: TypeAlias = "dict[tuple[str, ...], Field]"
 """Member -> field. What is not nested has one member, named ()."""
@@ -744,18 +744,21 @@ def numbered(fields: Fields) -> Field | tuple[Field, ...]:
     return fields[()] if () in fields else tuple(fields.values())
 
 
-def vector(name: str, value: Values, num_envs: int, field: Field = NUMBER) -> Array:
-    """One number or vector per environment, as an array ``[N]`` or ``[N, A]`` of the field's dtype.
+def vector(name: str, value: Values, num_envs: int, field: Field = NUMBER, any_axes: bool = True) -> Array:
+    """One number, vector or array per environment, as an array ``[N, ...]`` of the field's dtype.
 
     Raises:
-        StepShapeError: it has another number of elements.
+        StepShapeError: it has another number of elements. Without ``any_axes``, also if it has other axes than a single
+            environment without its axis, two leading axes, or a number for a vector of one.
     """
     array, shape = array_of(name, value, field.dtype), (num_envs, *field.shape)
     if array.shape == shape:
         return array
-    if array.size != np.prod(shape):
-        raise StepShapeError(f"'{name}': expected {shape} (num_envs first), got {tuple(array.shape)}")
-    return array.reshape(shape)
+    if array.size == np.prod(shape) and (
+        any_axes or array.shape in (field.shape, shape[:-1]) or array.ndim == len(shape) + 1
+    ):
+        return array.reshape(shape)
+    raise StepShapeError(f"'{name}': expected {shape} (num_envs first), got {tuple(array.shape)}")
 
 
 def observation(name: str, value: Any, fields: Fields, num_envs: int) -> Array | tuple[Array, ...]:
@@ -767,24 +770,14 @@ def observation(name: str, value: Any, fields: Fields, num_envs: int) -> Array |
         StepShapeError: a shape does not fit.
     """
     if () in fields:
-        return _leaf(name, value, fields[()], num_envs)
+        return vector(name, value, num_envs, fields[()], any_axes=False)
     if not hasattr(value, "keys"):
         raise AssertionError("Expected a dict observation for a Dict observation space.")
     members: dict[Path, Values] = {(key,): member for key, member in value.items()}
     if members.keys() != fields.keys():
         different = sorted(str(path[0]) for path in members.keys() ^ fields.keys())
         raise KeyError(f"'{name}': expected the members {[key for (key,) in fields]}, got others in {different}")
-    return tuple(_leaf(f"{name}.{path[0]}", members[path], field, num_envs) for path, field in fields.items())
-
-
-def _leaf(name: str, value: Values, field: Field, num_envs: int) -> Array:
-    array, shape = array_of(name, value, field.dtype), (num_envs, *field.shape)
-    if array.shape == shape:
-        return array
-    # Accepted besides: a single environment without its axis, two leading axes, a number for a vector of one.
-    if array.size == np.prod(shape) and (array.shape in (field.shape, shape[:-1]) or array.ndim == len(shape) + 1):
-        return array.reshape(shape)
-    raise StepShapeError(f"'{name}': expected {shape} (num_envs first), got {tuple(array.shape)}")
+    return tuple(vector(f"{name}.{path[0]}", members[path], num_envs, x, any_axes=False) for path, x in fields.items())
 
 
 def recurrent_states(hidden_state: Mapping[str, Values] | None, fields: Fields, num_envs: int) -> tuple[Tensor, ...]:

@@ -26,41 +26,12 @@ from ..names import needed
 from ..replay.buffer import ReplayBuffer
 from ..rollout.buffer import RolloutBuffer
 from ..steps.arrays import NUMPY_DTYPES, Array, Bools, Ints, as_tensor, to_tensor
-from ..steps.schema import Path, map_leaves
+from ..steps.schema import Field, Path, map_leaves
 
 if TYPE_CHECKING:
     from typing import Self
 
     from tensordict import TensorDict
-
-__all__ = [
-    "Column",
-    "Continuity",
-    "Device",
-    "DropIn",
-    "Nested",
-    "StepError",
-    "StepFieldError",
-    "StepShapeError",
-    "Values",
-    "alias",
-    "array_of",
-    "as_tensordict",
-    "breaks",
-    "contents_of",
-    "drawn_by_numpy",
-    "equal_rows",
-    "leaves_of",
-    "mapped",
-    "oldest_first",
-    "passes_on",
-    "placed",
-    "renew",
-    "sent",
-    "table_of",
-    "tensordict_of",
-    "write_column",
-]
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -69,6 +40,9 @@ Made = TypeVar("Made", bound=Callable[..., object])
 
 Nested: TypeAlias = T | Mapping[str, T]
 """One value, or those of a dictionary's members by name."""
+
+NUMBER, FLAG = Field(), Field((), torch.bool)
+"""The fields of one number, float32, and of one flag."""
 
 Device: TypeAlias = torch.device | str
 

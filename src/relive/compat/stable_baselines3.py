@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ from ..views.contract import View
 from ..views.hindsight import Hindsight
 from ..views.transitions import NStep
 from .base import (
+    FLAG,
+    NUMBER,
     Column,
     Continuity,
     Device,
@@ -66,8 +68,7 @@ samples: Any = import_module("stable_baselines3.common.type_aliases")
 her: Any = import_module("stable_baselines3.her.her_replay_buffer")
 strategies: Any = import_module("stable_baselines3.her.goal_selection_strategy")
 
-FLAG = np.dtype(np.bool_)
-NUMBER, END = Field(), Field((), torch.bool)
+BOOL = np.dtype(np.bool_)
 PIECE = 1024
 """Steps of all envs that are copied at a time."""
 GATHERED = 2**20
@@ -78,12 +79,14 @@ STEP = "step"
 
 
 W = TypeVar("W")
+Obs: TypeAlias = Nested[Array]
+"""Observations of all envs, or a dictionary of them."""
 
 
 class Normalizer(Protocol):
     """What is called of a ``VecNormalize``."""
 
-    def normalize_obs(self, obs: Nested[Array]) -> Nested[Array]:
+    def normalize_obs(self, obs: Obs) -> Obs:
         """Observations of a batch, normalized."""
         ...
 
@@ -205,7 +208,7 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
             )
         self._by_row = bool(own)
         obs, action = obs_fields(observation_space, self.obs_shape), action_field(action_space, self.action_dim)
-        fields = {"obs": obs, "reward": NUMBER, "terminated": END, "truncated": END, "action": action}
+        fields = {"obs": obs, "reward": NUMBER, "terminated": FLAG, "truncated": FLAG, "action": action}
         self._replay = Core(
             Schema(fields | dict(further or {})), self.buffer_size * n_envs, n_envs, own_next_obs=not self._stores_once,
             check_ends=False,  # the host fills it, not the user
@@ -260,19 +263,13 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         self._extend(found)
 
     def add(
-        self,
-        obs: Nested[Array],
-        next_obs: Nested[Array],
-        action: Array,
-        reward: Array,
-        done: Array,
-        infos: Sequence[Mapping[str, object]],
+        self, obs: Obs, next_obs: Obs, action: Array, reward: Array, done: Array, infos: Sequence[Mapping[str, object]]
     ) -> None:
         """Append one step of every env. Where an episode ended, ``next_obs`` is its final observation."""
         obs_shape, action_shape = self._shapes
         obs, next_obs = fitted(obs, obs_shape), fitted(next_obs, obs_shape)
-        if getattr(done, "dtype", None) is not FLAG:
-            done = np.asarray(done).astype(FLAG)
+        if getattr(done, "dtype", None) is not BOOL:
+            done = np.asarray(done).astype(BOOL)
         ended, timeout = done, self._never
         if self.handle_timeout_termination:
             timeouts = [info.get("TimeLimit.truncated", False) for info in infos]
@@ -655,13 +652,7 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
         return {STEP: steps[:, None] * self.n_envs + np.arange(self.n_envs)}
 
     def add(
-        self,
-        obs: Nested[Array],
-        next_obs: Nested[Array],
-        action: Array,
-        reward: Array,
-        done: Array,
-        infos: Sequence[Mapping[str, object]],
+        self, obs: Obs, next_obs: Obs, action: Array, reward: Array, done: Array, infos: Sequence[Mapping[str, object]]
     ) -> None:
         """Like :meth:`ReplayBuffer.add`. With ``copy_info_dict`` the infos are kept without a copy."""
         if self.infos is not None:
@@ -810,7 +801,7 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
         fields = {"obs": obs_fields(observation_space, self.obs_shape), "reward": NUMBER, "episode_start": NUMBER}
         fields |= {"action": action, "value": NUMBER, "log_prob": NUMBER}
         # ends are computed from `episode_start` when the rollout is full
-        further = {"terminated": END, "truncated": END, "advantage": NUMBER, "return": NUMBER}
+        further = {"terminated": FLAG, "truncated": FLAG, "advantage": NUMBER, "return": NUMBER}
         schema = Schema(fields)
         self._rollout = CoreRollout(schema, buffer_size, n_envs, columns=further, seed=seed or 0)
         self._shapes = obs_shapes(self.obs_shape, n_envs), (n_envs, self.action_dim)
@@ -856,7 +847,7 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
             self._rollout.commit()
 
     def add(
-        self, obs: Nested[Array], action: Array, reward: Array, episode_start: Array, value: Tensor, log_prob: Tensor
+        self, obs: Obs, action: Array, reward: Array, episode_start: Array, value: Tensor, log_prob: Tensor
     ) -> None:
         """Append one step of every env: arrays, and tensors ``value`` ``[N]`` or ``[N, 1]`` and ``log_prob`` ``[N]``.
 

@@ -34,8 +34,9 @@ from ..replay.buffer import ReplayBuffer as Replay
 from ..returns import GAE
 from ..rollout.buffer import RolloutBuffer as Rollout
 from ..steps.arrays import Array, to_tensor
-from ..steps.schema import Field, Schema, Spec
+from ..steps.schema import Schema, Spec
 from .base import (
+    FLAG,
     Column,
     Device,
     DropIn,
@@ -59,7 +60,6 @@ SIZES = ("capacity", "state_dim", "action_dim", "hidden_dim", "position", "size"
 """The entries of the metadata; the first four are arguments of the constructor."""
 WIDTHS = {"states": "state_dim", "actions": "action_dim", "next_states": "state_dim", "hiddens": "hidden_dim"}
 """Column -> the argument that says how many numbers it has. The others have one."""
-FLAG = Field((), torch.bool)
 UNKNOWN = np.zeros(1, np.bool_)
 """Velora does not distinguish terminals and truncations. relive's flags stay False; ``done`` is a further column."""
 

@@ -17,7 +17,7 @@ from ...parameters import one_of, require
 from ...returns import GAE
 from ...rollout.buffer import RolloutBuffer
 from ...steps.schema import Field, Node, Schema, Spec, map_leaves
-from ..base import Column, DropIn, contents_of, renew, table_of, tensordict_of, write_column
+from ..base import FLAG, NUMBER, Column, DropIn, contents_of, renew, table_of, tensordict_of, write_column
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["RolloutStorage", "split_and_pad_trajectories", "unpad_trajectories"]
 
 
-FLAG = Field((), torch.bool)
-NUMBER = Field()
 TYPES = ("rl", "distillation")
 READ = ("obs", "action", "value", "advantage", "return", "log_prob")
 """The fields of a PPO minibatch, without those that the first transition declares."""
