@@ -19,7 +19,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from .. import core, returns
-from ..batches import stride_of
+from ..batches import Overlap, stride_of
 from ..core import key as stream
 from ..errors import ParameterError
 from ..rollout.buffer import RolloutBuffer as Rollout
@@ -810,14 +810,10 @@ def columns_of(paths: Mapping[Path, Path]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(inner[0] for inner in paths.values()))
 
 
-OVERLAPS: dict[object, Literal["none", "half", "max"]] = {
-    "chunked": "none",
-    "maximum": "max",
-    "fifty_percent_overlap": "half",
-}
+OVERLAPS: dict[object, Overlap] = {"chunked": "none", "maximum": "max", "fifty_percent_overlap": "half"}
 
 
-def overlap_of(sequence_type: Enum | str) -> Literal["none", "half", "max"]:
+def overlap_of(sequence_type: Enum | str) -> Overlap:
     """relive's name for a sequence type of either library.
 
     Raises:

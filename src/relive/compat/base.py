@@ -44,6 +44,9 @@ Nested: TypeAlias = T | Mapping[str, T]
 NUMBER, FLAG = Field(), Field((), torch.bool)
 """The fields of one number, float32, and of one flag."""
 
+Obs: TypeAlias = Nested[Array]
+"""Observations, or a dictionary of them."""
+
 Device: TypeAlias = torch.device | str
 
 Values: TypeAlias = Tensor | ArrayLike
@@ -151,9 +154,7 @@ def table_of(owner: type) -> dict[str, Column]:
     return {name: column for name, column in vars(owner).items() if isinstance(column, Column)}
 
 
-OWN = frozenset((
-    "self", "seed", "sampler", "view", "further", "reshuffle_each_epoch", "keep_dtypes", "autoreset_mode",
-))  # fmt: skip
+OWN = frozenset(("self", "seed", "sampler", "view", "further", "reshuffle_each_epoch", "keep_dtypes", "autoreset_mode"))
 """Arguments of relive's own. No original was made with one, whatever it calls its attributes."""
 
 
@@ -360,11 +361,11 @@ class Continuity:
     """
 
     def __init__(self) -> None:
-        self.next_obs: Nested[Array] | None = None
+        self.next_obs: Obs | None = None
         """The next observations ``[N, ...]`` of the newest step; None if no step is known."""
         self._done: Bools = np.zeros(0, np.bool_)
 
-    def follow(self, replay: ReplayBuffer, obs: Nested[Array]) -> None:
+    def follow(self, replay: ReplayBuffer, obs: Obs) -> None:
         """Interrupt the episodes of the envs whose observations ``[N, ...]`` do not follow from their newest step."""
         if self.next_obs is None or _identical(obs, self.next_obs):
             return
@@ -372,7 +373,7 @@ class Continuity:
         if cut.any():
             replay.interrupt(np.flatnonzero(cut))
 
-    def note(self, next_obs: Nested[Array], done: Bools) -> None:
+    def note(self, next_obs: Obs, done: Bools) -> None:
         """Remember what the newest step led to, arrays or dictionaries of them, and which episodes it ended."""
         self.next_obs, self._done = next_obs, done
 
@@ -381,7 +382,7 @@ class Continuity:
         self.next_obs = None
 
 
-def breaks(obs: Nested[Array], next_obs: Nested[Array], done: Bools) -> Bools:
+def breaks(obs: Obs, next_obs: Obs, done: Bools) -> Bools:
     """Which steps ``[T, N, ...]`` neither end an episode nor lead to the step after them: bool ``[T - 1, N]``."""
     shown, expected = mapped(lambda value: value[1:], obs), mapped(lambda value: value[:-1], next_obs)
     return ~done[:-1] & ~equal_rows(shown, expected, 2)

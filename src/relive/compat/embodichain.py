@@ -337,10 +337,10 @@ def compute_group_advantage(
     """
     _require_steps(rollout)
     reward, done = rollout["reward"][:, :-1].float().T, rollout["done"][:, :-1].bool().T
+    never = torch.zeros_like(done)
     advantage, ret, mask = group_advantage(
-        reward, done, torch.zeros_like(done), group_size=group_size, gamma=gamma, eps=eps,
-        until_first_done=truncate_at_first_done,
-    )  # fmt: skip
+        reward, done, never, group_size=group_size, gamma=gamma, eps=eps, until_first_done=truncate_at_first_done
+    )
     _attach(rollout, "seq_return", ret)
     return _attach(rollout, "advantage", advantage), _attach(rollout, "seq_mask", mask.float())
 

@@ -27,7 +27,7 @@ from ..steps.arrays import Array, Bools, Doubles, Ints, as_host, numpy_dtype, to
 from ..steps.schema import Field, Schema, map_leaves
 from ..views.hindsight import Hindsight
 from ..views.transitions import NStep, Transition
-from .base import Continuity, Device, DropIn, Nested, alias, breaks, contents_of, mapped, oldest_first
+from .base import FLAG, Continuity, Device, DropIn, Nested, Obs, alias, breaks, contents_of, mapped, oldest_first
 
 __all__ = [
     "ACT",
@@ -81,7 +81,8 @@ OF_STEPS = {REW: "rewards", DONE2: "dones"}
 Factory: TypeAlias = "Callable[[Device, Actor, Algorithm, object], ReplayBuffer]"
 LEAST = 1e-6
 """The epsilon used for ``epsilon=0``. With 0, a transition without error could never be drawn again."""
-HerFunction = Callable[..., tuple[Nested[Array], Nested[Array], Nested[Array], Nested[Array], Array]]
+Relabelled = tuple[Obs, Obs, Obs, Obs, Array]
+HerFunction = Callable[..., Relabelled]
 OF_FACTORY = ("device", "actor", "algorithm", "envs")
 """The arguments that a buffer gets from whoever calls the factory: its second to fifth."""
 
@@ -691,10 +692,7 @@ class EREBuffer(PERBuffer):
         return info
 
 
-def unchanged(
-    obs: Nested[Array], rhs: Nested[Array], obs2: Nested[Array], rhs2: Nested[Array], rew: Array,
-    initial_state: Nested[Array], final_state: Nested[Array],
-) -> tuple[Nested[Array], Nested[Array], Nested[Array], Nested[Array], Array]:  # fmt: skip
+def unchanged(obs: Obs, rhs: Obs, obs2: Obs, rhs2: Obs, rew: Array, initial_state: Obs, final_state: Obs) -> Relabelled:
     """The default ``her_function``: the transitions unchanged."""
     return obs, rhs, obs2, rhs2, rew
 
@@ -784,7 +782,7 @@ class HERBuffer(EREBuffer):
             replay.extend(copy, envs=[int(env)])
             replay.interrupt([int(env)])
 
-    def _relabel(self, steps: Data, initial: Nested[Array], final: Nested[Array], chosen: object) -> Data:
+    def _relabel(self, steps: Data, initial: Obs, final: Obs, chosen: object) -> Data:
         """Call ``her_function`` for :class:`relive.Hindsight`."""
         count, stored = len(steps["reward"]), self._stored
         rhs, rhs2 = (stored.zeros(key, count) if key in stored.states else np.zeros(count) for key in STATES)
@@ -972,11 +970,9 @@ class Flat(KeyedRows):
         return self.replay.view
 
     def _build(self, max_size: int, sampler: Sampler, view: NStep) -> Core[Sampler, NStep]:
-        schema = self._flat.extend(copied=Field((), torch.bool)) if self.copies else self._flat
-        return Core(
-            schema, max_size * self.num_envs, self.num_envs, own_next_obs=True, check_ends=False, sampler=sampler,
-            view=view, seed=self._seed,
-        )  # fmt: skip
+        schema = self._flat.extend(copied=FLAG) if self.copies else self._flat
+        size = max_size * self.num_envs, self.num_envs
+        return Core(schema, *size, own_next_obs=True, check_ends=False, sampler=sampler, view=view, seed=self._seed)
 
     @property
     def size(self) -> int:
@@ -1090,10 +1086,8 @@ class Sequences(KeyedRows):
             )
         self._stride, self._waits = length - overlap, length + view.n - 1
         flat, states = self._flat, {key: mapped(Field, self.shapes[key]) for key in self.states}
-        self._newest = Core(
-            flat.extend(**states), max(self._waits, 2) * self.num_envs, self.num_envs, own_next_obs=True,
-            check_ends=False, seed=0,
-        )  # fmt: skip
+        size = max(self._waits, 2) * self.num_envs, self.num_envs
+        self._newest = Core(flat.extend(**states), *size, own_next_obs=True, check_ends=False, seed=0)
         self._view, self._single = view, NStep(1)
         self._seen = 0
 

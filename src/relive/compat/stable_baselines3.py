@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from .base import (
     Device,
     DropIn,
     Nested,
+    Obs,
     Values,
     alias,
     contents_of,
@@ -79,8 +80,6 @@ STEP = "step"
 
 
 W = TypeVar("W")
-Obs: TypeAlias = Nested[Array]
-"""Observations of all envs, or a dictionary of them."""
 
 
 class Normalizer(Protocol):
@@ -209,11 +208,11 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         self._by_row = bool(own)
         obs, action = obs_fields(observation_space, self.obs_shape), action_field(action_space, self.action_dim)
         fields = {"obs": obs, "reward": NUMBER, "terminated": FLAG, "truncated": FLAG, "action": action}
-        self._replay = Core(
-            Schema(fields | dict(further or {})), self.buffer_size * n_envs, n_envs, own_next_obs=not self._stores_once,
-            check_ends=False,  # the host fills it, not the user
-            sampler=sampler, view=NStep(1) if view is None else view, seed=seed or 0,
-        )  # fmt: skip
+        schema, view = Schema(fields | dict(further or {})), NStep(1) if view is None else view
+        size, own_next_obs = (self.buffer_size * n_envs, n_envs), not self._stores_once
+        self._replay = Core(  # the host fills it, not the user, so ends are not checked
+            schema, *size, own_next_obs=own_next_obs, check_ends=False, sampler=sampler, view=view, seed=seed or 0
+        )
         self._follows = self._stores_once or isinstance(self, buffers.NStepReplayBuffer)
         self._continuity = Continuity()
         self._shapes = obs_shapes(self.obs_shape, n_envs), (n_envs, self.action_dim)

@@ -194,20 +194,14 @@ class ReplayBuffer(DropIn):
         self._added += 1
 
     def add_multi(
-        self,
-        states: Array | Tensor,
-        actions: Values,
-        rewards: Values,
-        next_states: Values,
-        dones: Values,
-        hiddens: Values,
+        self, states: Values, actions: Values, rewards: Values, next_states: Values, dones: Values, hiddens: Values
     ) -> None:
         """Store several transitions ``[B, ...]``; rewards and dones may be ``[B]``. The last ``capacity`` stay.
 
         Raises:
             StepShapeError: a shape does not fit. Nothing is stored.
         """
-        count, values = len(states), (states, actions, rewards, next_states, dones, hiddens)
+        count, values = np.shape(states)[0], (states, actions, rewards, next_states, dones, hiddens)
         columns: dict[str, Array | Tensor] = dict.fromkeys(("terminated", "truncated"), np.zeros((count, 1), np.bool_))
         for (name, column), given in zip(FIELDS.items(), values, strict=True):
             size = getattr(self, WIDTHS[name]) if name in WIDTHS else None
