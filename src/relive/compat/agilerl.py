@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -82,9 +82,6 @@ DERIVED = ("buffer", "pos", "full", "_data", "_own")
 
 Fields: TypeAlias = "dict[tuple[str, ...], Field]"
 """Member -> field. What is not nested has one member, named ()."""
-
-
-Made = TypeVar("Made")
 
 
 class BPTTSequenceType(Enum):
@@ -624,7 +621,7 @@ def _at_most(batch_size: int | None, size: str, total: int) -> int | None:
     return None
 
 
-def _unmade(kind: type[Made]) -> Made:
+def _unmade(kind: type[RolloutBuffer]) -> RolloutBuffer:
     """An object without a state; pickle sets the state afterwards."""
     return kind.__new__(kind)
 

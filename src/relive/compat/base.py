@@ -47,6 +47,8 @@ NUMBER, FLAG = Field(), Field((), torch.bool)
 Obs: TypeAlias = Nested[Array]
 """Observations, or a dictionary of them."""
 
+Shape: TypeAlias = Nested[tuple[int, ...]]
+
 Device: TypeAlias = torch.device | str
 
 Values: TypeAlias = Tensor | ArrayLike

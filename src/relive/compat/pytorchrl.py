@@ -24,10 +24,10 @@ from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform
 from ..steps.arrays import Array, Bools, Doubles, Ints, as_host, numpy_dtype, torch_dtype
-from ..steps.schema import Field, Schema, map_leaves
+from ..steps.schema import Field, Node, Schema, map_leaves
 from ..views.hindsight import Hindsight
 from ..views.transitions import NStep, Transition
-from .base import FLAG, Continuity, Device, DropIn, Nested, Obs, alias, breaks, contents_of, mapped, oldest_first
+from .base import FLAG, Continuity, Device, DropIn, Nested, Obs, Shape, alias, breaks, contents_of, mapped, oldest_first
 
 __all__ = [
     "ACT",
@@ -487,16 +487,9 @@ class NStepReplayBuffer(ReplayBuffer):
     """
 
     def __init__(
-        self,
-        size: int,
-        device: Device,
-        actor: Actor,
-        algorithm: Algorithm,
-        envs: object,
-        n_step: int = 1,
-        *,
+        self, size: int, device: Device, actor: Actor, algorithm: Algorithm, envs: object, n_step: int = 1, *,
         seed: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(size, device, actor, algorithm, envs, seed=seed)
         self.n_step = n_step
 
@@ -539,9 +532,8 @@ class PERBuffer(NStepReplayBuffer):
         seed: int | None = None,
     ) -> None:  # fmt: skip
         self._epsilon = epsilon
-        self._priorities: Prioritized | SimpleNamespace = SimpleNamespace(
-            alpha=alpha, beta=beta, default_error=default_error
-        )
+        given = SimpleNamespace(alpha=alpha, beta=beta, default_error=default_error)
+        self._priorities: Prioritized | SimpleNamespace = given
         super().__init__(size, device, actor, algorithm, envs, n_step, seed=seed)
 
     def _new_sampler(self) -> Sampler:
@@ -864,9 +856,7 @@ class KeyedRows(ABC):
         self.num_envs: int = len(had[DONE2])
         self.length: int = length
         self._seed = seed
-        self.shapes: dict[str, Nested[tuple[int, ...]]] = {
-            key: mapped(lambda x: tuple(x.shape[1:]), value) for key, value in had.items()
-        }
+        self.shapes: dict[str, Shape] = {key: mapped(lambda x: tuple(x.shape[1:]), x) for key, x in had.items()}
         """Key -> the shape without the env axis, or a dictionary of shapes."""
         self.states: tuple[str, ...] = tuple(key for key in had if key in STATES)
         self._flat = schema_of(sample, self.keys)
@@ -1095,7 +1085,7 @@ class Sequences(KeyedRows):
             return Field((length, *field.shape), field.dtype)
 
         stored = {self._name(key): flat[NAMES[key]] for key in self.keys if NAMES[key] in flat}
-        fields = {name: map_leaves(of_sequence, node) for name, node in stored.items()}
+        fields: dict[str, Node] = map_leaves(of_sequence, stored)
         flags = {name: flat[name] for name in ("reward", "terminated", "truncated")}
         used = {"n_step": Field((length,))} if view.n > 1 else {}
         self._schema = Schema({**fields, **states, **flags, **used})

@@ -38,6 +38,7 @@ from .base import (
     DropIn,
     Nested,
     Obs,
+    Shape,
     Values,
     alias,
     contents_of,
@@ -625,11 +626,9 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
         )
         self.goal_selection_strategy, self.n_sampled_goal = goal_selection_strategy, n_sampled_goal
         self.her_ratio, self.copy_info_dict = 1 - 1.0 / (n_sampled_goal + 1), copy_info_dict
-        self.infos: Array | None = None
-        further: dict[str, Field] = {}
-        if copy_info_dict:
-            self.infos = np.full((max(buffer_size // n_envs, 2), n_envs), None)
-            further = {STEP: Field((), torch.int64)}
+        shape = max(buffer_size // n_envs, 2), n_envs
+        self.infos: Array | None = np.full(shape, None) if copy_info_dict else None
+        further = {STEP: Field((), torch.int64)} if copy_info_dict else {}
         self._goals = _Goals(env, self.infos)
         ends = self._goals.terminated if env is not None and env.has_attr("compute_terminated") else None
         strategy, info = goal_selection_strategy.name.lower(), STEP if copy_info_dict else None
@@ -1023,12 +1022,12 @@ def action_field(space: spaces.Space[object], dim: int, *, narrow: bool = True) 
     return Field((dim,), torch_dtype(np.float32 if narrow and space.dtype == np.float64 else space.dtype))
 
 
-def obs_shapes(shape: Nested[tuple[int, ...]], num_envs: int) -> Nested[tuple[int, ...]]:
+def obs_shapes(shape: Shape, num_envs: int) -> Shape:
     """The shapes ``(N, ...)`` of all envs' observations, for :func:`fitted`. ``shape`` is the host's, of one env."""
     return mapped(lambda inner: (num_envs, *inner), shape)
 
 
-def fitted(values: Any, shape: Nested[tuple[int, ...]]) -> Any:
+def fitted(values: Any, shape: Shape) -> Any:
     """Arrays in the host's shapes. An array that has its shape, as most do, is returned itself."""
     if isinstance(shape, tuple):
         return values if getattr(values, "shape", None) == shape else np.asarray(values).reshape(shape)
