@@ -68,17 +68,17 @@ class Transition:
 class Minibatch:
     """A minibatch of tensors; ``observations`` is a TensorDict. Fields that the training type does not use are None."""
 
-    observations: TensorDict | None = None
-    actions: Tensor | None = None
-    values: Tensor | None = None
-    advantages: Tensor | None = None
-    returns: Tensor | None = None
-    old_actions_log_prob: Tensor | None = None
-    old_distribution_params: tuple[Tensor, ...] | None = None
+    observations: Any = None
+    actions: Any = None
+    values: Any = None
+    advantages: Any = None
+    returns: Any = None
+    old_actions_log_prob: Any = None
+    old_distribution_params: Any = None
     hidden_states: tuple[States | None, ...] = (None, None)
-    masks: Tensor | None = None
-    privileged_actions: Tensor | None = None
-    dones: Tensor | None = None
+    masks: Any = None
+    privileged_actions: Any = None
+    dones: Any = None
 
 
 def _saved_states(name: str, doc: str) -> Any:
