@@ -205,7 +205,7 @@ bool describe_tensor(PyObject *thing, Description &out) try {
         if (!dtype.known()) return false;
         out.lent_ = plain("array_of")(nb::handle(thing));  // raises an error for what is lazy
         if (out.lent_.is_none()) return false;
-        out.look(reinterpret_cast<PyArrayObject *>(out.lent_.ptr()));
+        out.bind(reinterpret_cast<PyArrayObject *>(out.lent_.ptr()));
         out.dtype = dtype;  // NumPy may have the bits alone
     }
     auto aligned = std::clamp<std::size_t>(out.dtype.bytes(), 1, 8);
@@ -246,16 +246,14 @@ class HeldArray final : public Memory {
 
 // An array of bytes over memory that it keeps; its strides may be null.
 nb::object array_over(Memory &memory, std::byte *first, std::span<std::int64_t> sizes, std::int64_t *strides) {
-    nb::object array = nb::steal(PyArray_New(
+    auto array = array_or_raise(PyArray_New(
         &PyArray_Type, static_cast<int>(sizes.size()), reinterpret_cast<npy_intp *>(sizes.data()), NPY_UINT8,
         reinterpret_cast<npy_intp *>(strides), first, 0, NPY_ARRAY_WRITEABLE | NPY_ARRAY_ALIGNED, nullptr));
-    if (!array.is_valid()) nb::raise_python_error();
     memory.keep();
     Kept<Memory> kept(&memory);
     nb::capsule owner(&memory, [](void *held) noexcept { static_cast<Memory *>(held)->drop(); });
     kept.release();
-    if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject *>(array.ptr()), owner.release().ptr()) < 0)
-        nb::raise_python_error();
+    set_base(array, owner);
     return array;
 }
 
@@ -287,7 +285,10 @@ Fields::Fields(nb::handle facts, std::size_t width_) : width(width_), given(nb::
             auto path = nb::steal(PyTuple_GetSlice(field.name.ptr(), 0, i + 1));
             auto found = std::ranges::find_if(known, [&](auto &other) { return other.equal(path); });
             auto k = static_cast<std::size_t>(found - known.begin());
-            if (found == known.end()) known.push_back(path), branches_.push_back({field.branch, name});
+            if (found == known.end()) {
+                known.push_back(path);
+                branches_.push_back({field.branch, name});
+            }
             field.branch = k;
         }
         fields_.push_back(std::move(field));
@@ -312,7 +313,8 @@ void merge(nb::handle into, nb::handle tensors) {
 Kept<Block> Slot::fill(Pool &pool, std::size_t bytes) {
     if (!block_ || bytes_ != bytes) {
         forget();
-        block_ = pool.take(bytes), bytes_ = bytes;
+        block_ = pool.take(bytes);
+        bytes_ = bytes;
     } else if (tensors_.size()) {
         torch_facts().increment_version(tensors_);
     }
@@ -356,7 +358,8 @@ nb::dict Fields::made(Memory &memory, const PackedRows &rows, Use use, Slot *slo
     if (!exchanged_ || !torch.exchanges() || nb::cast<int>(torch.dispatch_modes()) != 0) {
         std::vector<std::int64_t> sizes(rows.sizes.begin(), rows.sizes.end());
         std::vector<std::int64_t> strides(rows.strides.begin(), rows.strides.end());
-        sizes.push_back(static_cast<std::int64_t>(width)), strides.push_back(1);
+        sizes.push_back(static_cast<std::int64_t>(width));
+        strides.push_back(1);
         nb::dict by_name;
         plain("put_fields")(array_over(memory, rows.first, sizes, strides.data()), given, by_name);
         if (slot) slot->forget();
@@ -369,11 +372,15 @@ nb::dict Fields::made(Memory &memory, const PackedRows &rows, Use use, Slot *slo
         auto item = static_cast<std::int64_t>(field.dtype.bytes());
         auto *loan = Loan::make(memory, rows.first + field.at, field.dtype, axes);
         auto *sizes = loan->sizes(), *strides = sizes + axes;
-        for (std::size_t axis = 0; axis < lead; ++axis)
-            sizes[axis] = rows.sizes[axis], strides[axis] = rows.strides[axis] / item;
+        for (std::size_t axis = 0; axis < lead; ++axis) {
+            sizes[axis] = rows.sizes[axis];
+            strides[axis] = rows.strides[axis] / item;
+        }
         std::int64_t step = 1;
-        for (auto axis = axes; axis-- > lead; step *= std::max<std::int64_t>(sizes[axis], 1))
-            sizes[axis] = field.shape[axis - lead], strides[axis] = step;
+        for (auto axis = axes; axis-- > lead; step *= std::max<std::int64_t>(sizes[axis], 1)) {
+            sizes[axis] = field.shape[axis - lead];
+            strides[axis] = step;
+        }
         set_item(into, use == Use::Names ? field.name : field.leaf, loan->adopted(*torch.api));
     }
     if (slot) slot->keep(*this, rows, use, into);
@@ -396,7 +403,10 @@ nb::object Fields::batch(Memory &memory, std::byte *first, std::int64_t count, n
         if (!PyDict_Check(batches.back().ptr())) throw nb::type_error("a batch: expected a kind of dict");
     };
     open();
-    if (flat) return merge(batches[0], tensors), batches[0];
+    if (flat) {
+        merge(batches[0], tensors);
+        return batches[0];
+    }
     for (auto &field : fields_) {
         while (batches.size() <= field.branch) {  // the names above stand where their first leaf would
             auto &branch = branches_[batches.size() - 1];
@@ -462,26 +472,15 @@ void Fields::pack(nb::handle columns, Matrix<std::uint8_t> rows, std::int64_t st
 namespace {
 
 // Rows of `size` bytes, at places in range, to places `pitch` bytes apart.
-template <std::size_t SIZE>
-void pick(std::byte *target, std::size_t pitch, const std::byte *source, std::span<const std::int64_t> places) {
-    for (auto place : places) {
-        __builtin_memcpy(target, source + static_cast<std::size_t>(place) * SIZE, SIZE);
-        target += pitch;
-    }
-}
-
 void pick(std::byte *target, std::size_t pitch, const std::byte *source, std::span<const std::int64_t> places,
           std::size_t size) {
-    switch (size) {
-    case 1: return pick<1>(target, pitch, source, places);
-    case 4: return pick<4>(target, pitch, source, places);
-    case 8: return pick<8>(target, pitch, source, places);
-    case 16: return pick<16>(target, pitch, source, places);
-    }
-    for (auto place : places) {
-        copy_bytes(target, source + static_cast<std::size_t>(place) * size, size);
-        target += pitch;
-    }
+    with_size(size, [=](auto bytes) {
+        auto *to = target;
+        for (auto place : places) {
+            copy_bytes(to, source + static_cast<std::size_t>(place) * bytes, bytes);
+            to += pitch;
+        }
+    });
 }
 
 }  // namespace
