@@ -29,7 +29,7 @@ from ..memory.layout import BOOKKEEPING, row_layout
 from ..memory.ram import in_ram
 from ..parameters import is_count, is_number, parts_of
 from ..printable import shown
-from ..ring.ring import LARGEST_NUMBER, Ring, Rule, Span
+from ..ring.ring import LARGEST_NUMBER, Ring, Span, WindowRule
 from ..samplers.contract import OwnSampler
 from ..steps.arrays import Array, to_tensor
 from ..steps.changes import Origin, SchemaChanges
@@ -169,7 +169,7 @@ def restore(
     saved_fields = stored_fields(Schema.from_json(json.dumps(content.get("schema"))), ring.own_next)
     conversion = Conversion(saved_fields.leaves, ring.store.leaves, origins)
     saved = _restore_rows(ring, source, whole(content, "rows_per_env"), conversion)
-    ring.rule = Rule(*entry(content, "rule", list))  # tests it, and counts what can be drawn
+    ring.rule = WindowRule(*entry(content, "rule", list))  # tests it, and counts what can be drawn
     ring.check(recount=False)  # before any compiled code draws from these rows
     _restore_sampler(ring, sampler, source, saved, new_rule)
     ring.not_finite = whole({"not_finite_rewards": 0, **content}, "not_finite_rewards")
@@ -209,7 +209,7 @@ def _restore_part(ring: Ring, part: RowPart, conversion: Conversion) -> None:
     ring.store.restore(live.places(ring.rows), packed, large)
 
 
-def _restore_sampler(ring: Ring, sampler: OwnSampler, source: Source, saved: Span, new_rule: Rule) -> None:
+def _restore_sampler(ring: Ring, sampler: OwnSampler, source: Source, saved: Span, new_rule: WindowRule) -> None:
     """Give the sampler the ring and, if it is of the saved kind, its state."""
     was, now = kinds(source.content.get("sampler")), kinds(describe(sampler))
     alike = was == now or not (was and now)  # a user's own sampler decides by itself what it can go on from

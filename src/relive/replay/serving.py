@@ -442,10 +442,10 @@ class Progress:
             return
         now = sampler.draw_state()
         try:
-            sampler.undo_draws(self.ahead[0].draw_state)
+            sampler.set_draw_state(self.ahead[0].draw_state)
             yield
         finally:
-            sampler.undo_draws(now)
+            sampler.set_draw_state(now)
 
     def undo(self, sampler: OwnSampler) -> None:
         """Undo the draws ahead, so that the next batches are those that nobody took.
@@ -453,7 +453,7 @@ class Progress:
         If other batches were drawn in between, this is not possible, and the numbers of all of them are used up.
         """
         if self._is_undoable:
-            sampler.undo_draws(self.ahead[0].draw_state)
+            sampler.set_draw_state(self.ahead[0].draw_state)
             self.draws, self.sampled = self.draws_taken, self.rows_taken
         self.ahead.clear()
 
