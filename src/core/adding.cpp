@@ -1,7 +1,6 @@
 // Adds rows to a ring, one env after another, and notes beforehand how a change that a kill breaks off is taken back.
 #include "adding.hpp"
 
-#include <atomic>
 #include <cmath>
 
 #include "bindings.hpp"
@@ -24,13 +23,6 @@ constexpr std::int64_t UNDO_ROW = 3;                            // a row's place
 constexpr std::int64_t UNDO_NONE = 0;
 constexpr std::int64_t UNDO_ADDING = 1;
 constexpr std::int64_t UNDO_REBUILD = 2;                         // all that can be drawn changes, and is found anew
-
-// The stores before it come first in the program. A kill is seen only after all of a thread's stores, in their order,
-// so it is the compiler alone that must not move any.
-// Tests mix words from before and after at random instead of relying on an order. Checking a step and storing it are
-// two calls for a replay in files: the second lets go of the GIL however small the step is, as a row may have to come
-// from the disk.
-inline void in_order() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
 // The kind of each row, and the first row that ended its episode, or -1.
 std::int64_t note_kinds(const Ring &ring, StagedRows &given, int mode) {
@@ -65,6 +57,9 @@ std::int64_t note_row(const Ring &ring, std::int64_t at, Place place) {
 // rows would be overwritten that are not in reserve, or there is no room for the entries: then nothing is noted.
 //
 // A kill at any instant leaves a note that counts, of everything that may have changed, or none and nothing changed.
+//
+// Checking a step and storing it are two calls for a replay in files: the second lets go of the GIL however small the
+// step is, as a row may have to come from the disk.
 bool note_undo(const Ring &ring, StagedRows &given) {
     auto &undo = ring.undo;
     auto envs = ring.num_envs(), count = given.size();

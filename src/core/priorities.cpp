@@ -1,7 +1,6 @@
 // Sets the weights of rows from their TD errors, and draws rows by them.
 #include "priorities.hpp"
 
-#include <atomic>
 #include <cstddef>
 #include <limits>
 
@@ -25,10 +24,6 @@ enum Undo : std::int64_t {
     RATED_START,    // where the pairs begin
 };
 constexpr double ALL_RATED = -1.0;  // there were more errors than `undo` has room for, and none was noted
-
-// The compiler moves no store across this. A thread's stores reach memory as if in the order of its program, and after
-// a kill nobody looks before all of them are there.
-void fence() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
 }  // namespace
 
@@ -81,9 +76,9 @@ void Priorities::note(std::span<const Rated> rated) {
         pair[0] = static_cast<double>(rated[i].place);  // a place is below 2**53
         pair[1] = errors_[rated[i].place];
     }
-    fence();  // the notes are whole before their number says that they count,
+    in_order();  // the notes are whole before their number says that they count,
     undo_[RATED] = fits ? static_cast<double>(rated.size()) : ALL_RATED;
-    fence();  // and it does so before anything changes
+    in_order();  // and it does so before anything changes
 }
 
 // Write the errors of rows, their weights, and all sums that follow from them. False if one is too large.
@@ -113,7 +108,7 @@ bool Priorities::set(std::span<const Rated> rated) {
     facts_->largest = largest;
     tree->propagate(walkers.first(changed));
     if (!undo_.count) return true;
-    fence();  // all is changed before the notes are given up
+    in_order();  // all is changed before the notes are given up
     undo_[RATED] = 0.0;
     return true;
 }

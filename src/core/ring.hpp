@@ -4,6 +4,7 @@
 // memory is NumPy's, over RAM, a map or shared memory; this object keeps the arrays, and none of them moves.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -61,6 +62,11 @@ inline void fetch(const std::byte *start, std::size_t bytes) {
         asm volatile("");  // else GCC takes this for a function without effect, and drops calls of it
     }
 }
+
+// The stores before it come first in the program. A kill is seen only after all of a thread's stores, in their order,
+// so it is the compiler alone that must not move any.
+// Tests mix words from before and after at random instead of relying on an order.
+inline void in_order() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
 class Ring {
   public:
