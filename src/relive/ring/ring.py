@@ -60,7 +60,7 @@ from ..memory.copier import BoundedCache
 from ..memory.layout import WEIGHED, RowLayout
 from ..memory.store import Plan, Remainder, Store, require_rows, vector
 from ..parameters import is_count, is_flag
-from ..steps.arrays import Array, Bools, Ints
+from ..steps.arrays import Array, Bools, Ints, Leaf
 from ..steps.schema import Field, Path
 
 PIECE = 4096
@@ -484,8 +484,8 @@ class Ring:
     def add(
         self,
         envs: Ints,
-        steps: Sequence[Tensor | Array],
-        final: Sequence[Tensor | Array] | None,
+        steps: Sequence[Leaf],
+        final: Sequence[Leaf] | None,
         events: bool,
         cut: Ints | None = None,
     ) -> Events:

@@ -38,7 +38,7 @@ from ..memory.layout import LARGE_FIELD
 from ..names import add_hints
 from ..parameters import COUNT_RULE, FLAG_RULE, Rule, is_count, is_own, is_whole, refuse_class, require, torch_device
 from ..returns import GAE, Estimator, ValueHeads
-from ..steps.arrays import Array, Bools, Ints, as_host, as_tensor, check_castable
+from ..steps.arrays import Array, Bools, Ints, Leaf, as_host, as_tensor, check_castable
 from ..steps.checker import refuse_unreadable
 from ..steps.ends import MOST, EndCheck
 from ..steps.schema import Field, Path, Schema, Spec, described, dotted, not_named, unknown_field
@@ -189,7 +189,7 @@ class RolloutBuffer:
 
     def _add_checked(self, values: dict[str, object]) -> None:
         """Check each part of a step, then write it; ``values`` is used up."""
-        columns, bookkeeping = self._columns, dict[str, Tensor | Array]()
+        columns, bookkeeping = self._columns, dict[str, Leaf]()
         for name in BOOKKEEPING:
             if name in values:
                 (bookkeeping[name],) = columns.checked(name, values.pop(name)).values()

@@ -17,12 +17,12 @@ from ..memory.copier import BoundedCache, StepCopier, copy_all
 from ..memory.estimate import readable, require_free
 from ..memory.layout import typed
 from ..parameters import Rule, is_names, require
-from ..steps.arrays import Array, apart, check_castable, numpy_dtype, numpy_view, refuse_masked, to_tensor
+from ..steps.arrays import Array, Leaf, apart, check_castable, numpy_dtype, numpy_view, refuse_masked, to_tensor
 from ..steps.checker import StepChecker, refuse_unreadable
 from ..steps.schema import Field, Path, Schema, Spec, dotted, unknown_field
 
 K = TypeVar("K")
-V = TypeVar("V", bound=Tensor | Array)
+V = TypeVar("V", bound=Leaf)
 Name = str | Path
 
 ADVANTAGE: Path = ("advantage",)
@@ -169,7 +169,7 @@ class Columns:
         watched = [(name,) for name in WATCHED]
         return StepCopier(leaves, targets, self.num_envs, watched, [*self._defaults.values()])
 
-    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | Array:
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Leaf:
         """Memory for one column."""
         full = self.num_steps + 1, self.num_envs, *shape
         if self._on_host:
@@ -313,7 +313,7 @@ class Columns:
             return self.view(path, slice(self.count + 1))
         return torch.cat([self.ordered(path), self.view(path, slice(self.num_steps, None))])
 
-    def write(self, row: int, values: Sequence[Tensor | Array], bookkeeping: Mapping[str, Tensor | Array]) -> None:
+    def write(self, row: int, values: Sequence[Any], bookkeeping: Mapping[str, Leaf]) -> None:
         """Write a whole row by its place in storage: a checked step, with what it brings of the bookkeeping."""
         if self.copier is not None:
             self.copier.write(row, (*values, *{**self._defaults, **bookkeeping}.values()))
@@ -323,7 +323,7 @@ class Columns:
         copy_all((tensor[row] for tensor in self._own_memory), apart(values, self._own_memory))
         self.write_bookkeeping(row, bookkeeping)
 
-    def write_bookkeeping(self, rows: int | slice, given: Mapping[str, Tensor | Array]) -> None:
+    def write_bookkeeping(self, rows: int | slice, given: Mapping[str, Leaf]) -> None:
         """Write the mask and the final values of rows: those ``given``, or the defaults where others may stand."""
         everywhere = rows == slice(None)
         for path in self.bookkeeping:
@@ -337,7 +337,7 @@ class Columns:
         """Checked values, copied where they lie in these columns: all are read before any is written."""
         return dict(zip(values, apart(values.values(), [*self._memory.values()]), strict=True))
 
-    def put(self, path: Path, rows: int | slice, value: Tensor | Array | float) -> None:
+    def put(self, path: Path, rows: int | slice, value: Leaf | float) -> None:
         """Assign to rows of one column, by their place in storage."""
         if self._on_host and isinstance(value, Tensor):
             value = numpy_view(value.detach())  # the bits, where NumPy lacks the dtype
@@ -345,7 +345,7 @@ class Columns:
 
     # -- checks of values ---------------------------------------------------------------------------------------------
 
-    def checked(self, name: str, value: object) -> dict[Path, Tensor | Array]:
+    def checked(self, name: str, value: object) -> dict[Path, Leaf]:
         """The leaves ``[N, ...]`` of one field that is written by itself.
 
         Raises:
@@ -551,7 +551,7 @@ class Columns:
         """True if any step was truncated, so that its final value is read."""
         return bool(self._flags(("truncated",)).any())
 
-    def _flags(self, path: Path) -> Tensor | Array:
+    def _flags(self, path: Path) -> Leaf:
         """The written rows of a column of flags: in RAM an array, as NumPy tests many at once, elsewhere a tensor."""
         return self.rows(path) if self._on_host else self.ordered(path)
 

@@ -17,7 +17,7 @@ from ..errors import FieldError, ParameterError
 from ..memory.allocator import Recycled
 from ..memory.layout import LARGE_FIELD, RowLayout
 from ..returns import scale
-from ..steps.arrays import Array, Bools, Ints, as_host
+from ..steps.arrays import Bools, Ints, Leaf, as_host
 from ..steps.schema import Field, Path
 from .columns import Columns
 from .minibatches import parts, parts_by_steps
@@ -267,7 +267,7 @@ class WindowReader:
         (self._unpacked.get(path) or self._source(path)).read(row, lengths, rows, time_first, into)
 
 
-def _tensor(fact: Tensor | Array) -> Tensor:
+def _tensor(fact: Leaf) -> Tensor:
     return fact if isinstance(fact, Tensor) else torch.from_numpy(fact)
 
 

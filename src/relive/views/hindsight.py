@@ -28,7 +28,7 @@ from ..memory.ram import ALWAYS_IN_RAM
 from ..memory.store import require_rows, vector
 from ..parameters import GAMMA_RULE, Rule, checked, is_count, is_flag, is_number, is_steps
 from ..ring.ring import EVERY_ROW, Ring
-from ..steps.arrays import Array, Ints, as_host, as_tensor, check_castable, numpy_dtype, numpy_view
+from ..steps.arrays import Array, Ints, Leaf, as_host, as_tensor, check_castable, numpy_dtype, numpy_view
 from ..steps.schema import Field, Path, dotted, flatten, nest, unknown_field
 
 Arrays = dict[Path, Array]
@@ -384,7 +384,7 @@ class GoalFunction:
         self._kinds = "fiub" if path == REWARD else "b"
         self._function, self._informed = function, _takes_info(function, stored)
 
-    def __call__(self, achieved: Tensor | Array, desired: Tensor | Array, info: object) -> Array:
+    def __call__(self, achieved: Leaf, desired: Leaf, info: object) -> Array:
         """The results for M goals, ``[M]``. The function may have written to the goals, and may keep them.
 
         Rewards may still be NaN or infinite: see :func:`_bad_reward`.
