@@ -1192,8 +1192,8 @@ MUTATIONS = [
     Mutation(
         "the oldest window of an episode is never drawn",
         "weights.cpp",
-        "(last - first) / rule.every() + 1",
-        "(last - first) / rule.every()",
+        "(last - first) / rule.positive_stride() + 1",
+        "(last - first) / rule.positive_stride()",
         "samplers/test_sequence_weights.py",
     ),
     Mutation(
@@ -1709,8 +1709,8 @@ MUTATIONS = [
     Mutation(
         "a draw that missed takes the number of the draw after it",
         "draws.cpp",
-        "spot = line.at(stream, 1 + low + i + all * attempt);",
-        "spot = line.at(stream, 1 + low + i + attempt);",
+        "spot = range.at(stream, 1 + low + i + all * attempt);",
+        "spot = range.at(stream, 1 + low + i + attempt);",
         "core/test_draws.py",
     ),
     Mutation(
@@ -1722,7 +1722,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the window of the newest is off by one where some of them have gone",
-        "lines.cpp",
+        "draw_ranges.cpp",
         "auto missing = newest - move_to(ring, at, first);",
         "auto missing = newest - 1 - move_to(ring, at, first);",
         "core/test_draws.py",
@@ -1730,14 +1730,14 @@ MUTATIONS = [
     Mutation(
         "draws do not know of the rows that were added since the first of them",
         "adding.cpp",
-        "if (ring.lines.known)\n",
+        "if (ring.ranges.known)\n",
         "if (false)\n",
         "core/test_draws.py",
     ),
     Mutation(
         "the newest are those of before, although rows were added",
         "adding.cpp",
-        "++ring.lines.version;",
+        "++ring.ranges.version;",
         ";",
         "core/test_draws.py",
     ),
@@ -1907,8 +1907,8 @@ MUTATIONS = [
     Mutation(
         "an episode that is as long as can be counted is not cut",
         "adding.cpp",
-        "bool cut = index + 1 >= LONGEST && kind == GOES_ON;",
-        "bool cut = index + 1 > LONGEST && kind == GOES_ON;",
+        "bool cut = index + 1 >= LONGEST && kind == Kind::GoesOn;",
+        "bool cut = index + 1 > LONGEST && kind == Kind::GoesOn;",
         "core/test_adding.py",
     ),
     Mutation(

@@ -187,7 +187,7 @@ def test_without_the_exchange_of_torch_batches_are_the_same() -> None:
 def test_rows_are_read_alike_in_ram_and_on_a_device(kind: str, pack: bool) -> None:
     source, index = rollout(kind), torch.tensor([71, 0, 5, 5])
     columns = inside.columns(source).select(inside.columns(source).wanted(None))
-    here, there = reading.rows_of(columns, pack), reading.DeviceRows(columns, pack)
+    here, there = reading.rows_of(columns, pack), reading.TensorRows(columns, pack)
     for one, other in zip(here.gather(index).items(), there.gather(index).items(), strict=True):
         assert (one[0], one[1].dtype, one[1].shape, bits(one[1])) == (
             other[0],

@@ -1,5 +1,5 @@
 // Keeps up to date which rows of each env draws may point at, without a walk through all envs.
-#include "lines.hpp"
+#include "draw_ranges.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -58,22 +58,22 @@ std::int64_t transitions_since(const Ring &ring, std::int64_t e, Number number) 
     return number < env.head ? static_cast<std::uint32_t>(env.count - ring.order[ring.place_of(number, e)]) : 0;
 }
 
-void add_up(const Ring &ring, Line &line, std::size_t from) {
-    auto total = from > 0 ? line.until[from - 1] : 0;
-    for (auto e = from; e < line.until.size(); ++e) line.until[e] = total += ring.envs[e].head - line.first[e];
+void add_up(const Ring &ring, DrawRange &range, std::size_t from) {
+    auto total = from > 0 ? range.until[from - 1] : 0;
+    for (auto e = from; e < range.until.size(); ++e) range.until[e] = total += ring.envs[e].head - range.first[e];
 }
 
-const Line &whole_of(const Ring &ring, Lines &lines) {
-    if (!lines.known) {
+const DrawRange &whole_of(const Ring &ring, DrawRanges &ranges) {
+    if (!ranges.known) {
         auto history = history_of(ring);
         for (std::int64_t e = 0; e < ring.num_envs(); ++e)
-            lines.whole.first[e] = with_history(ring, e, ring.oldest(e), history);
-        lines.known = true;
-        lines.stale = 0;
+            ranges.whole.first[e] = with_history(ring, e, ring.oldest(e), history);
+        ranges.known = true;
+        ranges.stale = 0;
     }
-    add_up(ring, lines.whole, lines.stale);
-    lines.stale = lines.whole.until.size();
-    return lines.whole;
+    add_up(ring, ranges.whole, ranges.stale);
+    ranges.stale = ranges.whole.until.size();
+    return ranges.whole;
 }
 
 // Moves `first` to the rows stamped since `threshold` that have their history: how many transitions there are.
@@ -117,7 +117,7 @@ void move_to_newest(const Ring &ring, std::int64_t newest, std::vector<std::int6
 
 }  // namespace
 
-Line::Spot Line::at(std::uint64_t stream, std::uint64_t nth) const {
+DrawRange::Spot DrawRange::at(std::uint64_t stream, std::uint64_t nth) const {
     auto u = uniform(stream, nth);
     auto spot = static_cast<std::int64_t>(u * static_cast<double>(total()));
     // most often all envs have about as many rows, so that it is clear where the spot lies
@@ -129,35 +129,35 @@ Line::Spot Line::at(std::uint64_t stream, std::uint64_t nth) const {
 
 void Ring::note_added(std::int64_t e) {
     auto env = static_cast<std::size_t>(e);
-    auto &[first, until] = lines.whole;
+    auto &[first, until] = ranges.whole;
     first[env] = with_history(*this, e, std::max(first[env], oldest(e)), history_of(*this));
     auto added = envs[e].head - first[env];
-    if (added != until[env] - (env > 0 ? until[env - 1] : 0)) lines.stale = std::min(lines.stale, env);
+    if (added != until[env] - (env > 0 ? until[env - 1] : 0)) ranges.stale = std::min(ranges.stale, env);
 }
 
 std::int64_t count_complete(const Ring &ring) {
-    auto &lines = ring.lines;
-    if (lines.counted == lines.version) return lines.complete;
-    auto &whole = whole_of(ring, lines);
-    lines.complete = 0;
-    for (std::int64_t e = 0; e < ring.num_envs(); ++e) lines.complete += transitions_since(ring, e, whole.first[e]);
-    lines.counted = lines.version;
-    return lines.complete;
+    auto &ranges = ring.ranges;
+    if (ranges.counted == ranges.version) return ranges.complete;
+    auto &whole = whole_of(ring, ranges);
+    ranges.complete = 0;
+    for (std::int64_t e = 0; e < ring.num_envs(); ++e) ranges.complete += transitions_since(ring, e, whole.first[e]);
+    ranges.counted = ranges.version;
+    return ranges.complete;
 }
 
-const Line &line_of(const Ring &ring, std::int64_t newest) {
-    auto &lines = ring.lines;
-    auto &whole = whole_of(ring, lines);
+const DrawRange &draw_range_of(const Ring &ring, std::int64_t newest) {
+    auto &ranges = ring.ranges;
+    auto &whole = whole_of(ring, ranges);
     auto single = ring.counters->length == 1;
     if (newest <= 0 || (single && newest >= ring.counters->drawable)) return whole;
-    if (lines.newest == newest && lines.seen == lines.version) return lines.recent;
+    if (ranges.newest == newest && ranges.seen == ranges.version) return ranges.recent;
     if (!single && newest >= count_complete(ring)) return whole;
-    lines.newest = 0;
-    move_to_newest(ring, newest, lines.recent.first);
-    add_up(ring, lines.recent, 0);
-    lines.newest = newest;
-    lines.seen = lines.version;
-    return lines.recent;
+    ranges.newest = 0;
+    move_to_newest(ring, newest, ranges.recent.first);
+    add_up(ring, ranges.recent, 0);
+    ranges.newest = newest;
+    ranges.seen = ranges.version;
+    return ranges.recent;
 }
 
 }  // namespace relive

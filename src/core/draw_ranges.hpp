@@ -1,4 +1,4 @@
-// Lines: the rows that draws point at, env by env, and how they are kept up to date.
+// DrawRanges: the rows that draws point at, env by env, and how they are kept up to date.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -6,8 +6,8 @@
 
 namespace relive {
 
-// The rows of all envs in a line, of each from `first` up to its head. Both vectors have an entry for each env.
-struct Line {
+// Rows of all envs, one env after another: of each from `first` up to its head. Both vectors have one entry an env.
+struct DrawRange {
     std::vector<std::int64_t> first;  // numbers
     std::vector<std::int64_t> until;  // running sums of how many rows they are
 
@@ -16,16 +16,16 @@ struct Line {
     struct Spot {
         std::int64_t env, number;
     };
-    // By random number `nth` of a stream. It is below 1, so the spot in line is below the total.
+    // By random number `nth` of a stream. It is below 1, so what it chooses is below the total.
     Spot at(std::uint64_t stream, std::uint64_t nth) const;
 };
 
-// What a ring keeps of its lines, so that no draw walks through all envs if few of them have changed.
+// The ranges that a ring keeps, so that no draw walks through all envs if few of them have changed.
 // 256 of 16,384 envs take about as long to draw as of 8. The newest transitions are a function of the stamps of every
 // env, so `Recent` passes over all of them once for each new window, 0.3 ms at 16,384 envs. Whatever changes cursors,
 // stamps or the rule from Python has to say so.
-struct Lines {
-    explicit Lines(std::size_t envs = 0) : whole{std::vector<std::int64_t>(envs), std::vector<std::int64_t>(envs)},
+struct DrawRanges {
+    explicit DrawRanges(std::size_t envs = 0) : whole{std::vector<std::int64_t>(envs), std::vector<std::int64_t>(envs)},
                                            recent(whole), stale(envs) {}
 
     // Anything of the ring may have changed, its cursors and its rule as well.
@@ -35,8 +35,8 @@ struct Lines {
         ++version;
     }
 
-    Line whole;                 // of all rows
-    Line recent;                // of those from the `newest` transitions on; at first, and later, a guess
+    DrawRange whole;                 // of all rows
+    DrawRange recent;                // of those from the `newest` transitions on; at first, and later, a guess
     bool known = false;         // the first rows of `whole` are right
     std::size_t stale;          // sums of `whole` are right for the envs before this one
     std::int64_t newest = 0;    // of `recent`; 0 if it is only a guess
