@@ -481,8 +481,12 @@ class ReplayBuffer(Generic[S_co, V_co]):
         require_reuse("batches", reuse)
         require_rows(batch_size)
         self._require_some()
-        made: Any = partial(map, self._batch, repeat(batch_size), range(1, count + 1), repeat(count))
-        return in_turn(made, self._spare, reuse, standing_memory) if reuse else made(repeat(None))
+        rounds = repeat(batch_size), range(1, count + 1), repeat(count)
+
+        def made(memory: core.Standing | None = None) -> Any:
+            return map(self._batch, *rounds, repeat(memory))
+
+        return in_turn(made, count, self._spare, reuse, standing_memory) if reuse else made()
 
     def _require_some(self) -> None:
         """Require that something can be drawn.

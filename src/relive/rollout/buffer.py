@@ -822,7 +822,7 @@ class RolloutBuffer:
         if type(epochs) is not int or epochs < 1 or {*map(type, flags.values())} != {bool}:  # most often they are right
             require("minibatches", COUNT_RULE, epochs=epochs)
             require("minibatches", FLAG_RULE, **flags)
-        if reuse is not False:
+        if reuse is not False and reuse is not True:
             require_reuse("minibatches", reuse)
         rows = columns.real_rows()
         total = columns.count * columns.num_envs if rows is None else len(rows)
@@ -834,7 +834,13 @@ class RolloutBuffer:
         # On a device only calls count, and those of the second batch pay for packing.
         pack = epochs > 1 or len(bounds) >= (MANY if self.device.type == "cpu" else 2)
         return self._minibatches.batches(
-            wanted, bounds, orders, pack=pack, normalize_advantage=normalize_advantage, reuse=reuse
+            wanted,
+            bounds,
+            orders,
+            epochs * len(bounds),
+            pack=pack,
+            normalize_advantage=normalize_advantage,
+            reuse=reuse,
         )
 
     def sequences(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import pairwise, repeat
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
@@ -25,7 +25,7 @@ from ..parameters import COUNT_RULE, is_count, require, seed_or_drawn
 from ..returns import scale
 from ..steps.arrays import Array, Ints, numpy_view
 from ..steps.schema import Field, Path
-from ..turns import TURNS, Reuse, Spare, in_turn, standing_memory
+from ..turns import TURNS, Reuse, Spare, in_turn, page_locked
 from .columns import ADVANTAGE, Columns
 
 Bytes = NDArray[np.uint8]
@@ -169,7 +169,7 @@ class Minibatches:
         wanted: list[Path],
         bounds: list[tuple[int, int]],
         orders: Iterator[Tensor],
-        *,
+        count: int,
         pack: bool,
         normalize_advantage: bool,
         reuse: Reuse,
@@ -180,22 +180,23 @@ class Minibatches:
             wanted: the columns.
             bounds: (begin, end) of each minibatch in an order.
             orders: the flat rows ``t * N + n`` of each epoch, int64.
+            count: the minibatches of all epochs.
             pack: True if it pays to pack the columns first.
             normalize_advantage: normalise ``advantage`` within each minibatch.
             reuse: write to the same memory in turn.
         """
         rows, (name,) = self._rows(wanted, pack), ADVANTAGE
 
-        def batches(memories: Iterator[Any]) -> Iterator[Batch]:
+        def batches(standing: Any = None) -> Iterator[Batch]:
             for order in orders:
                 places: Any = rows.places(order)
-                for (low, high), standing in zip(bounds, memories, strict=False):
+                for low, high in bounds:
                     batch = rows.at(places[low:high], standing)[0]
                     if normalize_advantage:
                         scale(batch[name])
                     yield batch
 
-        return in_turn(batches, rows.spare, reuse, rows.standing) if reuse else batches(repeat(None))
+        return in_turn(batches, count, rows.spare, reuse, rows.standing) if reuse else batches()
 
     def _rows(self, wanted: list[Path], pack: bool) -> ArrayRows | TensorRows:
         """The rows of a pass."""
@@ -403,7 +404,8 @@ class ArrayRows:
 
     def standing(self, reuse: Reuse) -> list[core.Standing]:
         """Memory that batches are written to in turn, for :meth:`at`: for the small fields, and for each large one."""
-        return [standing_memory(reuse) for _ in (None, *self.form.large)]
+        take = page_locked if reuse == "pinned" else None
+        return [core.Standing(TURNS, take) for _ in (None, *self.form.large)]
 
     def at(self, places: Ints, standing: Sequence[core.Standing] | None = None) -> Parts:
         """The rows at these places. Threads share the work if it is much, in memory that they take themselves."""
