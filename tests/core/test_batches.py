@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from definitions import draws, priorities, tree
 from definitions import windows as definition
-from drawing import others_run_during
-from rating import Pair
 from relive import core
 from relive.core.words import ALONE, DRAWABLE, LINKED
-from ring_plays import RingPlay
+from support.random_draws import others_run_during
+from support.ratings import Pair
+from support.ring_plays import RingPlay
 
 KINDS = [0, ALONE, LINKED]
 WIDTH = 192

@@ -14,17 +14,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import inside
-from covering import covering
 from definitions import goals as definition
-from effort import first_of, often
-from relabelling import HerTwin, view_of
 from relive import core
 from relive.core import words as numbers
 from relive.core.words import COMPLETED
 from relive.steps.arrays import numpy_dtype
 from relive.views.hindsight import GoalBytes
-from ring_plays import RingPlay
+from support import internals
+from support.cases import covering
+from support.effort import first_of, often
+from support.goal_plays import HerTwin, view_of
+from support.ring_plays import RingPlay
 
 PROBABILITY, WEIGHT, WIDTH = 176, 184, 192
 
@@ -129,7 +129,7 @@ def test_goals_of_a_replay_are_as_defined(seed: int, strategy: int) -> None:
             twin.interrupt([int(rng.integers(num_envs))])
         if t % 4 or not len(twin.buffer):
             continue
-        ring = inside.ring(twin.buffer)
+        ring = internals.ring(twin.buffer)
         ring.ends()
         fit = GoalBytes(ring, ("obs", "achieved_goal"), ("obs", "desired_goal"), strategy, bool(seed % 2))
         places, goal = ring.draw(16, t), ring.leaves["obs", "achieved_goal"]
@@ -162,7 +162,7 @@ def test_goals_of_bare_rings_are_as_defined(seed: int, strategy: int, finished: 
 def test_a_batch_of_a_draw_is_that_of_its_places(by: str) -> None:
     for seed in range(10):
         twin = HerTwin(2, 11, dress="goals", view=view_of()).play(*[".."] * 9, "TU", "..", "..", "..")
-        ring = inside.ring(twin.buffer)
+        ring = internals.ring(twin.buffer)
         ring.ends()
         anchors, leaves, rng = ring.anchors(), len(ring.step), np.random.default_rng(seed)
         tree = core.Tree(np.zeros(core.tree_offsets(leaves)[-1] + 1), leaves, np.empty(0))
@@ -319,12 +319,12 @@ def test_check_finds_an_episode_that_ends_elsewhere() -> None:
     twin = HerTwin(1, 11, dress="goals", view=view_of()).play(*"..T.....")
     twin.buffer.sample(4)
     twin.buffer.check()
-    ends, _ = inside.ring(twin.buffer).ends()
+    ends, _ = internals.ring(twin.buffer).ends()
     ends[1] += 1
     with pytest.raises(InvariantError, match=r"8: the episode of row \d+ of env 0 ends elsewhere"):
         twin.buffer.check()
     ends[1] -= 1
-    inside.ring(twin.buffer).step[1] = 0
+    internals.ring(twin.buffer).step[1] = 0
     with pytest.raises(InvariantError):
         twin.buffer.check()
 
@@ -332,7 +332,7 @@ def test_check_finds_an_episode_that_ends_elsewhere() -> None:
 def test_a_number_of_transitions_beyond_32_bits_does_no_harm() -> None:
     play, rows = "..T.....U..", 9
     plain, late = (HerTwin(1, rows, dress="goals", view=view_of("future", 2)) for _ in range(2))
-    ring = inside.ring(late.buffer)
+    ring = internals.ring(late.buffer)
     ring.state[:, :2] = rows * 2**30  # rows that were written, at the same places, and cleared
     ring.state[:, 3] = ring.counters[COMPLETED] = 2**32 - 3  # transitions completed: the play goes beyond
     for twin in (plain, late):

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from definitions import priorities as plain
 from definitions import tree
-from effort import first_of, often
-from rating import Pair
 from relive import core
 from relive.core.words import ALPHA, LARGEST, UNUSUAL
+from support.effort import first_of, often
+from support.ratings import Pair
 
 
 def whole(pair: Pair) -> tuple[Any, Any]:

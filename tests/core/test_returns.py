@@ -12,14 +12,14 @@ from torch import Tensor
 from torch._inductor import metrics
 
 import relive
-from covering import covering
 from definitions import returns as definition
 from definitions.returns import Array, Grid
-from elsewhere import ELSEWHERE, far_device, no_waiting
 from relive import core
 from relive.core import returns
 from relive.errors import FieldError
-from returned import (
+from support.cases import covering
+from support.other_device import ELSEWHERE, far_device, no_waiting
+from support.return_blocks import (
     COEFFICIENTS,
     ESTIMATORS,
     Block,

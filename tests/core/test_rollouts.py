@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from definitions import rollouts as definition
-from elsewhere import no_waiting
 from relive import core
 from relive.core.rollouts import (
     episodes_on_device,
@@ -20,6 +19,7 @@ from relive.core.rollouts import (
     mark_on_device,
     mark_windows,
 )
+from support.other_device import no_waiting
 
 BOTH = core, definition
 COMPILED: Any = importlib.import_module("relive.core._core")

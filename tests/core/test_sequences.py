@@ -10,16 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import inside
-import oracle
 from definitions import sequences as definition
 from definitions.places import oldest
-from drawing import others_run_during
 from relive import Sequence, core
 from relive.core.words import LENGTH
 from relive.ring.sequences import Cut, Sequences
-from ring_plays import RingPlay
-from twins import Twin
+from support import internals, oracle
+from support.random_draws import others_run_during
+from support.ring_plays import RingPlay
+from support.twins import Twin
 
 AT = {"reward": 96, "terminated": 100, "truncated": 101, "discount": 104, "steps": 108, "next": 112, "mask": 120,
       "is_start": 121}  # fmt: skip
@@ -92,7 +91,7 @@ def test_sequences_of_a_replay_are_as_defined(seed: int) -> None:
         twin.add("".join(rng.choice(list("." * 9 + "TUB"), num_envs)))
         if rng.random() < 0.05:
             twin.interrupt([0])
-    buffer, ring = twin.buffer, inside.ring(twin.buffer)
+    buffer, ring = twin.buffer, internals.ring(twin.buffer)
     buffer.data()
     reader, anchors = Sequences(ring, cut_of(view)), ring.anchors()
     check(ring.core, ring.arrays, reader.core_layout, anchors, anchors, view.rows, reader.blank, bool(seed % 3))
@@ -125,7 +124,7 @@ def test_sequences_that_are_drawn_and_read_at_once_are_as_defined(seed: int, by:
     rng = np.random.default_rng(seed)
     twin = Twin(2, 30, view=Sequence(3, 1, "half", time_first=bool(seed % 2)))
     twin.play(*("".join(rng.choice(list("." * 9 + "TU"), 2)) for _ in range(40)))
-    ring, view = inside.ring(twin.buffer), twin.buffer.view
+    ring, view = internals.ring(twin.buffer), twin.buffer.view
     assert isinstance(view, Sequence)
     twin.buffer.data()
     reader, anchors, leaves = Sequences(ring, cut_of(view)), ring.anchors(), len(ring.step)
@@ -149,7 +148,7 @@ def replay() -> tuple[Any, Any, Any, Any]:
     view = Sequence(2, 1)
     twin = Twin(2, 9, view=view).play(*[".."] * 6)
     twin.buffer.data()
-    ring = inside.ring(twin.buffer)
+    ring = internals.ring(twin.buffer)
     reader = Sequences(ring, cut_of(view))
     return ring.core, reader.core_layout, ring.anchors(), reader.blank
 
@@ -174,7 +173,7 @@ def test_batches_without_rows_are_read() -> None:
 
 def test_there_is_nothing_to_draw_from_a_ring_without_anchors() -> None:
     ring, layout, _, blank = replay()
-    empty = inside.ring(Twin(2, 9).buffer)
+    empty = internals.ring(Twin(2, 9).buffer)
     assert ring is not empty.core
     with pytest.raises(ValueError, match="nothing to draw"):
         windows_of(empty.core, layout, 4, blank).sample(core.draw_by_chance(empty.core, 3, 1), 0.9)

@@ -14,7 +14,7 @@ from definitions import weights as definition
 from definitions.places import oldest, row_at
 from relive import core
 from relive.core.words import ALONE, HEAD, HISTORY, LENGTH, LINKED, STRIDE, TAILS, WEIGH
-from ring_plays import RingPlay
+from support.ring_plays import RingPlay
 
 WEIGHS = [definition.WINDOWS, definition.STEPS, definition.EPISODES]
 

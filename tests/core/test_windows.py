@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from definitions import windows as definition
-from forked import in_fork
 from relive import core
 from relive.core.words import ALONE, LINKED
-from ring_plays import RingPlay
+from support.forks import in_fork
+from support.ring_plays import RingPlay
 
 KINDS = [0, ALONE, LINKED]
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-import inside
 import relive.device.recent
-from effort import first_of, in_ci, often
-from elsewhere import no_waiting
-from paired import WORLDS, Twins, assert_same, rows
 from relive import FrameStack, NStep, Prioritized, Recent
+from support import internals
+from support.device_twins import WORLDS, Twins, assert_same, rows
+from support.effort import first_of, in_ci, often
+from support.other_device import no_waiting
 
 
 @pytest.mark.parametrize("world", first_of(3, WORLDS))
@@ -36,10 +36,10 @@ def test_batches_are_those_of_a_replay_in_ram(
         theirs = twins.there.batches(3, 50)
         for ours in twins.ram.batches(3, 50):
             with no_waiting() as watch:
-                watch.allow = not inside.is_ahead(twins.there)
+                watch.allow = not internals.is_ahead(twins.there)
                 batch = next(theirs)
             assert_same(ours, batch)
-        assert inside.is_ahead(twins.there) or not inside.on_device(twins.there).has_some
+        assert internals.is_ahead(twins.there) or not internals.on_device(twins.there).has_some
     twins.check()
 
 
@@ -65,7 +65,7 @@ def test_envs_may_have_got_their_rows_at_any_time(device: torch.device) -> None:
             buffer.sampler.eta = share
         twins.add(0.1)
         twins.batches(30)
-        assert inside.is_ahead(twins.there)
+        assert internals.is_ahead(twins.there)
     twins.check()
 
 

@@ -16,11 +16,6 @@ import tensordict  # noqa: F401  # it computes while it is imported
 import torch
 from torch import Tensor
 
-import inside
-from effort import in_ci, often
-from elsewhere import ELSEWHERE, far_device, no_waiting
-from launching import as_on_device
-from paired import SCHEMA, assert_same
 from relive import (
     GAE,
     Field,
@@ -33,7 +28,12 @@ from relive import (
     Uniform,
     returns,
 )
-from taped import Tape
+from support import internals
+from support.device_twins import SCHEMA, assert_same
+from support.effort import in_ci, often
+from support.launches import as_on_device
+from support.other_device import ELSEWHERE, far_device, no_waiting
+from support.tapes import Tape
 
 N, ROWS, BATCH = 64, 40, 96
 
@@ -170,7 +170,7 @@ def test_compiled_batches_are_those_in_ram(device: torch.device, name: str) -> N
 def play(twins: Twins) -> None:
     for _ in range(often(5, 12) * ROWS // 4):  # the ring wraps
         twins.turn()
-    assert inside.is_ahead(twins.there)
+    assert internals.is_ahead(twins.there)
     twins.check()
     twins.turn(wait=True)
 

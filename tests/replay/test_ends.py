@@ -15,10 +15,10 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-import inside
-import tagged
 from relive import Collector, Field, ReplayBuffer, RolloutBuffer, Schema
 from relive.errors import EpisodeEndWarning
+from support import internals
+from support import tagged_envs as tagged
 
 SCHEDULE = tagged.cycle([(3, "truncated"), (2, "terminated")], [(4, "truncated"), (1, "both"), (2, "terminated")])
 
@@ -190,9 +190,9 @@ def test_nothing_is_left_of_the_checks_once_the_last_has_seen_enough(is_error: b
     replay = ReplayBuffer(Schema({"obs": (2,), "reward": (), "terminated": flag, "truncated": flag}), 400)
     plain = {"obs": [[0, 0]], "reward": [1], "terminated": [False], "truncated": [False]}
     replay.add(plain)  # without next_obs: two of the three stop
-    writer = inside.writer(replay)
-    assert inside.first(writer, "ends") is not None
-    assert inside.first(writer, "reuse") is inside.first(writer, "resets") is None
+    writer = internals.writer(replay)
+    assert internals.first(writer, "ends") is not None
+    assert internals.first(writer, "reuse") is internals.first(writer, "resets") is None
     step = {**plain, "terminated": [True], "next_obs": [[0, 0]], "obs": [[1, 0]]}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("error" if is_error else "always")
@@ -210,7 +210,7 @@ def test_nothing_is_left_of_the_checks_once_the_last_has_seen_enough(is_error: b
 def test_one_episode_that_begins_elsewhere_ends_the_check() -> None:
     replay = circle()
     replay.add(obs=[[5, 5]], reward=[1], terminated=[True], truncated=[False], next_obs=[[6, 6]])
-    assert inside.first(inside.writer(replay), "ends") is None
+    assert internals.first(internals.writer(replay), "ends") is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(6):
@@ -230,7 +230,7 @@ def test_of_observations_that_never_change_nothing_is_said_and_the_check_gives_u
                 obs=np.zeros((2, 1)), reward=np.zeros(2), terminated=done, truncated=np.zeros(2, np.bool_),
                 next_obs=np.zeros((2, 1)),
             )  # fmt: skip
-    assert inside.first(inside.writer(replay), "ends") is None
+    assert internals.first(internals.writer(replay), "ends") is None
 
 
 def test_steps_without_an_order_are_not_compared() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drawing import EVERY_SAMPLER, GOALS, World, assert_same_in, facts, filled, state
-from effort import often
-from relabelling import worth
 from relive import Hindsight, NStep
 from relive.errors import ReliveError
+from support.effort import often
+from support.goal_plays import worth
+from support.random_draws import EVERY_SAMPLER, GOALS, World, assert_same_in, facts, filled, state
 
 WAYS = "places first", "without the exchange", "in files"
 

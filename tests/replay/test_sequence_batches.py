@@ -8,13 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covering import covering
-from drawing import OTHER_WAYS, SEEDED_WAYS, WAYS, World, assert_same, assert_same_in, facts, filled, seen_of, state
-from effort import often
 from relive import Prioritized, Recent, Schema, Sequence, Uniform
 from relive.errors import EmptyError, SchemaError
 from relive.memory.allocator import SMALL
-from replays import FLAGS
+from support.cases import covering
+from support.effort import often
+from support.random_draws import (
+    OTHER_WAYS,
+    SEEDED_WAYS,
+    WAYS,
+    World,
+    assert_same,
+    assert_same_in,
+    facts,
+    filled,
+    seen_of,
+    state,
+)
+from support.replays import FLAGS
 
 KINDS = "states", "recurrent", "flat", "odd", "deep", "large"
 SAMPLERS: dict[str, Callable[[], Any]] = {

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from covering import covering
-from drawing import EVERY_SAMPLER, SEEDED_WAYS, World, assert_same, assert_same_in, facts, filled, seen_of
-from effort import often
 from relive import FrameStack, NStep, Transition
 from relive.batches import leaves_by_path
 from relive.memory.allocator import SMALL
+from support.cases import covering
+from support.effort import often
+from support.random_draws import EVERY_SAMPLER, SEEDED_WAYS, World, assert_same, assert_same_in, facts, filled, seen_of
 
 KINDS = "large", "cameras"
 CAMERAS = "left", "depth"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from relive import errors, returns
-from returned import COEFFICIENTS, DTYPES, ESTIMATORS, agree, drawn, library, tensor, truth
+from support.return_blocks import COEFFICIENTS, DTYPES, ESTIMATORS, agree, drawn, library, tensor, truth
 
 
 def one_env(**grids: Any) -> dict[str, Any]:

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import inside
-from rating import lazily_negated, long_way
 from relive import FrameStack, Prioritized
-from twins import Twin, contents
+from support import internals as inside
+from support.ratings import lazily_negated, long_way
+from support.twins import Twin, contents
 
 
 def test_a_row_whose_priority_came_to_0_can_still_be_rated() -> None:

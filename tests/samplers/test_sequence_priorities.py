@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from effort import in_ci
-from rating import Pair, lazily_negated, long_way
 from relive import Prioritized, Sequence
 from relive.core.words import LARGEST_ERROR
-from twins import Twin, contents
+from support.effort import in_ci
+from support.ratings import Pair, lazily_negated, long_way
+from support.twins import Twin, contents
 
 Change = Callable[[Tensor, Tensor], Any]
 """Makes the errors, or the mask, of plain errors and a plain mask, both ``[T, B]``."""

@@ -10,11 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import inside
-import oracle
-from covering import covering
-from effort import often
-from fit import check_fit, deviation, equal, many
 from relive import (
     FrameStack,
     NStep,
@@ -26,8 +21,12 @@ from relive import (
 )
 from relive.errors import EmptyError
 from relive.samplers.sumtree import SumTree
-from sequences_of import check_priorities
-from twins import SAMPLERS, SEQUENCES, Twin
+from support import internals, oracle
+from support.cases import covering
+from support.effort import often
+from support.fit import check_fit, deviation, equal, many
+from support.sequence_priorities import check_priorities
+from support.twins import SAMPLERS, SEQUENCES, Twin
 
 # Every sampler, as the rows come and go.
 
@@ -80,7 +79,7 @@ def recent(twin: Twin, k: int, of: int) -> list[oracle.Row]:
     sampler, truth = twin.buffer.sampler, twin.truth
     assert isinstance(sampler, Recent)
     transitions, anchors = truth.anchors(), twin.anchors()
-    if inside.ring(twin.buffer).rule.length == 1:
+    if internals.ring(twin.buffer).rule.length == 1:
         transitions = anchors
     count = oracle.recent_count(len(transitions), sampler.eta, sampler.c_min, k, of)
     while True:
@@ -243,12 +242,12 @@ def test_weights_kept_step_by_step_are_those_made_anew(
             twin.clear()
         sampler = twin.buffer.sampler
         assert isinstance(sampler, Uniform)
-        assert inside.windows(sampler) is not None
-        leaves = _leaves(inside.tree(inside.windows(sampler)))
+        assert internals.windows(sampler) is not None
+        leaves = _leaves(internals.tree(internals.windows(sampler)))
         fresh = Uniform()
-        fresh.attach(inside.ring(twin.buffer))
-        assert inside.windows(fresh) is not None
-        assert np.array_equal(leaves, _leaves(inside.tree(inside.windows(fresh))))
+        fresh.attach(internals.ring(twin.buffer))
+        assert internals.windows(fresh) is not None
+        assert np.array_equal(leaves, _leaves(internals.tree(internals.windows(fresh))))
         twin.buffer.check()
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-import inside
 from relive import Field, FrameStack, NStep, ReplayBuffer, Schema, Transition
 from relive.errors import ParameterError, SchemaError
-from twins import Twin
+from support import internals
+from support.twins import Twin
 
 # Frame stacks.
 
@@ -135,7 +135,7 @@ def test_an_atari_transition_takes_at_most_7300_bytes_with_all_its_fields() -> N
         }
     )
     buffer = ReplayBuffer(schema, 1000, view=FrameStack(4, NStep(3)), seed=0)
-    ring = inside.ring(buffer)
+    ring = internals.ring(buffer)
     stored = ring.store.target.nbytes + sum(block.nbytes for block in ring.store.blocks.values())
     assert stored / 1000 <= 7300
     rng = np.random.default_rng(0)

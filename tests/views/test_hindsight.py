@@ -13,9 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covering import covering
-from effort import first_of, often
-from relabelling import FUNCTIONS, HerTwin, as_relabel, numbers, plays, stopped, view_of, worth
 from relive import (
     Hindsight,
     Mixture,
@@ -29,7 +26,10 @@ from relive.errors import (
     ParameterError,
     ShapeError,
 )
-from twins import SAMPLERS, same_batches
+from support.cases import covering
+from support.effort import first_of, often
+from support.goal_plays import FUNCTIONS, HerTwin, as_relabel, numbers, plays, stopped, view_of, worth
+from support.twins import SAMPLERS, same_batches
 
 STRATEGIES = ("future", "final", "episode", "past", "random")
 
@@ -318,7 +318,7 @@ def test_only_finished_episodes_give_goals_if_that_is_asked_for() -> None:
 
 def whole(twin: HerTwin, length: int) -> dict[str, Any]:
     """The steps of an episode ``[length, 1, ...]``, each with its next observation."""
-    from twins import stacked
+    from support.twins import stacked
 
     life = [twin._dressed(twin.lives[0].step("truncated" if t == length - 1 else None)) for t in range(length)]
     return stacked([stacked([step]) for step in life])
@@ -377,7 +377,7 @@ def test_copies_by_a_function_of_steps_are_those_by_goals() -> None:
 
 
 def batch_numbers(tree: Any) -> list[np.ndarray]:
-    from twins import leaves
+    from support.twins import leaves
 
     return [leaf for _, leaf in sorted(leaves(tree).items())]
 

@@ -14,9 +14,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tagged
-from covering import covering
-from effort import often
 from relive import (
     Field,
     Mixture,
@@ -31,8 +28,11 @@ from relive import (
 )
 from relive.batches import as_batch
 from relive.errors import EmptyError, ParameterError, SchemaError, ShapeError
-from sequences_of import check_priorities
-from twins import DRESSES, SAMPLERS, SEQUENCES, Twin, contents, recurrent, same_batches
+from support import tagged_envs
+from support.cases import covering
+from support.effort import often
+from support.sequence_priorities import check_priorities
+from support.twins import DRESSES, SAMPLERS, SEQUENCES, Twin, contents, recurrent, same_batches
 
 OVERLAPS: tuple[Any, ...] = ("none", "half", "max", 1)
 SHAPES = [
@@ -207,9 +207,12 @@ def test_the_step_before_a_window_must_still_be_there_where_it_is_asked_for() ->
 
 def remembered(step: Any) -> dict[str, Any]:
     """What an agent that is told its last action and reward stores; the reward on another scale."""
-    tag = tagged.decode(step["obs"])
+    tag = tagged_envs.decode(step["obs"])
     known = int(tag.step) > 0
-    action, reward = tagged.action_of(tag._replace(step=tag.step - 1)), tagged.reward_of(tag.env, tag.episode, tag.step)
+    action, reward = (
+        tagged_envs.action_of(tag._replace(step=tag.step - 1)),
+        tagged_envs.reward_of(tag.env, tag.episode, tag.step),
+    )
     return {"last_action": np.asarray(action) * known, "last_reward": np.float32(reward * 8 * known)}
 
 
@@ -232,8 +235,8 @@ def test_the_target_network_of_a_recurrent_agent_sees_at_a_time_limit_what_it_sa
     seq = twin.buffer.data()
     value = seq["obs"][..., 2] + 100 * seq["last_action"] + 1000 * seq["last_reward"]
     for b in range(len(seq)):
-        tag = tagged.Tag(0, b, 3, 0)
-        last = 4 + 100 * int(tagged.action_of(tag)) + 1000 * tagged.reward_of(*tag[:3])
+        tag = tagged_envs.Tag(0, b, 3, 0)
+        last = 4 + 100 * int(tagged_envs.action_of(tag)) + 1000 * tagged_envs.reward_of(*tag[:3])
         assert seq.bootstrap(value)[3, b].item() == pytest.approx(last)
 
 

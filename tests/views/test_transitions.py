@@ -15,13 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import inside
-import oracle
-from covering import covering
-from effort import often
 from relive import Field, FrameStack, NStep, ReplayBuffer, Schema, Sequence, Transition, Uniform
 from relive.errors import LifecycleError, ParameterError, SchemaError
-from twins import DRESSES, VIEWS, Twin, batch_leaves, same_batches
+from support import internals, oracle
+from support.cases import covering
+from support.effort import often
+from support.twins import DRESSES, VIEWS, Twin, batch_leaves, same_batches
 
 
 def plays(alphabet: str, longest: int) -> Iterator[tuple[str, ...]]:
@@ -148,7 +147,7 @@ def test_the_done_bits_stay_bits_when_a_step_terminates_and_is_truncated() -> No
 
 def test_reading_changes_nothing_and_two_readers_see_the_same() -> None:
     buffer = played([1, 2, 4, 8, 16], {2: "t"}, NStep(3, 0.5))
-    store = inside.ring(buffer).store.target
+    store = internals.ring(buffer).store.target
     before = store.tobytes()
     first = buffer.data()
     batch = buffer.sample(30)
@@ -487,7 +486,7 @@ def test_fields_of_no_bytes_of_few_and_of_many_come_back_as_they_were_given() ->
     rng = np.random.default_rng(0)
     for view in (NStep(2, 0.5), FrameStack(2)):
         buffer = ReplayBuffer(schema, 12, 2, view=view)
-        assert {path for (path,) in inside.ring(buffer).store.blocks} == {"apart", "matrix"}
+        assert {path for (path,) in internals.ring(buffer).store.blocks} == {"apart", "matrix"}
         given_ = [{name: rng.random((2, *shape), np.float32) for name, shape in sizes.items()} for _ in range(9)]
         for fields in given_:
             buffer.add({**fields_of(2, obs=[[0, 0]] * 2), **fields, "reward": np.zeros(2, np.float32)})
