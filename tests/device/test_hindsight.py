@@ -11,7 +11,7 @@ from torch import Tensor
 from relive import Field, Hindsight, NStep, Prioritized, Recent, Schema, Uniform
 from relive.errors import DTypeError, ShapeError
 from support import internals
-from support.device_twins import Twins, assert_same, rows
+from support.device_twins import Twins, assert_same
 from support.effort import first_of, in_ci, often
 from support.other_device import no_waiting, places
 from support.tapes import TAPED
@@ -96,9 +96,7 @@ def test_the_host_takes_its_turns_between(device: torch.device) -> None:
         assert internals.is_ahead(twins.there)
         for buffer in (twins.ram, twins.there):
             change(buffer)
-        some = {name: rows(value, [0, 2]) for name, value in twins.step(0.2).items()}
-        twins.ram.add(some, envs=[0, 2])
-        twins.there.add(twins.far(some), envs=[0, 2])
+        twins.add_to_some([0, 2])
         twins.check()
 
 

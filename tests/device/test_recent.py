@@ -10,7 +10,7 @@ import torch
 import relive.device.recent
 from relive import FrameStack, NStep, Prioritized, Recent
 from support import internals
-from support.device_twins import WORLDS, Twins, assert_same, rows
+from support.device_twins import WORLDS, Twins, assert_same
 from support.effort import first_of, in_ci, often
 from support.other_device import no_waiting
 
@@ -52,9 +52,7 @@ def test_envs_may_have_got_their_rows_at_any_time(device: torch.device) -> None:
             if len(twins.ram):
                 twins.batches(30)
         for _ in range([3, 40, 2, often(150, 300)][turn % 4]):
-            some = {name: rows(value, [0, 2]) for name, value in twins.step(0.2).items()}
-            twins.ram.add(some, envs=[0, 2])
-            twins.there.add(twins.far(some), envs=[0, 2])
+            twins.add_to_some([0, 2])
         for buffer in (twins.ram, twins.there):
             if turn == 5:
                 buffer.sampler.eta = 0.9995

@@ -16,7 +16,7 @@ from relive import FrameStack, NStep, Prioritized, ReplayBuffer, ReturnsToGo, Se
 from relive.errors import EmptyError, LifecycleError, ParameterError, ReliveError
 from support import internals
 from support.cases import covering
-from support.device_twins import SCHEMA, WORLDS, Twins, assert_same, bits, rows
+from support.device_twins import SCHEMA, WORLDS, Twins, assert_same, bits
 from support.effort import in_ci, often
 from support.other_device import no_waiting, places
 from support.tapes import TAPED
@@ -97,10 +97,7 @@ def test_the_host_takes_its_turns_between(device: torch.device, tmp_path: Any) -
         for buffer in both:
             change(buffer)
         if turn % 3 == 0:
-            step = twins.step(0.2)  # of some envs: for the host alone
-            some = {name: rows(value, [0, 2]) for name, value in step.items()}
-            twins.ram.add(some, envs=[0, 2])
-            twins.there.add(twins.far(some), envs=[0, 2])
+            twins.add_to_some([0, 2])
         twins.check()
     twins.add(0.1)
     for name, buffer in zip(("ram", "there"), both, strict=True):

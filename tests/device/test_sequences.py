@@ -9,7 +9,7 @@ import torch
 
 from relive import Field, Schema, Sequence
 from support import internals
-from support.device_twins import SCHEMA, Twins, assert_same, rows
+from support.device_twins import SCHEMA, Twins, assert_same
 from support.effort import first_of, in_ci, often
 from support.other_device import no_waiting, places
 from support.tapes import TAPED
@@ -83,9 +83,7 @@ def test_the_host_takes_its_turns_between(device: torch.device) -> None:
         assert len(twins.there) == len(twins.ram)
         for buffer in (twins.ram, twins.there):
             change(buffer)
-        some = {name: rows(value, [0, 2]) for name, value in twins.step(0.2).items()}
-        twins.ram.add(some, envs=[0, 2])
-        twins.there.add(twins.far(some), envs=[0, 2])
+        twins.add_to_some([0, 2])
         twins.check()
 
 

@@ -32,7 +32,7 @@ from support import internals
 from support.device_twins import SCHEMA, assert_same
 from support.effort import in_ci, often
 from support.launches import as_on_device
-from support.other_device import ELSEWHERE, far_device, no_waiting
+from support.other_device import no_waiting, place
 from support.tapes import Tape
 
 N, ROWS, BATCH = 64, 40, 96
@@ -249,11 +249,8 @@ ROLLOUT = Schema({
 @pytest.fixture(params=["stand-in", ON_GPU])
 def far(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """On the CPU, a rollout is computed by the core; the stand-in has the operations of a device."""
-    if request.param == "stand-in":
-        with far_device():
-            yield ELSEWHERE
-    else:
-        yield torch.empty(0, device=request.param).device
+    with place(request.param) as chosen:
+        yield chosen
 
 
 ESTIMATORS = [GAE(0.9, 0.8), GAE(0.9, 0.8, normalize=True), returns.TDLambda(0.9, 0.8), returns.MonteCarlo(0.9)]

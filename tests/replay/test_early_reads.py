@@ -35,6 +35,7 @@ from relive.memory.mapped import QUIET_LOOKS, LookAhead, can_look_ahead
 from relive.samplers.contract import likely_places
 from support import internals
 from support.cases import covering
+from support.replays import assert_equal, rate
 
 pytestmark = pytest.mark.skipif(not can_look_ahead(), reason="this system takes no advice")
 
@@ -63,23 +64,10 @@ def step(number: int, images: bool = False) -> dict[str, Any]:
     return {"obs": obs, "next_obs": obs, "reward": np.full(2, number, np.float32), **flags}
 
 
-def rate(replay: ReplayBuffer, batch: Any) -> None:
-    if replay.has_priorities:
-        mask = batch["mask"] if "lengths" in batch.keys() else None
-        replay.update_priorities(batch["index"], batch["reward"], mask)
-
-
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every batch looks ahead, as if rows were always missing."""
     monkeypatch.setattr(LookAhead, "is_wanted", lambda self: True)
-
-
-def assert_same(one: Any, other: Any) -> None:
-    assert list(one.keys()) == list(other.keys())
-    for name in one.keys():
-        same = torch.equal if isinstance(one[name], torch.Tensor) else assert_same
-        assert same(one[name], other[name]) in (True, None), name
 
 
 @pytest.mark.usefixtures("eager")
@@ -98,7 +86,7 @@ def test_batches_are_those_of_a_replay_in_memory(sampler: str, view: str, tmp_pa
             one.add(step(number, images))
         if number > 40 and number % 3 == 0:
             for batch, other in zip(replay.batches(2, 6), twin.batches(2, 6), strict=True):
-                assert_same(batch, other)
+                assert_equal(batch, other)
                 rate(replay, batch)
                 rate(twin, other)
     assert replay.stats() == twin.stats()

@@ -55,9 +55,7 @@ def test_after_an_error_the_next_batches_are_as_they_should_be(wrong: str) -> No
     change, error = WRONG[wrong]
 
     def play(world: World) -> None:
-        for _ in range(30):
-            world.add()
-        world.look()
+        world.fill()
         view = world.buffer.view
         before = {name: getattr(view, name) for name in change}
         for _ in range(2):

@@ -42,6 +42,7 @@ from relive.replay.durable import Settings
 from support import internals
 from support.cases import covering
 from support.forks import in_fork
+from support.replays import assert_equal, rate
 from support.shared_buffers import Wrapped, sent
 
 FLAGS = {name: Field((), torch.bool) for name in ("terminated", "truncated")}
@@ -88,19 +89,6 @@ def filled(path: Path, count: int = 50, **options: Any) -> ReplayBuffer:
     for number in range(count):
         replay.add(step(number))
     return replay
-
-
-def assert_equal(one: Any, other: Any) -> None:
-    assert list(one.keys()) == list(other.keys())
-    for name in one.keys():
-        same = torch.equal if isinstance(one[name], torch.Tensor) else assert_equal
-        assert same(one[name], other[name]) in (True, None), name
-
-
-def rate(replay: ReplayBuffer, batch: Any) -> None:
-    if replay.has_priorities:
-        mask = batch["mask"] if "lengths" in batch.keys() else None
-        replay.update_priorities(batch["index"], batch["reward"], mask)
 
 
 @pytest.mark.parametrize(("sampler", "view"), covering(SAMPLERS, VIEWS))

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 import relive
 from relive import GAE, RolloutBuffer, errors, returns
-from support.other_device import ELSEWHERE, far_device, no_waiting
+from support.other_device import no_waiting, place
 
 PRIVATE: Any = torch  # no public name writes to a tensor without counting it
 T, N = 6, 4
@@ -51,11 +51,8 @@ VIEWS = (
 
 @pytest.fixture(params=PLACES)
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    if request.param == "stand-in":
-        with far_device():
-            yield ELSEWHERE
-    else:
-        yield torch.empty(0, device=request.param).device
+    with place(request.param) as chosen:
+        yield chosen
 
 
 class Work(TorchDispatchMode):

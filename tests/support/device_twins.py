@@ -72,6 +72,12 @@ class Twins:
         self.ram.add(step)
         self.there.add(self.far(step))
 
+    def add_to_some(self, envs: list[int], odds: float = 0.2) -> None:
+        """A step of some envs alone, which is the host's turn."""
+        some = {name: rows(value, envs) for name, value in self.step(odds).items()}
+        self.ram.add(some, envs=envs)
+        self.there.add(self.far(some), envs=envs)
+
     def far(self, step: Any) -> Any:
         if isinstance(step, dict):
             return {name: self.far(value) for name, value in step.items()}

@@ -228,6 +228,12 @@ class World:
             errors = torch.from_numpy(self.rng.gamma(1, 3, shape)).to(self.rng.choice(PRECISE))
             self.seen.append(self.buffer.update_priorities(index, errors, mask=mask))
 
+    def fill(self) -> None:
+        """Thirty steps, and a look."""
+        for _ in range(30):
+            self.add()
+        self.look()
+
     def set(self, part: Any, **values: list[Any]) -> None:
         """Set a parameter of a part that has it."""
         name = str(self.rng.choice(list(values)))

@@ -10,6 +10,7 @@ import torch
 from relive import (
     Field,
     Prioritized,
+    ReplayBuffer,
     Schema,
 )
 from support import internals
@@ -38,6 +39,21 @@ def kept(sampler: Any) -> int:
     arrays = [getattr(inner, name) for name in ("_errors", "_rest") if hasattr(inner, name)]
     arrays += [] if tree is None else [internals.nodes(tree).base, internals.minima(tree)]
     return sum((array if array.base is None else array.base).nbytes for array in arrays)
+
+
+def rate(replay: ReplayBuffer, batch: Any) -> None:
+    """Each row's error is its reward."""
+    if replay.has_priorities:
+        mask = batch["mask"] if "lengths" in batch.keys() else None
+        replay.update_priorities(batch["index"], batch["reward"], mask)
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    """Nested batches have the same fields, in order, with the same numbers."""
+    assert list(one.keys()) == list(other.keys())
+    for name in one.keys():
+        same = torch.equal if isinstance(one[name], torch.Tensor) else assert_equal
+        assert same(one[name], other[name]) in (True, None), name
 
 
 def numbers() -> dict[str, Any]:
