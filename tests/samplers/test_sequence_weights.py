@@ -182,28 +182,6 @@ def test_the_last_steps_of_an_episode_that_fill_no_window_are_learned_from() -> 
     assert twin.buffer.data().flat()["obs"][:, 2].tolist() == list(range(8))
 
 
-def test_no_window_crosses_an_end_or_the_write_cursor() -> None:
-    for capacity in range(9, 16):
-        twin = Twin(1, capacity, view=Sequence(4, 2, n=2))
-        for t in range(45):
-            twin.add("T" if t % 11 == 10 else ".")
-            batch = twin.buffer.data()
-            for b in range(len(batch)):
-                tags = batch["obs"][: batch["lengths"][b], b]
-                assert len(set(tags[:, 1].tolist())) <= 1
-                assert (tags[1:, 2] - tags[:-1, 2] == 1).all()
-
-
-def test_the_last_step_of_an_episode_is_drawn_and_learned_from() -> None:
-    for length, overlap in ((1, "max"), (3, "none"), (3, "max"), (7, "half"), (50, "none")):
-        twin = Twin(1, 60, view=Sequence(length, overlap=overlap)).play(*("." * 20 + "T"), *("." * 3 + "U"))
-        ends = twin.buffer.data().flat()
-        assert int(ends["terminated"].sum()) > 0
-        assert int(ends["truncated"].sum()) > 0
-        indices = set(many(twin, 20_000).tolist())
-        assert {20, 25} <= indices
-
-
 def test_batches_are_shuffled_and_no_env_is_dropped() -> None:
     twin = Twin(5, 30, view=Sequence(4, overlap="none"), sampler=WithoutReplacement())
     for t in range(25):

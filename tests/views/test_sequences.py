@@ -171,14 +171,6 @@ def test_the_target_bootstraps_from_the_value_after_each_steps_window() -> None:
             assert (target[excerpt.burn_in + excerpt.length :, b] == 0).all()
 
 
-def test_steps_beyond_the_window_have_all_that_they_were_stored_with_but_no_reward() -> None:
-    twin = Twin(1, 30, extras=recurrent, view=Sequence(3, overlap="none", n=4)).play(*"." * 12)
-    batch = twin.buffer.data()
-    assert (batch["obs"][3:7, 0, 2]).tolist() == [3, 4, 5, 6]
-    assert batch["action_mask"][3:7, 0].tolist() == [[True, t % 2 == 0, True] for t in (3, 4, 5, 6)]
-    assert not batch["reward"][3:].any()
-
-
 BEFORE = ("action", "reward")
 
 
