@@ -1831,7 +1831,7 @@ MUTATIONS = [
         "priorities.cpp",
         "if (lowest > 0.0) least = lowest / total;",
         "if (lowest > 0.0) least = lowest;",
-        "core/test_priorities.py",
+        "core/test_batches.py",
     ),
     Mutation(
         "the largest error is the last one",
