@@ -21,6 +21,7 @@ FLOORS: list[set[str]] = [
     {"parameters", "core"},
     {"steps", "files"},
     {"memory", "returns", "batches"},
+    {"turns"},
     {"ring", "rollout"},
     {"device"},
     {"samplers", "views"},

@@ -26,20 +26,24 @@ template <typename T> using Kept = std::unique_ptr<T, Dropped>;
 
 struct Shelf;
 
-// Uninitialised memory of a batch, at a multiple of 64 bytes.
-class Block final : public Memory {
+// Memory of a batch, at a multiple of 64 bytes.
+class BatchMemory : public Memory {
   public:
     std::byte *rows() { return rows_; }
 
-  private:
+  protected:
+    std::byte *rows_ = nullptr;
+};
+
+// Uninitialised memory of a batch, from malloc.
+class Block final : public BatchMemory {
     friend class Pool;
     friend struct Shelf;
     Block() = default;
     static Kept<Block> make(std::size_t bytes, std::size_t alignment);
     void gone() override;
     void release();
-    void *memory_ = nullptr;  // from malloc, with this object in it
-    std::byte *rows_ = nullptr;
+    void *memory_ = nullptr;  // with this object in it
     std::size_t capacity_ = 0;
     std::shared_ptr<Shelf> shelf_;  // where it goes back to, while it is in use
 };

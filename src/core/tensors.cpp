@@ -229,9 +229,11 @@ struct Field {
 namespace {
 
 // An array, kept by tensors over it.
-class HeldArray final : public Memory {
+class HeldArray final : public BatchMemory {
   public:
     explicit HeldArray(PyObject *array) : array_(Py_NewRef(array)) {}
+    // Over bytes that begin at a multiple of 64.
+    HeldArray(PyObject *array, std::byte *first) : HeldArray(array) { rows_ = first; }
 
   private:
     void gone() override {
@@ -307,17 +309,31 @@ void merge(nb::handle into, nb::handle tensors) {
     if (PyDict_Update(into.ptr(), tensors.ptr()) < 0) nb::raise_python_error();
 }
 
+constexpr std::size_t MOST_MADE = 64;  // several for each kind of batch
+
+// The memory of an array that a function of Python has made.
+Kept<BatchMemory> given_memory(nb::object array, std::size_t bytes) {
+    Description found;
+    require(PyArray_CheckExact(array.ptr()) && describe(array.ptr(), found) && found.dtype == BYTE && found.ndim == 1 &&
+                found.shape[0] == static_cast<std::int64_t>(bytes) && found.contiguous() && found.writeable &&
+                reinterpret_cast<std::uintptr_t>(found.data) % 64 == 0,
+            "standing memory: expected an array uint8 [nbytes] without gaps, at a multiple of 64 bytes");
+    return Kept<BatchMemory>(new HeldArray(array.ptr(), found.data));
+}
+
 }  // namespace
 
-Kept<Block> Slot::fill(Pool &pool, std::size_t bytes) {
+Kept<BatchMemory> Slot::fill(Pool &pool, nb::handle take, std::size_t bytes) {
     if (!block_ || bytes_ != bytes) {
         forget();
-        block_ = pool.take(bytes), bytes_ = bytes;
+        if (take.is_none()) block_ = pool.take(bytes);
+        else block_ = given_memory(take(bytes), bytes);
+        bytes_ = bytes;
     } else if (tensors_.size()) {
         torch_facts().increment_version(tensors_);
     }
     block_->keep();
-    return Kept<Block>(block_.get());
+    return Kept<BatchMemory>(block_.get());
 }
 
 nb::object Slot::find(const Fields &fields, const PackedRows &rows, Use use) const {
@@ -331,6 +347,7 @@ nb::object Slot::find(const Fields &fields, const PackedRows &rows, Use use) con
 void Slot::keep(const Fields &fields, const PackedRows &rows, Use use, nb::object tensors) {
     for (auto [name, tensor] : nb::borrow<nb::dict>(tensors))
         if (nb::cast<bool>(tensor.attr("is_inference")())) return forget();
+    if (made_.size() == MOST_MADE) return forget();  // each batch is of other fields: a view is set again and again
     for (auto [name, tensor] : nb::borrow<nb::dict>(tensors)) tensors_.append(tensor);
     made_.push_back({fields.given, rows.first, {rows.sizes.begin(), rows.sizes.end()},
                      {rows.strides.begin(), rows.strides.end()}, use, std::move(tensors)});
@@ -342,8 +359,10 @@ Target::Target(nb::handle standing, Pool &pool, std::size_t bytes) {
         if (!nb::try_cast(standing, found) || !found) throw nb::type_error("expected standing memory, or None");
         kept = nb::borrow(standing);
         slot = &found->next();
+        block = slot->fill(pool, found->take, bytes);
+    } else {
+        block = pool.take(bytes);
     }
-    block = slot ? slot->fill(pool, bytes) : pool.take(bytes);
 }
 
 nb::dict Fields::made(Memory &memory, const PackedRows &rows, Use use, Slot *slot) const {
@@ -621,10 +640,12 @@ void bind_tensors(nb::module_ &module) {
         .def_prop_ro("kept", &Pool::kept, "How many bytes each block has that is kept for a later batch.")
         .def("__reduce__", [](nb::handle self) { return nb::make_tuple(self.type(), nb::make_tuple()); });
     nb::class_<Standing>(module, "Standing", "Memory of batches that is filled in turn, with tensors that are made once.")
-        .def("__init__", [](Standing *self, std::int64_t slots) {
+        .def("__init__", [](Standing *self, std::int64_t slots, nb::object take) {
             require(0 < slots && slots <= 1024, "standing memory: expected 1 to 1024 slots");
-            new (self) Standing(static_cast<std::size_t>(slots));
-        }, "slots"_a);
+            new (self) Standing(static_cast<std::size_t>(slots), std::move(take));
+        }, "slots"_a, "take"_a = nb::none(),
+             "``take(nbytes)`` gives the memory of a slot, uint8 ``[nbytes]``; by default the pool of the batches does.")
+        .def_prop_ro("lent", [](const Standing &self) { return !self.take.is_none(); }, "Whether ``take`` was given.");
     nb::class_<Fields>(module, "Fields", "The fields of packed rows: tuples (name, dtype, shape, first byte).")
         .def(nb::init<nb::handle, std::size_t>(), "fields"_a, "width"_a)
         .def("__reduce__", [](nb::handle self) {

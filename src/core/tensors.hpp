@@ -109,8 +109,9 @@ enum class Use { Names, Leaves };
 // Memory of one batch that later batches are written to, and the tensors over it, which are made once.
 class Slot {
   public:
-    // The memory, for a batch of so many bytes. What autograd saved of the tensors is void from now on.
-    Kept<Block> fill(Pool &pool, std::size_t bytes);
+    // The memory, for a batch of so many bytes: of the pool, or what `take` gives. What autograd saved of the tensors is
+    // void from now on.
+    Kept<BatchMemory> fill(Pool &pool, nb::handle take, std::size_t bytes);
     // Take other memory the next time: there are tensors over this one that could not show that it has changed.
     void forget() { block_.reset(), made_.clear(), tensors_.clear(); }
     // The tensors over these rows of the memory by such names, or an empty object where they are not made yet.
@@ -125,7 +126,7 @@ class Slot {
         Use use;
         nb::object tensors;
     };
-    Kept<Block> block_;
+    Kept<BatchMemory> block_;
     std::size_t bytes_ = 0;
     std::vector<Made> made_;
     nb::list tensors_;  // all that were made
@@ -134,9 +135,10 @@ class Slot {
 // Slots that take turns: a batch is valid until its slot's turn comes again.
 class Standing {
   public:
-    explicit Standing(std::size_t slots) : slots_(slots) {}
+    Standing(std::size_t slots, nb::object take) : take(std::move(take)), slots_(slots) {}
     Standing(const Standing &) = delete;
     Slot &next() { return slots_[turn_++ % slots_.size()]; }
+    const nb::object take;  // a function that gives memory, such as that which a GPU reads by itself; None: the pool does
 
   private:
     std::vector<Slot> slots_;
@@ -147,11 +149,11 @@ class Standing {
 struct Target {
     Target() = default;
     Target(nb::handle standing, Pool &pool, std::size_t bytes);
-    Block *operator->() const { return block.get(); }
-    Block &operator*() const { return *block; }
+    BatchMemory *operator->() const { return block.get(); }
+    BatchMemory &operator*() const { return *block; }
     nb::object kept;  // what the slot belongs to
     Slot *slot = nullptr;
-    Kept<Block> block;
+    Kept<BatchMemory> block;
 };
 
 // The fields of packed rows.

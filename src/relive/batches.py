@@ -260,20 +260,6 @@ def as_batch(leaves: dict[Path, Tensor]) -> Batch:
     return core.nested(leaves, Batch)
 
 
-TURNS = 3
-"""How many batches stand where memory is reused: each is valid until as many others were asked for."""
-
-
-def in_turn(batches: Iterable[B]) -> Iterator[B]:
-    """The batches, each of which refuses all use once its memory may be written to again."""
-    first: B | None = None
-    second: B | None = None  # with the batch that was just given, these are the TURNS that stand
-    for batch in batches:
-        yield batch
-        take_back(first)  # before the next one is made
-        first, second = second, batch
-
-
 class Members:
     """The nested batches that compiled code fills: the first has the fields, the others are its branches.
 

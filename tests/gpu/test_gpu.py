@@ -28,6 +28,7 @@ from relive import (
     Uniform,
     returns,
 )
+from relive.batches import leaves_by_path
 from support import internals
 from support.device_twins import SCHEMA, assert_same
 from support.effort import in_ci, often
@@ -36,6 +37,7 @@ from support.other_device import no_waiting, place
 from support.tapes import Tape
 
 N, ROWS, BATCH = 64, 40, 96
+FLAG = Field((), torch.bool)
 
 EXACT = {"emulate_precision_casts": True}
 """Options of the compiler for GPUs: without this one it joins a product and a sum, which then have other bits."""
@@ -363,3 +365,25 @@ def test_returns_are_captured_in_a_graph(far: torch.device) -> None:
     )  # fmt: skip
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(other.cpu(), one, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_page_locked_memory_is_not_written_again_before_the_gpu_has_read_it() -> None:
+    small = Schema({"obs": (5,), "action": (2,), "reward": (), "terminated": FLAG, "truncated": FLAG})
+
+    def filled() -> ReplayBuffer:
+        replay, ended = ReplayBuffer(small, ROWS * N, N, seed=0, check_ends=False), np.zeros(N, np.bool_)
+        for t in range(ROWS):
+            obs = np.arange(N * 5, dtype=np.float32).reshape(N, 5) + t
+            step = {"obs": obs, "action": obs[:, :2], "reward": obs[:, 0], "terminated": ended, "truncated": ended}
+            replay.add(step | {"next_obs": obs + 1})
+        return replay
+
+    there = list[Any]()
+    for batch in filled().batches(12, BATCH, reuse="pinned"):
+        assert all(leaf.is_pinned() for leaf in leaves_by_path(batch).values())
+        torch.cuda._sleep(20_000_000)  # the GPU is busy for about ten milliseconds, and copies after that
+        there.append(batch.to("cuda", non_blocking=True))
+    for found, wanted in zip(there, filled().batches(12, BATCH), strict=True):
+        for path, leaf in leaves_by_path(wanted).items():
+            assert torch.equal(leaves_by_path(found)[path].cpu(), leaf), path

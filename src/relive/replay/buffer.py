@@ -17,8 +17,7 @@ from weakref import ReferenceType, ref
 import numpy as np
 import torch
 
-from .. import core
-from ..batches import TURNS, as_batch, as_dataframe, in_turn
+from ..batches import as_batch, as_dataframe
 from ..errors import FieldError, FileFormatError, LifecycleError, ParameterError
 from ..files import SaveHandle
 from ..files.disk import contradictions, target
@@ -54,6 +53,7 @@ from ..steps.arrays import whole_numbers
 from ..steps.changes import DoesNotFitError, SchemaChanges
 from ..steps.schema import Field, Path, Schema, described, not_named
 from ..steps.summary import Summary, html, text
+from ..turns import Reuse, Spare, in_turn, require_reuse, standing_memory
 from ..views.contract import SequenceReader, View, time_first_of
 from ..views.transitions import NStep, Transition
 from .arrays import Episode, EpisodeRows, columns_of, episode_at, episodes_of, filled
@@ -257,6 +257,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self._sampler.attach(self._ring)
         own_view = Transition() if view is None else view
         self._reader = Reader(self._ring, self._sampler, schema, own_view, self._progress)
+        self._spare = Spare()
         self._saver = Saver(self._writer, self._reader, self._progress, self.device)
         self._mirror = self._way = DeviceMirror.of(self._writer, self._progress, self.lock)
         if self._mirror is not None:
@@ -512,27 +513,28 @@ class ReplayBuffer(Generic[S_co, V_co]):
         return self._batch(batch_size, 1, 1)
 
     @gives_batches
-    def batches(self, count: int, batch_size: int, *, reuse: bool = False) -> Any:
+    def batches(self, count: int, batch_size: int, *, reuse: Reuse = False) -> Any:
         """``count`` batches. :class:`relive.Recent` counts them as one round of updates.
 
         Args:
             count: how many.
             batch_size: B.
             reuse: write them to the same memory in turn, which is faster. A batch is then valid until two others were
-                given, and refuses all use after the third; clone what you keep. Values are the same.
+                given, by this call or by a later one, and refuses all use after the third; clone what you keep. Values
+                are the same. "pinned" takes page-locked memory, from which a GPU copies while the learner goes on:
+                ``batch.to("cuda", non_blocking=True)``, on the current stream, before the next batch is asked for.
 
         Raises:
             EmptyError: there is no complete transition. This call raises it, not the first batch.
-            ParameterError: ``count`` or ``batch_size`` is not positive. This call raises it, too.
+            ParameterError: ``count`` or ``batch_size`` is not positive, or there is no GPU to pin memory for. This
+                call raises it, too.
         """
         require("batches", COUNT_RULE, count=count)
-        require("batches", FLAG_RULE, reuse=reuse)
+        require_reuse("batches", reuse)
         require_rows(batch_size)
         self._require_some()
-        if reuse:
-            same = repeat(batch_size), range(1, count + 1), repeat(count), repeat(core.Standing(TURNS))
-            return in_turn(map(self._batch, *same))
-        return (self._batch(batch_size, k, count) for k in range(1, count + 1))
+        made: Any = partial(map, self._batch, repeat(batch_size), range(1, count + 1), repeat(count))
+        return in_turn(made, self._spare, reuse, standing_memory) if reuse else made(repeat(None))
 
     def _require_some(self) -> None:
         """Require that something can be drawn.

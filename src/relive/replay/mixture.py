@@ -5,22 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, repeat
 from typing import Any, cast
 
 import numpy as np
 import torch
 
 from .. import core
-from ..batches import TURNS, Batch, SequenceBatch, as_batch, in_turn
+from ..batches import Batch, SequenceBatch, as_batch
 from ..errors import DeviceError, EmptyError, FieldError, ParameterError, SchemaError, ShapeError
 from ..memory.layout import WEIGHED, BatchLayout, RowLayout
-from ..parameters import COUNT_RULE, FLAG_RULE, Rule, is_count, is_number, require
+from ..parameters import COUNT_RULE, Rule, is_count, is_number, require
 from ..printable import printable, shown
 from ..samplers.prioritized import doubles, require_float32
 from ..steps.arrays import as_host, whole_numbers
 from ..steps.schema import Field, Path
 from ..steps.summary import Summary, html, text
+from ..turns import Reuse, Spare, in_turn, require_reuse, standing_memory
 from ..views.contract import time_first_of
 from .buffer import ReplayBuffer
 from .checks import require_rows
@@ -61,6 +63,7 @@ class Mixture:
         self._shares, self._ends = wanted, _running(wanted)
         self._drawn = 0  # the rows of all batches so far
         self._rows, self._memory = _rows_of([*self.buffers.values()]), core.Pool()
+        self._spare = Spare()
 
     @property
     def shares(self) -> dict[str, float]:
@@ -81,7 +84,7 @@ class Mixture:
         """
         return next(self.batches(1, batch_size))
 
-    def batches(self, count: int, batch_size: int, *, reuse: bool = False) -> Iterator[Batch]:
+    def batches(self, count: int, batch_size: int, *, reuse: Reuse = False) -> Iterator[Batch]:
         """``count`` batches ``[batch_size]``, one round of updates for every buffer.
 
         This call raises the errors of :meth:`sample`.
@@ -92,7 +95,7 @@ class Mixture:
             reuse: write them to the same memory in turn, as :meth:`relive.ReplayBuffer.batches` does.
         """
         require("batches", COUNT_RULE, count=count)
-        require("batches", FLAG_RULE, reuse=reuse)
+        require_reuse("batches", reuse)
         require_rows(batch_size)
         batch_size = int(batch_size)  # a small NumPy integer could overflow
         views = [buffer.view for buffer in self.buffers.values()]
@@ -109,9 +112,8 @@ class Mixture:
                 except EmptyError as error:
                     raise _nothing_in(name, error) from error
         fields: dict[str, tuple[str, ...]] = {}
-        standing = core.Standing(TURNS) if reuse else None
-        batches = (self._batch(batch_size, k, count, fields, standing) for k in range(1, count + 1))
-        return in_turn(batches) if reuse else batches
+        made: Any = partial(map, self._batch, repeat(batch_size), range(1, count + 1), repeat(count), repeat(fields))
+        return in_turn(made, self._spare, reuse, standing_memory) if reuse else made(repeat(None))
 
     def _batch(self, batch_size: int, update: int, of: int, fields: dict[str, tuple[str, ...]], standing: Any) -> Any:
         """The next batch, number ``update`` of the ``of`` batches of its round.

@@ -43,6 +43,7 @@ from ..steps.checker import refuse_unreadable
 from ..steps.ends import MOST, EndCheck
 from ..steps.schema import Field, Path, Schema, Spec, described, dotted, not_named, unknown_field
 from ..steps.summary import Summary, html, text
+from ..turns import Reuse, require_reuse
 from . import saving
 from .columns import ADVANTAGE, BOOKKEEPING, WATCHED, Columns, Name
 from .minibatches import MANY, Minibatches, Permutations, parts, require_advantage
@@ -513,7 +514,7 @@ class RolloutBuffer:
             self._bind_gae()
         if in_place is not None and self._gae_in_place is not None and not columns.start:
             if not self._has_last:
-                self._require_all_ended()
+                self._require_all_ended(estimator)
             self._fill_gae(self._gae_in_place, in_place)
         else:
             self._attach_estimate(estimator)
@@ -559,13 +560,13 @@ class RolloutBuffer:
             if name not in BOOKKEEPING:
                 self._require_column(name, type(estimator).__name__)
         if "value" in estimator.reads and not self._has_last:
-            self._require_all_ended()
+            self._require_all_ended(estimator)
         heads = estimator.heads.values() if isinstance(estimator, ValueHeads) else ()
         own, host = is_own(estimator) and all(map(is_own, heads)), columns.device.type == "cpu"
         inputs = {name: self._estimator_input(name, host or not own) for name in estimator.reads}
         if own and self._debug and "final_value" in inputs:
             grid: Any = [inputs.get(name) for name in Grid._fields]  # heads have other columns in place of rewards
-            require_final_values(Grid(*grid))
+            require_final_values(Grid(*grid)._replace(final_value=_final_values(estimator, inputs["final_value"])))
         result = estimator(**inputs)
         for name, advantage in result.items() if own and (host or self._debug) else ():
             if name.endswith("advantage") and not bool(advantage.isfinite().all()):
@@ -592,9 +593,14 @@ class RolloutBuffer:
             return None
         return columns.with_last(("value",)) if name == "value" and name in columns else columns[name]
 
-    def _require_all_ended(self) -> None:
-        """Without a bootstrap value every env must just have finished an episode."""
+    def _require_all_ended(self, estimator: Estimator) -> None:
+        """Without a bootstrap value every env must just have finished an episode, and every head must stop there."""
         columns = self._columns
+        if isinstance(estimator, ValueHeads) and estimator.non_episodic:
+            raise UnfinishedError(
+                f"{estimator.non_episodic[0]!r} goes on after the last step, since no end of an episode stops it, and "
+                "its bootstrap value is missing; pass finish(..., last_value=V(obs[T])), or set_last(value=...)"
+            )
         under_way = ~(columns["terminated"][-1] | columns["truncated"][-1])
         if columns.has_mask():
             under_way &= columns["mask"][-1]
@@ -621,11 +627,15 @@ class RolloutBuffer:
         columns.drop(results)
         valued = torch.cat([real, torch.zeros_like(real[:1])])
         valued[1:] |= real & ~(terminated | truncated)  # the value after a step that ended nothing
+        if isinstance(estimator, ValueHeads) and estimator.non_episodic:
+            valued[-1] = True
         used = {"value": valued, "final_value": real & truncated & ~terminated}
         for name in estimator.reads:
             if name in ENDS or name not in columns:
                 continue
             column = columns.with_last(("value",)) if name == "value" else columns[name]
+            if name == "final_value":
+                column = _final_values(estimator, column)
             wrong_numbers = ~column.isfinite().reshape(*column.shape[:2], -1)  # a value may have several an env
             bad = (wrong_numbers & used.get(name, real).unsqueeze(-1)).nonzero()
             if len(bad):
@@ -773,7 +783,7 @@ class RolloutBuffer:
         reshuffle: bool = True,
         fields: tuple[Name, ...] | None = None,
         normalize_advantage: bool = False,
-        reuse: bool = False,
+        reuse: Reuse = False,
     ) -> Iterator[Batch]:
         """All real transitions in minibatches ``[B]``, in random order: a new permutation every epoch.
 
@@ -792,7 +802,8 @@ class RolloutBuffer:
                 all but ``mask`` and ``final_value``. Fewer are faster.
             normalize_advantage: normalise ``advantage`` within each minibatch.
             reuse: write minibatches to the same memory in turn, which is faster. One is then valid until two others
-                were given, and refuses all use after the third; clone what you keep.
+                were given, and refuses all use after the third; clone what you keep. "pinned" takes page-locked memory,
+                as :meth:`relive.ReplayBuffer.batches` does.
 
         Raises:
             EmptyError: no step was added.
@@ -803,10 +814,12 @@ class RolloutBuffer:
         if not columns.count:
             columns.require_steps()
         flags = {"drop_last": drop_last, "shuffle": shuffle, "reshuffle": reshuffle}
-        flags |= {"normalize_advantage": normalize_advantage, "reuse": reuse}
+        flags["normalize_advantage"] = normalize_advantage
         if type(epochs) is not int or epochs < 1 or {*map(type, flags.values())} != {bool}:  # most often they are right
             require("minibatches", COUNT_RULE, epochs=epochs)
             require("minibatches", FLAG_RULE, **flags)
+        if reuse is not False:
+            require_reuse("minibatches", reuse)
         rows = columns.real_rows()
         total = columns.count * columns.num_envs if rows is None else len(rows)
         wanted = columns.wanted(fields)
@@ -816,8 +829,9 @@ class RolloutBuffer:
         orders = self._orders(rows, epochs, reshuffle) if shuffle else repeat(self._in_order(rows), epochs)
         # On a device only calls count, and those of the second batch pay for packing.
         pack = epochs > 1 or len(bounds) >= (MANY if self.device.type == "cpu" else 2)
-        given = {"pack": pack, "normalize_advantage": normalize_advantage, "reuse": reuse}
-        return self._minibatches.batches(wanted, bounds, orders, **given)
+        return self._minibatches.batches(
+            wanted, bounds, orders, pack=pack, normalize_advantage=normalize_advantage, reuse=reuse
+        )
 
     def sequences(
         self,
@@ -1119,6 +1133,14 @@ def _require_estimator(estimator: Any) -> None:
     refuse_class("estimator", estimator)
     if not (callable(estimator) and hasattr(estimator, "reads")):
         raise ParameterError(f"finish({estimator!r}): expected an estimator, such as relive.GAE(gamma=0.99, lam=0.95)")
+
+
+def _final_values(estimator: Estimator, final_value: Any) -> Any:
+    """The final values that an estimator reads: with several heads those that an end of an episode stops."""
+    if final_value is None or not isinstance(estimator, ValueHeads) or not estimator.non_episodic:
+        return final_value
+    read = [final_value[..., k] for k in estimator.episodic]
+    return torch.stack(read, -1) if read else torch.zeros_like(final_value[..., 0])
 
 
 def _on_device(

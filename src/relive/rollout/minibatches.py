@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import pairwise
+from itertools import pairwise, repeat
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import core
-from ..batches import TURNS, Batch, Members, take_back
+from ..batches import Batch, Members
 from ..errors import FieldError, ParameterError
 from ..memory.allocator import Recycled
 from ..memory.copier import BoundedCache
@@ -26,6 +25,7 @@ from ..parameters import COUNT_RULE, is_count, require, seed_or_drawn
 from ..returns import scale
 from ..steps.arrays import Array, Ints, numpy_view
 from ..steps.schema import Field, Path
+from ..turns import TURNS, Reuse, Spare, in_turn, standing_memory
 from .columns import ADVANTAGE, Columns
 
 Bytes = NDArray[np.uint8]
@@ -168,7 +168,7 @@ class Minibatches:
         *,
         pack: bool,
         normalize_advantage: bool,
-        reuse: bool,
+        reuse: Reuse,
     ) -> Iterator[Batch]:
         """Epoch after epoch, the minibatches of its order.
 
@@ -181,25 +181,17 @@ class Minibatches:
             reuse: write to the same memory in turn.
         """
         rows, (name,) = self._rows(wanted, pack), ADVANTAGE
-        spare, given = rows.spare, deque[Batch]()
-        standing: Any = None
-        if reuse:  # a pass at the same time has taken what there was
-            standing, given = spare.pop() if spare else (rows.standing(), given)
-        try:
+
+        def batches(memories: Iterator[Any]) -> Iterator[Batch]:
             for order in orders:
                 places: Any = rows.places(order)
-                for low, high in bounds:
-                    if len(given) == TURNS:
-                        take_back(given.popleft())
+                for (low, high), standing in zip(bounds, memories, strict=False):
                     batch = rows.at(places[low:high], standing)[0]
                     if normalize_advantage:
                         scale(batch[name])
-                    if reuse:
-                        given.append(batch)
                     yield batch
-        finally:
-            if reuse:
-                spare.append((standing, given))
+
+        return in_turn(batches, rows.spare, reuse, rows.standing) if reuse else batches(repeat(None))
 
     def _rows(self, wanted: list[Path], pack: bool) -> HostRows | DeviceRows:
         """The rows of a pass."""
@@ -243,10 +235,6 @@ def rows_of(columns: Mapping[Path, Tensor], pack: bool = True, memory: Recycled 
     flat = {path: numpy_view(x.detach().flatten(0, 1).contiguous()) for path, x in columns.items()}
     return HostRows(form, flat, pack, memory or Recycled())
 
-
-Spare = list[tuple[Any, deque[Batch]]]
-"""Memory that stands and is in no pass now, and the batches that are still valid there, which the next pass takes back.
-"""
 
 Parts = tuple[Batch, ...]
 """A batch, and those nested in it, as :class:`relive.batches.Members` has them."""
@@ -309,7 +297,7 @@ class DeviceRows:
 
     def __init__(self, columns: Mapping[Path, Tensor], pack: bool) -> None:
         self.form: Form = _form_of(tuple([(path, tuple(x.shape[2:]), x.dtype) for path, x in columns.items()]), pack)
-        self.spare: Spare = []
+        self.spare = Spare()
         self._flat, self._packed = {path: column.flatten(0, 1) for path, column in columns.items()}, None
         layout = self.form.layout
         if layout.fields:
@@ -322,7 +310,7 @@ class DeviceRows:
         """An order of rows as :meth:`at` takes parts of it."""
         return order
 
-    def standing(self) -> list[dict[int, Turn]]:
+    def standing(self, _: Reuse) -> list[dict[int, Turn]]:
         """Memory that batches are written to in turn, for :meth:`at`: that of a turn, by the rows of a batch."""
         return [{} for _ in range(TURNS)]
 
@@ -387,7 +375,7 @@ class HostRows:
         memory: Recycled,
         spare: Spare | None = None,
     ) -> None:
-        self.spare = [] if spare is None else spare
+        self.spare = Spare() if spare is None else spare
         self.form, self._columns, self._memory = form, columns, memory
         self._count = len(next(iter(columns.values()))) if columns else 0
         small, width = tuple([columns[path] for path in form.layout.fields]), form.layout.nbytes
@@ -407,17 +395,17 @@ class HostRows:
         """An order of rows as :meth:`at` takes parts of it."""
         return order.numpy()
 
-    def standing(self) -> list[core.Standing]:
+    def standing(self, reuse: Reuse) -> list[core.Standing]:
         """Memory that batches are written to in turn, for :meth:`at`: for the small fields, and for each large one."""
-        return [core.Standing(TURNS) for _ in (None, *self.form.large)]
+        return [standing_memory(reuse) for _ in (None, *self.form.large)]
 
     def at(self, places: Ints, standing: Sequence[core.Standing] | None = None) -> Parts:
-        """The rows at these places."""
+        """The rows at these places. Threads share the work if it is much, in memory that they take themselves."""
         form = self.form
         dicts, take = form.members.empty(), self._take
         if take is None:
             pass
-        elif len(places) > self._shared and _has_threads():
+        elif len(places) > self._shared and not (standing and standing[0].lent) and _has_threads():
             self._share(places, dicts)
         elif (bad := take(places, form.parts, dicts, self._memory, standing and standing[0])) >= 0:
             self._refuse(bad, places)
@@ -431,7 +419,7 @@ class HostRows:
         for k, (path, fields) in enumerate(form.large.items(), 1):
             found, rows = dicts[form.members.into[path]], self._bytes(path)
             turn = None if standing is None else standing[k]
-            if places.size * rows.shape[1] >= SHARED_WORK and _has_threads():
+            if places.size * rows.shape[1] >= SHARED_WORK and not (turn and turn.lent) and _has_threads():
                 found.update(fields[0].tensors(self._picked(rows, places)))
             elif (bad := core.take_fields(rows, places, fields, (found,), self._memory, turn)) >= 0:
                 self._refuse(bad, places)
