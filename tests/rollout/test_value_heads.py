@@ -197,8 +197,8 @@ def test_a_head_that_no_end_stops_has_the_returns_of_the_joined_steps(estimator:
 @every_mode
 def test_a_collector_joins_the_steps_of_every_mode(mode: AutoresetMode) -> None:
     """Hand-written: the reset row of NEXT_STEP is no step, so the trace passes over it."""
-    schedule = tagged.cycle([(3, "truncated"), (1, "terminated")], [(2, "terminated"), (4, "truncated")])
-    envs = tagged.make_tagged(2, mode, schedule)
+    schedule = tagged_envs.cycle([(3, "truncated"), (1, "terminated")], [(2, "terminated"), (4, "truncated")])
+    envs = tagged_envs.make_tagged(2, mode, schedule)
     rollout = RolloutBuffer(Schema.from_env(envs, value=(2,)), 11, 2)
     two = lambda obs: (a := policy(obs)) | {"value": torch.stack([a["value"], 7 - a["value"]], -1)}  # noqa: E731
     Collector(envs, two, rollout, seed=0).collect()
