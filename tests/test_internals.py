@@ -14,7 +14,7 @@ TESTS = Path(__file__).resolve().parent
 SOURCE = TESTS.parent / "src" / "relive"
 
 OF_OTHERS = {
-    *("_fields", "_replace", "_repr_html_", "_schema"),  # of Python, IPython and torch
+    *("_fields", "_replace", "_repr_html_", "_schema", "_sleep"),  # of Python, IPython and torch
     *("_get_samples", "_sample_goal_indices"),  # of Stable-Baselines3, whose algorithms call them
     *("_get_complete_sequences", "_convert_td_to_np_dict", "_extract_td_sequences"),  # of AgileRL
 }
