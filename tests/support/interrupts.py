@@ -26,8 +26,7 @@ from relive.core.words import NEXT
 from relive.errors import InvariantError
 from relive.memory.device import DeviceRows
 from relive.ring import Ring
-from support import internals as inside
-from support import oracle, twins
+from support import internals, oracle, twins
 from support.twins import KINDS as LETTERS
 from support.twins import SAMPLERS, Twin
 
@@ -119,7 +118,7 @@ class Broken(Twin):
 
     @property
     def prioritized(self) -> Any:
-        return inside.prioritized(self.buffer)
+        return internals.prioritized(self.buffer)
 
     def see(self) -> None:
         """Priorities follow what can be drawn."""
@@ -150,7 +149,7 @@ class Broken(Twin):
         call = partial(self.buffer.extend, twins.stacked(steps)) if many else partial(self.buffer.add, steps[0])
         if not broken_off(partial(call, envs=None if envs is None else np.array(envs)), at):
             return False
-        ring = inside.ring(self.buffer)
+        ring = internals.ring(self.buffer)
         heads = ring.heads.tolist()
         if ring.pending is None:  # then nothing of it is in, or all
             if heads == self.row_counts(before[0]):
@@ -181,8 +180,8 @@ class Broken(Twin):
             self.cut([0, 1] if envs is None else envs)
             return False
         if (
-            inside.ring(self.buffer).pending is not None
-            or not inside.ring(self.buffer).state[0 if envs is None else envs[0], NEXT]
+            internals.ring(self.buffer).pending is not None
+            or not internals.ring(self.buffer).state[0 if envs is None else envs[0], NEXT]
         ):
             self.cut([0, 1] if envs is None else envs)
         return True
@@ -190,7 +189,11 @@ class Broken(Twin):
     def clears(self, at: int) -> bool:
         """Everything is forgotten."""
         off = broken_off(self.buffer.clear, at)
-        if not off or inside.ring(self.buffer).pending is not None or not len(inside.ring(self.buffer).live_places(0)):
+        if (
+            not off
+            or internals.ring(self.buffer).pending is not None
+            or not len(internals.ring(self.buffer).live_places(0))
+        ):
             self.truth.clear()
             self.cut([0, 1])
         return off
@@ -213,11 +216,11 @@ class Broken(Twin):
         )
         len(self.buffer)  # mends
         sampler = self.prioritized
-        found = inside.errors(sampler)[self.places_of(index)].tolist()
+        found = internals.errors(sampler)[self.places_of(index)].tolist()
         assert not off or found in ([self.known.errors[i] for i in index], [wanted.errors[i] for i in index])
         if found == [wanted.errors[i] for i in index]:
             self.known = wanted
-        self.known.largest = inside.largest(sampler)
+        self.known.largest = internals.largest(sampler)
         return off
 
     def reweighs(self, at: int) -> bool:
@@ -253,7 +256,7 @@ class Broken(Twin):
             off = True
             gc.collect()  # what was made of the replay lets its directory go
         self.buffer = found[0] if found else self.opened()
-        if not inside.ring(self.buffer).under_way.any():  # as after a kill, since the envs may be gone
+        if not internals.ring(self.buffer).under_way.any():  # as after a kill, since the envs may be gone
             self.cut([0, 1])
         self.see()
         return off
@@ -265,12 +268,12 @@ class Broken(Twin):
         return [len(truth.all_rows(env)) for env in (0, 1)]
 
     def places_of(self, index: Sequence[int]) -> Any:
-        return inside.ring(self.buffer).find(np.array(index, np.int64))[0]
+        return internals.ring(self.buffer).find(np.array(index, np.int64))[0]
 
     def drop(self, most: int) -> None:
         """Old rows in whose place new ones were being written are gone: no more than those."""
         len(self.buffer)  # mends
-        ring = inside.ring(self.buffer)
+        ring = internals.ring(self.buffer)
         for env in (0, 1):
             live, oldest = self.truth.live(env), int(ring.oldest[env])
             due = live[0].number if live else int(ring.heads[env])
@@ -284,7 +287,7 @@ class Broken(Twin):
         self.check()
         if self.prioritized is not None and self.known.errors:
             index = list(self.known.errors)
-            assert inside.errors(self.prioritized)[self.places_of(index)].tolist() == [
+            assert internals.errors(self.prioritized)[self.places_of(index)].tolist() == [
                 self.known.errors[i] for i in index
             ]
         for _ in range(batches):
@@ -310,8 +313,8 @@ def broken_off(call: Callable[[], Any], at: int, by: Callable[[], None] = interr
     def trace(frame: FrameType, event: str, arg: Any) -> Any:
         nonlocal left
         code = frame.f_code
-        inside = code.co_filename.startswith(PACKAGE) or isinstance(frame.f_locals.get("self"), Watcher)
-        if code.co_name == "<genexpr>" or not inside:
+        ours = code.co_filename.startswith(PACKAGE) or isinstance(frame.f_locals.get("self"), Watcher)
+        if code.co_name == "<genexpr>" or not ours:
             return None  # what is raised while a generator is thrown away goes nowhere
         if left == 0:
             by()
