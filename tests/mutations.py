@@ -348,7 +348,7 @@ MUTATIONS = [
     Mutation(
         "on a device, errors of rows that are gone raise the largest",
         "device/priorities.py",
-        "torch.where(taken, sizes, 0.0).max()",
+        "torch.where(accepted, sizes, 0.0).max()",
         "torch.where(right, sizes, 0.0).max()",
         "device/test_replay.py",
     ),
@@ -390,15 +390,15 @@ MUTATIONS = [
     Mutation(
         "on a device, rows that are overwritten keep their weight",
         "device/priorities.py",
-        "torch.where(added.own == nowhere, added.places, nowhere)",
-        "torch.full_like(added.own, nowhere)",
+        "torch.where(added.completed_now == dummy_row, added.places, dummy_row)",
+        "torch.full_like(added.completed_now, dummy_row)",
         "device/test_replay.py",
     ),
     Mutation(
         "on a device, boundary rows keep the weight of what lay there",
         "device/priorities.py",
-        "added.places, nowhere), added.finals])",
-        "added.places, nowhere), added.own])",
+        "added.places, dummy_row), added.finals])",
+        "added.places, dummy_row), added.completed_now])",
         "device/test_replay.py",
     ),
     Mutation(
@@ -418,8 +418,8 @@ MUTATIONS = [
     Mutation(
         "on a device, a final observation goes to the row of the step",
         "device/ring.py",
-        "final = torch.where(done, base + (number + 1) % self.rows, nowhere)",
-        "final = torch.where(done, place, nowhere)",
+        "final = torch.where(done, base + (number + 1) % self.rows, dummy_row)",
+        "final = torch.where(done, place, dummy_row)",
         "device/test_replay.py",
     ),
     Mutation(
@@ -446,8 +446,8 @@ MUTATIONS = [
     Mutation(
         "on a device, frames before an episode are those of the row before",
         "device/ring.py",
-        "torch.where(back <= index, frames, self.nowhere - 1)",
-        "torch.where(back <= index + 1, frames, self.nowhere - 1)",
+        "torch.where(back <= index, frames, self.dummy_row - 1)",
+        "torch.where(back <= index + 1, frames, self.dummy_row - 1)",
         "device/test_replay.py",
     ),
     Mutation(
@@ -1433,15 +1433,15 @@ MUTATIONS = [
     Mutation(
         "steps of a warm-up stay in the collector's own rollout",
         "collect/collector.py",
-        "self._obs, self._warmed = None, not buffer.wrap",
-        "self._obs = None",
+        "self._obs, self._warmed = {}, not buffer.wrap",
+        "self._obs = {}",
         "collect/test_warming_up.py",
     ),
     Mutation(
         "a reset keeps the steps of a warm-up",
         "collect/collector.py",
         "self._under_way or self._warmed",
-        "self._under_way or (self._warmed and self._obs is None)",
+        "self._under_way or (self._warmed and not self._obs)",
         "collect/test_warming_up.py",
     ),
     Mutation(
@@ -1454,7 +1454,7 @@ MUTATIONS = [
     Mutation(
         "episodes go on behind those of a warm-up",
         "collect/collector.py",
-        "self._obs, self._warmed = None, not buffer.wrap",
+        "self._obs, self._warmed = {}, not buffer.wrap",
         "self._warmed = not buffer.wrap",
         "collect/test_warming_up.py",
     ),

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import relive
 from relive import Field, NStep, Prioritized, ReplayBuffer, RolloutBuffer, Schema, Sequence, Uniform
-from relive.cluster.distributed import Ranks, Report, ShardedReplay, minibatches, sequences
+from relive.cluster.distributed import RankReport, Ranks, ShardedReplay, minibatches, sequences
 from relive.errors import EmptyError, LifecycleError, NotFiniteError, ParameterError
 from support import internals
 from support.effort import in_ci
@@ -424,7 +424,7 @@ def trained(rank: int, count: int) -> Any:
 def failing(fails: bool) -> Any:
     if fails:
         raise NotFiniteError("this rank alone")
-    return Report({}, ())
+    return RankReport({}, ())
 
 
 @pytest.mark.parametrize("ranks", [2, in_ci(4)])
@@ -451,7 +451,7 @@ def at_other_calls(rank: int, count: int) -> None:
         lambda _: minibatches(rollout, 2),
         lambda _: sequences(rollout, 2),
         next,
-        lambda _: Ranks().exchange("more than fits into the first message", lambda: Report({}, range(1000))),
+        lambda _: Ranks().exchange("more than fits into the first message", lambda: RankReport({}, range(1000))),
     ]
     for pair in combinations(calls, 2):
         batches = sequences(rollout, 1, num_batches=2)

@@ -17,7 +17,7 @@ import torch
 
 from relive import Prioritized
 from relive.cluster.replay import Replay, load_extra
-from relive.cluster.shard import Chunk, Ledger, LedgerLog, Origin, Rank, Shard, ShardPlan
+from relive.cluster.shard import Chunk, ChunkOrigin, Ledger, LedgerLog, Rank, Shard, ShardPlan
 from relive.cluster.writer import StepPacker
 from relive.errors import FileFormatError, LifecycleError, ParameterError, ShapeError
 from support import internals
@@ -113,7 +113,7 @@ def test_a_ledger_leaves_out_the_lines_whose_steps_are_not_in_the_ring(tmp_path:
     log.rewrite(ledger)
     rank = Rank(1, "token")
     for k in range(4):
-        part = Origin(rank, (0, 2), 5 * k, 5, 0)
+        part = ChunkOrigin(rank, (0, 2), 5 * k, 5, 0)
         log.append(part, ledger.counts_after(part), 10 * k)
         ledger.confirm(part)
     path = next((tmp_path / "log").iterdir())
@@ -140,7 +140,7 @@ def push_for_ever(plan: ShardPlan, acknowledged: Any) -> None:
     while True:
         start = acknowledged.value
         block = packer.packed(packer.checked(steps(size, start=start)), np.arange(4))
-        origin = Origin(Rank(1, "token"), (0, 1, 2, 3), start, size, start)
+        origin = ChunkOrigin(Rank(1, "token"), (0, 1, 2, 3), start, size, start)
         acknowledged.value = shard.push(Chunk(origin, block))
         if acknowledged.value % 60 == 0:
             shard.commit(None)
@@ -309,7 +309,7 @@ def test_no_line_goes_to_the_file_before_although_a_new_one_could_not_be_opened_
     with pytest.raises(OSError, match="open files"):
         rewritten()
     broken = False
-    part = Origin(Rank(1, "a"), (0,), 0, 7, 0)
+    part = ChunkOrigin(Rank(1, "a"), (0,), 0, 7, 0)
     log.append(part, ledger.counts_after(part), 0)
     log.sync()
     assert LedgerLog(tmp_path / "log").restored(1).stored == 7

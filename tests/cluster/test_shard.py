@@ -15,7 +15,7 @@ import torch
 import relive
 from relive import Batch, NStep, Prioritized, ReplayBuffer, Sequence, Uniform
 from relive.cluster.replay import Replay, load_extra
-from relive.cluster.shard import Ledger, Origin
+from relive.cluster.shard import ChunkOrigin, Ledger
 from relive.errors import (
     EmptyError,
     FieldError,
@@ -464,7 +464,7 @@ def test_a_ledger_counts_each_step_once_whatever_the_order():
         rank = ledger.claim([0], "a")
         stored: list[int] = []
         for chunk in order:
-            origin = Origin(rank, (0,), 2 * chunk, 2, 0)
+            origin = ChunkOrigin(rank, (0,), 2 * chunk, 2, 0)
             if ledger.admit(origin).store:
                 ledger.confirm(origin)
                 stored.append(chunk)

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, VectorWrapper
+from gymnasium.vector import AutoresetMode, VectorObservationWrapper, VectorWrapper
 from torch import Tensor, nn
 
 import relive
@@ -70,6 +70,30 @@ def test_a_float32_network_that_gets_float64_is_told_how_to_declare_float32() ->
         Collector(envs, act, relive.ReplayBuffer(double, 100, 2)).collect()
     assert "as_float32()" in caught.value.__notes__[0]
     Collector(envs, act, relive.ReplayBuffer(double.as_float32(), 100, 2)).collect()
+
+
+class Posed(VectorObservationWrapper):
+    """A vector env whose observations are a dict with one member of float64."""
+
+    def __init__(self, envs: Any) -> None:
+        super().__init__(envs)
+        pose = gym.spaces.Box(-np.inf, np.inf, (4,), np.float64)
+        self.single_observation_space = gym.spaces.Dict({"pose": pose})
+
+    def observations(self, observations: Any) -> Any:
+        return {"pose": observations.astype(np.float64)}
+
+
+def test_float64_in_nested_observations_is_told_as_well() -> None:
+    envs = Posed(tagged_envs.make_tagged(2, AutoresetMode.NEXT_STEP, tagged_envs.always(3), check_actions=False))
+    network = nn.Linear(4, 2)
+
+    def act(obs: relive.Batch) -> Tensor:
+        return network(obs["pose"]).argmax(-1)
+
+    with pytest.raises(RuntimeError, match="dtype") as caught:
+        Collector(envs, act, relive.ReplayBuffer(Schema.from_env(envs), 100, 2)).collect()
+    assert "as_float32()" in caught.value.__notes__[0]
 
 
 def test_an_observation_that_the_schema_cannot_hold_is_refused_before_the_policy_sees_it() -> None:

@@ -38,7 +38,7 @@ from relive import files as persist
 from relive.batches import leaves_by_path
 from relive.errors import DeviceError, FieldError, FileFormatError, ParameterError, SchemaError
 from relive.memory.device import DeviceRows
-from relive.memory.ram import HOSTED, ReplayRows
+from relive.memory.ram import ALWAYS_IN_RAM, ReplayRows
 from relive.steps.arrays import numpy_view
 from relive.views.sequences import Sequence as SequenceView
 from support import internals, twins
@@ -423,10 +423,10 @@ def test_rows_are_gathered_at_places_of_any_shape_and_are_zeros_at_negative_ones
 def test_only_what_plans_windows_is_in_ram(place: Place) -> None:
     store = internals.ring(Pair(place, dress="mixed").there).store
     assert store.target.shape == (18, 32)
-    assert {(name,) for name in FLAGS} == set(HOSTED)
+    assert {(name,) for name in FLAGS} == set(ALWAYS_IN_RAM)
     for part in internals.parts(store):
         assert internals.words(part).device == place.device
-        assert not set(HOSTED) & part.layout.fields.keys()
+        assert not set(ALWAYS_IN_RAM) & part.layout.fields.keys()
 
 
 def test_what_crosses_to_the_device_and_back() -> None:

@@ -15,9 +15,8 @@ PARTS = {
     "copies", "counters", "descriptor", "durable", "end", "ended_now", "errors", "filled", "flags",
     "free_in_groups", "futex", "group", "has_last", "held", "holder", "inputs", "lanes", "ledger", "line", "locks",
     "minibatches", "obs", "offsets", "permutations", "pieces", "prioritized", "probe", "progress", "ranks",
-    "read_batch", "received", "replay", "ring", "sampler", "saver", "seed", "size", "snapshot", "space",
-    "summed", "take_rows", "text", "under_way", "update_every", "waker", "wanted", "woken", "write_task", "writer",
-    "written",
+    "read_batch", "received", "replay", "ring", "sampler", "saver", "seed", "size", "snapshot", "space", "summed",
+    "take_rows", "text", "under_way", "update_every", "waker", "wanted", "woken", "write_task", "writer", "written",
 }  # fmt: skip
 """Each is a function of the object that has it: ``ring(buffer)`` is ``buffer._ring``."""
 

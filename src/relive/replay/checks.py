@@ -387,13 +387,13 @@ class FirstSteps:
         final: Sequence[Any] | None,
         kept: Array | None,
     ) -> None:
-        """Look at steps that are about to be stored, as :meth:`ReuseCheck.go_on` does.
+        """Look at steps that are about to be stored, as :meth:`ReuseCheck.observe` does.
 
         Raises:
             EnvError: the observations are certainly overwritten.
         """
         reuse, ring = self.reuse, self._ring
-        if reuse is not None and not reuse.go_on(
+        if reuse is not None and not reuse.observe(
             step, envs, leaves, final, kept, ring.under_way if ring.ordered else None
         ):
             self.reuse, self._stopped = None, reuse
@@ -409,6 +409,6 @@ class FirstSteps:
             resets.warn()
         if ends is None or not self._sees_ends:
             return
-        if not ends.go_on(self._ring.counters.item(EPISODES), envs, leaves, final, kept):
+        if not ends.observe(self._ring.counters.item(EPISODES), envs, leaves, final, kept):
             self.ends = None
             ends.warn()

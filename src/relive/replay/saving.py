@@ -236,7 +236,7 @@ class ReplaySave:
         self._newest = files.detached(self._newest)
         self._snapshot = snapshot
 
-    def change(self, present: files.Contents) -> files.Change:
+    def change(self, present: files.Contents) -> files.NewSave:
         """The content that replaces the save which is present."""
         kept, new = plan_segments(self._live, self.stable, self._still_there(present), *self._sizes)
         rows: Callable[[Span, str], Mapping[str, Any]] = partial(row_arrays, self._ring)
@@ -247,7 +247,7 @@ class ReplaySave:
         prefixes = tuple(segment_prefix(segment.name) for segment in kept)
         groups = [_with_span(part, rows(part.span, segment_prefix(part.name))) for part in new]
         # a group has files of its own: a later save can keep each new segment without the learner's state
-        return files.Change(
+        return files.NewSave(
             [*groups, self._learner, {**self._arrays, **_with_span(self._last, self._newest)}],
             {**self._content, "segments": [segment.name for segment in (*self.segments, self._last)]},
             present.of_tensors([name for name in present.specs if name.startswith(prefixes)]),

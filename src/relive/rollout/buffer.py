@@ -669,7 +669,7 @@ class RolloutBuffer:
         if len(np.unique(value[real])) < np.count_nonzero(real) / 2:  # in bfloat16, say, values are alike by chance
             return
         envs = np.tile(np.arange(columns.num_envs), columns.count)
-        if not check.go_on(0, envs, [value, np.zeros_like(cut), cut], [final], real):
+        if not check.observe(0, envs, [value, np.zeros_like(cut), cut], [final], real):
             self._end_check = None
             check.warn(of_values=True)
 

@@ -75,8 +75,8 @@ def save(
     if background:
         groups = list(map(persist.detached, groups))
         target = disk.target(path).absolute()  # the process may change its directory meanwhile
-        return persist.SaveHandle(path, lambda: persist.update(target, lambda _: persist.Change(groups, facts)))
-    persist.update(path, lambda present: persist.Change(groups, facts))
+        return persist.SaveHandle(path, lambda: persist.update(target, lambda _: persist.NewSave(groups, facts)))
+    persist.update(path, lambda present: persist.NewSave(groups, facts))
     return persist.SaveHandle(path)
 
 

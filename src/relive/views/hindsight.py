@@ -24,7 +24,7 @@ from ..device.ring import DeviceRing
 from ..errors import DTypeError, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
 from ..memory.device import DeviceRows
 from ..memory.layout import WEIGHED, BatchLayout
-from ..memory.ram import HOSTED
+from ..memory.ram import ALWAYS_IN_RAM
 from ..memory.store import require_rows, vector
 from ..parameters import GAMMA_RULE, Rule, checked, is_count, is_flag, is_number, is_steps
 from ..ring.ring import EVERY_ROW, Ring
@@ -281,7 +281,7 @@ class Hindsight:
         """How a device reads these windows; None if the host has to."""
         if not self.tensors or self.relabel is not None or rows.mode != FINALS:
             return None
-        if (self.info,) in HOSTED or self.n > LONGEST_WINDOW:
+        if (self.info,) in ALWAYS_IN_RAM or self.n > LONGEST_WINDOW:
             return None
         now, (of, known, read) = (facts(self), self.n, self.gamma, self.ratio), self._there
         if of() is not ring or known != now:  # made once: a compiler compiles again for other functions
