@@ -312,11 +312,11 @@ def stride_of(length: int | None, overlap: Overlap) -> int:
         return strides[overlap]
     if not is_count(overlap, -WHOLE):
         raise ParameterError(f"overlap={overlap!r}: expected 'none', 'half', 'max' or a number of steps")
-    if not 0 <= cast("int", overlap) < length:
+    if not 0 <= overlap < length:
         raise ParameterError(
             f"overlap={overlap}: successive sequences of {length} steps share 0 to {length - 1} of them"
         )
-    return length - cast("int", overlap)
+    return length - overlap
 
 
 def padding(path: Path) -> bool:

@@ -63,7 +63,7 @@ class Turns(Generic[M]):
         self.memory, self.reuse = memory, reuse
         self.given: list[Batch | None] = [None] * TURNS
         """The batch of each turn that is still valid."""
-        self.turn = 0
+        self.turn: int = 0
         """The turn of the batch that was given last."""
         self._copies = Copies() if reuse == "pinned" else None
 

@@ -264,8 +264,8 @@ def test_priorities_that_nobody_could_draw_by() -> None:
         steps.priorities[5] = change
         assert rules(relive.audit(steps)) == {rule}
     steps = experience_of(replay)
-    assert steps.live is not None
-    steps.live[5] = False
+    assert steps.drawable is not None
+    steps.drawable[5] = False
     assert rules(relive.audit(steps)) == {"priority-of-dead-row"}
 
 

@@ -297,7 +297,7 @@ class DeviceRows:
 
     def __init__(self, columns: Mapping[Path, Tensor], pack: bool) -> None:
         self.form: Form = _form_of(tuple([(path, tuple(x.shape[2:]), x.dtype) for path, x in columns.items()]), pack)
-        self.spare = Spare()
+        self.spare: Spare = Spare()
         self._flat, self._packed = {path: column.flatten(0, 1) for path, column in columns.items()}, None
         layout = self.form.layout
         if layout.fields:
@@ -375,7 +375,7 @@ class HostRows:
         memory: Recycled,
         spare: Spare | None = None,
     ) -> None:
-        self.spare = Spare() if spare is None else spare
+        self.spare: Spare = Spare() if spare is None else spare
         self.form, self._columns, self._memory = form, columns, memory
         self._count = len(next(iter(columns.values()))) if columns else 0
         small, width = tuple([columns[path] for path in form.layout.fields]), form.layout.nbytes
