@@ -582,13 +582,13 @@ def test_a_position_is_read_without_reading_all_steps(
     name: str, recurrent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = fed(made(name, 16, recurrent=recurrent), play(24, 2))
-    whole, read, most = buffer.data, ours.Rows.read, list[int]()
+    whole, read, most = buffer.data, ours.KeyedRows.read, list[int]()
 
     def counted(self: Any, keys: Any = None, low: int = 0, high: int | None = None) -> Any:
         most.append((self.size if high is None else high) - low)
         return read(self, keys, low, high)
 
-    monkeypatch.setattr(ours.Rows, "read", counted)
+    monkeypatch.setattr(ours.KeyedRows, "read", counted)
     for at in range(16):
         for key in (OBS, REW, DONE2):
             assert_same(buffer.copy_single_tensor(key, at), mapped(lambda value, at=at: value[at], whole[key]))

@@ -11,7 +11,7 @@ from ..core import Draw
 from ..device.contract import DeviceSampler
 from ..device.ring import DeviceRing
 from ..errors import LifecycleError, ParameterError
-from ..parameters import is_own
+from ..parameters import is_own, refuse_class
 from ..ring.ring import Ring
 from ..steps.arrays import Ints
 
@@ -135,11 +135,11 @@ class OwnSampler(Sampler):
         raise NotImplementedError
 
     def draw_state(self) -> Any:
-        """The state that draws change, for :meth:`undo_draws`; None if a draw changes nothing."""
+        """The state that draws change, for :meth:`set_draw_state`; None if a draw changes nothing."""
         return None
 
-    def undo_draws(self, draw_state: Any) -> None:
-        """Undo the draws since :meth:`draw_state` gave this. What was added or rated since then stays."""
+    def set_draw_state(self, draw_state: Any) -> None:
+        """Draw next as when :meth:`draw_state` gave this. What was added or rated since then stays."""
 
     def check(self) -> None:
         """Check what the sampler knows of the ring; :meth:`relive.ReplayBuffer.check` calls it.
@@ -183,8 +183,9 @@ def completed(sampler: AnySampler) -> OwnSampler:
     """The sampler itself if it is one of relive's, or inherits from one; else one in its place, with all members.
 
     Raises:
-        ParameterError: it lacks one of the two methods.
+        ParameterError: it is a class, or lacks one of the two methods.
     """
+    refuse_class("sampler", sampler)
     if isinstance(sampler, OwnSampler):
         return sampler
     missing = [name for name in ("attach", "draw") if not callable(getattr(sampler, name, None))]

@@ -291,7 +291,7 @@ class Prioritized(OwnSampler):
         if self._durable is None:
             object.__setattr__(self, "_draws", draws + 1)  # other assignments are checked, which takes longer
         else:
-            self.undo_draws(draws + 1)
+            self.set_draw_state(draws + 1)
         return drawn
 
     def draw_recent(self, count: int, key: int, newest: int) -> Drawn:
@@ -311,13 +311,13 @@ class Prioritized(OwnSampler):
 
     def count_draw(self) -> None:
         """Count a draw, which moves a scheduled beta on."""
-        self.undo_draws(self._draws + 1)
+        self.set_draw_state(self._draws + 1)
 
     def draw_state(self) -> int:
         """The number of draws, for a schedule of beta."""
         return self._draws
 
-    def undo_draws(self, draw_state: int) -> None:
+    def set_draw_state(self, draw_state: int) -> None:
         """See :class:`Sampler`."""
         object.__setattr__(self, "_draws", draw_state)
         if self._durable is not None:

@@ -60,7 +60,7 @@ class Recent(OwnSampler):
     changed: Any = _of_inner("changed")
     draws_late: Any = _of_inner("draws_late")
     draw_state: Any = _of_inner("draw_state")
-    undo_draws: Any = _of_inner("undo_draws")
+    set_draw_state: Any = _of_inner("set_draw_state")
     check: Any = _of_inner("check")
 
     def __init__(

@@ -170,7 +170,7 @@ class WithoutReplacement(OwnSampler):
         """The indices still to come in this epoch, int64. They are never written to, so this copies nothing."""
         return self._rest
 
-    def undo_draws(self, draw_state: Ints) -> None:
+    def set_draw_state(self, draw_state: Ints) -> None:
         """See :class:`Sampler`."""
         self._rest = draw_state
 
