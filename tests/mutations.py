@@ -1513,7 +1513,7 @@ MUTATIONS = [
         "goals.cpp",
         "draw_uniform(*ring, key(stream.value, OTHERS), 0, others)",
         "draw_uniform(*ring, stream.value, 0, others)",
-        "views/test_hindsight.py views/test_goals.py core/test_goals.py",
+        "device/test_hindsight.py replay/test_seeds.py",
     ),
     Mutation(
         "a step added in one call is not told to the sampler if it changes one row",
@@ -1831,7 +1831,7 @@ MUTATIONS = [
         "priorities.cpp",
         "if (lowest > 0.0) least = lowest / total;",
         "if (lowest > 0.0) least = lowest;",
-        "core/test_batches.py",
+        "samplers/test_prioritized.py core/test_batches.py",
     ),
     Mutation(
         "the largest error is the last one",
