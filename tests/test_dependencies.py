@@ -12,11 +12,11 @@ from typing import Any, cast
 import pytest
 
 import relive
-from parsed import tree_of
 from relive import exchange
 from relive.batches import as_dataframe
 from relive.collect.progress import progress_bar
 from relive.look import inspection
+from support.syntax_trees import tree_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "relive"
