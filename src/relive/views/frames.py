@@ -82,7 +82,7 @@ class FrameStack:
         if ring.own_next:
             raise SchemaError("FrameStack needs steps in order that share observations; here each has its own")
         stacked, window = self.stacked_of(ring), self.window
-        if ring.store.packed and window.each_reward is None:
+        if ring.store.apart is not None and window.each_reward is None:
             return ring.stacks(places, window.n, window.gamma, Stacks(stacked, self.depth, self.pad == "repeat"))
         chosen, extras = drawn_or_given(places)
         plan = window.plan(ring, chosen)
