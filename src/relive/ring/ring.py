@@ -425,7 +425,7 @@ class Ring:
         frames: dict[Path, Field] = {}  # the rows have the newest frames as well, by the names that a batch has
         for name in (*pairs, *pairs.values()):
             frames[("_stack", *name)] = Field((stacks.depth, *batch.fields[name].shape), batch.fields[name].dtype)
-        rows = RowLayout(*batch.groups, frames, weights)
+        rows = RowLayout(*batch.groups, frames, weights) if frames or weights else batch
         given = {path: ("_stack", *path) if ("_stack", *path) in frames else path for path in (*batch.fields, *weights)}
         facts: list[Any] = [(x, rows.fields[y].dtype, rows.fields[y].shape, rows.offsets[y]) for x, y in given.items()]
         columns, large = list[Any](), list[Any]()
