@@ -17,6 +17,7 @@ import oracle
 import tagged
 from relive import (
     FrameStack,
+    Fresh,
     NStep,
     Prioritized,
     Recent,
@@ -51,6 +52,8 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "prioritized, independent": lambda: Prioritized(stratified=False, normalize="buffer"),
     "recent, uniform": lambda: Recent(0.9, 2),
     "recent, prioritized": lambda: Recent(0.9, 2, inner=Prioritized()),
+    "fresh": Fresh,
+    "fresh, prioritized": lambda: Fresh(Prioritized()),
 }
 
 VIEWS: dict[str, Callable[[], Any]] = {

@@ -200,7 +200,8 @@ std::int64_t take_fresh(const Ring &ring, Vector<Number> next, Vector<Place> pla
 std::int64_t count_fresh(const Ring &ring, Vector<const Number> next) {
     require(next.size() == ring.num_envs(), "count_fresh: expected an entry for each env");
     std::int64_t rows = 0, found = 0;
-    for (std::int64_t e = 0; e < ring.num_envs(); ++e) rows += std::max<std::int64_t>(ring.envs[e].head - next[e], 0);
+    for (std::int64_t e = 0; e < ring.num_envs(); ++e)
+        rows += std::max<std::int64_t>(ring.envs[e].head - std::max(next[e], ring.oldest(e)), 0);
     LongWork hold(rows > MANY_ITEMS);
     for (std::int64_t e = 0; e < ring.num_envs(); ++e)
         for (auto number = next[e]; (number = first_anchor(ring, e, number)) < ring.envs[e].head; ++number) ++found;
