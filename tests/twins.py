@@ -53,7 +53,6 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "recent, uniform": lambda: Recent(0.9, 2),
     "recent, prioritized": lambda: Recent(0.9, 2, inner=Prioritized()),
     "fresh": Fresh,
-    "fresh, prioritized": lambda: Fresh(Prioritized()),
 }
 
 VIEWS: dict[str, Callable[[], Any]] = {

@@ -18,6 +18,7 @@ import inside
 import oracle
 from covering import covering
 from relive import (
+    Fresh,
     Prioritized,
     Recent,
     ReplayBuffer,
@@ -314,6 +315,7 @@ PINNED = {
     "prioritized, independent": [83, 68, 100, 100, 168, 109],
     "recent, uniform": [92, 109, 92, 92, 109, 109],
     "recent, prioritized": [109, 109, 109, 92, 92, 92],
+    "fresh": [71, 150, 91, 74, 156, 94],
 }
 
 
