@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 import inside
 from covering import covering
 from effort import often
+from interrupting import broken_off
 from relive import (
     Field,
     FrameStack,
@@ -79,7 +81,9 @@ class Served:
             rest = self.plain.buffer.sample(count - len(wanted))
             assert index[len(wanted) :] == rest["index"].tolist()
             for name in {"weight", "probability"} & rest.keys():
-                assert torch.equal(batch[name], torch.cat([torch.ones(len(wanted), dtype=rest[name].dtype), rest[name]]))
+                assert torch.equal(
+                    batch[name], torch.cat([torch.ones(len(wanted), dtype=rest[name].dtype), rest[name]])
+                )
         else:
             key.draws += 1
             assert all((batch[name] == 1).all() for name in {"weight", "probability"} & batch.keys())
@@ -256,7 +260,7 @@ def test_a_state_that_no_sampler_has_is_refused(
     name: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = Fresh.state_dict
-    monkeypatch.setattr(Fresh, "state_dict", lambda self: state(self) | {name: value})  # pyright: ignore
+    monkeypatch.setattr(Fresh, "state_dict", lambda self: state(self) | {name: value})
     Twin(1, 9, sampler=Fresh()).play(*"..").buffer.save(tmp_path / "s")
     with pytest.raises(FileFormatError, match=f"the sampler's '{name}' is"):
         ReplayBuffer.load(tmp_path / "s")
@@ -368,14 +372,22 @@ def test_shards_refuse_it_with_a_message() -> None:
         ShardSampler(Twin(1, 9, sampler=Fresh()).buffer)
 
 
-def test_the_host_alone_draws() -> None:
-    assert Fresh().bytes_on_device(1000) is None
-
-
-def test_changes_that_a_call_broke_off_leave_no_new_transition_out() -> None:
-    world = Served(Uniform, lambda: Sequence(3)).play(*[".."] * 8)
-    sampler = world.twin.buffer.sampler
-    sampler.attach(inside.ring(world.twin.buffer))  # as after a call that was broken off
-    world.check()
-    world.sample(3)
-    world.check()
+@pytest.mark.parametrize("view", ["transitions", "sequences"])
+def test_an_addition_that_an_exception_breaks_off_leaves_no_new_one_out_and_serves_none_twice(view: str) -> None:
+    at, again = 0, True
+    while again:
+        twin = Twin(2, 30, sampler=Fresh(), view=VIEWS[view]()).play(*[".."] * 9, "T.", *[".."] * 6)
+        buffer, sampler = twin.buffer, twin.buffer.sampler
+        served = buffer.sample(min(3, sampler.waiting))["index"].tolist()
+        again = broken_off(partial(twin.play, "T.", *[".."] * 6), at)
+        at += often(23, 5)
+        buffer.add(twin.step(".."))
+        served += buffer.sample(sampler.waiting)["index"].tolist()
+        assert sorted(served) == sorted(buffer.data()["index"].tolist())
+        assert (sampler.served, sampler.waiting, sampler.lost) == (len(served), 0, 0)
+        came = set[int]()
+        for _ in range(40):
+            buffer.add(twin.step(".."))
+            came |= {*buffer.data()["index"].tolist()}
+        came -= {*served}
+        assert sampler.lost == len(came) - sampler.waiting > 0

@@ -18,7 +18,6 @@ import inside
 import oracle
 from covering import covering
 from relive import (
-    Fresh,
     Prioritized,
     Recent,
     ReplayBuffer,

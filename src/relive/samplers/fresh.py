@@ -26,7 +26,7 @@ class Served(NamedTuple):
 
     next: Ints
     """For each env, the number of the row after the last one that was served, ``[N]``."""
-    count: int
+    total: int
     """How many were served."""
 
 
@@ -87,7 +87,7 @@ class Fresh(OwnSampler):
     @property
     def served(self) -> int:
         """How many transitions, or windows, were served as new."""
-        return self._served.count
+        return self._served.total
 
     @property
     def waiting(self) -> int:
@@ -100,7 +100,7 @@ class Fresh(OwnSampler):
 
         If the view begins to read windows of another kind, the count begins anew.
         """
-        return max(self._all_that_came() - self._served.count - self.waiting, 0)
+        return max(self._all_that_came() - self._served.total - self.waiting, 0)
 
     def skip(self) -> None:
         """Count all that is stored as served. :attr:`served` and :attr:`lost` begin anew.
@@ -126,7 +126,9 @@ class Fresh(OwnSampler):
         self.watches: bool = sparse or self._inner.watches
         if first:
             self._served = Served(np.zeros(ring.num_envs, np.int64), 0)
-        if changed or ring.pending is None:  # without a change under way, its rows are those of a file, if there are any
+        if (
+            changed or ring.pending is None
+        ):  # without a change under way, its rows are those of a file, if there are any
             self._came, self._since = 0, ring.completed
         self._count_at_least_those_that_wait()
 
@@ -144,7 +146,7 @@ class Fresh(OwnSampler):
         if ring is not None:
             behind = served.next.copy()
             taken = core.take_fresh(ring.core, behind, places)
-            served = Served(behind, served.count + taken)
+            served = Served(behind, served.total + taken)
         if not taken:
             return self._inner.draw(count, key, update, of)
         extras: Any = {name: np.empty(0, DTYPES[name]) for name in self.extras}
@@ -168,7 +170,7 @@ class Fresh(OwnSampler):
     def state_dict(self) -> dict[str, Any]:
         """What was served, how many came and how many wait, and the inner sampler's state."""
         inner = {f"inner.{name}": value for name, value in self._inner.state_dict().items()}
-        mine = {"next": self._served.next.copy(), "served": self._served.count, "waiting": self.waiting}
+        mine = {"next": self._served.next.copy(), "served": self._served.total, "waiting": self.waiting}
         completed = 0 if self._ring is None else self._ring.completed
         return {**mine, "came": self._all_that_came(), "completed": completed, **inner}
 
@@ -194,7 +196,7 @@ class Fresh(OwnSampler):
 
     def _count_at_least_those_that_wait(self) -> None:
         """Count what came by calls that told nothing: they were broken off, or made a ring of rows at once."""
-        missing = self._served.count + self.waiting - self._all_that_came()
+        missing = self._served.total + self.waiting - self._all_that_came()
         self._came += max(missing, 0)
 
     def __repr__(self) -> str:
