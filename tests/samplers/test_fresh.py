@@ -255,7 +255,10 @@ def test_all_that_another_sampler_stored_is_new_until_it_is_skipped(tmp_path: Pa
     assert again.sampler.waiting == 0
 
 
-@pytest.mark.parametrize(("name", "value"), [("served", -1), ("came", 0.5), ("waiting", None), ("completed", 2**63)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("served", -1), ("came", 0.5), ("waiting", None), ("completed", 2**63), ("next", np.array([-1]))],
+)
 def test_a_state_that_no_sampler_has_is_refused(
     name: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +334,25 @@ def test_after_a_kill_what_was_served_since_the_last_flush_comes_again_and_nothi
         assert error[places][:14].tolist() == pytest.approx((data["reward"][:14] + 5).tolist())
     assert replay.sample(14)["obs"].tolist() == [number for number in range(3, 10) for _ in range(2)]
     replay.close()
+
+
+def test_windows_that_a_kill_ends_are_new_and_what_is_lost_later_is_counted(tmp_path: Path) -> None:
+    replay = opened(tmp_path, sampler=Fresh(), view=Sequence(4, overlap="none"), seed=0)
+    for number in range(7):
+        replay.add(step(number))
+    replay.sample(1)
+    replay.flush()
+    replay.sample(1)
+    for number in range(7, 12):
+        replay.add(step(number))
+    inside.durable(replay).allocator.directory.release()
+    with opened(tmp_path) as again:  # of each env: two windows, and the three steps of one that the kill ended
+        assert (again.sampler.served, again.sampler.waiting, again.sampler.lost) == (1, 5, 0)
+        assert again.sample(5)["lengths"].tolist() == [5, 5, 5, 4, 4]  # with the row after
+        for number in range(50):
+            again.add(step(number))
+        assert again.sampler.lost + again.sampler.waiting == 2 * 12
+        assert again.sampler.lost > 0
 
 
 # The ways in which batches are made.
