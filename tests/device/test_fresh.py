@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from effort import often
-from paired import Twins
 from relive import Fresh, NStep, Prioritized, Sequence
+from support.device_twins import Twins
+from support.effort import often
 
 
 @pytest.mark.parametrize("kind", ["transitions", "sequences", "priorities"])

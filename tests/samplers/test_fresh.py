@@ -13,10 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-import inside
-from covering import covering
-from effort import often
-from interrupting import broken_off
 from relive import (
     Field,
     FrameStack,
@@ -33,7 +29,11 @@ from relive import (
 )
 from relive.cluster.shard import ShardSampler
 from relive.errors import EmptyError, FileFormatError, LifecycleError, ParameterError
-from twins import Twin, same_batches
+from support import internals
+from support.cases import covering
+from support.effort import often
+from support.interrupts import broken_off
+from support.twins import Twin, same_batches
 
 INNER: dict[str, Callable[[], Any]] = {
     "uniform": Uniform,
@@ -73,7 +73,7 @@ class Served:
 
     def sample(self, count: int) -> Any:
         """A batch, whose new rows are those of the list, and whose others are those of the inner sampler alone."""
-        wanted, key = self.waiting[:count], inside.progress(self.plain.buffer)
+        wanted, key = self.waiting[:count], internals.progress(self.plain.buffer)
         batch = self.twin.buffer.sample(count)
         index = batch["index"].tolist()
         assert index[: len(wanted)] == wanted
@@ -316,7 +316,7 @@ def killed(path: Path, flushed: int, served: int, inner: str) -> None:
                 replay.update_priorities(batch["index"], batch["reward"] + 5)
         if many == flushed:
             replay.flush()
-    inside.durable(replay).allocator.directory.release()  # without a flush
+    internals.durable(replay).allocator.directory.release()  # without a flush
 
 
 @pytest.mark.parametrize("inner", INNER)
@@ -325,12 +325,12 @@ def test_after_a_kill_what_was_served_since_the_last_flush_comes_again_and_nothi
 ) -> None:
     killed(tmp_path, 3, 7, inner)
     replay = opened(tmp_path)
-    assert inside.progress(replay).draws == 7
+    assert internals.progress(replay).draws == 7
     assert (replay.sampler.served, replay.sampler.waiting, replay.sampler.lost) == (6, 14, 0)
     if replay.has_priorities:  # they are those of the kill, not of the flush
         data = replay.data()
         error = replay.sampler.prioritized.state_dict()["errors"]
-        places, _ = inside.ring(replay).find(data["index"].numpy())
+        places, _ = internals.ring(replay).find(data["index"].numpy())
         assert error[places][:14].tolist() == pytest.approx((data["reward"][:14] + 5).tolist())
     assert replay.sample(14)["obs"].tolist() == [number for number in range(3, 10) for _ in range(2)]
     replay.close()
@@ -345,7 +345,7 @@ def test_windows_that_a_kill_ends_are_new_and_what_is_lost_later_is_counted(tmp_
     replay.sample(1)
     for number in range(7, 12):
         replay.add(step(number))
-    inside.durable(replay).allocator.directory.release()
+    internals.durable(replay).allocator.directory.release()
     with opened(tmp_path) as again:  # of each env: two windows, and the three steps of one that the kill ended
         assert (again.sampler.served, again.sampler.waiting, again.sampler.lost) == (1, 5, 0)
         assert again.sample(5)["lengths"].tolist() == [5, 5, 5, 4, 4]  # with the row after

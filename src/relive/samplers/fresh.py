@@ -8,9 +8,9 @@ import numpy as np
 
 from .. import core
 from ..errors import LifecycleError, ParameterError
-from ..ring.ring import EVERY_ROW, Ring, Rule
+from ..ring.ring import EVERY_ROW, Ring, WindowRule
 from ..steps.arrays import Ints
-from .contract import Drawn, OwnSampler, require_own_ring
+from .contract import Drawn, OwnSampler, State, require_own_ring
 from .prioritized import Prioritized
 from .recent import Recent, of_inner
 from .uniform import Uniform, WithoutReplacement, emptied
@@ -53,10 +53,10 @@ class Fresh(OwnSampler):
     draws_late = False
 
     # members of the inner sampler, without a call in between
-    extras: Any = of_inner("extras")
-    nbytes: Any = of_inner("nbytes")
-    likely: Any = of_inner("likely")
-    check: Any = of_inner("check")
+    extras = of_inner("extras")
+    nbytes = of_inner("nbytes")
+    likely = of_inner("likely")
+    check = of_inner("check")
 
     def __init__(self, inner: Uniform | Prioritized | Recent | WithoutReplacement | None = None) -> None:
         self._inner: Uniform | Prioritized | Recent | WithoutReplacement = Uniform() if inner is None else inner
@@ -66,7 +66,7 @@ class Fresh(OwnSampler):
             )
         self.per_row: tuple[str, ...] = tuple(f"inner.{name}" for name in self._inner.per_row)
         self._ring: Ring | None = None
-        self._rule: Rule = EVERY_ROW
+        self._rule: WindowRule = EVERY_ROW
         self._served = Served(np.zeros(0, np.int64), 0)
         self._came = self._since = 0
         """So many became drawable; of single transitions, so many until ``_since`` were completed, and all later ones.
@@ -162,19 +162,19 @@ class Fresh(OwnSampler):
         """What was served, and the inner sampler's state. The array is never written to, so this copies nothing."""
         return self._served, self._inner.draw_state()
 
-    def undo_draws(self, draw_state: tuple[Served, Any]) -> None:
+    def set_draw_state(self, draw_state: tuple[Served, Any]) -> None:
         """See :class:`Sampler`."""
-        self._inner.undo_draws(draw_state[1])
+        self._inner.set_draw_state(draw_state[1])
         self._served = draw_state[0]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """What was served, how many came and how many wait, and the inner sampler's state."""
         inner = {f"inner.{name}": value for name, value in self._inner.state_dict().items()}
         mine = {"next": self._served.next.copy(), "served": self._served.total, "waiting": self.waiting}
         completed = 0 if self._ring is None else self._ring.completed
         return {**mine, "came": self._all_that_came(), "completed": completed, **inner}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue with the state of another sampler."""
         ring = cast("Ring", self._ring)
         behind, served, completed = np.array(state["next"], np.int64), int(state["served"]), int(state["completed"])
