@@ -22,7 +22,7 @@ DTYPES: dict[str, Any] = {"weight": np.float32, "probability": np.float64}
 
 
 class Served(NamedTuple):
-    """What draws change. It is replaced as a whole, so an exception comes before a draw or after it."""
+    """The part of the state that draws change. It is replaced as a whole, so an exception comes before a draw or after it."""
 
     next: Ints
     """For each env, the number of the row after the last one that was served, ``[N]``."""
@@ -159,7 +159,7 @@ class Fresh(OwnSampler):
         return places, {name: np.concatenate([np.ones(taken, x.dtype), x]) for name, x in extras.items()}
 
     def draw_state(self) -> tuple[Served, Any]:
-        """What was served, and the inner sampler's state. The array is never written to, so this copies nothing."""
+        """The rows that were served, and the inner sampler's state. The array is never written to, so this copies nothing."""
         return self._served, self._inner.draw_state()
 
     def set_draw_state(self, draw_state: tuple[Served, Any]) -> None:
@@ -168,7 +168,7 @@ class Fresh(OwnSampler):
         self._served = draw_state[0]
 
     def state_dict(self) -> State:
-        """What was served, how many came and how many wait, and the inner sampler's state."""
+        """The rows that were served, how many came and how many wait, and the inner sampler's state."""
         inner = {f"inner.{name}": value for name, value in self._inner.state_dict().items()}
         mine = {"next": self._served.next.copy(), "served": self._served.total, "waiting": self.waiting}
         completed = 0 if self._ring is None else self._ring.completed
