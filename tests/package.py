@@ -6,6 +6,7 @@ stable ABI, so later Pythons try it, too, unless there is no 3.12.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from smoke import try_out
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
+PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
 
 STABLE = (3, 12)
 """The Python whose wheel later ones take."""
@@ -25,14 +27,14 @@ VERSION = "import ensurepip, sys, venv; print(*sys.version_info[:2])"
 
 
 def pythons() -> dict[tuple[int, int], str]:
-    """Version -> executable, of the Pythons on PATH that the package is for; oldest first."""
+    """Version -> executable, of the Pythons on PATH and of pyenv that the package is for; oldest first."""
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     found = re.search(r'^requires-python = ">=3\.(\d+)"', project, re.MULTILINE)
     assert found
     known = {int(minor) for minor in re.findall(r'"cp3(\d+)-\*"', project)}
     executables: dict[tuple[int, int], str] = {}
-    for name in (sys.executable, *(f"python3.{minor}" for minor in sorted(known))):
-        executable = shutil.which(name)
+    for name in (sys.executable, *(f"python3.{minor}" for minor in sorted(known)), *PYENV.glob("*/bin/python3")):
+        executable = shutil.which(str(name))
         if executable is None:
             continue
         answer = subprocess.run([executable, "-c", VERSION], capture_output=True, text=True, check=False)

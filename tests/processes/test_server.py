@@ -193,7 +193,7 @@ def test_errors_of_draws_come_in_their_turn_with_the_traceback_of_the_owner():
         for _ in range(2):
             with pytest.raises(EmptyError, match="complete transition") as caught:
                 next(learner)
-        assert "served_batches.py" in str(caught.value.__cause__)
+        assert "serving.py" in str(caught.value.__cause__)
         for t in range(3):
             learner.add(written(IMAGES, 2, t))
         assert len(next(learner)["reward"]) == 4

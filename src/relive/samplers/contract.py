@@ -17,7 +17,7 @@ Extras = dict[str, Array]
 """Further fields of a batch, ``[B]``: weight, probability."""
 
 State = dict[str, Any]
-"""What a sampler needs to continue, as files hold it: arrays, numbers, names."""
+"""The values that a sampler needs to continue, as files hold it: arrays, numbers, names."""
 
 
 Drawn = Draw | tuple[Ints, Extras]
