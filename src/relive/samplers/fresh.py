@@ -22,7 +22,7 @@ DTYPES: dict[str, Any] = {"weight": np.float32, "probability": np.float64}
 
 
 class Served(NamedTuple):
-    """The part of the state that draws change. It is replaced as a whole, so an exception comes before a draw or after it."""
+    """The state that draws change. It is replaced as a whole, so an exception comes before a draw or after it."""
 
     next: Ints
     """For each env, the number of the row after the last one that was served, ``[N]``."""
@@ -31,7 +31,7 @@ class Served(NamedTuple):
 
 
 # Rows of an env become drawable in the order of their numbers, even the shorter window that an interruption ends. So a
-# number for each env says what was served, and nothing has to be noted when steps are added.
+# number for each env says what was served, and nothing has to be noted when steps are added but how many windows came.
 class Fresh(OwnSampler):
     """Each new transition, or window, is in exactly one batch soon after it came. Others fill up the batch.
 
@@ -159,7 +159,7 @@ class Fresh(OwnSampler):
         return places, {name: np.concatenate([np.ones(taken, x.dtype), x]) for name, x in extras.items()}
 
     def draw_state(self) -> tuple[Served, Any]:
-        """The rows that were served, and the inner sampler's state. The array is never written to, so this copies nothing."""
+        """The rows that were served, and the inner sampler's state. No array is ever written to, so none is copied."""
         return self._served, self._inner.draw_state()
 
     def set_draw_state(self, draw_state: tuple[Served, Any]) -> None:
