@@ -124,7 +124,7 @@ def test_columns_that_do_not_fit_are_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match="rows without gaps, or two stacks"):
             windows([one], 16, 16, depth=depth)
-    with pytest.raises(ValueError, match="expected one for each|now, then, stacked"):
+    with pytest.raises(ValueError, match="rows of bytes, now, then, stacked"):
         windows([(rows, True)], 16)
     with pytest.raises(TypeError, match="rows of bytes"):
         windows([(rows.astype(np.int64), True, False, False)], 16)
@@ -137,10 +137,11 @@ def test_columns_that_do_not_fit_are_refused() -> None:
 def test_fields_that_lie_apart_are_refused_where_rows_are_packed() -> None:
     ring = internals.ring(replay_of(NStep()))
     fields, rows = core.Fields([("x", torch.uint8, (4,), None)], 16), np.zeros((3, 16), np.uint8)
+    columns, index = [np.zeros((3, 4), np.uint8)], np.zeros(2, np.int64)
     for call in (
         lambda: fields.tensors(rows),
-        lambda: fields.pack([np.zeros((3, 4), np.uint8)], rows),
-        lambda: core.take_fields(rows, np.zeros(2, np.int64), (fields,), ({},), core.Pool()),
+        lambda: fields.pack(columns, rows),
+        lambda: core.take_fields(rows, index, (fields,), ({},), core.Pool()),
         lambda: core.take_columns(
             [np.zeros((3, 4), np.uint8)], fields, np.zeros(2, np.int64), (fields,), ({},), core.Pool()
         ),

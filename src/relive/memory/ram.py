@@ -58,12 +58,12 @@ class ReplayRows(Store):
             )
             for path in self.large
         }
-        self.apart: dict[Path, Array] = {path: _bytes_of(block) for path, block in self.blocks.items()}
         self._large_at = {role: _positions(staged_leaves(leaves, role), large) for role in ("step", "final")}
         """Role -> its large fields, and where each is among the values of that role."""
         self.arrays: dict[Path, Array] = self.layout.arrays(self.target)
         self._sources = {path: self._source_of(path, field) for path, field in self.leaves.items()}
         """Of each field: its rows as bytes, and what a NumPy array of it holds."""
+        self.apart = {path: self._sources[path][0] for path in self.large}
         self._batches = Recycled()
         self._staged = BoundedCache[tuple[str, int], Staging]()
         self.groups = groups = field_groups(leaves, large)
@@ -109,7 +109,7 @@ class ReplayRows(Store):
             arrays, is_final = self.layout.arrays(rows), name == "final"
             for path in staged_leaves(self.leaves, name):
                 if path in self.blocks:
-                    large.append((len(leaves), self.apart[path], is_final))
+                    large.append((len(leaves), self._sources[path][0], is_final))
                 # beside a step, final observations have another name
                 leaves[("next_obs", *path[1:]) if is_final and role == "both" else path] = self.leaves[path]
                 targets.append(arrays[path][None] if path in arrays else None)  # one row of ``count`` items
@@ -123,7 +123,7 @@ class ReplayRows(Store):
             array, block = numpy_view(value.detach()) if type(value) is Tensor else value, self.blocks[path]
             # as bytes: a row moves whole, whatever its dtype
             rows = np.ascontiguousarray(array, block.dtype).reshape(len(places), -1).view(np.uint8)
-            core.scatter_rows(rows, places, self.apart[path], rows.shape[1])
+            core.scatter_rows(rows, places, self._sources[path][0], rows.shape[1])
 
     def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
         """Copy fields out of the packed rows, or out of their blocks."""
@@ -161,7 +161,7 @@ class ReplayRows(Store):
     def _source_of(self, path: Path, field: Field) -> tuple[Array, np.dtype]:
         block = self.blocks.get(path)
         if block is not None:
-            return self.apart[path], block.dtype
+            return _bytes_of(block), block.dtype
         start = self.layout.offsets[path]
         return self.target[:, start : start + field.nbytes], numpy_dtype(field.dtype)
 
