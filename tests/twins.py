@@ -243,7 +243,8 @@ class Twin:
 
     def anchors(self) -> list[oracle.Row]:
         """What can be drawn, in the order of completion."""
-        return self.truth.anchors(*rule_of(self.buffer.view)[:4])
+        rule = rule_of(self.buffer.view)
+        return self.truth.anchors(*rule[:4], rule.across)
 
     def check(self) -> None:
         """Everything the buffer holds is what it should hold, and nothing else."""

@@ -184,7 +184,7 @@ def ring_state(ring: Ring, sampler: OwnSampler, facts: Mapping[str, Any]) -> Sta
         "num_envs": ring.num_envs,
         "state": ring.state.tolist(),
         "counters": ring.counters[:RULE].tolist(),  # the rule follows by name, and the rest is counted again
-        "rule": list(ring.rule),
+        "rule": list(ring.rule if ring.rule.across else ring.rule[:5]),  # as ever where no rows across episodes count
         "sampler": describe(sampler),
         "sampler_state": {name: plain(value) for name, value in state.items() if name not in arrays},
         "sampler_rows": by_row,
