@@ -38,6 +38,7 @@ from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform, WithoutReplacement
 from ..steps.arrays import Ints, numpy_view, to_tensor
 from ..steps.schema import dotted
+from ..views.chunks import Chunks
 from ..views.frames import FrameStack
 from ..views.returns_to_go import ReturnsToGo
 from ..views.sequences import Sequence as SequenceView
@@ -628,7 +629,7 @@ LARGEST_PARAMETER = 2**53
 SAMPLERS = {part.__name__: part for part in (Uniform, WithoutReplacement, Prioritized, Recent)}
 
 
-VIEWS = {part.__name__: part for part in (NStep, FrameStack, ReturnsToGo, SequenceView)}
+VIEWS = {part.__name__: part for part in (NStep, FrameStack, ReturnsToGo, SequenceView, Chunks)}
 
 
 PARAMETERS: dict[type[Any], list[str]] = {
