@@ -18,7 +18,19 @@ import tagged
 from covering import covering
 from effort import CI
 from overwritten import Hands, play_twice
-from relive import GAE, Collector, Field, Hindsight, Lanes, ReplayBuffer, ReturnsToGo, RolloutBuffer, Schema, returns
+from relive import (
+    GAE,
+    Chunks,
+    Collector,
+    Field,
+    Hindsight,
+    Lanes,
+    ReplayBuffer,
+    ReturnsToGo,
+    RolloutBuffer,
+    Schema,
+    returns,
+)
 from simulated import push, worth
 from support.point_masses import PointMasses
 from twins import SAMPLERS, SEQUENCES, mapped
@@ -247,7 +259,7 @@ def test_what_a_user_adds_is_the_users_to_overwrite(form: str, extend: bool, kin
     play_twice(lambda hands: added(hands, form, extend=extend, **options))
 
 
-VIEWS: dict[str, Callable[[], Any]] = {**TWINS, "returns to go": ReturnsToGo}
+VIEWS: dict[str, Callable[[], Any]] = {**TWINS, "returns to go": ReturnsToGo, "chunks": lambda: Chunks(4)}
 
 
 def read(hands: Hands, sampler: str, view: str) -> None:

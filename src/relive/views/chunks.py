@@ -93,6 +93,11 @@ class Chunks:
         return partial(Chunks, **{name: getattr(self, name) for name in signature(Chunks).parameters}), ()
 
     @property
+    def rows(self) -> int:
+        """L, the number of rows of every chunk."""
+        return self.length
+
+    @property
     def history(self) -> int:
         """The number of rows before a chunk's last step."""
         return self.length - 1
