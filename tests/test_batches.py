@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from relive import (
-    Chunks,
     Batch,
+    Chunks,
     Field,
     FrameStack,
     NStep,

@@ -15,8 +15,8 @@ import torch
 import inside
 from effort import every_nth
 from relive import (
-    Chunks,
     Batch,
+    Chunks,
     Field,
     FrameStack,
     NStep,

@@ -305,8 +305,9 @@ def nothing_to_draw(ring: Ring | None) -> EmptyError:
             return EmptyError(nothing)
         if rule.across:
             return EmptyError(
-                f"there is no chunk to draw: one has {rule.history + 1} successive rows of an env, and may need the row "
-                f"before them; an env keeps its newest {ring.rows} rows. Add steps, or create the buffer with more rows"
+                f"there is no chunk to draw: one has {rule.history + 1} successive rows of an env and may need the row "
+                f"before them, and an env keeps its newest {ring.rows} rows; add steps, or create the buffer with more "
+                "rows"
             )
         return EmptyError(
             f"none of the {complete} complete transitions here can be drawn: the view reads the {rule.history} rows "

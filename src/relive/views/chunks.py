@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, partial
 from inspect import signature
@@ -132,11 +133,12 @@ class Chunks:
         wrong = np.flatnonzero(ring.find(index)[0] != places)
         require_rows(places, int(wrong[0]) if len(wrong) else -1, store.num_rows)
         number, env = np.divmod(index, ring.num_envs)
-        found = (_shared if ring.mode == FINALS else _own)(ring, self.length, env, number)
+        rows_of: Callable[..., Rows] = _shared if ring.mode == FINALS else _own
+        found = rows_of(ring, self.length, env, number)
         rows = found if self.time_first else Rows(*map(_transposed, found))
         fields = self._stored(wanted, store, found.step[0], rows)
-        opening = np.where(found.final[0], found.before[0], found.seen[0])  # the places of the first rows
-        starts = number - (places - opening) % ring.rows
+        opening: Ints = np.where(found.final[0], found.before[0], found.seen[0])  # the places of the first rows
+        starts: Ints = number - (places - opening) % ring.rows
         facts = index, np.full(len(index), self.length), np.zeros(len(index), np.int64), env, starts
         flags = rows.first, rows.over, rows.terminal, np.ones(rows.first.shape, np.bool_)
         names = [*FLAGS, *FACTS] + list(TIMESTEP) * self.timestep
@@ -151,7 +153,7 @@ class Chunks:
         if wanted.next_obs and rows.final.any():
             (where,) = store.tensors(rows.final)
             for path, tensor in store.gather(wanted.next_obs, *store.places(rows.before[rows.final])).items():
-                fields["obs", *path[1:]][where] = tensor
+                fields[("obs", *path[1:])][where] = tensor
         without = rows.step < 0
         if (wanted.masks or wanted.stored) and without.any():
             (where,) = store.tensors(without)
