@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, partial
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from weakref import ref
 
 import numpy as np
@@ -137,8 +137,8 @@ class Chunks:
         found = rows_of(ring, self.length, env, number)
         rows = found if self.time_first else Rows(*map(_transposed, found))
         fields = self._stored(wanted, store, found.step[0], rows)
-        opening: Ints = np.where(found.final[0], found.before[0], found.seen[0])  # the places of the first rows
-        starts: Ints = number - (places - opening) % ring.rows
+        opening = cast("Ints", np.where(found.final[0], found.before[0], found.seen[0]))  # places of the first rows
+        starts = number - (places - opening) % ring.rows
         facts = index, np.full(len(index), self.length), np.zeros(len(index), np.int64), env, starts
         flags = rows.first, rows.over, rows.terminal, np.ones(rows.first.shape, np.bool_)
         names = [*FLAGS, *FACTS] + list(TIMESTEP) * self.timestep
@@ -172,7 +172,7 @@ class Chunks:
 
 
 class Wanted(NamedTuple):
-    """What is read of a ring's rows, by the place it is read from."""
+    """The fields that are read of a ring's rows, by the place they are read from."""
 
     asked: tuple[tuple[str, ...], bool]
     """``last`` and ``timestep`` of the view."""
@@ -191,7 +191,7 @@ class Wanted(NamedTuple):
 
     @classmethod
     def of(cls, ring: Ring, last: tuple[str, ...], timestep: bool) -> Wanted:
-        """What ``Chunks`` reads with these arguments.
+        """The fields that ``Chunks`` reads with these arguments.
 
         Raises:
             SchemaError: a field has a name that batches use, or there is none that ``last`` names.
@@ -246,7 +246,7 @@ def _shared(ring: Ring, length: int, env: Ints, number: Ints) -> Rows:
 
 
 def _own(ring: Ring, length: int, env: Ints, number: Ints) -> Rows:
-    """The same where each step is stored with the observation after it."""
+    """The rows of chunks up to the one after row ``number``, where each step is stored with the observation after it."""
     numbers = number + np.arange(1 - length, 2)[:, None]  # from the row before the first step to the one after the last
     place = env * ring.rows + numbers % ring.rows
     index = ring.step[place]
