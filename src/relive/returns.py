@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ from .parameters import (
     Rule,
     checked,
     is_count,
+    is_mapping,
+    is_names,
     one_of,
     require,
 )
@@ -124,8 +126,7 @@ def lambda_returns(
     Raises:
         ShapeError, DTypeError, DeviceError, FieldError, ParameterError: as :func:`gae`.
     """
-    options: dict[str, Any] = {"final_value": final_value, "mask": mask, "gamma": gamma, "lam": lam}
-    return gae(reward, value, terminated, truncated, **options)[1]
+    return gae(reward, value, terminated, truncated, final_value=final_value, mask=mask, gamma=gamma, lam=lam)[1]
 
 
 def monte_carlo(
@@ -449,8 +450,8 @@ class VTrace(_Advantages):
         return (*_CRITIC, "log_prob", "target_log_prob")
 
     def _compute(self, *, log_prob: Tensor, target_log_prob: Tensor, **columns: Any) -> tuple[Tensor, Tensor]:
-        clips: dict[str, Any] = {"rho_clip": self.rho_clip, "c_clip": self.c_clip}
-        return vtrace(target_log_prob - log_prob, **columns, gamma=self.gamma, lam=self.lam, **clips)
+        columns |= {"rho_clip": self.rho_clip, "c_clip": self.c_clip}
+        return vtrace(target_log_prob - log_prob, **columns, gamma=self.gamma, lam=self.lam)
 
 
 @checked(group_size=COUNT_RULE, per=PER_RULE, gamma=GAMMA_RULE, until_first_done=FLAG_RULE, eps=EPS_RULE)
@@ -488,14 +489,11 @@ class GroupAdvantage:
         return {"advantage": advantage, "return": ret, "mask": mask}
 
 
-def _are_heads(heads: Any) -> bool:
+def _are_heads(heads: object) -> bool:
     """True for a mapping from names to estimators, of at least one."""
-    if not isinstance(heads, Mapping) or not heads:
+    if not is_mapping(heads) or not heads or not is_names([*heads]):
         return False
-    named = cast("Mapping[Any, Any]", heads).items()
-    return all(
-        isinstance(name, str) and callable(x) and hasattr(x, "reads") and not isinstance(x, type) for name, x in named
-    )
+    return all(callable(x) and hasattr(x, "reads") and not isinstance(x, type) for x in heads.values())
 
 
 HEADS_RULE: Rule = (
@@ -671,7 +669,7 @@ def _grid(
     )
 
 
-def _require_dense(name: str, x: Any) -> None:
+def _require_dense(name: str, x: object) -> None:
     """Require a dense tensor of real numbers.
 
     Raises:

@@ -14,11 +14,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-import inside
-import tagged
 from definitions.chunks import Step, chunks, columns
-from effort import first_of
-from elsewhere import ELSEWHERE, far_device
 from relive import (
     Chunks,
     Collector,
@@ -34,7 +30,10 @@ from relive import (
 )
 from relive.batches import SequenceBatch
 from relive.errors import EmptyError, ParameterError, SchemaError
-from twins import leaves, mapped, same_batches, stacked
+from support import internals, tagged_envs
+from support.effort import first_of
+from support.other_device import ELSEWHERE, far_device
+from support.twins import leaves, mapped, same_batches, stacked
 
 FLAG = Field((), torch.bool)
 HIDDEN: Any = (Field((2, 3)), Field((4,)))
@@ -222,13 +221,13 @@ def test_so_is_every_chunk_of_long_plays(seed: int, own: bool) -> None:
 @OWN
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name.lower())
 def test_every_autoreset_mode_gives_the_same_rows(mode: AutoresetMode, own: bool) -> None:
-    endings = tagged.drawn(5, 6)
-    envs = tagged.make_tagged(2, mode, endings)
+    endings = tagged_envs.drawn(5, 6)
+    envs = tagged_envs.make_tagged(2, mode, endings)
     schema = Schema.from_env(envs)
     replay = ReplayBuffer(schema, 40, 2, view=Chunks(5, last=("reward",), timestep=True), own_next_obs=own, seed=0)
-    Collector(envs, tagged.tagged_policy, replay, seed=0).collect(60)
+    Collector(envs, tagged_envs.tagged_policy, replay, seed=0).collect(60)
     batch = replay.data()
-    tags = tagged.decode(batch["obs"])
+    tags = tagged_envs.decode(batch["obs"])
     assert len(batch) > 20
     for b in range(len(batch)):
         env, episode, step = (getattr(tags, name)[:, b].tolist() for name in ("env", "episode", "step"))
@@ -240,7 +239,7 @@ def test_every_autoreset_mode_gives_the_same_rows(mode: AutoresetMode, own: bool
             assert batch["is_first"][t, b] == (step[t] == 0)
             assert batch["is_last"][t, b] == over
             assert batch["is_terminal"][t, b] == (over and kind in ("terminated", "both"))
-            paid = tagged.reward_of(env[t], episode[t], step[t] - 1) if step[t] else 0
+            paid = tagged_envs.reward_of(env[t], episode[t], step[t] - 1) if step[t] else 0
             assert batch["last_reward"][t, b] == np.float32(paid)
             if t:
                 assert (episode[t], step[t]) == ((episode[t - 1] + 1, 0) if batch["is_last"][t - 1, b] else
@@ -289,11 +288,11 @@ def test_a_save_and_files_go_on_with_the_same_chunks(own: bool, tmp_path: Path) 
     assert same_batches(again.sample(5), play.replay.sample(5))
     options: dict[str, Any] = {"num_envs": 2, "own_next_obs": own, "check_ends": False, "seed": 0}
     files = ReplayBuffer.open(tmp_path / "files", play.schema, 30, view=copy.copy(view), **options)
-    inside_play = play.replay
+    before = play.replay
     play = Play("nested and large", own, 2, 15, 6, view=copy.copy(view))
     play.replay = files
     play.at_random(60).check()
-    assert same_batches(files.data(), inside_play.data())
+    assert same_batches(files.data(), before.data())
     files.close()
     opened = ReplayBuffer.open(tmp_path / "files")
     assert opened.view == view
@@ -363,7 +362,7 @@ def test_a_replay_that_has_no_chunk_says_how_many_rows_one_needs() -> None:
 
 def test_places_that_are_no_ends_of_chunks_are_refused() -> None:
     play = Play("plain", False, 1, 12, 0, view=Chunks(4)).at_random(30)
-    ring, view = inside.ring(play.replay), play.replay.view
+    ring, view = internals.ring(play.replay), play.replay.view
     wrong = next(place for place in ring.places().tolist() if place not in ring.anchors())
     with pytest.raises(ParameterError, match=f"entry 1 is {wrong}"):
         view.read(ring, np.array([int(ring.anchors()[0]), wrong]))

@@ -192,7 +192,7 @@ class DevicePriorities(DeviceSampler):
             sampler.stored.tree.core.build()
         largest, draws = float(self.largest), int(self.draws)
         sampler.largest_error = largest
-        sampler.undo_draws(draws)
+        sampler.set_draw_state(draws)
         late, refused, empty = cast("list[int]", self.counts.cpu().tolist())
         self.counts.zero_()
         if self._sent is not None:  # those that were set meanwhile have still to be sent

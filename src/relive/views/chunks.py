@@ -17,7 +17,7 @@ from ..core.words import FINALS
 from ..errors import ParameterError, SchemaError
 from ..memory.store import Store, require_rows
 from ..parameters import checked, is_flag, is_names, is_steps
-from ..ring.ring import Ring, Rule
+from ..ring.ring import Ring, WindowRule
 from ..ring.sequences import FACTS, TIMESTEP, lasts_of, steps_of
 from ..steps.arrays import Ints
 from ..steps.schema import Path
@@ -27,9 +27,9 @@ FLAGS = ("is_first", "is_last", "is_terminal", "mask")
 
 
 @cache
-def _rule(length: int) -> Rule:
+def _rule(length: int) -> WindowRule:
     """The rows of a chunk up to its last transition, and the one before them, if it is of the first row's episode."""
-    return Rule(length - 1, across=True)
+    return WindowRule(length - 1, across=True)
 
 
 def _nothing() -> None:
@@ -104,7 +104,7 @@ class Chunks:
         return self.length - 1
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> WindowRule:
         """The rule that says which steps are the last of a chunk."""
         return _rule(self.length)
 
