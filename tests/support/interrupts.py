@@ -71,6 +71,7 @@ class Watcher:
 
 EVERY_SAMPLER: dict[str, Callable[[], Any]] = {**SAMPLERS, "a user's": Watcher}
 
+
 class OverEnds:
     """Transitions that can be drawn while the two rows before them are there, of whichever episode."""
 

@@ -20,6 +20,7 @@ from relive import (
     Collector,
     Field,
     Mixture,
+    NStep,
     Prioritized,
     Recent,
     ReplayBuffer,
@@ -37,6 +38,7 @@ from support.twins import leaves, mapped, same_batches, stacked
 
 FLAG = Field((), torch.bool)
 HIDDEN: Any = (Field((2, 3)), Field((4,)))
+SMALL = Schema({"obs": (3,), "reward": (), "terminated": FLAG, "truncated": FLAG})
 FURTHER: dict[str, Any] = {"hidden": HIDDEN, "action_mask": Field((5,), torch.bool)}
 DRESSES: dict[str, dict[str, Any]] = {
     "plain": {"obs": (3,), "action": Field((), torch.int64)},
@@ -324,6 +326,30 @@ def test_on_a_device_they_are_the_same_by_way_of_the_host(dress: str) -> None:
         batch = there.replay.sample(5)
         assert batch["is_first"].device == torch.device(ELSEWHERE)
         assert same_batches(batch.to("cpu"), here.replay.sample(5))
+
+
+def test_a_device_that_was_ahead_of_its_host_gives_the_same_chunks() -> None:
+    def filled(device: Any) -> Any:
+        replay = ReplayBuffer(SMALL, 40, 2, view=NStep(2), seed=0, device=device, check_ends=False)
+        for t in range(30):
+            ends = {"terminated": torch.tensor([t % 5 == 4, t % 7 == 6]), "truncated": torch.zeros(2).bool()}
+            now, after = (torch.full((2, 3), float(number)) for number in (t, -t - 1))
+            step = {"obs": now, "reward": torch.ones(2), "next_obs": after, **ends}
+            replay.add({name: x.to(device) for name, x in step.items()})
+            if t > 20:
+                replay.sample(4)
+        replay.view = Chunks(6, last=("reward",), timestep=True)
+        return replay
+
+    here = filled("cpu")
+    with far_device():
+        there = filled(ELSEWHERE)
+        assert same_batches(there.data().to("cpu"), here.data())
+        there.view = NStep(2)
+        there.sample(4)
+        there.view = Sequence(4, timestep=True)
+        here.view = Sequence(4, timestep=True)
+        assert same_batches(there.data().to("cpu"), here.data())
 
 
 # What is refused

@@ -246,7 +246,7 @@ def _shared(ring: Ring, length: int, env: Ints, number: Ints) -> Rows:
 
 
 def _own(ring: Ring, length: int, env: Ints, number: Ints) -> Rows:
-    """The rows of chunks up to the one after row ``number``, where steps are stored with the observations after them."""
+    """The rows of chunks up to the one after row ``number``, where each step is stored with what came after."""
     numbers = number + np.arange(1 - length, 2)[:, None]  # from the row before the first step to the one after the last
     place = env * ring.rows + numbers % ring.rows
     index = ring.step[place]
