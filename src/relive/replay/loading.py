@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, NotRequired, TypedDict, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -39,6 +39,9 @@ from .checks import stored_fields
 from .mirror import bookkeeping_bytes
 from .saving import KIND, PARAMETERS, Segment, describe, is_segment, kinds, rebuild, segment_prefix
 from .serving import Progress
+
+if TYPE_CHECKING:
+    from typing import NotRequired
 
 
 def open_save(path: str | os.PathLike[str]) -> files.Save:
