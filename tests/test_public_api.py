@@ -30,6 +30,7 @@ FACE = [
     "Collector",
     "Field",
     "FrameStack",
+    "Fresh",
     "GroupAdvantage",
     "Hindsight",
     "Lanes",
