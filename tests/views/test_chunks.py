@@ -19,6 +19,7 @@ from relive import (
     Chunks,
     Collector,
     Field,
+    Fresh,
     Mixture,
     NStep,
     Prioritized,
@@ -277,6 +278,20 @@ def test_every_sampler_draws_chunks_as_the_ring_comes_round(sampler: str, own: b
         if "priority" in sampler:
             play.replay.update_priorities(seq["index"], torch.rand(seq.shape), mask=seq["mask"])
             assert {"weight", "probability"} <= seq.keys()
+
+
+@OWN
+def test_fresh_serves_each_new_chunk_once_and_counts_none_that_never_was_as_lost(own: bool) -> None:
+    sampler, served = Fresh(), Counter[int]()
+    play = Play("plain", own, 2, 60, 3, sampler=sampler, view=Chunks(5))
+    for _ in range(40):
+        play.add()
+        known, waiting = play.known(5), sampler.waiting
+        assert waiting == len(known.keys() - served.keys())
+        if known:
+            served.update(play.replay.sample(4)["index"][: min(waiting, 4)].tolist())
+        assert (sampler.lost, sampler.served) == (0, len(served))
+    assert set(served.values()) == {1}
 
 
 @OWN

@@ -968,6 +968,11 @@ class WindowRule(NamedTuple):
         """True if drawing rows until one can be drawn is not enough to draw uniformly."""
         return self.length > 1 or self.weigh == "episodes"
 
+    @property
+    def leaves_out(self) -> bool:
+        """True if a complete step need not end a window: those that came cannot be told from the steps alone."""
+        return self.sparse or self.across
+
 
 EVERY_ROW = WindowRule()
 """The rule of single transitions. It is one object, so that readers see by identity that a ring follows it."""
