@@ -19,7 +19,7 @@ PY := $(VENV)/bin/python
 BENCH_PY := $(BENCH_VENV)/bin/python
 DOCS_VENV := .venv-docs
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/relive/__init__.py)
-HOSTS := agilerl embodichain stable_baselines3 velora
+HOSTS := agilerl embodichain sb3_contrib skrl stable_baselines3 velora
 
 # The first Python that is new enough; `make setup PYTHON=...` names one by hand.
 PYTHON = $(firstword $(foreach name,python3.11 python3 python3.12 python3.13 python3.14 python3.10 python,$(shell \

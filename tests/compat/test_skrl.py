@@ -347,9 +347,7 @@ def test_a_loaded_memory_goes_on_as_the_saved_one(
         filled(one, 2)
     assert len(loaded) == len(made)
     assert every(loaded.sample_all(NAMES)) == every(made.sample_all(NAMES))
-    assert [(one.memory_index, one.env_index, one.filled) for one in (made, loaded)][0] == (
-        loaded.memory_index, loaded.env_index, loaded.filled
-    )  # fmt: skip
+    assert (loaded.memory_index, loaded.env_index, loaded.filled) == (made.memory_index, made.env_index, made.filled)
 
 
 @pytest.mark.parametrize("count", [0, 3, 8, 11])
@@ -381,7 +379,7 @@ def test_a_file_that_does_not_fit_changes_nothing(ours: Any, tmp_path: Path) -> 
         torch.save(tensors, tmp_path / "memory.pt")
         with pytest.raises(error, match=name):
             made.load(tmp_path / "memory.pt")
-    with pytest.raises(FileFormatError, match="unsupported format; expected .pt or .npz"):
+    with pytest.raises(FileFormatError, match=r"unsupported format; expected \.pt or \.npz"):
         made.load("memory.txt")
     with pytest.raises(NotImplementedError):
         made.load("memory.csv")

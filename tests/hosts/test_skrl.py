@@ -155,7 +155,8 @@ def trained(
     cfg = {"timesteps": steps, "headless": True, "disable_progressbar": True, "close_environment_at_exit": False}
     trainers.SequentialTrainer(env=env, agents=agent, cfg=cfg).train()
     weights = {f"{role}.{key}": x for role, network in networks.items() for key, x in network.state_dict().items()}
-    assert not all(torch.equal(a, b) for a, b in zip(before, [p for n in networks.values() for p in n.parameters()]))
+    after = [x for network in networks.values() for x in network.parameters()]
+    assert not all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     return weights, held
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -113,14 +113,14 @@ class MaskableDictRolloutBuffer(MaskableRolloutBuffer, maskable.MaskableDictRoll
         super().__init__(buffer_size, observation_space, *args, **kwargs)
 
 
-def mask_dims(space: Any) -> int:
+def mask_dims(space: object) -> int:
     """How many numbers the mask of an action has: one for each choice.
 
     Raises:
         ValueError: actions of this space have no masks.
     """
     if isinstance(space, spaces.Discrete):
-        return int(space.n)
+        return int(cast("spaces.Discrete[Any]", space).n)
     if isinstance(space, spaces.MultiDiscrete):
         return int(space.nvec.sum())
     if isinstance(space, spaces.MultiBinary):
@@ -236,17 +236,14 @@ class RecurrentRolloutBuffer(RolloutBuffer, recurrent.RecurrentRolloutBuffer):
         """
         assert self.full, "the rollout is not full; add the remaining steps first"
         self.generator_ready: bool = True
-        steps, envs = self.buffer_size, self.n_envs
+        steps, envs = int(self.buffer_size), int(self.n_envs)
         total = steps * envs
-        if self._seed is None:
-            first = drawn_by_numpy(total)
-        else:
-            first = stream(self._seed, self._gets) % total
+        first = drawn_by_numpy(total) if self._seed is None else stream(self._seed, self._gets) % total
         self._gets += 1
-        order = np.roll(np.arange(total), -first)  # counted env by env
+        order: Ints = np.roll(np.arange(total), -first)  # counted env by env
         starts = np.ascontiguousarray(self.episode_starts.T).ravel() != 0
         starts[::steps] = True
-        rows = order % steps * envs + order // steps
+        rows: Ints = order % steps * envs + order // steps
         size = batch_size or total
         columns, states = (
             rows_of({path: self._rollout[path] for path in paths}, pack=False)
@@ -262,8 +259,8 @@ class RecurrentRolloutBuffer(RolloutBuffer, recurrent.RecurrentRolloutBuffer):
         starts[0] = True  # a copy
         first = np.flatnonzero(starts)
         lengths = np.diff(first, append=len(rows))
-        time = np.arange(lengths.max())
-        real = time < lengths[:, None]
+        time: Ints = np.arange(int(lengths.max()))
+        real: Bools = time < lengths[:, None]
         places = torch.from_numpy(rows[np.where(real, first[:, None] + time, 0)].ravel())
         self.seq_start_indices: Any = first
         batch = columns.gather(places)

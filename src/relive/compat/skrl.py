@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -69,7 +69,7 @@ class RandomMemory(DropIn, memories.RandomMemory):
     sampling_indexes: Tensor | None
 
     _own_attribute = "_draws"
-    _renamed = {"replacement": "_replacement"}
+    _renamed: ClassVar = {"replacement": "_replacement"}
 
     def __init__(
         self,
@@ -289,10 +289,10 @@ class RandomMemory(DropIn, memories.RandomMemory):
         if not stored:
             raise EmptyError("no row is stored: add some; if you wrote all rows in place, set memory.filled = True")
         if sequence_length == 1:
-            views = [self.tensors_view[name][:stored] if name in self.tensors else None for name in names]
-            bounds = _parts(torch.arange(stored, device="cpu").unsqueeze(1), mini_batches)
-            parts = [None if view is None else view.split([len(part) for part in bounds]) for view in views]
-            return [[None if part is None else part[i] for part in parts] for i in range(mini_batches)]
+            rows = torch.arange(stored, device="cpu").unsqueeze(1)
+            bounds = [(int(part[0]), int(part[-1]) + 1) for part in _parts(rows, mini_batches)]
+            views = [self.tensors_view.get(name) for name in names]
+            return [[None if view is None else view[low:high] for view in views] for low, high in bounds]
         steps, more = divmod(stored, envs)
         if more or steps % sequence_length:
             raise ParameterError(
@@ -334,7 +334,8 @@ class RandomMemory(DropIn, memories.RandomMemory):
         if format == "pt":
             torch.save(held, path)
         else:
-            np.savez(path, **{name: tensor.cpu().numpy() for name, tensor in held.items()})
+            arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in held.items()}
+            np.savez(path, **arrays)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Read a file that this class or skrl wrote. Tensors that the memory lacks are created.
@@ -351,10 +352,11 @@ class RandomMemory(DropIn, memories.RandomMemory):
         if kind == ".csv":
             raise NotImplementedError("Loading from csv is not supported yet")
         if kind == ".pt":
-            held: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+            # skrl's format; it runs no code of the file
+            held: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251
         elif kind == ".npz":
-            with np.load(path) as arrays:
-                held = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+            with np.load(path) as file:
+                held = {name: torch.from_numpy(file[name]) for name in file.files}
         else:
             raise FileFormatError(f"File at path '{path}' has an unsupported format; expected .pt or .npz")
         cursor = held.pop(CURSOR, None)
@@ -363,8 +365,7 @@ class RandomMemory(DropIn, memories.RandomMemory):
             self._create_like(name, tensor)
             self.tensors[name].copy_(tensor)
         if cursor is not None:
-            memory_index, env_index, filled = cursor.tolist()
-            self._set_cursor(memory_index, env_index, bool(filled))
+            self._set_cursor(int(cursor[0]), int(cursor[1]), bool(cursor[2]))
         else:
             self._set_cursor(0, 0, False)
             self._advance(_written(held, self.memory_size * self.num_envs))

@@ -773,7 +773,9 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
         schema = Schema(fields | self._further_fields())
         self._rollout = CoreRollout(schema, buffer_size, n_envs, columns=further, seed=seed or 0)
         self._shapes = obs_shapes(self.obs_shape, n_envs), (n_envs, self.action_dim)
-        self._row_bytes = 2 * NUMBER.nbytes + sum(x.nbytes for path, x in schema.leaves.items() if path[0] in self._served)
+        self._row_bytes = 2 * NUMBER.nbytes + sum(
+            x.nbytes for path, x in schema.leaves.items() if path[0] in self._served
+        )
         self.reset()
 
     def _further_fields(self) -> dict[str, Any]:
