@@ -82,6 +82,6 @@ def test_a_type_error_from_within_a_call_stays_as_it_is():
         inner(gae_lambda=gae_lambda)
 
     with pytest.raises(TypeError, match=r"^other\(\) got an unexpected keyword argument 'gae_lambda'$"):
-        hinted(outer)(gae_lambda=1)
+        hinted(outer, "outer")(gae_lambda=1)
     with pytest.raises(TypeError, match=r"missing 1 required positional argument: 'gae_lambda'$"):
-        hinted(outer)()
+        hinted(outer, "outer")()

@@ -78,6 +78,9 @@ def test_a_batch_is_of_sequences_where_the_view_reads_them() -> None:
     assert_type(windows.data(), SequenceBatch)
     assert_type(windows.batches(2, 4), Iterator[SequenceBatch])
     assert_type(seq["mask"], Tensor)
+    flat = assert_type(seq.flat(), Batch)
+    assert_type(seq.flat(seq["reward"]), Tensor)
+    assert len(flat) == seq.num_steps
     target = assert_type(seq["reward"] + seq["discount"] * seq.bootstrap(seq["reward"]), Tensor)
     assert target.shape == (4, 4)
     assert_type(seq["obs"], Any)  # a batch where the field is nested

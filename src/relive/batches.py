@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from opcode import opname
 from operator import itemgetter, methodcaller
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast, overload
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from .errors import DTypeError, FieldError, LifecycleError, ParameterError, Shap
 from .names import needed
 from .parameters import COUNT_RULE, is_count, is_names, require, torch_device
 from .printable import shown
-from .steps.arrays import Array
+from .steps.arrays import Array, ArrayLike
 from .steps.schema import Path, descend, dotted, map_leaves, nest, unknown_field
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 B = TypeVar("B", bound="Batch")
+T = TypeVar("T")
 
 Plain = Literal[
     "mask", "is_start", "lengths", "burn_in", "env", "start", "index", "reward", "terminated", "truncated", "next",
@@ -57,13 +58,13 @@ class Batch(dict[str, Any]):
         def __getitem__(self, name: Plain) -> Tensor: ...
         @overload
         def __getitem__(self, name: str | Path) -> Any: ...
-        def __getitem__(self, name: Any) -> Any: ...
+        def __getitem__(self, name: str | Path) -> Any: ...
 
     # dict looks a name up by itself and calls this only for what it lacks, so a path costs plain names nothing
-    def __missing__(self, name: Any) -> Any:
+    def __missing__(self, name: object) -> Any:
         if isinstance(name, str):
             raise FieldError(unknown_field(name, tuple(self), "this batch"))
-        if not isinstance(name, tuple) or not name or not is_names(cast("tuple[Any, ...]", name)):
+        if not is_names(name) or not isinstance(name, tuple) or not name:
             raise FieldError(
                 f"a field's name is text or a path such as ('obs', 'camera'), got {shown(name, 200)}; for some of the "
                 "rows write batch.rows(index)"
@@ -75,9 +76,9 @@ class Batch(dict[str, Any]):
             names = tuple(dict.fromkeys([*map(dotted, leaves_by_path(self)), *self]))
             raise FieldError(unknown_field(path, names, "this batch")) from error
 
-    def __setitem__(self, name: str | Path, value: Any) -> None:
+    def __setitem__(self, name: str | Path, value: object) -> None:
         if isinstance(name, tuple):
-            branch: Any = self if len(name) == 1 else self[name[:-1]]
+            branch: MutableMapping[str, object] = self if len(name) == 1 else self[name[:-1]]
             branch[name[-1]] = value
         else:
             dict.__setitem__(self, name, value)
@@ -87,7 +88,7 @@ class Batch(dict[str, Any]):
             return self.get(cast("Path", name), self) is not self
         return dict.__contains__(self, name)
 
-    def get(self, name: str | Path, default: Any = None) -> Any:
+    def get(self, name: str | Path, default: object = None) -> Any:
         """``batch[name]``, or ``default`` if there is no such field."""
         if isinstance(name, str):
             return super().get(name, default)
@@ -111,13 +112,13 @@ class Batch(dict[str, Any]):
             return len(value)
         return 0
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         if name in self.keys():
             raise AttributeError(f"a batch is read by name: write batch[{name!r}]", name=name, obj=None)
         hint = HINTS.get(name)
         raise AttributeError(f"a batch has no attribute {name!r}{f'; {hint}' if hint else ''}", name=name, obj=None)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return type(self), (dict(self.items()),)
 
     def __repr__(self) -> str:
@@ -127,7 +128,7 @@ class Batch(dict[str, Any]):
         """Another batch of the same tensors."""
         return self.apply(_same)
 
-    def apply(self, function: Callable[..., Any], *others: Mapping[str, Any]) -> Self:
+    def apply(self, function: Callable[..., object], *others: Mapping[str, Any]) -> Self:
         """The batch of ``function`` of each tensor, and of the tensors beside it in ``others``."""
         return type(self)(_applied(function, self, *others))
 
@@ -151,7 +152,7 @@ class Batch(dict[str, Any]):
         """A copy in memory of its own."""
         return self.apply(torch.clone)
 
-    def rows(self, index: Any) -> Self:
+    def rows(self, index: slice | ArrayLike) -> Self:
         """The rows of an index: a slice, places (int64 ``[K]``) or a mask (bool ``[B]``). A slice shares memory."""
         return self.apply(itemgetter(index))
 
@@ -189,7 +190,7 @@ class Batch(dict[str, Any]):
         """
         # takes as long to import as torch, and computes numbers meanwhile, which the default device need not have
         with needed("to_tensordict needs tensordict: pip install 'relive[tensordict]'"), torch.device("cpu"):
-            kind: Any = import_module("tensordict").TensorDict
+            kind = import_module("tensordict").TensorDict
         leaves = leaves_by_path(self)
         size = next(iter(leaves.values())).shape[:batch_dims] if leaves else ()
         return kind(nest(leaves), size)
@@ -209,17 +210,17 @@ HINTS: dict[str, str] = {
 """Hints for names that other libraries' batches have."""
 
 
-def _same(value: Any) -> Any:
+def _same(value: T) -> T:
     return value
 
 
-def _applied(function: Callable[..., Any], batch: Mapping[str, Any], *others: Mapping[str, Any]) -> Batch:
+def _applied(function: Callable[..., object], batch: Mapping[str, Any], *others: Mapping[str, Any]) -> Batch:
     """The batch of ``function`` of each tensor, in fields, batches and tuples."""
     applied = Batch()
     for name, value in batch.items():
         beside = [other[name] for other in others]
         if isinstance(value, Mapping):
-            made: Any = _applied(function, cast("Mapping[str, Any]", value), *beside)
+            made: object = _applied(function, cast("Mapping[str, Any]", value), *beside)
         else:
             made = map_leaves(function, value, *beside)
         dict.__setitem__(applied, name, made)
@@ -246,10 +247,10 @@ def leaves_by_path(batch: Mapping[str, Any], at: Path = ()) -> dict[Path, Tensor
     for name, value in batch.items():
         path = (*at, name)
         if isinstance(value, tuple):
-            members = {str(i): member for i, member in enumerate(cast("tuple[Any, ...]", value))}
+            members = {str(i): member for i, member in enumerate(cast("tuple[object, ...]", value))}
             leaves |= leaves_by_path(members, path)
         elif isinstance(value, Mapping):
-            leaves |= leaves_by_path(cast("Mapping[str, Any]", value), path)
+            leaves |= leaves_by_path(cast("Mapping[str, object]", value), path)
         else:
             leaves[path] = value
     return leaves
@@ -271,7 +272,7 @@ class Members:
         places = [*paths]
         # a branch comes after the one that it is in, and its name stands among that one's in the order of first fields
         branches = list(dict.fromkeys([(), *(path[:i] for path in places for i in range(1, len(path)))]))
-        names: dict[Path, dict[str, Any]] = {branch: {} for branch in branches}
+        names: dict[Path, dict[str, None]] = {branch: {} for branch in branches}
         for path in places:
             for i, name in enumerate(path):
                 names[path[:i]][name] = None
@@ -310,13 +311,13 @@ def stride_of(length: int | None, overlap: Overlap) -> int:
     strides = {"none": length, "half": max(length // 2, 1), "max": 1}
     if isinstance(overlap, str) and overlap in strides:
         return strides[overlap]
-    if not is_count(overlap, -WHOLE):
+    if isinstance(overlap, str) or not is_count(overlap, -WHOLE):
         raise ParameterError(f"overlap={overlap!r}: expected 'none', 'half', 'max' or a number of steps")
-    if not 0 <= cast("int", overlap) < length:
+    if not 0 <= overlap < length:
         raise ParameterError(
             f"overlap={overlap}: successive sequences of {length} steps share 0 to {length - 1} of them"
         )
-    return length - cast("int", overlap)
+    return length - overlap
 
 
 def padding(path: Path) -> bool:
@@ -353,28 +354,28 @@ class SequenceBatch(Batch):
     time_first: bool
     """True for columns ``[L, B, ...]``, False for ``[B, L, ...]``."""
 
-    def __init__(self, fields: Mapping[str, Any], facts: Iterable[str], time_first: bool) -> None:
+    def __init__(self, fields: Mapping[str, object], facts: Iterable[str], time_first: bool) -> None:
         super().__init__(fields)
         self._facts, self.time_first = tuple(facts), time_first
 
     @staticmethod
     def of(
-        leaves: dict[Path, Tensor], facts: Mapping[str, Tensor], hidden: Any = None, *, time_first: bool
+        leaves: dict[Path, Tensor], facts: Mapping[str, Tensor], hidden: object = None, *, time_first: bool
     ) -> SequenceBatch:
         """The batch of columns, the ``leaves`` by path, ``facts`` by name, and ``hidden``; see ``time_first``."""
-        fields: dict[str, Any] = {**as_batch(leaves), **facts}
+        fields: dict[str, object] = {**as_batch(leaves), **facts}
         if hidden is not None:
             fields["hidden"] = hidden
         return SequenceBatch(fields, facts, time_first)
 
     @property
-    def parts(self) -> tuple[dict[Path, Tensor], dict[str, Tensor], Any]:
+    def parts(self) -> tuple[dict[Path, Tensor], dict[str, Tensor], object]:
         """The arguments of :meth:`of`, uncopied: the columns by path, the facts by name and the states."""
         apart = {*self._facts, "hidden"}
         columns = leaves_by_path({name: value for name, value in self.items() if name not in apart})
         return columns, {name: self[name] for name in self._facts if name in self}, self.get("hidden")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return SequenceBatch, (dict(self.items()), self._facts, self.time_first)
 
     def __repr__(self) -> str:
@@ -399,22 +400,23 @@ class SequenceBatch(Batch):
 
     # -- other forms --------------------------------------------------------------------------------------------
 
-    def apply(self, function: Callable[..., Any], *others: Mapping[str, Any]) -> SequenceBatch:
+    def apply(self, function: Callable[..., object], *others: Mapping[str, Any]) -> SequenceBatch:
         """The batch of ``function`` of each tensor, and of the tensors beside it in ``others``."""
         return SequenceBatch(_applied(function, self, *others), self._facts, self.time_first)
 
-    def rows(self, index: Any) -> SequenceBatch:
+    def rows(self, index: slice | ArrayLike) -> SequenceBatch:
         """The sequences of an index: a slice, places (int64 ``[K]``) or a mask (bool ``[B]``).
 
         A slice shares memory, except for states of several layers, which are contiguous.
         """
         columns, facts, hidden = self.parts
+        at: Any = index  # torch's types lack what indexes a tensor as NumPy's arrays do
 
         def states(state: Tensor) -> Tensor:
-            return state[:, index].contiguous() if state.dim() > 2 else state[index]
+            return state[:, at].contiguous() if state.dim() > 2 else state[at]
 
-        chosen = {path: leaf[:, index] if self.time_first else leaf[index] for path, leaf in columns.items()}
-        facts = {name: fact[index] for name, fact in facts.items()}
+        chosen = {path: leaf[:, at] if self.time_first else leaf[at] for path, leaf in columns.items()}
+        facts = {name: fact[at] for name, fact in facts.items()}
         return SequenceBatch.of(chosen, facts, map_leaves(states, hidden), time_first=self.time_first)
 
     def to_tensordict(self, batch_dims: int = 2) -> TensorDict:
@@ -425,7 +427,11 @@ class SequenceBatch(Batch):
         """
         return as_batch(self.parts[0]).to_tensordict(batch_dims)
 
-    def flat(self, values: Any = None) -> Any:
+    @overload
+    def flat(self, values: None = None) -> Batch: ...
+    @overload
+    def flat(self, values: Tensor) -> Tensor: ...
+    def flat(self, values: Tensor | None = None) -> Batch | Tensor:
         """The steps to learn from, ``[S, ...]``, one sequence after another.
 
         Args:
@@ -507,7 +513,7 @@ class SequenceBatch(Batch):
     def _by_sequence(self, values: Tensor) -> Tensor:
         return values.transpose(0, 1) if self.time_first else values
 
-    def _require_rows(self, values: Any) -> None:
+    def _require_rows(self, values: object) -> None:
         expected = tuple(self.shape)
         shape = _shape_of(values)
         if shape[:2] != expected:
@@ -515,7 +521,7 @@ class SequenceBatch(Batch):
             raise ShapeError(f"expected {axes} with {expected} in front, got {shape}")
 
 
-def _shape_of(values: Any) -> tuple[int, ...]:
+def _shape_of(values: object) -> tuple[int, ...]:
     """The shape of a tensor.
 
     Raises:
@@ -531,7 +537,7 @@ class _Refusing:
 
     __slots__ = ()
 
-    def _refuse(self, *_: Any) -> Any:
+    def _refuse(self, *_: object) -> NoReturn:
         raise LifecycleError(
             "this batch was given back, as it is valid until the next one is asked for; keep batch.clone() to use it "
             "longer"
@@ -558,15 +564,15 @@ take_back: Callable[[Batch | None], None] = partial(
 """Have a batch, and those nested in it, refuse all use from now on."""
 
 
-def _flat(batch: Batch) -> tuple[list[Any], Any]:
+def _flat(batch: Batch) -> tuple[list[object], object]:
     return [*batch.values()], (tuple(batch.keys()), *batch.__reduce__()[1][1:])
 
 
-def _flat_with_keys(batch: Batch) -> tuple[list[Any], Any]:
+def _flat_with_keys(batch: Batch) -> tuple[list[Any], object]:
     return [(pytree.MappingKey(name), value) for name, value in batch.items()], _flat(batch)[1]
 
 
-def _rebuilt(values: Iterable[Any], about: Any) -> Any:
+def _rebuilt(values: Iterable[object], about: tuple[Any, ...]) -> Batch:
     names, *rest = about
     fields = dict(zip(names, values, strict=True))
     return SequenceBatch(fields, *rest) if rest else Batch(fields)
@@ -623,8 +629,8 @@ def as_dataframe(columns: Mapping[Path, Array]) -> Any:
         ModuleNotFoundError: pandas is not installed.
     """
     with needed("to_pandas needs pandas: pip install 'relive[pandas]'"):
-        pandas: Any = import_module("pandas")  # takes half a second, and has no types of its own
-    table: dict[str, Any] = {}
+        pandas = import_module("pandas")  # takes half a second, and has no types of its own
+    table: dict[str, object] = {}
     for path, column in columns.items():
         name, shape = dotted(path), column.shape[1:]
         if not shape:

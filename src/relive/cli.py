@@ -6,7 +6,7 @@ import io
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import numpy as np
 import typer
@@ -29,10 +29,9 @@ from .look.page import page
 from .memory.estimate import readable
 from .names import version
 from .printable import brief, printable
+from .steps.arrays import Array
 
-app: Any = typer.Typer(
-    help="Look at stored experience, or at this machine.", no_args_is_help=True, add_completion=False
-)
+app = typer.Typer(help="Look at stored experience, or at this machine.", no_args_is_help=True, add_completion=False)
 
 PATH = "a save of a ReplayBuffer or RolloutBuffer, a replay in files, open or not, or an .npz file of arrays"
 
@@ -148,7 +147,7 @@ def tell_json(text: str) -> None:
     typer.echo(text.replace("\x7f", r"\u007f"))
 
 
-def _chosen(inspection: Inspection, episode: int | None, steps: str | None) -> dict[str, Any]:
+def _chosen(inspection: Inspection, episode: int | None, steps: str | None) -> dict[str, Array]:
     """The steps that the options name; none without them.
 
     Raises:
@@ -166,7 +165,7 @@ def _chosen(inspection: Inspection, episode: int | None, steps: str | None) -> d
     return inspection.steps(int(first), int(last))
 
 
-def show_inspection(inspection: Inspection, chosen: dict[str, Any], console: Console) -> None:
+def show_inspection(inspection: Inspection, chosen: dict[str, Array], console: Console) -> None:
     """Print an inspection as tables."""
     console.print(clean(inspection.source), style="bold")
     facts = Table.grid(padding=(0, 2))  # a long line goes on below its beginning

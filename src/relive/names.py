@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from inspect import getattr_static, signature
+from types import ModuleType
 from typing import Any
 
 MODULE_HINTS: Mapping[str, str] = {
@@ -139,7 +140,7 @@ _UNKNOWN = re.compile(r"got an unexpected keyword argument '(\w+)'")
 
 def version() -> str:
     """The version of relive."""
-    face: Any = sys.modules[__name__.partition(".")[0]]  # it is above all modules, so none imports it
+    face = sys.modules[__name__.partition(".")[0]]  # it is above all modules, so none imports it
     return face.__version__
 
 
@@ -158,13 +159,13 @@ def needed(otherwise: str) -> Generator[None]:
 
 def lazy_modules(
     package: str, modules: tuple[str, ...], hints: Mapping[str, str] | None = None
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+) -> tuple[Callable[[str], ModuleType], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of a package that imports some of its modules when they are first used.
 
     A module that cannot be imported, as its library is not installed, is an ``AttributeError`` with the reason.
     """
 
-    def get(name: str) -> Any:
+    def get(name: str) -> ModuleType:
         if name in modules:
             try:
                 return import_module(f".{name}", package)
@@ -205,7 +206,7 @@ class _Hint:
     def __init__(self, name: str, hint: str) -> None:
         self._name, self._hint = name, hint
 
-    def __get__(self, instance: object, owner: type) -> Any:
+    def __get__(self, instance: object, owner: type) -> object:
         holder = next(i for i, cls in enumerate(owner.__mro__) if vars(cls).get(self._name) is self)
         for cls in owner.__mro__[holder + 1 :]:  # a class that stands behind the buffer may have the name
             if self._name in vars(cls):
@@ -219,7 +220,9 @@ def _missing(owner: str, name: str, hint: str) -> AttributeError:
     return AttributeError(f"{owner} has no attribute {name!r}; {hint}", name=name, obj=None)
 
 
-def argument_hint(error: TypeError, function: Any, name: str, given: Mapping[str, Any]) -> str | None:
+def argument_hint(
+    error: TypeError, function: Callable[..., object], name: str, given: Mapping[str, object]
+) -> str | None:
     """A hint for an argument that the function lacks; None if the error is another one."""
     found = _UNKNOWN.search(str(error))
     known = signature(function).parameters

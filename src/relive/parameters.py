@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import FrozenInstanceError
 from functools import wraps
 from inspect import isfunction, signature
 from numbers import Integral, Real
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, ParamSpec, Protocol, TypeGuard, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -18,14 +18,14 @@ from .names import HINTED_METHODS, argument_hint
 from .printable import shown
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
 Rule = tuple[Callable[[Any], bool], str]
 """A test of a value, and the same rule in words."""
 
 
 # A rule that fails on a value refuses the value. The truth of an array, or a foreign `__eq__` that raises, would
 # otherwise come out as an error of NumPy or torch.
-def require(call: str, rule: Rule, **values: Any) -> None:
+def require(call: str, rule: Rule, **values: object) -> None:
     """Require arguments of ``call`` to follow the rule. A value that the test fails on, such as an array, does not.
 
     Raises:
@@ -77,10 +77,11 @@ def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
     """
 
     def decorate(cls: type[T]) -> type[T]:
-        name_of, changed = cls.__name__, cast("Any", cls)
+        name_of = cls.__name__
+        changed: Any = cls
         known = {*rules, *signature(cls.__init__).parameters}
 
-        def check_and_set(self: T, name: str, value: Any) -> None:
+        def check_and_set(self: T, name: str, value: object) -> None:
             rule = rules.get(name)
             if rule is not None:
                 require(name_of, rule, **{name: value})
@@ -98,12 +99,12 @@ def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
         construct = cls.__init__
 
         @wraps(construct)
-        def construct_and_check(self: T, *args: Any, **kwargs: Any) -> None:
+        def construct_and_check(self: T, *args: object, **kwargs: object) -> None:
             construct(self, *args, **kwargs)
             for name, rule in rules.items():
                 require(name_of, rule, **{name: getattr(self, name)})
 
-        def refuse(self: T, name: str, value: Any) -> None:
+        def refuse(self: T, name: str, value: object) -> None:
             raise FrozenInstanceError(f"{name_of}.{name} cannot be set; make another {name_of}")
 
         changed.__init__, changed.__setattr__ = construct_and_check, refuse
@@ -112,37 +113,37 @@ def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
     return decorate
 
 
-def hinted(function: F, name: str | None = None) -> F:
+def hinted(function: Callable[P, T], name: str) -> Callable[P, T]:
     """The function, whose error for an argument of another library says what to write instead. It is a TypeError still.
 
     Args:
         function: each call of it costs one more.
-        name: as in ``ARGUMENT_HINTS``; None: the function's own.
+        name: as in ``ARGUMENT_HINTS``.
     """
 
     @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return function(*args, **kwargs)
         except TypeError as error:
-            hint = argument_hint(error, function, name or function.__name__, kwargs)
+            hint = argument_hint(error, function, name, kwargs)
             if hint is None:
                 raise
             raise TypeError(f"{error}; {hint}") from None
 
-    return cast("F", call)
+    return call
 
 
 def add_argument_hints(cls: type) -> None:
     """Add hints to the constructor of a class, and to its methods that are not called at each step."""
     own = vars(cls)
+    names = {name: f"{cls.__name__}.{name}" for name in HINTED_METHODS.get(cls.__name__, ())}
     if isfunction(own.get("__init__")):
-        cast("Any", cls).__init__ = hinted(own["__init__"], cls.__name__)
-    for name in HINTED_METHODS.get(cls.__name__, ()):
-        method: Any = own[name]
-        full, kind = f"{cls.__name__}.{name}", cast("Any", type(method))
-        made: Any = hinted(method, full) if isfunction(method) else kind(hinted(method.__func__, full))
-        setattr(cls, name, made)
+        names["__init__"] = cls.__name__
+    for name, full in names.items():
+        method = own[name]
+        wrapped = hinted(method, full) if isfunction(method) else type(method)(hinted(method.__func__, full))
+        setattr(cls, name, wrapped)
 
 
 def _is_frozen(cls: type) -> bool:
@@ -151,24 +152,24 @@ def _is_frozen(cls: type) -> bool:
     return options is not None and options.frozen
 
 
-def is_count(value: Any, least: int = 0) -> bool:
+def is_count(value: object, least: int = 0) -> TypeGuard[int]:
     """True for a whole number of at least ``least``."""
     if type(value) is int:  # most often; whether something is an Integral takes ten times as long
         return value >= least
     return is_whole(value) and int(value) >= least
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """True for a whole number of either sign, Python's or NumPy's. Bools are not."""
     return not isinstance(value, bool) and isinstance(value, Integral)
 
 
-def is_steps(value: Any, least: int = 1) -> bool:
+def is_steps(value: object, least: int = 1) -> TypeGuard[int]:
     """True for a number of steps that a view may ask for: below 2³⁰, so that compiled code can add two of them."""
     return is_count(value, least) and value < 2**30
 
 
-def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
+def is_number(value: object, least: float = -math.inf, most: float = math.inf) -> TypeGuard[float]:
     """True for a finite number from ``least`` to ``most``. Bools and NaN are not."""
     if type(value) is float:  # most often; whether something is a Real takes longer
         return least <= value <= most and math.isfinite(value)
@@ -182,14 +183,24 @@ def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> b
 
 
 # `debug="false"` would count as True. NumPy's bools are refused as well, because flags are saved as JSON.
-def is_flag(value: Any) -> bool:
+def is_flag(value: object) -> TypeGuard[bool]:
     """True for the values True and False."""
     return isinstance(value, bool)
 
 
-def is_names(value: Any) -> bool:
+def is_names(value: object) -> bool:
     """True for a tuple or list of strings."""
-    return isinstance(value, tuple | list) and all(isinstance(name, str) for name in cast("tuple[Any, ...]", value))
+    return is_listing(value) and all(isinstance(name, str) for name in value)
+
+
+def is_listing(value: object) -> TypeGuard[Sequence[object]]:
+    """True for a tuple or a list."""
+    return isinstance(value, tuple | list)
+
+
+def is_mapping(value: object) -> TypeGuard[Mapping[Any, object]]:
+    """True for a dict and the like, by the name of each member."""
+    return isinstance(value, Mapping)
 
 
 def is_own(part: object) -> bool:
@@ -197,7 +208,7 @@ def is_own(part: object) -> bool:
     return all(map(_is_of_here, parts_of(part)))
 
 
-def parts_of(part: Any) -> list[Any]:
+def parts_of(part: object) -> list[Any]:
     """A sampler or a view, and the one inside of it, its ``inner``, if there is one, and so on."""
     inner = getattr(part, "inner", None) if _is_of_here(part) else None
     return [part] if inner is None else [part, *parts_of(inner)]
@@ -217,7 +228,7 @@ def an_instance(kind: type, example: str) -> Rule:
     return (lambda value: value is None or isinstance(value, kind)), f"expected {example}, or None"
 
 
-def refuse_class(name: str, part: Any) -> None:
+def refuse_class(name: str, part: object) -> None:
     """Refuse a class passed in place of an instance.
 
     Raises:
@@ -229,7 +240,7 @@ def refuse_class(name: str, part: Any) -> None:
 
 # As torch's RandomSampler does. Seeds from the system would make a script with `torch.manual_seed` differ from run to
 # run.
-def seed_or_drawn(seed: Any) -> int:
+def seed_or_drawn(seed: object) -> int:
     """The seed as an int, or one drawn from torch's default generator if it is None.
 
     So ``torch.manual_seed`` makes a script repeatable, as with ``torch.utils.data.RandomSampler``.
@@ -244,7 +255,7 @@ def seed_or_drawn(seed: Any) -> int:
     return int(seed)
 
 
-def torch_device(call: str, device: Any, *, here: bool = True) -> torch.device:
+def torch_device(call: str, device: str | torch.device | int, *, here: bool = True) -> torch.device:
     """The device of this name, with its number, such as ``cuda:0`` for "cuda".
 
     Args:

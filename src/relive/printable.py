@@ -50,7 +50,7 @@ class _Shown(reprlib.Repr):
         super().__init__()
         self.maxlevel, self.maxdict, self.maxother = 4, 6, 200
 
-    def repr1(self, x: Any, level: int) -> str:
+    def repr1(self, x: object, level: int) -> str:
         for kind in (list, tuple, dict, set, frozenset):  # and classes derived from them
             if isinstance(x, kind):
                 return getattr(self, f"repr_{kind.__name__}")(x, level)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ from .parameters import (
     Rule,
     checked,
     is_count,
+    is_mapping,
+    is_names,
     one_of,
     require,
 )
@@ -124,8 +126,7 @@ def lambda_returns(
     Raises:
         ShapeError, DTypeError, DeviceError, FieldError, ParameterError: as :func:`gae`.
     """
-    options: dict[str, Any] = {"final_value": final_value, "mask": mask, "gamma": gamma, "lam": lam}
-    return gae(reward, value, terminated, truncated, **options)[1]
+    return gae(reward, value, terminated, truncated, final_value=final_value, mask=mask, gamma=gamma, lam=lam)[1]
 
 
 def monte_carlo(
@@ -449,8 +450,8 @@ class VTrace(_Advantages):
         return (*_CRITIC, "log_prob", "target_log_prob")
 
     def _compute(self, *, log_prob: Tensor, target_log_prob: Tensor, **columns: Any) -> tuple[Tensor, Tensor]:
-        clips: dict[str, Any] = {"rho_clip": self.rho_clip, "c_clip": self.c_clip}
-        return vtrace(target_log_prob - log_prob, **columns, gamma=self.gamma, lam=self.lam, **clips)
+        columns |= {"rho_clip": self.rho_clip, "c_clip": self.c_clip}
+        return vtrace(target_log_prob - log_prob, **columns, gamma=self.gamma, lam=self.lam)
 
 
 @checked(group_size=COUNT_RULE, per=PER_RULE, gamma=GAMMA_RULE, until_first_done=FLAG_RULE, eps=EPS_RULE)
@@ -488,19 +489,22 @@ class GroupAdvantage:
         return {"advantage": advantage, "return": ret, "mask": mask}
 
 
-def _are_heads(heads: Any) -> bool:
+def _are_heads(heads: object) -> bool:
     """True for a mapping from names to estimators, of at least one."""
-    if not isinstance(heads, Mapping) or not heads:
+    if not is_mapping(heads) or not heads or not is_names([*heads]):
         return False
-    named = cast("Mapping[Any, Any]", heads).items()
-    return all(
-        isinstance(name, str) and callable(x) and hasattr(x, "reads") and not isinstance(x, type) for name, x in named
-    )
+    return all(callable(x) and hasattr(x, "reads") and not isinstance(x, type) for x in heads.values())
 
 
 HEADS_RULE: Rule = (
     _are_heads,
     "expected a mapping from columns of rewards to estimators, such as {'cost': relive.GAE()}",
+)
+
+
+NAMES_RULE: Rule = (
+    lambda names: not isinstance(names, str) and all(isinstance(name, str) for name in names),
+    "expected names of heads, such as ('intrinsic',)",
 )
 
 
@@ -512,25 +516,44 @@ class ValueHeads:
     Head k values what the k-th column holds. The results for ``reward`` keep their names; those for another column get
     its name in front: ``cost_advantage`` and ``cost_return``, ``[T, N]``, for ``cost``. Declare ``value=(K,)``.
 
+    A head in ``non_episodic`` goes on over the ends of episodes, as the intrinsic returns of RND do (Burda et al. 2018,
+    Exploration by Random Network Distillation, section 2.3). Its estimator gets the real steps of each env one after
+    another, as one episode that has not ended: after a step comes the next real one, after the last the bootstrap row.
+    Steps that are not real, such as those of a reset under ``NEXT_STEP``, are passed over. They get zeros.
+
     Args:
         heads: K columns ``[T, N]``, in the order of the heads, and the estimator of each.
+        non_episodic: the heads that no end of an episode stops.
 
     Raises:
-        ParameterError: ``heads`` is not such a mapping.
+        ParameterError: ``heads`` is not such a mapping, or ``non_episodic`` names none of them.
         ShapeError: from ``finish``, if the value does not have K numbers.
     """
 
     heads: Mapping[str, Estimator]
+    non_episodic: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.heads, dict):  # later changes of the caller's are none of these
             object.__setattr__(self, "heads", dict(self.heads))
+        require("ValueHeads", NAMES_RULE, non_episodic=self.non_episodic)
+        object.__setattr__(self, "non_episodic", tuple(self.non_episodic))
+        if _are_heads(self.heads) and not {*self.non_episodic} <= {*self.heads}:
+            raise ParameterError(
+                f"ValueHeads(non_episodic={self.non_episodic}): expected some of {', '.join(self.heads)}"
+            )
+
+    @property
+    def episodic(self) -> list[int]:
+        """The numbers of the heads that an end of an episode stops, and which read its final value."""
+        return [k for k, name in enumerate(self.heads) if name not in self.non_episodic]
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The names of the columns that the call takes."""
         others = [name for estimator in self.heads.values() for name in estimator.reads if name != "reward"]
-        return tuple(dict.fromkeys(["value", "final_value", *self.heads, *others]))
+        mask = ["mask"] if self.non_episodic else []
+        return tuple(dict.fromkeys(["value", "final_value", *self.heads, *others, *mask]))
 
     def __call__(self, **columns: Any) -> dict[str, Tensor]:
         """The columns of each estimator, under their names."""
@@ -544,9 +567,38 @@ class ValueHeads:
         for k, (name, estimator) in enumerate(self.heads.items()):
             final = None if final_value is None else final_value[..., k]
             given = columns | {"reward": columns[name], "value": value[..., k], "final_value": final}
-            result = estimator(**{read: given[read] for read in estimator.reads})
+            run = _over_ends if name in self.non_episodic else _run
+            result = run(estimator, given)
             results |= {column if name == "reward" else f"{name}_{column}": x for column, x in result.items()}
         return results
+
+
+def _run(estimator: Estimator, columns: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The results of an estimator, which is given what it reads."""
+    return estimator(**{read: columns[read] for read in estimator.reads})
+
+
+def _over_ends(estimator: Estimator, columns: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The results of an estimator for the real steps of each env, as those of one episode that has not ended."""
+    mask, value, reward = columns["mask"], columns["value"], columns["reward"]
+    no_end = torch.zeros_like(reward, dtype=torch.bool)
+    joined = {**columns, "terminated": no_end, "truncated": no_end, "final_value": None}
+    if mask is None:
+        return _run(estimator, joined)
+    # the real steps of each env come first, in their order; the value of what follows the last one is the bootstrap's
+    row = torch.sort((~mask).to(torch.uint8), dim=0, stable=True).indices
+    env = torch.arange(mask.shape[1], device=mask.device)
+    real = mask[row, env]
+    for read in estimator.reads:
+        if read not in ("value", "terminated", "truncated", "final_value"):
+            joined[read] = columns[read][row, env]
+    joined["value"] = torch.cat([torch.where(real, value[row, env], value[-1]), value[-1:]])
+    joined |= {"mask": real}
+    found: dict[str, Tensor] = {}
+    for name, result in _run(estimator, joined).items():
+        found[name] = torch.zeros_like(result)
+        found[name][row, env] = result.masked_fill(~real.reshape(*real.shape, *[1] * (result.dim() - 2)), 0)
+    return found
 
 
 def _of_episodes(ret: Tensor, done: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
@@ -617,7 +669,7 @@ def _grid(
     )
 
 
-def _require_dense(name: str, x: Any) -> None:
+def _require_dense(name: str, x: object) -> None:
     """Require a dense tensor of real numbers.
 
     Raises:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fit import spread
 from relive import core
-from relive.cluster.plan import Plan, global_weights, shard_counts, shard_key, shard_masses
+from relive.cluster.plan import BatchPlan, global_weights, shard_counts, shard_key, shard_masses
 from relive.errors import EmptyError, NotFiniteError, ParameterError, ShapeError
 from relive.samplers.sumtree import SumTree
+from support.fit import spread
 
 MASSES = st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1e6)), min_size=1, max_size=6).filter(any)
 
@@ -44,7 +44,7 @@ def test_a_mass_at_the_very_end_of_a_shard_stays_within_it_where_the_difference_
     ends = masses.cumsum()
     wanted = np.array([math.nextafter(ends[1], 0.0)])
     assert wanted - masses[0] == masses[1]
-    assert Plan(masses, ends, wanted).of(1).tolist() == [math.nextafter(1.5, 0.0)]
+    assert BatchPlan(masses, ends, wanted).of(1).tolist() == [math.nextafter(1.5, 0.0)]
 
 
 @pytest.mark.parametrize("stratified", [False, True])

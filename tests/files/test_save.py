@@ -17,7 +17,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from effort import often
 from relive import files as persist
 from relive.errors import (
     FileFormatError,
@@ -25,9 +24,10 @@ from relive.errors import (
 from relive.files import disk, format
 from relive.files import format as tensors
 from relive.files.save import SaveHandle, Saves, from_json, to_json
-from saves import Tensors, Tried, assert_refused, assert_same, bits, data_files, example, holds, save
+from support.effort import often
+from support.saves import Tensors, Tried, assert_refused, assert_same, bits, data_files, example, holds, save
 
-DTYPES = [getattr(torch, name) for name in format._NAMES.values() if hasattr(torch, name)]
+DTYPES = [getattr(torch, name) for name in format.NAMES.values() if hasattr(torch, name)]
 
 
 # Round trips
@@ -212,7 +212,7 @@ def test_what_comes_in_parts_is_saved_as_one_and_may_change_once_it_was_taken(
         rows.fill(-1)
 
     tensors = {"rows": parts, "more": np.zeros(500)}
-    persist.update(tmp_path / "save", lambda present: persist.Change([tensors], {}), on_read=taken)
+    persist.update(tmp_path / "save", lambda present: persist.NewSave([tensors], {}), on_read=taken)
     found = persist.read(tmp_path / "save")[0]["rows"].numpy()
     assert found.tolist() == np.arange(300).reshape(100, 3).tolist()
     assert order.index("taken") < len(order) - 3  # before the wait for the last file

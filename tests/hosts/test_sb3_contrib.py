@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+
+from test_docs import blocks
 
 ours: Any = import_module("relive.compat.sb3_contrib")
 contrib: Any = import_module("sb3_contrib")
@@ -120,3 +123,12 @@ def test_a_saved_model_loads_with_our_buffer(seed: int, tmp_path: Any) -> None:
     loaded = ours.RecurrentPPO.load(tmp_path / "model", vec_env.DummyVecEnv([Turns] * 4))
     assert type(loaded.rollout_buffer) is ours.RecurrentRolloutBuffer
     loaded.learn(64)
+
+
+def test_every_block_of_the_page_runs(seed: int) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "migration" / "sb3_contrib.md"
+    names: dict[str, Any] = {}
+    code = [block.code for block in blocks(page.read_text(encoding="utf-8")) if block.language == "python"]
+    for part in code if seed == 0 else []:
+        exec(part, names)
+    assert len(code) == 2

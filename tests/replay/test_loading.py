@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,19 @@ import pytest
 import torch
 from torch import nn
 
-import inside
 import relive
 from attacks import forger
-from covering import covering
-from effort import often
-from elsewhere import ELSEWHERE, far_device
 from relive import NStep, Prioritized, ReplayBuffer, RolloutBuffer, SchemaChanges, Sequence, Transition, Uniform
 from relive import files as persist
 from relive.errors import DTypeError, FieldError, FileFormatError, ParameterError, SchemaError
+from relive.ring.ring import Ring
+from relive.samplers.contract import Drawn
 from relive.steps.schema import Field
-from twins import SAMPLERS, Twin, same_batches
+from support import internals
+from support.cases import covering
+from support.effort import often
+from support.other_device import ELSEWHERE, far_device
+from support.twins import SAMPLERS, Twin, same_batches
 
 PLAYS = ["..", ".T", "..", "U.", ".B", "..", "|", "..", "T.", "..", ".U", "..", "..", "TT", "..", "..", ".."]
 
@@ -139,6 +142,44 @@ def test_another_sampler_and_view_and_capacity_at_once(tmp_path: Path) -> None:
 
 
 # Another schema.
+
+
+class Newest:
+    """A sampler of a user, with no more than its two methods: it draws the newest transition alone."""
+
+    def attach(self, ring: Ring) -> None:
+        self.ring = ring
+
+    def draw(self, count: int, key: int, update: int, of: int) -> Drawn:
+        return self.ring.anchors()[np.full(count, -1)], {}
+
+
+def test_a_sampler_of_two_methods_goes_with_another_capacity(tmp_path: Path) -> None:
+    Twin(2, 8).play(*PLAYS).buffer.save(tmp_path / "save")
+    loaded = ReplayBuffer.load(tmp_path / "save", capacity=8, sampler=Newest())
+    assert loaded.capacity == 8
+    assert len(set(loaded.sample(4)["index"].tolist())) == 1
+
+
+@pytest.mark.parametrize("part", ["sampler", "view"])
+def test_what_is_no_part_is_refused_by_name_and_not_as_a_damaged_save(part: str, tmp_path: Path) -> None:
+    twin = Twin(2, 8).play(*PLAYS)
+    twin.buffer.save(tmp_path / "save")
+    ReplayBuffer.open(tmp_path / "files", twin.buffer.schema, 16).close()
+    for wrong in (Prioritized if part == "sampler" else NStep, "newest", 3):
+        given: Any = {part: wrong}
+        calls: list[Callable[[], object]] = [
+            partial(ReplayBuffer.load, tmp_path / "save", **given),
+            partial(ReplayBuffer.load, tmp_path / "save", capacity=8, **given),
+            partial(ReplayBuffer.open, tmp_path / "files", **given),
+        ]
+        if part == "sampler":
+            calls.append(partial(ReplayBuffer.plan, twin.buffer.schema, 16, **given))
+        for call in calls:
+            with pytest.raises(ParameterError, match=part) as caught:
+                call()
+            assert not isinstance(caught.value, FileFormatError)
+    assert ReplayBuffer.open(tmp_path / "files").num_envs == 1
 
 
 def test_fields_are_dropped_renamed_cast_and_added(tmp_path: Path) -> None:
@@ -442,8 +483,10 @@ def test_transitions_without_an_order_are_dealt_to_another_number_of_envs(
     assert torch.equal(found["obs", "camera"], expected["obs", "camera"])
     assert torch.equal(found["next_obs", "state"], expected["next_obs", "state"])
     if saved.has_priorities:
-        sizes = [inside.errors(inside.prioritized(buffer)) for buffer in (loaded, saved)]
-        places = [inside.ring(buffer).find(x["index"].numpy())[0] for buffer, x in ((loaded, found), (saved, expected))]
+        sizes = [internals.errors(internals.prioritized(buffer)) for buffer in (loaded, saved)]
+        places = [
+            internals.ring(buffer).find(x["index"].numpy())[0] for buffer, x in ((loaded, found), (saved, expected))
+        ]
         assert sizes[0][places[0]].tolist() == sizes[1][places[1]].tolist()
     step = expected.rows(slice(1)).apply(lambda value: value.expand(num_envs, *value.shape[1:]))
     step = {name: step[name] for name in (*saved.schema.names, "next_obs")}

@@ -11,11 +11,11 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-import tagged
-from collecting import every_mode, policy
-from elsewhere import ELSEWHERE, far_device, no_waiting
 from relive import GAE, Collector, MonteCarlo, RolloutBuffer, Schema, TDLambda, ValueHeads, VTrace, errors
-from rollouts import NAN, SCHEMA, play, same_data
+from support import tagged_envs
+from support.other_device import ELSEWHERE, far_device, no_waiting
+from support.rollouts import NAN, SCHEMA, play, same_data
+from support.tagged_collections import every_mode, policy
 
 T, N = 9, 3
 HEADS = ValueHeads({"reward": GAE(0.99, 0.95), "cost": TDLambda(0.9, 0.5, normalize=True), "speed": MonteCarlo(0.8)})
@@ -60,7 +60,7 @@ def test_each_head_is_finished_as_if_it_were_alone(count: int, masked: bool) -> 
 
 @every_mode
 def test_a_collector_values_final_observations_by_every_head(mode: AutoresetMode) -> None:
-    schedule = tagged.cycle([(3, "truncated"), (1, "truncated")], [(2, "terminated"), (4, "truncated")])
+    schedule = tagged_envs.cycle([(3, "truncated"), (1, "truncated")], [(2, "terminated"), (4, "truncated")])
 
     def two_heads(obs: Tensor) -> Mapping[str, Tensor]:
         answer = policy(obs)
@@ -68,7 +68,7 @@ def test_a_collector_values_final_observations_by_every_head(mode: AutoresetMode
 
     rollouts: list[RolloutBuffer] = []
     for acting, shape in ((two_heads, (2,)), (policy, ())):
-        envs = tagged.make_tagged(2, mode, schedule)
+        envs = tagged_envs.make_tagged(2, mode, schedule)
         rollout = RolloutBuffer(Schema.from_env(envs, value=shape), 11, 2)
         Collector(envs, acting, rollout, seed=0).collect()
         rollouts.append(rollout)
@@ -156,3 +156,102 @@ def test_heads_are_the_call_that_makes_them_and_do_not_change_with_the_mapping()
     assert list(made.heads) == ["reward", "cost"]
     before = filled().finish(HEADS)
     assert same_data(filled().finish(eval(repr(HEADS))).data(), before.data())
+
+
+# heads that no end of an episode stops
+
+
+def joined(rollout: RolloutBuffer, k: int, name: str, estimator: Any) -> dict[str, Tensor]:
+    """The results of an estimator for each env's real steps, written down one after another; zeros at all others."""
+    found: dict[str, Tensor] = {}
+    value = torch.cat([rollout["value"][:-1] if len(rollout["value"]) > rollout.steps else rollout["value"]])
+    for n in range(N):
+        rows = [t for t in range(rollout.steps) if rollout["mask"][t, n]]
+        if not rows:
+            continue
+        no = torch.zeros(len(rows), 1, dtype=torch.bool)
+        values = torch.cat([value[rows, n, k], rollout.last["value"][n : n + 1, k]])[:, None]
+        columns = {"reward": rollout[name][rows, n][:, None], "value": values, "mask": None, "final_value": None}
+        columns |= {"terminated": no, "truncated": no, "log_rho": no.float()}
+        for result, x in estimator(**{read: columns[read] for read in estimator.reads}).items():
+            found.setdefault(result, torch.zeros(rollout.steps, N))[rows, n] = x[:, 0]
+    return found
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("estimator", [GAE(0.99, 0.95), TDLambda(0.9, 0.5), MonteCarlo(0.8)], ids=repr)
+def test_a_head_that_no_end_stops_has_the_returns_of_the_joined_steps(estimator: Any, masked: bool) -> None:
+    for count in (T, 2 * T + 4):
+        rollout = filled(masked=masked, count=count, wrap=True)
+        heads = {"reward": GAE(0.99, 0.95), "cost": estimator, "speed": MonteCarlo(0.8)}
+        rollout.finish(ValueHeads(heads, non_episodic=("cost",)))
+        for result, x in joined(rollout, 1, "cost", estimator).items():
+            torch.testing.assert_close(rollout[f"cost_{result}"], x, rtol=1e-5, atol=1e-5)
+        others = filled(masked=masked, count=count, wrap=True).finish(ValueHeads(heads))
+        assert (rollout["terminated"] | rollout["truncated"]).any()
+        assert not torch.allclose(others["cost_return"], rollout["cost_return"])
+        for column in ("advantage", "return", "speed_advantage", "speed_return"):
+            assert torch.equal(others[column], rollout[column])
+
+
+@every_mode
+def test_a_collector_joins_the_steps_of_every_mode(mode: AutoresetMode) -> None:
+    """Hand-written: the reset row of NEXT_STEP is no step, so the trace passes over it."""
+    schedule = tagged_envs.cycle([(3, "truncated"), (1, "terminated")], [(2, "terminated"), (4, "truncated")])
+    envs = tagged_envs.make_tagged(2, mode, schedule)
+    rollout = RolloutBuffer(Schema.from_env(envs, value=(2,)), 11, 2)
+    two = lambda obs: (a := policy(obs)) | {"value": torch.stack([a["value"], 7 - a["value"]], -1)}  # noqa: E731
+    Collector(envs, two, rollout, seed=0).collect()
+    rollout["new"] = 2 * rollout["reward"]
+    rollout.finish(ValueHeads({"reward": GAE(0.9, 0.8), "new": GAE(0.95, 0.7)}, non_episodic=["new"]))  # type: ignore[arg-type]
+    for n in range(2):
+        later, after = rollout.last["value"][n, 1], torch.zeros(())
+        for t in reversed(range(11)):
+            if rollout["mask"][t, n]:
+                value = rollout["value"][t, n, 1]
+                after = rollout["new"][t, n] + 0.95 * later - value + 0.95 * 0.7 * after
+                torch.testing.assert_close(rollout["new_advantage"][t, n], after)
+                later = value
+            else:
+                assert rollout["new_advantage"][t, n] == 0
+
+
+def test_a_head_that_no_end_stops_is_the_same_on_a_device() -> None:
+    heads = ValueHeads({"reward": GAE(), "cost": GAE(0.9, 0.8), "speed": GAE(0.9)}, ("cost", "speed"))
+    ours = filled().finish(heads)
+    with far_device():
+        theirs = filled(ELSEWHERE)
+        with no_waiting():
+            theirs.finish(heads)
+        data = theirs.data().to("cpu")
+    for name in ("advantage", "cost_advantage", "cost_return", "speed_return"):
+        torch.testing.assert_close(data[name], ours[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_head_that_no_end_stops_needs_no_final_value_but_a_bootstrap(debug: bool) -> None:
+    rollout = filled(masked=False, debug=debug)
+    cut = rollout["truncated"] & ~rollout["terminated"]
+    assert cut.any()
+    rollout["final_value"][..., 1] = NAN
+    heads: Any = {"reward": GAE(), "cost": GAE(), "speed": GAE()}
+    with pytest.raises((errors.FieldError, errors.NotFiniteError), match="final_value"):
+        rollout.finish(ValueHeads(heads))
+    rollout.finish(ValueHeads(heads, ("cost",)))
+    rollout["final_value"][...] = NAN
+    rollout.finish(ValueHeads(heads, ("reward", "cost", "speed")))
+    rollout["cost"][2, 1] = NAN
+    with pytest.raises(errors.NotFiniteError, match="'cost': step 2 of env 1"):
+        rollout.finish(ValueHeads(heads, ("reward", "cost", "speed")))
+    ended = RolloutBuffer(WIDE, 1, N)
+    row = {name: torch.zeros(N, *leaf.shape, dtype=leaf.dtype) for (name,), leaf in WIDE.leaves.items()}
+    ended.add(row | {"terminated": np.ones(N, np.bool_)})
+    ended.finish(ValueHeads(heads))
+    with pytest.raises(errors.UnfinishedError, match=r"'speed' goes on after the last step.*last_value"):
+        ended.finish(ValueHeads(heads, ("speed",)))
+
+
+@pytest.mark.parametrize("names", [("costs",), "cost", 3, (1,)])
+def test_heads_that_no_end_stops_are_some_of_the_heads(names: Any) -> None:
+    with pytest.raises(errors.ParameterError, match=r"ValueHeads\(non_episodic=.*expected"):
+        ValueHeads({"reward": GAE(), "cost": GAE()}, names)

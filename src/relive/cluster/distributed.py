@@ -17,6 +17,7 @@ from zlib import crc32
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from .. import core
@@ -28,12 +29,14 @@ from ..replay.checks import require_rows
 from ..returns import EPS
 from ..rollout.columns import ADVANTAGE, Name
 from ..rollout.minibatches import MANY, require_advantage
-from ..steps.arrays import Doubles, Ints, to_tensor
+from ..steps.arrays import Array, Doubles, Ints, to_tensor
 from ..steps.schema import Path
 from ..views.contract import time_first_of
 from .plan import ShardDraw, ShardSampler, shard_key
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from ..replay.buffer import ReplayBuffer
     from ..rollout.buffer import RolloutBuffer
 
@@ -67,7 +70,7 @@ class ShardedReplay:
     def __init__(
         self,
         replay: ReplayBuffer,
-        group: Any = None,
+        group: ProcessGroup | None = None,
         *,
         limit: RateLimit | None = None,
         limit_timeout: float | None = None,
@@ -117,7 +120,7 @@ class ShardedReplay:
                     return self._rows_of(table, batch_size, agreed[-1])
             rate_limit.wait()  # another thread may have its turn meanwhile
 
-    def _rows_of(self, table: Doubles, batch_size: int, agreed: _Agreed) -> Any:
+    def _rows_of(self, table: Doubles, batch_size: int, agreed: _Agreed) -> Batch | SequenceBatch:
         """This rank's rows of a batch. ``table`` has the totals of all ranks, which may have changed since."""
         sampler, ranks = self._sampler, self._ranks
         try:
@@ -129,12 +132,12 @@ class ShardedReplay:
         counts, key = plan.counts(), shard_key(agreed.seed, agreed.t, ranks.rank)
         rows = counts.max().item()  # all ranks compute this plan, so all batches have this size
 
-        def extras(drawn: ShardDraw, least: float) -> dict[str, Any]:
+        def extras(drawn: ShardDraw, least: float) -> dict[str, Array]:
             columns = sampler.weights(drawn, plan.ends.item(-1), least, agreed.beta)
             columns["weight"] *= np.float32(rows * ranks.count / batch_size)
             return columns
 
-        def read(least: float) -> tuple[ShardDraw, Any]:
+        def read(least: float) -> tuple[ShardDraw, Batch | SequenceBatch]:
             with sampler.lock:  # for both, so that no row is overwritten between its draw and its read
                 if sampler.prioritized is not None:
                     sampler.prioritized.largest_error = table[:, 2].max().item()
@@ -144,12 +147,13 @@ class ShardedReplay:
 
         if not sampler.compares_in_batch:
             return read(table[:, 1].min().item())[1]
-        results = list[tuple[ShardDraw, Any]]()  # read before the exchange: rows may be overwritten while it waits
+        # read before the exchange: rows may be overwritten while it waits
+        results = list[tuple[ShardDraw, Batch | SequenceBatch]]()
 
-        def report() -> Report:
+        def report() -> RankReport:
             results.append(read(1.0))  # the ranks do not know the least priority yet
             priorities = results[0][0].priorities
-            return Report({}, (math.inf if priorities is None else priorities.min(initial=math.inf),))
+            return RankReport({}, (math.inf if priorities is None else priorities.min(initial=math.inf),))
 
         least = ranks.exchange("sample: weights", report).min().item()
         drawn, batch = results[0]
@@ -166,7 +170,9 @@ class ShardedReplay:
         require("batches", COUNT_RULE, count=count)
         return (self.sample(batch_size) for _ in range(count))
 
-    def update_priorities(self, index: Any, td_error: Any, mask: Any = None) -> int:
+    def update_priorities(
+        self, index: ArrayLike | Tensor, td_error: ArrayLike | Tensor, mask: ArrayLike | Tensor | None = None
+    ) -> int:
         """Set the priorities of this rank's rows of a batch; returns how many rows were overwritten meanwhile.
 
         Rows that only filled up the batch are left out. Arguments and errors are those of
@@ -175,25 +181,26 @@ class ShardedReplay:
         real = to_tensor(index) >= 0
         if not real.all():
             axis = 1 if to_tensor(td_error).ndim > 1 and time_first_of(self.replay.view) else 0
-            index, td_error, mask = _rows(index, real, 0), _rows(td_error, real, axis), _rows(mask, real, axis)
+            index, td_error = _rows(index, real, 0), _rows(td_error, real, axis)
+            mask = None if mask is None else _rows(mask, real, axis)
         return self.replay.update_priorities(index, td_error, mask)
 
-    def _opening(self, replay: ReplayBuffer, limit: RateLimit | None, limit_timeout: float | None) -> Report:
+    def _opening(self, replay: ReplayBuffer, limit: RateLimit | None, limit_timeout: float | None) -> RankReport:
         """The values that all ranks must agree on when this is made."""
         self._sampler = ShardSampler(replay)
         if limit is not None:
             self._limit = RankLimit(limit, self._ranks.count, limit_timeout)
         fields = sorted((path, leaf.shape, str(leaf.dtype)) for path, leaf in replay.schema.leaves.items())
-        return Report({"the schema (as a checksum)": crc32(repr(fields).encode()), **self._same()}, ())
+        return RankReport({"the schema (as a checksum)": crc32(repr(fields).encode()), **self._same()}, ())
 
-    def _report(self, batch_size: int, agreed: list[_Agreed]) -> Report:
+    def _report(self, batch_size: int, agreed: list[_Agreed]) -> RankReport:
         """The values that all ranks must agree on before a batch, and this rank's totals."""
         require_rows(batch_size)
         sampler = self._sampler
         with sampler.lock:
             agreed.append(_Agreed(sampler.replay.seed, sampler.t, sampler.beta))
             limited = () if self._limit is None else self._limit.report(batch_size)
-            return Report({"batch_size": batch_size, **self._same()}, (*sampler.totals(), *limited))
+            return RankReport({"batch_size": batch_size, **self._same()}, (*sampler.totals(), *limited))
 
     def _same(self) -> dict[str, float]:
         sampler = self._sampler
@@ -216,9 +223,9 @@ class _Agreed(NamedTuple):
     beta: float
 
 
-def _rows(values: Any, chosen: Tensor, axis: int) -> Any:
-    """The chosen entries along an axis; None stays None."""
-    return None if values is None else to_tensor(values).index_select(axis, chosen.nonzero().squeeze(1))
+def _rows(values: ArrayLike | Tensor, chosen: Tensor, axis: int) -> Tensor:
+    """The chosen entries along an axis."""
+    return to_tensor(values).index_select(axis, chosen.nonzero().squeeze(1))
 
 
 # Minibatches of rollouts
@@ -236,7 +243,7 @@ def minibatches(
     blocks: int | None = None,
     fields: tuple[Name, ...] | None = None,
     normalize_advantage: bool = False,
-    group: Any = None,
+    group: ProcessGroup | None = None,
 ) -> Iterator[Batch]:
     """This rank's rows of the minibatches of all ranks. Every real transition of every rank comes once an epoch.
 
@@ -288,7 +295,7 @@ class _RankMinibatches:
         self._columns, self._permutations = inside._columns, inside._permutations
         self._minibatches = inside._minibatches
 
-    def report(self, batch_size: int | None, num_batches: int | None, fields: tuple[Name, ...] | None) -> Report:
+    def report(self, batch_size: int | None, num_batches: int | None, fields: tuple[Name, ...] | None) -> RankReport:
         """The values that all ranks must agree on. Also finds the rows of this rank's blocks."""
         sizes = {"batch_size": batch_size, "num_batches": num_batches}
         sizes = {name: size for name, size in sizes.items() if size is not None}
@@ -314,7 +321,7 @@ class _RankMinibatches:
             "blocks": self.blocks,
             "normalize_advantage": self.normalizes,
         }
-        return Report(same, ())
+        return RankReport(same, ())
 
     def _rows_of_blocks(self, each: int) -> list[Tensor]:
         """The flat rows ``t * N + n`` of the real transitions in each of this rank's blocks."""
@@ -344,9 +351,9 @@ class _RankMinibatches:
     def _counted(self) -> tuple[Ints, float]:
         """How many rows each block of all ranks has, int64 ``[S]``, and their mean advantage; 0 if it is not used."""
 
-        def report() -> Report:
+        def report() -> RankReport:
             sums = [float(self._advantage(rows).sum()) if self.normalizes else 0.0 for rows in self.rows]
-            return Report({}, (*map(len, self.rows), *sums))
+            return RankReport({}, (*map(len, self.rows), *sums))
 
         table = self.ranks.exchange("minibatches: rows", report)
         counts, sums = np.split(table, 2, 1)
@@ -377,7 +384,7 @@ class _RankMinibatches:
         number = bounds.shape[1] - 1
         shape = len(self.rows), 2, self.epochs, number
 
-        def report() -> Report:
+        def report() -> RankReport:
             sums = np.zeros(shape)
             for k, begins in enumerate(bounds[self._own]):
                 some = int(np.count_nonzero(np.diff(begins)))  # the minibatches with rows of this block come first
@@ -386,7 +393,7 @@ class _RankMinibatches:
                     # only up to ``some``: reduceat gives an entry, not 0, for a part without rows
                     sums[k, 0, epoch, :some] = np.add.reduceat(centred.sum(1), begins[:some])
                     sums[k, 1, epoch, :some] = np.add.reduceat(np.square(centred).sum(1), begins[:some])
-            return Report({}, sums.ravel().tolist())
+            return RankReport({}, sums.ravel().tolist())
 
         table = self.ranks.exchange("minibatches: advantages", report)
         total, squares = table.reshape(-1, *shape[1:]).sum(0)
@@ -412,7 +419,9 @@ class _RankMinibatches:
                     leaves[ADVANTAGE] = ((advantage.double() - mean) / (std + EPS)).to(advantage.dtype)
                 yield as_batch(leaves)
 
-    def _gathered(self, gather: Any, index: Tensor, rows: int, weight: float) -> dict[Path, Tensor]:
+    def _gathered(
+        self, gather: Callable[[Tensor], dict[Path, Tensor]], index: Tensor, rows: int, weight: float
+    ) -> dict[Path, Tensor]:
         """The fields of the rows ``index``, filled up to ``rows`` rows, and their weights."""
         count, column = len(index), torch.full((rows,), weight, dtype=torch.float32, device=index.device)
         if count < rows:
@@ -489,7 +498,7 @@ def sequences(
     fields: tuple[Name, ...] | None = None,
     time_first: bool = True,
     normalize_advantage: bool = False,
-    group: Any = None,
+    group: ProcessGroup | None = None,
 ) -> Iterator[SequenceBatch]:
     """This rank's sequences, in equally many batches on all ranks.
 
@@ -522,14 +531,15 @@ def sequences(
     """
     ranks, batches = Ranks(group), list[Iterator[SequenceBatch]]()
 
-    def report() -> Report:
+    def report() -> RankReport:
         require("sequences", COUNT_RULE, num_batches=num_batches, epochs=epochs)
         options: dict[str, Any] = {"overlap": overlap, "complete": complete, "drop_tail": drop_tail, "shuffle": shuffle}
         options |= {"num_batches": num_batches, "epochs": epochs, "fields": fields, "time_first": time_first}
         batches.append(rollout.sequences(length, **options))
         if normalize_advantage:
             rollout["advantage"]  # its error names the columns that there are
-        return Report({"num_batches": num_batches, "epochs": epochs, "normalize_advantage": normalize_advantage}, ())
+        same = {"num_batches": num_batches, "epochs": epochs, "normalize_advantage": normalize_advantage}
+        return RankReport(same, ())
 
     ranks.exchange("sequences", report)
     return _weighted(ranks, batches[0], num_batches * epochs, normalize_advantage)
@@ -540,9 +550,9 @@ def _weighted(ranks: Ranks, batches: Iterator[SequenceBatch], count: int, normal
     for _ in range(count):
         read = list[SequenceBatch]()
 
-        def report(read: list[SequenceBatch] = read) -> Report:
+        def report(read: list[SequenceBatch] = read) -> RankReport:
             read.append(next(batches))
-            return Report({}, _moments(read[0], normalize))
+            return RankReport({}, _moments(read[0], normalize))
 
         table = ranks.exchange("sequences: batch", report)
         batch, steps = read[0], table[:, 0]
@@ -713,7 +723,7 @@ class Ranks:
     rank: int
     count: int
 
-    def __init__(self, group: Any = None) -> None:
+    def __init__(self, group: ProcessGroup | None = None) -> None:
         self._group = group
         self.rank, self.count, self._device = 0, 1, torch.device("cpu")
         if not (dist.is_available() and dist.is_initialized()):
@@ -729,7 +739,7 @@ class Ranks:
         if "nccl" in backend and "gloo" not in backend:
             self._device = torch.device("cuda", torch.cuda.current_device())
 
-    def exchange(self, call: str, report: Callable[[], Report]) -> Doubles:
+    def exchange(self, call: str, report: Callable[[], RankReport]) -> Doubles:
         """Exchange the reports of all ranks. Either all ranks go on, or all raise an error.
 
         This takes one all-reduce, or two if a report has more than :data:`WIDTH` numbers.
@@ -798,7 +808,7 @@ class Ranks:
             )
 
 
-class Report(NamedTuple):
+class RankReport(NamedTuple):
     """Numbers that a rank reports to the others."""
 
     same: Mapping[str, float]

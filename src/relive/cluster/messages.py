@@ -23,11 +23,11 @@ class Link(Protocol):
     With these three methods every rule of failures is tested in one process. Ray is imported by one module alone.
     """
 
-    def call(self, shard: int, method: str, *arguments: Any) -> Any:
+    def call(self, shard: int, method: str, *arguments: object) -> object:
         """Send a message to a shard, and return what :meth:`answers` takes."""
         ...
 
-    def answers(self, calls: Mapping[int, Any], timeout: float) -> tuple[dict[int, Any], set[int]]:
+    def answers(self, calls: Mapping[int, object], timeout: float) -> tuple[dict[int, Any], set[int]]:
         """The answers that came within ``timeout`` seconds, by key, and the keys of the calls that failed.
 
         A call whose answer has not come is in neither of the two. An error that a shard raised is raised here.

@@ -16,19 +16,21 @@ indices.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import pairwise
+from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .. import core
+from ..batches import Batch, SequenceBatch
 from ..errors import EmptyError, NotFiniteError, ParameterError, ShapeError
 from ..parameters import COUNT_RULE, Rule, is_count, is_number, is_own, require
 from ..samplers.prioritized import Prioritized
-from ..steps.arrays import Doubles, Ints
+from ..steps.arrays import Array, Doubles, Ints
 
 if TYPE_CHECKING:
     from ..replay.buffer import ReplayBuffer
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 
 
-class Plan(NamedTuple):
+class BatchPlan(NamedTuple):
     """A batch, divided among shards. :func:`plan` makes one."""
 
     masses: Doubles
@@ -66,7 +68,7 @@ class Plan(NamedTuple):
         return np.minimum(masses, math.nextafter(self.masses[shard], 0.0))  # a difference may round up to the mass
 
 
-def plan(masses: ArrayLike, batch_size: int, seed: int, t: int, *, stratified: bool = False) -> Plan:
+def plan(masses: ArrayLike, batch_size: int, seed: int, t: int, *, stratified: bool = False) -> BatchPlan:
     """How shards divide batch number ``t``. Arguments and errors are those of :func:`shard_counts`."""
     require("shard_counts", COUNT_RULE, batch_size=batch_size)
     require("shard_counts", (is_count, "expected the number of the batch, a whole number of at least 0"), t=t)
@@ -76,7 +78,7 @@ def plan(masses: ArrayLike, batch_size: int, seed: int, t: int, *, stratified: b
     ends, wanted = _ends(vector), np.empty(batch_size)
     total = float(ends[-1])
     core.masses(core.key(seed, t), stratified, total, wanted)
-    return Plan(vector, ends, wanted)
+    return BatchPlan(vector, ends, wanted)
 
 
 def shard_counts(masses: ArrayLike, batch_size: int, seed: int, t: int, *, stratified: bool = False) -> Ints:
@@ -206,8 +208,8 @@ class ShardSampler:
         ParameterError: the sampler is another one; its draws depend on the order in which all rows came.
     """
 
-    replay: ReplayBuffer[Any, Any]
-    lock: Any
+    replay: ReplayBuffer
+    lock: RLock
 
     def __init__(self, replay: ReplayBuffer) -> None:
         inside: Any = replay
@@ -256,12 +258,12 @@ class ShardSampler:
         least = sampler.smallest if sampler.normalize == "buffer" else math.inf
         return Totals(sampler.mass, least, sampler.largest_error)
 
-    def plan(self, masses: Doubles, batch_size: int, seed: int, t: int) -> Plan:
+    def plan(self, masses: Doubles, batch_size: int, seed: int, t: int) -> BatchPlan:
         """How shards with these ``masses``, ``[K]``, divide batch ``t``."""
         stratified = self.prioritized is not None and self.prioritized.stratified
         return plan(masses, batch_size, seed, t, stratified=stratified)
 
-    def draw(self, planned: Plan, shard: int, key: int) -> ShardDraw:
+    def draw(self, planned: BatchPlan, shard: int, key: int) -> ShardDraw:
         """Draw the rows of this shard for a batch, as :meth:`draw_share`.
 
         Args:
@@ -299,7 +301,7 @@ class ShardSampler:
         if self.prioritized is not None:
             self.prioritized.count_draw()
 
-    def weights(self, drawn: ShardDraw, total: float, least: float, beta: float) -> dict[str, Any]:
+    def weights(self, drawn: ShardDraw, total: float, least: float, beta: float) -> dict[str, Array]:
         """``weight`` and, with priorities, ``probability``, as one ring of all shards gives them.
 
         Without priorities, each weight is 1.
@@ -317,7 +319,9 @@ class ShardSampler:
         weight = global_weights(drawn.priorities, least, beta)
         return {"weight": weight, "probability": drawn.priorities / total}
 
-    def read(self, drawn: ShardDraw, key: int, rows: int | None = None, extras: dict[str, Any] | None = None) -> Any:
+    def read(
+        self, drawn: ShardDraw, key: int, rows: int | None = None, extras: Mapping[str, Array] | None = None
+    ) -> Batch | SequenceBatch:
         """The rows drawn, as the replay's view reads them, filled up with others to ``rows`` rows.
 
         Rows that fill up have ``index`` -1, and 0 in the ``extras``. They repeat the rows drawn. If none was drawn,

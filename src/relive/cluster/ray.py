@@ -27,11 +27,11 @@ class RayLink(Link):
     def __init__(self, handles: list[Any]) -> None:
         self.handles = handles
 
-    def call(self, shard: int, method: str, *arguments: Any) -> Any:
+    def call(self, shard: int, method: str, *arguments: object) -> object:
         """Send a message to an actor, as :meth:`Link.call`."""
         return getattr(self.handles[shard], method).remote(*arguments)
 
-    def answers(self, calls: Mapping[int, Any], timeout: float) -> tuple[dict[int, Any], set[int]]:
+    def answers(self, calls: Mapping[int, object], timeout: float) -> tuple[dict[int, Any], set[int]]:
         """The answers of actors that came in time, as :meth:`Link.answers`."""
         if not calls:
             return {}, set()
@@ -54,7 +54,7 @@ class RayLink(Link):
             ray.kill(handle)
 
 
-def actors(**options: Any) -> Connect:
+def actors(**options: object) -> Connect:
     """A function that makes each shard a Ray actor, for the argument ``connect`` of :class:`relive.cluster.Replay`.
 
     Actors spread over the nodes and reserve no CPU. Ray restarts them as often as they die. Ray is started on this
@@ -66,14 +66,14 @@ def actors(**options: Any) -> Connect:
     """
 
     def connect(plans: list[ShardPlan]) -> Link:
-        defaults: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": -1, **options}
+        defaults: dict[str, object] = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": -1, **options}
         actor: Any = ray.remote(Shard)
         return RayLink([actor.options(**defaults).remote(plan) for plan in plans])
 
     return connect
 
 
-def queue_actor(**options: Any) -> Callable[[int], Link]:
+def queue_actor(**options: object) -> Callable[[int], Link]:
     """A function that makes the queue of :class:`relive.cluster.Rollouts` a Ray actor, for its ``connect``.
 
     With ``name="rollouts", lifetime="detached"`` the queue outlives the learner's process. A learner that is started
@@ -84,7 +84,7 @@ def queue_actor(**options: Any) -> Callable[[int], Link]:
     """
 
     def connect(capacity: int) -> Link:
-        defaults: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, **options}
+        defaults: dict[str, object] = {"num_cpus": 0, "max_restarts": -1, **options}
         if "name" in defaults:
             defaults["get_if_exists"] = True
         actor: Any = ray.remote(RolloutQueue)

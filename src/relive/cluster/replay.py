@@ -16,13 +16,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from .. import files
+from ..batches import Batch, SequenceBatch
 from ..core import key
 from ..errors import FileFormatError, LifecycleError, ParameterError
 from ..files import detached
 from ..files.disk import entry, integers, usable
+from ..files.format import Array
 from ..files.save import to_json
 from ..parameters import COUNT_RULE, FLAG_RULE, SECONDS_RULE, TIMEOUT_RULE, require, seed_or_drawn
 from ..printable import add_note, shown
@@ -36,12 +39,12 @@ from ..samplers.prioritized import Prioritized, doubles, errors_by_item, require
 from ..samplers.uniform import Uniform
 from ..steps.arrays import Doubles, Ints, as_host, whole_numbers
 from ..steps.schema import Schema
-from ..views.contract import time_first_of
+from ..views.contract import View, time_first_of
 from ..views.transitions import Transition
 from .messages import PAUSE, Link
 from .plan import LIVES, Partition, Share, global_weights, plan, shard_key
-from .shard import Allowance, Connect, SavedShard, ShardPlan, ShardTotals, commit_path, require_shardable
-from .writer import ShardSender, StepPacker, Writer
+from .shard import Allowance, Connect, RingOptions, SavedShard, ShardPlan, ShardTotals, commit_path, require_shardable
+from .writer import ClusterWriter, ShardSender, StepPacker
 
 START_TIMEOUT = 600.0
 """Seconds that a shard may take to begin: it may have to load a save, or to compile."""
@@ -112,7 +115,7 @@ class Replay:
         *,
         shards: int = 1,
         sampler: Uniform | Prioritized | None = None,
-        view: Any = None,
+        view: View | None = None,
         ordered: bool = True,
         own_next_obs: bool = False,
         seed: int | None = None,
@@ -140,7 +143,7 @@ class Replay:
         shards: int | None = None,
         capacity: int | None = None,
         sampler: Uniform | Prioritized | None = None,
-        view: Any = None,
+        view: View | None = None,
         commit_every: float | None = None,
         durable: bool = False,
         timeout: float = 60.0,
@@ -216,7 +219,7 @@ class Replay:
         self._outbox = Outbox(self._group)
         self._redrawn = 0
         """How many rows other shards gave in place of a shard that failed to give them."""
-        self._own_writer: Writer | None = None
+        self._own_writer: ClusterWriter | None = None
         self._cut, self._committed = state.cut, time.monotonic()
         """The number of the last checkpoint, and when the last commits were begun."""
         self._saving: ClusterSave | None = None
@@ -234,7 +237,9 @@ class Replay:
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def writer(self, envs: Any = None, *, in_flight: int = 2, timeout: float = 300.0) -> Writer:
+    def writer(
+        self, envs: ArrayLike | Tensor | None = None, *, in_flight: int = 2, timeout: float = 300.0
+    ) -> ClusterWriter:
         """A writer, which sends the steps of ``envs`` (default: all) to their shards. Pass it to the worker that plays.
 
         Args:
@@ -251,9 +256,9 @@ class Replay:
         packer = StepPacker(state.schema, len(chosen), state.own_next_obs or not state.ordered)
         link = self._group.link
         senders = [ShardSender(link, part, in_flight, timeout) for part in self._partition.by_shard(chosen)]
-        return Writer(packer, chosen, senders, self._most)
+        return ClusterWriter(packer, chosen, senders, self._most)
 
-    def extend(self, steps: Mapping[str, Any]) -> None:
+    def extend(self, steps: Mapping[str, object]) -> None:
         """Store steps of all envs ``[T, N, ...]``, as :meth:`relive.ReplayBuffer.extend`; returns once they are stored.
 
         Raises:
@@ -300,7 +305,7 @@ class Replay:
         self._state = state._replace(draws=state.draws + 1, sampled=state.sampled + batch_size)
         return batch
 
-    def _draw(self, batch_size: int) -> Any:
+    def _draw(self, batch_size: int) -> Batch | SequenceBatch:
         """Draw the next batch. The caller has just read the totals of the shards.
 
         The shards' masses decide how many rows each shard draws. Each then draws from the rows that it has when it is
@@ -343,19 +348,14 @@ class Replay:
     def _shares(self, masses: Doubles, count: int, attempt: int) -> dict[int, Share]:
         """Divide ``count`` rows among the shards. With priorities, one tree of all rows would draw the same rows."""
         state = self._state
-        sampler, t = state.sampler, state.draws
-        prioritized = sampler.prioritized is not None
+        sampler, t = state.sampler.prioritized, state.draws
         seed = key(state.seed, AGAIN + attempt) if attempt else state.seed
-        planned = plan(masses, count, seed, t, stratified=prioritized and sampler.stratified)
-        return {
-            shard: Share(
-                rows, shard_key(seed, t, shard), float(masses[shard]), planned.of(shard) if prioritized else np.empty(0)
-            )
-            for shard, rows in enumerate(planned.counts().tolist())
-            if rows
-        }
+        planned = plan(masses, count, seed, t, stratified=sampler is not None and sampler.stratified)
+        counts = {shard: rows for shard, rows in enumerate(planned.counts().tolist()) if rows}
+        at = {shard: np.empty(0) if sampler is None else planned.of(shard) for shard in counts}
+        return {k: Share(rows, shard_key(seed, t, k), float(masses[k]), at[k]) for k, rows in counts.items()}
 
-    def _joined(self, drawn: Sequence[_ShardRows], mass: float) -> Any:
+    def _joined(self, drawn: Sequence[_ShardRows], mass: float) -> Batch | SequenceBatch:
         """The batch of these rows. ``mass`` is that of all shards that they were drawn from."""
         blocks = [part.block for part in drawn]
         facts = () if blocks[0].spec.time_first is None else ("facts",)
@@ -365,13 +365,14 @@ class Replay:
                 indices = [of[(*facts, name)] for of in arrays]
                 public = [self._partition.public(x, part.life) for x, part in zip(indices, drawn, strict=True)]
                 extras[name] = torch.from_numpy(np.concatenate(public))
-        if self._state.sampler.prioritized is not None:
+        sampler = self._state.sampler.prioritized
+        if sampler is not None:
             # a shard gives probabilities within the shard; times the mass of the plan, they are priorities
             chances = [of[(*facts, "probability")] * part.mass for of, part in zip(arrays, drawn, strict=True)]
-            extras |= self._weights(self._state.sampler, np.concatenate(chances), mass)
+            extras |= self._weights(sampler, np.concatenate(chances), mass)
         return joined_batch(blocks, extras)
 
-    def _weights(self, sampler: Prioritized, priorities: Any, mass: float) -> dict[str, Tensor]:
+    def _weights(self, sampler: Prioritized, priorities: Doubles, mass: float) -> dict[str, Tensor]:
         """The ``weight`` and ``probability`` of rows with these priorities, as one ring of all shards gives them."""
         least = float(priorities.min())
         if sampler.normalize == "buffer":
@@ -379,7 +380,9 @@ class Replay:
         weights = global_weights(priorities, least, sampler.beta_at(self._state.draws))
         return {"weight": torch.from_numpy(weights), "probability": torch.from_numpy(priorities / mass)}
 
-    def update_priorities(self, index: Any, td_error: Any, mask: Any = None) -> None:
+    def update_priorities(
+        self, index: ArrayLike | Tensor, td_error: ArrayLike | Tensor, mask: ArrayLike | Tensor | None = None
+    ) -> None:
         """Set the priorities of a batch. Arguments are those of :meth:`relive.ReplayBuffer.update_priorities`.
 
         The errors are on their way when this returns, and in effect for every later :meth:`sample`. Errors that cannot
@@ -412,7 +415,7 @@ class Replay:
 
     # -- saving -------------------------------------------------------------------------------------------------
 
-    def save(self, *, extra: Any = None, background: bool = False) -> ClusterSave:
+    def save(self, *, extra: object = None, background: bool = False) -> ClusterSave:
         """Write a checkpoint of all shards and of ``extra``, the learner's state, to the directory ``path``.
 
         The checkpoint holds the TD errors passed before this call, and for every writer the steps up to some chunk.
@@ -547,7 +550,7 @@ def load_extra(path: str | os.PathLike[str]) -> Any:
     return extra_of(_manifest(path))
 
 
-def _chosen_envs(envs: Any, num_envs: int) -> Ints:
+def _chosen_envs(envs: ArrayLike | Tensor | None, num_envs: int) -> Ints:
     """The envs of a writer, int64 ``[N]``.
 
     Raises:
@@ -591,17 +594,23 @@ class Checkpoint(NamedTuple):
     """Rows drawn."""
     cut: int
     """The number of the shards' commits that belong to it."""
-    sampler: Any
-    view: Any
+    sampler: Uniform | Prioritized
+    view: View
     counted: tuple[int, int] | None = None
     """Steps and rows that its limit of samples per insert has counted; None without one."""
 
     @property
-    def ring_options(self) -> dict[str, Any]:
+    def ring_options(self) -> RingOptions:
         """Arguments of the ring of each shard."""
-        return {name: getattr(self, name) for name in ("schema", "sampler", "view", "ordered", "own_next_obs")}
+        return {
+            "schema": self.schema,
+            "sampler": self.sampler,
+            "view": self.view,
+            "ordered": self.ordered,
+            "own_next_obs": self.own_next_obs,
+        }
 
-    def write(self, path: str | os.PathLike[str], extra: tuple[Any, Mapping[str, Any]]) -> None:
+    def write(self, path: str | os.PathLike[str], extra: tuple[object, Mapping[str, Array]]) -> None:
         """Replace the checkpoint in a directory. The shards' commits of its number are on the disk already.
 
         Until this is done, the old checkpoint counts.
@@ -630,7 +639,7 @@ class Checkpoint(NamedTuple):
         files.write(_manifest(path), tensors, content)
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str], sampler: Any, view: Any) -> Checkpoint:
+    def read(cls, path: str | os.PathLike[str], sampler: Uniform | Prioritized | None, view: View | None) -> Checkpoint:
         """The checkpoint in a directory, with this sampler and view where they are not None.
 
         Raises:
@@ -646,12 +655,15 @@ class Checkpoint(NamedTuple):
         draws, sampled, cut = integers(content, "counts", 3).tolist()
         ordered, own = entry(content, "ordered", bool), entry(content, "own_next_obs", bool)
         seed = entry(content, "seed", int)
-        sampler = rebuild(content.get("sampler"), "sampler") if sampler is None else sampler
-        view = rebuild(content.get("view"), "view") if view is None else view
-        counted: Any = None
+        parts = (
+            rebuild(content.get("sampler"), "sampler") if sampler is None else sampler,
+            rebuild(content.get("view"), "view") if view is None else view,
+        )
+        counted = None
         if content.get("limit") is not None:  # saves of earlier versions have none
-            counted = tuple(integers(content, "limit", 2).tolist())
-        return cls(schema, capacity, num_envs, shards, ordered, own, seed, draws, sampled, cut, sampler, view, counted)
+            inserts, samples = integers(content, "limit", 2).tolist()
+            counted = inserts, samples
+        return cls(schema, capacity, num_envs, shards, ordered, own, seed, draws, sampled, cut, *parts, counted)
 
     def saved_shards(self, path: str | os.PathLike[str]) -> tuple[SavedShard, ...]:
         """The shards of this checkpoint, which is in directory ``path``."""
@@ -677,7 +689,7 @@ class ClusterSave:
         group: Group,
         path: str | os.PathLike[str],
         state: Checkpoint,
-        extra: tuple[Any, dict[str, Any]],
+        extra: tuple[object, Mapping[str, Array]],
         on_done: Callable[[int], object],
     ) -> None:
         """Watch the commits that all shards have begun.
@@ -744,7 +756,7 @@ class ClusterSave:
             add_note(self._error, "this is the error of the save before, in the background; now nothing was saved")
             raise self._error
 
-    def _ask(self, shard: int) -> Any:
+    def _ask(self, shard: int) -> object:
         return self._group.link.call(shard, "committed", self._state.cut)
 
     def __repr__(self) -> str:
@@ -776,13 +788,13 @@ class Group:
         """The largest TD error that any shard has seen."""
         self.forgotten: list[int] = [0] * count
         """How many steps each shard has lost: it had them in its last totals, and not when it came back."""
-        self.allowances: Callable[[], Sequence[Any]] = lambda: [None] * count
+        self.allowances: Callable[[], Sequence[Allowance | None]] = lambda: [None] * count
         """How many steps each shard may store. The shard learns it with each question for its totals."""
         self.answered: Callable[[int, ShardTotals], None] = lambda shard, totals: None
         """Called with the totals of a shard that has got its allowance."""
         self._lives: list[list[str]] = [[] for _ in range(count)]
         """The lives of each shard that were seen, in their order. Public indices name them by their numbers."""
-        self._probes: dict[int, tuple[Any, float]] = {}
+        self._probes: dict[int, tuple[object, float]] = {}
         """Calls to the shards that are down, and when they were made."""
         self.unanswered: int = 0
         """Calls that a shard did not answer, in time or at all."""
@@ -988,7 +1000,7 @@ class _Sent(NamedTuple):
     """A call whose answer nobody waits for."""
 
     shard: int
-    call: Any
+    call: object
     rows: int
     """How many TD errors the call carries; 0 if it is another call."""
 
@@ -1005,7 +1017,7 @@ class Outbox:
         self.dropped: int = 0
         """How many TD errors were lost, because the shard of the rows was restarted or did not answer."""
 
-    def send(self, shard: int, rows: int, method: str, *arguments: Any) -> None:
+    def send(self, shard: int, rows: int, method: str, *arguments: object) -> None:
         """Send a message that carries TD errors for ``rows`` rows."""
         self._sent.append(_Sent(shard, self._group.link.call(shard, method, *arguments), rows))
 

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import torch
+from torch import Tensor
 
 from ..errors import FieldError, LifecycleError, ParameterError
 from ..parameters import COUNT_RULE, FLAG_RULE, SECONDS_RULE, TIMEOUT_RULE, Rule, is_count, is_whole, require
 from ..printable import shown
 from ..processes.blocks import Block, packed
+from ..steps.arrays import Array
 from ..steps.schema import Path, nest
 from .messages import PAUSE, Fetched, Label, Link
 
@@ -68,8 +69,10 @@ class Rollouts:
         require("Rollouts", SECONDS_RULE, timeout=timeout)
         self._link = (connect or _actor)(capacity)
         self._max_staleness, self._settle_each, self._timeout = max_staleness, settle_each, timeout
-        self._born, self._place = "", 0
-        """The life of the queue, and the place in its line of the last rollout that :meth:`get` returned or dropped."""
+        self._born: str = ""
+        """The life of the queue."""
+        self._place: int = 0
+        """The place in its line of the last rollout that :meth:`get` returned or dropped."""
         self._last: dict[str, tuple[str, int]] = {}
         """The life of each worker's sender, and the number of the last rollout that was consumed from it."""
         self._counts = dict.fromkeys(("received", "stale", "lost", "repeated"), 0)
@@ -120,7 +123,7 @@ class Rollouts:
         if self._born:
             _answer(self._link, self._timeout, "settle", self._born, self._place)
 
-    def position(self) -> dict[str, Any]:
+    def position(self) -> dict[str, object]:
         """The place up to which rollouts were consumed, for the learner's saved state: lists, text and numbers."""
         return {"place": [self._born, self._place], "seen": {name: [*last] for name, last in self._last.items()}}
 
@@ -177,10 +180,10 @@ class Sender:
     def __init__(self, link: Link, worker: str, timeout: float) -> None:
         self._link, self._worker, self._timeout = link, worker, timeout
         self._life, self._number = "", 0
-        self._doubtful: tuple[Label, Block] | None = None
+        self._unconfirmed: tuple[Label, Block] | None = None
         """A rollout that was sent and not answered for: the queue may have it."""
 
-    def put(self, data: Mapping[str, Any], version: int, timeout: float | None = None) -> None:
+    def put(self, data: Mapping[str, object], version: int, timeout: float | None = None) -> None:
         """Send a rollout once there is room for it. Returns when the queue has the rollout.
 
         If the queue does not answer, it may have the rollout all the same. The next call sends that one again before
@@ -204,7 +207,7 @@ class Sender:
             self._ask("begin", self._worker, life)  # if this fails, the next call begins with another life
             self._life = life
         attempts = _attempts(timeout, "put(): the queue was full", "the learner may have stopped")
-        before = self._doubtful
+        before = self._unconfirmed
         if before is not None:
             self._deliver(*before, attempts)
             if before[0].version == version and _same(before[1], block):
@@ -214,15 +217,15 @@ class Sender:
     def _deliver(self, label: Label, block: Block, attempts: Iterator[None]) -> None:
         while True:
             if self._ask("room"):
-                self._doubtful = label, block  # until the queue says whether it has it
+                self._unconfirmed = label, block  # until the queue says whether it has it
                 taken = self._ask("put", label, block)
-                self._doubtful = None
+                self._unconfirmed = None
                 if taken:
                     break
             next(attempts)
         self._number = label.number
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
+    def _ask(self, method: str, *arguments: object) -> Any:
         return _answer(self._link, self._timeout, method, *arguments)
 
 
@@ -246,7 +249,7 @@ def _same(one: Block, other: Block) -> bool:
     return one.spec == other.spec and all(a.tobytes() == b.tobytes() for a, b in arrays)
 
 
-def _answer(link: Link, timeout: float, method: str, *arguments: Any) -> Any:
+def _answer(link: Link, timeout: float, method: str, *arguments: object) -> Any:
     """The queue's answer. A call that fails is made again until the timeout; the queue notices repeated calls.
 
     Raises:
@@ -262,18 +265,18 @@ def _answer(link: Link, timeout: float, method: str, *arguments: Any) -> Any:
         time.sleep(PAUSE)
 
 
-def _leaves(data: Any, above: Path = ()) -> dict[Path, Any]:
+def _leaves(data: Any, above: Path = ()) -> dict[Path, Array | Tensor]:
     """The arrays of nested mappings by path.
 
     Raises:
         FieldError: there are none, or a leaf is something else.
     """
-    leaves: dict[Path, Any] = {}
+    leaves: dict[Path, Array | Tensor] = {}
     for name, value in data.items() if hasattr(data, "items") else ():
         if hasattr(value, "items"):
             leaves |= _leaves(value, (*above, name))
-        elif isinstance(value, torch.Tensor) or hasattr(value, "__array__"):
-            leaves[(*above, name)] = value.cpu() if isinstance(value, torch.Tensor) else value
+        elif isinstance(value, Tensor) or hasattr(value, "__array__"):
+            leaves[(*above, name)] = value.cpu() if isinstance(value, Tensor) else value
         else:
             where = ".".join((*above, name))
             raise FieldError(f"put(): expected arrays and tensors, got {type(value).__name__} as {where!r}; convert it")

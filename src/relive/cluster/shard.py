@@ -20,7 +20,7 @@ from copy import deepcopy
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 from zlib import crc32
 
 import numpy as np
@@ -35,9 +35,12 @@ from ..processes.blocks import Block, packed_batch
 from ..processes.lanes import Intake
 from ..replay.buffer import ReplayBuffer
 from ..replay.loading import load_extra
-from ..steps.arrays import as_host
-from ..steps.schema import Field, map_leaves
+from ..samplers.prioritized import Prioritized
+from ..samplers.uniform import Uniform
+from ..steps.arrays import Array, Doubles, Ints, as_host
+from ..steps.schema import Field, Schema, map_leaves
 from ..steps.schema import Path as FieldPath
+from ..views.contract import View
 from .messages import Link
 from .plan import ShardSampler, Share
 
@@ -117,7 +120,7 @@ class Shard:
         totals, sampler = self.totals(largest), ShardSampler(self.replay)
         if not totals.mass > 0.0:
             return totals, None
-        extras: dict[str, Any] = {}
+        extras: dict[str, Array] = {}
         with sampler.lock:  # for the draw and the read, so that no row is overwritten in between
             drawn = sampler.draw_share(share)
             if drawn.priorities is not None:
@@ -128,7 +131,7 @@ class Shard:
         self._name_globally(block)
         return totals, block
 
-    def update(self, born: str, index: Any, td_error: Any, mask: Any, largest: float = 0.0) -> int:
+    def update(self, born: str, index: Ints, td_error: Doubles, mask: Array | None, largest: float = 0.0) -> int:
         """Set the TD errors of transitions drawn in the life ``born``; see ``ReplayBuffer.update_priorities``.
 
         Indices of an earlier life may name other transitions by now, so they change nothing and are counted.
@@ -143,7 +146,7 @@ class Shard:
 
     # -- steps --------------------------------------------------------------------------------------------------
 
-    def claim(self, envs: tuple[int, ...], token: str, before: str | None = None, next_obs: Any = None) -> Rank:
+    def claim(self, envs: tuple[int, ...], token: str, before: str | None = None, next_obs: object = None) -> Rank:
         """Give these envs to a new writer, and interrupt their running episodes.
 
         Args:
@@ -182,7 +185,7 @@ class Shard:
             self._ledger.confirm(chunk.origin)  # after the ring has the steps: if extend() fails, they come again
         return admission.received
 
-    def has_room(self, origin: Origin) -> bool:
+    def has_room(self, origin: ChunkOrigin) -> bool:
         """True if the limit allows the steps of a chunk now. The time until it does counts as ``insert_waited``.
 
         Raises:
@@ -266,7 +269,7 @@ class Shard:
             elif path == ("facts", "env"):
                 np.add(array, plan.first_env, out=array)
 
-    def _steps(self, chunk: Chunk) -> dict[str, Any]:
+    def _steps(self, chunk: Chunk) -> dict[str, object]:
         """The steps of a chunk as ``extend`` takes them."""
         arrays, dtypes = chunk.block.arrays(), {part.path: part.dtype for part in chunk.block.spec.parts}
         ended = arrays.pop(("ended",), None)
@@ -301,13 +304,13 @@ class Shard:
 
     def _commits_of_run(self) -> list[tuple[Path, dict[str, Any]]]:
         """The directories of the commits of this run, and what was noted with each."""
-        commits: list[tuple[Path, dict[str, Any]]] = []
+        commits = list[tuple[Path, dict[str, Any]]]()
         plan = self.plan
         # numbers grow with each commit in all three directories, so the largest is the newest
         paths = () if plan.home is None else [commit_path(plan.home, plan.number, turn) for turn in (0, 1, None)]
         for path in paths:
             with suppress(FileFormatError, OSError):
-                note: Any = load_extra(path)
+                note = load_extra(path)
                 if note is not None and (note["run"], note["shard"]) == (plan.run, plan.number):
                     commits.append((path, note))
         return commits
@@ -330,7 +333,7 @@ class Shard:
         return replay
 
     @property
-    def _ring_options(self) -> dict[str, Any]:
+    def _ring_options(self) -> ShardOptions:
         plan = self.plan
         return {**deepcopy(plan.options), "capacity": plan.rows, "num_envs": plan.num_envs, "check_ends": False}
 
@@ -379,7 +382,7 @@ class Rank(NamedTuple):
     """Drawn at random. It decides between two writers of the same number, which a failed shard may give twice."""
 
 
-class Origin(NamedTuple):
+class ChunkOrigin(NamedTuple):
     """The writer of a chunk of steps, and the chunk's place among that writer's steps."""
 
     rank: Rank
@@ -396,7 +399,7 @@ class Origin(NamedTuple):
 class Chunk(NamedTuple):
     """Steps on their way to a shard."""
 
-    origin: Origin
+    origin: ChunkOrigin
     block: Block
     """The fields ``[T, K, ...]`` and ``mask``. If rows have no next observation of their own, ``next_obs`` ``[F, ...]``
     holds the final observations, and ``ended``, int64 ``[F]``, the rows t * K + k that they belong to."""
@@ -417,6 +420,24 @@ class SavedShard(NamedTuple):
     """Its capacity."""
 
 
+class RingOptions(TypedDict):
+    """Arguments of the ring of every shard, as :class:`relive.ReplayBuffer` takes them."""
+
+    schema: Schema
+    sampler: Uniform | Prioritized
+    view: View
+    ordered: bool
+    own_next_obs: bool
+
+
+class ShardOptions(RingOptions):
+    """Arguments of the ring of one shard."""
+
+    capacity: int
+    num_envs: int
+    check_ends: bool
+
+
 class ShardPlan(NamedTuple):
     """The sizes, options and directories of a shard, the same in each of its lives."""
 
@@ -432,8 +453,8 @@ class ShardPlan(NamedTuple):
     seed: int
     run: str
     """Names the run, so that a shard never comes back with the rows of another one."""
-    options: dict[str, Any]
-    """Further arguments of its ring: schema, sampler, view and so on."""
+    options: RingOptions
+    """Further arguments of its ring."""
     home: str | None = None
     """The directory of its commits."""
     sources: tuple[SavedShard, ...] = ()
@@ -456,7 +477,7 @@ def commit_path(home: str | os.PathLike[str], shard: int, cut: int | None) -> Pa
     return Path(home) / f"shard-{shard}" / ("latest" if cut is None else str(cut % 2))
 
 
-def require_shardable(sampler: Any, view: Any) -> None:
+def require_shardable(sampler: Any, view: object) -> None:
     """Refuse a sampler whose draws cannot be divided among shards.
 
     Raises:
@@ -511,7 +532,7 @@ class Ledger:
         self._hand_over(envs, rank)
         return rank
 
-    def admit(self, origin: Origin) -> Admission:
+    def admit(self, origin: ChunkOrigin) -> Admission:
         """Decide about a chunk. Call :meth:`confirm` once it is stored.
 
         Raises:
@@ -532,23 +553,23 @@ class Ledger:
         is_next = origin.start == received
         return Admission(is_next, bool(gap) or new, received + origin.steps * is_next)
 
-    def confirm(self, origin: Origin) -> None:
+    def confirm(self, origin: ChunkOrigin) -> None:
         """Note that the steps of this chunk are stored."""
         self._received[origin.rank.token] = origin.start + origin.steps
         self.stored += origin.steps * len(origin.envs)
 
-    def counts_after(self, origin: Origin) -> list[int]:
+    def counts_after(self, origin: ChunkOrigin) -> list[int]:
         """The values of :attr:`stored`, :attr:`lost` and :attr:`repeated` once a chunk is stored."""
         return [self.stored + origin.steps * len(origin.envs), self.lost, self.repeated]
 
-    def adopt(self, origin: Origin, counts: Sequence[int]) -> None:
+    def adopt(self, origin: ChunkOrigin, counts: Sequence[int]) -> None:
         """Note a chunk that the ring turned out to have. :meth:`counts_after` gave the ``counts`` before the chunk."""
         if any(self._owners.get(env) != origin.rank for env in origin.envs):
             self._hand_over(origin.envs, origin.rank)
         self.confirm(origin)
         self.stored, self.lost, self.repeated = counts
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """The whole ledger, for a save."""
         return {
             "owners": [[env, *rank] for env, rank in self._owners.items()],
@@ -557,7 +578,7 @@ class Ledger:
         }
 
     @classmethod
-    def restored(cls, state: dict[str, Any]) -> Ledger:
+    def restored(cls, state: Mapping[str, Any]) -> Ledger:
         """The ledger of a save."""
         ledger = cls()
         ledger._owners = {env: Rank(number, token) for env, number, token in state["owners"]}
@@ -569,7 +590,7 @@ class Ledger:
         """True if the writer with this token has an env."""
         return any(owner.token == token for owner in self._owners.values())
 
-    def takes_over(self, origin: Origin) -> bool:
+    def takes_over(self, origin: ChunkOrigin) -> bool:
         """True if the writer of this chunk gets its envs only now, because the shard has forgotten its claim.
 
         Raises:
@@ -635,7 +656,7 @@ class RingFiles:
     ledger: Ledger
 
     def __init__(
-        self, folder: Path, run: str, options: Mapping[str, Any], seed: int, first: Callable[[], ReplayBuffer] | None
+        self, folder: Path, run: str, options: ShardOptions, seed: int, first: Callable[[], ReplayBuffer] | None
     ) -> None:
         self._ring, self._log = folder / f"ring-{run}", LedgerLog(folder / f"ledger-{run}")
         if self._log.exists:  # as the last process of this run left it
@@ -655,7 +676,7 @@ class RingFiles:
             self._log.rewrite(self.ledger)  # after the ring is whole: a ring counts only if there is a ledger
         self._remove_others(folder)
 
-    def _reopened(self, options: Mapping[str, Any]) -> ReplayBuffer:
+    def _reopened(self, options: ShardOptions) -> ReplayBuffer:
         end = time.monotonic() + REOPEN_SECONDS
         while True:
             try:
@@ -671,7 +692,7 @@ class RingFiles:
         self.replay.flush()
         self._log.rewrite(self.ledger)
 
-    def store(self, steps: Mapping[str, Any], origin: Origin) -> None:
+    def store(self, steps: Mapping[str, object], origin: ChunkOrigin) -> None:
         """Store the steps of a chunk piece by piece, each with its line in the ledger."""
         replay, ledger = self.replay, self.ledger
         intake = Intake(replay, np.array(origin.envs))
@@ -709,7 +730,7 @@ def _head_sum(replay: ReplayBuffer) -> int:
     return Intake(replay, np.arange(replay.num_envs)).head_sum()
 
 
-def _pieces(steps: Mapping[str, Any], count: int, most: int) -> Iterator[tuple[int, int]]:
+def _pieces(steps: Mapping[str, object], count: int, most: int) -> Iterator[tuple[int, int]]:
     """Divide ``count`` vector steps into pieces (begin, end). Each piece is stored as a whole or not at all.
 
     A row that is left out in the middle of an episode interrupts the episode, which takes a call of its own.
@@ -759,11 +780,11 @@ class LedgerLog:
             if line["before"] >= heads:  # heads grow with each piece: this one and all later ones are not in
                 break
             rank = Rank(*line["rank"])
-            ledger.adopt(Origin(rank, tuple(line["envs"]), line["start"], line["steps"], 0), line["counts"])
+            ledger.adopt(ChunkOrigin(rank, tuple(line["envs"]), line["start"], line["steps"], 0), line["counts"])
         self.rewrite(ledger)  # without the lines whose steps are not in the ring
         return ledger
 
-    def append(self, origin: Origin, counts: list[int], heads: int) -> None:
+    def append(self, origin: ChunkOrigin, counts: list[int], heads: int) -> None:
         """Note that these steps come next.
 
         Args:
@@ -800,7 +821,7 @@ class LedgerLog:
             os.close(self._descriptor)
 
 
-def _encoded(line: Any) -> bytes:
+def _encoded(line: Mapping[str, object]) -> bytes:
     text = json.dumps(line, separators=(",", ":")).encode()
     return b"%08x %s\n" % (crc32(text), text)
 

@@ -1,4 +1,4 @@
-"""Writer: sends the steps of some envs to their shards, and each of them exactly once.
+"""ClusterWriter: sends the steps of some envs to their shards, and each of them exactly once.
 
 A shard confirms each chunk. A chunk that is not confirmed is sent again, in order, and the ledger of the shard leaves
 out what it has. The file reads from the outside in: the writer, the sender to one shard, and the packing of steps.
@@ -15,25 +15,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import LifecycleError, ParameterError, ReliveError, WaitTimeoutError
 from ..processes.blocks import Block, packed
 from ..replay.checks import flattened, row_mask, stored_fields
 from ..ring.ring import missing_final
-from ..steps.arrays import Ints, as_host
+from ..steps.arrays import Array, Bools, Ints, as_host
 from ..steps.checker import StepChecker
 from ..steps.schema import Path, Schema, map_leaves
 from .messages import PAUSE, Link
 from .plan import ShardEntries
-from .shard import Chunk, Origin, Rank
+from .shard import Chunk, ChunkOrigin, Rank
 
 LONGEST_PAUSE = 1.0
 """Seconds between two attempts to reach a shard that does not answer, at most."""
 
 
-class Writer:
+class ClusterWriter:
     """Sends the steps of some envs of a replay to its shards; made by :meth:`relive.cluster.Replay.writer`.
 
     A writer can be passed to another process, and belongs to the process that uses it first. While a shard does not
@@ -62,7 +61,7 @@ class Writer:
             )
         self._most = None if most is None else most // widest  # vector steps, so that no shard gets more than ``most``
 
-    def extend(self, steps: Mapping[str, Any]) -> None:
+    def extend(self, steps: Mapping[str, object]) -> None:
         """Send steps in the order of time, as :meth:`relive.ReplayBuffer.extend` takes them: ``[T, N, ...]``.
 
         Send many at once, such as ``collector.steps(32)``: a message costs about as much as a hundred small steps. When
@@ -96,7 +95,7 @@ class Writer:
         for sender in self._senders:
             sender.settle(0)
 
-    def interrupt(self, *, next_obs: Any = None) -> None:
+    def interrupt(self, *, next_obs: object = None) -> None:
         """Interrupt the running episodes: the next steps do not follow the last ones.
 
         Args:
@@ -112,7 +111,7 @@ class Writer:
             sender.claim(None if last is None else map_leaves(itemgetter(sender.columns), last))
 
     def __repr__(self) -> str:
-        return f"Writer(envs={self.envs.tolist()})"
+        return f"ClusterWriter(envs={self.envs.tolist()})"
 
 
 class ShardSender:
@@ -132,12 +131,12 @@ class ShardSender:
         self._in_flight, self._timeout = in_flight, timeout
         self._claimed: tuple[Rank, int] | None = None
         """The rank, and how many steps the shard has confirmed. One assignment sets both, because Ctrl-C may come."""
-        self._waiting = deque[tuple[Chunk, Any]]()
+        self._waiting: deque[tuple[Chunk, object]] = deque()
         """Chunks that are not confirmed, and the calls that sent them, in the order of their steps."""
         self._broken: ReliveError | None = None
         """The error with which the shard refused a chunk. Later chunks would leave a gap, so there are none."""
 
-    def claim(self, next_obs: Any = None) -> tuple[Rank, int]:
+    def claim(self, next_obs: object = None) -> tuple[Rank, int]:
         """Take the envs, as a new writer does. Returns the rank, and how many steps the shard has confirmed: none.
 
         Args:
@@ -164,7 +163,7 @@ class ShardSender:
             raise LifecycleError(f"this writer has failed: {self._broken}; make a new one") from self._broken
         return self._claimed or self.claim()
 
-    def send(self, block: Any, count: int, late: Exception | None = None) -> Exception | None:
+    def send(self, block: Block, count: int, late: Exception | None = None) -> Exception | None:
         """Send the next chunk once few enough are on their way. If that takes too long, the chunk waits here.
 
         Args:
@@ -185,7 +184,8 @@ class ShardSender:
         rank, sure = self.require_envs()
         # a chunk starts where the one before it ends, or, if all are confirmed, where the shard is
         last = self._waiting[-1][0].origin if self._waiting else None
-        chunk = Chunk(Origin(rank, self._envs, sure if last is None else last.start + last.steps, count, sure), block)
+        start = sure if last is None else last.start + last.steps
+        chunk = Chunk(ChunkOrigin(rank, self._envs, start, count, sure), block)
         self._waiting.append((chunk, None))  # before the call: if Ctrl-C comes between the two, it is sent again
         if late is None:
             self._waiting[-1] = (chunk, self._link.call(self._shard, "push", chunk))
@@ -209,7 +209,7 @@ class ShardSender:
                 pause = self._pause(end, pause)
             self._send_again()
 
-    def _wait_for_room(self, origin: Origin, end: float) -> bool:
+    def _wait_for_room(self, origin: ChunkOrigin, end: float) -> bool:
         """Wait until the limit allows a chunk that the shard has not stored; False if the limit was not the reason.
 
         Raises:
@@ -228,7 +228,7 @@ class ShardSender:
                 )
             time.sleep(PAUSE)
 
-    def _answer(self, call: Any, end: float) -> Any:
+    def _answer(self, call: object, end: float) -> Any:
         """The shard's answer to a call; None if there is none in time.
 
         Raises:
@@ -285,7 +285,7 @@ class StepPacker:
         self._with_next = stored_fields(schema, True)
         self._num_envs, self._own_next_obs = num_envs, own_next_obs
 
-    def checked(self, steps: Mapping[str, Any]) -> CheckedSteps:
+    def checked(self, steps: Mapping[str, object]) -> CheckedSteps:
         """The steps, once all of them fit.
 
         Raises:
@@ -305,7 +305,7 @@ class StepPacker:
                 raise missing_final(int(np.argmax(ended)) % self._num_envs)
         return CheckedSteps(count, leaves, finals, mask)
 
-    def observations(self, next_obs: Any) -> Any:
+    def observations(self, next_obs: object) -> object:
         """Observations ``[N, ...]`` in RAM, nested as the schema is, once they fit."""
         obs = Schema({"next_obs": self.schema["obs"]})
         leaves = StepChecker(obs, self._num_envs, torch.device("cpu"), upload=False)({"next_obs": next_obs})
@@ -322,11 +322,12 @@ class StepPacker:
             return by_env if whole else by_env[:, columns]
 
         leaves = {path: of_columns(leaf) for path, leaf in checked.leaves.items()}
-        if checked.mask is not None:
-            leaves["mask",] = of_columns(checked.mask)
+        mask = None if checked.mask is None else of_columns(checked.mask)
+        if mask is not None:
+            leaves["mask",] = mask
         if checked.finals:
             # rows t * K + k of the chunk; the finals lie in rows t * N + n of all envs of the writer
-            ended = np.flatnonzero(_ended(leaves, leaves.get(("mask",))).reshape(-1))
+            ended = np.flatnonzero(_ended(leaves, mask).reshape(-1))
             at = ended // width * self._num_envs + columns[ended % width]
             leaves["ended",] = ended
             leaves |= {path: final[at] for path, final in checked.finals.items()}
@@ -338,11 +339,11 @@ class CheckedSteps(NamedTuple):
 
     steps: int
     """T."""
-    leaves: dict[Path, Any]
+    leaves: dict[Path, Array | Tensor]
     """The fields of the schema, ``[T * N, ...]``; with ``next_obs`` if every row has one."""
-    finals: dict[Path, Any]
+    finals: dict[Path, Array | Tensor]
     """``next_obs`` ``[T * N, ...]`` if only the ends of episodes have one; empty if there was none."""
-    mask: NDArray[np.bool_] | None
+    mask: Bools | None
     """bool ``[T * N]``, or None for all True."""
 
     def part(self, begin: int, end: int) -> CheckedSteps:
@@ -353,11 +354,11 @@ class CheckedSteps(NamedTuple):
         return CheckedSteps(end - begin, leaves, finals, None if self.mask is None else self.mask[rows])
 
 
-def _on_host(leaf: Any) -> Any:
+def _on_host(leaf: Array | Tensor) -> Array | Tensor:
     return leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf
 
 
-def _ended(leaves: Mapping[Path, Any], mask: Any) -> NDArray[np.bool_]:
+def _ended(leaves: Mapping[Path, Array | Tensor], mask: Bools | None) -> Bools:
     """True for rows that end an episode and are stored, bool. Each of them needs a final observation."""
     done = as_host(leaves["terminated",]) | as_host(leaves["truncated",])
     return done if mask is None else done & mask

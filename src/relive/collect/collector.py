@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ..batches import swap_layers
+from ..batches import Batch, leaves_by_path, swap_layers
 from ..errors import EnvError, FieldError, FullError, LifecycleError, ParameterError
 from ..memory.layout import host_leaf
 from ..parameters import COUNT_RULE, Rule, require, seed_or_drawn
@@ -24,11 +23,23 @@ from ..printable import add_note
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import stored_fields
 from ..rollout.buffer import RolloutBuffer
-from ..steps.arrays import Bools, as_host, numpy_dtype, numpy_view
+from ..steps.arrays import Array, Bools, as_host, numpy_dtype, numpy_view
 from ..steps.checker import StepChecker
 from ..steps.schema import Path, Schema, descend, map_leaves
 from ..steps.summary import Summary, html, text
-from .envs import FinalCheck, VectorEnvs, attribute, final_info, inner, is_factory, require_start, seed_for, vectorized
+from .envs import (
+    FinalCheck,
+    Flags,
+    Info,
+    VectorEnvs,
+    attribute,
+    final_info,
+    inner,
+    is_factory,
+    require_start,
+    seed_for,
+    vectorized,
+)
 from .episodes import Ended, Episodes, EpisodeSums, read_ended
 from .inputs import Inputs, Leaves, shaped_as
 from .progress import progress_bar
@@ -46,13 +57,17 @@ class StepSink(Protocol):
     own_next_obs: bool
     """True if every step needs its next observation."""
 
-    def add(self, step: Mapping[str, Any], /) -> None:
+    def add(self, step: Mapping[str, object], /) -> None:
         """Store one step of every env, as :meth:`relive.ReplayBuffer.add` takes it."""
         ...
 
     def interrupt(self) -> None:
         """The next steps start new episodes."""
         ...
+
+
+Sink: TypeAlias = "RolloutBuffer | StepSink | _Chunks"
+"""An object that steps go to, one by one."""
 
 
 FILLED_RULE: Rule = (
@@ -72,7 +87,7 @@ Policy = Callable[..., Any]
 """A policy or a value function."""
 
 
-KEPT = 100
+EPISODE_HISTORY = 100
 """How many of the newest episodes a collector keeps."""
 
 
@@ -131,7 +146,7 @@ class Collector:
 
     def __init__(
         self,
-        envs: Any,
+        envs: object,
         policy: Policy,
         buffer: RolloutBuffer | ReplayBuffer | StepSink | None = None,
         *,
@@ -141,8 +156,8 @@ class Collector:
         final_obs: Literal["require", "mask"] = "require",
         from_info: tuple[str, ...] = ("action_mask",),
         from_step_info: tuple[str, ...] = (),
-        initial_hidden: Any = None,
-        autoreset_mode: Any = None,
+        initial_hidden: object = None,
+        autoreset_mode: object = None,
     ) -> None:
         require("Collector", SINK_RULE, buffer=buffer)
         require("Collector", POLICY_RULE, policy=policy, value_fn=policy if value_fn is None else value_fn)
@@ -160,18 +175,19 @@ class Collector:
         self._from_info, self._from_step_info = from_info, from_step_info
         self._inputs = Inputs(fields, n, device, from_info, from_step_info, initial_hidden)
         self._has_value = "value" in fields and isinstance(buffer, RolloutBuffer)
-        self._returns: deque[float] = deque(maxlen=KEPT)
-        self._lengths: deque[int] = deque(maxlen=KEPT)
+        self._returns: deque[float] = deque(maxlen=EPISODE_HISTORY)
+        self._lengths: deque[int] = deque(maxlen=EPISODE_HISTORY)
         self._total_episodes = 0
-        self._sums = None if self._vector.device is None else EpisodeSums(n, device, KEPT)
+        self._sums = None if self._vector.device is None else EpisodeSums(n, device, EPISODE_HISTORY)
         """Has the episodes of a simulator; the three above are then as old as the last look at them."""
         self._finals_check: FinalCheck | None = None
         """Checks the first final observations that come beside the reset observation; None once it has seen enough."""
         self._looked = 0  # how many steps of a simulator it has seen
         if self._vector.mode == "SameStep":
-            self._finals_check = self._inputs.final_check(attribute(self.envs, "single_observation_space"))
+            space = attribute(self.envs, "single_observation_space")
+            self._finals_check = self._inputs.final_check(space, repr(self._vector.given)[:200])
         self.total_steps = 0
-        self._obs: Leaves | None = None  # None: the next call resets the envs
+        self._obs: Leaves = {}  # none: the next call resets the envs
         self._was_reset = False  # True from the first reset on, which takes the seed
         self._under_way = False  # True while steps are played: still True at the next call, an exception ended them
         self._warmed = False  # True while the rollout of this collector has steps of a warm-up
@@ -179,9 +195,9 @@ class Collector:
             buffer.check_ends = False  # the collector stores episode ends correctly
 
     @property
-    def _into(self) -> RolloutBuffer | StepSink:
+    def _sink(self) -> Sink:
         """The sink of the steps."""
-        return cast("StepSink", self._chunks) if self.buffer is None else self.buffer
+        return cast("_Chunks", self._chunks) if self.buffer is None else self.buffer
 
     # -- the public face ----------------------------------------------------------------------------------------
 
@@ -211,10 +227,11 @@ class Collector:
         """Read what a simulator's device knows of the episodes; waits for it."""
         if self._sums is not None and self._was_reset:
             self._vector.refuse_hidden()
-            if self._finals_check is not None and not self._finals_check.warn(repr(self._vector.given)[:200]):
+            if self._finals_check is not None and not self._finals_check.warn():
                 self._finals_check = None
             returns, lengths, self._total_episodes = self._sums.read()
-            self._returns, self._lengths = deque(returns, maxlen=KEPT), deque(lengths, maxlen=KEPT)
+            self._returns = deque(returns, maxlen=EPISODE_HISTORY)
+            self._lengths = deque(lengths, maxlen=EPISODE_HISTORY)
 
     def reset(self, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> None:
         """Start new episodes in all envs. The first :meth:`collect` or :meth:`steps` does it with the collector's seed.
@@ -228,10 +245,10 @@ class Collector:
             options: passed to the ``reset`` of the envs.
         """
         initial, n = self._inputs.initial_states(), self._vector.num_envs
-        seed = require_start("reset", n, seed, options)
-        self._was_reset, self._obs = True, None
-        obs, info = self._vector.reset(seed, options)
-        self._into.interrupt()
+        seeds = require_start("reset", n, seed, options)
+        self._was_reset, self._obs = True, {}
+        obs, info = self._vector.reset(seeds, options)
+        self._sink.interrupt()
         start = self._vector.everywhere()
         self._last = self._inputs.no_last()
         self._info = self._inputs.info(info, start) | self._inputs.starts(start) | self._last
@@ -326,7 +343,7 @@ class Collector:
 
     def _begin(self) -> None:
         """Reset the envs if that is due; else require that their episodes are still this collector's."""
-        if self._obs is None:
+        if not self._obs:
             self.reset(seed=None if self._was_reset else self.seed)
         else:  # a learned initial state may have changed since the last collection
             self._vector.require_own()
@@ -334,7 +351,7 @@ class Collector:
 
     def _give_up(self) -> None:
         """Make the next collection reset the envs, which may be a step ahead of what is stored."""
-        self._obs = None
+        self._obs = {}
         if isinstance(self.buffer, RolloutBuffer):
             self.buffer.clear()
         self._under_way = self._warmed = False
@@ -399,7 +416,7 @@ class Collector:
             if not isinstance(buffer, RolloutBuffer):
                 buffer.interrupt()  # the next steps do not follow the last ones of these envs
             elif buffer is self.buffer and collector is not None and collector._was_reset:
-                self._obs, self._warmed = None, not buffer.wrap  # the next collection's reset interrupts it
+                self._obs, self._warmed = {}, not buffer.wrap  # the next collection's reset interrupts it
             if made and hasattr(fresh, "close"):
                 fresh.close()
 
@@ -430,24 +447,23 @@ class Collector:
         self._episodes: Episodes = [], [], []
         self._ended: list[Ended] = []
         self._finals: list[_Final] = []
-        into = self._into
+        sink = self._sink
         with progress_bar(count, progress) as tick:
             try:
                 self._under_way = True
                 for t in range(count):
-                    self._step(t, into)
+                    self._step(t, sink)
                     tick()
-                if isinstance(into, RolloutBuffer):
-                    self._bootstrap(into, count)
+                if isinstance(sink, RolloutBuffer):
+                    self._bootstrap(sink, count)
             except BaseException:
                 self._give_up()
                 raise
 
-    def _step(self, t: int, into: RolloutBuffer | StepSink) -> None:
+    def _step(self, t: int, sink: Sink) -> None:
         """Play step ``t`` of a collection, and store it: the policy acts, the envs answer, the episodes go on."""
         inputs, vector = self._inputs, self._vector
-        before = cast("Leaves", self._obs)
-        seen = before["obs",] if inputs.is_flat else inputs.as_given(before)
+        seen = self._obs["obs",] if inputs.is_flat else inputs.as_given(self._obs)
         keywords = inputs.keywords(self._hidden, self._info) if inputs.has_keywords else {}
         # copies, both ways: the policy and the envs may write to what they are handed, and to what they have returned
         handed = seen.clone()
@@ -479,35 +495,37 @@ class Collector:
             self._last = inputs.last(step, self._last)
 
         if self._sums is not None:
-            self._add_of_simulator(into, step, done, cut, obs, info, states)
+            self._add_of_simulator(self._sums, sink, step, done, cut, obs, info, states)
             return
         real, after = played, inputs.obs(obs)
-        if isinstance(into, RolloutBuffer):
+        if isinstance(sink, RolloutBuffer):
             if self._has_value and cut.any():
                 real = self._note_finals(t, cut, real, obs, after, info, states)
-        elif into.own_next_obs or done.any():
-            step["next_obs"], real = self._next_obs(into.own_next_obs, done, cut, real, obs, after, info)
+        elif sink.own_next_obs or done.any():
+            step["next_obs"], real = self._next_obs(sink.own_next_obs, done, cut, real, obs, after, info)
         if not real.all():
             step["mask"] = real
-        into.add(step)  # before anything goes on: a step that does not fit ends the collection here
+        sink.add(step)  # before anything goes on: a step that does not fit ends the collection here
 
-        self._count_episodes(reward if reward.__class__ is np.ndarray else as_host(reward), played, done)
+        self._count_episodes(reward if type(reward) is np.ndarray else as_host(reward), played, done)
         self._go_on(after, info, done, states)
 
     def _add_of_simulator(
         self,
-        into: RolloutBuffer | StepSink,
+        sums: EpisodeSums,
+        sink: Sink,
         step: dict[str, Any],
         done: Tensor,
         cut: Tensor,
-        obs: Any,
-        info: dict[str, Any],
+        obs: object,
+        info: Info,
         states: Leaves,
     ) -> None:
         """Store a step of a simulator, and let the episodes go on. No operation waits for its device.
 
         Args:
-            into: where the step goes.
+            sums: adds up the rewards of the episodes.
+            sink: where the step goes.
             step: its fields, which are completed here.
             done: the envs whose episode ended, ``[N]``.
             cut: those that were truncated and not terminated, ``[N]``.
@@ -518,36 +536,35 @@ class Collector:
         Raises:
             EnvError: an env hides the final observation of a truncated episode, which is required.
         """
-        inputs, before, after = self._inputs, cast("Leaves", self._obs), self._inputs.obs(obs)
+        inputs, before, after = self._inputs, self._obs, self._inputs.obs(obs)
         done, cut = done.to(inputs.device), cut.to(inputs.device)
-        if self._has_value or not isinstance(into, RolloutBuffer):
+        if self._has_value or not isinstance(sink, RolloutBuffer):
             final, hidden = self._vector.final_tensors(cut, info)
             true_next = inputs.true_next(final, done, after, before)
             if final is not None and self._finals_check is not None:
-                self._check_tensors(cut, before, true_next, after)
+                self._check_tensors(self._finals_check, cut, true_next, after)
             if hidden is not None:
                 step["mask"] = ~hidden
-            if not isinstance(into, RolloutBuffer):
+            if not isinstance(sink, RolloutBuffer):
                 step["next_obs"] = inputs.as_given(true_next)
             elif final is not None:
                 known = inputs.final_info(final_info(info), self._last)
                 value = _ask(self.value_fn, inputs.as_given(true_next), inputs.keywords(states, known))
                 step["final_value"] = value.where(shaped_as(cut, value), torch.nan)
-        into.add(step)  # before anything goes on: a step that does not fit ends the collection here
-        self._ended.append(cast("EpisodeSums", self._sums).add(step["reward"], done))
+        sink.add(step)  # before anything goes on: a step that does not fit ends the collection here
+        self._ended.append(sums.add(step["reward"], done))
         self.total_steps += inputs.num_envs
         self._go_on(after, info, done, states)
 
-    def _check_tensors(self, cut: Tensor, before: Leaves, final: Leaves, after: Leaves) -> None:
+    def _check_tensors(self, check: FinalCheck, cut: Tensor, final: Leaves, after: Leaves) -> None:
         """Look at one of the first steps of a simulator. What another device has found is read with the episodes."""
-        check = cast("FinalCheck", self._finals_check)
-        check.look(torch.arange(len(cut), device=cut.device), cut, before, final, after)
+        check.look(torch.arange(len(cut), device=cut.device), cut, self._obs, final, after)
         self._looked += 1
-        if (cut.is_cpu and not check.warn(repr(self._vector.given)[:200])) or self._looked == LOOKED:
+        if (cut.is_cpu and not check.warn()) or self._looked == LOOKED:
             self._finals_check = None
 
     def _note_finals(
-        self, t: int, cut: Bools, real: Bools, obs: Any, after: Leaves, info: dict[str, Any], states: Leaves
+        self, t: int, cut: Bools, real: Bools, obs: object, after: Leaves, info: Info, states: Leaves
     ) -> Bools:
         """Note the final observations of step ``t``, to be valued at the end of the collection.
 
@@ -572,15 +589,15 @@ class Collector:
         if len(envs):
             where, rows = inputs.rows(envs), inputs.obs_of(final, envs)
             if self._finals_check is not None:
-                self._check_finals(where, rows, after, cut)
+                self._check_finals(self._finals_check, where, rows, after, cut)
             memory = {path: x[where] for path, x in states.items()}
             known = {path: x[where] for path, x in inputs.final_info(details, self._last).items()}
             self._finals.append(_Final(t, where, _PolicyInputs(rows, memory, known)))
         return real & (~cut | present)
 
     def _next_obs(
-        self, every: bool, done: Bools, cut: Bools, real: Bools, obs: Any, now: Leaves, info: dict[str, Any]
-    ) -> tuple[Any, Bools]:
+        self, every: bool, done: Bools, cut: Bools, real: Bools, obs: object, now: Leaves, info: Info
+    ) -> tuple[Tensor | Batch, Bools]:
         """The next observations of a step as a replay takes them, and which of its rows are steps.
 
         Args:
@@ -596,7 +613,7 @@ class Collector:
             EnvError: an env hides the final observation of a truncated episode, which is required. If it is not, the
                 row of that env is left out.
         """
-        inputs, before = self._inputs, cast("Leaves", self._obs)
+        inputs, before = self._inputs, self._obs
         after = dict(now if every else before)
         if done.any():
             final, _, present = self._vector.final_observations(cut, obs, info)
@@ -604,7 +621,7 @@ class Collector:
             hidden, envs = inputs.rows(done & ~present), np.flatnonzero(done & present)
             where, rows = inputs.rows(envs), inputs.obs_of(final, envs) if len(envs) else {}
             if rows and self._finals_check is not None and cut.any():
-                self._check_finals(where, rows, now, cut)
+                self._check_finals(self._finals_check, where, rows, now, cut)
             for path, x in after.items():
                 # a hidden row is a terminal or is masked, so it is never bootstrapped: any observation will do
                 after[path] = torch.where(shaped_as(hidden, x), before[path], x)
@@ -612,16 +629,15 @@ class Collector:
                     after[path] = after[path].index_copy(0, where, rows[path])
         return inputs.as_given(after), real
 
-    def _check_finals(self, envs: Tensor, final: Leaves, after: Leaves, cut: Bools) -> None:
+    def _check_finals(self, check: FinalCheck, envs: Tensor, final: Leaves, after: Leaves, cut: Bools) -> None:
         """Look at the final observations ``[K, ...]`` of ``envs``, one of the first ends in envs that reset at once."""
-        check, before = cast("FinalCheck", self._finals_check), cast("Leaves", self._obs)
-        rows = ({path: x[envs] for path, x in leaves.items()} for leaves in (before, after))
+        rows = ({path: x[envs] for path, x in leaves.items()} for leaves in (self._obs, after))
         was, comes = rows
         check.look(envs, self._inputs.rows(cut)[envs], was, final, comes)
-        if not check.warn(repr(self._vector.given)[:200]):
+        if not check.warn():
             self._finals_check = None
 
-    def _count_episodes(self, reward: NDArray[Any], played: Bools, done: Bools) -> None:
+    def _count_episodes(self, reward: Array, played: Bools, done: Bools) -> None:
         self.total_steps += int(played.sum())
         self._episode_return += reward * played
         self._episode_length += played
@@ -635,7 +651,7 @@ class Collector:
             self._total_episodes += 1
             self._episode_return[n] = self._episode_length[n] = 0
 
-    def _go_on(self, after: Leaves, info: dict[str, Any], done: Any, states: Leaves) -> None:
+    def _go_on(self, after: Leaves, info: Info, done: Any, states: Leaves) -> None:
         """Keep what the policy gets next, and which envs are at the start of an episode.
 
         Args:
@@ -668,7 +684,7 @@ class Collector:
         They are those of each env's current observation, and of the final ones of truncated episodes.
         """
         inputs, n, finals = self._inputs, buffer.num_envs, self._finals
-        now = _PolicyInputs(cast("Leaves", self._obs), self._hidden, self._info)
+        now = _PolicyInputs(self._obs, self._hidden, self._info)
         if not self._has_value:
             buffer.set_last(obs=inputs.as_given(now.obs))
             return
@@ -683,7 +699,7 @@ class Collector:
 
     # -- hidden states ------------------------------------------------------------------------------------------
 
-    def _started(self, states: Leaves, where: Any) -> Leaves:
+    def _started(self, states: Leaves, where: Flags) -> Leaves:
         """The states, with the initial state where an episode starts."""
         if not states or not (isinstance(where, Tensor) or where.any()):
             return states
@@ -761,7 +777,7 @@ class CollectStats:
         self._episodes: Episodes = list(episode_returns), list(episode_lengths), list(episode_envs)
         self._read = read
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return CollectStats, (self.num_steps, self.seconds, *self._known())
 
     def __repr__(self) -> str:
@@ -842,7 +858,7 @@ class _Chunks:
         """Forget the steps of an unfinished chunk, and start one of ``num_steps``."""
         self._count = int(self._interrupted)  # rows so far: a masked one in front interrupts all envs
         rows = self._count + num_steps, self._num_envs
-        self._rows: dict[Path, NDArray[Any]] = {
+        self._rows: dict[Path, Array] = {
             path: np.zeros((*rows, *field.shape), numpy_dtype(field.dtype))
             for path, field in self._fields.leaves.items()
         }
@@ -873,7 +889,7 @@ class _Chunks:
 POLICY_RULE: Rule = callable, "expected a function of observations, such as a torch.nn.Module"
 
 
-def _ask(policy: Policy, obs: Any, inputs: dict[str, Any]) -> Any:
+def _ask(policy: Policy, obs: Tensor | Batch, inputs: dict[str, object]) -> Any:
     """The result of a policy or value function."""
     try:
         return policy(obs, **inputs)
@@ -882,7 +898,7 @@ def _ask(policy: Policy, obs: Any, inputs: dict[str, Any]) -> Any:
         raise
 
 
-def _explain(error: RuntimeError | TypeError, policy: Policy, obs: Any, inputs: dict[str, Any]) -> None:
+def _explain(error: RuntimeError | TypeError, policy: Policy, obs: Tensor | Batch, inputs: dict[str, object]) -> None:
     """Say what is known of an error of a policy or value function; the caller raises it again.
 
     An error of torch about dtypes gets a note if observations are float64, as networks are float32 unless told.
@@ -909,7 +925,7 @@ def _explain(error: RuntimeError | TypeError, policy: Policy, obs: Any, inputs: 
     ) from error
 
 
-def _misfit(policy: Policy, inputs: dict[str, Any]) -> str | None:
+def _misfit(policy: Policy, inputs: dict[str, object]) -> str | None:
     """The reason why a function cannot be called with these arguments, if its signature shows one."""
     try:
         signature = inspect.signature(getattr(policy, "forward", policy))  # a torch.nn.Module takes anything itself
@@ -922,9 +938,9 @@ def _misfit(policy: Policy, inputs: dict[str, Any]) -> str | None:
     return None
 
 
-def _has_float64(obs: Any) -> bool:
+def _has_float64(obs: Tensor | Batch) -> bool:
     """True if a tensor, or a member of a batch, is float64."""
-    leaves = [obs] if isinstance(obs, torch.Tensor) else obs.values(include_nested=True, leaves_only=True)
+    leaves = [obs] if isinstance(obs, Tensor) else leaves_by_path(obs).values()
     return any(leaf.dtype is torch.float64 for leaf in leaves)
 
 
@@ -943,7 +959,7 @@ def _own(answer: Any) -> Any:
 def _value_of(policy: Policy) -> Policy:
     """A value function that calls ``policy`` and returns only the value."""
 
-    def value(obs: Any, **inputs: Any) -> Any:
+    def value(obs: Tensor | Batch, **inputs: object) -> Any:
         fields = _fields_of(_ask(policy, obs, inputs))
         if "value" not in fields:
             raise FieldError("the schema has 'value', but the policy's answer does not; return it, or pass value_fn=")
@@ -960,7 +976,7 @@ class _RandomPolicy:
         self._rng = np.random.default_rng(seed_or_drawn(require_start("warm", 1, seed)))
         space.seed(int(self._rng.integers(2**31)))
 
-    def __call__(self, obs: Any, **inputs: Any) -> dict[str, Any]:
+    def __call__(self, obs: object, **inputs: object) -> dict[str, object]:
         """Every field of the schema that comes neither from the env nor from ``inputs``."""
         known = {"obs", "action", "reward", "terminated", "truncated", *inputs} - {"hidden"}
         answer = {name: self._schema.rebuild(name, self._zeros) for name in self._schema.names if name not in known}
@@ -971,7 +987,7 @@ class _RandomPolicy:
         zeros = torch.zeros((self._num_envs, *leaf.shape), dtype=leaf.dtype, device=self._device)
         return swap_layers(zeros) if path[0] == "hidden" else zeros
 
-    def _actions(self, mask: Any) -> Any:
+    def _actions(self, mask: object) -> object:
         if mask is None:
             rows = [self._space.sample() for _ in range(self._num_envs)]
             return self._schema.rebuild("action", lambda path: np.stack([descend(row, path[1:]) for row in rows]))

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeGuard, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -22,7 +22,16 @@ from ..steps.ends import EPISODES_TO_WARN, MOST
 from ..steps.schema import Path, descend, map_leaves
 from .misfits import refuse_misfit
 
-PLAYED_BY: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
+Info = Mapping[str, object]
+"""The info of a reset or a step, by name."""
+
+Seeds = int | list[int | None] | tuple[int | None, ...] | None
+"""The seed of all envs, or one for each of them."""
+
+Flags = Bools | Tensor
+"""A flag for each env, bool ``[N]``."""
+
+PLAYED_BY: WeakKeyDictionary[object, object] = WeakKeyDictionary()
 """Envs -> the token of the collector that reset them last."""
 
 
@@ -38,20 +47,20 @@ ManiSkill; by Brax-style autoreset, as in MuJoCo Playground."""
 class Finals(NamedTuple):
     """The final observations in the info of a step."""
 
-    given: Any
+    given: object
     """Nested as the observations are. The leaves are rows ``[N, ...]``, one for each env, or ``[K, ...]`` of ``envs``;
     or it is an object array or a list, by env."""
     envs: Tensor | None
     """The envs of the rows, int64 ``[K]``; None: all envs."""
-    present: Any
-    """Which envs have one: an array or a tensor, bool ``[N]``; None: all that ended an episode."""
+    present: Flags | None
+    """Which envs have one; None: all that ended an episode."""
 
     def where(self, num_envs: int) -> Bools:
         """Which envs have one, bool ``[N]``, in RAM."""
         return np.ones(num_envs, np.bool_) if self.present is None else as_host(self.present).astype(np.bool_)
 
 
-def final_observations(info: Mapping[str, Any], num_envs: int) -> Finals | None:
+def final_observations(info: Info, num_envs: int) -> Finals | None:
     """The final observations in the info of a step, under any of their names; None if there are none.
 
     No operation waits for a device.
@@ -64,9 +73,10 @@ def final_observations(info: Mapping[str, Any], num_envs: int) -> Finals | None:
     for name in FINAL_NAMES:
         if info.get(name) is not None:
             return Finals(info[name], None, _present(info, name))
-    terminal: Any = info.get("terminal")
-    if not isinstance(terminal, Mapping) or not {"env_ids", "observations"} <= terminal.keys():
+    given = info.get("terminal")
+    if not isinstance(given, Mapping) or not {"env_ids", "observations"} <= given.keys():
         return None
+    terminal = cast("Info", given)
     envs = to_tensor(terminal["env_ids"]).to(torch.int64)
     present = torch.zeros(num_envs, dtype=torch.bool, device=envs.device).index_fill(0, envs, True)
     return Finals(terminal["observations"], envs, present)
@@ -91,9 +101,9 @@ class VectorEnvs:
 
     takes_tensors: bool
 
-    def __init__(self, given: Any, final_obs: Literal["require", "mask"], mode: Any) -> None:
-        self._factory: Callable[[], Any] | None = given if is_factory(given) else None
-        self.given: Any = given if self._factory is None else self._factory()
+    def __init__(self, given: object, final_obs: Literal["require", "mask"], mode: object) -> None:
+        self._factory: Callable[[], object] | None = given if is_factory(given) else None
+        self.given: object = given if self._factory is None else self._factory()
         self.envs: Any = vectorized(self.given)
         self._unwrapped = getattr(self.given, "unwrapped", self.given)
         require("Collector", one_of("require", "mask"), final_obs=final_obs)
@@ -108,9 +118,9 @@ class VectorEnvs:
         """Of all tensors of a simulator; None for vector envs of Gymnasium, whose flags come to RAM."""
         self.num_envs: int = int(attribute(self.envs, "num_envs"))
         self._player = object()
-        self._watched: tuple[Any, str, list[Any]] | None = None
+        self._watched: tuple[object, str, list[Any]] | None = None
         """The vector env, the name of its newest observations, and the time limits in it; None: not yet known."""
-        self.left: list[Any] = []
+        self.left: list[object] = []
         """The state that the envs showed when the last collection ended."""
         self.ignored: Bools = np.zeros(self.num_envs, np.bool_)
         """The envs whose next action is ignored, because NEXT_STEP autoreset resets them."""
@@ -121,7 +131,7 @@ class VectorEnvs:
         self._hidden: Tensor | None = None
         """True, on a device, if a simulator has hidden a final observation since, though it has shown others."""
 
-    def reset(self, seed: int | list[int | None] | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, seed: Seeds, options: dict[str, Any] | None) -> tuple[object, Info]:
         """Start new episodes in all envs, which belong to this player from now on. Returns observations and info."""
         with suppress(TypeError):  # envs without weak references
             PLAYED_BY[self._unwrapped] = self._player
@@ -136,9 +146,9 @@ class VectorEnvs:
         self.ignored = np.zeros(self.num_envs, np.bool_)
         return obs, info
 
-    def _reset_simulator(self, seed: Any, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+    def _reset_simulator(self, seed: Seeds, options: dict[str, Any] | None) -> tuple[object, Info]:
         """Start new episodes, or, if the simulator has no ``reset``, go on from its current observations."""
-        reset: Any = getattr(self.envs, "reset", None)
+        reset = getattr(self.envs, "reset", None)
         wanted = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
         unknown = [name for name in wanted if not _resets_with(self.envs, name)]
         if unknown:
@@ -146,8 +156,8 @@ class VectorEnvs:
                 f"reset({unknown[0]}={wanted[unknown[0]]!r:.200}): this simulator's reset() does not take it; give it "
                 "to the simulator itself, and leave it out here"
             )
-        obs: Any = self.envs.get_observations() if reset is None else reset(**wanted)
-        info: dict[str, Any] = {}
+        obs = self.envs.get_observations() if reset is None else reset(**wanted)
+        info: Info = {}
         if _has_info(obs):
             obs, info = obs
         if not isinstance(_first_leaf(obs), Tensor):
@@ -174,7 +184,7 @@ class VectorEnvs:
                 "start new episodes"
             )
 
-    def shown(self) -> list[Any]:
+    def shown(self) -> list[object]:
         """The state that Gymnasium's own vector envs and time limits show; nothing of all other envs.
 
         It changes with a reset or a step, and with nothing else. Of observations it is a sample of their numbers.
@@ -182,18 +192,19 @@ class VectorEnvs:
         if self._watched is None:
             self._watched = _watched(self.envs)
         envs, name, clocks = self._watched
-        facts = [clock._elapsed_steps for clock in clocks]
+        facts: list[object] = [clock._elapsed_steps for clock in clocks]
         trees: list[Any] = [getattr(envs, name)] if name else []
         while trees:
             tree = trees.pop()
+            branch = tree
             if isinstance(tree, np.ndarray):
-                flat: Any = cast("Any", tree).reshape(-1)
+                flat = branch.reshape(-1)
                 facts.append(flat[:: len(flat) // SAMPLED + 1].tobytes())
             elif isinstance(tree, dict | tuple):
                 trees += tree.values() if isinstance(tree, dict) else tree
         return facts
 
-    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, action: object) -> tuple[object, object, Any, Any, Info]:
         """Make one step in all envs. Returns observations, rewards, ``terminated``, ``truncated`` and info.
 
         The flags of a simulator are tensors on its device, all others are arrays.
@@ -214,7 +225,7 @@ class VectorEnvs:
         # copied: the envs may write the next flags into the same memory
         return obs, reward, terminated.astype(np.bool_), truncated.astype(np.bool_), info
 
-    def _step_simulator(self, action: Any) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
+    def _step_simulator(self, action: object) -> tuple[object, Tensor, Tensor, Tensor, Info]:
         answer = self.envs.step(action)
         if len(answer) == 4:  # of rsl_rl: it has one flag for both ends, and another for time limits, if it has any
             obs, reward, dones, info = answer
@@ -227,13 +238,13 @@ class VectorEnvs:
         self._cuts = truncated is not None
         return obs, reward, terminated, torch.zeros_like(terminated) if truncated is None else truncated, info
 
-    def restart(self, done: Bools) -> tuple[Any, dict[str, Any]]:
+    def restart(self, done: Bools) -> tuple[object, Info]:
         """Reset the envs of ``done``, ``[N]``, where no autoreset does it. Returns observations and info of all."""
         if self.num_envs == 1:  # no options: an env of its own may take any for a request
             return self.envs.reset()
         return self.envs.reset(options={"reset_mask": done})
 
-    def everywhere(self) -> Any:
+    def everywhere(self) -> Flags:
         """True for each env, as the flags of a step are."""
         n = self.num_envs
         return np.ones(n, np.bool_) if self.device is None else torch.ones(n, dtype=torch.bool, device=self.device)
@@ -249,7 +260,7 @@ class VectorEnvs:
         """The envs in which an action follows the next observation, so its info must be there."""
         return np.ones_like(done) if self.mode == "SameStep" else ~done
 
-    def final_observations(self, cut: Bools, obs: Any, info: dict[str, Any]) -> tuple[Finals, dict[str, Any], Bools]:
+    def final_observations(self, cut: Bools, obs: object, info: Info) -> tuple[Finals, Info, Bools]:
         """The final observations, the info that came with them, and which envs have one.
 
         Args:
@@ -269,7 +280,7 @@ class VectorEnvs:
             raise EnvError(_hides(int(np.flatnonzero(hidden)[0])))
         return found or Finals(None, None, present), final_info(info), present
 
-    def final_tensors(self, cut: Tensor, info: dict[str, Any]) -> tuple[Finals | None, Tensor | None]:
+    def final_tensors(self, cut: Tensor, info: Info) -> tuple[Finals | None, Tensor | None]:
         """The final observations of a simulator's step, and which truncated envs hide theirs, bool ``[N]``.
 
         None stands for no final observations, and for no envs. The host waits for the device only until a simulator has
@@ -305,7 +316,7 @@ class VectorEnvs:
         if self._hidden is not None and bool(self._hidden):
             raise EnvError(_hides(None))
 
-    def _refuse_outside(self, action: Any, error: Exception) -> None:
+    def _refuse_outside(self, action: object, error: Exception) -> None:
         """Name the action outside its space, after the envs failed on it with an error that does not.
 
         Boxes are left out: many policies leave them, and the envs clip. Other errors of the envs stay theirs.
@@ -325,7 +336,7 @@ class VectorEnvs:
                     f"on it ({error!r:.200}); return actions within the space"
                 ) from error
 
-    def remake(self) -> Any:
+    def remake(self) -> object:
         """New envs like these.
 
         Raises:
@@ -351,9 +362,11 @@ class FinalCheck:
     Args:
         bounds: the lowest and highest numbers of the observation space, ``[...]`` of each leaf that has some.
         device: of the observations.
+        envs: the envs in words, for the warnings.
     """
 
-    def __init__(self, bounds: Mapping[Path, tuple[Tensor, Tensor]], device: torch.device) -> None:
+    def __init__(self, bounds: Mapping[Path, tuple[Tensor, Tensor]], device: torch.device, envs: str) -> None:
+        self._envs = envs
         margin = 1e-5  # for numbers that were rounded
         self._bounds = {
             path: (low - margin * (1 + low.abs()), high + margin * (1 + high.abs()))
@@ -406,14 +419,10 @@ class FinalCheck:
             found.append(rows)
         return found
 
-    def warn(self, envs: str) -> bool:
-        """Warn if all final observations so far are wrong, and they are enough. Returns whether to look at the next.
-
-        Args:
-            envs: their description.
-        """
+    def warn(self) -> bool:
+        """Warn if all final observations so far are wrong, and they are enough. Returns whether to look at the next."""
         cuts, changed, reset, outside = (int(count) for count in self._counts.cpu())
-        env = int(self._env)
+        envs, env = self._envs, int(self._env)
         if reset == changed >= EPISODES_TO_WARN:
             warnings.warn(
                 f"the first {changed} final observations that {envs} handed out under SAME_STEP autoreset all equal "
@@ -441,28 +450,23 @@ class FinalCheck:
 SEED_RULE: Rule = (lambda seed: seed is None or is_count(seed), "expected a whole number of at least 0, or None")
 
 
-def require_start(call: str, num_envs: int, seed: Any, options: Any = None) -> Any:
+def require_start(call: str, num_envs: int, seed: Seeds, options: object = None) -> Seeds:
     """The seed of a reset as Gymnasium takes it: an int, or None, or a list of these, one for each env.
 
     Raises:
         ParameterError: the seed is something else, or the options are no dict.
     """
     require(call, (lambda options: options is None or isinstance(options, dict), "expected a dict"), options=options)
-    if isinstance(seed, list | tuple):
-        seeds = list(cast("Any", seed))
-        if len(seeds) != num_envs:
-            raise ParameterError(
-                f"{call}(seed={seed!r:.200}): expected {num_envs} seeds, one for each env, or one seed"
-            )
-    else:
-        seeds = [seed]
+    seeds = list(seed) if isinstance(seed, list | tuple) else [seed]
+    if isinstance(seed, list | tuple) and len(seeds) != num_envs:
+        raise ParameterError(f"{call}(seed={seed!r:.200}): expected {num_envs} seeds, one for each env, or one seed")
     for one in seeds:
         require(call, SEED_RULE, seed=one)
     checked = [None if one is None else int(one) for one in seeds]
     return checked if isinstance(seed, list | tuple) else checked[0]
 
 
-def is_factory(envs: Any) -> bool:
+def is_factory(envs: object) -> TypeGuard[Callable[[], object]]:
     """True for a function that makes envs, False for envs."""
     return callable(envs) and not hasattr(envs, "step")
 
@@ -487,9 +491,9 @@ def vectorized(envs: Any) -> Any:
     return SyncVectorEnv([lambda: envs], autoreset_mode=AutoresetMode.DISABLED)
 
 
-def _remade(envs: Any, mode: str) -> Any:
+def _remade(envs: Any, mode: str) -> object:
     """New envs like these, or None if it is unknown how to make them."""
-    makers: Any = _own(envs).get("env_fns")
+    makers = _own(envs).get("env_fns")
     if makers is not None:
         from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -514,7 +518,7 @@ def inner(envs: Any) -> Any:
     return envs if hasattr(envs, "num_envs") else envs.unwrapped
 
 
-def member(space: Any, inner: Path) -> Any:
+def member(space: object, inner: Path) -> object:
     """The space of a leaf of nested observations; None if it is unknown."""
     for name in inner:
         spaces: Any = getattr(space, "spaces", None)
@@ -525,52 +529,52 @@ def member(space: Any, inner: Path) -> Any:
     return space
 
 
-def _watched(envs: Any) -> tuple[Any, str, list[Any]]:
+def _watched(envs: object) -> tuple[object, str, list[Any]]:
     """The vector env inside, the name of its newest observations or "", and the time limits of its single envs."""
     base: Any = getattr(envs, "unwrapped", envs)
     kinds = {kind.__name__ for kind in type(base).__mro__ if kind.__module__.startswith("gymnasium.vector.")}
     name = "_observations" if "SyncVectorEnv" in kinds else "observations" if "AsyncVectorEnv" in kinds else ""
-    clocks: list[Any] = []
-    single: list[Any] = base.envs if "SyncVectorEnv" in kinds else []
-    for env in single:
-        layers: list[Any] = [env]
+    clocks: list[object] = []
+    for env in base.envs if "SyncVectorEnv" in kinds else ():
+        layers: list[object] = [env]
         while layers[-1] is not None:
             layers.append(_own(layers[-1]).get("env"))
         clocks += [layer for layer in layers[:-1] if "_elapsed_steps" in _own(layer)]
     return base, name if hasattr(base, name or "_") else "", clocks
 
 
-def _own(env: Any) -> dict[str, Any]:
+def _own(env: object) -> dict[str, Any]:
     """The attributes of an env itself, without those that a wrapper passes on; an env with slots has none here."""
     return getattr(env, "__dict__", {})
 
 
-def attribute(envs: Any, name: str) -> Any:
+def attribute(envs: object, name: str) -> Any:
     """An attribute of envs, or of the envs in their wrappers; None if neither has it."""
     found = getattr(envs, name, None)
     return getattr(getattr(envs, "unwrapped", None), name, None) if found is None else found
 
 
-def _has_info(answer: Any) -> bool:
+def _has_info(answer: object) -> TypeGuard[tuple[object, Info]]:
     """True if a reset returned observations and info, and not the observations alone, which may be a tuple as well."""
-    return isinstance(answer, tuple) and len(cast("Any", answer)) == 2 and isinstance(answer[1], Mapping)
+    pair: Any = answer
+    return isinstance(answer, tuple) and len(pair) == 2 and isinstance(pair[1], Mapping)
 
 
-def seed_for(envs: Any, seed: int | None) -> int | None:
+def seed_for(envs: object, seed: int | None) -> int | None:
     """The seed for the reset of some envs, or None for a simulator that takes none."""
     return seed if attribute(envs, "device") is None or _resets_with(envs, "seed") else None
 
 
-def _resets_with(envs: Any, name: str) -> bool:
+def _resets_with(envs: object, name: str) -> bool:
     """True if the envs have a ``reset`` that takes a keyword of this name, or any."""
-    reset: Any = getattr(envs, "reset", None)
+    reset = getattr(envs, "reset", None)
     if reset is None:
         return False
     parameters = inspect.signature(reset).parameters
     return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
-def autoreset_mode(envs: Any, given: Any, default: str | None = None) -> str:
+def autoreset_mode(envs: object, given: object, default: str | None = None) -> str:
     """The value of the gymnasium.vector.AutoresetMode: "NextStep", "SameStep" or "Disabled".
 
     Args:
@@ -582,9 +586,9 @@ def autoreset_mode(envs: Any, given: Any, default: str | None = None) -> str:
         ParameterError: ``given`` is not such a mode.
         EnvError: nothing is given, and the env does not report a mode, or not such a one.
     """
-    metadata: dict[str, Any] = getattr(envs, "metadata", None) or {}
+    metadata: Info = getattr(envs, "metadata", None) or {}
     reported = metadata.get("autoreset_mode", default) if given is None else given
-    mode: Any = getattr(reported, "value", reported)
+    mode = getattr(reported, "value", reported)
     if not isinstance(mode, str) or mode not in ("NextStep", "SameStep", "Disabled"):
         if given is not None:
             raise ParameterError(f"autoreset_mode is a gymnasium.vector.AutoresetMode or None, got {given!r:.200}")
@@ -595,10 +599,10 @@ def autoreset_mode(envs: Any, given: Any, default: str | None = None) -> str:
     return mode
 
 
-def final_info(info: Mapping[str, Any]) -> dict[str, Any]:
+def final_info(info: Info) -> Info:
     """The info that came with the final observations, as far as the step returned it."""
     found = info.get("final_info")
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    return cast("Info", found) if isinstance(found, dict) else {}
 
 
 def _hides(env: int | None) -> str:
@@ -612,14 +616,14 @@ def _hides(env: int | None) -> str:
     )
 
 
-def info_field(info: Mapping[str, Any], name: str, num_envs: int) -> tuple[Any, Bools]:
+def info_field(info: Info, name: str, num_envs: int) -> tuple[object, Bools]:
     """One entry of a vector env's info, or None, and the envs that report it."""
     if name not in info:
         return None, np.zeros(num_envs, np.bool_)
     return info[name], Finals(None, None, _present(info, name)).where(num_envs)
 
 
-def _present(info: Mapping[str, Any], name: str) -> Any:
+def _present(info: Mapping[str, Any], name: str) -> Flags | None:
     """The envs that report an entry, bool ``[N]``: Gymnasium's mask ``_name`` beside it, or else those not None.
 
     None stands for all of them.
@@ -632,9 +636,10 @@ def _present(info: Mapping[str, Any], name: str) -> Any:
     return None
 
 
-def is_by_env(given: Any) -> bool:
+def is_by_env(given: object) -> bool:
     """True for one object an env, in an object array or a list."""
-    return isinstance(given, list) or (isinstance(given, np.ndarray) and cast("Any", given).dtype == object)
+    array: Any = given
+    return isinstance(given, list) or (isinstance(given, np.ndarray) and array.dtype == object)
 
 
 def pick(given: Any, inner: Path, envs: NDArray[np.intp]) -> Tensor:
@@ -645,12 +650,12 @@ def pick(given: Any, inner: Path, envs: NDArray[np.intp]) -> Tensor:
     return leaf[torch.as_tensor(envs, device=leaf.device)]
 
 
-def copied(x: Any) -> Tensor:
+def copied(x: object) -> Tensor:
     """A copy as a tensor. Many envs write the next observation into the memory of this one."""
     return x.clone() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
 
 
-def _first_leaf(tree: Any) -> Any:
+def _first_leaf(tree: Any) -> object:
     """The first leaf of nested mappings and tuples."""
     while isinstance(tree, tuple) or hasattr(tree, "keys"):  # a TensorDict is no Mapping
         branches = cast("Any", tree if isinstance(tree, tuple) else tree.values())
@@ -658,5 +663,5 @@ def _first_leaf(tree: Any) -> Any:
     return tree
 
 
-def _row_of(env: int, rows: Any) -> Array:
+def _row_of(env: int, rows: object) -> Array:
     return np.asarray(as_host(rows)[env])

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..batches import as_batch, swap_layers
+from ..batches import Batch, as_batch, swap_layers
 from ..errors import DTypeError, EnvError, FieldError, ParameterError, SchemaError, ShapeError
 from ..parameters import Rule, is_names, require
-from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, Bools, as_host, check_castable, is_plain, to_tensor
+from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, Bools, Leaf, as_host, check_castable, is_plain, to_tensor
 from ..steps.checker import StepChecker
 from ..steps.schema import Field, Path, Schema, descend, dotted, unknown_field
-from .envs import FinalCheck, Finals, copied, final_info, info_field, is_by_env, member, pick
+from .envs import FinalCheck, Finals, Flags, Info, copied, final_info, info_field, is_by_env, member, pick
 from .misfits import refuse_unlike
 
 Leaves = dict[Path, Tensor]
@@ -54,7 +54,7 @@ class Inputs:
     schema: Schema
     num_envs: int
     device: torch.device
-    initial_hidden: Any
+    initial_hidden: object
     names: tuple[str, ...]
     leaves: dict[Path, Field]
 
@@ -65,7 +65,7 @@ class Inputs:
         device: torch.device,
         from_info: tuple[str, ...],
         from_step_info: tuple[str, ...],
-        initial_hidden: Any,
+        initial_hidden: object,
     ) -> None:
         require("Collector", INFO_RULE, from_info=from_info, from_step_info=from_step_info)
         self.schema, self.num_envs, self.device, self.initial_hidden = schema, num_envs, device, initial_hidden
@@ -131,23 +131,24 @@ class Inputs:
 
     # -- observations -------------------------------------------------------------------------------------------
 
-    def final_check(self, space: Any) -> FinalCheck:
-        """A check of the first final observations, with the bounds of an observation space, as far as it fits."""
+    def final_check(self, space: object, envs: str) -> FinalCheck:
+        """A check of the first final observations of ``envs``, with the bounds of their space, as far as it fits."""
         bounds: dict[Path, tuple[Tensor, Tensor]] = {}
         for path, _ in self._obs_dtypes:
             box, shape = member(space, path[1:]), self.leaves[path].shape
             low, high = getattr(box, "low", None), getattr(box, "high", None)
             fits = low is not None and high is not None and np.shape(low) == shape
             if fits and not self.leaves[path].dtype.is_complex:
-                both = np.stack([np.asarray(low, np.float32), np.asarray(high, np.float32)])
-                bounds[path] = cast("tuple[Tensor, Tensor]", tuple(torch.from_numpy(both).to(self.device)))
-        return FinalCheck(bounds, self.device)
+                both = torch.from_numpy(np.stack([np.asarray(low, np.float32), np.asarray(high, np.float32)]))
+                low, high = both.to(self.device)
+                bounds[path] = low, high
+        return FinalCheck(bounds, self.device, envs)
 
-    def rows(self, which: Any) -> Tensor:
+    def rows(self, which: Leaf) -> Tensor:
         """Flags, or numbers of envs, on the buffer's device."""
         return torch.as_tensor(which, device=self.device)
 
-    def obs(self, given: Any) -> Leaves:
+    def obs(self, given: object) -> Leaves:
         """The leaves of an observation, copied: many envs write the next observation into the same memory."""
         leaves: Leaves = {}
         for path, dtype in self._obs_dtypes:
@@ -206,13 +207,13 @@ class Inputs:
             found[path] = torch.where(shaped_as(done, x), rows, x)
         return found
 
-    def _final_leaf(self, path: Path, given: Any) -> Tensor:
+    def _final_leaf(self, path: Path, given: object) -> Tensor:
         try:
             return to_tensor(descend(given, path[1:]))
         except (KeyError, IndexError, ValueError, TypeError, RuntimeError) as error:
             raise self._not_nested(path, given) from error
 
-    def _not_nested(self, path: Path, given: Any) -> EnvError:
+    def _not_nested(self, path: Path, given: object) -> EnvError:
         return EnvError(
             f"field '{dotted(path)}': missing from the final observations that the step returned, of type "
             f"{type(given).__name__}, or not of one shape; they are nested as the observations are: "
@@ -235,17 +236,17 @@ class Inputs:
             given = given.to(dtype)
         return given.to(self.device)
 
-    def as_given(self, obs: Leaves) -> Any:
+    def as_given(self, obs: Leaves) -> Tensor | Batch:
         """Observations as the policy takes them: a tensor, or a batch if they are nested."""
         if self.is_flat:
             return obs["obs",]
         return as_batch({path[1:]: x for path, x in obs.items()})
 
-    def named(self, info: Leaves) -> dict[str, Any]:
+    def named(self, info: Leaves) -> dict[str, object]:
         """The keywords by name, nested as the schema is."""
         return {name: self.schema.rebuild(name, info.__getitem__) for name in self.keyword_names}
 
-    def keywords(self, hidden: Leaves, info: Leaves) -> dict[str, Any]:
+    def keywords(self, hidden: Leaves, info: Leaves) -> dict[str, object]:
         """All keywords of the policy, which may write to them, with hidden states as torch.nn.LSTM takes them."""
         keywords = self.named({path: x.clone() for path, x in info.items()}) if info else {}
         if self.has_hidden:
@@ -255,7 +256,7 @@ class Inputs:
 
     # -- what comes with an observation -------------------------------------------------------------------------
 
-    def info(self, info: dict[str, Any], required: Any) -> Leaves:
+    def info(self, info: Info, required: Flags) -> Leaves:
         """The fields ``[N, ...]`` that come with an observation. Those of ``required`` envs must be there."""
         fields: Leaves = {}
         for name in self.from_info:
@@ -269,7 +270,7 @@ class Inputs:
             fields[name,] = rows
         return fields
 
-    def step_info(self, info: dict[str, Any], ended: Any, ignored: Bools | None = None) -> dict[str, Tensor]:
+    def step_info(self, info: Info, ended: Flags, ignored: Bools | None = None) -> dict[str, Tensor]:
         """The fields ``[N, ...]`` that a step's info reports, by name; 0 elsewhere.
 
         Args:
@@ -297,7 +298,7 @@ class Inputs:
             fields[name] = rows
         return fields
 
-    def _reported(self, name: str, info: dict[str, Any], fill: int | None = None) -> tuple[Tensor, Any]:
+    def _reported(self, name: str, info: Info, fill: int | None = None) -> tuple[Tensor, Bools | None]:
         """A field's rows ``[N, ...]`` in an info, and the envs that report it, bool ``[N]``; None stands for all.
 
         The rows of the others are ``fill``; by default True for a mask, which then forbids nothing, and else 0.
@@ -327,7 +328,7 @@ class Inputs:
         is_flag = self.leaves[name,].dtype is torch.bool
         return (given.ne(0).to(self.device) if is_flag else self._leaf((name,), given)).reshape(shape)
 
-    def final_info(self, details: dict[str, Any], last: Leaves) -> Leaves:
+    def final_info(self, details: Info, last: Leaves) -> Leaves:
         """The fields ``[N, ...]`` that come with final observations, as if each env had ended an episode.
 
         Args:
@@ -338,7 +339,7 @@ class Inputs:
         fields = self.starts(torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)) | last
         return fields | {(name,): self._reported(name, details)[0] for name in self.from_info}
 
-    def starts(self, which: Any) -> Leaves:
+    def starts(self, which: Flags) -> Leaves:
         """``is_start``, if the schema has it: True in envs whose observation is the first of an episode."""
         return {("is_start",): self.rows(which)} if self.has_start else {}
 
@@ -350,7 +351,7 @@ class Inputs:
             if path[0].removeprefix("last_") in self.from_last and path[0].startswith("last_")
         }
 
-    def last(self, step: dict[str, Any], before: Leaves) -> Leaves:
+    def last(self, step: Mapping[str, object], before: Leaves) -> Leaves:
         """``last_action`` and ``last_reward`` after a step; ``before`` are those before it."""
         fields: Leaves = {}
         for path, like in before.items():
@@ -361,7 +362,7 @@ class Inputs:
 
     # -- hidden states ------------------------------------------------------------------------------------------
 
-    def hidden(self, given: Any, before: Leaves) -> Leaves:
+    def hidden(self, given: object, before: Leaves) -> Leaves:
         """The states after a step, as the policy returned them; they fit those ``before`` it.
 
         Raises:
@@ -399,9 +400,7 @@ class Inputs:
             FieldError: ``initial_hidden`` lacks a leaf.
             ShapeError: one has another shape.
         """
-        tree: Any = self.initial_hidden
-        if callable(tree):
-            tree = tree()
+        tree = self.initial_hidden() if callable(self.initial_hidden) else self.initial_hidden
         states: Leaves = {}
         for path, leaf in self.leaves.items():
             if path[0] != "hidden":
@@ -416,7 +415,7 @@ class Inputs:
             states[path] = state.to(self.device, leaf.dtype)
         return states
 
-    def _initial_leaf(self, tree: Any, path: Path) -> Tensor:
+    def _initial_leaf(self, tree: object, path: Path) -> Tensor:
         try:
             return to_tensor(descend(tree, path[1:])).detach().clone()
         except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
@@ -426,7 +425,7 @@ class Inputs:
 
     # -- the policy's answer ------------------------------------------------------------------------------------
 
-    def env_action(self, fields: dict[str, Any], tensors: bool) -> Any:
+    def env_action(self, fields: Mapping[str, object], tensors: bool) -> object:
         """The actions of a policy's answer as the envs take them, ``tensors`` or arrays, checked before they see any.
 
         It is a copy, since envs may write to it: some clip actions in place.
@@ -448,17 +447,16 @@ class Inputs:
             )
         action = fields["action"]
         # most often an array or a tensor as the schema declares it, which needs no conversion
-        kind: Any = action.__class__
-        if kind is Tensor and action.dtype is self._action_dtype and action.shape == self._action_shape:
+        if type(action) is Tensor and action.dtype is self._action_dtype and action.shape == self._action_shape:
             if self.device.type == "cpu" and action.is_cpu and not action.requires_grad and is_plain(action):
                 return action.clone() if tensors else action.numpy().copy()
             if tensors and action.device == self.device:
                 return action.detach().clone()
-        elif kind is np.ndarray and action.dtype is self._action_array and action.shape == self._action_shape:
+        elif type(action) is np.ndarray and action.dtype is self._action_array and action.shape == self._action_shape:
             return copied(action) if tensors else action.copy()
         return self._converted(action, tensors)
 
-    def _converted(self, action: Any, tensors: bool) -> Any:
+    def _converted(self, action: object, tensors: bool) -> object:
         """Actions of any other kind, checked and converted. One env's may lack the leading axis."""
         on_device = action
         if isinstance(action, Tensor) and action.device != self.device:
@@ -471,16 +469,16 @@ class Inputs:
                 "and the other fields that it decides"
             ) from error
 
-        def convert(path: Path) -> Any:
+        def convert(path: Path) -> Leaf:
             given = descend(action, path[1:])
-            rows: Any = copied(given) if tensors else np.array(as_host(given))
+            rows = copied(given) if tensors else np.array(as_host(given))
             shape = self.num_envs, *self.leaves[path].shape
             return rows if rows.shape == shape else rows.reshape(shape)
 
         return self.schema.rebuild("action", convert)
 
 
-def _first_lacking(required: Any, present: Any) -> int | None:
+def _first_lacking(required: Flags, present: Bools | None) -> int | None:
     """The first env of those required that is not present, bool ``[N]`` each; None if there is none."""
     if present is None:
         return None

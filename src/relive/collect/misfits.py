@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -54,7 +54,7 @@ def refuse_misfit(error: Exception) -> None:
                 ) from error
 
 
-def refuse_unlike(obs: Any, schema: Schema, error: Exception) -> NoReturn:
+def refuse_unlike(obs: object, schema: Schema, error: Exception) -> NoReturn:
     """Name the first field of an observation of the envs that is not nested as the schema, or is no array.
 
     Raises:
@@ -77,16 +77,17 @@ def refuse_unlike(obs: Any, schema: Schema, error: Exception) -> NoReturn:
     raise error
 
 
-def _misfit(space: Any, obs: Any, path: Path) -> tuple[Path, Any, str] | None:
+def _misfit(space: object, obs: Any, path: Path) -> tuple[Path, object, str] | None:
     """The first leaf that is not as its space, with the space and what came; None if all are."""
+    members: Any = obs
     spaces: Any = getattr(space, "spaces", None)
     if spaces is not None:
         by_name = hasattr(spaces, "keys")
         if not isinstance(obs, Mapping if by_name else tuple | list):
             return path, space, _kind(obs)
-        for key, inner in cast("Any", spaces.items() if by_name else enumerate(spaces)):
+        for key, inner in spaces.items() if by_name else enumerate(spaces):
             try:
-                member = cast("Any", obs)[key]
+                member = members[key]
             except (KeyError, IndexError):
                 return (*path, str(key)), inner, f"none in {_kind(obs)}"
             found = _misfit(inner, member, (*path, str(key)))
@@ -100,7 +101,8 @@ def _misfit(space: Any, obs: Any, path: Path) -> tuple[Path, Any, str] | None:
 
 def _kind(given: Any) -> str:
     """A value in words."""
+    names: Any = given
     if isinstance(given, Mapping):
-        return f"a {cast('Any', given).__class__.__name__} of {shown(list(cast('Any', given)), 200)}"
+        return f"a {given.__class__.__name__} of {shown(list(names), 200)}"
     shape = getattr(given, "shape", None)
     return type(given).__name__ if shape is None else f"an array of shape {tuple(shape)}"

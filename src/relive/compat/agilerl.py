@@ -19,17 +19,21 @@ from gymnasium import spaces
 from torch import Tensor
 
 from .. import core, returns
-from ..batches import stride_of
+from ..batches import Overlap, stride_of
 from ..core import key as stream
 from ..errors import ParameterError
 from ..rollout.buffer import RolloutBuffer as Rollout
-from ..steps.arrays import to_tensor, torch_dtype
-from ..steps.schema import Field, Path, Schema, map_leaves
+from ..steps.arrays import Array, to_tensor, torch_dtype
+from ..steps.schema import Field, Path, Schema, Spec, map_leaves
 from .base import (
+    FLAG,
+    NUMBER,
     DropIn,
+    Nested,
     StepError,
     StepFieldError,
     StepShapeError,
+    Values,
     array_of,
     as_tensordict,
     contents_of,
@@ -75,8 +79,6 @@ OPTIONAL = ("action_masks", "episode_starts")
 
 DERIVED = ("buffer", "pos", "full", "_data", "_own")
 """Attributes that follow from the others; they are not pickled."""
-
-NUMBER, FLAG = Field(), Field((), torch.bool)
 
 Fields: TypeAlias = "dict[tuple[str, ...], Field]"
 """Member -> field. What is not nested has one member, named ()."""
@@ -130,21 +132,13 @@ class RolloutBuffer(DropIn):
         AssertionError: a Tuple space.
     """
 
-    padded_data: TensorDict | None
-    """Sequences end to end, ``[num_sequences * max_sequence_length]``: observations, actions, action_masks, pad_mask,
-    and ``initial_hidden_states`` as non-tensor data, ``{name: [num_sequences, layers, size]}``."""
-    unpadded_data: TensorDict | None
-    """log_probs, advantages, values and returns of all steps, ``[T * N]``, oldest first."""
-    num_sequences: int | None
-    max_sequence_length: int | None
-    """Steps of the longest sequence."""
     _own_attribute = "_rollout"
 
     def __init__(
         self,
         capacity: int,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: spaces.Space[object],
+        action_space: spaces.Space[object],
         num_envs: int = 1,
         device: str = "cpu",
         gae_lambda: float = 0.95,
@@ -154,7 +148,7 @@ class RolloutBuffer(DropIn):
         use_gae: bool = True,
         wrap_at_capacity: bool = False,
         max_seq_len: int | None = None,
-        bptt_sequence_type: Any = BPTTSequenceType.CHUNKED,
+        bptt_sequence_type: Enum | str = BPTTSequenceType.CHUNKED,
         *,
         keep_dtypes: bool = False,
         autoreset_mode: Literal["next_step"] | None = None,
@@ -165,8 +159,8 @@ class RolloutBuffer(DropIn):
         if autoreset_mode not in (None, "next_step"):
             raise ParameterError(f"autoreset_mode={autoreset_mode!r}: expected 'next_step', or None for any other mode")
         self.capacity: int = capacity
-        self.observation_space: Any = observation_space
-        self.action_space: Any = action_space
+        self.observation_space: spaces.Space[object] = observation_space
+        self.action_space: spaces.Space[object] = action_space
         self.num_envs: int = num_envs
         self.device: str = device
         self.gae_lambda: float = gae_lambda
@@ -176,14 +170,14 @@ class RolloutBuffer(DropIn):
         self.use_gae: bool = use_gae
         self.wrap_at_capacity: bool = wrap_at_capacity
         self.max_seq_len: int | None = max_seq_len
-        self.bptt_sequence_type: Any = bptt_sequence_type
+        self.bptt_sequence_type: Enum | str = bptt_sequence_type
         self.autoreset_mode: Literal["next_step"] | None = autoreset_mode
         self._seed = seed
         self._obs = observation_fields(observation_space, keep_dtypes)
         self._action = action_field(action_space, keep_dtypes)
-        sizes = cast("dict[str, tuple[int, ...]]", hidden_state_architecture) if recurrent else {}
+        sizes = hidden_state_architecture if recurrent and hidden_state_architecture else {}
         self._hidden: Fields = {(key,): Field((size[0], size[2])) for key, size in sizes.items()}
-        fields: dict[str, Any] = {"obs": numbered(self._obs), "next_obs": numbered(self._obs), "action": self._action}
+        fields: dict[str, Spec] = {"obs": numbered(self._obs), "next_obs": numbered(self._obs), "action": self._action}
         fields |= {"reward": NUMBER, "terminated": FLAG, "truncated": FLAG, "value": NUMBER, "log_prob": NUMBER}
         fields |= {"advantage": NUMBER, "return": NUMBER} | ({"hidden": numbered(self._hidden)} if recurrent else {})
         self._rollout = Rollout(Schema(fields), capacity, num_envs, wrap=wrap_at_capacity, seed=seed or 0)
@@ -219,7 +213,7 @@ class RolloutBuffer(DropIn):
         rollout = self._rollout
         block = rollout.block.rows(slice(rollout.num_steps))
         leaves = {path: block[inner] for path, inner in self._paths().items()}
-        self._data: Any = as_tensordict(leaves, (rollout.num_steps, rollout.num_envs), torch.device("cpu"))
+        self._data: TensorDict = as_tensordict(leaves, (rollout.num_steps, rollout.num_envs), torch.device("cpu"))
         self._own = leaves_of(self._data)
         """The views into the storage, by AgileRL's paths."""
 
@@ -258,18 +252,18 @@ class RolloutBuffer(DropIn):
                 write_column(_written(path), column, other)
             self._data[path] = column
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """The state, with AgileRL's entries ``buffer``, ``pos`` and ``full``."""
         self._adopt()
         state = {name: value for name, value in self.__dict__.items() if name not in DERIVED}
         return state | {"buffer": self.buffer, "pos": self.pos, "full": self.full}
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle the state without ``buffer``, ``pos`` and ``full``, which the rollout holds."""
         state = {name: value for name, value in self.__getstate__().items() if name not in DERIVED}
         return _unmade, (type(self),), state
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def _restore(self, state: dict[str, object]) -> None:
         """Restore a state of this class. If it has a ``buffer``, its columns are copied into the storage."""
         self.__dict__.update({name: value for name, value in state.items() if name not in DERIVED})
         self._show()
@@ -299,7 +293,7 @@ class RolloutBuffer(DropIn):
             mask[row] = torch.from_numpy(real)
             self._ended = done & real
 
-    def _fill(self, columns: Any) -> None:
+    def _fill(self, columns: object) -> None:
         """Copy the columns of a TensorDict ``[capacity, num_envs]`` into the storage.
 
         Raises:
@@ -315,20 +309,20 @@ class RolloutBuffer(DropIn):
 
     def add(
         self,
-        obs: Any,
-        action: Any,
-        reward: Any,
-        done: Any,
-        value: Any,
-        log_prob: Any,
-        next_obs: Any = None,
-        hidden_state: Mapping[str, Any] | None = None,
-        next_hidden_state: Mapping[str, Any] | None = None,
-        episode_start: Any = None,
-        action_mask: Any = None,
+        obs: Nested[Values],
+        action: Values,
+        reward: Values,
+        done: Values,
+        value: Values,
+        log_prob: Values,
+        next_obs: Nested[Values] | None = None,
+        hidden_state: Mapping[str, Values] | None = None,
+        next_hidden_state: object = None,
+        episode_start: Values | None = None,
+        action_mask: Values | None = None,
         *,
-        truncated: Any = None,
-        final_value: Any = None,
+        truncated: Values | None = None,
+        final_value: Values | None = None,
     ) -> None:
         """Append one step of all environments; NumPy or torch, of any dtype.
 
@@ -359,7 +353,7 @@ class RolloutBuffer(DropIn):
         self._adopt()
         n = self.num_envs
         seen, ended = observation("obs", obs, self._obs, n), vector("done", done, n, FLAG)
-        step: dict[str, Any] = {
+        step: dict[str, object] = {
             "obs": seen,
             "next_obs": map_leaves(np.zeros_like, seen)
             if next_obs is None
@@ -385,7 +379,7 @@ class RolloutBuffer(DropIn):
         self._added += 1
         self._ended = ended & real if self.autoreset_mode is not None else self._nowhere
 
-    def _add_optional(self, step: dict[str, Any], episode_start: Any, action_mask: Any) -> None:
+    def _add_optional(self, step: dict[str, object], episode_start: Values | None, action_mask: Values | None) -> None:
         """Add to a step the fields that AgileRL allocates when a step first has them.
 
         Raises:
@@ -411,7 +405,7 @@ class RolloutBuffer(DropIn):
         self._rollout.add_fields(**{inner: field})
         self._data[name] = self._own[name,] = self._rollout.block[inner][: self._rollout.num_steps]
 
-    def compute_returns_and_advantages(self, last_value: Any, last_done: Any) -> None:
+    def compute_returns_and_advantages(self, last_value: Values, last_done: Values) -> None:
         """Fill the columns advantages and returns, by GAE, or by Monte-Carlo returns if ``use_gae`` is off.
 
         Args:
@@ -444,7 +438,7 @@ class RolloutBuffer(DropIn):
         if self._seed is None and batch_size is not None:
             self._rollout.seed = drawn_by_numpy()
         some = _at_most(batch_size, f"buffer size {total}", total)
-        return cast("dict[str, Any]", self._batch(some, torch.device("cpu")).numpy())
+        return self._convert_td_to_np_dict(self._batch(some, torch.device("cpu")))
 
     def get_tensor_batch(
         self, batch_size: int | None = None, device: str | None = None, *, copy: bool = True
@@ -478,20 +472,25 @@ class RolloutBuffer(DropIn):
     # -- sequences ----------------------------------------------------------------------------------------------
 
     def _forget_sequences(self) -> None:
-        self.padded_data = self.unpadded_data = None
-        self.num_sequences = self.max_sequence_length = None
+        self.padded_data: TensorDict | None = None
+        """Sequences end to end, ``[num_sequences * max_sequence_length]``: observations, actions, action_masks,
+        pad_mask, and ``initial_hidden_states`` as non-tensor data, ``{name: [num_sequences, layers, size]}``."""
+        self.unpadded_data: TensorDict | None = None
+        """log_probs, advantages, values and returns of all steps, ``[T * N]``, oldest first."""
+        self.num_sequences: int | None = None
+        self.max_sequence_length: int | None = None
+        """Steps of the longest sequence."""
         self._index: Tensor | None = None
         """The row ``t * N + n`` of each step of :attr:`padded_data`, int64 ``[B, longest]``; arbitrary in padding."""
 
     @property
     def unpadded_slices(self) -> list[Tensor] | None:
         """For each sequence, the rows of :attr:`unpadded_data` that belong to it."""
-        data = cast("Any", self.padded_data)
+        data = self.padded_data
         if self._index is None or data is None:
             return None
-        real: Any = data["pad_mask"].view(self._index.shape)
-        rows: Any = self._index[real].cpu()
-        return list(rows.split(real.sum(1).tolist()))
+        real = data["pad_mask"].view(self._index.shape)
+        return list(torch.split(self._index[real].cpu(), real.sum(1).tolist()))
 
     def prepare_sequence_tensors(self, device: str | None = None) -> None:
         """Cut the episodes into sequences: fill :attr:`padded_data` and :attr:`unpadded_data`, on ``device``.
@@ -538,7 +537,7 @@ class RolloutBuffer(DropIn):
         Raises:
             ValueError: :meth:`prepare_sequence_tensors` was not called.
         """
-        padded, unpadded, index = cast("Any", (self.padded_data, self.unpadded_data, self._index))
+        padded, unpadded, index = self.padded_data, self.unpadded_data, self._index
         if padded is None or unpadded is None or index is None:
             raise ValueError(
                 "Attempting to fetch minibatches before preparing sequences. Call prepare_sequence_tensors() first."
@@ -551,12 +550,12 @@ class RolloutBuffer(DropIn):
             warnings.warn(text, stacklevel=2)
         renew(self._rollout, self._seed)
         number = 0 if self._seed is None else self._shuffles
-        order: Any = core.permutation(total, stream(self._rollout.seed, SEQUENCES), number).to(index.device)
+        order = core.permutation(total, stream(self._rollout.seed, SEQUENCES), number).to(index.device)
         self._shuffles += 1
         states = cast("dict[str, Tensor]", padded.get_non_tensor(STATES))
         leaves = {path: leaf.view(total, longest, *leaf.shape[1:]) for path, leaf in _tensors(padded).items()}
         columns = _tensors(unpadded)
-        for chosen in order.split(min(batch_size, total)):
+        for chosen in torch.split(order, min(batch_size, total)):
             batch = {path: leaf.index_select(0, chosen) for path, leaf in leaves.items()}
             rows = index.index_select(0, chosen)[batch["pad_mask",]]
             flat = {path: leaf.flatten(0, 1) for path, leaf in batch.items()}
@@ -622,7 +621,7 @@ def _at_most(batch_size: int | None, size: str, total: int) -> int | None:
     return None
 
 
-def _unmade(kind: Any) -> Any:
+def _unmade(kind: type[RolloutBuffer]) -> RolloutBuffer:
     """An object without a state; pickle sets the state afterwards."""
     return kind.__new__(kind)
 
@@ -695,7 +694,7 @@ class Ends:
 # -- what a host passes, as the fields of a step ----------------------------------------------------------------------
 
 
-def observation_fields(space: Any, keep_dtypes: bool) -> Fields:
+def observation_fields(space: spaces.Space[object], keep_dtypes: bool) -> Fields:
     """The fields of one environment's observation. Discrete becomes a vector of one; all are float32, as in AgileRL.
 
     Raises:
@@ -704,55 +703,62 @@ def observation_fields(space: Any, keep_dtypes: bool) -> Fields:
     """
     if isinstance(space, spaces.Tuple):
         raise AssertionError("Tuple observation spaces are not supported by the rollout buffer.")
-    members: dict[tuple[str, ...], Any] = {(): space}
+    members: dict[Path, spaces.Space[object]] = {(): space}
     if isinstance(space, spaces.Dict):
-        members = {(name,): member for name, member in cast("dict[str, Any]", space.spaces).items()}
+        inner = cast("Mapping[str, spaces.Space[object]]", space.spaces)
+        members = {(name,): member for name, member in inner.items()}
     return {path: _observation_field(member, keep_dtypes) for path, member in members.items()}
 
 
-def _observation_field(space: Any, keep_dtypes: bool) -> Field:
+def _observation_field(space: spaces.Space[object], keep_dtypes: bool) -> Field:
     dtype = torch_dtype(space.dtype) if keep_dtypes and space.dtype else torch.float32
     if isinstance(space, spaces.Box | spaces.MultiBinary):
-        return Field(tuple(int(size) for size in cast("Any", space).shape), dtype)
+        return Field(tuple(int(size) for size in space.shape), dtype)
     if isinstance(space, spaces.Discrete):
         return Field((1,), dtype)
     if isinstance(space, spaces.MultiDiscrete):
-        return Field((len(cast("Any", space).nvec),), dtype)
+        return Field((space.shape[0],), dtype)
     raise NotImplementedError(f"{space} observation space is not supported")
 
 
-def action_field(space: Any, keep_dtypes: bool) -> Field:
+ACTIONS: tuple[type, ...] = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+def action_field(space: spaces.Space[object], keep_dtypes: bool) -> Field:
     """The field of one environment's action: a float32 vector, as in AgileRL.
 
     Raises:
         NotImplementedError: a space that AgileRL does not store.
     """
-    if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+    if not isinstance(space, ACTIONS):
         raise NotImplementedError(f"{space} action space is not supported by AgileRL.")
-    field = _observation_field(cast("Any", space), keep_dtypes)
+    field = _observation_field(space, keep_dtypes)
     return Field((prod(field.shape),), field.dtype)
 
 
-def numbered(fields: Fields) -> Any:
+def numbered(fields: Fields) -> Field | tuple[Field, ...]:
     """The fields for relive's schema. Members become a tuple, because AgileRL's names may contain dots."""
     return fields[()] if () in fields else tuple(fields.values())
 
 
-def vector(name: str, value: Any, num_envs: int, field: Field = NUMBER) -> Any:
-    """One number or vector per environment, as an array ``[N]`` or ``[N, A]`` of the field's dtype.
+def vector(name: str, value: Values, num_envs: int, field: Field = NUMBER, any_axes: bool = True) -> Array:
+    """One number, vector or array per environment, as an array ``[N, ...]`` of the field's dtype.
 
     Raises:
-        StepShapeError: it has another number of elements.
+        StepShapeError: it has another number of elements. Without ``any_axes``, also if it has other axes than a single
+            environment without its axis, two leading axes, or a number for a vector of one.
     """
     array, shape = array_of(name, value, field.dtype), (num_envs, *field.shape)
     if array.shape == shape:
         return array
-    if array.size != np.prod(shape):
-        raise StepShapeError(f"'{name}': expected {shape} (num_envs first), got {tuple(array.shape)}")
-    return array.reshape(shape)
+    if array.size == np.prod(shape) and (
+        any_axes or array.shape in (field.shape, shape[:-1]) or array.ndim == len(shape) + 1
+    ):
+        return array.reshape(shape)
+    raise StepShapeError(f"'{name}': expected {shape} (num_envs first), got {tuple(array.shape)}")
 
 
-def observation(name: str, value: Any, fields: Fields, num_envs: int) -> Any:
+def observation(name: str, value: Any, fields: Fields, num_envs: int) -> Array | tuple[Array, ...]:
     """An observation as arrays ``[N, ...]``, nested like :func:`numbered`.
 
     Raises:
@@ -761,27 +767,17 @@ def observation(name: str, value: Any, fields: Fields, num_envs: int) -> Any:
         StepShapeError: a shape does not fit.
     """
     if () in fields:
-        return _leaf(name, value, fields[()], num_envs)
-    if not isinstance(value, Mapping) and not hasattr(value, "keys"):
+        return vector(name, value, num_envs, fields[()], any_axes=False)
+    if not hasattr(value, "keys"):
         raise AssertionError("Expected a dict observation for a Dict observation space.")
-    members: dict[tuple[str, ...], Any] = {(key,): member for key, member in cast("Any", value).items()}
+    members: dict[Path, Values] = {(key,): member for key, member in value.items()}
     if members.keys() != fields.keys():
         different = sorted(str(path[0]) for path in members.keys() ^ fields.keys())
         raise KeyError(f"'{name}': expected the members {[key for (key,) in fields]}, got others in {different}")
-    return tuple(_leaf(f"{name}.{path[0]}", members[path], field, num_envs) for path, field in fields.items())
+    return tuple(vector(f"{name}.{path[0]}", members[path], num_envs, x, any_axes=False) for path, x in fields.items())
 
 
-def _leaf(name: str, value: Any, field: Field, num_envs: int) -> Any:
-    array, shape = array_of(name, value, field.dtype), (num_envs, *field.shape)
-    if array.shape == shape:
-        return array
-    # Accepted besides: a single environment without its axis, two leading axes, a number for a vector of one.
-    if array.size == np.prod(shape) and (array.shape in (field.shape, shape[:-1]) or array.ndim == len(shape) + 1):
-        return array.reshape(shape)
-    raise StepShapeError(f"'{name}': expected {shape} (num_envs first), got {tuple(array.shape)}")
-
-
-def recurrent_states(hidden_state: Mapping[str, Any] | None, fields: Fields, num_envs: int) -> Any:
+def recurrent_states(hidden_state: Mapping[str, Values] | None, fields: Fields, num_envs: int) -> tuple[Tensor, ...]:
     """Recurrent states ``[layers, N, size]`` in the order of the storage, ``[N, layers, size]`` each; None is zeros.
 
     Raises:
@@ -811,14 +807,10 @@ def columns_of(paths: Mapping[Path, Path]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(inner[0] for inner in paths.values()))
 
 
-OVERLAPS: dict[Any, Literal["none", "half", "max"]] = {
-    "chunked": "none",
-    "maximum": "max",
-    "fifty_percent_overlap": "half",
-}
+OVERLAPS: dict[object, Overlap] = {"chunked": "none", "maximum": "max", "fifty_percent_overlap": "half"}
 
 
-def overlap_of(sequence_type: Any) -> Literal["none", "half", "max"]:
+def overlap_of(sequence_type: Enum | str) -> Overlap:
     """relive's name for a sequence type of either library.
 
     Raises:

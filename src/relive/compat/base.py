@@ -13,50 +13,46 @@ from importlib import import_module
 from inspect import Parameter, Signature, signature
 from operator import attrgetter, itemgetter
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ..batches import Batch, as_batch
 from ..errors import FieldError, SchemaError, ShapeError
 from ..names import needed
 from ..replay.buffer import ReplayBuffer
-from ..steps.arrays import NUMPY_DTYPES, Array, as_tensor, to_tensor
-from ..steps.schema import Path, map_leaves
+from ..rollout.buffer import RolloutBuffer
+from ..steps.arrays import NUMPY_DTYPES, Array, Bools, Ints, as_tensor, to_tensor
+from ..steps.schema import Field, Path, map_leaves
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from tensordict import TensorDict
 
-__all__ = [
-    "Column",
-    "Continuity",
-    "DropIn",
-    "StepError",
-    "StepFieldError",
-    "StepShapeError",
-    "alias",
-    "array_of",
-    "as_tensordict",
-    "breaks",
-    "contents_of",
-    "drawn_by_numpy",
-    "equal_rows",
-    "leaves_of",
-    "mapped",
-    "oldest_first",
-    "passes_on",
-    "placed",
-    "renew",
-    "sent",
-    "table_of",
-    "tensordict_of",
-    "write_column",
-]
+T = TypeVar("T")
+U = TypeVar("U")
+R = TypeVar("R")
+Made = TypeVar("Made", bound=Callable[..., object])
 
-Made = TypeVar("Made", bound=Callable[..., Any])
+Nested: TypeAlias = T | Mapping[str, T]
+"""One value, or those of a dictionary's members by name."""
+
+NUMBER, FLAG = Field(), Field((), torch.bool)
+"""The fields of one number, float32, and of one flag."""
+
+Obs: TypeAlias = Nested[Array]
+"""Observations, or a dictionary of them."""
+
+Shape: TypeAlias = Nested[tuple[int, ...]]
+
+Device: TypeAlias = torch.device | str
+
+Values: TypeAlias = Tensor | ArrayLike
+"""The values of a field, as a host passes them: a tensor on any device, an array, a list or a number."""
 
 
 def as_tensordict(
@@ -78,15 +74,15 @@ def tensordict_of(batch: Batch, size: torch.Size, device: torch.device | None = 
 
 
 @cache
-def _tensordict() -> tuple[Any, dict[str, Any]]:
+def _tensordict() -> tuple[Callable[..., TensorDict], dict[str, bool]]:
     """The function that makes a TensorDict, and its options."""
     # importing tensordict takes as long as importing torch, so the first use does it
     # and computes numbers meanwhile, which the default device need not have
     with needed("the classes of this library use tensordict: pip install 'relive[tensordict]'"), torch.device("cpu"):
-        kind: Any = import_module("tensordict").TensorDict
+        kind: type[TensorDict] = import_module("tensordict").TensorDict
     # The shapes are known to fit. Checking them again takes eight times as long as the rest. The constructor without
     # checks has no public name. It need not look for dicts among the members.
-    make: Any = getattr(kind, "_new_unsafe", kind)
+    make: Callable[..., TensorDict] = getattr(kind, "_new_unsafe", kind)
     return make, {"nested": False} if "nested" in signature(make).parameters else {}
 
 
@@ -106,6 +102,14 @@ class StepFieldError(StepError, FieldError):
 
 class StepShapeError(StepError, ShapeError):
     """The shape of a step or of a column is not the expected one."""
+
+
+class HasColumns(Protocol):
+    """A buffer that shows its storage by relive's names."""
+
+    def column(self, name: str) -> Any:
+        """A column in the host's order of axes: an array, a tensor, or a dictionary of these."""
+        ...
 
 
 class Column:
@@ -134,10 +138,10 @@ class Column:
     def __set_name__(self, owner: type, attribute: str) -> None:
         self.attribute = attribute
 
-    def __get__(self, buffer: Any, owner: type | None = None) -> Any:
+    def __get__(self, buffer: HasColumns | None, owner: type | None = None) -> Any:
         return self if buffer is None else self.shown(buffer.column(self.name))
 
-    def __set__(self, buffer: Any, values: Any) -> None:
+    def __set__(self, buffer: HasColumns, values: Nested[Values]) -> None:
         write_column(self.attribute, self.shown(buffer.column(self.name)), values)
 
     def shown(self, column: Any) -> Any:
@@ -152,9 +156,7 @@ def table_of(owner: type) -> dict[str, Column]:
     return {name: column for name, column in vars(owner).items() if isinstance(column, Column)}
 
 
-OWN = frozenset((
-    "self", "seed", "sampler", "view", "further", "reshuffle_each_epoch", "keep_dtypes", "autoreset_mode",
-))  # fmt: skip
+OWN = frozenset(("self", "seed", "sampler", "view", "further", "reshuffle_each_epoch", "keep_dtypes", "autoreset_mode"))
 """Arguments of relive's own. No original was made with one, whatever it calls its attributes."""
 
 
@@ -174,7 +176,7 @@ class DropIn:
     """Attributes that an original need not have."""
 
     @classmethod
-    def from_original(cls, original: Any, **options: Any) -> Any:
+    def from_original(cls, original: object, **options: object) -> Self:
         """Convert a buffer of the host and all that it holds. A buffer of this class is returned unchanged.
 
         Args:
@@ -187,7 +189,7 @@ class DropIn:
         made._replace(original, **options)
         return made
 
-    def _replace(self, original: Any, **options: Any) -> None:
+    def _replace(self, original: object, **options: object) -> None:
         """Become what an original is."""
         arguments = self._arguments_of(original) | options
         # by position: a subclass of a user may call these otherwise
@@ -207,7 +209,7 @@ class DropIn:
         return found
 
     @classmethod
-    def _arguments_of(cls, original: Any) -> dict[str, Any]:
+    def _arguments_of(cls, original: Any) -> dict[str, object]:
         """The arguments of the constructor that an original was made with: its attributes of these names."""
         held = {name: cls._renamed.get(name, name) for name in cls._parameters()}
         missing = {name for name, at in held.items() if at in cls._lacking and not hasattr(original, at)}
@@ -217,19 +219,19 @@ class DropIn:
         """Copy the contents of an original into this buffer, which is empty."""
         raise NotImplementedError
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         """Restore a pickled state, of this class or of the host's."""
         if self._own_attribute in state:
             self._restore(state)
         else:
             self._replace(SimpleNamespace(**state))
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def _restore(self, state: dict[str, object]) -> None:
         """Restore a state of this class."""
         self.__dict__.update(state)
 
 
-def contents_of(columns: Any, names: Iterable[str], rows: Any = slice(None)) -> dict[str, Any]:
+def contents_of(columns: Any, names: Iterable[str], rows: slice | Ints = slice(None)) -> dict[str, Any]:
     """Rows of the columns of an original, by the host's names. Columns that are missing or None are left out.
 
     Args:
@@ -238,16 +240,16 @@ def contents_of(columns: Any, names: Iterable[str], rows: Any = slice(None)) -> 
         rows: an index of the first axis, such as :func:`oldest_first`.
     """
     nested = hasattr(columns, "keys")
-    found: dict[str, Any] = {name: columns.get(name) if nested else getattr(columns, name, None) for name in names}
+    found = {name: columns.get(name) if nested else getattr(columns, name, None) for name in names}
     return {name: map_leaves(itemgetter(rows), x) for name, x in found.items() if x is not None}
 
 
-def oldest_first(capacity: int, position: int, full: bool) -> NDArray[np.int64]:
+def oldest_first(capacity: int, position: int, full: bool) -> Ints:
     """The rows of a host's ring in the order of time; ``position`` is the row that is written next."""
     return (np.arange(capacity) + position) % capacity if full else np.arange(position)
 
 
-def write_column(name: str, column: Any, values: Any) -> None:
+def write_column(name: str, column: Nested[Tensor | Array], values: Any) -> None:
     """Copy values into a column: an array, a tensor, or a dictionary of these.
 
     Args:
@@ -261,7 +263,7 @@ def write_column(name: str, column: Any, values: Any) -> None:
     if isinstance(column, np.ndarray):
         column[...] = values
     elif isinstance(column, Mapping):
-        for key, member in cast("Mapping[str, Any]", column).items():
+        for key, member in column.items():
             write_column(f"{name}[{key!r}]", member, values[key])
     else:
         source: Tensor = to_tensor(values)
@@ -283,13 +285,13 @@ def alias(path: str, doc: str) -> Any:
     read, (part, _, name) = attrgetter(path), path.rpartition(".")
     part_of = attrgetter(part)
 
-    def write(self: Any, value: Any) -> None:
+    def write(self: object, value: object) -> None:
         setattr(part_of(self), name, value)
 
     return property(read, write, doc=doc)
 
 
-def array_of(name: str, value: Any, dtype: torch.dtype = torch.float32) -> Array:
+def array_of(name: str, value: Values, dtype: torch.dtype = torch.float32) -> Array:
     """A tensor on any device, an array, a list or a number as an array of ``dtype``.
 
     It is copied only if it has another dtype or is on another device.
@@ -313,7 +315,7 @@ def array_of(name: str, value: Any, dtype: torch.dtype = torch.float32) -> Array
     return as_tensor(value, name).numpy().astype(NUMPY_DTYPES[dtype], copy=False)
 
 
-def placed(name: str, value: Any, device: torch.device | None, dtype: torch.dtype = torch.float32) -> Any:
+def placed(name: str, value: Values, device: torch.device | None, dtype: torch.dtype = torch.float32) -> Array | Tensor:
     """Whatever a host passes, with ``dtype``: an array in RAM, where ``device`` is None, or a tensor on it.
 
     Raises:
@@ -324,7 +326,7 @@ def placed(name: str, value: Any, device: torch.device | None, dtype: torch.dtyp
     return torch.as_tensor(value, dtype=dtype, device=device).detach()
 
 
-def sent(value: Any, device: torch.device) -> Tensor:
+def sent(value: Tensor | Array, device: torch.device) -> Tensor:
     """A tensor or an array as a tensor on ``device``, copied only if it is elsewhere."""
     if type(value) is Tensor and value.device == device:
         return value
@@ -332,12 +334,12 @@ def sent(value: Any, device: torch.device) -> Tensor:
 
 
 @overload
-def mapped(function: Callable[[Any], Any], value: Any) -> Any: ...
+def mapped(function: Callable[[T], R], value: Nested[T]) -> R | dict[str, R]: ...
 @overload
-def mapped(function: Callable[[Any, Any], Any], value: Any, other: Any, /) -> Any: ...
+def mapped(function: Callable[[T, U], R], value: Nested[T], other: Nested[U], /) -> R | dict[str, R]: ...
 @overload
-def mapped(function: Callable[..., Any], value: Any, *others: Any) -> Any: ...
-def mapped(function: Callable[..., Any], value: Any, *others: Any) -> Any:
+def mapped(function: Callable[..., R], value: Nested[T], *others: Nested[U]) -> R | dict[str, R]: ...
+def mapped(function: Callable[..., R], value: Any, *others: Any) -> R | dict[str, R]:
     """``function(value, *others)``; if ``value`` is a dictionary, that of each member with those of the same name."""
     if type(value) in (Tensor, np.ndarray) or not isinstance(value, Mapping):
         return function(value, *others)
@@ -361,11 +363,11 @@ class Continuity:
     """
 
     def __init__(self) -> None:
-        self.next_obs: Any = None
+        self.next_obs: Obs | None = None
         """The next observations ``[N, ...]`` of the newest step; None if no step is known."""
-        self._done: Any = None
+        self._done: Bools = np.zeros(0, np.bool_)
 
-    def follow(self, replay: ReplayBuffer, obs: Any) -> None:
+    def follow(self, replay: ReplayBuffer, obs: Obs) -> None:
         """Interrupt the episodes of the envs whose observations ``[N, ...]`` do not follow from their newest step."""
         if self.next_obs is None or _identical(obs, self.next_obs):
             return
@@ -373,7 +375,7 @@ class Continuity:
         if cut.any():
             replay.interrupt(np.flatnonzero(cut))
 
-    def note(self, next_obs: Any, done: NDArray[np.bool_]) -> None:
+    def note(self, next_obs: Obs, done: Bools) -> None:
         """Remember what the newest step led to, arrays or dictionaries of them, and which episodes it ended."""
         self.next_obs, self._done = next_obs, done
 
@@ -382,32 +384,30 @@ class Continuity:
         self.next_obs = None
 
 
-def breaks(obs: Any, next_obs: Any, done: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def breaks(obs: Obs, next_obs: Obs, done: Bools) -> Bools:
     """Which steps ``[T, N, ...]`` neither end an episode nor lead to the step after them: bool ``[T - 1, N]``."""
     shown, expected = mapped(lambda value: value[1:], obs), mapped(lambda value: value[:-1], next_obs)
     return ~done[:-1] & ~equal_rows(shown, expected, 2)
 
 
-def equal_rows(one: Any, other: Any, front: int = 1) -> NDArray[np.bool_]:
+def equal_rows(one: Nested[Array], other: Any, front: int = 1) -> Bools:
     """Which rows are equal in two arrays, or in all arrays of two dictionaries. The first ``front`` axes count rows."""
     if isinstance(one, Mapping):
-        members = cast("Mapping[str, Any]", one).items()
-        return np.logical_and.reduce([equal_rows(member, other[key], front) for key, member in members])
-    same: NDArray[np.bool_] = np.asarray(one) == np.asarray(other)
+        return np.logical_and.reduce([equal_rows(member, other[key], front) for key, member in one.items()])
+    same = np.asarray(one) == np.asarray(other)
     return np.logical_and.reduce(same, tuple(range(front, same.ndim)))
 
 
-def _identical(one: Any, other: Any) -> bool:
+def _identical(one: Nested[Array], other: Any) -> bool:
     """Whether small arrays have the same bytes. Most often they do, and this is faster than :func:`equal_rows`."""
     if type(one) is np.ndarray:  # the check for a mapping takes longer than the comparison
         return one.nbytes < SMALL and one.tobytes() == other.tobytes()
     if isinstance(one, Mapping):
-        members = cast("Mapping[str, Any]", one)
-        return all(_identical(members[key], other[key]) for key in members)
+        return all(_identical(member, other[key]) for key, member in one.items())
     return False
 
 
-def passes_on(to: Callable[..., Any], *without: str) -> Callable[[Made], Made]:
+def passes_on(to: Callable[..., object], *without: str) -> Callable[[Made], Made]:
     """A decorator for a function that passes its ``*args`` and ``**kwargs`` on: it shows what they are.
 
     ``inspect.signature``, ``help`` and editors that ask a running program then see the arguments of ``to`` in their
@@ -420,13 +420,14 @@ def passes_on(to: Callable[..., Any], *without: str) -> Callable[[Made], Made]:
         further = [one for one in signature(to).parameters.values() if one.name not in named]
         shown = [one for one in (*own, *further) if one.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
         shown.sort(key=lambda one: one.kind)  # is stable: those by name alone come last
-        cast("Any", function).__signature__ = Signature(shown, return_annotation=signature(function).return_annotation)
+        returns = signature(function).return_annotation
+        vars(function)["__signature__"] = Signature(shown, return_annotation=returns)
         return function
 
     return decorate
 
 
-def renew(buffer: Any, seed: int | None) -> None:
+def renew(buffer: ReplayBuffer | RolloutBuffer, seed: int | None) -> None:
     """Draw a new seed for a buffer from torch's default generator, unless the drop-in was given a ``seed``.
 
     So ``torch.manual_seed`` makes two runs equal, as it does with the host. A seed that is drawn only once would miss

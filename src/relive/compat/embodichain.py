@@ -7,7 +7,7 @@ holds the ``obs``, ``critic_obs`` and ``value`` after the last step. It is paddi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import torch
 from torch import Tensor
@@ -18,10 +18,11 @@ from ..parameters import is_count, one_of, require, seed_or_drawn
 from ..returns import gae, group_advantage
 from ..rollout.buffer import RolloutBuffer as Rollout
 from ..rollout.minibatches import rows_of
-from ..steps.schema import Field, Schema, dotted
-from .base import DropIn, as_tensordict, leaves_of
+from ..steps.schema import Field, Schema, Spec, dotted
+from .base import Device, DropIn, as_tensordict, leaves_of
 
 if TYPE_CHECKING:
+    from gymnasium import spaces
     from tensordict import TensorDict
 
 __all__ = ["RolloutBuffer", "compute_gae", "compute_group_advantage", "iterate_minibatches", "transition_view"]
@@ -35,6 +36,8 @@ WIDE = 16
 FLAGS = ("done", "terminated", "truncated")
 DISTRIBUTION = ("action_mean", "action_std")
 """Of the policy when it drew an action. An adaptive learning rate compares them with what they are now."""
+Size: TypeAlias = "int | Spec | spaces.Space[object] | Mapping[str, Size]"
+"""A number of columns, a shape, a field, a Gymnasium space, or a dict of these."""
 Truncation = Literal["bootstrap", "own_value", "terminal"]
 
 
@@ -64,20 +67,20 @@ class RolloutBuffer(DropIn):
         self,
         num_envs: int,
         rollout_len: int,
-        obs_dim: Any,
-        action_dim: Any,
-        device: Any = "cpu",
-        critic_obs_dim: Any = None,
-        distribution_param_dim: Any = None,
+        obs_dim: Size,
+        action_dim: Size,
+        device: Device = "cpu",
+        critic_obs_dim: Size | None = None,
+        distribution_param_dim: Size | None = None,
     ) -> None:
         self.num_envs: int = num_envs
         self.rollout_len: int = rollout_len
-        self.obs_dim: Any = obs_dim
-        self.action_dim: Any = action_dim
-        self.device: Any = device
-        self.critic_obs_dim: Any = critic_obs_dim
-        self.distribution_param_dim: Any = distribution_param_dim
-        scalars: dict[str, Any] = dict.fromkeys(("sample_log_prob", "value", "reward"), Field())
+        self.obs_dim: Size = obs_dim
+        self.action_dim: Size = action_dim
+        self.device: Device = device
+        self.critic_obs_dim: Size | None = critic_obs_dim
+        self.distribution_param_dim: Size | None = distribution_param_dim
+        scalars: dict[str, Spec] = dict.fromkeys(("sample_log_prob", "value", "reward"), Field())
         scalars |= dict.fromkeys(FLAGS, Field((), torch.bool))
         given = {"obs": obs_dim, "action": action_dim, "critic_obs": critic_obs_dim}
         given |= dict.fromkeys(DISTRIBUTION, distribution_param_dim)
@@ -89,7 +92,7 @@ class RolloutBuffer(DropIn):
     def _views(self) -> TensorDict:
         return self._buffer.env_major.to_tensordict(2).exclude("mask").to(torch.device(self.device))
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def _restore(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         copies, self._rollout = self._rollout, self._views()  # a pickle turns views into copies
         self._fill(copies)
@@ -186,7 +189,7 @@ class RolloutBuffer(DropIn):
 
 
 def _spec(given: Any) -> Any:
-    """A number of columns, a shape, a space or a dict of these, as the schema accepts it."""
+    """A :data:`Size` as the schema accepts it."""
     if hasattr(given, "contains"):  # a Gymnasium space; some are mappings, too
         return Schema.from_spaces(given, given)["obs"]
     if isinstance(given, Mapping):
@@ -202,7 +205,7 @@ def transition_view(rollout: TensorDict, flatten: bool = False) -> TensorDict:
         flatten: True copies the steps to ``[N * T]``, env by env; False returns views.
     """
     envs, rows = rollout.batch_size
-    fields: dict[Any, Any] = {(name,): rollout[name][:, :-1] for name in rollout.keys()}
+    fields: dict[Any, Tensor] = {(name,): rollout[name][:, :-1] for name in rollout.keys()}
     if "value" in rollout.keys():
         fields["next_value",] = rollout["value"][:, 1:]
     steps = as_tensordict(fields, (envs, rows - 1), rollout.device)
@@ -228,7 +231,7 @@ def _flat(steps: Tensor) -> Tensor:
 def iterate_minibatches(
     rollout: TensorDict,
     batch_size: int,
-    device: Any = None,
+    device: Device | None = None,
     *,
     fields: tuple[str, ...] | None = None,
     seed: int | None = None,
@@ -334,10 +337,10 @@ def compute_group_advantage(
     """
     _require_steps(rollout)
     reward, done = rollout["reward"][:, :-1].float().T, rollout["done"][:, :-1].bool().T
+    never = torch.zeros_like(done)
     advantage, ret, mask = group_advantage(
-        reward, done, torch.zeros_like(done), group_size=group_size, gamma=gamma, eps=eps,
-        until_first_done=truncate_at_first_done,
-    )  # fmt: skip
+        reward, done, never, group_size=group_size, gamma=gamma, eps=eps, until_first_done=truncate_at_first_done
+    )
     _attach(rollout, "seq_return", ret)
     return _attach(rollout, "advantage", advantage), _attach(rollout, "seq_mask", mask.float())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import reduce
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,9 +20,9 @@ from ..memory.copier import copy_all
 from ..parameters import is_count
 from ..replay.buffer import ReplayBuffer
 from ..replay.mirror import FEWEST_ROWS
-from ..steps.schema import Field, Path, Schema, map_leaves
+from ..steps.schema import Field, Path, Schema, Spec, map_leaves
 from ..views.transitions import NStep
-from .base import DropIn, StepFieldError, StepShapeError, alias, as_tensordict, oldest_first, renew
+from .base import Device, DropIn, Nested, StepFieldError, StepShapeError, alias, as_tensordict, oldest_first, renew
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -35,6 +35,10 @@ FIRST_LOOK = 16
 """The check of time limits looks at what it has counted after this many steps, after twice as many, and so on."""
 ENOUGH = 3
 """It decides once it has seen this many time limits."""
+
+
+Step: TypeAlias = "TensorDict | Mapping[str, Any]"
+"""A step of every env, as :meth:`SimpleReplayBuffer.extend` takes it, or its part ``next``."""
 
 
 class SimpleReplayBuffer(DropIn):
@@ -70,8 +74,8 @@ class SimpleReplayBuffer(DropIn):
 
     _own_attribute = "_replay"
     _lacking = ("asymmetric_obs", "playground_mode")
-    n_steps: Any = alias("_replay.view.n", "The most rewards of a transition.")
-    gamma: Any = alias("_replay.view.gamma", "Discount per step.")
+    n_steps: int = alias("_replay.view.n", "The most rewards of a transition.")
+    gamma: float = alias("_replay.view.gamma", "Discount per step.")
 
     def __init__(
         self,
@@ -84,7 +88,7 @@ class SimpleReplayBuffer(DropIn):
         playground_mode: bool = False,
         n_steps: int = 1,
         gamma: float = 0.99,
-        device: torch.device | str | None = None,
+        device: Device | None = None,
         *,
         seed: int | None = None,
     ) -> None:
@@ -95,7 +99,7 @@ class SimpleReplayBuffer(DropIn):
         self.n_critic_obs: int = n_critic_obs
         self.asymmetric_obs: bool = asymmetric_obs
         self.playground_mode: bool = playground_mode and asymmetric_obs
-        self.device: torch.device | str | None = device
+        self.device: Device | None = device
         self.ptr: int = 0
         for name in SIZES:
             if not is_count(getattr(self, name), 1):
@@ -106,7 +110,7 @@ class SimpleReplayBuffer(DropIn):
                 f"n_critic_obs={n_critic_obs}: expected at least n_obs={n_obs} numbers, because playground_mode says "
                 "that they begin with the observation"
             )
-        obs: Any = {"actor": (n_obs,), "critic": (privileged,)} if privileged else (n_obs,)
+        obs: Spec = {"actor": (n_obs,), "critic": (privileged,)} if privileged else (n_obs,)
         flags = dict.fromkeys(("terminated", "truncated"), Field((), torch.bool))
         schema = Schema({"obs": obs, "action": (n_act,), "reward": (), **flags})
         self._privileged, self._seed = privileged, seed
@@ -142,7 +146,7 @@ class SimpleReplayBuffer(DropIn):
     # -- writing ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def extend(self, tensor_dict: TensorDict | Mapping[str, Any]) -> None:
+    def extend(self, tensor_dict: Step) -> None:
         """Store one step of every env, ``[N, ...]``.
 
         Args:
@@ -177,11 +181,11 @@ class SimpleReplayBuffer(DropIn):
         self._holds = False
         self._wanted -= 1
 
-    def _checked(self, given: Any) -> dict[str, Any]:
+    def _checked(self, given: Step) -> dict[str, Any]:
         """A step in relive's form, on the device."""
         following, sizes = _part(given, "next"), {"observations": self.n_obs, "critic_observations": self.n_critic_obs}
 
-        def numbers(source: Any, name: str, *shape: int) -> Tensor:
+        def numbers(source: Step, name: str, *shape: int) -> Tensor:
             where = f"next.{name}" if source is following else name
             value = torch.as_tensor(_part(source, name, where), device=self._replay.device).detach()
             if value.shape != (self.n_env, *shape):
@@ -189,7 +193,7 @@ class SimpleReplayBuffer(DropIn):
                 raise StepShapeError(f"'{where}': expected {expected} (one row per env), got {tuple(value.shape)}")
             return value
 
-        def obs(source: Any) -> Any:
+        def obs(source: Step) -> Nested[Tensor]:
             seen = {name: numbers(source, name, size).float() for name, size in sizes.items() if size}
             if "critic_observations" not in seen or not self._privileged:
                 return seen["observations"]
@@ -275,7 +279,7 @@ class SimpleReplayBuffer(DropIn):
     # -- from an original ---------------------------------------------------------------------------------------
 
     @classmethod
-    def _arguments_of(cls, original: Any) -> dict[str, Any]:
+    def _arguments_of(cls, original: Any) -> dict[str, object]:
         return {"asymmetric_obs": True} | super()._arguments_of(original)  # holosoma has no choice
 
     def _take_over(self, original: Any) -> None:
@@ -301,7 +305,7 @@ def HolosomaReplayBuffer(  # noqa: N802 - named like the class that it makes
     n_critic_obs: int,
     n_steps: int = 1,
     gamma: float = 0.99,
-    device: torch.device | str | None = None,
+    device: Device | None = None,
     *,
     seed: int | None = None,
 ) -> SimpleReplayBuffer:
@@ -323,22 +327,21 @@ def HolosomaReplayBuffer(  # noqa: N802 - named like the class that it makes
     )
 
 
-def differ(one: Any, other: Any) -> Tensor:
+def differ(one: Nested[Tensor], other: Any) -> Tensor:
     """Which rows of two float32 tensors ``[N, M]``, or of two dictionaries of them, differ in a bit: bool ``[N]``."""
-    if isinstance(one, Mapping):
-        members = cast("Mapping[str, Tensor]", one).items()
-        return reduce(torch.logical_or, [differ(member, other[key]) for key, member in members])
+    if not isinstance(one, Tensor):
+        return reduce(torch.logical_or, [differ(member, other[key]) for key, member in one.items()])
     apart = one.view(torch.int32) != other.view(torch.int32)  # a NaN equals itself
     return apart.view(torch.uint8).amax(1) != 0  # on the CPU, any(1) takes longer
 
 
-def _leaves(step: Mapping[str, Any]) -> Iterator[Tensor]:
+def _leaves(step: Mapping[str, Nested[Tensor]]) -> Iterator[Tensor]:
     """The tensors of a step."""
     for value in step.values():
-        yield from cast("Mapping[str, Tensor]", value).values() if isinstance(value, Mapping) else (value,)
+        yield from (value,) if isinstance(value, Tensor) else value.values()
 
 
-def _part(source: Any, name: str, where: str | None = None) -> Any:
+def _part(source: Step, name: str, where: str | None = None) -> Any:
     try:
         return source[name]
     except KeyError:

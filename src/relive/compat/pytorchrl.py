@@ -10,7 +10,7 @@ from inspect import Signature, signature
 from operator import itemgetter
 from threading import Lock
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -23,11 +23,11 @@ from ..samplers.contract import Sampler
 from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform
-from ..steps.arrays import Array, Ints, as_host, numpy_dtype, torch_dtype
-from ..steps.schema import Field, Schema, map_leaves
+from ..steps.arrays import Array, Bools, Doubles, Ints, as_host, numpy_dtype, torch_dtype
+from ..steps.schema import Field, Node, Schema, map_leaves
 from ..views.hindsight import Hindsight
 from ..views.transitions import NStep, Transition
-from .base import Continuity, DropIn, alias, breaks, contents_of, mapped, oldest_first
+from .base import FLAG, Continuity, Device, DropIn, Nested, Obs, Shape, alias, breaks, contents_of, mapped, oldest_first
 
 __all__ = [
     "ACT",
@@ -72,16 +72,52 @@ NAMES = {
 OffPolicyDataKeys: tuple[str, ...] = tuple(NAMES)
 """The keys that the buffers store."""
 Data = dict[str, Any]
+Steps: TypeAlias = "Mapping[str, Nested[Tensor | Array] | None]"
+"""Steps by PyTorchRL's keys: tensors, or dictionaries of them; None where a key is missing."""
 AFTER = (OBS2, RHS2, DONE2)
 """Keys read from a window's last step. All others are read from its first step."""
 OF_STEPS = {REW: "rewards", DONE2: "dones"}
 """Fields of a sequence's steps. relive stores a sequence as one transition, whose own reward has the usual name."""
-Factory = Callable[[Any, Any, Any, Any], "ReplayBuffer"]
+Factory: TypeAlias = "Callable[[Device, Actor, Algorithm, object], ReplayBuffer]"
 LEAST = 1e-6
 """The epsilon used for ``epsilon=0``. With 0, a transition without error could never be drawn again."""
-HerFunction = Callable[..., tuple[Any, Any, Any, Any, Any]]
+Relabelled = tuple[Obs, Obs, Obs, Obs, Array]
+HerFunction = Callable[..., Relabelled]
 OF_FACTORY = ("device", "actor", "algorithm", "envs")
 """The arguments that a buffer gets from whoever calls the factory: its second to fifth."""
+
+
+class Actor(Protocol):
+    """The members of an actor that the buffers read."""
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether sequences are stored."""
+        ...
+
+    @property
+    def sequence_overlap(self) -> float:
+        """The share of their steps that successive sequences have in common; read if the actor is recurrent."""
+        ...
+
+
+class Algorithm(Protocol):
+    """The members of an algorithm that the buffers read, besides ``gamma``, if it has one."""
+
+    @property
+    def update_every(self) -> int:
+        """The steps of a sequence; read if the actor is recurrent."""
+        ...
+
+
+class OriginalReplay(Protocol):
+    """The members of a PyTorchRL buffer that are read, besides the arguments of its constructor."""
+
+    data: Data
+    max_size: int
+    recurrent_actor: bool
+    size: int
+    step: int
 
 
 class Maker:
@@ -96,7 +132,7 @@ class Maker:
             return lambda device, actor, algorithm, envs: owner(size, device, actor, algorithm, envs, *options, **named)
 
         shown = [one for one in signature(owner).parameters.values() if one.name not in OF_FACTORY]
-        cast("Any", create_factory).__signature__ = Signature(shown, return_annotation=Factory)
+        vars(create_factory)["__signature__"] = Signature(shown, return_annotation=Factory)
         return create_factory
 
 
@@ -129,12 +165,12 @@ class ReplayBuffer(DropIn):
     """Whether relabelled copies of steps are stored, too."""
 
     def __init__(
-        self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, *, seed: int | None = None
+        self, size: int, device: Device, actor: Actor, algorithm: Algorithm, envs: object, *, seed: int | None = None
     ) -> None:
-        self.device: Any = device
-        self.actor: Any = actor
-        self.algo: Any = algorithm
-        self.envs: Any = envs
+        self.device: Device = device
+        self.actor: Actor = actor
+        self.algo: Algorithm = algorithm
+        self.envs: object = envs
         self.recurrent_actor: bool = bool(actor.is_recurrent)
         self._seed = seed_or_drawn(seed)
         self._view = NStep(1, float(getattr(algorithm, "gamma", 1.0)))
@@ -175,13 +211,13 @@ class ReplayBuffer(DropIn):
             self._take_parts(self._rows)
 
     @classmethod
-    def _arguments_of(cls, original: Any) -> dict[str, Any]:
-        known: Data = {"envs": None} | super()._arguments_of(original)
+    def _arguments_of(cls, original: OriginalReplay) -> dict[str, object]:
+        known = {"envs": None} | super()._arguments_of(original)
         if original.recurrent_actor:
-            known["size"] //= 2  # the constructor doubles it
+            known["size"] = original.max_size // 2  # the constructor doubles it
         return known
 
-    def _take_over(self, original: Any) -> None:
+    def _take_over(self, original: OriginalReplay) -> None:
         """Insert the steps, oldest first.
 
         Raises:
@@ -200,10 +236,10 @@ class ReplayBuffer(DropIn):
             steps = contents_of(original.data, known.difference(states), rows)
             self.insert_data_slice(steps | contents_of(original.data, states))
 
-    def _rows_of(self, original: Any) -> Array:
+    def _rows_of(self, original: OriginalReplay) -> Ints:
         """The rows of an original in the order of time; with a recurrent actor, those of its whole sequences."""
         length = self.sequence_length if self.recurrent_actor else 1
-        sequences: Array = np.arange(int(original.size) // length)  # after a reset, `step` is 0 and they go on there
+        sequences = np.arange(int(original.size) // length)  # after a reset, `step` is 0 and they go on there
         if original.size == original.max_size:
             sequences = oldest_first(len(sequences), original.step // length, True)
             if original.step % length:
@@ -217,7 +253,7 @@ class ReplayBuffer(DropIn):
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def init_tensors(self, sample: Mapping[str, Any]) -> None:
+    def init_tensors(self, sample: Steps) -> None:
         """Allocate memory for transitions like this one, ``[N, ...]`` per key. The first insert does it, too."""
         parts = sample, self.storage_tensors, self._seed, self.max_size, self._sampler, self._view
         if self.recurrent_actor:
@@ -225,7 +261,7 @@ class ReplayBuffer(DropIn):
         else:
             self._rows = Flat(*parts, self._copies)
 
-    def insert_transition(self, sample: Mapping[str, Any]) -> None:
+    def insert_transition(self, sample: Steps) -> None:
         """Store one step of every env: tensors ``[N, ...]``, or dictionaries of them, by key.
 
         Raises:
@@ -237,7 +273,7 @@ class ReplayBuffer(DropIn):
             self.init_tensors(sample)
         self._stored.insert(sample)
 
-    def insert_data_slice(self, new_data: Mapping[str, Any]) -> None:
+    def insert_data_slice(self, new_data: Steps) -> None:
         """Append steps ``[T, N, ...]`` by key, such as another buffer's :meth:`get_all_buffer_data`.
 
         If these are the steps that the last :meth:`reset` removed, unchanged or copied, they return to their places
@@ -253,17 +289,18 @@ class ReplayBuffer(DropIn):
         self._settle()
         self._append(new_data)
 
-    def _are_back(self, new_data: Mapping[str, Any]) -> bool:
+    def _are_back(self, new_data: Steps) -> bool:
         """Whether these are the steps that :meth:`reset` removed."""
         collected, rows = self._collected(), self._rows
         if collected is not None and new_data is collected and collected.unread:
             return True
-        if rows is None or len(new_data.get(DONE2, ())) != rows.size:
+        done = new_data.get(DONE2)
+        if rows is None or done is None or len(done) != rows.size:
             return False
         there = rows.read()
         return there.keys() == new_data.keys() and all(_equal(value, new_data[key]) for key, value in there.items())
 
-    def _append(self, new_data: Mapping[str, Any]) -> None:
+    def _append(self, new_data: Steps) -> None:
         staged: Data = {}
         lengths = {
             self.insert_single_tensor_slice(staged, key, value)
@@ -274,15 +311,17 @@ class ReplayBuffer(DropIn):
         if not lengths.pop():
             return
         if self._rows is None:
-            states = {key: new_data[key] for key in STATES if new_data.get(key) is not None}
-            self.init_tensors({key: mapped(lambda x: x[0], value) for key, value in {**staged, **states}.items()})
+            states = {key: value for key in STATES if (value := new_data.get(key)) is not None}
+            self.init_tensors({key: mapped(itemgetter(0), value) for key, value in {**staged, **states}.items()})
         self._extend(staged)
 
     def _extend(self, steps: Data) -> None:
         """Store checked steps ``[T, N, ...]``."""
         self._stored.extend(steps)
 
-    def insert_single_tensor_slice(self, tensor_storage: Data, tensor_key: str, tensor_values: Any) -> int:
+    def insert_single_tensor_slice(
+        self, tensor_storage: Data, tensor_key: str, tensor_values: Nested[Tensor | Array]
+    ) -> int:
         """Add one key's steps, ``[T, N, ...]`` or a dictionary, to the slice ``tensor_storage``; returns T.
 
         Rows hold all keys of a step, so only :meth:`insert_data_slice` can store the finished slice.
@@ -290,7 +329,7 @@ class ReplayBuffer(DropIn):
         tensor_storage[tensor_key] = tensor_values
         lengths: set[int] = {len(tensor_values)}
         if isinstance(tensor_values, dict):
-            lengths = {len(member) for member in cast("Data", tensor_values).values()}
+            lengths = {len(member) for member in tensor_values.values()}
         assert len(lengths) == 1, f"{tensor_key!r}: expected one number of steps, got {sorted(lengths)}"
         return lengths.pop()
 
@@ -317,7 +356,7 @@ class ReplayBuffer(DropIn):
     # -- reading ------------------------------------------------------------------------------------------------
 
     @property
-    def _stored(self) -> Any:
+    def _stored(self) -> Flat | Sequences:
         if self._away:
             self._settle()
         if self._rows is None:
@@ -341,7 +380,7 @@ class ReplayBuffer(DropIn):
 
     def _at(self, positions: Ints, keys: Iterable[str] | None = None) -> Data:
         """The steps at these positions of the memory, float32 ``[K, N, ...]`` by key."""
-        rows: Rows = self._stored
+        rows = self._stored
         size, single = rows.size, () if self.recurrent_actor else STATES  # these have one row for all steps
         number = (positions - self.step + size) % self.max_size  # in the order of time
         there = number < size
@@ -377,7 +416,7 @@ class ReplayBuffer(DropIn):
         self._handed = weakref.ref(collected)
         return collected
 
-    def copy_single_tensor(self, key: str, position: int) -> Any:
+    def copy_single_tensor(self, key: str, position: int) -> Nested[Array]:
         """A copy of one key at a position, float32 ``[N, ...]``, or a dictionary."""
         return mapped(lambda value: value[0], self._at(np.array([position % self.max_size]), (key,))[key])
 
@@ -404,8 +443,8 @@ class ReplayBuffer(DropIn):
             found = batch | self._extras(extras, number, num_mini_batch)
             yield {key: mapped(self._sent, value) for key, value in found.items()} if elsewhere else found
 
-    def _sent(self, value: Any) -> Any:
-        return value.to(self.device) if isinstance(value, torch.Tensor) else value
+    def _sent(self, value: object) -> object:
+        return value.to(self.device) if isinstance(value, Tensor) else value
 
     def _extras(self, extras: Data, number: int, of: int) -> Data:
         return {}
@@ -448,8 +487,9 @@ class NStepReplayBuffer(ReplayBuffer):
     """
 
     def __init__(
-        self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, n_step: int = 1, *, seed: int | None = None
-    ) -> None:
+        self, size: int, device: Device, actor: Actor, algorithm: Algorithm, envs: object, n_step: int = 1, *,
+        seed: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(size, device, actor, algorithm, envs, seed=seed)
         self.n_step = n_step
 
@@ -465,7 +505,7 @@ class NStepReplayBuffer(ReplayBuffer):
         else:
             self._rows.read_windows(n_step)
 
-    gamma: Any = alias("_view.gamma", "Discount per step.")
+    gamma: float = alias("_view.gamma", "Discount per step.")
 
     def _extras(self, extras: Data, number: int, of: int) -> Data:
         return {"n_step": 1 if self.n_step == 1 else self._stored.steps_used(extras)}
@@ -487,18 +527,18 @@ class PERBuffer(NStepReplayBuffer):
     """
 
     def __init__(
-        self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, n_step: int = 1, epsilon: float = 0.0,
-        alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000, *, seed: int | None = None,
+        self, size: int, device: Device, actor: Actor, algorithm: Algorithm, envs: object, n_step: int = 1,
+        epsilon: float = 0.0, alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000, *,
+        seed: int | None = None,
     ) -> None:  # fmt: skip
         self._epsilon = epsilon
-        self._priorities: Any = SimpleNamespace(alpha=alpha, beta=beta, default_error=default_error)
+        given = SimpleNamespace(alpha=alpha, beta=beta, default_error=default_error)
+        self._priorities: Prioritized | SimpleNamespace = given
         super().__init__(size, device, actor, algorithm, envs, n_step, seed=seed)
 
     def _new_sampler(self) -> Sampler:
-        return Prioritized(
-            self.alpha, self.beta, eps=self._epsilon or LEAST, stratified=False, normalize="buffer",
-            default_error=self.error,
-        )  # fmt: skip
+        eps, error = self._epsilon or LEAST, self.error
+        return Prioritized(self.alpha, self.beta, eps=eps, stratified=False, normalize="buffer", default_error=error)
 
     def _adopt(self, sampler: Any) -> None:
         super()._adopt(sampler)
@@ -514,24 +554,23 @@ class PERBuffer(NStepReplayBuffer):
         self._priorities.eps = epsilon or LEAST
         self._epsilon = epsilon
 
-    error: Any = alias("_priorities.default_error", "The TD error that new transitions start with.")
-    alpha: Any = alias("_priorities.alpha", "The exponent of priorities; a change affects all stored transitions.")
-    beta: Any = alias("_priorities.beta", "The exponent of importance weights.")
+    error: float = alias("_priorities.default_error", "The TD error that new transitions start with.")
+    alpha: float = alias("_priorities.alpha", "The exponent of priorities; a change affects all stored transitions.")
+    beta: float = alias("_priorities.beta", "The exponent of importance weights.")
 
     def get_priority(self, error: Any) -> Any:
         """(error + epsilon)^alpha for errors of at least 0: arrays, tensors or numbers."""
         return (error + self.epsilon) ** self.alpha
 
-    def get_sequence_priority(self, sequence_data: Any, eta: float = 0.9) -> Any:
+    def get_sequence_priority(self, sequence_data: Array, eta: float = 0.9) -> Doubles:
         """eta · max + (1 - eta) · mean over the first axis."""
         return eta * np.max(sequence_data, axis=0) + (1 - eta) * np.mean(sequence_data, axis=0)
 
     def _extras(self, extras: Data, number: int, of: int) -> Data:
-        weights: Any = 1.0
+        weights: Tensor | float = 1.0
         if self.alpha != 0.0:
-            weights = extras["weight"].unsqueeze(1)
-            if self.recurrent_actor:
-                weights = weights.repeat_interleave(self.sequence_length, 0)
+            each: Tensor = extras["weight"].unsqueeze(1)
+            weights = each.repeat_interleave(self.sequence_length, 0) if self.recurrent_actor else each
         common = super()._extras(extras, number, of)
         return {**common, "per_weights": weights, "idxs": extras["index"].numpy()}
 
@@ -553,7 +592,7 @@ class PERBuffer(NStepReplayBuffer):
                 self._stored.replay.update_priorities(index, found)
         return info
 
-    def _take_over(self, original: Any) -> None:
+    def _take_over(self, original: OriginalReplay) -> None:
         """As in :class:`ReplayBuffer`, with the priorities."""
         super()._take_over(original)
         priorities = original.data.get("priority")
@@ -565,7 +604,7 @@ class PERBuffer(NStepReplayBuffer):
         # the buffer was empty: the index of item k of env n is k * N + n
         self._stored.replay.update_priorities(np.arange(len(errors)), errors)
 
-    def _joint(self, errors: Any) -> Any:
+    def _joint(self, errors: Array) -> Doubles:
         """One error per sequence ``[S]`` that yields the joint priority of its steps' errors ``[S, K]``."""
         priority = self.get_sequence_priority(self.get_priority(np.abs(errors.T.astype(np.float64))))
         return np.maximum(priority ** (1 / self.alpha) - self.epsilon, 0.0)
@@ -585,9 +624,9 @@ class EREBuffer(PERBuffer):
     """
 
     def __init__(
-        self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, n_step: int = 1, epsilon: float = 0.0,
-        alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000, eta: float = 1.0, cmin: int = 5000, *,
-        seed: int | None = None,
+        self, size: int, device: Device, actor: Actor, algorithm: Algorithm, envs: object, n_step: int = 1,
+        epsilon: float = 0.0, alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000, eta: float = 1.0,
+        cmin: int = 5000, *, seed: int | None = None,
     ) -> None:  # fmt: skip
         self._cmin, self._recent = cmin, Recent(eta, cmin, adapt=True)
         options = n_step, epsilon, alpha, beta, default_error
@@ -607,8 +646,8 @@ class EREBuffer(PERBuffer):
         """``cmin`` in items of the replay: transitions, or sequences."""
         return max(self._cmin // (int(self.algo.update_every) if self.recurrent_actor else 1), 1)
 
-    initial_eta: Any = alias("_recent.sharpest", "η while returns rise.")
-    eta: Any = alias("_recent.eta", "η now.")
+    initial_eta: float = alias("_recent.sharpest", "η while returns rise.")
+    eta: float = alias("_recent.eta", "η now.")
 
     @property
     def cmin(self) -> int:
@@ -645,7 +684,7 @@ class EREBuffer(PERBuffer):
         return info
 
 
-def unchanged(obs: Any, rhs: Any, obs2: Any, rhs2: Any, rew: Any, initial_state: Any, final_state: Any) -> Any:
+def unchanged(obs: Obs, rhs: Obs, obs2: Obs, rhs2: Obs, rew: Array, initial_state: Obs, final_state: Obs) -> Relabelled:
     """The default ``her_function``: the transitions unchanged."""
     return obs, rhs, obs2, rhs2, rew
 
@@ -673,9 +712,10 @@ class HERBuffer(EREBuffer):
     _copies = True
 
     def __init__(
-        self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, her_function: HerFunction = unchanged,
-        n_step: int = 1, epsilon: float = 0.0, alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000,
-        eta: float = 1.0, cmin: int = 5000, *, seed: int | None = None,
+        self, size: int, device: Device, actor: Actor, algorithm: Algorithm, envs: object,
+        her_function: HerFunction = unchanged, n_step: int = 1, epsilon: float = 0.0, alpha: float = 0.0,
+        beta: float = 1.0, default_error: float = 1000000, eta: float = 1.0, cmin: int = 5000, *,
+        seed: int | None = None,
     ) -> None:  # fmt: skip
         options = n_step, epsilon, alpha, beta, default_error, eta, cmin
         super().__init__(size, device, actor, algorithm, envs, *options, seed=seed)
@@ -687,7 +727,7 @@ class HERBuffer(EREBuffer):
         self.her_function = her_function
         self._lengths = np.zeros(0, np.int64)
 
-    def insert_transition(self, sample: Mapping[str, Any]) -> None:
+    def insert_transition(self, sample: Steps) -> None:
         """As in :class:`ReplayBuffer`; then append copies of the episodes that ended."""
         super().insert_transition(sample)
         self._count(as_host(sample[DONE2]).reshape(1, -1) != 0)
@@ -702,7 +742,7 @@ class HERBuffer(EREBuffer):
             super()._extend({key: mapped(part, value) for key, value in steps.items()})
             self._count(done[low:high])
 
-    def _count(self, done: Any) -> None:
+    def _count(self, done: Bools) -> None:
         """Count stored steps, bool ``[T, N]``. Only the last one may end episodes."""
         if not len(self._lengths):
             self._lengths = np.zeros(done.shape[1], np.int64)
@@ -717,7 +757,7 @@ class HERBuffer(EREBuffer):
         super()._forget()
         self._lengths[:] = 0
 
-    def handle_end_of_episode(self, envs: Any = None) -> None:
+    def handle_end_of_episode(self, envs: Iterable[int] | None = None) -> None:
         """Append relabelled copies of the episodes that these envs (default: all) just ended."""
         replay = self._stored.replay
         hindsight = Hindsight(relabel=self._relabel, strategy="final", k=1)
@@ -734,7 +774,7 @@ class HERBuffer(EREBuffer):
             replay.extend(copy, envs=[int(env)])
             replay.interrupt([int(env)])
 
-    def _relabel(self, steps: Data, initial: Any, final: Any, chosen: Any) -> Data:
+    def _relabel(self, steps: Data, initial: Obs, final: Obs, chosen: object) -> Data:
         """Call ``her_function`` for :class:`relive.Hindsight`."""
         count, stored = len(steps["reward"]), self._stored
         rhs, rhs2 = (stored.zeros(key, count) if key in stored.states else np.zeros(count) for key in STATES)
@@ -793,11 +833,11 @@ class Collected(MutableMapping[str, Any]):
     def __repr__(self) -> str:
         return repr(self.content())
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return dict, (self.content(),)
 
 
-class Rows(ABC):
+class KeyedRows(ABC):
     """The rows of a buffer by PyTorchRL's keys, in a replay that gets a row of each env at a time.
 
     Args:
@@ -807,16 +847,16 @@ class Rows(ABC):
         length: steps of a row.
     """
 
-    replay: Core[Any, Any]
+    replay: Core[Sampler, NStep]
 
-    def __init__(self, sample: Mapping[str, Any], known: tuple[str, ...], seed: int | None, length: int = 1) -> None:
-        had = [key for key in known if sample.get(key) is not None]
+    def __init__(self, sample: Steps, known: tuple[str, ...], seed: int | None, length: int = 1) -> None:
+        had = {key: value for key in known if (value := sample.get(key)) is not None}
         self.keys: tuple[str, ...] = tuple(key for key in had if key not in STATES)
         """The keys without those of recurrent states."""
-        self.num_envs: int = len(sample[DONE2])
+        self.num_envs: int = len(had[DONE2])
         self.length: int = length
         self._seed = seed
-        self.shapes: dict[str, Any] = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in had}
+        self.shapes: dict[str, Shape] = {key: mapped(lambda x: tuple(x.shape[1:]), x) for key, x in had.items()}
         """Key -> the shape without the env axis, or a dictionary of shapes."""
         self.states: tuple[str, ...] = tuple(key for key in had if key in STATES)
         self._flat = schema_of(sample, self.keys)
@@ -830,7 +870,7 @@ class Rows(ABC):
         """Holds n and γ."""
 
     @abstractmethod
-    def _build(self, max_size: int, sampler: Sampler, view: NStep) -> Core[Any, Any]:
+    def _build(self, max_size: int, sampler: Sampler, view: NStep) -> Core[Sampler, NStep]:
         """An empty replay for so many steps of each env."""
 
     @property
@@ -868,6 +908,10 @@ class Rows(ABC):
         """relive's field of a key."""
         return NAMES[key]
 
+    def zeros(self, key: str, *front: int) -> Nested[Array]:
+        """A recurrent state, ``[*front, ...]``, or a dictionary of them."""
+        return mapped(lambda shape: np.zeros((*front, *shape), np.float32), self.shapes[key])
+
     def read(self, keys: Iterable[str] | None = None, low: int = 0, high: int | None = None) -> Data:
         """Steps in the order of time, float32 ``[T, N, ...]`` by key.
 
@@ -890,11 +934,11 @@ class Rows(ABC):
         return {key: mapped(together, self.shapes[key], block[self._name(key)]) for key in self.keys if key in wanted}
 
 
-class Flat(Rows):
+class Flat(KeyedRows):
     """Steps ``[N, ...]``. Recurrent states are one row of zeros, as in PyTorchRL.
 
     Args:
-        sample: this and the others as in :class:`Rows`.
+        sample: this and the others as in :class:`KeyedRows`.
         max_size: steps per env.
         sampler: of the replay.
         view: of the replay.
@@ -902,25 +946,23 @@ class Flat(Rows):
     """
 
     def __init__(
-        self, sample: Mapping[str, Any], known: tuple[str, ...], seed: int | None, max_size: int, sampler: Sampler,
+        self, sample: Steps, known: tuple[str, ...], seed: int | None, max_size: int, sampler: Sampler,
         view: NStep, copies: bool,
     ) -> None:  # fmt: skip
         super().__init__(sample, known, seed)
         self._continuity = Continuity()
         self.copies: bool = copies
-        self.replay: Core[Any, Any] = self._build(max_size, sampler, view)
+        self.replay: Core[Sampler, NStep] = self._build(max_size, sampler, view)
 
     @property
     def view(self) -> NStep:
         """The view of the replay. A copied replay has a view of its own."""
         return self.replay.view
 
-    def _build(self, max_size: int, sampler: Sampler, view: NStep) -> Core[Any, Any]:
-        schema = self._flat.extend(copied=Field((), torch.bool)) if self.copies else self._flat
-        return Core(
-            schema, max_size * self.num_envs, self.num_envs, own_next_obs=True, check_ends=False, sampler=sampler,
-            view=view, seed=self._seed,
-        )  # fmt: skip
+    def _build(self, max_size: int, sampler: Sampler, view: NStep) -> Core[Sampler, NStep]:
+        schema = self._flat.extend(copied=FLAG) if self.copies else self._flat
+        size = max_size * self.num_envs, self.num_envs
+        return Core(schema, *size, own_next_obs=True, check_ends=False, sampler=sampler, view=view, seed=self._seed)
 
     @property
     def size(self) -> int:
@@ -928,15 +970,15 @@ class Flat(Rows):
         return min(len(self._rows(env)) for env in range(self.num_envs)) if self.copies else super().size
 
     def _rows(self, env: int) -> Ints:
-        """As in :class:`Rows`, without relabelled copies."""
+        """As in :class:`KeyedRows`, without relabelled copies."""
         rows = super()._rows(env)
         return rows[~as_host(self.replay.block["copied"])[rows]] if self.copies else rows
 
-    def _step(self, data: Mapping[str, Any], axes: int) -> dict[str, Any]:
+    def _step(self, data: Steps, axes: int) -> Data:
         step = as_stored(step_of(data, self.keys, axes), self._integers)
         return step | {"copied": np.zeros_like(step["terminated"])} if self.copies else step
 
-    def insert(self, sample: Mapping[str, Any]) -> None:
+    def insert(self, sample: Steps) -> None:
         """Store one step of every env."""
         step = self._step(sample, 1)
         checked = self.view.n > 1  # if n is 1, only the step itself is read; see read_windows
@@ -947,7 +989,7 @@ class Flat(Rows):
             self._continuity.note(mapped(lambda x: array_like(x).copy(), step["next_obs"]), step["terminated"])
         self._count += 1
 
-    def extend(self, data: Mapping[str, Any]) -> None:
+    def extend(self, data: Steps) -> None:
         """Store steps ``[T, N, ...]`` of one or several collectors. Successive steps need not belong together."""
         steps = self._step(data, 2)
         checked = self.view.n > 1
@@ -972,22 +1014,19 @@ class Flat(Rows):
         rows = len(flags) // self.num_envs
         for env in range(self.num_envs):
             steps = self.replay.slice(env)
-            obs, next_obs, done = (arrays_of(steps[name]) for name in ("obs", "next_obs", "terminated"))
-            last = steps["index"][:-1][torch.from_numpy(breaks(obs, next_obs, done)[:, 0])]
+            obs, next_obs = arrays_of(steps["obs"]), arrays_of(steps["next_obs"])
+            lost = breaks(obs, next_obs, as_host(steps["terminated"])[:, None])[:, 0]
+            last = steps["index"][:-1][torch.from_numpy(lost)]
             flags[env * rows + last // self.num_envs % rows] = True
         self.replay.interrupt()  # the next steps are not checked against these
         self._continuity.forget()
 
     def read(self, keys: Iterable[str] | None = None, low: int = 0, high: int | None = None) -> Data:
-        """As in :class:`Rows`; states have one row, whatever the steps."""
+        """As in :class:`KeyedRows`; states have one row, whatever the steps."""
         wanted = [key for key in self.states if keys is None or key in keys]
         return super().read(keys, low, high) | {key: self.zeros(key, 1, self.num_envs) for key in wanted}
 
-    def zeros(self, key: str, *front: int) -> Any:
-        """A recurrent state, ``[*front, ...]``, or a dictionary of them."""
-        return mapped(lambda shape: np.zeros((*front, *shape), np.float32), self.shapes[key])
-
-    def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
+    def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Data]]:
         """Batches ``[B, ...]`` by key, float32; and the replay's own batches."""
         for drawn in self.replay.batches(count, batch_size):
             batch: Data = dict(drawn.items())
@@ -1003,7 +1042,7 @@ class Flat(Rows):
         return batch["steps"].float().unsqueeze(1)
 
 
-class Sequences(Rows):
+class Sequences(KeyedRows):
     """Sequences of L steps with n-step rewards, built while steps are added.
 
     A small replay holds the newest L + n - 1 steps of each env. Every L - overlap steps, its oldest L steps become a
@@ -1015,7 +1054,7 @@ class Sequences(Rows):
     Only the flags mark the ends of episodes, as in PyTorchRL's networks.
 
     Args:
-        sample: this and the others as in :class:`Rows`; ``length`` is L.
+        sample: this and the others as in :class:`KeyedRows`; ``length`` is L.
         max_size: steps per env, in whole sequences.
         sampler: of the replay.
         view: reads the sums of rewards.
@@ -1026,7 +1065,7 @@ class Sequences(Rows):
     """
 
     def __init__(
-        self, sample: Mapping[str, Any], known: tuple[str, ...], seed: int | None, max_size: int, sampler: Sampler,
+        self, sample: Steps, known: tuple[str, ...], seed: int | None, max_size: int, sampler: Sampler,
         view: NStep, length: int, overlap: int,
     ) -> None:  # fmt: skip
         super().__init__(sample, known, seed, length)
@@ -1037,28 +1076,27 @@ class Sequences(Rows):
             )
         self._stride, self._waits = length - overlap, length + view.n - 1
         flat, states = self._flat, {key: mapped(Field, self.shapes[key]) for key in self.states}
-        self._newest = Core(
-            flat.extend(**states), max(self._waits, 2) * self.num_envs, self.num_envs, own_next_obs=True,
-            check_ends=False, seed=0,
-        )  # fmt: skip
+        size = max(self._waits, 2) * self.num_envs, self.num_envs
+        self._newest = Core(flat.extend(**states), *size, own_next_obs=True, check_ends=False, seed=0)
         self._view, self._single = view, NStep(1)
         self._seen = 0
-        fields = {
-            self._name(key): mapped(lambda x: Field((length, *x.shape), x.dtype), flat[NAMES[key]])
-            for key in self.keys
-            if NAMES[key] in flat
-        }
-        flags: dict[str, Any] = {name: flat[name] for name in ("reward", "terminated", "truncated")}
-        used: dict[str, Any] = {"n_step": Field((length,))} if view.n > 1 else {}
+
+        def of_sequence(field: Field) -> Field:
+            return Field((length, *field.shape), field.dtype)
+
+        stored = {self._name(key): flat[NAMES[key]] for key in self.keys if NAMES[key] in flat}
+        fields: dict[str, Node] = map_leaves(of_sequence, stored)
+        flags = {name: flat[name] for name in ("reward", "terminated", "truncated")}
+        used = {"n_step": Field((length,))} if view.n > 1 else {}
         self._schema = Schema({**fields, **states, **flags, **used})
-        self.replay: Core[Any, Any] = self._build(max_size, sampler, view)
+        self.replay: Core[Sampler, NStep] = self._build(max_size, sampler, view)
 
     @property
     def view(self) -> NStep:
         """The view that sums rewards."""
         return self._view
 
-    def _build(self, max_size: int, sampler: Sampler, view: NStep) -> Core[Any, Any]:
+    def _build(self, max_size: int, sampler: Sampler, view: NStep) -> Core[Sampler, NStep]:
         rows = max_size // self.length * self.num_envs
         return Core(self._schema, rows, self.num_envs, ordered=False, sampler=sampler, seed=self._seed)
 
@@ -1066,7 +1104,7 @@ class Sequences(Rows):
     def _name(key: str) -> str:
         return OF_STEPS.get(key, NAMES[key])
 
-    def insert(self, sample: Mapping[str, Any]) -> None:
+    def insert(self, sample: Steps) -> None:
         """Add one step of every env."""
         self._newest.add(as_stored(step_of(sample, (*self.keys, *self.states)), self._integers))
         self._seen += 1
@@ -1078,10 +1116,10 @@ class Sequences(Rows):
         steps = self._waiting(self._single)
         rewards = steps if n == 1 else self._waiting(self.view)
 
-        def part(key: str) -> Any:
+        def part(key: str) -> Nested[Array]:
             first, source = n - 1 if key in AFTER else 0, rewards if key == REW else steps
 
-            def cut(_: Any, values: Any) -> Any:
+            def cut(_: object, values: Tensor) -> Array:
                 rows = as_host(values)[-self._waits * envs :]
                 return rows.reshape(self._waits, envs, *rows.shape[1:])[first : first + length]
 
@@ -1107,7 +1145,7 @@ class Sequences(Rows):
         self.replay.extend(step)
         self._count += count
 
-    def extend(self, data: Mapping[str, Any]) -> None:
+    def extend(self, data: Steps) -> None:
         """Store whole sequences, ``[K L, N, ...]`` end to end, with the states before each sequence's first step.
 
         Raises:
@@ -1117,7 +1155,7 @@ class Sequences(Rows):
         count = len(steps["terminated"])
         assert count % length == 0, f"expected whole sequences of {length} steps, got {count} steps"
 
-        def cut(value: Any) -> Any:
+        def cut(value: Array) -> Array:
             return value.reshape(count // length, length, *value.shape[1:]).swapaxes(1, 2)
 
         fields = {self._name(key): mapped(cut, steps[NAMES[key]]) for key in self.keys}
@@ -1136,7 +1174,7 @@ class Sequences(Rows):
             )
 
     def read(self, keys: Iterable[str] | None = None, low: int = 0, high: int | None = None) -> Data:
-        """As in :class:`Rows`. States are zero except before a sequence's first step."""
+        """As in :class:`KeyedRows`. States are zero except before a sequence's first step."""
         block, wanted = self.replay.block, [key for key in self.states if keys is None or key in keys]
         rows = torch.from_numpy(np.stack([self._rows(env) for env in range(self.num_envs)], 1))
 
@@ -1147,10 +1185,10 @@ class Sequences(Rows):
 
         return super().read(keys, low, high) | {key: mapped(firsts, self.shapes[key], block[key]) for key in wanted}
 
-    def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
+    def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Data]]:
         """Batches of sequences by key, float32 ``[S L, ...]``, states ``[S, ...]``; and the replay's own batches."""
         for batch in self.replay.batches(count, -(-batch_size // self.length)):
-            found = {
+            found: Data = {
                 key: mapped(lambda shape, x: x.reshape(-1, *shape).float(), self.shapes[key], batch[self._name(key)])
                 for key in self.keys
             }
@@ -1159,11 +1197,11 @@ class Sequences(Rows):
             states = {key: mapped(lambda _, state: state, self.shapes[key], batch[key]) for key in self.states}
             yield found | states, batch
 
-    def steps_used(self, batch: Any) -> Tensor:
+    def steps_used(self, batch: Data) -> Tensor:
         """n of each window of a batch, float32 ``[S L, 1]``; infinite where its episode ended before."""
         return batch["n_step"].reshape(-1, 1)
 
-    def _steps_used(self, starts: Any, ends: Any) -> Any:
+    def _steps_used(self, starts: Array, ends: Array) -> Array:
         """n of each window, as :meth:`steps_used` gives it, from the flags before and after steps of ``[..., L]``."""
         n, length = self.view.n, self.length
         # the flags before steps 0 .. L + n - 2; `ends` holds the flags after steps n - 1 .. L + n - 2
@@ -1171,14 +1209,14 @@ class Sequences(Rows):
         return np.where(flags[..., n - 1 :] > flags[..., :length], np.inf, n).astype(np.float32)
 
 
-def step_of(sample: Mapping[str, Any], keys: tuple[str, ...], axes: int = 1) -> dict[str, Any]:
+def step_of(sample: Steps, keys: tuple[str, ...], axes: int = 1) -> Data:
     """A transition as a step of relive ``[N, ...]``; with ``axes=2``, several as arrays ``[T, N, ...]``.
 
     Raises:
         FieldError: a key is missing.
         ShapeError: Reward or NextDone have more than one number per env, or are a dictionary.
     """
-    step: dict[str, Any] = {}
+    step: Data = {}
     for key in keys:
         value = sample.get(key)
         if value is None:
@@ -1192,12 +1230,12 @@ def step_of(sample: Mapping[str, Any], keys: tuple[str, ...], axes: int = 1) -> 
     return step
 
 
-def _numbers(key: str, value: Any, axes: int) -> Array:
+def _numbers(key: str, value: Nested[Tensor | Array] | None, axes: int) -> Array:
     """One number per env, ``[N, 1]`` or ``[N]``, as ``[N]``."""
     array = array_like(value)
     shape = array.shape
     if len(shape) < axes or shape[axes:] not in ((1,), ()):
-        found = f"a dictionary of {', '.join(cast('Data', value))}" if isinstance(value, Mapping) else shape
+        found = f"a dictionary of {', '.join(value)}" if isinstance(value, Mapping) else shape
         raise ShapeError(f"{key!r}: expected one number per env, as [N, 1], got {found}")
     return array.reshape(shape[:axes])
 
@@ -1210,14 +1248,14 @@ def array_like(value: Any) -> Array:
         return as_host(value)
 
 
-def as_stored(steps: dict[str, Any], integers: Mapping[str, Any]) -> dict[str, Any]:
+def as_stored(steps: Data, integers: Mapping[str, Nested[Field]]) -> Data:
     """Cast whole numbers that arrive as floats, as in slices, to the stored integer dtypes."""
     for name, fields in integers.items():
         steps[name] = mapped(_whole, fields, steps[name])
     return steps
 
 
-def _whole(field: Field, value: Any) -> Any:
+def _whole(field: Field, value: Tensor | Array) -> Tensor | Array:
     array, dtype = as_host(value), numpy_dtype(field.dtype)
     if array.dtype.kind != "f" or dtype.kind == "f":
         return value
@@ -1225,33 +1263,29 @@ def _whole(field: Field, value: Any) -> Any:
     return cast if (cast == array).all() else value  # the replay refuses fractions
 
 
-def schema_of(sample: Mapping[str, Any], keys: tuple[str, ...]) -> Schema:
+def schema_of(sample: Steps, keys: tuple[str, ...]) -> Schema:
     """The fields of these keys, with the dtypes of the first transition."""
     step = step_of(sample, keys)
     fields = {name: mapped(_field, value) for name, value in step.items() if name != NAMES[OBS2]}
     return Schema(fields)
 
 
-def _field(value: Any) -> Field:
+def _field(value: Tensor | Array) -> Field:
     array = as_host(value)
     dtype = torch_dtype(array.dtype)
     return Field(array.shape[1:], torch.float32 if dtype is torch.float64 else dtype)
 
 
-def integers_of(schema: Schema) -> dict[str, Any]:
+def integers_of(schema: Schema) -> dict[str, Nested[Field]]:
     """The fields that are not floats, by name; for a dictionary, the fields of its members."""
     names = {path[0] for path, field in schema.leaves.items() if not field.dtype.is_floating_point}
     found: dict[str, Any] = {name: schema[name] for name in names - {"terminated", "truncated"}}
     return found | ({NAMES[OBS2]: found["obs"]} if "obs" in found else {})
 
 
-def arrays_of(steps: Any) -> Any:
-    """Steps of one env ``[T, ...]``, nested, as arrays ``[T, 1, ...]``."""
-
-    def apart(value: Any) -> Array:
-        return as_host(value)[:, None]
-
-    return map_leaves(apart, steps)
+def arrays_of(steps: Nested[Tensor]) -> Nested[Array]:
+    """Steps of one env ``[T, ...]``, or a dictionary of them, as arrays ``[T, 1, ...]``."""
+    return mapped(lambda value: as_host(value)[:, None], steps)
 
 
 def _shown(shape: tuple[int, ...], value: Tensor) -> Tensor:
@@ -1260,15 +1294,14 @@ def _shown(shape: tuple[int, ...], value: Tensor) -> Tensor:
     return value.unsqueeze(1) if value.dim() == len(shape) else value
 
 
-def _equal(there: Any, given: Any) -> bool:
+def _equal(there: Nested[Array], given: Any) -> bool:
     """Whether arrays, or dictionaries of arrays, are equal."""
-    if isinstance(there, dict):
-        members = cast("Data", there)
-        return members.keys() == given.keys() and all(_equal(members[key], given[key]) for key in members)
-    return np.array_equal(there, as_host(given), equal_nan=True)
+    if isinstance(there, np.ndarray):
+        return np.array_equal(there, as_host(given), equal_nan=True)
+    return there.keys() == given.keys() and all(_equal(value, given[key]) for key, value in there.items())
 
 
-def _episode(steps: Any) -> Data:
+def _episode(steps: Data) -> Data:
     """The newest steps in which each leads to the next, without the last step; arrays ``[T, 1, ...]``.
 
     An episode is cut where steps of another collector were stored between its own.
@@ -1279,6 +1312,6 @@ def _episode(steps: Any) -> Data:
     return {name: mapped(part, value) for name, value in fields.items()}
 
 
-def _like(value: Any, stored: Any) -> Any:
+def _like(value: Nested[Array], stored: Nested[Array]) -> Nested[Array]:
     """``value`` with the dtypes of ``stored``."""
     return mapped(lambda had, new: np.asarray(new).astype(had.dtype), stored, value)

@@ -5,16 +5,17 @@ sb3-contrib must be installed: ``MaskablePPO`` and ``RecurrentPPO`` require subc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from torch import Tensor
 
 from ..core import key as stream
-from ..rollout.minibatches import DeviceRows, HostRows, rows_of
+from ..rollout.minibatches import rows_of
 from ..steps.arrays import Array, Bools, Ints
 from ..steps.schema import Field, Path
 from .base import Column, drawn_by_numpy, passes_on, sent
@@ -57,7 +58,7 @@ class MaskableRolloutBuffer(RolloutBuffer, maskable.MaskableRolloutBuffer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
 
-    def _further_fields(self) -> dict[str, Any]:
+    def _further_fields(self) -> dict[str, Field]:
         self.mask_dims = mask_dims(self.action_space)
         return {"action_mask": Field((self.mask_dims,))}
 
@@ -140,7 +141,8 @@ class StateColumn(Column):
 
 
 STATES = ("hidden_pi", "cell_pi", "hidden_vf", "cell_vf")
-StoredRows = HostRows | DeviceRows
+Gather: TypeAlias = Callable[[Tensor], dict[Path, Tensor]]
+"""Reads the rows of an index, each field as a tensor."""
 PADDED = (*SERVED, "episode_start")
 """The columns of a batch of sequences."""
 
@@ -184,7 +186,7 @@ class RecurrentRolloutBuffer(RolloutBuffer, recurrent.RecurrentRolloutBuffer):
         stored = [path for path in self._rollout.schema.leaves if path[0] in PADDED]
         self._columns: list[Path] = [*stored, ("advantage",), ("return",)]
 
-    def _further_fields(self) -> dict[str, Any]:
+    def _further_fields(self) -> dict[str, Field]:
         _, layers, _, size = self.hidden_state_shape
         return {name: Field((layers, size)) for name in STATES}
 
@@ -246,7 +248,7 @@ class RecurrentRolloutBuffer(RolloutBuffer, recurrent.RecurrentRolloutBuffer):
         rows: Ints = order % steps * envs + order // steps
         size = batch_size or total
         columns, states = (
-            rows_of({path: self._rollout[path] for path in paths}, pack=False)
+            rows_of({path: self._rollout[path] for path in paths}, pack=False).gather
             for paths in (self._columns, [(name,) for name in STATES])
         )
         return (
@@ -254,7 +256,7 @@ class RecurrentRolloutBuffer(RolloutBuffer, recurrent.RecurrentRolloutBuffer):
             for low in range(0, total, size)
         )
 
-    def _padded(self, columns: StoredRows, states: StoredRows, rows: Ints, starts: Bools) -> Any:
+    def _padded(self, columns: Gather, states: Gather, rows: Ints, starts: Bools) -> Any:
         """The sequences of a batch, given its flat rows ``t * N + n`` and where sequences start."""
         starts[0] = True  # a copy
         first = np.flatnonzero(starts)
@@ -263,12 +265,12 @@ class RecurrentRolloutBuffer(RolloutBuffer, recurrent.RecurrentRolloutBuffer):
         real: Bools = time < lengths[:, None]
         places = torch.from_numpy(rows[np.where(real, first[:, None] + time, 0)].ravel())
         self.seq_start_indices: Any = first
-        batch = columns.gather(places)
+        batch = columns(places)
         if not real.all():
             padding = torch.from_numpy(~real.ravel())
             for column in batch.values():
                 column[padding] = 0
-        before = states.gather(torch.from_numpy(rows[first]))
+        before = states(torch.from_numpy(rows[first]))
         hidden_pi, cell_pi, hidden_vf, cell_vf = (
             sent(before[name,].transpose(0, 1).contiguous(), self.device) for name in STATES
         )

@@ -29,7 +29,7 @@ __all__ = ["RandomMemory"]
 memories: Any = import_module("skrl.memories.torch")
 
 CURSOR = "relive.cursor"
-"""What a file calls ``memory_index``, ``env_index`` and ``filled``. skrl does not read it."""
+"""The name in a file of ``memory_index``, ``env_index`` and ``filled``. skrl does not read it."""
 MANY = 2**14
 """To put so many rows in random order costs more than to draw some, and to see which of them are equal."""
 SPARSE = 8
@@ -62,7 +62,7 @@ class RandomMemory(DropIn, memories.RandomMemory):
     device: torch.device
     tensors: dict[str, Tensor]
     tensors_view: dict[str, Tensor]
-    """The same as ``[T * N, ...]``: row ``t * N + n`` is row t of env n."""
+    """The tensors as ``[T * N, ...]``: row ``t * N + n`` is row t of env n."""
     memory_index: int
     env_index: int
     filled: bool

@@ -11,27 +11,35 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from ..batches import Batch
 from ..replay.buffer import ReplayBuffer as Core
 from ..returns import GAE
 from ..rollout.buffer import RolloutBuffer as CoreRollout
 from ..samplers.contract import Sampler
 from ..samplers.prioritized import Prioritized
-from ..steps.arrays import Array, numpy_view, to_tensor, torch_dtype
+from ..steps.arrays import Array, Ints, numpy_view, to_tensor, torch_dtype
 from ..steps.schema import Field, Schema
 from ..views.contract import View
 from ..views.hindsight import Hindsight
 from ..views.transitions import NStep
 from .base import (
+    FLAG,
+    NUMBER,
     Column,
     Continuity,
+    Device,
     DropIn,
+    Nested,
+    Obs,
+    Shape,
+    Values,
     alias,
     contents_of,
     drawn_by_numpy,
@@ -62,8 +70,7 @@ samples: Any = import_module("stable_baselines3.common.type_aliases")
 her: Any = import_module("stable_baselines3.her.her_replay_buffer")
 strategies: Any = import_module("stable_baselines3.her.goal_selection_strategy")
 
-FLAG = np.dtype(np.bool_)
-NUMBER, END = Field(), Field((), torch.bool)
+BOOL = np.dtype(np.bool_)
 PIECE = 1024
 """Steps of all envs that are copied at a time."""
 GATHERED = 2**20
@@ -71,6 +78,43 @@ GATHERED = 2**20
 SERVED = ("obs", "action", "value", "log_prob", "advantage", "return")
 STEP = "step"
 """The field that holds the place of a step's info dictionary in the flat ``infos``."""
+
+
+W = TypeVar("W")
+
+
+class Normalizer(Protocol):
+    """The methods of a ``VecNormalize`` that are called."""
+
+    def normalize_obs(self, obs: Obs) -> Obs:
+        """Observations of a batch, normalized."""
+        ...
+
+    def normalize_reward(self, reward: Array) -> Array:
+        """Rewards, normalized."""
+        ...
+
+
+class GoalEnv(Protocol):
+    """The methods of a ``VecEnv`` with goals that are called."""
+
+    def has_attr(self, attr_name: str) -> bool:
+        """Whether the envs have an attribute."""
+        ...
+
+    def env_method(self, method_name: str, *args: object, indices: Sequence[int]) -> Sequence[Array]:
+        """The result of a method of each of these envs."""
+        ...
+
+
+class HostReplay(Protocol):
+    """The members of a host's replay that are read, besides its columns and the arguments of its constructor."""
+
+    buffer_size: int
+    n_envs: int
+    optimize_memory_usage: bool
+    pos: int
+    full: bool
 
 
 def set_pos(buffer: Any, pos: int) -> None:
@@ -138,9 +182,9 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
     def __init__(
         self,
         buffer_size: int,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        device: torch.device | str = "auto",
+        observation_space: spaces.Space[object],
+        action_space: spaces.Space[object],
+        device: Device = "auto",
         n_envs: int = 1,
         optimize_memory_usage: bool = False,
         handle_timeout_termination: bool = True,
@@ -163,20 +207,20 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
                 "optimize_memory_usage"
             )
         self._by_row = bool(own)
-        fields = {"obs": obs_fields(observation_space, self.obs_shape), "reward": NUMBER, "terminated": END,
-                  "truncated": END, "action": action_field(action_space, self.action_dim)}  # fmt: skip
-        self._replay = Core(
-            Schema(fields | dict(further or {})), self.buffer_size * n_envs, n_envs, own_next_obs=not self._stores_once,
-            check_ends=False,  # the host fills it, not the user
-            sampler=sampler, view=NStep(1) if view is None else view, seed=seed or 0,
-        )  # fmt: skip
+        obs, action = obs_fields(observation_space, self.obs_shape), action_field(action_space, self.action_dim)
+        fields = {"obs": obs, "reward": NUMBER, "terminated": FLAG, "truncated": FLAG, "action": action}
+        schema, view = Schema(fields | dict(further or {})), NStep(1) if view is None else view
+        size, own_next_obs = (self.buffer_size * n_envs, n_envs), not self._stores_once
+        self._replay = Core(  # the host fills it, not the user, so ends are not checked
+            schema, *size, own_next_obs=own_next_obs, check_ends=False, sampler=sampler, view=view, seed=seed or 0
+        )
         self._follows = self._stores_once or isinstance(self, buffers.NStepReplayBuffer)
         self._continuity = Continuity()
         self._shapes = obs_shapes(self.obs_shape, n_envs), (n_envs, self.action_dim)
         self._never: Array = np.zeros(n_envs, np.bool_)
         self._done = ~self._never
-        self._further: dict[str, Any] | None = None
-        self._arrays: dict[str, Any] = {}
+        self._further: dict[str, Ints] | None = None
+        self._arrays: dict[str, Nested[Array]] = {}
 
     @property
     def _stores_once(self) -> bool:
@@ -187,8 +231,8 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
     def _view(self) -> Any:
         return self._replay.view
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_arrays": {}}  # views, which a pickle would turn into copies
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_arrays": {}}  # views, which a pickle would turn into copies
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -219,13 +263,13 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         self._extend(found)
 
     def add(
-        self, obs: Any, next_obs: Any, action: Array, reward: Array, done: Array, infos: list[dict[str, Any]]
+        self, obs: Obs, next_obs: Obs, action: Array, reward: Array, done: Array, infos: Sequence[Mapping[str, object]]
     ) -> None:
         """Append one step of every env. Where an episode ended, ``next_obs`` is its final observation."""
         obs_shape, action_shape = self._shapes
         obs, next_obs = fitted(obs, obs_shape), fitted(next_obs, obs_shape)
-        if getattr(done, "dtype", None) is not FLAG:
-            done = np.asarray(done).astype(FLAG)
+        if getattr(done, "dtype", None) is not BOOL:
+            done = np.asarray(done).astype(BOOL)
         ended, timeout = done, self._never
         if self.handle_timeout_termination:
             timeouts = [info.get("TimeLimit.truncated", False) for info in infos]
@@ -266,16 +310,16 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         self._continuity.forget()
 
     @classmethod
-    def _arguments_of(cls, original: Any) -> dict[str, Any]:
+    def _arguments_of(cls, original: HostReplay) -> dict[str, object]:
         return super()._arguments_of(original) | {"buffer_size": original.buffer_size * original.n_envs}
 
-    def _take_over(self, original: Any) -> None:
+    def _take_over(self, original: HostReplay) -> None:
         """Add the steps, oldest first. Those after which an env was reset without an end become truncated."""
         for rows, steps in steps_of(original):
             steps["terminated"] = self._terminated(steps["terminated"], steps["truncated"])
             self._extend(steps | self._further_of(original, rows))
 
-    def _further_of(self, original: Any, rows: Array) -> dict[str, Any]:
+    def _further_of(self, original: Any, rows: Ints) -> dict[str, Ints]:
         """Further fields for these rows of an original."""
         return {}
 
@@ -285,7 +329,7 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         """Steps per env that can be drawn."""
         return len(self._replay) // self.n_envs
 
-    def sample(self, batch_size: int, env: Any = None) -> Any:
+    def sample(self, batch_size: int, env: Normalizer | None = None) -> Any:
         """A random batch, the host's named tuple of tensors on ``device``. Rewards and dones are float32 ``[B, 1]``.
 
         If a subclass overrides ``_get_samples``, rows are drawn as the host draws them and passed to it.
@@ -303,17 +347,17 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
             self._replay.seed = drawn_by_numpy()
         return self._samples(self._read(self._replay.sample, batch_size, env), env)
 
-    def _read(self, read: Callable[[Any], Any], which: Any, env: Any) -> dict[str, Any]:
+    def _read(self, read: Callable[[W], Batch], which: W, env: Normalizer | None) -> Batch:
         """The batch that ``read(which)`` returns, with each reward normalized before windows are summed."""
         if env is None:
-            return dict(read(which).items())
+            return read(which)
         self._view.each_reward = env.normalize_reward
         try:
-            return dict(read(which).items())
+            return read(which)
         finally:
             self._view.each_reward = None  # so that a copy of the buffer does not hold the env
 
-    def _get_samples(self, batch_inds: Array, env: Any = None) -> Any:
+    def _get_samples(self, batch_inds: Ints, env: Normalizer | None = None) -> Any:
         """The transitions in rows ``[B]``, like :meth:`sample`. NumPy's global generator chooses the envs.
 
         Raises:
@@ -326,12 +370,12 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
         envs = np.random.default_rng(drawn_by_numpy()).integers(self.n_envs, size=len(rows))
         return self._samples(self._read(self._replay.at, envs * self.buffer_size + rows, env), env)
 
-    def _samples(self, batch: Any, env: Any) -> Any:
+    def _samples(self, batch: Batch, env: Normalizer | None) -> Any:
         nested = isinstance(self.observation_space, spaces.Dict)
         kind = samples.DictReplayBufferSamples if nested else samples.ReplayBufferSamples
         return kind(*self._fields(batch, env))
 
-    def _fields(self, batch: Any, env: Any) -> tuple[Any, ...]:
+    def _fields(self, batch: Batch, env: Normalizer | None) -> tuple[Nested[Tensor], ...]:
         ends = batch["terminated"]
         if not self._stores_once:
             ends = ends.gt(batch["truncated"])
@@ -343,20 +387,20 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
             sent(batch["reward"].unsqueeze(1), self.device),
         )
 
-    def _discounts(self, batch: Any) -> Tensor:
+    def _discounts(self, batch: Batch) -> Tensor:
         """The discount of each window's bootstrap value, γ to the number of its rewards, float32 ``[B, 1]``."""
         gamma = torch.tensor(self._view.gamma, dtype=torch.float32, device="cpu")
         return sent(torch.pow(gamma, batch["steps"].float()).unsqueeze(1), self.device)
 
-    def _observed(self, obs: Any, env: Any) -> Any:
-        found: Any = joined(self.observation_space, obs)
+    def _observed(self, obs: Nested[Tensor], env: Normalizer | None) -> Nested[Tensor]:
+        found: Nested[Tensor | Array] = joined(self.observation_space, obs)
         if env is not None:
             found = env.normalize_obs(mapped(numpy_view, found))
         return mapped(partial(sent, device=self.device), found)
 
     # -- the arrays ---------------------------------------------------------------------------------------------
 
-    def column(self, name: str) -> Any:
+    def column(self, name: str) -> Nested[Array]:
         """A column ``[buffer_size, n_envs, ...]``, or a dictionary of these; copies where observations are stored once.
 
         Raises:
@@ -370,7 +414,7 @@ class ReplayBuffer(DropIn, buffers.ReplayBuffer):
             self._arrays[name] = mapped(lambda x: numpy_view(x.unflatten(0, sizes).transpose(0, 1)), rows)
         return self._arrays[name]
 
-    def _copied(self, name: str) -> Any:
+    def _copied(self, name: str) -> Nested[Array]:
         if name == "next_obs" and self.optimize_memory_usage:
             raise AttributeError("next_observations: with optimize_memory_usage=True `observations` holds them")
         if name == "terminated":  # the host's dones are ends of either kind
@@ -440,10 +484,10 @@ class NStepReplayBuffer(ReplayBuffer, buffers.NStepReplayBuffer):
     def __init__(self, *args: Any, n_steps: int = 3, gamma: float = 0.99, **kwargs: Any) -> None:
         super().__init__(*args, view=NStep(n_steps, gamma), **kwargs)
 
-    n_steps: Any = alias("_view.n", "Rewards per window, at most; may be changed at any time.")
-    gamma: Any = alias("_view.gamma", "Discount per step; may be changed at any time.")
+    n_steps: int = alias("_view.n", "Rewards per window, at most; may be changed at any time.")
+    gamma: float = alias("_view.gamma", "Discount per step; may be changed at any time.")
 
-    def _fields(self, batch: Any, env: Any) -> tuple[Any, ...]:
+    def _fields(self, batch: Batch, env: Normalizer | None) -> tuple[Nested[Tensor], ...]:
         return (*super()._fields(batch, env), self._discounts(batch))
 
 
@@ -502,7 +546,7 @@ class PrioritizedReplayBuffer(NStepReplayBuffer):
     ) -> None:
         super().__init__(*args, n_steps=n_steps, sampler=Prioritized(alpha, beta, eps=eps), **kwargs)
 
-    def update_priorities(self, indices: Any, td_errors: Any) -> int:
+    def update_priorities(self, indices: Values, td_errors: Values) -> int:
         """Set priorities from the TD errors of a batch, ``[B]`` or ``[B, 1]``; returns how many came too late.
 
         Raises:
@@ -512,7 +556,7 @@ class PrioritizedReplayBuffer(NStepReplayBuffer):
         """
         return self._replay.update_priorities(indices, to_tensor(td_errors).reshape(-1))
 
-    def _samples(self, batch: Any, env: Any) -> Any:
+    def _samples(self, batch: Batch, env: Normalizer | None) -> Any:
         nested = isinstance(self.observation_space, spaces.Dict)
         kind = PrioritizedDictReplayBufferSamples if nested else PrioritizedReplayBufferSamples
         weight = batch.get(
@@ -561,9 +605,9 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
         self,
         buffer_size: int,
         observation_space: spaces.Dict,
-        action_space: spaces.Space[Any],
-        env: Any,
-        device: torch.device | str = "auto",
+        action_space: spaces.Space[object],
+        env: GoalEnv | None,
+        device: Device = "auto",
         n_envs: int = 1,
         optimize_memory_usage: bool = False,
         handle_timeout_termination: bool = True,
@@ -582,26 +626,23 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
         )
         self.goal_selection_strategy, self.n_sampled_goal = goal_selection_strategy, n_sampled_goal
         self.her_ratio, self.copy_info_dict = 1 - 1.0 / (n_sampled_goal + 1), copy_info_dict
-        self.infos, further = None, {}
-        if copy_info_dict:
-            self.infos: Any = np.full((max(buffer_size // n_envs, 2), n_envs), None)
-            further = {STEP: Field((), torch.int64)}
+        shape = max(buffer_size // n_envs, 2), n_envs
+        self.infos: Array | None = np.full(shape, None) if copy_info_dict else None
+        further = {STEP: Field((), torch.int64)} if copy_info_dict else {}
         self._goals = _Goals(env, self.infos)
-        knows_ends = env is not None and env.has_attr("compute_terminated")
+        ends = self._goals.terminated if env is not None and env.has_attr("compute_terminated") else None
+        strategy, info = goal_selection_strategy.name.lower(), STEP if copy_info_dict else None
         view = Hindsight(
-            self._goals.reward, goal_selection_strategy.name.lower(), k=n_sampled_goal, n=n_steps, gamma=gamma,
-            terminated_fn=self._goals.terminated if knows_ends else None, info=STEP if copy_info_dict else None,
-        )  # fmt: skip
-        super().__init__(
-            buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage,
-            handle_timeout_termination, seed=seed, view=view, further=further,
-        )  # fmt: skip
+            self._goals.reward, strategy, k=n_sampled_goal, n=n_steps, gamma=gamma, terminated_fn=ends, info=info
+        )
+        common = device, n_envs, optimize_memory_usage, handle_timeout_termination
+        super().__init__(buffer_size, observation_space, action_space, *common, seed=seed, view=view, further=further)
 
     @classmethod
-    def _arguments_of(cls, original: Any) -> dict[str, Any]:
+    def _arguments_of(cls, original: HostReplay) -> dict[str, object]:
         return {"env": None} | super()._arguments_of(original)  # a pickled state has no env
 
-    def _further_of(self, original: Any, rows: Array) -> dict[str, Any]:
+    def _further_of(self, original: Any, rows: Ints) -> dict[str, Ints]:
         if self.infos is None:
             return {}
         steps = (self._added + np.arange(len(rows))) % self.buffer_size
@@ -609,7 +650,7 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
         return {STEP: steps[:, None] * self.n_envs + np.arange(self.n_envs)}
 
     def add(
-        self, obs: Any, next_obs: Any, action: Array, reward: Array, done: Array, infos: list[dict[str, Any]]
+        self, obs: Obs, next_obs: Obs, action: Array, reward: Array, done: Array, infos: Sequence[Mapping[str, object]]
     ) -> None:
         """Like :meth:`ReplayBuffer.add`. With ``copy_info_dict`` the infos are kept without a copy."""
         if self.infos is not None:
@@ -622,11 +663,11 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
         return True
 
     @property
-    def env(self) -> Any:
+    def env(self) -> GoalEnv | None:
         """The training env; None after unpickling, until :meth:`set_env`."""
         return self._goals.env
 
-    def set_env(self, env: Any) -> None:
+    def set_env(self, env: GoalEnv) -> None:
         """Set the training env after unpickling.
 
         Raises:
@@ -642,7 +683,7 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
             text += ": rows are stored in another order than the host's; `dones` says where episodes end"
         raise AttributeError(text)
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def _restore(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._goals = self._view.reward_fn.__self__
 
@@ -657,10 +698,10 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
             )
             self._replay.interrupt()
 
-    def _read(self, read: Callable[[Any], Any], which: Any, env: Any) -> dict[str, Any]:
-        return dict(read(which).items())  # each reward is recomputed, and normalized afterwards
+    def _read(self, read: Callable[[W], Batch], which: W, env: Normalizer | None) -> Batch:
+        return read(which)  # each reward is recomputed, and normalized afterwards
 
-    def _fields(self, batch: Any, env: Any) -> tuple[Any, ...]:
+    def _fields(self, batch: Batch, env: Normalizer | None) -> tuple[Nested[Tensor], ...]:
         obs, action, next_obs, dones, reward = super()._fields(batch, env)
         if env is not None:
             reward = sent(self._normalize_reward(numpy_view(batch["reward"].unsqueeze(1)), env), self.device)
@@ -675,14 +716,14 @@ class _Goals:
         infos: the info dictionaries of the steps, object ``[buffer_size, n_envs]``; None if they are not kept.
     """
 
-    def __init__(self, env: Any, infos: Array | None) -> None:
+    def __init__(self, env: GoalEnv | None, infos: Array | None) -> None:
         self.env, self.infos = env, infos
 
-    def _ask(self, method: str, achieved: Array, desired: Array, steps: Array | None) -> Any:
+    def _ask(self, method: str, achieved: Array, desired: Array, steps: Array | None) -> Array:
         assert self.env is not None, (
             "You must initialize HerReplayBuffer with a VecEnv so it can compute rewards for virtual transitions"
         )
-        infos: Any = [{} for _ in range(len(achieved))]
+        infos: Array | list[object] = [{} for _ in range(len(achieved))]
         if self.infos is not None:
             infos = copy.deepcopy(self.infos.reshape(-1)[steps])  # the env may write to them
         return np.asarray(self.env.env_method(method, achieved, desired, infos, indices=[0])[0])
@@ -695,8 +736,8 @@ class _Goals:
         """The first env's ``compute_terminated``, bool ``[M]``."""
         return self._ask("compute_terminated", achieved, desired, steps).astype(np.bool_)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"env": None}
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "env": None}
 
 
 class RolloutBuffer(DropIn, buffers.RolloutBuffer):
@@ -749,9 +790,9 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
     def __init__(
         self,
         buffer_size: int,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        device: torch.device | str = "auto",
+        observation_space: spaces.Space[object],
+        action_space: spaces.Space[object],
+        device: Device = "auto",
         gae_lambda: float = 1,
         gamma: float = 0.99,
         n_envs: int = 1,
@@ -765,21 +806,20 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
             )
         buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.gae_lambda, self.gamma, self._seed = gae_lambda, gamma, seed
-        fields = {"obs": obs_fields(observation_space, self.obs_shape), "reward": NUMBER, "episode_start": NUMBER,
-                  "action": action_field(action_space, self.action_dim, narrow=False), "value": NUMBER,
-                  "log_prob": NUMBER}  # fmt: skip
+        action = action_field(action_space, self.action_dim, narrow=False)
+        fields = {"obs": obs_fields(observation_space, self.obs_shape), "reward": NUMBER, "episode_start": NUMBER}
+        fields |= {"action": action, "value": NUMBER, "log_prob": NUMBER}
         # ends are computed from `episode_start` when the rollout is full
-        further = {"terminated": END, "truncated": END, "advantage": NUMBER, "return": NUMBER}
+        further = {"terminated": FLAG, "truncated": FLAG, "advantage": NUMBER, "return": NUMBER}
         schema = Schema(fields | self._further_fields())
         self._rollout = CoreRollout(schema, buffer_size, n_envs, columns=further, seed=seed or 0)
         self._shapes = obs_shapes(self.obs_shape, n_envs), (n_envs, self.action_dim)
-        self._row_bytes = 2 * NUMBER.nbytes + sum(
-            x.nbytes for path, x in schema.leaves.items() if path[0] in self._served
-        )
+        served = [x.nbytes for path, x in schema.leaves.items() if path[0] in self._served]
+        self._row_bytes = 2 * NUMBER.nbytes + sum(served)
         self.reset()
 
-    def _further_fields(self) -> dict[str, Any]:
-        """Fields that a subclass stores besides. The spaces are known already."""
+    def _further_fields(self) -> dict[str, Field]:
+        """The fields that a subclass stores besides. The spaces are known already."""
         return {}
 
     def _take_over(self, original: Any) -> None:
@@ -828,7 +868,9 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
             self._rollout.reserve(count - self.pos)
             self._rollout.commit()
 
-    def add(self, obs: Any, action: Any, reward: Any, episode_start: Any, value: Any, log_prob: Any) -> None:
+    def add(
+        self, obs: Obs, action: Array, reward: Array, episode_start: Array, value: Tensor, log_prob: Tensor
+    ) -> None:
         """Append one step of every env: arrays, and tensors ``value`` ``[N]`` or ``[N, 1]`` and ``log_prob`` ``[N]``.
 
         Raises:
@@ -851,7 +893,7 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
         self._rollout.clear()
         self.advantages, self.returns = 0, 0
 
-    def compute_returns_and_advantage(self, last_values: Any, dones: Array) -> None:
+    def compute_returns_and_advantage(self, last_values: Tensor, dones: Array) -> None:
         """Compute advantages by GAE, and ``returns`` = advantages + values.
 
         The host's collector has already added γV(final observation) to the rewards of truncated steps, so every done
@@ -884,26 +926,25 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
         blocks = self._rollout.minibatches(size * together, fields=self._served)
         return (batch for block in blocks for batch in self._split(block, size))
 
-    def _split(self, block: Any, size: int) -> Iterator[Any]:
+    def _split(self, block: Batch, size: int) -> Iterator[Any]:
         """Rows that were gathered together, as the host's batches of ``size`` rows."""
-        found = dict(block.items())
-        obs: Any = mapped(self._observed, joined(self.observation_space, found["obs"]))
-        rest: list[Any] = [sent(found[name], self.device) for name in self._served[1:]]
+        obs = mapped(self._observed, joined(self.observation_space, block["obs"]))
+        rest = [sent(block[name], self.device) for name in self._served[1:]]
         if self._float_actions:
             rest[0] = rest[0].float()
-        nested = isinstance(self.observation_space, spaces.Dict)
-        kind = self._kinds[nested]
-        parts: list[Any] = [x.split(size) for x in rest]
-        if nested:
-            members = zip(*mapped(lambda x: x.split(size), obs).values(), strict=True)
-            return map(kind, (dict(zip(obs, member, strict=True)) for member in members), *parts)
-        return map(kind, obs.split(size), *parts)
+        kind = self._kinds[isinstance(self.observation_space, spaces.Dict)]
+        leaves = [*obs.values()] if isinstance(obs, dict) else [obs]
+        parts: list[Sequence[Tensor]] = [x.split(size) for x in (*leaves, *rest)]
+        if isinstance(obs, dict):
+            members = zip(*parts[: len(obs)], strict=True)
+            return map(kind, (dict(zip(obs, member, strict=True)) for member in members), *parts[len(obs) :])
+        return map(kind, *parts)
 
-    def _observed(self, obs: Any) -> Any:
+    def _observed(self, obs: Tensor) -> Tensor:
         """Observations of a batch; those that are single numbers have a last axis, as the host's have."""
         return sent(obs if obs.ndim > 1 else obs.unsqueeze(1), self.device)
 
-    def column(self, name: str) -> Any:
+    def column(self, name: str) -> Nested[Array]:
         """A column of the rollout as a view ``[T, N, ...]``, or a dictionary of views."""
         found = joined(self.observation_space, self._rollout.block[name], name)
         return mapped(lambda x: numpy_view(x[: self.buffer_size]), found)
@@ -935,7 +976,7 @@ class ConvertsReplays:
     replay_buffer_class: Any
     replay_buffer_kwargs: dict[str, Any]
 
-    def load_replay_buffer(self, path: Any, truncate_last_traj: bool = True) -> None:
+    def load_replay_buffer(self, path: object, truncate_last_traj: bool = True) -> None:
         """Load as the host does, then convert by ``replay_buffer_class.from_original`` and ``replay_buffer_kwargs``."""
         host: Any = super()
         host.load_replay_buffer(path, truncate_last_traj)
@@ -952,7 +993,7 @@ def in_ring(steps: Array, capacity: int, position: int) -> Array:
     return out
 
 
-def steps_of(original: Any) -> Iterator[tuple[Array, dict[str, Any]]]:
+def steps_of(original: HostReplay) -> Iterator[tuple[Ints, dict[str, Any]]]:
     """The rows of the steps in one of the host's replays, oldest first, and their fields ``[K, N, ...]``.
 
     A step counts as truncated if its env was reset after it without an end: its next observation then differs from the
@@ -991,38 +1032,38 @@ def require_dict(space: object, name: str) -> None:
         raise AssertionError(f"{name} must be used with Dict obs space only")
 
 
-def obs_fields(space: spaces.Space[Any], shape: Any) -> Any:
+def obs_fields(space: spaces.Space[object], shape: Any) -> Nested[Field]:
     """The fields of an observation in the host's shapes; a Discrete one is ``(1,)``."""
     if isinstance(space, spaces.Dict):
         return {key: Field(tuple(shape[key]), torch_dtype(space[key].dtype)) for key in space.spaces}
     return Field(tuple(shape), torch_dtype(space.dtype))
 
 
-def action_field(space: spaces.Space[Any], dim: int, *, narrow: bool = True) -> Field:
+def action_field(space: spaces.Space[object], dim: int, *, narrow: bool = True) -> Field:
     """The field ``(dim,)`` of an action. With ``narrow``, float64 becomes float32, as in the host's replays."""
     return Field((dim,), torch_dtype(np.float32 if narrow and space.dtype == np.float64 else space.dtype))
 
 
-def obs_shapes(shape: Any, num_envs: int) -> Any:
+def obs_shapes(shape: Shape, num_envs: int) -> Shape:
     """The shapes ``(N, ...)`` of all envs' observations, for :func:`fitted`. ``shape`` is the host's, of one env."""
     return mapped(lambda inner: (num_envs, *inner), shape)
 
 
-def fitted(values: Any, shape: Any) -> Any:
+def fitted(values: Any, shape: Shape) -> Any:
     """Arrays in the host's shapes. An array that has its shape, as most do, is returned itself."""
-    if type(shape) is dict:
-        return {key: fitted(values[key], inner) for key, inner in cast("dict[str, Any]", shape).items()}
-    return values if getattr(values, "shape", None) == shape else np.asarray(values).reshape(shape)
+    if isinstance(shape, tuple):
+        return values if getattr(values, "shape", None) == shape else np.asarray(values).reshape(shape)
+    return {key: fitted(values[key], inner) for key, inner in shape.items()}
 
 
-def joined(space: spaces.Space[Any], obs: Any, name: str = "obs") -> Any:
+def joined(space: spaces.Space[object], obs: Any, name: str = "obs") -> Any:
     """A field of a batch. Observations of a Dict space become a dictionary in the order of the space."""
     if isinstance(space, spaces.Dict) and name in ("obs", "next_obs"):
         return {key: obs[key] for key in space.spaces}
     return obs
 
 
-class Copied(np.ndarray[Any, Any]):
+class Copied(np.ndarray):
     """A read-only copy of what is stored in another form.
 
     One write is accepted: ``dones[i] = True`` for the newest step i. The host ends episodes by it before a reset.
@@ -1043,7 +1084,7 @@ class Copied(np.ndarray[Any, Any]):
             )
 
 
-def copied(array: Array) -> Any:
+def copied(array: Array) -> Copied:
     """A fresh array as one that cannot be written to."""
     shown = array.view(Copied)
     shown.flags.writeable = False

@@ -17,13 +17,14 @@ from importlib import import_module
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Protocol
 
 import numpy as np
 import safetensors
 import torch
 from torch import Tensor
 
+from ..batches import Batch
 from ..errors import FileFormatError, NoSaveError, ParameterError
 from ..files import disk, format, save
 from ..files.format import pieces
@@ -32,9 +33,23 @@ from ..printable import shown
 from ..replay.buffer import ReplayBuffer as Replay
 from ..returns import GAE
 from ..rollout.buffer import RolloutBuffer as Rollout
-from ..steps.arrays import to_tensor
-from ..steps.schema import Field, Schema
-from .base import Column, DropIn, StepError, StepShapeError, array_of, contents_of, placed, renew, sent, table_of
+from ..steps.arrays import Array, to_tensor
+from ..steps.schema import Schema, Spec
+from .base import (
+    FLAG,
+    Column,
+    Device,
+    DropIn,
+    StepError,
+    StepShapeError,
+    Values,
+    array_of,
+    contents_of,
+    placed,
+    renew,
+    sent,
+    table_of,
+)
 
 __all__ = ["BatchExperience", "ReplayBuffer", "RolloutBatch", "RolloutBuffer", "StepError", "checked", "read_files"]
 
@@ -45,9 +60,19 @@ SIZES = ("capacity", "state_dim", "action_dim", "hidden_dim", "position", "size"
 """The entries of the metadata; the first four are arguments of the constructor."""
 WIDTHS = {"states": "state_dim", "actions": "action_dim", "next_states": "state_dim", "hiddens": "hidden_dim"}
 """Column -> the argument that says how many numbers it has. The others have one."""
-FLAG = Field((), torch.bool)
 UNKNOWN = np.zeros(1, np.bool_)
 """Velora does not distinguish terminals and truncations. relive's flags stay False; ``done`` is a further column."""
+
+
+class Agent(Protocol):
+    """The part of an agent that :meth:`ReplayBuffer.warm` needs."""
+
+    device: torch.device
+    env: Any
+
+    def predict(self, states: Tensor, hidden: Tensor | None, *, train_mode: bool) -> tuple[Tensor, Tensor]:
+        """The actions and the actor's next recurrent states, ``[N, ...]``."""
+        ...
 
 
 @dataclass
@@ -107,15 +132,15 @@ class ReplayBuffer(DropIn):
         action_dim: int,
         hidden_dim: int,
         *,
-        device: torch.device | str | None = None,
+        device: Device | None = None,
         seed: int | None = None,
     ) -> None:
         self.capacity: int = capacity
         self.state_dim: int = state_dim
         self.action_dim: int = action_dim
         self.hidden_dim: int = hidden_dim
-        self.device: Any = device
-        fields: dict[str, Any] = {"obs": (state_dim,), "action": (action_dim,), "reward": (), "done": ()}
+        self.device: Device | None = device
+        fields: dict[str, Spec] = {"obs": (state_dim,), "action": (action_dim,), "reward": (), "done": ()}
         fields |= {"terminated": FLAG, "truncated": FLAG, "memory": (hidden_dim,)}
         self._replay = Replay(Schema(fields), capacity, ordered=False, device=device or "cpu", seed=seed or 0)
         self._seed = seed
@@ -138,11 +163,13 @@ class ReplayBuffer(DropIn):
 
     def column(self, name: str) -> Tensor:
         """A column of the storage as a view, ``[capacity, size]`` or ``[capacity]``; ``name`` is relive's."""
-        return cast("Tensor", self._replay.block[name])
+        return self._replay.block[name]
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def add(self, state: Any, action: Any, reward: Any, next_state: Any, done: Any, hidden: Any) -> None:
+    def add(
+        self, state: Values, action: Values, reward: Values, next_state: Values, done: Values, hidden: Values
+    ) -> None:
         """Store one transition. Each value may have a leading axis of 1.
 
         Raises:
@@ -166,21 +193,23 @@ class ReplayBuffer(DropIn):
         self._replay.add(step)
         self._added += 1
 
-    def add_multi(self, states: Any, actions: Any, rewards: Any, next_states: Any, dones: Any, hiddens: Any) -> None:
+    def add_multi(
+        self, states: Values, actions: Values, rewards: Values, next_states: Values, dones: Values, hiddens: Values
+    ) -> None:
         """Store several transitions ``[B, ...]``; rewards and dones may be ``[B]``. The last ``capacity`` stay.
 
         Raises:
             StepShapeError: a shape does not fit. Nothing is stored.
         """
-        count, values = len(states), (states, actions, rewards, next_states, dones, hiddens)
-        columns: dict[str, Any] = dict.fromkeys(("terminated", "truncated"), np.zeros((count, 1), np.bool_))
+        count, values = np.shape(states)[0], (states, actions, rewards, next_states, dones, hiddens)
+        columns: dict[str, Array | Tensor] = dict.fromkeys(("terminated", "truncated"), np.zeros((count, 1), np.bool_))
         for (name, column), given in zip(FIELDS.items(), values, strict=True):
             size = getattr(self, WIDTHS[name]) if name in WIDTHS else None
             columns[column.name] = rows(name, given, count, size, self._on)
         self._replay.extend(columns)
         self._added += count
 
-    def warm(self, agent: Any, n_samples: int, num_envs: int = 8, *, envs: Any = None) -> None:
+    def warm(self, agent: Agent, n_samples: int, num_envs: int = 8, *, envs: Any = None) -> None:
         """Play ``agent`` in new copies of its environment, and store ``n_samples`` transitions.
 
         ``dones`` are True for terminals only. Steps that reset an environment are left out. Each episode begins with
@@ -220,7 +249,7 @@ class ReplayBuffer(DropIn):
         batch = self._replay.sample(batch_size)
         return BatchExperience(**{name: x.shown(batch[x.name].contiguous()) for name, x in FIELDS.items()})
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, int | str | None]:
         """Sizes and cursors, with the entries of Velora's ``metadata.json``."""
         return {name: getattr(self, name) for name in SIZES} | {"device": str(self.device) if self.device else None}
 
@@ -248,7 +277,7 @@ class ReplayBuffer(DropIn):
         state_path: str | os.PathLike[str],
         metadata: Mapping[str, Any],
         *,
-        device: torch.device | str | None = None,
+        device: Device | None = None,
         seed: int | None = None,
     ) -> ReplayBuffer:
         """Load a buffer that Velora or relive saved.
@@ -373,7 +402,7 @@ class RolloutBuffer:
         num_envs: int = 1,
         gamma: float = 0.99,
         gae_lambda: float = 0.95,
-        device: torch.device | str | None = None,
+        device: Device | None = None,
         seed: int | None = None,
     ) -> None:
         if not is_count(num_envs, 1) or not is_count(capacity, 1) or capacity % num_envs:
@@ -385,8 +414,8 @@ class RolloutBuffer:
         self.num_envs: int = num_envs
         self.gamma: float = gamma
         self.gae_lambda: float = gae_lambda
-        self.device: Any = device
-        fields: dict[str, Any] = {"obs": (state_dim,), "action": (action_dim,), "reward": (), "ended": ()}
+        self.device: Device | None = device
+        fields: dict[str, Spec] = {"obs": (state_dim,), "action": (action_dim,), "reward": (), "ended": ()}
         fields |= {"terminated": FLAG, "truncated": FLAG, "value": (), "log_prob": (), "hidden": (hidden_dim,)}
         self.rollout: Rollout = Rollout(
             Schema(fields), capacity // num_envs, num_envs, device=device or "cpu", seed=seed or 0
@@ -404,16 +433,16 @@ class RolloutBuffer:
 
     def add(
         self,
-        states: Any,
-        actions: Any,
-        rewards: Any,
-        dones: Any,
-        hiddens: Any,
-        log_probs: Any,
-        values: Any,
+        states: Values,
+        actions: Values,
+        rewards: Values,
+        dones: Values,
+        hiddens: Values,
+        log_probs: Values,
+        values: Values,
         *,
-        truncated: Any = None,
-        final_values: Any = None,
+        truncated: Values | None = None,
+        final_values: Values | None = None,
     ) -> None:
         """Store one step of each environment.
 
@@ -434,17 +463,18 @@ class RolloutBuffer:
         """
         if self.rollout.is_full:
             raise BufferError("Buffer full! Use the 'empty()' method first.")
-        given = {"reward": (rewards,), "ended": (dones,), "log_prob": (log_probs,), "value": (values,),
-                 "obs": (states, self.state_dim), "action": (actions, self.action_dim),
-                 "hidden": (hiddens, self.hidden_dim)}  # fmt: skip
-        step = {name: self._rows(name, *value) for name, value in given.items()}
+        numbers = {"reward": rewards, "ended": dones, "log_prob": log_probs, "value": values}
+        step = {name: self._rows(name, value) for name, value in numbers.items()}
+        step["obs"] = self._rows("obs", states, self.state_dim)
+        step["action"] = self._rows("action", actions, self.action_dim)
+        step["hidden"] = self._rows("hidden", hiddens, self.hidden_dim)
         done = step["ended"] != 0
         cut = done & (False if truncated is None else self._rows("truncated", truncated) != 0)
         if final_values is not None:
             step["final_value"] = self._rows("final_values", final_values)
         self.rollout.add(step, terminated=done & ~cut, truncated=cut)
 
-    def finish(self, last_values: Any) -> None:
+    def finish(self, last_values: Values) -> None:
         """Compute advantages and returns by GAE.
 
         Args:
@@ -481,15 +511,15 @@ class RolloutBuffer:
         if not self.rollout.is_full:
             raise BufferError(f"Buffer is not full! {self.size} of {self.capacity} steps are stored.")
 
-    def _rows(self, name: str, value: Any, size: int | None = None) -> Any:
+    def _rows(self, name: str, value: Values, size: int | None = None) -> Array | Tensor:
         device = self.rollout.device
         return rows(name, value, self.num_envs, size, None if device.type == "cpu" else device)[:, 0]
 
-    def _batch(self, batch: Any) -> RolloutBatch:
+    def _batch(self, batch: Batch) -> RolloutBatch:
         return RolloutBatch(**{name: x.shown(batch[x.name]) for name, x in ROLLOUT_FIELDS.items()})
 
 
-def row(name: str, value: Any, size: int, device: torch.device | None) -> Any:
+def row(name: str, value: Any, size: int, device: torch.device | None) -> Array | Tensor:
     """One step's value as float32 ``[1, size]``. A single number is repeated.
 
     Raises:
@@ -511,7 +541,7 @@ def row(name: str, value: Any, size: int, device: torch.device | None) -> Any:
     return to_tensor(given).reshape(1, 1).expand(1, size)
 
 
-def rows(name: str, value: Any, count: int, size: int | None, device: torch.device | None) -> Any:
+def rows(name: str, value: Values, count: int, size: int | None, device: torch.device | None) -> Array | Tensor:
     """Several steps' values as float32 ``[count, 1, size]``; numbers, of size None, as ``[count, 1]``.
 
     Raises:
@@ -524,7 +554,7 @@ def rows(name: str, value: Any, count: int, size: int | None, device: torch.devi
     return given.reshape((count, 1) if size is None else (count, 1, size))
 
 
-def generated(agent: Any, count: int, num_envs: int, envs: Any) -> Iterator[list[Tensor]]:
+def generated(agent: Agent, count: int, num_envs: int, envs: Any) -> Iterator[list[Tensor]]:
     """``count`` transitions in blocks: states, actions, rewards, next states, terminals, and the actor's states.
 
     The environments reset in a separate step (``NEXT_STEP``) and ignore its action. That step is left out, so the next
@@ -581,7 +611,7 @@ def checked(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_files(
-    path: str | os.PathLike[str], prefix: str, metadata: Mapping[str, Any], state: Mapping[str, Tensor]
+    path: str | os.PathLike[str], prefix: str, metadata: Mapping[str, object], state: Mapping[str, Tensor]
 ) -> None:
     """Write both files under temporary names, then rename them. Tensors may have any strides and device.
 

@@ -5,14 +5,15 @@ A sampler answers ``on_device(rows)`` and a view ``on_device(ring, rows)``. None
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
 from ..ring.ring import Ring
+from ..steps.arrays import Array
 from ..steps.schema import Path
-from .ring import Added, DeviceRing, Spots
+from .ring import AddPlan, DeviceRing, Spots
 
 LONGEST_WINDOW = 64
 """The most steps of a window that is read on a device: each takes operations of its own."""
@@ -33,7 +34,7 @@ class DeviceRead(NamedTuple):
     """The view's parameters, as values that can be hashed: a graph is kept for each."""
 
 
-class Report(NamedTuple):
+class SamplerReport(NamedTuple):
     """Facts that a sampler learned on the device since it was last asked."""
 
     late: int = 0
@@ -58,12 +59,12 @@ class DeviceSampler:
 
     # -- on the device ------------------------------------------------------------------------------------------
 
-    def added(self, added: Added) -> None:
+    def added(self, added: AddPlan) -> None:
         """Note a step that was stored."""
 
     def draw(self, count: int, stream: Tensor) -> tuple[Spots, dict[Path, Tensor]]:
         """Rows ``[count]``, and the fields that the sampler adds to a batch."""
-        return self.rows.draw(count, stream, self.rows.first()), {}
+        return self.rows.draw(count, stream, self.rows.first_with_history()), {}
 
     @property
     def set_errors(self) -> Callable[[Tensor, Tensor], Tensor] | None:
@@ -76,16 +77,16 @@ class DeviceSampler:
         """True if batches of this kind are drawn here, with the parameters of now."""
         return True
 
-    def relied_on(self) -> tuple[Any, ...]:
+    def relied_on(self) -> tuple[Hashable, ...]:
         """The values, all of which can be hashed, that decide which operations there are."""
         return ()
 
     @property
-    def kept(self) -> Any:
+    def kept(self) -> object:
         """The arrays of all rows that the sampler in RAM keeps, as one object: another one when they were made anew."""
         return None
 
-    def arrays(self) -> list[tuple[Any, Tensor]]:
+    def arrays(self) -> list[tuple[Array, Tensor]]:
         """Arrays with an entry for each row: in RAM, and here."""
         return []
 
@@ -105,6 +106,6 @@ class DeviceSampler:
     def batch_failed(self) -> None:
         """The batch is used up, and it is not known how far the device came with it."""
 
-    def bring_back(self) -> Report:
+    def bring_back(self) -> SamplerReport:
         """Give the sampler in RAM, whose arrays are up to date, all else that is known here. Waits for the device."""
-        return Report()
+        return SamplerReport()

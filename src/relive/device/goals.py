@@ -6,7 +6,7 @@ fixed shapes, and no wait for the device.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from ..core.words import EPISODE, FINAL, FUTURE, PAST, RANDOM
 from ..errors import DTypeError
 from ..memory.device import DeviceRows
 from ..steps.schema import Path, nest
-from .ring import Added, DeviceRing, Spots, Windows, count_steps, sum_steps
+from .ring import AddPlan, DeviceRing, Spots, Windows, count_steps, sum_steps
 
 FLOAT64, INT64, INT32 = torch.float64, torch.int64, torch.int32
 
@@ -37,7 +37,7 @@ class Judge(Protocol):
     path: Path
     """Which of :data:`RESULTS` it gives."""
 
-    def judge(self, achieved: Any, desired: Any, info: Any) -> Any:
+    def judge(self, achieved: Tensor, desired: Tensor, info: object) -> object:
         """Its result, as it is."""
         ...
 
@@ -92,7 +92,7 @@ class DeviceGoals:
     def note_all(self) -> None:
         """Note all rows of the ring."""
         ring = self.ring
-        spots = ring.spots_of(torch.arange(ring.nowhere - 1, device=self.ends.device))
+        spots = ring.spots_of(torch.arange(ring.dummy_row - 1, device=self.ends.device))
         entry = self._entry(spots)
         # a row is the last of its episode so far if it is the env's newest, or the next row belongs to another episode
         after = torch.clamp(spots.numbers + 1, min=0)
@@ -100,13 +100,13 @@ class DeviceGoals:
         last = (after == ring.head[spots.envs]) | (self._entry(following) != entry)
         live = (spots.numbers >= ring.oldest[spots.envs]) & (spots.numbers >= 0)
         # one row of each episode is noted, so no two writes meet
-        self._note(torch.where(last & live, entry, ring.nowhere), spots.numbers)
+        self._note(torch.where(last & live, entry, ring.dummy_row), spots.numbers)
 
-    def added(self, added: Added) -> None:
+    def added(self, added: AddPlan) -> None:
         """Note the rows of a step: the newest of each env is the last of its episode so far."""
         ring = self.ring
         newest = ring.head - 1
-        places = torch.where(added.finals == ring.nowhere, added.places, added.finals)
+        places = torch.where(added.finals == ring.dummy_row, added.places, added.finals)
         self._note(self._entry(Spots(places, ring.envs, newest)), newest)
 
     def _note(self, entry: Tensor, numbers: Tensor) -> None:
@@ -132,20 +132,20 @@ class DeviceGoals:
         reached = store.read_rows(choice.after.reshape(-1), [form.achieved])[form.achieved]
         aimed = store.read_rows(choice.aim, [form.achieved])[form.achieved]
         wanted = aimed[:, None].expand(count, n, *aimed.shape[1:]).flatten(0, 1)
-        info: Any = {}
+        info: object = {}
         if form.info:
             info = nest(store.read_rows(choice.now.reshape(-1), form.info))[form.info[0][0]]
         results: dict[Path, Tensor] = {}
         for function in form.functions:
             # a copy for each: a function may write to what it gets
-            result: Any = function.judge(reached.clone(), wanted.clone(), info)
+            result = function.judge(reached.clone(), wanted.clone(), info)
             if not isinstance(result, Tensor):
                 raise DTypeError(f"{function}: expected a tensor, got {type(result)}; pass tensors=False")
             kind = "b" if result.dtype is torch.bool else "c" if result.is_complex() else "f"
             function.require(count * n, tuple(result.shape), result.dtype, kind)
             results[function.path] = result.view(count, n)
         windows = self.relabel(windows, choice, [*map(results.get, RESULTS)], form.gamma)
-        found = windows.facts
+        found = windows.fields
         found = store.read_planned(spots.places, windows.last, found, {}) | {("relabelled",): choice.relabelled}
         chosen = choice.relabelled.view(count, *[1] * (aimed.ndim - 1))
         for path in (form.desired, ("next_obs", *form.desired[1:])):
@@ -166,16 +166,20 @@ class DeviceGoals:
         first = number - torch.minimum(ring.step[spots.places].to(INT64), number - oldest)
         # row r holds the goal that step r - 1 reached: from `low` to `high` are the rows that a goal may come from
         low, high = {
-            FUTURE: (number + 1, end), FINAL: (end, end), EPISODE: (first + 1, end), PAST: (first + 1, number),
+            FUTURE: (number + 1, end),
+            FINAL: (end, end),
+            EPISODE: (first + 1, end),
+            PAST: (first + 1, number),
             RANDOM: (number, number),
-        }[form.strategy]  # fmt: skip
+        }[form.strategy]
         relabelled = (uniform(stream, GOALS + 2 * item, ring.golden) < form.ratio) & (high >= low)
         if form.finished:
             # the episode goes on if its last row is the env's newest, and the next step continues it
             goes_on = (end == ring.head[spots.envs] - 1) & (ring.following[spots.envs] > 0)
             relabelled = relabelled & ~goes_on
         if form.strategy == RANDOM:
-            others = ring.draw(len(item), stream_of(mix(stream), torch.full_like(stream, OTHERS)), ring.first())
+            further = stream_of(mix(stream), torch.full_like(stream, OTHERS))
+            others = ring.draw(len(item), further, ring.first_with_history())
             aim = ring.base[others.envs] + (others.numbers + 1) % ring.rows
         else:
             u = uniform(stream, GOALS + 1 + 2 * item, ring.golden)
@@ -207,10 +211,8 @@ class DeviceGoals:
         value, discount = sum_steps(zip(used, rewards, strict=True), terminal, gamma)
         if judged[0] is not None:
             self.not_finite.add_((within & choice.relabelled[:, None] & ~torch.isfinite(reward)).sum())
-        made = Windows(
-            windows.indices, windows.indices + steps * ring.num_envs, value, discount, steps.to(INT32), terminal, cut,
-            last,
-        )  # fmt: skip
+        index, next_index = windows.indices, windows.indices + steps * ring.num_envs
+        made = Windows(index, next_index, value, discount, steps.to(INT32), terminal, cut, last)
         # the others keep their bits: they were summed by the view without goals
         pairs = zip(made, windows, strict=True)
         return Windows(*(torch.where(choice.relabelled, new, old) for new, old in pairs))

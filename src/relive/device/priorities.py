@@ -7,7 +7,7 @@ They have the bits of :class:`relive.Prioritized`. Every function is as those of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, cast
 
 import numpy as np
@@ -17,9 +17,10 @@ from torch import Tensor
 from ..core.numbers import power
 from ..core.words import LARGEST_ERROR
 from ..ring.ring import Ring
+from ..steps.arrays import Array
 from ..steps.schema import Path
-from .contract import DeviceSampler, Kind, Report
-from .ring import Added, DeviceRing, Spots
+from .contract import DeviceSampler, Kind, SamplerReport
+from .ring import AddPlan, DeviceRing, Spots
 from .tree import DeviceTree
 
 FLOAT64, INT64 = torch.float64, torch.int64
@@ -27,8 +28,6 @@ FLOAT64, INT64 = torch.float64, torch.int64
 
 class DevicePriorities(DeviceSampler):
     """The priorities of the rows of a ring, and draws by them."""
-
-    sampler: Any
 
     def __init__(self, rows: DeviceRing, sampler: Any) -> None:
         super().__init__(rows, sampler)
@@ -50,7 +49,7 @@ class DevicePriorities(DeviceSampler):
         self.counts: Tensor = torch.zeros(3, dtype=INT64, device=device)
         """Errors that came too late; errors that were no float32, or too large for a sum; draws while all priorities
         were 0. These count since the host read them last."""
-        self._sent: tuple[Any, ...] | None = None
+        self._sent: tuple[object, object, float, int] | None = None
         """The sampler's parameters that the device has."""
 
     @staticmethod
@@ -65,15 +64,15 @@ class DevicePriorities(DeviceSampler):
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def added(self, added: Added) -> None:
+    def added(self, added: AddPlan) -> None:
         """Give rows that are complete now the error of new rows, and those that were overwritten no weight."""
         # rounded to float32 before the power, as the error is stored: a save then gives the same leaf again
         error = torch.where(torch.isnan(self.default), self.largest, self.default).to(torch.float32)
         weight = power(error.to(FLOAT64) + self.eps, self.alpha)
-        fresh = torch.cat([added.before, added.own])
-        nowhere = self.rows.nowhere
+        fresh = torch.cat([added.before, added.completed_now])
+        dummy_row = self.rows.dummy_row
         # a row of the step is complete at once, or waits; either way what lay there is gone
-        gone = torch.cat([torch.where(added.own == nowhere, added.places, nowhere), added.finals])
+        gone = torch.cat([torch.where(added.completed_now == dummy_row, added.places, dummy_row), added.finals])
         self.errors.index_put_((fresh,), error.expand(len(fresh)))
         # fresh and gone rows are never the same, so each leaf is written once
         places = torch.cat([fresh, gone])
@@ -98,18 +97,18 @@ class DevicePriorities(DeviceSampler):
         issued = (index >= 0) & (index // self.rows.num_envs < self.rows.head[index % self.rows.num_envs])
         right = issued & (weights <= self.heaviest)  # False for NaN
         late = (right & ~able).sum()  # rows that were there once, and are overwritten
-        taken = right & able
-        places = torch.where(taken, spots.places, self.rows.nowhere)
+        accepted = right & able
+        places = torch.where(accepted, spots.places, self.rows.dummy_row)
         # the last of several: each row notes the position of the last error that is for it
         order = torch.arange(len(index), dtype=torch.int32, device=index.device)
         self.newest.index_put_((places,), torch.full_like(order, -1))
         self.newest.scatter_reduce_(0, places, order, "amax")
         # all of them wrote -1 first, so what an earlier update left does not count
-        last = taken & (self.newest[places] == order)
-        places = torch.where(last, places, self.rows.nowhere)
+        last = accepted & (self.newest[places] == order)
+        places = torch.where(last, places, self.rows.dummy_row)
         self.errors.index_put_((places,), sizes)
         self.tree.put(places, weights)
-        self.largest.copy_(torch.maximum(self.largest, torch.where(taken, sizes, 0.0).max().to(FLOAT64)))
+        self.largest.copy_(torch.maximum(self.largest, torch.where(accepted, sizes, 0.0).max().to(FLOAT64)))
         self.counts[0].add_(late)
         self.counts[1].add_((~right).sum())
         return late
@@ -138,16 +137,16 @@ class DevicePriorities(DeviceSampler):
         """See :class:`DeviceSampler`."""
         return kind in ("windows", "goals") and self.sampler.normalize == "batch"
 
-    def relied_on(self) -> tuple[Any, ...]:
+    def relied_on(self) -> tuple[Hashable, ...]:
         """See :class:`DeviceSampler`."""
         return (self.sampler.stratified,)
 
     @property
-    def kept(self) -> Any:
+    def kept(self) -> object:
         """See :class:`DeviceSampler`."""
         return self.sampler.stored
 
-    def arrays(self) -> list[tuple[Any, Tensor]]:
+    def arrays(self) -> list[tuple[Array, Tensor]]:
         """See :class:`DeviceSampler`."""
         stored = self.sampler.stored
         return [(stored.errors, self.errors), (stored.tree.nodes, self.tree.nodes)]
@@ -163,8 +162,8 @@ class DevicePriorities(DeviceSampler):
         sampler = self.sampler
         now = sampler.beta, sampler.default_error, sampler.noted_largest, sampler.draw_state()
         if now != self._sent:
-            beta: Any = sampler.beta
-            schedule = cast("tuple[float, ...]", beta if isinstance(beta, tuple) else (beta, 0, 0))
+            beta: float | tuple[float, ...] = sampler.beta
+            schedule = beta if isinstance(beta, tuple) else (beta, 0, 0)
             default = torch.nan if sampler.default_error is None else float(np.float32(sampler.default_error))
             for k, value in enumerate(schedule):
                 self.beta[k].fill_(float(value))
@@ -179,20 +178,21 @@ class DevicePriorities(DeviceSampler):
     def before_batch(self, update: int, of: int) -> None:
         """See :class:`DeviceSampler`."""
         self.sampler.count_draw()
-        self._sent = (*cast("Any", self._sent)[:3], self.sampler.draw_state())
+        if self._sent is not None:
+            self._sent = (*self._sent[:3], self.sampler.draw_state())
 
     def batch_failed(self) -> None:
         """See :class:`DeviceSampler`."""
         self._sent = None
 
-    def bring_back(self) -> Report:
+    def bring_back(self) -> SamplerReport:
         """See :class:`DeviceSampler`."""
         sampler = self.sampler
         if len(sampler.stored.tree.minima):  # the device has no tree of minima
             sampler.stored.tree.core.build()
         largest, draws = float(self.largest), int(self.draws)
         sampler.largest_error = largest
-        sampler.undo_draws(draws)
+        sampler.set_draw_state(draws)
         late, refused, empty = cast("list[int]", self.counts.cpu().tolist())
         self.counts.zero_()
         if self._sent is not None:  # those that were set meanwhile have still to be sent
@@ -208,4 +208,4 @@ class DevicePriorities(DeviceSampler):
                 f"update_priorities: {refused} TD errors were NaN, infinite or too large for a sum, or had an index "
                 "that was never issued. They were passed over; check the loss, and pass batch['index']"
             )
-        return Report(late, tuple(warnings))
+        return SamplerReport(late, tuple(warnings))

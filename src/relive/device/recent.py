@@ -1,11 +1,12 @@
 """DeviceRecent: the rows of the newest transitions of a ring on a device, as :class:`relive.Recent` draws from them.
 
-It does what ``lines.cpp`` does for a ring in RAM. Every function is as those of :class:`relive.device.ring.DeviceRing`:
-fixed shapes, and no wait for the device.
+It does what ``draw_ranges.cpp`` does for a ring in RAM. Every function is as those of
+:class:`relive.device.ring.DeviceRing`: fixed shapes, and no wait for the device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ class DeviceRecent(DeviceSampler):
         """See :class:`DeviceSampler`."""
         return kind != "sequences" and self.sampler.c_min >= FEWEST_NEWEST * self.rows.num_envs
 
-    def relied_on(self) -> tuple[Any, ...]:
+    def relied_on(self) -> tuple[Hashable, ...]:
         """See :class:`DeviceSampler`."""
         return self.rounds, self.bits
 
@@ -99,7 +100,7 @@ class DeviceRecent(DeviceSampler):
     def first(self) -> Tensor:
         """The first row of each env that belongs to the newest transitions, ``[N]``; the oldest if all do."""
         ring = self.rows
-        whole = ring.first()
+        whole = ring.first_with_history()
         stored = ring.transitions_since(whole[:, None]).sum(0)
         newest = torch.maximum((stored.to(FLOAT64) * self.share).to(INT64), self.least)
         # the stamp since which there are so many: the largest of which that is true. Fewer transitions are newer than a

@@ -27,17 +27,17 @@ AT_ONCE = 16
 """Attempts that are made for all rows of a batch."""
 
 
-class Added(NamedTuple):
-    """Where a step of each env goes, int64 ``[N]`` each; ``DeviceRing.nowhere`` where there is nothing."""
+class AddPlan(NamedTuple):
+    """Where a step of each env goes, int64 ``[N]`` each; ``DeviceRing.dummy_row`` where there is nothing."""
 
     places: Tensor
     finals: Tensor
     """Of the final observations."""
     before: Tensor
     """Of the rows that the step completes."""
-    own: Tensor
+    completed_now: Tensor
     """Of the step's rows that are complete at once."""
-    noted: tuple[Tensor, Tensor, Tensor]
+    bookkeeping: tuple[Tensor, Tensor, Tensor]
     """Rows whose bookkeeping changes, their stamps and their orders."""
     steps: Tensor
     """The indices within episodes of the last of these rows."""
@@ -67,7 +67,7 @@ class Windows(NamedTuple):
     """The rows that hold their next observations."""
 
     @property
-    def facts(self) -> dict[Path, Tensor]:
+    def fields(self) -> dict[Path, Tensor]:
         """Their fields in a batch, by path."""
         known = self.reward, self.discount, self.steps, self.terminated, self.truncated
         names = "index", "next_index", "reward", "discount", "steps", "terminated", "truncated"
@@ -106,7 +106,7 @@ class DeviceRing:
     """The bookkeeping of :class:`relive.ring.Ring` as tensors of one device.
 
     The arrays of rows have two entries more than there are rows. The first stands for the row of zeros that negative
-    places read, and is never written; :attr:`nowhere`, the second, takes writes that are not wanted.
+    places read, and is never written; :attr:`dummy_row`, the second, takes writes that are not wanted.
 
     Args:
         num_envs: N.
@@ -121,7 +121,7 @@ class DeviceRing:
         self.mode = mode
         self.rule = EVERY_ROW
         """The rule of what can be drawn."""
-        self.nowhere: int = num_envs * rows + 1
+        self.dummy_row: int = num_envs * rows + 1
 
         def zeros(shape: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -181,7 +181,7 @@ class DeviceRing:
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def plan(self, reward: Tensor, terminated: Tensor, truncated: Tensor) -> Added:
+    def plan(self, reward: Tensor, terminated: Tensor, truncated: Tensor) -> AddPlan:
         """Where one more step of each env goes, its reward float32 ``[N]``, its flags bool ``[N]``. Writes nothing."""
         done = terminated | truncated
         number, count, base = self.head, self.count, self.base
@@ -190,7 +190,7 @@ class DeviceRing:
         index = torch.where(self.following < LONGEST, self.following, 0)
         # row `number` of an env lies at its number modulo `rows`, counted from the env's first place
         place = base + number % self.rows
-        nowhere = torch.full_like(place, self.nowhere)
+        dummy_row = torch.full_like(place, self.dummy_row)
         if self.mode == FINALS:
             completes = index > 0  # the row before is of the same episode, and is complete now
             # an env takes up to two stamps: for the row before, and for its own row if that ends the episode
@@ -198,10 +198,10 @@ class DeviceRing:
             issued = counts[:1] + torch.cumsum(each, 0) - each  # stamps that the envs before this one have taken
             # the row before completes first, so the step's own row has the next stamp
             stamp = issued + completes
-            before = torch.where(completes, base + (number - 1) % self.rows, nowhere)
+            before = torch.where(completes, base + (number - 1) % self.rows, dummy_row)
             # a final observation takes a row of its own, the one after the step
-            final = torch.where(done, base + (number + 1) % self.rows, nowhere)
-            own = torch.where(done, place, nowhere)
+            final = torch.where(done, base + (number + 1) % self.rows, dummy_row)
+            own = torch.where(done, place, dummy_row)
             where = torch.cat([before, place, final])
             # a row that is not complete has -1 - the stamps issued before it, a boundary row one more
             stamps = torch.cat([issued, torch.where(done, stamp, -1 - issued), -2 - stamp])
@@ -218,7 +218,7 @@ class DeviceRing:
             # each row brings its next observation, so it is complete at once: no row waits, and there is no boundary
             each = torch.ones_like(number)
             issued = counts[:1] + self.envs  # one stamp for each env, in their order
-            before, final, own, where = nowhere, nowhere, place, place
+            before, final, own, where = dummy_row, dummy_row, place, place
             stamps, orders, steps = issued, count, index
             # a row ALONE is an episode of one step, which nothing counts as an end
             goes_on = ~done & (index + 1 < LONGEST) if self.mode == LINKED else torch.zeros_like(done)
@@ -228,15 +228,15 @@ class DeviceRing:
         # all is put into one tensor: one write changes the cursors of all envs and the counters at once
         more = torch.stack([each.sum(), ended.sum(), (~torch.isfinite(reward)).sum()])
         cursors = torch.cat([head, self.tail, following, count + each, counts + more])
-        noted = where, stamps, orders.to(INT32)  # the lower 32 bits
-        return Added(place, final, before, own, noted, steps.to(INT32), cursors)
+        bookkeeping = where, stamps, orders.to(INT32)  # the lower 32 bits
+        return AddPlan(place, final, before, own, bookkeeping, steps.to(INT32), cursors)
 
-    def write(self, added: Added, reward: Tensor, terminated: Tensor, truncated: Tensor) -> None:
+    def write(self, added: AddPlan, reward: Tensor, terminated: Tensor, truncated: Tensor) -> None:
         """Add a planned step. The cursors come last: before that, no row counts that is not all there."""
-        where, stamps, orders = added.noted
+        where, stamps, orders = added.bookkeeping
         self.stamp.index_put_((where,), stamps)
         self.order.index_put_((where,), orders)
-        # unwanted entries go to `nowhere`, several to one place: nobody reads it, so their order does not matter
+        # unwanted entries go to `dummy_row`, several to one place: nobody reads it, so their order does not matter
         self.step.index_put_((where[-len(added.steps) :],), added.steps)
         self.reward.index_put_((added.places,), reward)
         self.terminated.index_put_((added.places,), terminated.to(torch.uint8))
@@ -284,7 +284,7 @@ class DeviceRing:
 
     def count_drawable(self) -> Tensor:
         """How many rows can be drawn, int64 without axes; reads the bookkeeping of all rows."""
-        spots = self.spots_of(torch.arange(self.nowhere - 1, device=self.envs.device))
+        spots = self.spots_of(torch.arange(self.dummy_row - 1, device=self.envs.device))
         # a place of a ring that is not full yet, or was cleared, holds no live row
         live = (spots.numbers >= self.oldest[spots.envs]) & (spots.numbers >= 0)
         return (live & self.can_draw(spots)).sum()
@@ -340,7 +340,7 @@ class DeviceRing:
         taken = slot < room
         return Spots(*(torch.where(taken, late[again], soon) for soon, late in zip(spots, later, strict=True)))
 
-    def first(self) -> Tensor:
+    def first_with_history(self) -> Tensor:
         """The first row of each env that draws point at: the oldest that has its history, ``[N]``."""
         oldest, history = self.oldest, self.rule.history
         if not history:
@@ -411,11 +411,8 @@ class DeviceRing:
         last = newest if own else places.gather(0, steps[None])[0]
         # the number of the row that holds the next observation
         following = spots.numbers + steps - (1 if own else 0)
-        envs, count = spots.envs, self.num_envs
-        return Windows(
-            spots.numbers * count + envs, following * count + envs, value, discount, steps.to(INT32), terminal, cut,
-            last,
-        )  # fmt: skip
+        index, next_index = (numbers * self.num_envs + spots.envs for numbers in (spots.numbers, following))
+        return Windows(index, next_index, value, discount, steps.to(INT32), terminal, cut, last)
 
     def frames(self, places: Tensor, depth: int, repeat: bool) -> Tensor:
         """The rows ``[B, depth]`` of the frames that end at places, oldest first, none of another episode.
@@ -426,4 +423,4 @@ class DeviceRing:
         index = self.step[places].to(INT64)[:, None]  # so many frames of its episode lie before it
         begin = (places // self.rows * self.rows)[:, None]
         frames = begin + (places[:, None] - begin - torch.minimum(back, index)) % self.rows
-        return frames if repeat else torch.where(back <= index, frames, self.nowhere - 1)
+        return frames if repeat else torch.where(back <= index, frames, self.dummy_row - 1)

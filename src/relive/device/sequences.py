@@ -64,7 +64,7 @@ def rows_of(ring: DeviceRing, spots: Spots, cut: Cut, gamma: float) -> Rows:
         """One for each sequence, for all of its rows."""
         return x.unsqueeze(time)
 
-    zeros = ring.nowhere - 1
+    zeros = ring.dummy_row - 1
     t = torch.arange(cut.rows, device=ring.envs.device).unsqueeze(batch)
     # steps count from the start of the episode: the window is `start` to `at`, and its burn-in begins at `skipped`
     at, begin = ring.step[spots.places].to(INT64), ring.base[spots.envs]
@@ -127,7 +127,7 @@ def read_sequences(
     found |= store.read_rows(rows.first, [path for path in store.leaves if path[0] == "hidden"])
     found |= store.read_rows(rows.steps, [path for path in store.leaves if path[0] not in ("obs", "hidden")])
     for path in [path for path in found if padding(path)]:
-        field, blank = found[path], rows.steps == ring.nowhere - 1
+        field, blank = found[path], rows.steps == ring.dummy_row - 1
         found[path] = torch.where(blank.view(*blank.shape, *[1] * (field.ndim - blank.ndim)), True, field)
     lasts = (*form.stored, *form.derived)
     read = store.read_rows(rows.before, [of for _, of in lasts]) | {("reward",): ring.reward[rows.before]}

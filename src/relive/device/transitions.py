@@ -38,4 +38,4 @@ def read_windows(
         fields, depth, repeat = form.stack
         frames = ring.frames(spots.places, depth, repeat), ring.frames(windows.last, depth, repeat)
         stacks = dict.fromkeys(fields, frames)
-    return store.read_planned(spots.places, windows.last, windows.facts, stacks)
+    return store.read_planned(spots.places, windows.last, windows.fields, stacks)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Hashable
 
 from torch import Tensor
 
 from ..ring.ring import Ring
+from ..steps.arrays import Array
 from ..steps.schema import Path
 from .contract import DeviceSampler
-from .ring import Added, Spots
+from .ring import AddPlan, Spots
 from .windows import DeviceWindows
 
 
@@ -24,7 +25,7 @@ class DeviceUniform(DeviceSampler):
         """The bytes of all tensors for so many rows, beside those of the ring; windows come as needed."""
         return 0
 
-    def added(self, added: Added) -> None:
+    def added(self, added: AddPlan) -> None:
         """See :class:`DeviceSampler`."""
         if self.windows is not None:
             self.windows.added(added)
@@ -33,16 +34,16 @@ class DeviceUniform(DeviceSampler):
         """See :class:`DeviceSampler`."""
         return super().draw(count, stream) if self.windows is None else (self.windows.draw(count, stream), {})
 
-    def relied_on(self) -> tuple[Any, ...]:
+    def relied_on(self) -> tuple[Hashable, ...]:
         """See :class:`DeviceSampler`."""
         return (self.windows,)
 
     @property
-    def kept(self) -> Any:
+    def kept(self) -> object:
         """See :class:`DeviceSampler`."""
         return self.sampler.windows
 
-    def arrays(self) -> list[tuple[Any, Tensor]]:
+    def arrays(self) -> list[tuple[Array, Tensor]]:
         """See :class:`DeviceSampler`."""
         return [] if self.windows is None else [(self.sampler.windows.tree.nodes, self.windows.tree.nodes)]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.numbers import mix, uniform
 from ..core.words import FANOUT
-from .ring import Added, DeviceRing, Spots
+from .ring import AddPlan, DeviceRing, Spots
 from .tree import DeviceTree
 
 FLOAT64, INT64 = torch.float64, torch.int64
@@ -35,7 +35,7 @@ class DeviceWindows:
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def added(self, added: Added) -> None:
+    def added(self, added: AddPlan) -> None:
         """Take the weights of windows that lost rows of their history, and give those that the step ended theirs."""
         ring, tree, rule = self.ring, self.tree, self.ring.rule
         # a window that has lost rows ends at the oldest row, or up to `history` rows after it. The windows that were
@@ -47,21 +47,20 @@ class DeviceWindows:
         # a window needs its history: as many rows of its episode as there are, up to `history`
         gone = numbers - torch.clamp(ring.step[places], max=rule.history) < oldest
         tree.note(
-            torch.where(gone, places, ring.nowhere).reshape(-1), torch.zeros_like(numbers, dtype=FLOAT64).view(-1)
+            torch.where(gone, places, ring.dummy_row).reshape(-1), torch.zeros_like(numbers, dtype=FLOAT64).view(-1)
         )
         # one in each group of leaves with a sum of its own, also where the ring of an env begins and ends: `climb` sums
         # the node above a place anew, so every FANOUT-th place of a run is enough
         groups = [places[:, ::FANOUT].reshape(-1), places[:, -1], ring.base, ring.base + ring.rows - 1]
         # the number of the step's row: the newest, or the one before a boundary row
-        written = ring.head - 1 - (added.finals != ring.nowhere).to(INT64)
-        spots = Spots(
-            torch.cat([added.before, added.own]), torch.cat([ring.envs, ring.envs]), torch.cat([written - 1, written])
-        )
-        opens = (spots.places != ring.nowhere) & ring.can_draw(spots)
+        written = ring.head - 1 - (added.finals != ring.dummy_row).to(INT64)
+        complete = torch.cat([added.before, added.completed_now])
+        spots = Spots(complete, torch.cat([ring.envs, ring.envs]), torch.cat([written - 1, written]))
+        opens = (spots.places != ring.dummy_row) & ring.can_draw(spots)
         tree.note(spots.places, torch.where(opens, self._weights(spots), 0.0))
         if rule.weigh == "episodes":
             # an episode's newest window has the weight of the whole episode, so the one before gives it up
-            before = torch.where(opens, self._window_before(spots), ring.nowhere)
+            before = torch.where(opens, self._window_before(spots), ring.dummy_row)
             tree.note(before, torch.zeros_like(before, dtype=FLOAT64))
             groups.append(before)
         changed = torch.cat([*groups, spots.places])
@@ -79,13 +78,13 @@ class DeviceWindows:
         return self.ring.window_start(at - self.ring.rule.stride)
 
     def _window_before(self, spots: Spots) -> Tensor:
-        """Where the windows before these end, in the same episode; ``nowhere`` if there is none, or no more."""
+        """Where the windows before these end, in the same episode; ``dummy_row`` if there is none, or no more."""
         ring, rule = self.ring, self.ring.rule
         at = ring.step[spots.places].to(INT64)
         # so many steps lie between the ends of the two windows, and as many rows
         number = spots.numbers - (at - (self._whole_before(at) + rule.length - 1))
         there = (at >= rule.length) & (number >= ring.oldest[spots.envs])
-        return torch.where(there, ring.base[spots.envs] + number % ring.rows, ring.nowhere)
+        return torch.where(there, ring.base[spots.envs] + number % ring.rows, ring.dummy_row)
 
     # -- drawing ------------------------------------------------------------------------------------------------
 

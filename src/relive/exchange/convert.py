@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from ..errors import ParameterError
 from ..files.disk import usable
@@ -34,7 +34,7 @@ READERS: dict[str, Callable[[str], Log]] = {
 """Format -> the function that reads it from a path or an id."""
 
 
-WRITERS: dict[str, Callable[[ReplayBuffer, str], Any]] = {
+WRITERS: dict[str, Callable[[ReplayBuffer, str], object]] = {
     "lerobot": to_lerobot,
     "minari": to_minari,
     "relive": lambda replay, path: replay.save(path),
@@ -63,6 +63,9 @@ def format_of(path: str | Path) -> str | None:
     if where.is_file():
         return ENDINGS.get(where.suffix)
     return next((name for name, sign in SIGNS.items() if (where / sign).is_file()), None)
+
+
+Function = TypeVar("Function")
 
 
 def convert(source: str, target: str, *, source_format: str | None = None, target_format: str | None = None) -> Log:
@@ -97,7 +100,7 @@ def convert(source: str, target: str, *, source_format: str | None = None, targe
     return log
 
 
-def _side(text: str, known: Mapping[str, Any], given: str | None, side: str) -> tuple[Any, str]:
+def _side(text: str, known: Mapping[str, Function], given: str | None, side: str) -> tuple[Function, str]:
     """The function that reads or writes one side, and its path or id.
 
     Raises:

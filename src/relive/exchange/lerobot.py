@@ -15,12 +15,13 @@ from contextlib import suppress
 from importlib import import_module
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..errors import DTypeError, FieldError, FileFormatError, NoSaveError, ParameterError, ShapeError
 from ..files.disk import make_directory, sync_path, usable
+from ..look.experience import ArrayTree
 from ..names import needed
 from ..parameters import is_count, require
 from ..printable import shown
@@ -28,7 +29,18 @@ from ..replay.buffer import ReplayBuffer
 from ..steps.arrays import Array, Ints, numpy_dtype
 from ..steps.schema import Path as Keys
 from ..steps.schema import Schema, descend
-from .log import EpisodeArrays, Log, count, directory, episodes_of, json_object, require_memory, with_progress
+from .log import (
+    EpisodeArrays,
+    Json,
+    Log,
+    count,
+    directory,
+    episodes_of,
+    json_object,
+    require_memory,
+    sizes_in,
+    with_progress,
+)
 
 # -- the layout of a data set ------------------------------------------------------------------------------------------
 
@@ -38,15 +50,19 @@ INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
 
 EPISODES, DATA = "meta/episodes", "data"
 
-DEFAULTS = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64",
-            "task_index": "int64"}  # fmt: skip
+DEFAULTS = {
+    "timestamp": "float32",
+    **dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64"),
+}
 """The columns that every data set has, with their dtypes."""
 
 FINAL = "final/"
 """The prefix of the columns with an episode's final observation, in the table of episodes. LeRobot ignores them."""
 
-NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
-           "float64")  # fmt: skip
+NUMBERS = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64"),
+)
 """The dtypes of features that are numbers. Others are "image", "video", "string" and "language"."""
 
 FLAGS = ("next.reward", "next.done", "next.terminated", "next.truncated")
@@ -68,7 +84,7 @@ class Feature(NamedTuple):
     """
 
     name: str
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     shape: tuple[int, ...]
     path: tuple[str | int, ...]
     own_shape: tuple[int, ...]
@@ -78,7 +94,7 @@ class Feature(NamedTuple):
         """Numbers in a frame."""
         return prod(self.shape)
 
-    def note(self) -> dict[str, Any]:
+    def note(self) -> dict[str, object]:
         """The entry of ``info.json``. LeRobot keeps ``info``, and does not read what relive puts there."""
         ours = {"relive.path": list(self.path), "relive.shape": list(self.own_shape)}
         return {"dtype": self.dtype.name, "shape": list(self.shape), "names": None, "info": ours}
@@ -88,6 +104,9 @@ class Feature(NamedTuple):
 
 COPIES = 3
 """How often numbers are in memory while they are read: as Arrow's, as those of a file, and as those of all files."""
+
+
+Content = TypeVar("Content")
 
 
 class Table(NamedTuple):
@@ -126,7 +145,7 @@ def from_lerobot(path: str | os.PathLike[str]) -> Log:
     arrow()
     folder = directory(path, "the directory of a LeRobot data set")
     info = json_object(Path(os.path.realpath(folder / INFO)), "the description of a LeRobot data set")
-    version: Any = info.get("codebase_version")
+    version = info.get("codebase_version")
     if not isinstance(version, str) or not version.startswith("v3."):
         raise FileFormatError(
             f"'{folder / INFO}': expected codebase_version {VERSION}, got {shown(version)}; convert it with LeRobot"
@@ -146,23 +165,22 @@ def from_lerobot(path: str | os.PathLike[str]) -> Log:
     return Log(f"'{folder}', LeRobot data set", fields, tuple(lacks), left_out=tuple(numbering))
 
 
-def _features(info: Mapping[str, Any], where: Path) -> tuple[dict[str, Feature], list[str]]:
+def _features(info: Mapping[str, Json], where: Path) -> tuple[dict[str, Feature], list[str]]:
     """The columns to read, and sentences on what is not read.
 
     Raises:
         FileFormatError: an entry is something else than a feature.
         FieldError: no observation is stored as numbers.
     """
-    described: Any = info.get("features")
-    if not isinstance(described, dict):
-        raise FileFormatError(f"'{where}', 'features': expected an object, got {shown(described)}; use another copy")
+    entries = info.get("features")
+    if not isinstance(entries, dict):
+        raise FileFormatError(f"'{where}', 'features': expected an object, got {shown(entries)}; use another copy")
     features: dict[str, Feature] = {}
     lacks: list[str] = []
-    entries = cast("dict[str, Any]", described)
     for name, note in entries.items():
-        known = cast("dict[str, Any]", note) if isinstance(note, dict) else {}
-        dtype, shape = known.get("dtype"), _sizes(known.get("shape"))
-        if dtype in NUMBERS and shape is not None:
+        known = note if isinstance(note, dict) else {}
+        dtype, shape = known.get("dtype"), sizes_in(known.get("shape"), least=1, axes=5)
+        if isinstance(dtype, str) and dtype in NUMBERS and shape:
             features[name] = _feature(name, dtype, shape, known, where)
         elif dtype in ("video", "image", "string", "language"):
             fate = "stays in its files" if dtype == "video" else "was not read"
@@ -176,25 +194,20 @@ def _features(info: Mapping[str, Any], where: Path) -> tuple[dict[str, Feature],
     return features, lacks
 
 
-def _sizes(shape: Any) -> tuple[int, ...] | None:
-    """A shape of 1 to 5 axes; None if it is something else."""
-    sizes = tuple(cast("list[Any]", shape)) if isinstance(shape, list) else ()
-    return sizes if 0 < len(sizes) <= 5 and all(type(n) is int and 0 < n < 2**40 for n in sizes) else None
-
-
-def _feature(name: str, dtype: str, shape: tuple[int, ...], note: Mapping[str, Any], where: Path) -> Feature:
+def _feature(name: str, dtype: str, shape: tuple[int, ...], note: Mapping[str, Json], where: Path) -> Feature:
     """A column of numbers, and where it belongs in a step."""
-    info: Any = note.get("info")
-    ours = cast("dict[str, Any]", info) if isinstance(info, dict) else {}
+    info = note.get("info")
+    ours = info if isinstance(info, dict) else {}
     own, path = ours.get("relive.shape", list(shape)), ours.get("relive.path", _path(name))
-    if own not in ([], list(shape)) or prod(own) != prod(shape):
+    if own != list(shape) and (own != [] or prod(shape) != 1):
         raise FileFormatError(f"'{where}', feature '{name:.80}': 'relive.shape' {shown(own)} contradicts {shape}")
-    parts = cast("list[Any]", path) if isinstance(path, list) else []
-    if not 0 < len(parts) <= 16 or not all(type(part) in (str, int) for part in parts) or type(parts[0]) is not str:
+    parts = path if isinstance(path, list) else []
+    keys = tuple(part for part in parts if type(part) is str or type(part) is int)
+    if not 0 < len(keys) == len(parts) <= 16 or type(keys[0]) is not str:
         raise FileFormatError(f"'{where}', feature '{name:.80}': expected 'relive.path', a list, got {shown(path)}")
     if name in FLAGS and shape != (1,):
         raise FileFormatError(f"'{where}', feature '{name}': expected the shape (1,), got {shape}")
-    return Feature(name, np.dtype(dtype), shape, tuple(parts), () if own == [] or name in DEFAULTS else shape)
+    return Feature(name, np.dtype(dtype), shape, keys, () if own == [] or name in DEFAULTS else shape)
 
 
 def _path(name: str) -> list[str]:
@@ -205,7 +218,7 @@ def _path(name: str) -> list[str]:
     return [name.replace(".", "_")]
 
 
-def _frames(folder: Path, info: Mapping[str, Any], features: Mapping[str, Feature]) -> Table:
+def _frames(folder: Path, info: Mapping[str, Json], features: Mapping[str, Feature]) -> Table:
     """All columns of numbers, and where episodes begin.
 
     Raises:
@@ -263,7 +276,7 @@ def _in_order(file: Path) -> tuple[int, str, int, str]:
     return len(file.parent.name), file.parent.name, len(file.name), file.name
 
 
-def _opened(file: Path, read: Callable[[Any], Any]) -> Any:
+def _opened(file: Path, read: Callable[[Any], Content]) -> Content:
     """Open a Parquet file, and return what ``read`` makes of it.
 
     Raises:
@@ -329,7 +342,7 @@ def _columns(parquet: Any, features: Mapping[str, Feature], file: Path) -> dict[
     return {name: dense(table[name], feature, str(file)) for name, feature in features.items()}
 
 
-def _step(table: Table, features: Mapping[str, Feature], lacks: list[str]) -> dict[str, Any]:
+def _step(table: Table, features: Mapping[str, Feature], lacks: list[str]) -> dict[str, ArrayTree]:
     """The fields of a step, without next observations. What the data set does not say is added to ``lacks``."""
     size = len(table.last)
     groups: dict[str, dict[tuple[str | int, ...], Array]] = {}
@@ -426,7 +439,7 @@ def _rows(parquet: Any, observed: Mapping[str, Feature]) -> dict[str, Any]:
     return columns | {name: dense(table[name], wanted[name], EPISODES).reshape(-1) for name in NUMBERS_OF_EPISODES}
 
 
-def _tree(leaves: Mapping[tuple[str | int, ...], Array]) -> Any:
+def _tree(leaves: Mapping[tuple[str | int, ...], Array]) -> ArrayTree:
     """Leaves by path as nested dicts, and as tuples if all keys are whole numbers.
 
     Raises:
@@ -495,8 +508,9 @@ def to_lerobot(
     arrow()
     if not is_count(fps, 1):
         raise ParameterError(f"to_lerobot(fps={fps!r}): expected a whole number of at least 1")
-    for name, text in (("task", task), ("robot_type", robot_type)):
-        if not isinstance(cast("object", text), str) and (name == "task" or text is not None):
+    words: dict[str, object] = {"task": task} if robot_type is None else {"task": task, "robot_type": robot_type}
+    for name, text in words.items():
+        if not isinstance(text, str):
             raise ParameterError(f"to_lerobot({name}={text!r:.80}): expected words")
     require("to_lerobot", (lambda replay: isinstance(replay, ReplayBuffer), "expected a ReplayBuffer"), replay=replay)
     features = features_of(replay.schema)
@@ -507,7 +521,7 @@ def to_lerobot(
     beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     beside.mkdir()
     try:
-        _write(beside, replay, features, {"fps": fps, "robot_type": robot_type}, task)
+        _write(beside, replay, features, fps, robot_type, task)
         _put(beside, target)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
@@ -563,20 +577,19 @@ def _column(keys: Keys) -> str:
 
 def _path_of_field(schema: Schema, keys: Keys) -> tuple[str | int, ...]:
     """The path of a field, with numbers for places in tuples."""
-    path: list[str | int] = [keys[0]]
-    for at in range(1, len(keys)):
-        node: Any = schema[keys[:at]]
-        path.append(int(keys[at]) if isinstance(node, tuple) else keys[at])
-    return tuple(path)
+    inner = (int(keys[at]) if isinstance(schema[keys[:at]], tuple) else keys[at] for at in range(1, len(keys)))
+    return keys[0], *inner
 
 
-def _write(folder: Path, replay: ReplayBuffer, features: dict[str, Feature], about: dict[str, Any], task: str) -> None:
+def _write(
+    folder: Path, replay: ReplayBuffer, features: dict[str, Feature], fps: int, robot_type: str | None, task: str
+) -> None:
     """Write all files into an empty directory."""
     tables, totals = _Tables(folder), dict[str, Stats | None]()
     episodes = index = 0
     with tables:
         for episode in with_progress(episodes_of(replay), "writing", "episodes"):
-            frames = _columns_of(episode, features) | _counters(len(episode.reward), episodes, index, about["fps"])
+            frames = _columns_of(episode, features) | _counters(len(episode.reward), episodes, index, fps)
             stats = {name: episode_stats(array) for name, array in frames.items()}
             place = tables.add(frames)
             row = {"episode_index": episodes, "tasks": [task], "length": len(episode.reward), **place,
@@ -592,7 +605,8 @@ def _write(folder: Path, replay: ReplayBuffer, features: dict[str, Feature], abo
     notes = {feature.name: feature.note() for feature in (*features.values(), done)}
     notes |= {name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in DEFAULTS.items()}
     info = {
-        "codebase_version": VERSION, **about, "total_episodes": episodes, "total_frames": index, "total_tasks": 1,
+        "codebase_version": VERSION, "fps": fps, "robot_type": robot_type,
+        "total_episodes": episodes, "total_frames": index, "total_tasks": 1,
         "chunks_size": FILES, "data_files_size_in_mb": FILE_BYTES >> 20, "video_files_size_in_mb": 200,
         "splits": {"train": f"0:{episodes}"}, "features": notes, "video_path": None,
         "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
@@ -615,9 +629,7 @@ def _sync(path: Path) -> None:
 
 def _columns_of(episode: EpisodeArrays, features: dict[str, Feature]) -> dict[str, Array]:
     """The columns of an episode ``[k, *shape]``, without the final observation."""
-    size = len(episode.reward)
-    known = {"action": episode.action, "reward": episode.reward, "terminated": episode.terminated,
-             "truncated": episode.truncated, "obs": episode.obs, **episode.others}  # fmt: skip
+    size, known = len(episode.reward), episode.fields
     found = {
         name: descend(known[str(f.path[0])], tuple(map(str, f.path[1:])))[:size].reshape(size, *f.shape)
         for name, f in features.items()
@@ -642,13 +654,14 @@ def _final_of(episode: EpisodeArrays, features: dict[str, Feature]) -> dict[str,
     }
 
 
-def _flat(stats: dict[str, Stats | None]) -> dict[str, Any]:
+def _flat(stats: dict[str, Stats | None]) -> dict[str, object]:
     """Statistics as columns of the table of episodes."""
     return {
         f"stats/{name}/{key}": value.tolist()
-        for name, part in stats.items() if part is not None
+        for name, part in stats.items()
+        if part is not None
         for key, value in part.items()
-    }  # fmt: skip
+    }
 
 
 def _write_task(file: Path, task: str) -> None:
@@ -677,7 +690,7 @@ class _Tables:
         self._frames: Any = None
         self._episodes: Any = None
         self._number, self._bytes = -1, FILE_BYTES
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[dict[str, object]] = []
 
     def add(self, frames: dict[str, Array]) -> dict[str, int]:
         """Write an episode's frames; returns the numbers of the folder and the file they are in."""
@@ -695,7 +708,7 @@ class _Tables:
             self._bytes += table.nbytes
         return {"data/chunk_index": self._number // FILES, "data/file_index": self._number % FILES}
 
-    def add_episode(self, row: dict[str, Any]) -> None:
+    def add_episode(self, row: dict[str, object]) -> None:
         """Write an episode's row, together with those after it."""
         self._rows.append(row)
         if len(self._rows) >= TOGETHER:
@@ -756,7 +769,7 @@ def joined_stats(one: Stats | None, other: Stats | None) -> Stats | None:
     if one is None or other is None:
         return None
     counts = one["count"][0], other["count"][0]
-    share: Any = counts[1] / sum(counts)
+    share = float(counts[1] / sum(counts))
 
     def mixed(name: str) -> Array:
         return one[name] + (other[name] - one[name]) * share

@@ -12,16 +12,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path as FilePath
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 
+from ..batches import Batch
 from ..collect.progress import progress_bar
 from ..errors import FieldError, FileFormatError, NoSaveError, ReliveError, ShapeError
 from ..files.disk import open_file, usable
 from ..files.format import MOST_BYTES, excess
-from ..look.experience import Experience, Leaves, concatenated, leaves_of, same_rows, tree_of
+from ..look.experience import ArrayTree, Experience, Leaves, concatenated, leaves_of, same_rows, tree_of
 from ..look.readers import experience_of
 from ..memory.estimate import require_free
 from ..printable import printable, shown
@@ -29,7 +30,7 @@ from ..replay.arrays import STEP
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import stored_fields
 from ..steps.arrays import Array, as_host
-from ..steps.schema import STEP_FIELDS, Field, Path, Schema, dotted, map_leaves, nest
+from ..steps.schema import STEP_FIELDS, Field, Node, Path, Schema, dotted, map_leaves, nest
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,14 +108,14 @@ class Log:
         limit = None if self.schema is None else self.schema.max_episode_steps
         return Schema({name: self._node(name) for name in (*known, *self._further())}, max_episode_steps=limit)
 
-    def _node(self, name: str) -> Any:
+    def _node(self, name: str) -> Node:
         """A field as the source declares it, or else as its first row shows it."""
         if name in STEP_FIELDS:
             return Field((), STEP_FIELDS[name])
         if self.schema is not None and name in self.schema.names:
             return self.schema[name]
 
-        def first_row(leaf: Any) -> Array:
+        def first_row(leaf: object) -> Array:
             rows = as_host(leaf, f"field '{name}'")
             return rows[:1] if rows.ndim else rows
 
@@ -134,7 +135,7 @@ def _require_storable(schema: Schema) -> None:
     stored_fields(schema, own_next_obs=False)
 
 
-def log_of(source: Any) -> Log:
+def log_of(source: object) -> Log:
     """The steps of any source that :func:`relive.audit` reads, such as a live buffer of another library.
 
     Observations after steps are kept if the source has them. Rows are env by env, each env in the order of time. If the
@@ -192,9 +193,9 @@ def _truncated(steps: Experience, after: Leaves | None) -> Array:
 class EpisodeArrays(NamedTuple):
     """An episode of k steps, or the known part of one, with the observation after its last step."""
 
-    obs: Any
+    obs: ArrayTree
     """Arrays ``[k + 1, ...]``, nested as the observations are."""
-    action: Any
+    action: ArrayTree | None
     """Arrays ``[k, ...]``."""
     reward: Array
     """``[k]``."""
@@ -202,8 +203,15 @@ class EpisodeArrays(NamedTuple):
     """bool ``[k]``."""
     truncated: Array
     """bool ``[k]``."""
-    others: dict[str, Any] = {}  # noqa: RUF012 - never written
+    others: dict[str, ArrayTree] = {}  # noqa: RUF012 - never written
     """Further fields ``[k, ...]``."""
+
+    @property
+    def fields(self) -> dict[str, ArrayTree | None]:
+        """All fields by name."""
+        own = self._asdict()
+        others = own.pop("others")
+        return own | others
 
 
 def log_of_episodes(episodes: Iterable[EpisodeArrays], source: str, lacks: Iterable[str] = ()) -> Log:
@@ -213,15 +221,13 @@ def log_of_episodes(episodes: Iterable[EpisodeArrays], source: str, lacks: Itera
         FieldError: there is no episode, or they have different fields.
         ShapeError: an episode has more or fewer rows of a field than steps; the message names both.
     """
-    parts: list[dict[str, Any]] = []
+    parts: list[Mapping[str, ArrayTree | None]] = []
     for number, episode in enumerate(with_progress(episodes, "reading", "episodes")):
         _require_lengths(episode, f"episode {number} of {source}")
         if not len(episode.reward):
             continue
-        step = {"obs": map_leaves(BUT_LAST, episode.obs), "action": episode.action,
-                "reward": np.asarray(episode.reward, np.float32), "terminated": episode.terminated,
-                "truncated": episode.truncated, "next_obs": map_leaves(BUT_FIRST, episode.obs)}  # fmt: skip
-        parts.append(step | episode.others)
+        shifted = {"obs": map_leaves(BUT_LAST, episode.obs), "next_obs": map_leaves(BUT_FIRST, episode.obs)}
+        parts.append(episode.fields | {"reward": np.asarray(episode.reward, np.float32), **shifted})
     if not parts:
         raise FieldError(f"{source} has no steps")
     if any(part.keys() != parts[0].keys() for part in parts):
@@ -236,9 +242,8 @@ def _require_lengths(episode: EpisodeArrays, where: str) -> None:
     Raises:
         ShapeError: a field has another number of rows.
     """
-    steps, fields = len(episode.reward), episode._asdict() | episode.others
-    del fields["others"]
-    for name, field in fields.items():
+    steps = len(episode.reward)
+    for name, field in episode.fields.items():
         for path, leaf in leaves_of(field, name=f"{where}: field '{name}'").items() if field is not None else ():
             wanted = steps + (name == "obs")
             if leaf.shape[:1] != (wanted,):
@@ -260,10 +265,10 @@ def episodes_of(replay: ReplayBuffer) -> Iterator[EpisodeArrays]:
         FieldError: a step has a next observation of its own, which is not the observation of the step after it.
     """
     for episode in replay.episodes():
-        yield _arrays_of(replay.schema, cast("Any", episode.steps), replay.own_next_obs)
+        yield _arrays_of(replay.schema, episode.steps, replay.own_next_obs)
 
 
-def _arrays_of(schema: Schema, steps: Any, own: bool) -> EpisodeArrays:
+def _arrays_of(schema: Schema, steps: Batch, own: bool) -> EpisodeArrays:
     """The steps of an episode, a batch ``[k]``, as arrays; ``own`` if each step has its own next observation."""
 
     def hosted(path: Path) -> Array:
@@ -314,7 +319,11 @@ def directory(path: str | os.PathLike[str], what: str) -> FilePath:
     return folder
 
 
-def json_object(path: FilePath, what: str) -> dict[str, Any]:
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
+"""A value of a JSON file."""
+
+
+def json_object(path: FilePath, what: str) -> dict[str, Json]:
     """The JSON object in a file. Its size and structure are limited before it is parsed.
 
     Raises:
@@ -331,15 +340,15 @@ def json_object(path: FilePath, what: str) -> dict[str, Any]:
     if over:
         raise FileFormatError(f"'{path}': expected {what} of {over[0]}, got {over[1]}; use another copy")
     try:
-        content: Any = json.loads(raw)
+        content: Json = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"'{path}': expected {what}, got no JSON ({error}); use another copy") from error
     if not isinstance(content, dict):
         raise FileFormatError(f"'{path}': expected {what}, a JSON object, got a {type(content).__name__}")
-    return cast("dict[str, Any]", content)
+    return content
 
 
-def count(content: Mapping[str, Any], name: str, path: FilePath, *, most: int = 2**48) -> int:
+def count(content: Mapping[str, Json], name: str, path: FilePath, *, most: int = 2**48) -> int:
     """The whole number from 0 to ``most`` in a member of a JSON object.
 
     Raises:
@@ -349,6 +358,14 @@ def count(content: Mapping[str, Any], name: str, path: FilePath, *, most: int = 
     if type(value) is not int or not 0 <= value <= most:
         raise FileFormatError(f"'{path}', '{name}': expected a whole number from 0 to {most}, got {shown(value)}")
     return value
+
+
+def sizes_in(value: Json, *, least: int, axes: int) -> tuple[int, ...] | None:
+    """A list of at most ``axes`` sizes from ``least`` on; None if it is something else."""
+    if not isinstance(value, list):
+        return None
+    sizes = tuple(size for size in value if type(size) is int and least <= size < 2**48)
+    return sizes if len(sizes) == len(value) <= axes else None
 
 
 def require_memory(size: int, path: FilePath) -> None:

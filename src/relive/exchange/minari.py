@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from inspect import signature
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +19,8 @@ from ..names import needed
 from ..parameters import Rule, require
 from ..replay.arrays import STEP
 from ..replay.buffer import ReplayBuffer
-from ..steps.arrays import numpy_dtype
-from ..steps.schema import Field, Path, Schema, descend, dotted, flatten, nest
+from ..steps.arrays import Array, numpy_dtype
+from ..steps.schema import Node, Path, Schema, descend, dotted, flatten, nest
 from .log import EpisodeArrays, Log, episodes_of, log_of_episodes
 
 ID_RULE: Rule = (
@@ -30,7 +30,7 @@ ID_RULE: Rule = (
 """The rule for the id of a new data set."""
 
 
-def _are_spaces(spaces: Any) -> bool:
+def _are_spaces(spaces: Sequence[object]) -> bool:
     from gymnasium import Space  # takes a tenth of a second to import
 
     return len(spaces) == 2 and all(isinstance(space, Space) for space in spaces)
@@ -108,7 +108,7 @@ def from_minari(dataset: Any) -> Log:
     return replace(log, fields=log.fields | fields, lacks=lacks)
 
 
-def _infos(infos: Any, steps: int, where: str) -> Leaves:
+def _infos(infos: Mapping[str, object] | None, steps: int, where: str) -> Leaves:
     """The infos of an episode by path, of its steps alone: Minari may put that of the reset before them.
 
     Raises:
@@ -126,7 +126,7 @@ def _infos(infos: Any, steps: int, where: str) -> Leaves:
     return found
 
 
-def _joined(infos: list[Leaves]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _joined(infos: list[Leaves]) -> tuple[dict[str, object], tuple[str, ...]]:
     """The infos of all episodes as fields of steps, and sentences on those that were not read."""
     paths = list(dict.fromkeys(path for episode in infos for path in episode))
     if not paths:
@@ -215,13 +215,13 @@ def infos_of(schema: Schema) -> list[Path]:
     return list(further)
 
 
-def _buffer(make: Any, number: int, episode: EpisodeArrays, further: list[Path]) -> Any:
+def _buffer(make: Callable[..., Any], number: int, episode: EpisodeArrays, further: list[Path]) -> Any:
     """An episode as Minari takes it. It cannot read nested infos, nor arrays of single numbers, in all its formats."""
     truncated = episode.truncated.copy()
     truncated[-1] |= not episode.terminated[-1]
-    infos: dict[str, Any] = {}
+    infos: dict[str, Array | list[Array]] = {}
     for path in further:
-        array: Any = descend(episode.others, path)
+        array = descend(episode.others, path)
         rows = np.concatenate([np.zeros_like(array[:1]), array])
         infos[dotted(path)] = rows if rows.ndim > 1 else list(rows)
     return make(
@@ -230,19 +230,18 @@ def _buffer(make: Any, number: int, episode: EpisodeArrays, further: list[Path])
     )  # fmt: skip
 
 
-def _space(node: Any, most: int = 0) -> Any:
+def _space(node: Node, most: int = 0) -> Any:
     """A Gymnasium space for a field; ``most`` is the largest action that was taken."""
     import gymnasium as gym  # takes a while
 
     if isinstance(node, dict):
-        return gym.spaces.Dict({name: _space(part) for name, part in cast("dict[str, Any]", node).items()})
+        return gym.spaces.Dict({name: _space(part) for name, part in node.items()})
     if isinstance(node, tuple):
-        return gym.spaces.Tuple([_space(part) for part in cast("tuple[Any, ...]", node)])
-    field: Field = node
-    dtype = numpy_dtype(field.dtype)
-    if not field.shape and dtype.kind in "iu":
-        return gym.spaces.Discrete(max(most + 1, 2), dtype=cast("Any", dtype.type))
-    if field.dtype is torch.bool:
-        return gym.spaces.MultiBinary(field.shape)
+        return gym.spaces.Tuple([_space(part) for part in node])
+    dtype = numpy_dtype(node.dtype)
+    if not node.shape and dtype.kind in "iu":
+        return gym.spaces.Discrete(max(most + 1, 2), dtype=dtype.type)
+    if node.dtype is torch.bool:
+        return gym.spaces.MultiBinary(node.shape)
     low, high = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return gym.spaces.Box(cast("Any", low), cast("Any", high), field.shape, cast("Any", dtype.type))
+    return gym.spaces.Box(low, high, node.shape, dtype.type)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import FieldError, ShapeError
 from ..files.disk import usable
+from ..look.experience import ArrayTree
 from ..memory.estimate import require_whole
 from ..names import needed
-from ..steps.arrays import Array
-from ..steps.schema import dotted, map_leaves
+from ..parameters import is_mapping
+from ..steps.arrays import Array, Bools
+from ..steps.schema import Path, dotted, map_leaves
 from .log import BUT_LAST, EpisodeArrays, Log, log_of_episodes
 
 OWN = ("observation", "action", "reward", "discount", "is_first", "is_last", "is_terminal")
@@ -30,7 +32,7 @@ class Known(NamedTuple):
     """The numbers of the episodes without a last step."""
 
 
-def from_rlds(episodes: Any) -> Log:
+def from_rlds(episodes: Iterable[Any] | str | os.PathLike[str]) -> Log:
     """The episodes of an RLDS data set.
 
     The last step of an RLDS episode has only an observation, the final one: its action and reward are not defined. If
@@ -52,7 +54,7 @@ def from_rlds(episodes: Any) -> Log:
     """
     source = "the RLDS data set"
     if isinstance(episodes, str | os.PathLike):
-        path = usable(cast("str", episodes))
+        path = usable(episodes)
         source, episodes = f"the RLDS data set '{path}'", _prepared(str(path))
     try:
         items = _items(episodes)
@@ -88,23 +90,23 @@ def _items(source: Any) -> Iterator[Any]:
     return iter(source if serve is None else serve())
 
 
-def _episode(number: int, episode: Any, known: Known) -> EpisodeArrays:
+def _episode(number: int, episode: object, known: Known) -> EpisodeArrays:
     """One episode of k + 1 steps as k transitions.
 
     Raises:
         FieldError, ShapeError: see :func:`from_rlds`.
     """
     where = f"episode {number} of the RLDS data set"
-    members: dict[str, Any] = dict(cast("Any", episode)) if isinstance(episode, Mapping) else {}
-    if "steps" not in members:
-        raise FieldError(f"{where}: expected a dict with 'steps', got a {type(cast('object', episode)).__name__}")
-    steps = _columns(members["steps"], where)
+    if not is_mapping(episode) or "steps" not in episode:
+        raise FieldError(f"{where}: expected a dict with 'steps', got a {type(episode).__name__}")
+    steps = _columns(episode["steps"], where)
     missing = [name for name in ("observation", "action", "reward", "is_last", "is_terminal") if name not in steps]
     if missing:
         raise FieldError(f"{where} lacks {', '.join(missing)}; its steps have {', '.join(steps) or 'nothing'}")
     size = np.asarray(steps["is_last"]).size
-    columns = {name: _numbers(value, name, size, where, known) for name, value in steps.items() if name != "discount"}
-    if any(columns[name] is None for name in ("observation", "action", "reward")):
+    numbers = {name: _numbers(value, name, size, where, known) for name, value in steps.items() if name != "discount"}
+    columns = {name: tree for name, tree in numbers.items() if tree is not None}
+    if not {"observation", "action", "reward"} <= columns.keys():
         raise FieldError(f"{where}: expected numbers in observation, action and reward, got none")
     last, terminal = _ends(columns, size, where)
     if not last[-1:].all():
@@ -112,19 +114,19 @@ def _episode(number: int, episode: Any, known: Known) -> EpisodeArrays:
     terminated, truncated = (np.zeros(max(size - 1, 0), np.bool_) for _ in range(2))
     if size > 1:
         terminated[-1], truncated[-1] = terminal[-1], not terminal[-1]
-    kept = {name: map_leaves(BUT_LAST, value) for name, value in columns.items() if value is not None}
+    kept = {name: map_leaves(BUT_LAST, tree) for name, tree in columns.items()}
     others = {name: value for name, value in kept.items() if name not in OWN}
     return EpisodeArrays(columns["observation"], kept["action"], kept["reward"], terminated, truncated, others)
 
 
-def _ends(steps: Mapping[str, Any], size: int, where: str) -> tuple[Array, Array]:
+def _ends(steps: Mapping[str, object], size: int, where: str) -> tuple[Array, Array]:
     """Which steps are last and which are terminal, bool ``[k + 1]`` each.
 
     Raises:
         FieldError: the flags contradict each other.
     """
-    names = ("is_first", "is_last", "is_terminal")
-    first, last, terminal = (_flags(steps.get(name), name, size, where) for name in names)
+    last, terminal = (_flags(steps.get(name), name, size, where) for name in ("is_last", "is_terminal"))
+    first = None if steps.get("is_first") is None else _flags(steps["is_first"], "is_first", size, where)
     if last[:-1].any() or (first is not None and (first[1:].any() or not first[:1].all())):
         raise FieldError(f"{where}: expected is_first at its first step alone, and is_last at its last step alone")
     if (terminal & ~last).any():
@@ -132,7 +134,7 @@ def _ends(steps: Mapping[str, Any], size: int, where: str) -> tuple[Array, Array
     return last, terminal
 
 
-def _columns(steps: Any, where: str) -> dict[str, Any]:
+def _columns(steps: object, where: str) -> dict[str, object]:
     """Steps by member, each ``[k + 1, ...]``.
 
     Raises:
@@ -140,8 +142,8 @@ def _columns(steps: Any, where: str) -> dict[str, Any]:
         ShapeError: a member has other shapes in other steps.
         ParameterError: arrays that repeat their numbers would not fit into memory as a whole.
     """
-    if isinstance(steps, Mapping):
-        columns = dict(cast("Mapping[str, Any]", steps))
+    if is_mapping(steps):
+        columns = dict[str, object](steps)
         require_whole(columns)
         return columns
     wanted = "'steps' with a dict for each step, or one dict of arrays"
@@ -163,15 +165,14 @@ def _columns(steps: Any, where: str) -> dict[str, Any]:
         raise ShapeError(f"{where}: its steps differ in their shapes ({error})") from error
 
 
-def _numbers(tree: Any, name: str, size: int, where: str, known: Known, inner: tuple[str, ...] = ()) -> Any:
+def _numbers(tree: object, name: str, size: int, where: str, known: Known, inner: Path = ()) -> ArrayTree | None:
     """The arrays of numbers in a member of steps; None if there are none.
 
     Raises:
         ShapeError: an array has another number of steps.
     """
-    if isinstance(tree, Mapping):
-        members = cast("Mapping[str, Any]", tree)
-        parts = {k: _numbers(part, name, size, where, known, (*inner, str(k))) for k, part in members.items()}
+    if is_mapping(tree):
+        parts = {k: _numbers(part, name, size, where, known, (*inner, str(k))) for k, part in tree.items()}
         return {k: part for k, part in parts.items() if part is not None} or None
     array = np.asarray(tree)
     if array.dtype.kind not in "biuf":
@@ -182,14 +183,12 @@ def _numbers(tree: Any, name: str, size: int, where: str, known: Known, inner: t
     return array
 
 
-def _flags(values: Any, name: str, size: int, where: str) -> Any:
-    """Flags, bool ``[k + 1]``; None if there are none.
+def _flags(values: object, name: str, size: int, where: str) -> Bools:
+    """Flags, bool ``[k + 1]``.
 
     Raises:
         FieldError: the values are not flags.
     """
-    if values is None and name == "is_first":
-        return None
     found = np.asarray(values)
     if found.shape != (size,) or not np.isin(found, (0, 1)).all():
         raise FieldError(f"{where}: expected {size} flags in '{name}', got {found.dtype} {found.shape}")

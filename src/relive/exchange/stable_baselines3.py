@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
 from ..errors import FileFormatError, NoSaveError, ParameterError
 from ..files.disk import open_file, usable
+from ..look.experience import ArrayTree
 from ..look.readers import stable_baselines3_replay
 from ..printable import shown
 from ..steps.arrays import Array
@@ -68,15 +69,14 @@ def from_stable_baselines3(path: str | os.PathLike[str]) -> Log:
             content = read_pickle(stream, file, KNOWN)
     except FileNotFoundError as error:
         raise NoSaveError(f"'{file}': expected a saved replay buffer, got nothing; give the .pkl file") from error
-    kind = CLASS.fullmatch(content.name) if isinstance(content, Made) else None
-    if kind is None:
+    if not isinstance(content, Made) or (kind := CLASS.fullmatch(content.name)) is None:
         got = content.name if isinstance(content, Made) else type(content).__name__
         raise FileFormatError(f"'{file}': expected a replay buffer of stable_baselines3, got a {got}")
     try:
         record = _record(content.state)
     except (ValueError, TypeError) as error:
         raise FileFormatError(f"'{file}': {error}; use another copy") from error
-    trees: dict[str, Any] = {name: x for name, x in vars(record).items() if isinstance(x, dict | np.ndarray)}
+    trees: dict[str, ArrayTree] = {name: x for name, x in vars(record).items() if isinstance(x, dict | np.ndarray)}
     sizes = list[int]()
 
     def measure(array: Array) -> None:
@@ -95,7 +95,7 @@ def from_stable_baselines3(path: str | os.PathLike[str]) -> Log:
     return log_of(found)
 
 
-def _record(state: Any) -> SimpleNamespace:
+def _record(state: Value) -> SimpleNamespace:
     """The attributes of a buffer that hold its steps.
 
     Raises:
@@ -103,12 +103,13 @@ def _record(state: Any) -> SimpleNamespace:
     """
     given = state.strings() if isinstance(state, Pairs) else {}
 
-    def member(name: str, kind: type) -> Any:
-        if type(given.get(name)) is not kind:
-            raise ValueError(f"'{name}': expected the type {kind.__name__}, got {shown(given.get(name))}")
-        return given[name]
+    def member(name: str, kind: type) -> Value:
+        value = given.get(name)
+        if type(value) is not kind:
+            raise ValueError(f"'{name}': expected the type {kind.__name__}, got {shown(value)}")
+        return value
 
-    def tree(name: str) -> Any:
+    def tree(name: str) -> ArrayTree:
         value = given.get(name)
         if not isinstance(value, Pairs):
             return _array(name, value, size)
@@ -137,7 +138,7 @@ def _record(state: Any) -> SimpleNamespace:
     return found
 
 
-def _array(name: str, value: Any, size: tuple[int, ...] | None) -> Any:
+def _array(name: str, value: Value, size: tuple[int, ...] | None) -> Array:
     """The array ``[R, N, ...]`` of an attribute.
 
     Raises:
@@ -163,7 +164,7 @@ KINDS = re.compile(r"b1|[iu][1248]|f[248]")
 REBUILT = ("numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct")
 
 
-def array_of(value: Any) -> Array:
+def array_of(value: Value) -> Array:
     """The array that a pickle would have made, as a view of its bytes: no memory is taken.
 
     The bytes are in the order of the machine that wrote them, and other arrays may have the same bytes.
@@ -179,8 +180,8 @@ def array_of(value: Any) -> Array:
     else:
         raise ValueError(f"expected an array of numbers, got {getattr(value, 'name', type(value).__name__)}")
     dtype = _dtype(kind)
-    sizes: Any = _members(shape)
-    if not isinstance(shape, tuple) or not all(type(n) is int and 0 <= n < 2**48 for n in sizes) or len(sizes) > 16:
+    sizes = tuple(n for n in _members(shape) if type(n) is int and 0 <= n < 2**48)
+    if not isinstance(shape, tuple) or not len(sizes) == len(shape) <= 16:
         raise ValueError(f"expected the shape of an array, got {shown(shape)}")
     if not isinstance(data, bytes | bytearray):
         raise ValueError(f"expected the bytes of an array, got a {type(data).__name__}")
@@ -193,22 +194,23 @@ def array_of(value: Any) -> Array:
     return found.reshape(sizes, order="F" if order == "F" else "C")
 
 
-def _dtype(value: Any) -> np.dtype[Any]:
+def _dtype(value: Value) -> np.dtype:
     """The dtype that a pickle would have made.
 
     Raises:
         ValueError: it is not a dtype of numbers.
     """
-    code = value.args[0] if isinstance(value, Made) and value.name == "numpy.dtype" and value.args else None
-    if not isinstance(code, str) or not KINDS.fullmatch(code):
+    made = value if isinstance(value, Made) and value.name == "numpy.dtype" else None
+    code = made.args[0] if made is not None and made.args else None
+    if made is None or not isinstance(code, str) or not KINDS.fullmatch(code):
         raise ValueError(f"expected a dtype of numbers, got {shown(code)}")
-    big = _members(value.state)[1:2] == (">",)
+    big = _members(made.state)[1:2] == (">",)
     return np.dtype(code).newbyteorder(">" if big else "<")
 
 
-def _members(value: Any) -> tuple[Any, ...]:
+def _members(value: Value) -> tuple[Value, ...]:
     """A tuple's members; none if it is something else."""
-    return cast("tuple[Any, ...]", value) if isinstance(value, tuple) else ()
+    return value if isinstance(value, tuple) else ()
 
 
 # -- the pickle --------------------------------------------------------------------------------------------------------
@@ -222,10 +224,16 @@ ASKED, STEP_BYTES = 2**16, 128
 OPCODES: dict[str, Any] = {opcode.code: opcode for opcode in pickletools.opcodes}
 
 
-class Pairs(list[Any]):
+Value: TypeAlias = (
+    "int | float | str | bytes | bytearray | list[Value] | tuple[Value, ...] | Name | Made | GroupStart | None"
+)
+"""The values that a pickle makes here: numbers, text, bytes, lists, tuples, and the classes below."""
+
+
+class Pairs(list["Value"]):
     """The keys and values of a dict in turns. Nothing is hashed, as a file could choose keys that collide."""
 
-    def strings(self) -> dict[str, Any]:
+    def strings(self) -> dict[str, Value]:
         """The members whose keys are strings."""
         return {key: value for key, value in zip(self[::2], self[1::2], strict=False) if type(key) is str}
 
@@ -249,22 +257,25 @@ class Made:
     """
 
     name: str
-    args: Any
-    state: Any = None
-    items: list[Any] = field(default_factory=list[Any])
+    args: tuple[Value, ...]
+    state: Value = None
+    items: list[Value] = field(default_factory=list["Value"])
 
     def __repr__(self) -> str:
         return f"{self.name}(...)"
 
 
-class Mark:
-    """Where a group of values on the stack begins."""
+class GroupStart:
+    """Where a group of values on the stack begins: a MARK in the words of pickle."""
+
+
+START = GroupStart()
 
 
 class _Bounded:
     """A file of ``size`` bytes. It refuses to read beyond its end before memory is taken for the missing bytes."""
 
-    def __init__(self, stream: io.BufferedReader, size: int) -> None:
+    def __init__(self, stream: BinaryIO, size: int) -> None:
         self._stream, self._left = stream, size
 
     def read(self, size: int) -> bytes:
@@ -281,7 +292,7 @@ class _Bounded:
         return line
 
 
-def read_pickle(stream: io.FileIO, path: Path, known: re.Pattern[str]) -> Any:
+def read_pickle(stream: io.FileIO, path: Path, known: re.Pattern[str]) -> Value:
     """The content of a pickle: numbers, text, bytes, lists, tuples, :class:`Pairs` for dicts, and :class:`Made`.
 
     Args:
@@ -296,7 +307,7 @@ def read_pickle(stream: io.FileIO, path: Path, known: re.Pattern[str]) -> Any:
     size = os.fstat(stream.fileno()).st_size
     try:
         with io.BufferedReader(stream) as buffered:
-            return _Reader(known).read(_opcodes(_Bounded(cast("Any", buffered), size), path))
+            return _PickleMachine(known).run(_opcodes(_Bounded(buffered, size), path))
     except ParameterError:
         raise
     except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
@@ -323,15 +334,15 @@ def _opcodes(stream: _Bounded, path: Path) -> Iterator[tuple[str, Any]]:
     raise ValueError(f"more than {MOST_STEPS:,} opcodes")
 
 
-class _Reader:
+class _PickleMachine:
     """Follows the opcodes of one pickle with a stack and a memo, as an unpickler does."""
 
     def __init__(self, known: re.Pattern[str]) -> None:
-        self.stack: list[Any] = []
-        self.memo: list[Any] = []
+        self.stack: list[Value] = []
+        self.memo: list[Value] = []
         self._known = known
 
-    def read(self, opcodes: Iterator[tuple[str, Any]]) -> Any:
+    def run(self, opcodes: Iterator[tuple[str, Any]]) -> Value:
         """The value on top of the stack at the end."""
         for name, argument in opcodes:
             if name in VALUES:
@@ -344,16 +355,16 @@ class _Reader:
                 break
         return self.stack.pop()
 
-    def group(self) -> list[Any]:
+    def group(self) -> list[Value]:
         """The values above the newest mark. They leave the stack, and so does the mark."""
-        at = next((i for i in range(len(self.stack) - 1, -1, -1) if self.stack[i] is Mark), None)
+        at = next((i for i in range(len(self.stack) - 1, -1, -1) if self.stack[i] is START), None)
         if at is None:
             raise ValueError("the end of a group without its beginning")
         values = self.stack[at + 1 :]
         del self.stack[at:]
         return values
 
-    def last(self, count: int) -> list[Any]:
+    def last(self, count: int) -> list[Value]:
         """The newest ``count`` values, which leave the stack."""
         if len(self.stack) < count:
             raise ValueError("fewer values than an opcode takes")
@@ -361,7 +372,7 @@ class _Reader:
         del self.stack[-count:]
         return values
 
-    def name(self, module: Any, name: Any) -> None:
+    def name(self, module: Value, name: Value) -> None:
         """Put a name on the stack.
 
         Raises:
@@ -371,7 +382,7 @@ class _Reader:
             raise ValueError(f"the name {shown(module)} {shown(name)}, which no buffer needs")
         self.stack.append(Name(f"{module}.{name}"))
 
-    def call(self, args: Any) -> None:
+    def call(self, args: Value) -> None:
         """Write down a call of the name on the stack."""
         called = self.stack.pop()
         if not isinstance(called, Name) or not isinstance(args, tuple):
@@ -386,12 +397,12 @@ class _Reader:
         made.state = state
         self.stack.append(made)
 
-    def fill(self, kind: type[list[Any]], values: list[Any]) -> None:
+    def fill(self, kind: type[list[Value]], values: list[Value]) -> None:
         """Add values to the list, dict or set on the stack. If a :class:`Made` is there, write them down in it."""
         target = self.stack[-1]
         if isinstance(target, Made):
             target.items += values
-        elif type(target) is kind:
+        elif isinstance(target, list) and type(target) is kind:
             target.extend(values)
         else:
             raise ValueError("values for something that holds none")
@@ -413,46 +424,46 @@ VALUES = frozenset({
 })  # fmt: skip
 """Opcodes whose argument is a value."""
 
-CONSTANTS: dict[str, Callable[[], Any]] = {
+CONSTANTS: dict[str, Callable[[], Value]] = {
     "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False, "EMPTY_TUPLE": tuple,
-    "EMPTY_LIST": list, "EMPTY_DICT": Pairs, "EMPTY_SET": list, "MARK": lambda: Mark,
+    "EMPTY_LIST": list, "EMPTY_DICT": Pairs, "EMPTY_SET": list, "MARK": lambda: START,
 }  # fmt: skip
 """Opcodes that put a new value on the stack."""
 
 
-def _new(reader: _Reader, values: list[Any]) -> None:
+def _new(machine: _PickleMachine, values: list[Value]) -> None:
     """A call of ``__new__`` with keywords: ``values`` are the class, its arguments and its keywords.
 
     The arguments are not copied, since a pickle can make thousands of calls with the same ones.
     """
-    reader.stack.append(values[0])
-    reader.call((values[1], values[2]))
+    machine.stack.append(values[0])
+    machine.call((values[1], values[2]))
 
 
-ACTIONS: dict[str, Callable[[_Reader, Any], object]] = {
-    "GLOBAL": lambda r, argument: r.name(*argument.split(" ", 1)),
-    "STACK_GLOBAL": lambda r, _: r.name(*r.last(2)),
-    "REDUCE": lambda r, _: r.call(r.stack.pop()),
-    "NEWOBJ": lambda r, _: r.call(r.stack.pop()),
-    "NEWOBJ_EX": lambda r, _: _new(r, r.last(3)),
-    "BUILD": lambda r, _: r.build(),
-    "TUPLE": lambda r, _: r.stack.append(tuple(r.group())),
-    "TUPLE1": lambda r, _: r.stack.append(tuple(r.last(1))),
-    "TUPLE2": lambda r, _: r.stack.append(tuple(r.last(2))),
-    "TUPLE3": lambda r, _: r.stack.append(tuple(r.last(3))),
-    "FROZENSET": lambda r, _: r.stack.append(r.group()),
-    "APPEND": lambda r, _: r.fill(list, r.last(1)),
-    "APPENDS": lambda r, _: r.fill(list, r.group()),
-    "ADDITEMS": lambda r, _: r.fill(list, r.group()),
-    "SETITEM": lambda r, _: r.fill(Pairs, r.last(2)),
-    "SETITEMS": lambda r, _: r.fill(Pairs, r.group()),
-    "MEMOIZE": lambda r, _: r.keep(len(r.memo)),
-    "BINPUT": lambda r, place: r.keep(place),
-    "LONG_BINPUT": lambda r, place: r.keep(place),
-    "BINGET": lambda r, place: r.recall(place),
-    "LONG_BINGET": lambda r, place: r.recall(place),
-    "POP": lambda r, _: r.last(1),
-    "POP_MARK": lambda r, _: r.group(),
+ACTIONS: dict[str, Callable[[_PickleMachine, Any], object]] = {
+    "GLOBAL": lambda m, argument: m.name(*argument.split(" ", 1)),
+    "STACK_GLOBAL": lambda m, _: m.name(*m.last(2)),
+    "REDUCE": lambda m, _: m.call(m.stack.pop()),
+    "NEWOBJ": lambda m, _: m.call(m.stack.pop()),
+    "NEWOBJ_EX": lambda m, _: _new(m, m.last(3)),
+    "BUILD": lambda m, _: m.build(),
+    "TUPLE": lambda m, _: m.stack.append(tuple(m.group())),
+    "TUPLE1": lambda m, _: m.stack.append(tuple(m.last(1))),
+    "TUPLE2": lambda m, _: m.stack.append(tuple(m.last(2))),
+    "TUPLE3": lambda m, _: m.stack.append(tuple(m.last(3))),
+    "FROZENSET": lambda m, _: m.stack.append(m.group()),
+    "APPEND": lambda m, _: m.fill(list, m.last(1)),
+    "APPENDS": lambda m, _: m.fill(list, m.group()),
+    "ADDITEMS": lambda m, _: m.fill(list, m.group()),
+    "SETITEM": lambda m, _: m.fill(Pairs, m.last(2)),
+    "SETITEMS": lambda m, _: m.fill(Pairs, m.group()),
+    "MEMOIZE": lambda m, _: m.keep(len(m.memo)),
+    "BINPUT": lambda m, place: m.keep(place),
+    "LONG_BINPUT": lambda m, place: m.keep(place),
+    "BINGET": lambda m, place: m.recall(place),
+    "LONG_BINGET": lambda m, place: m.recall(place),
+    "POP": lambda m, _: m.last(1),
+    "POP_MARK": lambda m, _: m.group(),
 }
 """Opcode -> what it does to the stack and the memo."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from ..printable import shown
 from ..steps.arrays import NUMPY_DTYPES, Array
 from ..steps.schema import Path as Keys
 from ..steps.schema import dotted
-from .log import Log, count, directory, json_object, log_of, require_memory
+from .log import Json, Log, count, directory, json_object, log_of, require_memory, sizes_in
 
 DTYPES = {str(dtype): found for dtype, found in NUMPY_DTYPES.items()}
 """The names of dtypes in TorchRL's files, such as "torch.float32"."""
@@ -35,7 +35,7 @@ class Stored(NamedTuple):
     """A tensor in a file: raw numbers, without a header."""
 
     file: Path
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     shape: tuple[int, ...]
 
     @property
@@ -69,7 +69,7 @@ def from_torchrl(path: str | os.PathLike[str]) -> Log:
     top = json_object(folder / "storage" / "meta.json", "the metadata of a TensorDict")
     batch = _shape(top, folder / "storage" / "meta.json")
     wide, size = prod(batch[1:]), count(content, "len", about, most=prod(batch))
-    writer: dict[str, Any] = {}
+    writer: dict[str, Json] = {}
     if batch and (wide > 1 or size == batch[0]):
         writer = json_object(folder / "writer" / "metadata.json", "a TorchRL writer")
     written = count(writer, "write_count", folder) if "write_count" in writer else 0
@@ -106,15 +106,16 @@ def _entries(folder: Path, keys: Keys) -> tuple[dict[Keys, Stored], list[str]]:
         if name in OWN and not isinstance(note, dict):
             continue
         _require_name(name, about)
-        known = cast("dict[str, Any]", note) if isinstance(note, dict) else {}
+        known = note if isinstance(note, dict) else {}
+        dtype = known.get("dtype")
         if known.get("type") == "TensorDict":
             if (folder / name).is_symlink():
                 raise FileFormatError(f"'{folder / name}': expected a directory, got a link; copy what it leads to")
             inner, others = _entries(folder / name, (*keys, name))
             stored |= inner
             left_out += others
-        elif isinstance(known.get("dtype"), str) and known["dtype"] in DTYPES and known.get("is_nested") is False:
-            stored[(*keys, name)] = Stored(folder / f"{name}.memmap", DTYPES[known["dtype"]], _shape(known, about))
+        elif isinstance(dtype, str) and dtype in DTYPES and known.get("is_nested") is False:
+            stored[(*keys, name)] = Stored(folder / f"{name}.memmap", DTYPES[dtype], _shape(known, about))
         else:
             left_out.append(dotted((*keys, name)))
     return stored, left_out
@@ -130,17 +131,16 @@ def _require_name(name: str, about: Path) -> None:
         raise FileFormatError(f"'{about}': expected names of files, got {shown(name)}; use another copy")
 
 
-def _shape(content: dict[str, Any], about: Path) -> tuple[int, ...]:
+def _shape(content: dict[str, Json], about: Path) -> tuple[int, ...]:
     """The shape that a JSON object states.
 
     Raises:
         FileFormatError: it states none.
     """
-    shape: Any = content.get("shape")
-    sizes: list[Any] = cast("list[Any]", shape) if isinstance(shape, list) else [None]
-    if not all(type(size) is int and 0 <= size < 2**48 for size in sizes) or len(sizes) > DEEPEST:
-        raise FileFormatError(f"'{about}', 'shape': expected a list of sizes, got {shown(shape)}")
-    return tuple(sizes)
+    shape = sizes_in(content.get("shape"), least=0, axes=DEEPEST)
+    if shape is None:
+        raise FileFormatError(f"'{about}', 'shape': expected a list of sizes, got {shown(content.get('shape'))}")
+    return shape
 
 
 def _read(entry: Stored, rows: int, first: int) -> Tensor:
@@ -158,7 +158,7 @@ def _read(entry: Stored, rows: int, first: int) -> Tensor:
                     f"'{entry.file}': expected {entry.nbytes} bytes, as {entry.dtype} {entry.shape} takes, got {size}; "
                     "use another copy"
                 )
-            numbers = np.fromfile(cast("Any", stream), entry.dtype, rows * prod(entry.shape[1:]))
+            numbers = np.fromfile(stream, entry.dtype, rows * prod(entry.shape[1:]))
     except FileNotFoundError as error:
         raise NoSaveError(
             f"'{entry.file}': expected a tensor, got nothing; give a complete copy of the dump"

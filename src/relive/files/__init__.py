@@ -1,11 +1,11 @@
 """Named arrays to a directory and back, saved whole or not at all and checked when read. Nothing here is about RL."""
 
 from .format import Contents, Spec, Streamed
-from .save import Change, Save, SaveHandle, Saves, detached, read, update, write
+from .save import NewSave, Save, SaveHandle, Saves, detached, read, update, write
 
 __all__ = [
-    "Change",
     "Contents",
+    "NewSave",
     "Save",
     "SaveHandle",
     "Saves",

@@ -124,7 +124,7 @@ def write_files(
     return notes
 
 
-def _begun(others: ThreadPoolExecutor, function: Callable[..., T], *args: Any) -> Callable[[], T]:
+def _begun(others: ThreadPoolExecutor, function: Callable[..., T], *args: object) -> Callable[[], T]:
     """Begin a call in another thread. Returns a function that waits for the result and returns it.
 
     An interpreter that is ending starts no threads, and others may lack the memory. Then this thread makes the call.
@@ -396,7 +396,7 @@ def _others(path: Path) -> str:
     return f", but in it: give {' or '.join(repr(str(path / name)) for name in sorted(saves)[:3])}" if saves else ""
 
 
-class Reader:
+class FileReader:
     """Reads a file once from start to end and computes its CRC-32 on the way."""
 
     def __init__(self, stream: io.FileIO, path: Path) -> None:
@@ -462,10 +462,10 @@ class Holder:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise self._taken(directory) from None
+                raise self._held_elsewhere(directory) from None
             # the file was removed since it was opened: another process may lock a new one
             if not os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
-                raise self._taken(directory)
+                raise self._held_elsewhere(directory)
             os.ftruncate(self._descriptor, 0)  # a longer number of the process before would leave digits behind
             os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
         except BaseException:
@@ -491,7 +491,7 @@ class Holder:
             "one back, or save to another path",
         )
 
-    def _taken(self, directory: Path) -> LifecycleError:
+    def _held_elsewhere(self, directory: Path) -> LifecycleError:
         who = os.pread(self._descriptor, 20, 0).strip().decode("ascii", "replace")
         if who == str(os.getpid()):
             return LifecycleError(f"'{directory}' is open in this process already; use that replay, or close() it")
@@ -518,7 +518,7 @@ MOST = 2**62
 """The largest count in a save. Counting on from it still fits into 64 bits."""
 
 
-def entry(content: Any, name: str, kind: type[Any]) -> Any:
+def entry(content: Mapping[str, object], name: str, kind: type) -> Any:
     """One entry of a save's JSON, of the expected type.
 
     Raises:
@@ -532,7 +532,7 @@ def entry(content: Any, name: str, kind: type[Any]) -> Any:
     return value
 
 
-def whole(content: Any, name: str) -> int:
+def whole(content: Mapping[str, object], name: str) -> int:
     """One entry of a save's JSON, a count from 0 to ``MOST``.
 
     Raises:
@@ -544,7 +544,7 @@ def whole(content: Any, name: str) -> int:
     return value
 
 
-def integers(content: Any, name: str, *shape: int) -> NDArray[np.int64]:
+def integers(content: Mapping[str, object], name: str, *shape: int) -> NDArray[np.int64]:
     """One entry of a save's JSON, a list (of lists) of counts, as an array of this shape.
 
     Raises:
@@ -570,8 +570,8 @@ def fitting(
     tensor = tensors.get(name)
     if tensor is None:
         raise FileFormatError(f"the save has no tensor {shown(name)}")
-    given = tuple(tensor.shape if dtype is not None else tensor.shape[: len(shape)])
-    if given != shape or (dtype is not None and tensor.dtype is not dtype):
+    actual = tuple(tensor.shape if dtype is not None else tensor.shape[: len(shape)])
+    if actual != shape or (dtype is not None and tensor.dtype is not dtype):
         expected = f"{dtype} {shape}" if dtype is not None else f"{shape} in front"
         raise FileFormatError(f"tensor {shown(name)}: expected {expected}, got {tensor.dtype} {tuple(tensor.shape)}")
     return tensor

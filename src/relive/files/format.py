@@ -12,12 +12,12 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import DTypeError, FieldError, FileFormatError, NotFiniteError
@@ -25,44 +25,45 @@ from ..printable import shown
 
 # -- what a save holds ----------------------------------------------------------------------------------------
 
+Solid = Tensor | np.ndarray
+
 
 @dataclass(frozen=True)
 class Streamed:
     """An array that is saved piece by piece, never whole in memory. ``parts`` yields it in pieces along axis 0."""
 
     shape: tuple[int, ...]
-    dtype: Any
-    parts: Callable[[], Iterator[Tensor | NDArray[Any]]]
+    dtype: torch.dtype | np.dtype
+    parts: Callable[[], Iterator[Solid]]
 
-    def whole(self) -> NDArray[Any] | Tensor:
+    def whole(self) -> Solid:
         """The whole array in memory."""
-        parts = list(self.parts())
+        none = (0, *self.shape[1:])
         if isinstance(self.dtype, torch.dtype):
-            return torch.cat(
-                [torch.zeros((0, *self.shape[1:]), dtype=self.dtype, device="cpu"), *cast("list[Tensor]", parts)]
-            )
-        return np.concatenate([np.zeros((0, *self.shape[1:]), self.dtype), *cast("list[NDArray[Any]]", parts)])
+            return torch.cat([torch.zeros(none, dtype=self.dtype, device="cpu"), *map(torch.as_tensor, self.parts())])
+        return np.concatenate([np.zeros(none, self.dtype), *map(np.asarray, self.parts())])
 
 
-Array = Tensor | NDArray[Any] | Streamed
+Array = Solid | Streamed
 
 
 AXES = 32
 """The most axes of a tensor; NumPy before 2.0 allows no more."""
 
 
-_NAMES = {
+NAMES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
     "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
     "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2": "float8_e5m2",
     "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
 }  # fmt: skip
+"""A dtype's name in safetensors -> its name in torch and, if it has it, in NumPy."""
 
 
-_DTYPES: dict[str, torch.dtype] = {code: getattr(torch, name) for code, name in _NAMES.items() if hasattr(torch, name)}
+_DTYPES: dict[str, torch.dtype] = {code: getattr(torch, name) for code, name in NAMES.items() if hasattr(torch, name)}
 
 
-_CODES = {_NAMES[code]: code for code in _DTYPES}
+_CODES = {NAMES[code]: code for code in _DTYPES}
 
 
 _MAX_BYTES = 2**63 - 1
@@ -176,7 +177,7 @@ def header(specs: Mapping[str, Spec], notes: Mapping[str, str] | None = None, mu
 
     ``notes`` are the metadata of safetensors. relive's saves have none. The tensors begin at a ``multiple`` of bytes.
     """
-    entries: dict[str, Any] = {} if notes is None else {"__metadata__": dict(notes)}
+    entries: dict[str, object] = {} if notes is None else {"__metadata__": dict(notes)}
     end = 0
     for name, spec in specs.items():
         start, end = end, end + spec.nbytes  # without gaps: the file's size follows from its tensors
@@ -187,9 +188,6 @@ def header(specs: Mapping[str, Spec], notes: Mapping[str, str] | None = None, mu
 
 
 # -- the bytes of arrays --------------------------------------------------------------------------------------
-
-Solid = Tensor | NDArray[Any]
-
 
 CHUNK = 1 << 20
 """Bytes moved at a time. They are checksummed while in the cache, and copies are never larger."""
@@ -208,7 +206,7 @@ def filled(spec: Spec, read_into: Callable[[memoryview], None]) -> Tensor:
         return torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
     # NumPy asks the system for huge pages; the first write to each small page costs more than the copy itself
     raw = np.empty(spec.nbytes, np.uint8)
-    for piece in _chunks(memoryview(cast("Any", raw))):
+    for piece in _chunks(raw.data):
         read_into(piece)
     return torch.from_numpy(raw).view(spec.dtype).reshape(spec.shape)
 
@@ -236,8 +234,8 @@ def _raw(slab: Solid) -> memoryview:
     if isinstance(slab, Tensor):
         plain = slab.detach().cpu().resolve_conj().resolve_neg().contiguous()
         flat = plain.as_strided((plain.numel(),), (1,))  # not reshape: a single element may have any stride
-        return memoryview(cast("Any", flat.view(torch.uint8).numpy()))
-    return memoryview(cast("Any", np.ascontiguousarray(slab).reshape(-1).view(np.uint8)))
+        return flat.view(torch.uint8).numpy().data
+    return np.ascontiguousarray(slab).reshape(-1).view(np.uint8).data
 
 
 def _chunks(raw: memoryview) -> Iterator[memoryview]:
@@ -254,7 +252,7 @@ READABLE = (1, VERSION)
 """The versions that this release reads: every version that a release ever wrote."""
 
 
-def encode(content: Mapping[str, Any]) -> str:
+def encode(content: Mapping[str, object]) -> str:
     """JSON text that reads back as exactly ``content``.
 
     Raises:
@@ -323,28 +321,27 @@ def parse(path: Path, raw: bytes) -> tuple[dict[str, Any], Contents]:
         raise damaged(path, "a consistent manifest", error) from error
 
 
-def _object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
+def _object(value: object) -> dict[str, Any]:
+    if not is_object(value):
         raise ValueError(f"{shown(value)} where an object belongs")
-    return cast("dict[str, Any]", value)
+    return value
 
 
-def _file_note(file: str, value: Any) -> FileNote:
+def _file_note(file: str, value: object) -> FileNote:
     note = _object(value)
     size, crc = note.get("bytes"), note.get("crc32")
-    named = OWN_NAME.fullmatch(file) and file.startswith("data-")
+    named = set(note) == {"bytes", "crc32"} and OWN_NAME.fullmatch(file) and file.startswith("data-")
     # type(), not isinstance: True is no size
-    typed = set(note) == {"bytes", "crc32"} and type(size) is int and isinstance(crc, str)
-    if named and typed and re.fullmatch("[0-9a-f]{8}", str(crc)):
-        return FileNote(cast("int", size), str(crc))
+    if named and type(size) is int and isinstance(crc, str) and re.fullmatch("[0-9a-f]{8}", crc):
+        return FileNote(size, crc)
     raise ValueError(f"{shown(note)} on a file named {shown(file)}")
 
 
-def _spec(name: str, value: Any) -> Spec:
+def _spec(name: str, value: object) -> Spec:
     note = _object(value)
     file, code, shape = note.get("file"), note.get("dtype"), note.get("shape")
     if set(note) == {"file", "dtype", "shape"} and isinstance(file, str) and isinstance(code, str) and code in _DTYPES:
-        sizes: list[Any] = cast("list[Any]", shape) if isinstance(shape, list) else [None]
+        sizes: list[Any] = shape if is_list(shape) else [None]
         plain = len(sizes) <= AXES and all(type(size) is int and 0 <= size <= _MAX_BYTES for size in sizes)
         # max(size, 1): the other axes of an empty tensor must not overflow either
         if plain and math.prod(max(size, 1) for size in sizes) * _DTYPES[code].itemsize <= _MAX_BYTES:
@@ -397,15 +394,15 @@ def parse_sealed(path: Path, raw: bytes, name: str, versions: Sequence[int], adv
     """
     _require_own(path, raw)
     try:
-        parsed: Any = json.loads(
+        parsed: object = json.loads(
             raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
         )
     except (ValueError, RecursionError) as error:
         raise damaged(path, "the JSON of a save", f"something else ({error})") from error
-    manifest = cast("dict[str, Any]", parsed if isinstance(parsed, dict) else {})
+    manifest = parsed if is_object(parsed) else {}
     if (got := manifest.get("format")) != name:
         raise FileFormatError(f"'{path}': expected the format {name!r}, got {shown(got)}; {advice}")
-    version: Any = manifest.get("version")
+    version = manifest.get("version")
     if type(version) is not int or version not in versions:
         raise FileFormatError(
             f"'{path}': expected version {' or '.join(map(str, versions))}, got {shown(version)}; use the release "
@@ -435,7 +432,7 @@ def excess(raw: bytes) -> tuple[str, int] | None:
     return next(((rule, count) for rule, (count, most) in counts.items() if count > most), None)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name comes twice in one object")
@@ -452,7 +449,17 @@ def _finite(text: str) -> float:
     return value
 
 
-def require_shallow(content: Any) -> None:
+def is_object(value: object) -> TypeGuard[dict[str, Any]]:
+    """True for an object of JSON."""
+    return isinstance(value, dict)
+
+
+def is_list(value: object) -> TypeGuard[list[Any]]:
+    """True for a list of JSON."""
+    return isinstance(value, list)
+
+
+def require_shallow(content: object) -> None:
     """Refuse JSON nested too deep for common parsers.
 
     Raises:
@@ -460,8 +467,8 @@ def require_shallow(content: Any) -> None:
     """
     level = [content]
     for _ in range(DEPTH):
-        level = [inner for value in level if isinstance(value, dict | list)
-                 for inner in (value.values() if isinstance(value, dict) else value)]  # fmt: skip
+        members = [value.values() if is_object(value) else value if is_list(value) else () for value in level]
+        level = [*chain.from_iterable(members)]
         if not level:
             return
     raise ValueError(f"objects and lists nested more than {DEPTH} deep")

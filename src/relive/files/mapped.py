@@ -19,16 +19,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike
 
 from ..errors import FileFormatError, NoSaveError
 from ..printable import shown
 from . import disk, format
 from .disk import LOCK, Holder
-from .format import AXES, MANIFEST, Spec, damaged, encode
+from .format import AXES, MANIFEST, Spec, damaged, encode, is_list, is_object
 
 FORMAT, VERSION = "relive mapped arrays", 1
 
@@ -82,7 +82,7 @@ class MappedFiles(ABC):
         """
 
     @abstractmethod
-    def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    def take(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """The array of this name; zeros if the manifest names none.
 
         Raises:
@@ -101,7 +101,7 @@ class MappedFiles(ABC):
                 os.close(mapped.descriptor)
         self._arrays, self._besides = {}, {}
 
-    def _require_kind(self, spec: MappedSpec, shape: tuple[int, ...], dtype: Any) -> None:
+    def _require_kind(self, spec: MappedSpec, shape: tuple[int, ...], dtype: DTypeLike) -> None:
         """Require an array of this shape and dtype.
 
         Raises:
@@ -177,7 +177,7 @@ class MappedDirectory(MappedFiles):
         """The arrays that were taken."""
         return list(self._arrays)
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    def take(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """The array of this name, as it is in its file. If the manifest does not name it, zeros in a new file.
 
         Its errors are those of :meth:`MappedFiles.take`.
@@ -199,7 +199,7 @@ class MappedDirectory(MappedFiles):
         text = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "array"
         return f"{max(numbers, default=-1) + 1:03d}-{text}.safetensors"
 
-    def commit(self, content: Mapping[str, Any]) -> None:
+    def commit(self, content: Mapping[str, object]) -> None:
         """Write a manifest that names the arrays that were taken and has ``content``. Remove all other arrays' files.
 
         Raises:
@@ -323,7 +323,7 @@ class MappedCopy(MappedFiles):
         for name, spec in self.known.items():
             self.take(name, spec.shape, spec.dtype)
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    def take(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """The array of this name in private memory, as :meth:`MappedFiles.take`."""
         spec = self.known.get(name)
         if spec is None:
@@ -333,7 +333,7 @@ class MappedCopy(MappedFiles):
             self._arrays[name] = spec, _mapped(self.path, spec, self.run, mmap.ACCESS_COPY)
         return self._arrays[name][1].array
 
-    def live(self, name: str) -> NDArray[Any]:
+    def live(self, name: str) -> np.ndarray:
         """The array of this name in its file, which another process may be changing. It cannot be written to."""
         if name not in self._besides:
             self._besides[name] = _mapped(self.path, self.known[name], self.run, mmap.ACCESS_READ)
@@ -365,28 +365,27 @@ def _parse(path: Path, raw: bytes) -> tuple[str, dict[str, Any], dict[str, Mappe
         run, arrays, content = manifest["run"], manifest["arrays"], manifest["content"]
         if not isinstance(run, str) or not re.fullmatch("[0-9a-f]{16}", run):
             raise ValueError(f"the run {shown(run)}")
-        if not isinstance(arrays, list) or not isinstance(content, dict) or len(cast("list[Any]", arrays)) > ARRAYS:
+        if not is_list(arrays) or not is_object(content) or len(arrays) > ARRAYS:
             raise ValueError("arrays or content of another kind")
         format.require_shallow(content)
-        specs = [_spec(note) for note in cast("list[Any]", arrays)]
+        specs = [_spec(note) for note in arrays]
         if len({spec.name for spec in specs}) != len(specs) or len({spec.file for spec in specs}) != len(specs):
             raise ValueError("two arrays of one name or in one file")
     except ValueError as error:
         raise damaged(path, "a consistent manifest", error) from error
-    return run, cast("dict[str, Any]", content), {spec.name: spec for spec in specs}
+    return run, content, {spec.name: spec for spec in specs}
 
 
-def _spec(note: Any) -> MappedSpec:
-    if isinstance(note, dict) and set(cast("dict[str, Any]", note)) == {"name", "file", "dtype", "shape"}:
-        name, file, dtype, shape = (cast("dict[str, Any]", note)[key] for key in ("name", "file", "dtype", "shape"))
+def _spec(note: object) -> MappedSpec:
+    if is_object(note) and set(note) == {"name", "file", "dtype", "shape"}:
+        name, file, dtype, shape = (note[key] for key in ("name", "file", "dtype", "shape"))
         texts = all(isinstance(text, str) for text in (name, file, dtype))
-        if texts and FILE.fullmatch(file) and dtype in CODES and isinstance(shape, list):
-            sizes = cast("list[Any]", shape)
-            # bounds far above any memory, so that no product of them overflows what NumPy and mmap take
-            if len(sizes) <= AXES and all(type(size) is int and 0 < size < 2**48 for size in sizes):
-                spec = MappedSpec(name, file, dtype, tuple(sizes))
-                if spec.nbytes < 2**60:
-                    return spec
+        known = texts and FILE.fullmatch(file) and dtype in CODES and is_list(shape) and len(shape) <= AXES
+        # bounds far above any memory, so that no product of them overflows what NumPy and mmap take
+        if known and all(type(size) is int and 0 < size < 2**48 for size in shape):
+            spec = MappedSpec(name, file, dtype, tuple(shape))
+            if spec.nbytes < 2**60:
+                return spec
     raise ValueError(f"{shown(note)} for an array")
 
 
@@ -396,10 +395,7 @@ PAGE = 4096
 """Numbers begin at a multiple of this many bytes, the page of most machines."""
 
 
-CODES = {
-    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
-    "uint64": "U64", "int64": "I64", "float16": "F16", "float32": "F32", "float64": "F64", "complex64": "C64",
-}  # fmt: skip
+CODES = {name: code for code, name in format.NAMES.items() if not name.startswith(("bfloat", "float8"))}
 """NumPy dtype -> its name in safetensors."""
 
 
@@ -429,7 +425,7 @@ class MappedSpec(NamedTuple):
 class MappedArray(NamedTuple):
     """An array over a file, with the mapping and the descriptor of the file."""
 
-    array: NDArray[Any]
+    array: np.ndarray
     memory: mmap.mmap
     descriptor: int
 

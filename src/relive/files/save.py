@@ -40,28 +40,28 @@ from .format import MANIFEST, OWN_NAME, Array, Contents, Streamed, damaged, fill
 PathLike = str | os.PathLike[str]
 
 
-class Change(NamedTuple):
+class NewSave(NamedTuple):
     """The content of a new save: what it keeps of the save in place, and what is new."""
 
     groups: Sequence[Mapping[str, Array]]
     """New tensors by name. Each group has data files of its own, so that a later save can keep a group as a whole."""
-    content: Mapping[str, Any]
+    content: Mapping[str, object]
     """The JSON."""
     kept: Contents = Contents({}, {})
     """Tensors of the save in place that stay, each with its whole data file."""
 
 
-def write(path: PathLike, tensors: Mapping[str, Array], content: Mapping[str, Any]) -> None:
+def write(path: PathLike, tensors: Mapping[str, Array], content: Mapping[str, object]) -> None:
     """Save named tensors or arrays, and some JSON, in the directory ``path``. A save that is there is replaced.
 
     See :func:`update`, which can also keep parts of it.
     """
-    update(path, lambda present: Change([tensors], content))
+    update(path, lambda present: NewSave([tensors], content))
 
 
 def update(
     path: PathLike,
-    change: Callable[[Contents], Change],
+    change: Callable[[Contents], NewSave],
     *,
     on_read: Callable[[], object] | None = None,
 ) -> Contents:
@@ -178,7 +178,7 @@ class Save:
         if names is not None:
             files = {self.specs[name].file for name in names}
             groups = {file: group for file, group in groups.items() if file in files}
-        readers = {file: disk.Reader(self._streams[file], self.path / file) for file in groups}
+        readers = {file: disk.FileReader(self._streams[file], self.path / file) for file in groups}
         for file, reader in readers.items():  # before anything is allocated
             reader.check_size(self._files[file].nbytes)
         wanted = sum(spec.nbytes for group in groups.values() for spec in group.values())
@@ -455,7 +455,7 @@ class Saves:
         handle.drop()
         self._last = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[Saves], tuple[()]]:
         """For pickle and deepcopy: a copy of a buffer has no save under way."""
         return Saves, ()
 
@@ -493,7 +493,7 @@ STORABLE = (
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
-def to_json(value: Any) -> tuple[Any, dict[str, Array]]:
+def to_json(value: object) -> tuple[object, dict[str, Array]]:
     """A value as JSON, and its tensors by name. The names follow from the keys.
 
     Raises:
@@ -506,8 +506,8 @@ def to_json(value: Any) -> tuple[Any, dict[str, Array]]:
         raise FileFormatError("extra: it is nested too deep, or contains itself; flatten it") from None
 
 
-def _to_json(value: Any, keys: tuple[Any, ...], tensors: dict[str, Array]) -> Any:
-    kind = cast("type[Any]", type(value))
+def _to_json(value: Any, keys: tuple[object, ...], tensors: dict[str, Array]) -> object:
+    kind = cast("type[object]", type(value))
     if value is None or kind in (bool, int, str):
         return value
     if kind is float:
@@ -528,7 +528,7 @@ def _to_json(value: Any, keys: tuple[Any, ...], tensors: dict[str, Array]) -> An
     raise FileFormatError(f"{_place(keys)}: expected {STORABLE}; got {kind.__name__}; convert it, or leave it out")
 
 
-def _pairs(value: Mapping[Any, Any], keys: tuple[Any, ...], tensors: dict[str, Array]) -> list[Any]:
+def _pairs(value: Mapping[object, object], keys: tuple[object, ...], tensors: dict[str, Array]) -> list[object]:
     for key in value:
         if type(key) not in (str, int):
             raise FileFormatError(
@@ -537,12 +537,12 @@ def _pairs(value: Mapping[Any, Any], keys: tuple[Any, ...], tensors: dict[str, A
     return [[key, _to_json(member, (*keys, key), tensors)] for key, member in value.items()]
 
 
-def _place(keys: tuple[Any, ...]) -> str:
+def _place(keys: tuple[object, ...]) -> str:
     """The place of a value as Python code: extra['optimizer']['state'][0]."""
     return "extra" + "".join(f"[{shown(key)}]" for key in keys)
 
 
-def _named(value: Array, keys: tuple[Any, ...], tensors: dict[str, Array]) -> str:
+def _named(value: Array, keys: tuple[object, ...], tensors: dict[str, Array]) -> str:
     """The name under which a tensor is saved: its keys, joined by dots. If that name is taken, a number follows."""
     # keys with dots in them can give two tensors one name
     plain = EXTRA + ".".join(map(str, keys))
@@ -567,7 +567,7 @@ def read_extra(save: Save, most: int | None) -> Any:
     return from_json(save.content.get("extra"), {name: tensors[name] for name in names})
 
 
-def from_json(node: Any, tensors: Mapping[str, Tensor]) -> Any:
+def from_json(node: object, tensors: Mapping[str, Tensor]) -> Any:
     """The value that :func:`to_json` described. The value owns the tensors.
 
     Raises:
@@ -583,12 +583,12 @@ def from_json(node: Any, tensors: Mapping[str, Tensor]) -> Any:
     return value
 
 
-def _from_json(node: Any, left: dict[str, Tensor]) -> Any:
-    if isinstance(node, list):
-        return [_from_json(member, left) for member in cast("list[Any]", node)]
-    if not isinstance(node, dict):
+def _from_json(node: object, left: dict[str, Tensor]) -> Any:
+    if format.is_list(node):
+        return [_from_json(member, left) for member in node]
+    if not format.is_object(node):
         return node
-    ((kind, given),) = cast("dict[str, Any]", node).items()
+    ((kind, given),) = node.items()
     if kind == "dict":
         found = {_key(key): _from_json(member, left) for key, member in given}
         if len(found) != len(given):
@@ -611,7 +611,7 @@ def _from_json(node: Any, left: dict[str, Tensor]) -> Any:
     raise ValueError(f"{shown(kind)} is no kind of value")
 
 
-def _key(key: Any) -> Any:
+def _key(key: object) -> object:
     if type(key) not in (str, int):
         raise ValueError(f"{shown(key)} as a key")
     return key

@@ -22,7 +22,7 @@ from .experience import Experience, episodes_of, leaves_of, same_rows
 from .findings import Finding, Lack, Look, Report, Rule, Verdict, found, rule, skip_if, surest_first
 from .heads import heads_of
 from .readers import experience_of
-from .values import answers_of
+from .values import Function, answers_of
 
 RULES: tuple[Rule[Experience], ...] = (
     continuity.continuity, continuity.next_episode_after_end, continuity.ends_one_row_off, values.resets,
@@ -40,17 +40,17 @@ MANY = 1_000_000
 
 
 def audit(
-    source: Any,
+    source: object,
     *,
-    batch: Mapping[str, Any] | None = None,
+    batch: Mapping[str, object] | None = None,
     n: int | None = None,
     gamma: float | None = None,
-    reward_fn: Callable[..., Any] | None = None,
-    terminated_fn: Callable[..., Any] | None = None,
-    policy: Callable[..., Any] | None = None,
-    critic: Callable[..., Any] | None = None,
-    draws: Any = None,
-    spaces: Mapping[str, Any] | None = None,
+    reward_fn: Callable[..., object] | None = None,
+    terminated_fn: Callable[..., object] | None = None,
+    policy: Callable[..., object] | None = None,
+    critic: Callable[..., object] | None = None,
+    draws: object = None,
+    spaces: Mapping[str, object] | None = None,
     max_episode_steps: int | None = None,
 ) -> Report:
     """Look for mistakes in stored experience that would teach the wrong thing. Nothing is changed.
@@ -96,7 +96,7 @@ def audit(
         require("audit", COUNT_RULE, max_episode_steps=max_episode_steps)
     steps = experience_of(source)
     limit = steps.max_episode_steps if max_episode_steps is None else max_episode_steps
-    rules: list[tuple[Rule[...], Any]] = [(rule, ()) for rule in RULES]
+    rules: list[tuple[Rule[...], tuple[object, ...]]] = [(rule, ()) for rule in RULES]
     rules += [
         (continuity.time_limit_as_terminal, (limit,)),
         (values.outside_space, (dict(spaces or {}),)),
@@ -105,7 +105,7 @@ def audit(
         (values.log_probs, (policy,)),
     ]
     heads = heads_of(steps)
-    of_heads: list[tuple[Rule[...], Any]] = [
+    of_heads: list[tuple[Rule[...], tuple[object, ...]]] = [
         (targets.advantages, (gamma,)), (targets.rewards_with_values, ()), (values.value_one_step_off, ()),
         (values.values_of_critic, (critic,)),
     ]  # fmt: skip
@@ -149,12 +149,12 @@ SCALARS = "reward", "terminated"
 
 def batch_verdicts(
     steps: Experience,
-    batch: Mapping[str, Any],
+    batch: Mapping[str, object],
     *,
     n: int,
     gamma: float,
-    reward_fn: Callable[..., Any] | None,
-    terminated_fn: Callable[..., Any] | None,
+    reward_fn: Function | None,
+    terminated_fn: Function | None,
 ) -> list[Verdict]:
     """Compare a drawn batch of n-step transitions with the stored steps.
 
@@ -221,7 +221,9 @@ def _windows(steps: Experience, rows: Ints, n: int) -> tuple[Ints, Bools]:
 
 
 @rule("n-step-sum", "n-step-over-an-end", "n-step-flag-of-first-step", "n-step-next-observation")
-def _sums(steps: Experience, batch: Mapping[str, Any], window: tuple[Ints, Bools], rows: Bools, gamma: float) -> Look:
+def _sums(
+    steps: Experience, batch: Mapping[str, object], window: tuple[Ints, Bools], rows: Bools, gamma: float
+) -> Look:
     """Rewards, flags and next observations that are not those of a window that stops at an end."""
     skip_if(not rows.any(), "all rows of the batch have another goal than was stored")
     within, inside = window
@@ -258,7 +260,7 @@ def _sums(steps: Experience, batch: Mapping[str, Any], window: tuple[Ints, Bools
 
 
 def _over_the_seam(
-    steps: Experience, batch: Mapping[str, Any], within: Ints, known: Bools, gamma: float
+    steps: Experience, batch: Mapping[str, object], within: Ints, known: Bools, gamma: float
 ) -> Iterator[Finding]:
     """Windows that run from an env's newest step on to its oldest, because the two lie side by side in a ring."""
     n = int(within.shape[1])
@@ -268,16 +270,16 @@ def _over_the_seam(
     run = np.searchsorted(last, within[:, 0])
     newest, oldest = last[run][:, None], np.append(0, last[:-1] + 1)[run][:, None]
     straight = within[:, :1] + np.arange(n)
-    beyond: Any = straight > newest
-    rows: Any = np.minimum(np.where(beyond, oldest + straight - newest - 1, straight), len(steps) - 1)
+    beyond = straight > newest
+    rows = np.minimum(np.where(beyond, oldest + straight - newest - 1, straight), len(steps) - 1)
     worth = steps.reward[rows].astype(np.float64) * np.power(gamma, np.arange(n, dtype=np.float64))
     goes_on = np.cumprod(np.column_stack([np.ones(len(rows), int), ~steps.ended[rows[:, :-1]]]), 1)
     drawn = as_host(batch["reward"]).reshape(-1).astype(np.float64)
 
-    def is_sum(summed: Any) -> Any:
+    def is_sum(summed: Array) -> Bools:
         return np.isclose(drawn, summed.sum(1), rtol=1e-4, atol=1e-5)
 
-    crossing: Any = known & beyond.any(1) & ~(steps.ended[rows] & ~beyond).any(1)
+    crossing = known & beyond.any(1) & ~(steps.ended[rows] & ~beyond).any(1)
     over = crossing & is_sum(worth)
     # or the next observation is that of the newest step, and the rewards alone are summed beyond it
     alone = crossing & is_sum(worth * goes_on) & ~is_sum(worth * ~beyond)
@@ -292,7 +294,7 @@ def _over_the_seam(
                      "stop each window at the newest step", over, len(rows))  # fmt: skip
 
 
-def _relabelled(steps: Experience, batch: Mapping[str, Any], rows: Ints) -> Bools:
+def _relabelled(steps: Experience, batch: Mapping[str, object], rows: Ints) -> Bools:
     """True where a row of a batch has another goal than was stored, bool ``[B]``."""
     goals = leaves_of(batch["obs"]).get(DESIRED)
     stored = steps.obs.get(DESIRED)
@@ -302,7 +304,7 @@ def _relabelled(steps: Experience, batch: Mapping[str, Any], rows: Ints) -> Bool
 
 
 @rule("goal-of-another-episode")
-def _goals(steps: Experience, batch: Mapping[str, Any], rows: Ints, relabelled: Bools) -> Look:
+def _goals(steps: Experience, batch: Mapping[str, object], rows: Ints, relabelled: Bools) -> Look:
     """Goals that were reached in no step of the row's own episode."""
     skip_if(not relabelled.any(), "no row of the batch has another goal than was stored", absent=True)
     if steps.next_obs is None:
@@ -322,7 +324,7 @@ def _goals(steps: Experience, batch: Mapping[str, Any], rows: Ints, relabelled: 
 
 
 def _computed(
-    finding: str, batch: Mapping[str, Any], relabelled: Bools, name: str, function: Callable[..., Any] | None, n: int
+    finding: str, batch: Mapping[str, object], relabelled: Bools, name: str, function: Function | None, n: int
 ) -> Look:
     """Rewards or terminals of relabelled rows, of one step each, that are not those of their new goal."""
     if function is None:
@@ -347,7 +349,7 @@ OF_REWARDS, OF_TERMINALS = Rule(("reward-of-the-old-goal",), _computed), Rule(("
 # -- many draws --------------------------------------------------------------------------------------------------------
 
 
-def draw_verdicts(steps: Experience, draws: Any) -> list[Verdict]:
+def draw_verdicts(steps: Experience, draws: object) -> list[Verdict]:
     """Look for mistakes in many draws.
 
     Draws are rows ``[..., B]``, or sequences ``[..., B, T]``, given as positions, with -1 as padding. There should
@@ -356,7 +358,7 @@ def draw_verdicts(steps: Experience, draws: Any) -> list[Verdict]:
     Raises:
         DTypeError, ShapeError: they are not an array of whole numbers.
     """
-    index: Any = whole_numbers(draws, "draws")
+    index = whole_numbers(draws, "draws")
     rows = _positions(steps, index.reshape(-1)).reshape(index.shape)
     rows[index < 0] = -1
     counts = np.bincount(rows[rows >= 0], minlength=len(steps))

@@ -7,7 +7,6 @@ stacks of frames; rows that are stored twice; ready-made n-step windows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -123,8 +122,9 @@ def _mostly_broken(steps: Experience, rest: Bools, looked: int) -> Look:
             "store rows env by env in the order of time, or in a ReplayBuffer(ordered=False)",
             rest & elsewhere, looked)  # fmt: skip
     else:
-        raise Lack("most rows lead to an observation that no stored row begins with, so their order in time is not "
-                    "known")  # fmt: skip
+        raise Lack(
+            "most rows lead to an observation that no stored row begins with, so their order in time is not known"
+        )
     return looked
 
 
@@ -133,8 +133,9 @@ def _scale(steps: Experience, rows: Ints) -> float | None:
     rows = rows[:: max(len(rows) // 5000, 1)]
     if len(rows) < 50 or not steps.numbers.shape[1] or steps.numbers.dtype.kind != "f":
         return None
-    after, following, before = (np.asarray(x, np.float64) for x in (
-        steps.next_numbers[rows], steps.numbers[rows + 1], steps.numbers[rows]))  # fmt: skip
+    after, following, before = (
+        np.asarray(x, np.float64) for x in (steps.next_numbers[rows], steps.numbers[rows + 1], steps.numbers[rows])
+    )
     varies = (following.std(0) > 0) & (after.std(0) > 0)
     if not varies.any() or not (np.isfinite(after).all() and np.isfinite(following).all()):
         return None
@@ -216,8 +217,9 @@ def _of_what_kind(steps: Experience, ends: Bools, begun: Bools, kind: str, most:
     calm = ~steps.ended & ~after
     usual = _typical(steps, calm & (steps.jump > 0))  # most steps may change nothing
     idle = after.any() and (steps.reward[after] == 0).mean() > MOST and (steps.reward[calm] == 0).mean() < 0.5
-    moved_after, moved_end = (0.0 if _made_elsewhere(steps, rows, calm) else _typical(steps, rows)
-                              for rows in (after, begun))  # fmt: skip
+    moved_after, moved_end = (
+        0.0 if _made_elsewhere(steps, rows, calm) else _typical(steps, rows) for rows in (after, begun)
+    )
     share = begun.sum() / ends.sum()
     if after.sum() >= FEW and (idle or moved_after > FAR * usual) and moved_after >= moved_end:
         sure: Sureness = "certain" if idle and share > MOST else "likely"
@@ -492,7 +494,7 @@ def _stack_of(steps: Experience, leaf: Array) -> tuple[int, int, bool] | None:
     return None
 
 
-def _parts(axis: int, size: int, newest_last: bool) -> tuple[Any, Any]:
+def _parts(axis: int, size: int, newest_last: bool) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
     """Indices of stacks ``[K, ...]``: of all frames but the newest, and of all frames but the oldest."""
     first, last = ((slice(None),) * axis + (frames,) for frames in (slice(None, -size), slice(size, None)))
     return (first, last) if newest_last else (last, first)
@@ -663,6 +665,6 @@ def _flags_of_first_step(steps: Experience, n: int) -> Iterator[Finding]:
             lost)  # fmt: skip
 
 
-def _lead_to_one(steps: Experience, rows: Any, others: Any) -> Bools:
+def _lead_to_one(steps: Experience, rows: slice | Ints, others: slice | Ints) -> Bools:
     """True where rows ``[K]`` have the next observations of ``others``, bool ``[K]``."""
     return np.logical_and.reduce([same_rows(leaf[rows], leaf[others]) for leaf in (steps.next_obs or {}).values()])

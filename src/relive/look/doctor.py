@@ -39,14 +39,18 @@ class Advice:
     do: str
 
 
+Facts = dict[str, Any]
+"""The facts of one part, by name; None for one that is not known."""
+
+
 @dataclass(frozen=True)
 class Examination:
     """The findings of :func:`examine`: facts by part and name, None where one is not known, and advice."""
 
-    facts: dict[str, dict[str, Any]]
+    facts: dict[str, Facts]
     advice: tuple[Advice, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain dicts, lists, numbers and strings."""
         return {**self.facts, "advice": [asdict(one) for one in self.advice]}
 
@@ -59,9 +63,9 @@ def examine() -> Examination:
 
 # -- facts -------------------------------------------------------------------------------------------------------------
 
-PACKAGES = ("torch", "numpy", "tensordict", "gymnasium", "safetensors", "typer", "rich", "pillow", "matplotlib",
-            "pandas", "ray", "minari", "pyarrow", "rerun-sdk")  # fmt: skip
-"""Packages that relive uses; those from typer on are optional."""
+REQUIRED = "torch", "numpy", "gymnasium", "safetensors"
+
+OPTIONAL = "tensordict", "typer", "rich", "pillow", "matplotlib", "pandas", "ray", "minari", "pyarrow", "rerun-sdk"
 
 GROUPS = "/sys/fs/cgroup"
 
@@ -70,10 +74,10 @@ HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 SHM = "/dev/shm"
 
 
-def versions() -> dict[str, Any]:
+def versions() -> Facts:
     """Versions, None for a package that is not installed."""
-    return {"relive": version(), "python": platform.python_version(), "system": platform.platform(),
-            **{name: _version_of(name) for name in PACKAGES}}  # fmt: skip
+    own = {"relive": version(), "python": platform.python_version(), "system": platform.platform()}
+    return own | {name: _version_of(name) for name in (*REQUIRED, *OPTIONAL)}
 
 
 def _version_of(package: str) -> str | None:
@@ -85,7 +89,7 @@ def _version_of(package: str) -> str | None:
         return None
 
 
-def core() -> dict[str, Any]:
+def core() -> Facts:
     """How the compiled core was built, and how new the processor is: 1 to 4, as in x86-64-v3; None for others."""
     module = sys.modules[build_info.__module__]
     return {**build_info(), "file": module.__file__, "processor": _processor(), "processor_level": processor_level()}
@@ -115,7 +119,7 @@ def processor_level() -> int | None:
     return level
 
 
-def threads() -> dict[str, Any]:
+def threads() -> Facts:
     """Cores that this process may use, and the threads of torch."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     compilers = (os.environ.get("CXX"), "g++", "clang++", "c++")
@@ -151,10 +155,11 @@ def _quota() -> float | None:
     return min(limits, default=None)
 
 
-def memory() -> dict[str, Any]:
+def memory() -> Facts:
     """Bytes of memory, of swap and of ``/dev/shm``, and who gets huge pages: "always", "madvise" or "never"."""
-    known = {name: int(size) * 1024 for name, size in re.findall(r"^(\w+): +(\d+) kB$", _text("/proc/meminfo"),
-                                                                 re.MULTILINE)}  # fmt: skip
+    known = {
+        name: int(size) * 1024 for name, size in re.findall(r"^(\w+): +(\d+) kB$", _text("/proc/meminfo"), re.MULTILINE)
+    }
     mode = re.search(r"\[(\w+)\]", _text(HUGE_PAGES))
     try:
         shm = shutil.disk_usage(SHM)
@@ -172,18 +177,18 @@ def memory() -> dict[str, Any]:
     }
 
 
-def gpu() -> dict[str, Any]:
+def gpu() -> Facts:
     """The GPU that torch would use. ``device_file`` says that the machine has one, even if torch cannot use it."""
     there = bool(torch.cuda.is_available())
     cuda: Any = torch.cuda
-    properties: Any = cuda.get_device_properties(0) if there else None
+    properties = cuda.get_device_properties(0) if there else None
     driver = re.search(r"Kernel Module\D*([\d.]+)", _text("/proc/driver/nvidia/version"))
     return {
         "device_file": os.path.exists("/dev/nvidia0"),
         "torch_cuda": torch.version.cuda,
         "count": torch.cuda.device_count() if there else 0,
-        "name": properties.name if there else None,
-        "memory": properties.total_memory if there else None,
+        "name": properties.name if properties else None,
+        "memory": properties.total_memory if properties else None,
         "driver": driver[1] if driver else None,
         "bf16": bool(torch.cuda.is_bf16_supported(including_emulation=False)) if there else None,
         "graphs": _captures() if there else None,
@@ -211,8 +216,6 @@ def _text(path: str) -> str:
 
 # -- advice ------------------------------------------------------------------------------------------------------------
 
-Facts = dict[str, dict[str, Any]]
-
 LITTLE_SHM = 1 << 30
 """Less shared memory than this is little for batches of images."""
 
@@ -221,7 +224,7 @@ LITTLE_MEMORY = 1 << 30
 MUCH_SWAP = 256 << 20
 
 
-def usable(facts: Facts) -> int:
+def usable(facts: dict[str, Facts]) -> int:
     """The cores that this process can keep busy."""
     known = facts["threads"]
     limits = [known["affinity"] or known["cores"] or 1]
@@ -230,7 +233,7 @@ def usable(facts: Facts) -> int:
     return min(limits)
 
 
-def advice_on(facts: Facts) -> Iterator[Advice]:
+def advice_on(facts: dict[str, Facts]) -> Iterator[Advice]:
     """Advice, each piece of which follows from the facts alone."""
     core, threads, memory, gpu = (facts[part] for part in ("core", "threads", "memory", "gpu"))
     cores = usable(facts)
@@ -321,8 +324,9 @@ def advice_on(facts: Facts) -> Iterator[Advice]:
 
 def in_words(examination: Examination) -> dict[str, dict[str, str]]:
     """The facts for people: part -> name -> text. What is not known is left out."""
-    versions, core, threads, memory, gpu = (examination.facts[part] for part in
-                                            ("versions", "core", "threads", "memory", "gpu"))  # fmt: skip
+    versions, core, threads, memory, gpu = (
+        examination.facts[part] for part in ("versions", "core", "threads", "memory", "gpu")
+    )
     missing = [name for name, found in versions.items() if found is None]
     newest = f"yes, and it runs those for x86-64-v{core['level']}" if core["level"] > 1 else "yes"
     limits = [f"{threads['affinity']} by affinity"] if threads["affinity"] is not None else []

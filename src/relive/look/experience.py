@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path as FilePath
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -24,11 +24,13 @@ from torch import Tensor
 from ..errors import DTypeError, FieldError, FileFormatError, ReliveError, ShapeError
 from ..files.disk import open_file
 from ..memory.estimate import require_free, require_whole
+from ..parameters import is_listing, is_mapping
 from ..steps.arrays import NUMPY_DTYPES, Array, Bools, Ints, as_host
 from ..steps.schema import Path, Schema, dotted, nest
 from .findings import Finding, Sureness, found, skip_if
 
 Leaves = dict[Path, Array]
+ArrayTree: TypeAlias = "Array | dict[str, ArrayTree] | tuple[ArrayTree, ...]"
 
 
 @dataclass
@@ -49,8 +51,8 @@ class Experience:
         env: int64 ``[S]``, the env of each step.
         follows: bool ``[S]``, True where the next row is the same env's next stored step.
         others: further leaves ``[S, ...]`` by path.
-        priorities: ``[R]``, with ``live``: the priority of row r in a prioritized sampler.
-        live: bool ``[R]``, True where row r holds a transition that may be drawn.
+        priorities: ``[R]``, with ``drawable``: the priority of row r in a prioritized sampler.
+        drawable: bool ``[R]``, True where row r holds a transition that may be drawn.
         lacks: sentences on what the source does not keep.
         place: int64 ``[S]``, the place of each step in the source, as its batches name it; None for 0, 1, ...
         step: int64 ``[S]``, the index of each step in its episode; None if the source does not keep it.
@@ -79,7 +81,7 @@ class Experience:
     action: Leaves = field(default_factory=dict[Path, Array])
     others: Leaves = field(default_factory=dict[Path, Array])
     priorities: Array | None = None
-    live: Bools | None = None
+    drawable: Bools | None = None
     lacks: tuple[str, ...] = ()
     place: Ints | None = None
     step: Ints | None = None
@@ -103,7 +105,7 @@ class Experience:
         return {path: leaf.dtype for path, leaf in leaves.items() if leaf.dtype not in NUMPY_DTYPES}
 
     def found(
-        self, rule: str, sure: Sureness, what: str, mend: str, rows: Any = None, looked: int | None = None,
+        self, rule: str, sure: Sureness, what: str, mend: str, rows: Array | None = None, looked: int | None = None,
         *, field: str | None = None,
     ) -> Iterator[Finding]:  # fmt: skip
         """A finding as :func:`~relive.look.findings.found` gives it; by default about all steps, of all steps."""
@@ -183,8 +185,8 @@ class Experience:
         skip_if(not self.ordered, "the transitions have no order")
         skip_if(not self.follows.any(), "no step is followed by another one of its env")
         if self.next_obs is not None and self.window == 1 and self.inner.any():
-            skip_if(self.chained[self.inner].mean() <= 0.5, "most rows do not lead to the observation of the following "
-                    "row, so their order in time is not known")  # fmt: skip
+            why = "most rows do not lead to the observation of the following row, so their order in time is not known"
+            skip_if(self.chained[self.inner].mean() <= 0.5, why)
 
     @cached_property
     def still(self) -> Bools:
@@ -285,12 +287,12 @@ def _same_but_rounded(stored: Array, expected: Array, before: Array) -> Bools:
 def digests(columns: list[Array]) -> Array:
     """A 64-bit number for each row ``[S]``, the same for equal rows: a sum of random odd multiples of their words."""
     rng: Any = np.random.default_rng(1)
-    total: Any = np.zeros(len(columns[0]), np.uint64)
+    total = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
-        bits: Any = words(column)
-        factors: Any = 2 * rng.integers(2**62, size=bits.shape[1], dtype=np.uint64) + 1
+        bits = words(column)
+        factors = 2 * rng.integers(2**62, size=bits.shape[1], dtype=np.uint64) + 1
         for factor, numbers in zip(factors, bits.T, strict=True):
-            word: Any = numbers.astype(np.uint64)
+            word = numbers.astype(np.uint64)
             total += (word ^ (word >> np.uint64(29))) * factor
     return total
 
@@ -306,7 +308,7 @@ def words(rows: Array) -> Array:
 
 
 def from_arrays(
-    fields: Mapping[str, Any], source: str = "arrays", *, vector: bool | None = None, begins: bool = False
+    fields: Mapping[str, object], source: str = "arrays", *, vector: bool | None = None, begins: bool = False
 ) -> Experience:
     """Arrays by name as experience.
 
@@ -349,7 +351,7 @@ def from_arrays(
     return experience
 
 
-def _rewards(value: Any, vector: bool | None) -> tuple[Leaves, bool]:
+def _rewards(value: object, vector: bool | None) -> tuple[Leaves, bool]:
     """Rewards ``[T]`` or ``[T, N]`` under ``()``, and whether they are ``[T, N]``.
 
     If there are several numbers a step, these are their sums, and each of them comes under a path of its own.
@@ -383,7 +385,7 @@ ALIASES = {
 """Names that data sets and loops use -> the names used here."""
 
 
-def _ends_before(starts: Array, last: Any) -> Array:
+def _ends_before(starts: Array, last: object) -> Array:
     """The flags ``[T, ...]`` of steps, found from the starts after them; 0 for the last steps if ``last`` is None."""
     if last is None:
         return np.concatenate([starts[1:], np.zeros_like(starts[:1])])
@@ -397,16 +399,17 @@ def _ends_before(starts: Array, last: Any) -> Array:
 
 def leaves_of(tree: Any, path: Path = (), *, name: str = "field") -> Leaves:
     """The arrays of nested mappings and tuples, by path. Errors call the whole ``name``."""
-    if isinstance(tree, Mapping) or (hasattr(tree, "items") and not isinstance(tree, Tensor)):
-        members = [(str(key), member) for key, member in cast("Any", tree).items()]
-    elif isinstance(tree, tuple):
-        members = [(str(i), member) for i, member in enumerate(cast("tuple[Any, ...]", tree))]
+    if isinstance(tree, tuple):
+        members = enumerate(cast("tuple[object, ...]", tree))
+    elif hasattr(tree, "items") and not isinstance(tree, Tensor):  # a mapping, or a TensorDict
+        members = tree.items()
     else:
         return {path: as_host(tree, dotted((name, *path)))}
-    return {at: leaf for key, member in members for at, leaf in leaves_of(member, (*path, key), name=name).items()}
+    inner = [leaves_of(member, (*path, str(key)), name=name) for key, member in members]
+    return {at: leaf for leaves in inner for at, leaf in leaves.items()}
 
 
-def tree_of(leaves: Leaves) -> Any:
+def tree_of(leaves: Leaves) -> ArrayTree:
     """Leaves by path as nested dicts, or as the one array that they are."""
     return leaves[()] if () in leaves else nest(leaves)
 
@@ -467,7 +470,8 @@ def _assembled(fields: dict[str, Leaves], source: str, steps: int, envs: int) ->
 
     terminated, truncated, done = flag("terminated"), flag("truncated"), flag("done")
     if terminated is None:
-        terminated = cast("Bools", done) if truncated is None else cast("Bools", done) & ~truncated
+        ended = np.zeros_like(odd) if done is None else done  # a source without any flag is refused before
+        terminated = ended if truncated is None else ended & ~truncated
     elif truncated is None and done is not None:
         truncated = done & ~terminated
     if truncated is None:
@@ -609,7 +613,7 @@ class FieldFacts:
 def facts_of(path: Path, leaf: Array, dtype: torch.dtype | None = None) -> FieldFacts:
     """The facts about a leaf ``[S, ...]``, which is stored in ``dtype`` if NumPy lacks that."""
     finite = np.isfinite(leaf) if leaf.dtype.kind in "fc" else np.ones(1, np.bool_)
-    numbers: Any = leaf if finite.all() else leaf[finite]
+    numbers = leaf if finite.all() else leaf[finite]
     low, mean, high = ((float(numbers.min()), float(numbers.mean(dtype=np.float64)), float(numbers.max()))
                        if numbers.size and numbers.dtype.kind in "biuf" else (None, None, None))  # fmt: skip
     missing = int(finite.size - np.count_nonzero(finite))
@@ -625,14 +629,23 @@ Distribution = dict[str, float]
 """``mean``, and a quantile by its name, such as ``p50``."""
 
 
-def spreads_of(steps: Experience, table: dict[str, Array]) -> dict[str, Array | None]:
-    """The numbers whose distributions are shown, of steps and their table of episodes; None for what is not known.
+class Spreads(NamedTuple):
+    """The numbers whose distributions are shown; None for what is not known."""
 
-    Returns and lengths are those of complete episodes, draws those of the steps that can be drawn.
-    """
+    returns: Array
+    """Of complete episodes."""
+    lengths: Array
+    """Of complete episodes."""
+    ages: Array | None
+    priorities: Array | None
+    draws: Array | None
+    """Of the steps that can be drawn."""
+
+
+def spreads_of(steps: Experience, table: dict[str, Array]) -> Spreads:
+    """The numbers whose distributions are shown, of steps and their table of episodes."""
     whole, draws = table["complete"], None if steps.draws is None else steps.draws[steps.draws >= 0]
-    return {"returns": table["return"][whole], "lengths": table["length"][whole], "ages": steps.age,
-            "priorities": steps.priorities, "draws": draws}  # fmt: skip
+    return Spreads(table["return"][whole], table["length"][whole], steps.age, steps.priorities, draws)
 
 
 def distribution(numbers: Array | None) -> Distribution | None:
@@ -670,12 +683,12 @@ def in_words(numbers: dict[str, float]) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in numbers.items())
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Nested containers, with None for numbers that are not finite, and lists for tuples."""
-    if isinstance(value, dict):
-        return {name: plain(part) for name, part in cast("dict[str, Any]", value).items()}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in cast("list[Any]", value)]
+    if is_mapping(value):
+        return {name: plain(part) for name, part in value.items()}
+    if is_listing(value):
+        return [plain(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

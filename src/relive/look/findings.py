@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, Literal, ParamSpec, TypeAlias, get_args
+from typing import Generic, Literal, ParamSpec, TypeAlias, get_args
 
 import numpy as np
 
 from ..printable import printable
+from ..steps.arrays import Array
 from .rendering import rendered
 
 Sureness = Literal["certain", "likely", "possible"]
@@ -70,7 +71,7 @@ class Lack(Exception):  # noqa: N818 - not an error
         self.absent: bool = absent
 
 
-def skip_if(condition: Any, why: str, absent: bool = False) -> None:
+def skip_if(condition: object, why: str, absent: bool = False) -> None:
     """Raise a :class:`Lack` if a rule cannot run."""
     if condition:
         raise Lack(why, absent)
@@ -121,7 +122,7 @@ class Rule(Generic[Given]):
             TypeError: it returned something else than a number of rows, or found what is not of its names.
             ValueError: it returned that it looked at no row.
         """
-        rows: list[Any] = []
+        rows: list[int] = []
 
         def looking() -> Iterator[Finding]:
             rows.append((yield from self.look(*args, **options)))
@@ -198,7 +199,7 @@ class Report:
         counts += f", {absent} had nothing to look at" if absent else ""
         return counts if self.findings else f"no mistake was found; {counts}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The report as plain dicts, lists, numbers and strings."""
         return {**asdict(self), "ok": self.ok}
 
@@ -212,10 +213,10 @@ def found(
     sure: Sureness,
     what: str,
     mend: str,
-    rows: Any,
+    rows: Array,
     looked: int,
     *,
-    place: Any = None,
+    place: Array | None = None,
     field: str | None = None,
 ) -> Iterator[Finding]:
     """The finding about ``rows``, a mask or positions, of ``looked`` rows; none if no row is wrong."""

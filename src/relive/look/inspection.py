@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib import import_module
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -41,8 +43,12 @@ from .findings import Finding, Report
 from .page import WIDEST, part_of_inspection, pictures_of, rows_of
 from .readers import experience_of
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-def inspect(source: Any) -> Inspection:
+
+def inspect(source: object) -> Inspection:
     """Look at stored experience: fields, episodes, distributions of returns, lengths, ages, priorities and draws.
 
     Nothing is changed. The newest step of a running episode is not a transition yet, so it is not among the steps.
@@ -61,7 +67,7 @@ def inspect(source: Any) -> Inspection:
     cut = table["truncated"] & ~table["terminated"]
     known = steps.truncated is not None and bool(ended.any())
     spreads = spreads_of(steps, table)
-    draws = spreads["draws"]
+    draws = spreads.draws
     lacks = steps.lacks + (NOT_COUNTED if steps.age is not None and draws is None else ())
     return Inspection(
         source=printable(steps.source),
@@ -73,7 +79,7 @@ def inspect(source: Any) -> Inspection:
         never_sampled=(len(draws) - np.count_nonzero(draws)) / len(draws) if draws is not None and len(draws) else None,
         lacks=tuple(map(printable, lacks)),
         experience=steps,
-        **{name: distribution(numbers) for name, numbers in spreads.items()},
+        **{name: distribution(numbers) for name, numbers in spreads._asdict().items()},
     )
 
 
@@ -166,7 +172,7 @@ class Inspection:
     def _repr_html_(self) -> str:
         return part_of_inspection(self)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
         """Draw returns, lengths, rewards, and ages or priorities; if a monitor counted, all of these and the draws.
 
         Args:
@@ -236,7 +242,11 @@ def leaves_of_steps(steps: Experience) -> dict[Path, Array]:
 DARK, BLUE, RED, GREY = "#1f4e79", "#5b9bd5", "#c0504d", "#7f7f7f"
 
 
-def figure_of(inspection: Any) -> Any:
+Panel: TypeAlias = "Callable[[Axes], None]"
+"""Draws one part of the figure."""
+
+
+def figure_of(inspection: Inspection) -> Figure:
     """Returns, lengths, rewards, and ages, priorities or draws of an inspection as a Matplotlib figure.
 
     Raises:
@@ -245,33 +255,41 @@ def figure_of(inspection: Any) -> Any:
     with needed("plot needs matplotlib: pip install 'relive[plot]'"):
         from matplotlib.figure import Figure  # takes a second to import
     steps, table = inspection.experience, inspection.episodes
-    returns, _, ages, priorities, draws = spreads_of(steps, table).values()
-    rewards = _histogram, steps.reward, "reward of a step", "steps"
-    by_age = _histogram, ages, "age: transitions completed later", "steps"
-    weighed = (_priorities, priorities) if priorities is not None and len(priorities) else None
-    if draws is not None:
-        of_sampling = [by_age, weighed or (_draws_by_age, steps), (_draws, draws)]
-    elif weighed or ages is not None:
-        of_sampling = [weighed or by_age]
-    else:  # nothing is known about sampling: the returns once more, as a distribution
-        of_sampling = [(_histogram, returns, "return of a whole episode", "episodes")]
-    panels: list[Any] = [(_returns, returns), (_lengths, table), rewards, *of_sampling]
+    returns, _, ages, priorities, draws = spreads_of(steps, table)
+    panels: list[Panel] = [
+        partial(_returns, returns=returns),
+        partial(_lengths, table=table),
+        partial(_histogram, numbers=steps.reward, name="reward of a step", of="steps"),
+    ]
+    weighed: list[Panel] = []
+    if priorities is not None and len(priorities):
+        weighed = [partial(_priorities, priorities=priorities)]
+    by_age: list[Panel] = []
+    if ages is not None:
+        by_age = [partial(_histogram, numbers=ages, name="age: transitions completed later", of="steps")]
+    if draws is not None and ages is not None and steps.draws is not None:
+        drawn = partial(_draws_by_age, draws=draws, ages=ages[steps.draws >= 0])
+        panels += [*by_age, *(weighed or [drawn]), partial(_draws, draws=draws)]
+    else:  # if nothing is known about sampling: the returns once more, as a distribution
+        panels += (
+            weighed or by_age or [partial(_histogram, numbers=returns, name="return of a whole episode", of="episodes")]
+        )
     columns = len(panels) // 2
-    figure: Any = Figure(figsize=(4 * columns, 5.4), dpi=200, layout="constrained")
-    for axes, (draw, *numbers) in zip(figure.subplots(2, columns).flat, panels, strict=True):
-        draw(axes, *numbers)
+    figure = Figure(figsize=(4 * columns, 5.4), dpi=200, layout="constrained")
+    for axes, panel in zip(figure.subplots(2, columns).flat, panels, strict=True):
+        panel(axes)
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"{inspection.num_steps:,} steps", x=0.01, ha="left", fontsize=11)
     return figure
 
 
-def _returns(axes: Any, returns: Any) -> None:
+def _returns(axes: Axes, returns: Array) -> None:
     """The return of each whole episode, in the order of storage."""
     axes.scatter(np.arange(len(returns)), returns, s=8, color=DARK, alpha=0.5, linewidths=0)
     axes.set(xlabel="whole episode, env by env", ylabel="return")
 
 
-def _lengths(axes: Any, table: Any) -> None:
+def _lengths(axes: Axes, table: dict[str, Array]) -> None:
     """The lengths of whole episodes, in one colour for each kind of end."""
     terminated, whole = table["terminated"], table["complete"]
     kinds = {"terminated": whole & terminated, "truncated": whole & ~terminated}
@@ -282,27 +300,25 @@ def _lengths(axes: Any, table: Any) -> None:
     axes.set(xlabel="length of a whole episode, steps", ylabel="episodes")
 
 
-def _draws(axes: Any, draws: Any) -> None:
+def _draws(axes: Axes, draws: Array) -> None:
     """How many steps were drawn 0, 1, 2, ... times, in bins of whole numbers."""
-    width = int(draws.max(initial=0)) // 40 + 1
-    axes.hist(draws, bins=np.arange(0, draws.max(initial=0) + width + 1, width) - 0.5, color=BLUE)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    most = int(draws.max(initial=0))
+    width = most // 40 + 1
+    axes.hist(draws, bins=(np.arange(0, most + width + 1, width) - 0.5).tolist(), color=BLUE)
+    axes.locator_params("x", integer=True)
     axes.set(xlabel="times drawn", ylabel="steps")
 
 
-def _draws_by_age(axes: Any, steps: Any) -> None:
+def _draws_by_age(axes: Axes, draws: Array, ages: Array) -> None:
     """How often steps of an age were drawn: the mean of each of up to 40 groups of equally many steps."""
-    known = np.flatnonzero(steps.draws >= 0)
-    rows = known[np.argsort(steps.age[known], kind="stable")]
-    groups = np.array_split(rows, min(40, max(len(rows), 1)))
-    ages, draws = ([values[group].mean() if len(group) else np.nan for group in groups]
-                   for values in (steps.age, steps.draws))  # fmt: skip
-    axes.plot(ages, draws, color=DARK, marker="o", markersize=3)
+    groups = np.array_split(np.argsort(ages, kind="stable"), min(40, max(len(ages), 1)))
+    x, y = ([values[group].mean() if len(group) else np.nan for group in groups] for values in (ages, draws))
+    axes.plot(x, y, color=DARK, marker="o", markersize=3)
     axes.set(xlabel="age: transitions completed later", ylabel="times drawn, mean")
     axes.set_ylim(bottom=0)
 
 
-def _priorities(axes: Any, priorities: Any) -> None:
+def _priorities(axes: Axes, priorities: Array) -> None:
     """The probability of each transition, the largest first: a flat line is uniform sampling."""
     share = np.sort(priorities)[::-1] / max(priorities.sum(), 1e-300)
     axes.loglog(np.arange(1, len(share) + 1), np.maximum(share, 1e-300), color=DARK, label="prioritized")
@@ -311,7 +327,7 @@ def _priorities(axes: Any, priorities: Any) -> None:
     axes.set(xlabel="transition, by its priority", ylabel="probability of being drawn")
 
 
-def _histogram(axes: Any, numbers: Any, name: str, of: str) -> None:
+def _histogram(axes: Axes, numbers: Array, name: str, of: str) -> None:
     """A histogram of the finite numbers."""
     axes.hist(numbers[np.isfinite(numbers)].astype(np.float64), bins=40, color=BLUE)
     axes.set(xlabel=name, ylabel=of)
@@ -364,7 +380,7 @@ def export(inspection: Inspection, path: str | os.PathLike[str], report: Report 
                 left_out.append("/".join(leaf_path))
             tick()
     for finding in report.findings if report is not None else ():
-        _log_finding(rerun, recording, finding, _at(rerun, times, rows_of(inspection, finding.examples)))
+        _log_finding(rerun, recording, finding, _at(rerun, times, rows_of(inspection.experience, finding.examples)))
     recording.disconnect()
     return tuple(left_out)
 
@@ -382,8 +398,9 @@ def _send(rerun: Any, recording: Any, place: str, leaf: Array, env: Array, times
         else:
             columns = rerun.Image.columns(buffer=pictures[rows].reshape(len(rows), -1))
             height, width, channels = (*pictures.shape[1:], 1)[:3]
-            shape = rerun.components.ImageFormat(width=width, height=height, color_model=COLORS[channels],
-                                                 channel_datatype="U8")  # fmt: skip
+            shape = rerun.components.ImageFormat(
+                width=width, height=height, color_model=COLORS[channels], channel_datatype="U8"
+            )
             fields = rerun.Image.from_fields(format=shape)
             recording.log(f"env_{env_number}/{place}", fields, static=True, strict=True)
         recording.send_columns(f"env_{env_number}/{place}", _at(rerun, times, rows), columns, strict=True)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FieldError, LifecycleError, ParameterError, ReliveError, ShapeError
-from ..parameters import COUNT_RULE, FLAG_RULE, Rule, require
+from ..parameters import COUNT_RULE, FLAG_RULE, Rule, is_mapping, require
 from ..printable import shown
 from ..replay.buffer import ReplayBuffer
 from ..ring.ring import Ring, Span
@@ -63,8 +63,8 @@ class Monitor:
         self._ring: Ring = inside._ring
         self._counts = DrawCounts(self._ring) if counts else None
         self._left = self._distance = 1
-        self._staleness: deque[Any] = deque(maxlen=LOOKED_AT)
-        self._weights: deque[Any] = deque(maxlen=LOOKED_AT)
+        self._staleness: deque[Array] = deque(maxlen=LOOKED_AT)
+        self._weights: deque[Array] = deque(maxlen=LOOKED_AT)
         figures = replay.stats()
         self._since = figures["sampled"], figures["completed"]
 
@@ -81,7 +81,7 @@ class Monitor:
         """Bytes of the counts; 0 without them."""
         return 0 if self._counts is None else self._counts.nbytes
 
-    def update(self, batch: Any) -> None:
+    def update(self, batch: Mapping[str, object]) -> None:
         """Take note of a batch that the replay drew. Call this before you add further steps.
 
         Args:
@@ -98,7 +98,7 @@ class Monitor:
             return
         self._note(batch)
 
-    def draws(self, index: Any) -> Any:
+    def draws(self, index: object) -> Ints:
         """How often the transitions ``index`` ``[B]`` were drawn since the monitor was made, int64 ``[B]``.
 
         The number is exact for the batches that :meth:`update` was given. It is -1 if a transition can no longer be
@@ -162,7 +162,7 @@ class Monitor:
             index, draws = self._counts.drawn()
         return {"kind": KIND, "counts": {"index": index, "draws": draws}}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue the counts of a :meth:`state_dict`. If it has none, begin at 0. Rows that are gone are left out.
 
         Raises:
@@ -182,7 +182,7 @@ class Monitor:
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _note(self, batch: Any) -> None:
+    def _note(self, batch: Mapping[str, object]) -> None:
         """Count a batch, and look at it if its turn has come."""
         index, looked = index_of(batch), self._left <= 0
         weight = doubles(batch["weight"], "weight").reshape(-1) if looked and "weight" in batch.keys() else None
@@ -190,7 +190,7 @@ class Monitor:
             raise ShapeError(f"weight: expected one for each of {index.size} rows, got {weight.size}")
         if self._counts is not None and self._counts.note(index):
             with self.replay.lock:
-                self._counts.settle()
+                self._counts.count_waiting()
         if not looked:
             return
         with self.replay.lock:
@@ -237,7 +237,7 @@ class Monitor:
         return stored
 
 
-OF_WEIGHTS: dict[str, Callable[[Any], float]] = {
+OF_WEIGHTS: dict[str, Callable[[Array], float]] = {
     "weight_min": np.min,
     "weight_mean": np.mean,
     "weight_max": np.max,
@@ -247,7 +247,7 @@ OF_WEIGHTS: dict[str, Callable[[Any], float]] = {
 """Figures of importance weights."""
 
 
-def entropy_of(priorities: Any) -> float:
+def entropy_of(priorities: Array) -> float:
     """-Σ p ln p of draws in proportion to ``priorities`` ``[S]``, in nats. A priority of 0 adds nothing."""
     positive = priorities[priorities > 0]
     if not len(positive):
@@ -256,7 +256,7 @@ def entropy_of(priorities: Any) -> float:
     return float(-(share * np.log(share)).sum())
 
 
-def index_of(batch: Any) -> Ints:
+def index_of(batch: Mapping[str, object]) -> Ints:
     """The ``index`` of a batch, int64 ``[B]``.
 
     Raises:
@@ -278,20 +278,20 @@ COUNTED = "index", "draws"
 """The arrays of counts in a state."""
 
 
-def is_state(value: Any) -> bool:
+def is_state(value: object) -> TypeGuard[Mapping[str, object]]:
     """True if a value is a state that :meth:`Monitor.state_dict` gave."""
-    return isinstance(value, Mapping) and cast("Mapping[Any, Any]", value).get("kind") == KIND
+    return is_mapping(value) and value.get("kind") == KIND
 
 
-def counts_in(state: Any) -> Mapping[str, Any] | None:
+def counts_in(state: object) -> Mapping[str, object] | None:
     """The counts in a state; None if its monitor did not count.
 
     Raises:
         ParameterError: this is not the state of a monitor.
     """
     counts = state.get("counts", ()) if is_state(state) else ()
-    if counts is None or (isinstance(counts, Mapping) and set(cast("Mapping[Any, Any]", counts)) == set(COUNTED)):
-        return cast("Mapping[str, Any] | None", counts)
+    if counts is None or (is_mapping(counts) and set(counts) == set(COUNTED)):
+        return counts
     raise ParameterError(f"load_state_dict: expected what Monitor.state_dict() gave, got {shown(state, 200)}")
 
 
@@ -327,12 +327,12 @@ class DrawCounts:
         return self.by_place.nbytes
 
     def note(self, index: Ints) -> bool:
-        """Remember the rows ``[B]`` of a batch, by their public index. Returns whether it is time to ``settle``."""
+        """Remember the rows ``[B]`` of a batch, by their public index. True if it is time to ``count_waiting``."""
         self._waiting.append(index.copy())  # a batch's memory may be handed out again
         self._rows += len(index)
         return self._rows >= MOST_WAITING
 
-    def settle(self) -> None:
+    def count_waiting(self) -> None:
         """Count the rows that wait. Rows that were overwritten meanwhile are left out.
 
         Raises:
@@ -350,26 +350,26 @@ class DrawCounts:
         if not known.all():
             raise never_issued(index, int(np.argmin(known)))
 
-    def of_index(self, index: Ints) -> Any:
+    def of_index(self, index: Ints) -> Ints:
         """The draws of transitions by public index, int64 ``[B]``; -1 where one can no longer be drawn.
 
         Raises:
             ParameterError: an index was never issued.
         """
-        self.settle()
+        self.count_waiting()
         places, unknown = self.ring.find(index)
         if unknown >= 0:
             raise never_issued(index, unknown)
         return np.where(places >= 0, self.by_place[places].astype(np.int64), -1)
 
-    def of_stored(self) -> Any:
+    def of_stored(self) -> NDArray[np.uint32]:
         """The draws of all transitions that can be drawn, uint32 ``[len(replay)]``."""
-        self.settle()
+        self.count_waiting()
         return self.by_place[self.ring.anchors()]
 
     def drawn(self) -> tuple[Ints, Ints]:
         """The stored rows that were drawn: their public index, int64 ``[K]``, and how often, int64 ``[K]``."""
-        self.settle()
+        self.count_waiting()
         envs, numbers = self.ring.live()
         draws = self.by_place[self.ring.places()]
         rows = np.flatnonzero(draws)
@@ -392,7 +392,7 @@ class DrawCounts:
         if len(draws) and not (draws.min() >= 0 and draws.max() < 2**32):
             raise ParameterError(f"Monitor: expected draws from 0 to 2**32 - 1, got {draws.min()} to {draws.max()}")
         places, stored = located(self.ring, index)
-        self.settle()
+        self.count_waiting()
         self.by_place[:] = 0
         self.by_place[places[stored]] = draws[stored]
 

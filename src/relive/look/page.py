@@ -19,7 +19,8 @@ from ..memory.estimate import readable
 from ..names import needed, version
 from ..printable import printable
 from ..steps.arrays import Array, Ints
-from .experience import facts_of, number, plain, spreads_of
+from .experience import Experience, facts_of, number, plain, spreads_of
+from .findings import Report
 from .rendering import rendered
 
 ROWS = 1000
@@ -27,7 +28,7 @@ ROWS = 1000
 
 
 # The page draws its own charts, because they follow the colours of the reader's screen, and Matplotlib's do not.
-def page(inspection: Any, report: Any, chosen: int | None = None) -> str:
+def page(inspection: Any, report: Report, chosen: int | None = None) -> str:
     """An inspection and an audit of the same source as a whole page.
 
     Args:
@@ -40,8 +41,8 @@ def page(inspection: Any, report: Any, chosen: int | None = None) -> str:
     """
     shown = shown_episodes(inspection, report, chosen)
     marked: set[int] = {row for episode in shown for row in episode["marks"]}
-    jumps = {i: [row for row in rows_of(inspection, finding.examples).tolist() if row in marked]
-             for i, finding in enumerate(report.findings)}  # fmt: skip
+    named = [rows_of(inspection.experience, finding.examples).tolist() for finding in report.findings]
+    jumps = {i: [row for row in rows if row in marked] for i, rows in enumerate(named)}
     data = json.dumps(plain(shown), allow_nan=False).replace("<", r"\u003c") if shown else ""
     return rendered(
         whole=True,
@@ -63,14 +64,14 @@ def part_of_inspection(inspection: Any) -> str:
     return rendered(whole=False, report=None, inspection=inspection, number=number, **_tables(inspection))
 
 
-def _tables(inspection: Any) -> dict[str, Any]:
-    numbers: dict[str, Any] = spreads_of(inspection.experience, inspection.episodes)
-    spreads = {name: {"numbers": getattr(inspection, name), "bars": bars_of(numbers[name])}
-               for name in numbers if getattr(inspection, name) is not None}  # fmt: skip
+def _tables(inspection: Any) -> dict[str, object]:
+    numbers = spreads_of(inspection.experience, inspection.episodes)._asdict()
+    known = {name: spread for name in numbers if (spread := getattr(inspection, name)) is not None}
+    spreads = {name: {"numbers": spread, "bars": bars_of(numbers[name])} for name, spread in known.items()}
     facts = {name: fact for name, fact in inspection.facts().items() if name not in spreads}
     if inspection.never_sampled is not None:
         facts["never drawn"] = f"{inspection.never_sampled:.1%} of the steps"
-    return {"facts": facts, "spreads": spreads, "fields": fields_of(inspection), "dots": dots_of(inspection)}
+    return {"facts": facts, "spreads": spreads, "fields": fields_of(inspection), "dots": dots_of(inspection.episodes)}
 
 
 # -- tables and charts -------------------------------------------------------------------------------------------------
@@ -85,19 +86,19 @@ DIMENSIONS = 16
 """A field of up to so many numbers has a line for each of them."""
 
 
-def fields_of(inspection: Any) -> list[dict[str, Any]]:
+def fields_of(inspection: Any) -> list[dict[str, object]]:
     """A line for each field, and for each number of a small field."""
-    columns: dict[str, Any] = inspection.steps(0, inspection.num_steps) if inspection.num_steps else {}
-    lines: list[dict[str, Any]] = []
+    columns: dict[str, Array] = inspection.steps(0, inspection.num_steps) if inspection.num_steps else {}
+    lines: list[dict[str, object]] = []
     for facts in inspection.fields:
-        leaf: Any = columns.get(facts.name, np.zeros(0))
+        leaf = columns.get(facts.name, np.zeros(0))
         shape = "×".join(map(str, facts.shape))
         about = ", ".join([f"{facts.dtype} {shape}".strip(), readable(facts.nbytes)])
-        lines.append(asdict(facts) | {"about": about, "bars": bars_of(leaf)})
+        lines.append({**asdict(facts), "about": about, "bars": bars_of(leaf)})
         if len(leaf) and 1 < math.prod(facts.shape) <= DIMENSIONS and leaf.dtype.kind in "biuf":
             for place in np.ndindex(*facts.shape):
                 part = leaf[(slice(None), *place)]
-                lines.append(asdict(facts_of((f"{list(place)}",), part)) | {"part": True, "bars": bars_of(part)})
+                lines.append({**asdict(facts_of((f"{list(place)}",), part)), "part": True, "bars": bars_of(part)})
     return lines
 
 
@@ -113,20 +114,19 @@ def bars_of(numbers: Array) -> list[float]:
     finite = sample[np.isfinite(sample)]
     if not len(finite) or finite.min() == finite.max():
         return []
-    values: Any = finite.astype(np.float64)
+    values = finite.astype(np.float64)
     low, high = float(values.min()), float(values.max())
     if numbers.dtype.kind in "biu" and high - low < BINS:
-        edges: Any = np.arange(low - 0.5, high + 1)
+        edges = np.arange(low - 0.5, high + 1)
     else:
         edges = np.linspace(low, high, BINS + 1)
     counts = np.histogram(values, edges)[0]
     return [float(max(24 * count / counts.max(), 1)) if count else 0.0 for count in counts]
 
 
-def dots_of(inspection: Any) -> dict[str, Any] | None:
+def dots_of(table: dict[str, Array]) -> dict[str, object] | None:
     """The returns of whole episodes as dots; None if there are fewer than three."""
-    table = inspection.episodes
-    returns: Any = table["return"][table["complete"] & np.isfinite(table["return"])]
+    returns = table["return"][table["complete"] & np.isfinite(table["return"])]
     if len(returns) < 3:
         return None
     low, high = float(returns.min()), float(returns.max())
@@ -169,11 +169,11 @@ WIDEST = 64
 CHANNELS = 1, 3, 4
 
 
-def shown_episodes(inspection: Any, report: Any, chosen: int | None) -> list[dict[str, Any]]:
+def shown_episodes(inspection: Any, report: Report, chosen: int | None) -> list[dict[str, Any]]:
     """The steps of some episodes: those that the audit names, the best, the worst, and the last one."""
     marks: dict[int, list[str]] = {}
     for finding in report.findings:
-        for row in rows_of(inspection, finding.examples).tolist():
+        for row in rows_of(inspection.experience, finding.examples).tolist():
             marks.setdefault(row, []).append(finding.rule)
     left, shown = IMAGE_BYTES, list[dict[str, Any]]()
     for name, start, before, steps in _stretches(inspection, sorted(marks), chosen):
@@ -215,7 +215,7 @@ def _stretches(inspection: Any, named: list[int], chosen: int | None) -> list[tu
         episode = int(np.searchsorted(starts, row, "right")) - 1
         notes.setdefault(episode, (", named by the audit", row - int(starts[episode])))
     if len(whole):
-        returns: Any = np.nan_to_num(table["return"][whole])
+        returns = np.nan_to_num(table["return"][whole])
         notes.setdefault(int(whole[returns.argmax()]), (", highest return", 0))
         notes.setdefault(int(whole[returns.argmin()]), (", lowest return", 0))
     notes.setdefault(len(starts) - 1, (", the last one", 0))
@@ -235,9 +235,9 @@ def _written(leaf: Array) -> list[str]:
     return [np.array2string(row, precision=4, separator=", ", threshold=WIDEST) for row in leaf]
 
 
-def rows_of(inspection: Any, places: tuple[int, ...]) -> Ints:
+def rows_of(steps: Experience, places: tuple[int, ...]) -> Ints:
     """The positions of rows that a report names as the source does."""
-    place = inspection.experience.place
+    place = steps.place
     return np.array(places, np.int64) if place is None else np.flatnonzero(np.isin(place, places))
 
 

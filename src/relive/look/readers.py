@@ -21,9 +21,11 @@ from ..errors import FieldError, FileFormatError, ParameterError, ReliveError, S
 from ..files.disk import read_manifest, usable
 from ..files.mapped import is_of_mapped
 from ..files.save import Save
+from ..parameters import is_mapping
 from ..replay.buffer import ReplayBuffer
 from ..replay.durable import copied
 from ..replay.mixture import Mixture
+from ..ring.ring import Ring
 from ..rollout.buffer import RolloutBuffer
 from ..rollout.saving import KIND
 from ..samplers.uniform import Uniform
@@ -32,6 +34,7 @@ from ..steps.schema import map_leaves
 from ..views.transitions import Transition
 from .experience import (
     ALIASES,
+    ArrayTree,
     Experience,
     Leaves,
     as_differences,
@@ -69,7 +72,7 @@ def experience_of(source: Any) -> Experience:
         if (experience := read(source)) is not None:
             return experience
     if isinstance(source, Mapping) or hasattr(source, "items"):
-        fields = dict(cast("Mapping[str, Any]", source).items())
+        fields = dict(cast("Mapping[str, object]", source).items())
         if is_cleanrl(fields):
             experience = cleanrl_arrays(fields)
         else:
@@ -122,15 +125,15 @@ def of_save(path: FilePath) -> Experience:
     return experience
 
 
-def monitor_state_in(extra: Any) -> Any:
+def monitor_state_in(extra: object) -> Mapping[str, object] | None:
     """The state of a monitor that was saved as ``extra``, or in it at any depth of dicts; None if there is none."""
     if is_state(extra):
         return extra
-    members = cast("dict[Any, Any]", extra).values() if isinstance(extra, dict) else ()
+    members = extra.values() if is_mapping(extra) else ()
     return next((found for found in map(monitor_state_in, members) if found is not None), None)
 
 
-def restored_monitor(replay: ReplayBuffer, state: Any) -> Monitor:
+def restored_monitor(replay: ReplayBuffer, state: Mapping[str, object]) -> Monitor:
     """A monitor of a replay that was loaded, with the counts that were saved with it.
 
     Raises:
@@ -158,16 +161,15 @@ def of_replay(replay: ReplayBuffer) -> Experience:
     with replay.lock:
         inside: Any = replay
         inside._writer.mend()  # what a call that was broken off left half done, and what a device knows
-        ring: Any = inside._ring
+        ring: Ring = inside._ring
         envs, numbers = ring.live()
-        places: Ints = ring.places()
+        places = ring.places()
         leaves = {path: as_host(tensor) for path, tensor in ring.store.read(places).items()}
-        complete: Bools = ring.stamp[places] >= 0
+        complete = ring.stamp[places] >= 0
         index = numbers * ring.num_envs + envs
         step, age = ring.step[places].astype(np.int64), ring.completed - 1 - ring.stamp[places]
-        sampler: Any = replay.sampler
-        prioritized = replay.has_priorities and hasattr(sampler, "priorities")
-        priorities = sampler.priorities() if prioritized else None
+        read_priorities = getattr(replay.sampler, "priorities", None) if replay.has_priorities else None
+        priorities = None if read_priorities is None else read_priorities()
     own, selected = replay.own_next_obs, np.flatnonzero(complete)
     stored = {path: leaf[selected] for path, leaf in leaves.items()}
     parts = {name: {path[1:]: leaf for path, leaf in stored.items() if path[0] == name}
@@ -197,7 +199,7 @@ def of_replay(replay: ReplayBuffer) -> Experience:
         action=parts["action"],
         others={path: leaf for path, leaf in stored.items() if path[0] not in named},
         priorities=priorities,
-        live=None if priorities is None else np.ones(len(priorities), np.bool_),
+        drawable=None if priorities is None else np.ones(len(priorities), np.bool_),
         place=index[selected],
         step=step[selected],
         age=age[selected],
@@ -236,7 +238,7 @@ INSIDE = {"agilerl": "_rollout", "fasttd3": "_replay", "pytorchrl": "_rows", "st
 """Drop-in -> the attribute with relive's buffer, where that knows more than the attributes of the host's class."""
 
 
-def of_drop_in(source: Any) -> Experience | None:
+def of_drop_in(source: object) -> Experience | None:
     """A drop-in of ``relive.compat``, by the buffer inside it; None if the attributes of its host say as much."""
     package, _, name = type(source).__module__.partition("relive.compat.")
     host = name.partition(".")[0]
@@ -266,7 +268,7 @@ OF_A_BATCH = ("index", "next_index", "steps", "complete", "discount", "weight")
 """Fields that a replay adds to those of a step."""
 
 
-def of_own_rows(fields: dict[str, Any]) -> Experience | None:
+def of_own_rows(fields: Mapping[str, object]) -> Experience | None:
     """Rows that ``ReplayBuffer.data()`` or ``slice()`` returned, in the order of time; None if it is something else.
 
     An index is ``step number * num_envs + env``. The row of a final observation takes a number of its own.
@@ -293,7 +295,7 @@ def of_own_rows(fields: dict[str, Any]) -> Experience | None:
     order = np.lexsort((index // num_envs, index % num_envs))
     order = order[selected[order]]
     named = {name: value for name, value in fields.items() if name not in OF_A_BATCH}
-    experience = from_arrays(_taken(named, order), "rows of a relive ReplayBuffer", vector=False)
+    experience = from_arrays(_rows_of(named, order), "rows of a relive ReplayBuffer", vector=False)
     experience.env, number = index[order] % num_envs, index[order] // num_envs
     gap = np.diff(number) - 1
     experience.follows = np.append(
@@ -303,7 +305,7 @@ def of_own_rows(fields: dict[str, Any]) -> Experience | None:
     return experience
 
 
-def _taken(fields: dict[str, Any], rows: Any) -> dict[str, Any]:
+def _rows_of(fields: Mapping[str, object], rows: Ints) -> dict[str, ArrayTree]:
     """Rows of fields ``[S, ...]``, nested or not."""
     return {name: tree_of({path: leaf[rows] for path, leaf in leaves_of(x).items()}) for name, x in fields.items()}
 
@@ -312,7 +314,7 @@ def _taken(fields: dict[str, Any], rows: Any) -> dict[str, Any]:
 
 
 def flat_steps(
-    fields: dict[str, Any],
+    fields: Mapping[str, object],
     source: str,
     *,
     full: bool,
@@ -393,7 +395,7 @@ TURNS, ALL_TURNS, CLOSER = 20, 0.98, 0.8
 must lie than neighbours."""
 
 
-def taking_turns(fields: dict[str, Any], source: str) -> Experience | None:
+def taking_turns(fields: Mapping[str, object], source: str) -> Experience | None:
     """Arrays ``[S, ...]`` in which the steps of N envs take turns, as experience; None if they do not."""
     experience = from_arrays(fields, source)
     inner = np.flatnonzero(~experience.ended)
@@ -424,9 +426,9 @@ def taking_turns(fields: dict[str, Any], source: str) -> Experience | None:
     return sorted_
 
 
-def interleaved(fields: dict[str, Any], source: str, order: Ints, env: Ints, *, begins: bool) -> Experience:
+def interleaved(fields: Mapping[str, object], source: str, order: Ints, env: Ints, *, begins: bool) -> Experience:
     """Experience of flat rows ``[S, ...]`` in another order: rows of equal ``env`` follow each other."""
-    experience = from_arrays(_taken(fields, order), source, vector=False, begins=begins)
+    experience = from_arrays(_rows_of(fields, order), source, vector=False, begins=begins)
     experience.env, experience.place = env, order
     experience.follows = np.append(env[1:] == env[:-1], False)
     return experience
@@ -495,19 +497,19 @@ def stride_of(steps: Experience, rows: Array) -> int:
 # -- columns of other libraries ----------------------------------------------------------------------------------------
 
 
-def in_time(values: Any, position: int, full: bool, lost: int = 0) -> Any:
+def in_time(values: object, position: int, full: bool, lost: int = 0) -> ArrayTree:
     """Rows of a ring ``[R, ...]``, nested or not, from the oldest to the newest, without the ``lost`` oldest ones."""
     leaves = {path: [leaf[position + lost :], leaf[:position]] for path, leaf in leaves_of(values).items()}
     return tree_of({path: np.concatenate(parts) if full else parts[1] for path, parts in leaves.items()})
 
 
-def as_blocks(values: Any) -> Any:
+def as_blocks(values: object) -> Array:
     """``[T, N, 1]`` as ``[T, N]``, for numbers that a library keeps with a last axis of 1."""
     array = as_host(values)
     return array.reshape(array.shape[:2])
 
 
-def _flat(value: Any) -> Any:
+def _flat(value: object) -> Array:
     return as_host(value).reshape(-1)
 
 
@@ -534,7 +536,7 @@ def stable_baselines3_rollout(buffer: Any) -> Experience:
     """Its rollout buffers: they keep where episodes start, not how they ended."""
     size, envs = (buffer.buffer_size if buffer.full else buffer.pos), buffer.n_envs
 
-    def ordered(values: Any) -> Any:
+    def ordered(values: Array) -> Array:
         flat = values.shape[:1] == (buffer.buffer_size * envs,)  # get() flattens some columns, env by env
         rows = values.reshape(envs, buffer.buffer_size, *values.shape[1:]).swapaxes(0, 1) if flat else values
         return rows[:size]
@@ -564,7 +566,7 @@ def tianshou_replay(buffer: Any) -> Experience:
     """Its buffers and vector buffers; ``ignore_obs_next`` keeps no observation after a step."""
     parts = [part for part in getattr(buffer, "buffers", [buffer]) if len(part)]
     order = [np.asarray(part.sample_indices(0)) for part in parts]  # 0 means all, from the oldest to the newest
-    columns: dict[str, list[Any]] = {}
+    columns: dict[str, list[ArrayTree]] = {}
     for part, rows in zip(parts, order, strict=True):
         meta = part._meta
         for name, given in TIANSHOU.items():
@@ -582,7 +584,7 @@ TIANSHOU = {"obs": "obs", "action": "act", "reward": "rew", "terminated": "termi
             "next_obs": "obs_next"}  # fmt: skip
 
 
-def _tianshou_leaf(value: Any, rows: Any) -> Any:
+def _tianshou_leaf(value: Any, rows: Array) -> ArrayTree:
     if hasattr(value, "get_keys"):
         return {name: _tianshou_leaf(value[name], rows) for name in value.get_keys()}
     return np.asarray(value)[rows]
@@ -637,7 +639,7 @@ def steps_with_next(data: Any, source: str, *, full: bool, envs: int | None) -> 
         raise FieldError(f'{source}: expected steps with a "next", got {", ".join(map(str, data.keys()))}')
     observed = [name for name in data.keys() if name in after.keys() and name not in FLAGS]
     obs, next_obs = (tree_of(leaves_of({name: x.get(name) for name in observed})) for x in (data, after))
-    rest: dict[str, Any] = {name: _flat(after.get(name)) for name in FLAGS if name in after.keys()}
+    rest: dict[str, object] = {name: _flat(after.get(name)) for name in FLAGS if name in after.keys()}
     if "truncated" not in rest or "terminated" not in rest:
         rest["done"] = rest.get("done", rest.get("terminated"))
     else:
@@ -672,7 +674,7 @@ OF_A_STEP = ("obs", "next_obs", "final_obs", "action", "reward", "terminated", "
 """The names that no further entry may have here."""
 
 
-def _numbers_in(entry: Any) -> Any:
+def _numbers_in(entry: Any) -> object:
     """The tensors of an entry, nested as it is; None if there are none, as in text."""
     if isinstance(entry, Tensor):
         return entry
@@ -696,8 +698,8 @@ def agilerl_replay(buffer: Any) -> Experience:
 
 def agilerl_rollout(buffer: Any) -> Experience:
     """Its rollout buffer: ``dones`` are ends of both kinds, and the next observation is what ``step()`` returned."""
-    columns, names = buffer.buffer, ("observations", "next_observations", "actions", "rewards", "dones", "values",
-                                     "advantages", "returns", "log_probs")  # fmt: skip
+    columns, computed = buffer.buffer, ("values", "advantages", "returns", "log_probs")
+    names = ("observations", "next_observations", "actions", "rewards", "dones", *computed)
     fields = {name: in_time(columns[name], buffer.pos, buffer.full) for name in names if name in columns}
     begins = not (buffer.full and buffer.wrap_at_capacity)
     return from_arrays(fields, f"agilerl {type(buffer).__name__}", vector=True, begins=begins)
@@ -768,7 +770,7 @@ def lerobot_dataset(dataset: Any) -> Experience:
     column = {name: np.asarray(table[name][:]) for name in numbers if name in READ or name.startswith("observation.")}
     episode = column["episode_index"].reshape(-1)
     last = np.append(episode[1:] != episode[:-1], True)[: len(episode)]
-    fields: dict[str, Any] = {
+    fields: dict[str, ArrayTree] = {
         "obs": {name.removeprefix("observation."): x for name, x in column.items() if name.startswith("observation.")},
         "reward": column.get("next.reward", np.zeros(len(episode))).reshape(-1),
     }
@@ -813,7 +815,7 @@ def rsl_rl_rollout(storage: Any) -> Experience:
     size = storage.step
     names = ("rewards", "dones", "values", "returns", "advantages")
     columns = {name: getattr(storage, name, None) for name in names}
-    fields: dict[str, Any] = {name: as_blocks(x)[:size] for name, x in columns.items() if x is not None}
+    fields: dict[str, ArrayTree] = {name: as_blocks(x)[:size] for name, x in columns.items() if x is not None}
     fields |= {name: in_time(getattr(storage, name), size, False) for name in ("observations", "actions")}
     time_outs = getattr(storage, "time_outs", None)
     if time_outs is not None and bool((as_host(time_outs)[:size] != 0).any()):
@@ -830,7 +832,7 @@ def embodichain_rollout(buffer: Any) -> Experience:
     """Its rollout buffer ``[N, T + 1]``: the last slot holds the bootstrap value, and is no step."""
     rollout = buffer.buffer
     names = ["obs", "action", "reward", "terminated", "truncated", "value", "advantage", "return", "final_value"]
-    fields: dict[str, Any] = {}
+    fields: dict[str, ArrayTree] = {}
     for name in names:
         if name in rollout.keys():
             steps = {path: x.swapaxes(0, 1)[: buffer.rollout_len] for path, x in leaves_of(rollout[name]).items()}
@@ -839,12 +841,12 @@ def embodichain_rollout(buffer: Any) -> Experience:
 
 
 # -- CleanRL -------------------------------------------------------------------------------------------------------
-def is_cleanrl(fields: Mapping[str, Any]) -> bool:
+def is_cleanrl(fields: Mapping[str, object]) -> bool:
     """True if arrays have the names that CleanRL's PPO gives to its rollout."""
     return {"obs", "actions", "logprobs", "rewards", "dones", "values"} <= set(fields)
 
 
-def cleanrl_arrays(fields: Mapping[str, Any]) -> Experience:
+def cleanrl_arrays(fields: Mapping[str, object]) -> Experience:
     """The rollout ``[T, N, ...]`` of CleanRL's PPO by its names: ``dones`` are the flags of the steps before.
 
     ``next_done`` ``[N]``, if it is given, has the flags of the last steps. ``next_obs``, the observations after them,
@@ -867,7 +869,7 @@ def cleanrl_arrays(fields: Mapping[str, Any]) -> Experience:
 
 
 @dataclass(frozen=True)
-class Reader:
+class HostReader:
     """A function that reads the buffers of one class, and of its subclasses.
 
     Args:
@@ -883,7 +885,7 @@ class Reader:
     read: Callable[[Any], Experience]
     attributes: tuple[str, ...] | None = None
 
-    def reads(self, kind: type, source: Any) -> bool:
+    def reads(self, kind: type, source: object) -> bool:
         """True if a source, one of whose classes is ``kind``, is for this reader."""
         if kind.__qualname__ != self.name:
             return False
@@ -896,26 +898,26 @@ RING = ("observations", "actions", "rewards", "dones", "timeouts", "pos", "full"
 """The attributes of Stable-Baselines3's replay buffers, and of CleanRL's copy of them."""
 
 READERS = (
-    Reader("stable_baselines3", "ReplayBuffer", stable_baselines3_replay, RING),
-    Reader("stable_baselines3", "RolloutBuffer", stable_baselines3_rollout,
-           ("observations", "actions", "rewards", "episode_starts", "values", "pos", "full")),
-    Reader("tianshou", "ReplayBuffer", tianshou_replay),
-    Reader("cpprb", "ReplayBuffer", cpprb_replay),
-    Reader("torchrl", "ReplayBuffer", torchrl_replay),
-    Reader("agilerl", "ReplayBuffer", agilerl_replay, ("storage", "_cursor", "max_size")),
-    Reader("agilerl", "RolloutBuffer", agilerl_rollout, ("buffer", "pos", "full", "wrap_at_capacity")),
-    Reader("embodichain", "RolloutBuffer", embodichain_rollout, ("buffer", "rollout_len", "num_envs")),
-    Reader("pytorchrl", "ReplayBuffer", pytorchrl_replay, ("data", "step", "size", "max_size")),
-    Reader("pytorchrl", "VanillaOnPolicyBuffer", pytorchrl_rollout, ("data", "step", "size")),
-    Reader("rsl_rl", "RolloutStorage", rsl_rl_rollout, ("observations", "rewards", "dones", "step")),
-    Reader("velora", "ReplayBuffer", velora_replay, ("states", "next_states", "hiddens", "position", "size")),
-    Reader("lerobot", "ReplayBuffer", lerobot_replay, ("states", "truncateds", "position", "size")),
-    Reader("lerobot", "LeRobotDataset", lerobot_dataset, ("hf_dataset", "features")),
-    Reader("fast_td3", "SimpleReplayBuffer", fast_td3_replay, ("truncations", "next_observations", "ptr")),
+    HostReader("stable_baselines3", "ReplayBuffer", stable_baselines3_replay, RING),
+    HostReader("stable_baselines3", "RolloutBuffer", stable_baselines3_rollout,
+               ("observations", "actions", "rewards", "episode_starts", "values", "pos", "full")),
+    HostReader("tianshou", "ReplayBuffer", tianshou_replay),
+    HostReader("cpprb", "ReplayBuffer", cpprb_replay),
+    HostReader("torchrl", "ReplayBuffer", torchrl_replay),
+    HostReader("agilerl", "ReplayBuffer", agilerl_replay, ("storage", "_cursor", "max_size")),
+    HostReader("agilerl", "RolloutBuffer", agilerl_rollout, ("buffer", "pos", "full", "wrap_at_capacity")),
+    HostReader("embodichain", "RolloutBuffer", embodichain_rollout, ("buffer", "rollout_len", "num_envs")),
+    HostReader("pytorchrl", "ReplayBuffer", pytorchrl_replay, ("data", "step", "size", "max_size")),
+    HostReader("pytorchrl", "VanillaOnPolicyBuffer", pytorchrl_rollout, ("data", "step", "size")),
+    HostReader("rsl_rl", "RolloutStorage", rsl_rl_rollout, ("observations", "rewards", "dones", "step")),
+    HostReader("velora", "ReplayBuffer", velora_replay, ("states", "next_states", "hiddens", "position", "size")),
+    HostReader("lerobot", "ReplayBuffer", lerobot_replay, ("states", "truncateds", "position", "size")),
+    HostReader("lerobot", "LeRobotDataset", lerobot_dataset, ("hf_dataset", "features")),
+    HostReader("fast_td3", "SimpleReplayBuffer", fast_td3_replay, ("truncations", "next_observations", "ptr")),
 )  # fmt: skip
 
 
-def read_host(source: Any) -> Experience | None:
+def read_host(source: object) -> Experience | None:
     """A live buffer of another library, a copy of one, or a drop-in for one, as experience; None if none is known.
 
     Raises:

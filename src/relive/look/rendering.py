@@ -7,25 +7,28 @@ from base64 import b64encode
 from functools import cache
 from hashlib import sha256
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..printable import printable
 
+if TYPE_CHECKING:
+    from jinja2 import Template
 
-def rendered(**values: Any) -> str:
+
+def rendered(**values: object) -> str:
     """The template with values: ``whole`` for a page, ``report`` for an audit; the template names the others."""
     return _template().render(policy=policy, verdict=verdict, **values)
 
 
 @cache
-def _template() -> Any:
+def _template() -> Template:
     from jinja2 import Environment  # torch brings it
 
     text = resources.files(__package__ or "").joinpath("page.html.j2").read_text(encoding="utf-8")
     return Environment(autoescape=True, finalize=_shown).from_string(text)
 
 
-def _shown(value: Any) -> Any:
+def _shown(value: object) -> object:
     """A value of the page. Text is a name or a sentence; what is safe already is markup."""
     return printable(value) if type(value) is str else value
 

@@ -18,9 +18,12 @@ from ..printable import shown
 from ..steps.arrays import Array, Bools, Ints, as_host, to_tensor
 from ..steps.schema import Path, dotted, map_leaves
 from .continuity import offset_of_ends, stored_ignored_steps
-from .experience import Experience, Leaves, are_whole, real_numbers, same_rows, tree_of
+from .experience import ArrayTree, Experience, Leaves, are_whole, real_numbers, same_rows, tree_of
 from .findings import Finding, Lack, Look, Sureness, found, rule, skip_if
 from .heads import MOST, Head, numbers_of
+
+Function = Callable[..., object]
+"""A function of the user's, such as a critic."""
 
 # -- single fields -----------------------------------------------------------------------------------------------------
 
@@ -34,7 +37,7 @@ def not_finite(steps: Experience) -> Look:
         flat = real_numbers(leaf.reshape(len(leaf), -1))
         if np.isfinite(np.sum(flat, dtype=np.float64)):  # a sum is finite only if all numbers are
             continue
-        bad = ~np.isfinite(flat).all(1)
+        bad = np.logical_not(np.isfinite(flat).all(1))
         if path[0] == "next_obs" and steps.next_obs is not None:
             bad &= ~steps.still
         yield from steps.found("not-finite", "certain", f"'{dotted(path)}' holds NaN or infinite numbers",
@@ -137,7 +140,7 @@ def _odd(name: str, steps: Experience, envs: list[int], what: str) -> Iterator[F
     return steps.found(name, "likely", what.format(", ".join(map(str, envs))), mend, np.isin(steps.env, envs))
 
 
-def _mostly(numbers: Array) -> Any:
+def _mostly(numbers: Array) -> object:
     """The number that comes most often."""
     kinds, counts = np.unique(numbers, return_counts=True)
     return kinds[np.argmax(counts)]
@@ -201,7 +204,7 @@ def odd_flags(steps: Experience) -> Look:
 
 
 @rule("outside-space")
-def outside_space(steps: Experience, spaces: dict[str, Any]) -> Look:
+def outside_space(steps: Experience, spaces: dict[str, object]) -> Look:
     """Observations and actions outside the Gymnasium spaces that are given.
 
     Raises:
@@ -273,20 +276,21 @@ def _outside(space: Any, leaf: Array, where: str) -> Array:
 @rule("priority-not-finite", "priority-of-dead-row", "priority-zero")
 def priorities(steps: Experience) -> Look:
     """Priorities that are not finite, that belong to rows without a transition, or that are 0."""
-    weight, live = steps.priorities, steps.live
+    weight, drawable = steps.priorities, steps.drawable
     if weight is None or not len(weight):
         raise Lack("it has no priorities", absent=True)
     bad = ~np.isfinite(weight) | (weight < 0)
     yield from found("priority-not-finite", "certain", "priorities are NaN, infinite or negative",
                      "refuse TD errors that are not finite before they reach the sampler",
                      bad, len(weight))  # fmt: skip
-    if live is not None:
+    if drawable is not None:
         yield from found("priority-of-dead-row", "certain",
                          "rows that hold no transition have a priority, and are drawn",
                          "set the priorities of rows that were cleared, or not yet written, to 0",
-                         ~live & (weight > 0) & ~bad, len(weight))  # fmt: skip
+                         ~drawable & (weight > 0) & ~bad, len(weight))  # fmt: skip
         yield from found("priority-zero", "likely", "stored transitions have priority 0, and are never drawn",
-                         "add a small eps to every TD error", live & (weight == 0), int(live.sum()))  # fmt: skip
+                         "add a small eps to every TD error",
+                         drawable & (weight == 0), int(drawable.sum()))  # fmt: skip
     return len(weight)
 
 
@@ -343,7 +347,7 @@ def value_one_step_off(steps: Experience, head: Head) -> Look:
 
 
 def _one_step_off(
-    name: str, steps: Experience, rows: Ints, inputs: Any, target: Any, unrelated: str, text: str, advice: str
+    name: str, steps: Experience, rows: Ints, inputs: Array, target: Array, unrelated: str, text: str, advice: str
 ) -> Look:
     """A field that follows from the row before or after, and not from its own row.
 
@@ -436,9 +440,7 @@ def _moving(steps: Experience, acts: Array, rows: Ints, moved: Array, lags: tupl
     """
     state = kernel_of(np.asarray(steps.numbers[rows], np.float64))
     errors: dict[int | None, Array] = {None: _errors(state, moved)}
-    return errors | {
-        lag: _errors(state + (1 + state) * _alike_actions(steps, acts, rows, lag), moved) for lag in lags
-    }  # fmt: skip
+    return errors | {lag: _errors(state + (1 + state) * _alike_actions(steps, acts, rows, lag), moved) for lag in lags}
 
 
 def _alike_actions(steps: Experience, acts: Array, rows: Ints, lag: int) -> Array:
@@ -680,8 +682,9 @@ def _fitting_rows(raw: Array, column: Array, rows: Ints) -> Array:
 def _clearly_less(one: Array, other: Array) -> bool:
     """True if errors ``[K]`` are clearly smaller than others of the same rows."""
     less = other - one
-    return bool(one.mean() < CLEARLY * other.mean()
-                and less.mean() > FAR_BEYOND_NOISE * less.std() / np.sqrt(len(less)))  # fmt: skip
+    return bool(
+        one.mean() < CLEARLY * other.mean() and less.mean() > FAR_BEYOND_NOISE * less.std() / np.sqrt(len(less))
+    )
 
 
 # -- what is learned from other rows -----------------------------------------------------------------------------------
@@ -800,7 +803,7 @@ AGREES = 1e-3
 
 
 @rule("value-of-another-observation", "value-one-step-off")
-def values_of_critic(steps: Experience, head: Head, critic: Callable[..., Any] | None) -> Look:
+def values_of_critic(steps: Experience, head: Head, critic: Function | None) -> Look:
     """Values that are not those of the critic."""
     value = head.value
     if critic is None:
@@ -816,7 +819,7 @@ def values_of_critic(steps: Experience, head: Head, critic: Callable[..., Any] |
 
 
 @rule("log-prob-of-another-action", "log-prob-one-step-off")
-def log_probs(steps: Experience, policy: Callable[..., Any] | None) -> Look:
+def log_probs(steps: Experience, policy: Function | None) -> Look:
     """Log-probabilities that are not those of the stored actions."""
     stored = numbers_of(steps, "log_prob")
     if policy is None:
@@ -859,7 +862,7 @@ def _compared(
 
 
 @rule("reward-of-the-old-goal")
-def goal_rewards(steps: Experience, reward_fn: Callable[..., Any] | None) -> Look:
+def goal_rewards(steps: Experience, reward_fn: Function | None) -> Look:
     """Rewards that are not those of the stored goal, as where a goal was exchanged and the reward was not."""
     achieved, desired = _goals(steps, "reward_fn", reward_fn)
     skip_if(steps.window > 1, "rows are n-step transitions, whose rewards are sums")
@@ -873,7 +876,7 @@ def goal_rewards(steps: Experience, reward_fn: Callable[..., Any] | None) -> Loo
 
 
 @rule("terminal-of-the-old-goal")
-def goal_terminals(steps: Experience, terminated_fn: Callable[..., Any] | None) -> Look:
+def goal_terminals(steps: Experience, terminated_fn: Function | None) -> Look:
     """Steps that reach their goal and are not flagged, though ``terminated_fn`` says that they end there."""
     if terminated_fn is None:
         raise Lack("pass terminated_fn, a function of achieved and desired goals", absent=True)
@@ -888,7 +891,7 @@ def goal_terminals(steps: Experience, terminated_fn: Callable[..., Any] | None) 
     return len(rows)
 
 
-def _goals(steps: Experience, name: str, function: Callable[..., Any] | None) -> tuple[Array, Array]:
+def _goals(steps: Experience, name: str, function: Function | None) -> tuple[Array, Array]:
     """The goal that each step achieved, and the one it was to achieve, ``[S, ...]``.
 
     Raises:
@@ -903,7 +906,7 @@ def _goals(steps: Experience, name: str, function: Callable[..., Any] | None) ->
     return after, desired
 
 
-def _old_goal(steps: Experience, rows: Any, looked: int, sure: Sureness) -> Iterator[Finding]:
+def _old_goal(steps: Experience, rows: Array, looked: int, sure: Sureness) -> Iterator[Finding]:
     return steps.found("reward-of-the-old-goal", sure,
         "rewards are not those of the stored goals: goals were exchanged, and the rewards are those of others",
         "compute the reward again from the achieved and the new goal", rows, looked)  # fmt: skip
@@ -938,7 +941,7 @@ def _sampled_rows(steps: Experience) -> Ints:
 
 def answers_of(
     name: str,
-    function: Callable[..., Any],
+    function: Function,
     rows: Ints,
     *inputs: Leaves,
     arrays: bool = False,
@@ -973,7 +976,7 @@ def answers_of(
     return np.concatenate(answers)
 
 
-def _call(function: Callable[..., Any], trees: list[Any], arrays: bool) -> Any:
+def _call(function: Function, trees: list[ArrayTree], arrays: bool) -> object:
     first, second = (trees, map(_tensors, trees)) if arrays else (map(_tensors, trees), trees)
     try:
         return function(*first)
@@ -984,6 +987,6 @@ def _call(function: Callable[..., Any], trees: list[Any], arrays: bool) -> Any:
             raise error from other
 
 
-def _tensors(tree: Any) -> Any:
+def _tensors(tree: ArrayTree) -> Any:
     """Arrays in nested dicts, as tensors."""
     return map_leaves(to_tensor, tree)

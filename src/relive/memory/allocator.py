@@ -18,7 +18,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from ..core import Pool
@@ -35,7 +35,7 @@ class Allocator(ABC):
     """True if the process that had the arrays before ended without closing them."""
 
     @abstractmethod
-    def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+    def take(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         """An array of this shape and dtype. It holds zeros, or what an earlier process left under the name."""
 
     def has(self, name: str) -> bool:
@@ -49,7 +49,7 @@ class Allocator(ABC):
 class Ram(Allocator):
     """Private memory of this process."""
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+    def take(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         """Zeros."""
         # An array, not a tensor: moving a tensor to shared memory would move all tensors that share its storage.
         return zeroed(math.prod(shape) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
@@ -126,20 +126,20 @@ class Recycled(Pool):
 
 # -- locks and forks ------------------------------------------------------------------------------------------
 
-_locks: dict[int, ReferenceType[Any]] = {}
+_locks: dict[int, ReferenceType[RLock]] = {}
 
 
 class _Held(local):
     """The locks that the current thread took for a fork."""
 
     def __init__(self) -> None:
-        self.locks: list[Any] = []
+        self.locks: list[RLock] = []
 
 
 _held = _Held()
 
 
-def shared_lock() -> Any:
+def shared_lock() -> RLock:
     """A lock that threads may share. A fork takes it before the process is copied.
 
     So a child finds the lock free, and never sees half a change of what it guards.
@@ -169,7 +169,7 @@ def _release() -> None:
         _held.locks.pop().release()
 
 
-ONLY_HERE: WeakKeyDictionary[Any, Callable[[Any], object]] = WeakKeyDictionary()
+ONLY_HERE: WeakKeyDictionary[object, Callable[[Any], object]] = WeakKeyDictionary()
 """Objects whose files belong to this process alone, and for each the function that a forked child calls with it.
 
 A child that kept an inherited file open would keep the lock or the connection of a parent that has ended.

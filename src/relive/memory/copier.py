@@ -50,17 +50,17 @@ class StepCopier:
             list(leaves), [x.dtype for x in fields], [x.shape for x in fields], count, self._targets, finite, defaults
         )
         """The fields, as compiled code takes them."""
-        self.take: Callable[[int, Any, bool], bool] = self.fields.take
+        self.take: Callable[[int, object, bool], bool] = self.fields.take
         """Takes a row and a step, and True for debug mode. Copies the step there if all of its fields can be read, and
         are finite in debug mode where they have to be.
 
         After False the row is as it was, and the step may still be right.
         """
-        self.leaves: Callable[[Any], tuple[Any, ...] | None] = self.fields.leaves
+        self.leaves: Callable[[object], tuple[Array | Tensor, ...] | None] = self.fields.leaves
         """Takes a step. Returns its leaves as arrays and tensors that are stored as they are, or None if one cannot be
         read here."""
 
-    def write(self, row: int, values: Sequence[Any]) -> None:
+    def write(self, row: int, values: Sequence[Array | Tensor]) -> None:
         """Store a checked step in a row: arrays and tensors in RAM, one for each target."""
         if self.take(row, tuple(values), False):
             return

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor
 
 from ..steps.arrays import Array, Ints, numpy_dtype, numpy_view
 from ..steps.schema import Field, Path
 from .layout import BatchLayout, RowLayout, field_groups, row_layout
-from .ram import HOSTED, HostedRows, first_beyond, in_ram, staged_leaves
+from .ram import ALWAYS_IN_RAM, HostedRows, first_beyond, in_ram, staged_leaves
 from .store import Plan, Remainder, Where, as_places, require_rows
 
 PIECE = 2**26
@@ -55,20 +55,20 @@ class DeviceRows(HostedRows):
         self._now = [path for path in small if path[0] != "next_obs"]
         self._then = [path for path in small if path[0] == ("next_obs" if self._own_next else "obs")]
         """The small fields that are read of a window's first row, and of the row of its next observation."""
-        self._ended: Any = np.zeros(0, np.bool_)
+        self._ended: Array = np.zeros(0, np.bool_)
 
     # -- writing ------------------------------------------------------------------------------------------------
 
     @property
-    def memory(self) -> list[Any]:
+    def memory(self) -> list[Array | Tensor]:
         """The rows in RAM, and those of each part."""
         return [self.target, *(part.words for part in self.parts)]
 
-    def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Remainder]:
+    def stage(self, role: str, count: int, values: Sequence[Array | Tensor]) -> tuple[Array, Remainder]:
         """Stage rewards and flags in RAM, and pack the rest on the device. Its errors come before any change."""
         given = dict(zip(staged_leaves(self.leaves, role), values, strict=True))
         if role == "step":
-            rows, _ = self._host.stage(role, count, self._on_host([given[path] for path in HOSTED]))
+            rows, _ = self._host.stage(role, count, self._on_host([given[path] for path in ALWAYS_IN_RAM]))
             flags = self.layout.arrays(rows)
             self._ended = flags["terminated",] | flags["truncated",]
             return rows, [(part, part.staged(given)) for part in self.parts]
@@ -82,19 +82,19 @@ class DeviceRows(HostedRows):
         parts = [part for part in self.parts if any(path in chosen for path in part.layout.fields)]
         return rows, [(part, part.staged(chosen, part.obs_bytes)) for part in parts]
 
-    def _on_host(self, values: Sequence[Any]) -> list[Any]:
+    def _on_host(self, values: Sequence[Array | Tensor]) -> list[Array | Tensor]:
         """Rewards and flags in RAM; those on the device come in one copy."""
-        far = [path for path, value in zip(HOSTED, values, strict=True) if isinstance(value, Tensor)]
+        given = dict(zip(ALWAYS_IN_RAM, values, strict=True))
+        far = {path: value for path, value in given.items() if isinstance(value, Tensor)}
         if not far:
             return list(values)
         # packed on the device and sent once: each wait for the device costs more than the bytes
         layout = RowLayout({path: self.leaves[path] for path in far})
-        here = dict(zip(HOSTED, values, strict=True))
         rows = torch.empty((len(values[0]), layout.nbytes), dtype=torch.uint8, device=self.device)
-        for path in far:
-            layout.view(rows, path).copy_(here[path])
+        for path, value in far.items():
+            layout.view(rows, path).copy_(value)
         arrays = layout.arrays(rows.cpu().numpy())
-        return [arrays.get(path, value) for path, value in here.items()]
+        return [arrays.get(path, value) for path, value in given.items()]
 
     def write(self, remainder: Remainder, places: Ints) -> None:
         """Copy staged rows into those of the device."""
@@ -178,7 +178,7 @@ class DeviceRows(HostedRows):
     def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
         """Gather fields on the device."""
         wanted = list(paths)
-        found, hosted = self.read_rows(where, wanted), [path for path in wanted if path in HOSTED]
+        found, hosted = self.read_rows(where, wanted), [path for path in wanted if path in ALWAYS_IN_RAM]
         if hosted:
             places = where.cpu().numpy()
             # the row of zeros is on the device alone: in RAM, a negative place stands for it
@@ -188,12 +188,12 @@ class DeviceRows(HostedRows):
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
         """Rewards and flags from RAM, all other fields from the device."""
         wanted = list(self.leaves if paths is None else paths)
-        hosted = [path for path in wanted if path in HOSTED]
+        hosted = [path for path in wanted if path in ALWAYS_IN_RAM]
         near = list(map(numpy_view, self._host.read(places, hosted).values()))
         found = dict(zip(hosted, self.tensors(*near), strict=True))
         if len(hosted) < len(wanted):
             (where,) = self.places(places)
-            found |= self.gather([path for path in wanted if path not in HOSTED], where)
+            found |= self.gather([path for path in wanted if path not in ALWAYS_IN_RAM], where)
         return {path: found[path] for path in wanted}
 
     def views(self) -> dict[Path, Tensor]:
@@ -206,8 +206,8 @@ class DeviceRows(HostedRows):
     def tensors(self, *arrays: Array) -> list[Tensor]:
         """Send arrays in one copy."""
         packet = _Packet(self.device, *((array.shape, array.dtype) for array in arrays))
-        for noted, array in zip(packet.arrays, arrays, strict=True):
-            noted[...] = array
+        for target, array in zip(packet.arrays, arrays, strict=True):
+            target[...] = array
         return packet.sent()
 
     # -- saving -------------------------------------------------------------------------------------------------
@@ -250,23 +250,24 @@ class Part:
         self.words: Tensor = torch.zeros((num_rows + 2, layout.nbytes // WORD), dtype=torch.int64, device=device)
         """The rows, int64 ``[R + 2, W]``."""
 
-    def staged(self, given: Mapping[Path, Any], nbytes: int | None = None) -> Tensor:
+    def staged(self, given: Mapping[Path, Array | Tensor], nbytes: int | None = None) -> Tensor:
         """The first ``nbytes`` (default: all) of rows to store, packed on the device: int64 ``[K, nbytes / 8]``.
 
         Arrays are sent in one copy. Tensors are already on the device.
         """
         values = {path: given[path] for path in self.layout.fields if path in given}
-        arrays = [path for path, value in values.items() if not isinstance(value, Tensor)]
+        tensors = {path: value for path, value in values.items() if isinstance(value, Tensor)}
+        arrays = {path: value for path, value in values.items() if not isinstance(value, Tensor)}
         if arrays:
             # in the order of memory and of the field's dtype, so that a copy of bytes is one of numbers
-            shapes = [(len(values[path]), *self.layout.fields[path].shape) for path in arrays]
-            dtypes = [numpy_dtype(self.layout.fields[path].dtype) for path in arrays]
-            packet = _Packet(self._device, *zip(shapes, dtypes, strict=True))
-            for noted, path in zip(packet.arrays, arrays, strict=True):
-                noted[...] = values[path]
-            for path, sent in zip(arrays, packet.sent(), strict=True):
-                values[path] = sent.view(self.layout.fields[path].dtype)
-        return self.packed(values, nbytes)
+            fields = [self.layout.fields[path] for path in arrays]
+            shapes = [(len(array), *field.shape) for array, field in zip(arrays.values(), fields, strict=True)]
+            packet = _Packet(self._device, *zip(shapes, [numpy_dtype(field.dtype) for field in fields], strict=True))
+            for target, array in zip(packet.arrays, arrays.values(), strict=True):
+                target[...] = array
+            for path, field, sent in zip(arrays, fields, packet.sent(), strict=True):
+                tensors[path] = sent.view(field.dtype)
+        return self.packed(tensors, nbytes)
 
     def packed(self, values: Mapping[Path, Tensor], nbytes: int | None = None) -> Tensor:
         """Fields ``[K, ...]`` side by side in rows, with zeros between them and for those that are missing."""
@@ -319,7 +320,7 @@ class Part:
 class _Packet:
     """Arrays in one piece of memory, sent to a device in one copy. For CUDA the memory is page-locked."""
 
-    def __init__(self, device: torch.device, *arrays: tuple[tuple[int, ...], Any]) -> None:
+    def __init__(self, device: torch.device, *arrays: tuple[tuple[int, ...], DTypeLike]) -> None:
         self._device, self._pinned = device, device.type == "cuda"
         self._spans: list[tuple[int, int]] = []
         end = 0
@@ -329,7 +330,7 @@ class _Packet:
             end += -(-nbytes // ALIGNED) * ALIGNED  # so the next array is aligned for any dtype
         self._bytes = torch.empty(end, dtype=torch.uint8, device="cpu", pin_memory=self._pinned)
         memory = self._bytes.numpy()
-        self.arrays: list[Any] = [
+        self.arrays: list[Array] = [
             memory[begin:stop].view(dtype).reshape(shape)
             for (begin, stop), (shape, dtype) in zip(self._spans, arrays, strict=True)
         ]
@@ -358,6 +359,6 @@ def device_row_bytes(leaves: Mapping[Path, Field]) -> tuple[int, int]:
 def _layouts(leaves: Mapping[Path, Field]) -> list[RowLayout]:
     """The layouts of rows on the device: one for all small fields, one for each large field."""
     _, large = row_layout(leaves)
-    groups = field_groups({path: field for path, field in leaves.items() if path not in HOSTED}, large)
+    groups = field_groups({path: field for path, field in leaves.items() if path not in ALWAYS_IN_RAM}, large)
     packed = [RowLayout(*groups)] if any(groups) else []
     return packed + [RowLayout({path: leaves[path]}) for path in leaves if path in large]

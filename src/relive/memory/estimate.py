@@ -13,6 +13,7 @@ import torch
 
 from ..errors import ParameterError
 from ..parameters import Rule, is_count, require
+from ..steps.arrays import Array
 from ..steps.schema import Field, Path, dotted
 from .device import device_row_bytes
 from .layout import BOOKKEEPING, row_layout
@@ -171,7 +172,7 @@ def require_free(size: int, device: torch.device, what: str, advice: str) -> Non
         raise ParameterError(f"{what} would take {size:,} bytes{where} and {free:,} are free; {advice}")
 
 
-def require_whole(fields: Mapping[str, Any]) -> None:
+def require_whole(fields: Mapping[str, object]) -> None:
     """Check that arrays which repeat their numbers fit into RAM as a whole, since copies and flags take that much.
 
     Such an array has any shape and takes no memory: it is made by ``numpy.broadcast_to`` or ``Tensor.expand``.
@@ -193,7 +194,7 @@ def _repeated(value: Any) -> int:
     if isinstance(value, torch.Tensor):
         strides = value.stride() if value.layout is torch.strided and not value.is_nested else ()
     elif isinstance(value, np.ndarray):
-        value = cast("np.ndarray[Any, Any]", value)
+        value = cast("Array", value)
         strides = value.strides
     elif isinstance(value, tuple):
         return sum(map(_repeated, cast("tuple[Any, ...]", value)))

@@ -11,15 +11,22 @@ torch does not recover from an operation that cannot be captured. So what is cap
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Hashable, Iterable
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from typing import Any, TypeAlias, TypeVar, cast
 from warnings import warn
 
 import torch
 from torch import Tensor
 
+from ..steps.schema import Path
 from .copier import BoundedCache, copy_all
+
+R = TypeVar("R")
+
+Result: TypeAlias = "Tensor | dict[Path, Tensor] | None"
+"""The result of a call that may be captured."""
+
 
 TRIALS = 2
 """Calls of a form that are made as they are. In the first, a compiler may have work to do; after the last, a graph is
@@ -51,18 +58,18 @@ class Graphed:
     """
 
     def __init__(
-        self, call: Callable[..., Any], device: torch.device, relied_on: Callable[[], tuple[Any, ...]]
+        self, call: Callable[..., Result], device: torch.device, relied_on: Callable[[], tuple[Hashable, ...]]
     ) -> None:
         self._call, self._device, self._relied_on = call, device, relied_on
-        self._forms = BoundedCache[tuple[Any, ...], _Form]()
+        self._forms = BoundedCache[tuple[Hashable, ...], _Form]()
         self._pool: Any = None
         """The memory of all graphs. What one of them needs only while it runs, the others use as well."""
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *values: object) -> Any:
         """Run the function, or its graph, with these arguments; returns a copy of the result."""
         within = torch.cuda.is_current_stream_capturing()  # then the call becomes a part of the caller's graph
-        form = _Form(given) if within else self._form(given)
-        form.take(given)
+        form = _Form(values) if within else self._form(values)
+        form.take(values)
         if form.graph is not None:
             return form.graph()
         # All is as it will be in the graph, the tensors and torch's modes: or a compiler would begin to compile there.
@@ -74,9 +81,9 @@ class Graphed:
                     self._capture(form)
         return result
 
-    def _form(self, given: tuple[Any, ...]) -> _Form:
-        key = *map(_form_of, given), *self._relied_on()
-        return self._forms.get(key) or self._forms.keep(key, _Form(given), MOST_FORMS)
+    def _form(self, values: tuple[object, ...]) -> _Form:
+        key = *map(_form_of, values), *self._relied_on()
+        return self._forms.get(key) or self._forms.keep(key, _Form(values), MOST_FORMS)
 
     def _capture(self, form: _Form) -> None:
         try:
@@ -90,17 +97,17 @@ class Graphed:
 class _Form:
     """Calls of one form: the memory for their arguments, and their graph once there is one."""
 
-    def __init__(self, given: tuple[Any, ...]) -> None:
+    def __init__(self, values: tuple[object, ...]) -> None:
         with torch.inference_mode(False):
-            self.arguments = [_emptied(value) for value in given]
+            self.arguments = [_emptied(value) for value in values]
         self.trials = TRIALS
         self.graph: _Graph | None = None
         self._tensors = _tensors(self.arguments)
 
-    def take(self, given: tuple[Any, ...]) -> None:
+    def take(self, values: tuple[object, ...]) -> None:
         """Copy the tensors of a call."""
         with torch.no_grad():
-            copy_all(self._tensors, _tensors(given))
+            copy_all(self._tensors, _tensors(values))
 
 
 class _Graph:
@@ -111,12 +118,12 @@ class _Graph:
         result: where it then writes its result.
     """
 
-    def __init__(self, replay: Callable[[], None], result: Any) -> None:
+    def __init__(self, replay: Callable[[], None], result: Result) -> None:
         self._replay = replay
-        self._names = list(cast("dict[Any, Tensor]", result)) if isinstance(result, dict) else None
-        self._tensors = _tensors([result] if self._names is None else [result[name] for name in self._names])
+        self._names = list(result) if isinstance(result, dict) else None
+        self._tensors = list(result.values()) if isinstance(result, dict) else _tensors([result])
 
-    def __call__(self) -> Any:
+    def __call__(self) -> Result:
         """Run it; returns a copy of its result."""
         self._replay()
         copies = [torch.empty_like(tensor) for tensor in self._tensors]
@@ -126,7 +133,7 @@ class _Graph:
         return copies[0] if copies else None
 
 
-def capture(call: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Callable[[], None], Any, Any]:
+def capture(call: Callable[[], R], device: torch.device, pool: Any) -> tuple[Callable[[], None], R, Any]:
     """A function that runs the operations of a call, the results that it writes, and the memory that they lie in.
 
     The call is made once, and runs none of its operations.
@@ -166,21 +173,21 @@ def _no_garbage_collection() -> Generator[None]:
             gc.enable()
 
 
-def _form_of(value: Any) -> Any:
+def _form_of(value: object) -> Hashable:
     """All of an argument that decides on operations: of a tensor, its shape and dtype."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype
-    return tuple(map(_form_of, cast("list[Any]", value))) if isinstance(value, list) else value
+    return tuple(map(_form_of, cast("list[object]", value))) if isinstance(value, list) else value
 
 
-def _emptied(value: Any) -> Any:
+def _emptied(value: object) -> object:
     """Memory for an argument."""
     if isinstance(value, Tensor):
         return torch.empty(value.shape, dtype=value.dtype, device=value.device)
-    return [_emptied(member) for member in cast("list[Any]", value)] if isinstance(value, list) else value
+    return [_emptied(member) for member in cast("list[object]", value)] if isinstance(value, list) else value
 
 
-def _tensors(arguments: Any) -> list[Tensor]:
+def _tensors(arguments: Iterable[object]) -> list[Tensor]:
     """The tensors among arguments, and in lists of them."""
     found = list[Tensor]()
     for value in arguments:

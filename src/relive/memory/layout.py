@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -111,10 +110,10 @@ class RowLayout:
         if not self.fields:
             return {}
         if rows.flags.c_contiguous:  # NumPy checks a view of records in Python, which takes longer than making it
-            records: Any = np.ndarray(rows.shape[:-1], self._dtype, rows)
+            records: Array = np.ndarray(rows.shape[:-1], self._dtype, rows)
         else:
             records = rows.view(self._dtype)[..., 0]
-        columns: Any = map(records.__getitem__, self._names)
+        columns = map(records.__getitem__, self._names)
         return dict(zip(self._paths, columns, strict=True))
 
     def tensors(self, rows: Array) -> dict[Path, Tensor]:
@@ -123,7 +122,7 @@ class RowLayout:
             return {}
         return self._whole.tensors(rows)
 
-    def pack(self, columns: Mapping[Path, Any], rows: Array, steps: int = 1) -> None:
+    def pack(self, columns: Mapping[Path, Array | Tensor], rows: Array, steps: int = 1) -> None:
         """Copy columns in RAM, ``[T * N, ...]`` each and in one piece, side by side into rows.
 
         Args:
@@ -144,8 +143,8 @@ class RowLayout:
         field = self.fields[path]
         item, count = field.dtype.itemsize, field.nbytes // field.dtype.itemsize
         # offsets are multiples of the item, and `start` of 16: so the bytes before a field are whole items
-        values: Any = rows.view(field.dtype).narrow(-1, (self.offsets[path] - start) // item, count)
-        return values.unflatten(-1, field.shape) if field.shape else values.squeeze(-1)
+        values = rows.view(field.dtype).narrow(-1, (self.offsets[path] - start) // item, count)
+        return torch.unflatten(values, -1, field.shape) if field.shape else values.squeeze(-1)
 
 
 def typed(array: Array, dtype: torch.dtype) -> Tensor:
@@ -154,7 +153,7 @@ def typed(array: Array, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.dtype is dtype else tensor.view(dtype)
 
 
-def host_leaf(array: Array, dtype: torch.dtype) -> Any:
+def host_leaf(array: Array, dtype: torch.dtype) -> Array | Tensor:
     """An array as a replay takes it: as it is, or as a tensor if NumPy lacks the dtype and the array holds its bits."""
     if dtype in NUMPY_DTYPES:
         return array

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from .copier import BoundedCache, StepCopier
 from .layout import BatchLayout, RowLayout, field_groups, row_layout, typed
 from .store import Remainder, Staging, Store, Where, as_places, require_rows
 
-HOSTED: tuple[Path, ...] = (("reward",), ("terminated",), ("truncated",))
+ALWAYS_IN_RAM: tuple[Path, ...] = (("reward",), ("terminated",), ("truncated",))
 """The fields that stay in RAM, where n-step sums are planned and computed."""
 
 
@@ -66,23 +66,23 @@ class ReplayRows(Store):
         self._batches = Recycled()
         self._staged = BoundedCache[tuple[str, int], Staging]()
         self.groups = groups = field_groups(leaves, large)
-        given = own_next or any(path[0] == "next_obs" for path in leaves)
-        self.batch: BatchLayout = BatchLayout(groups, self.layout, given)
+        has_next_obs = own_next or any(path[0] == "next_obs" for path in leaves)
+        self.batch: BatchLayout = BatchLayout(groups, self.layout, has_next_obs)
         self.packed: bool = not large
 
     @property
-    def memory(self) -> list[Any]:
+    def memory(self) -> list[Array | Tensor]:
         """The packed rows and the blocks."""
         return [self.target, *self.blocks.values()]
 
-    def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Remainder]:
+    def stage(self, role: str, count: int, values: Sequence[Array | Tensor]) -> tuple[Array, Remainder]:
         """Copy checked rows into staged memory; large fields stay as they are until :meth:`write`."""
         staging = self._staged.get((role, count)) or self.staging(role, count)
         staging.copier.write(0, values)
         return staging.rows, self._remainder(role, values) if self.large else []
 
     def stage_both(
-        self, count: int, steps: Sequence[Any], final: Sequence[Any]
+        self, count: int, steps: Sequence[Array | Tensor], final: Sequence[Array | Tensor]
     ) -> tuple[tuple[Array, Remainder], tuple[Array, Remainder]]:
         """Copy steps and final observations in one call."""
         staging = self._staged.get(("both", count)) or self.staging("both", count)
@@ -91,7 +91,7 @@ class ReplayRows(Store):
             return (staging.rows, []), (staging.final, [])
         return (staging.rows, self._remainder("step", steps)), (staging.final, self._remainder("final", final))
 
-    def _remainder(self, role: str, values: Sequence[Any]) -> Remainder:
+    def _remainder(self, role: str, values: Sequence[Array | Tensor]) -> Remainder:
         """The values of large fields among those of a role."""
         return [(path, values[i]) for path, i in self._large_at[role]]
 
@@ -157,7 +157,7 @@ class ReplayRows(Store):
         memory = self._batches.take(where.size * width)  # in use for as long as a tensor of the batch refers to it
         return source, memory.view(dtype).reshape(*where.shape, *shape), memory.reshape(where.size, width)
 
-    def _source_of(self, path: Path, field: Field) -> tuple[Array, np.dtype[Any]]:
+    def _source_of(self, path: Path, field: Field) -> tuple[Array, np.dtype]:
         block = self.blocks.get(path)
         if block is not None:
             return _bytes_of(block), block.dtype
@@ -346,10 +346,10 @@ class UserRows(HostedRows):
         super().__init__(leaves, num_rows, torch.device("cpu"))
         self._user_store, self.gathered = user_store, tuple(away(leaves))
 
-    def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Remainder]:
+    def stage(self, role: str, count: int, values: Sequence[Array | Tensor]) -> tuple[Array, Remainder]:
         """Stage rewards and flags in RAM; all other fields go to the user's store as they are."""
         given = dict(zip(staged_leaves(self.leaves, role), values, strict=True))
-        near = [given.pop(path) for path in HOSTED] if role == "step" else []
+        near = [given.pop(path) for path in ALWAYS_IN_RAM] if role == "step" else []
         rows, _ = self._host.stage(role, count, near)
         return rows, list(given.items())
 
@@ -365,7 +365,7 @@ class UserRows(HostedRows):
         """Rewards and flags from RAM, all other fields from the user's store, one by one."""
         places, wanted = as_places(where), list(paths)
         require_rows(places.reshape(-1), first_beyond(places, self.num_rows), self.num_rows)
-        near = self._host.read(places, [path for path in wanted if path in HOSTED])
+        near = self._host.read(places, [path for path in wanted if path in ALWAYS_IN_RAM])
         return {path: near[path] if path in near else self._get(path, places) for path in wanted}
 
     def _get(self, path: Path, places: Ints) -> Tensor:
@@ -397,12 +397,12 @@ class UserRows(HostedRows):
 
 def in_ram(leaves: Mapping[Path, Field]) -> dict[Path, Field]:
     """The fields that a replay over a user's store keeps in RAM."""
-    return {path: leaves[path] for path in HOSTED}
+    return {path: leaves[path] for path in ALWAYS_IN_RAM}
 
 
 def away(leaves: Mapping[Path, Field]) -> dict[Path, Field]:
     """The fields that a user's store keeps."""
-    return {path: field for path, field in leaves.items() if path not in HOSTED}
+    return {path: field for path, field in leaves.items() if path not in ALWAYS_IN_RAM}
 
 
 def user_rows(make: MakeStore, leaves: Mapping[Path, Field], num_rows: int, device: torch.device) -> UserRows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
@@ -25,7 +25,7 @@ _INT64 = np.dtype(np.int64)
 LAST = np.iinfo(np.int64).max
 
 
-_from_numpy: Any = cast("Any", torch).from_numpy  # its stubs do not say which arrays it takes
+_from_numpy = cast("Callable[[Array], Tensor]", torch.from_numpy)  # its stubs do not say which arrays it takes
 
 
 Where = Any
@@ -81,12 +81,12 @@ class Store(ABC):
         return array.view(np.uint8) if array.dtype == np.bool_ else array
 
     @property
-    def memory(self) -> list[Any]:
+    def memory(self) -> list[Array | Tensor]:
         """All that a write may change, as arrays and tensors."""
         return [self.target]
 
     @abstractmethod
-    def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Remainder]:
+    def stage(self, role: str, count: int, values: Sequence[Array | Tensor]) -> tuple[Array, Remainder]:
         """Prepare ``count`` checked rows for writing.
 
         Role "step" has all fields of a step, role "final" only the last observations of ended episodes.
@@ -96,7 +96,7 @@ class Store(ABC):
         """
 
     def stage_both(
-        self, count: int, steps: Sequence[Any], final: Sequence[Any]
+        self, count: int, steps: Sequence[Array | Tensor], final: Sequence[Array | Tensor]
     ) -> tuple[tuple[Array, Remainder], tuple[Array, Remainder]]:
         """:meth:`stage` of steps and of their final observations, which may come again at the end of ``steps``."""
         return self.stage("step", count, steps[: len(self.leaves)]), self.stage("final", count, final)

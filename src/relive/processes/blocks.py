@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from ..batches import Batch, SequenceBatch, as_batch, leaves_by_path
 from ..memory.layout import typed
-from ..steps.arrays import Array, numpy_dtype, numpy_view, torch_dtype
+from ..steps.arrays import Array, Leaf, numpy_dtype, numpy_view, torch_dtype
 from ..steps.schema import Path, map_leaves
 from .shared import CACHE_LINE
 
 
-class Part(NamedTuple):
+class ArraySpec(NamedTuple):
     """One array of a block."""
 
     path: Path
@@ -45,9 +45,9 @@ class BlockSpec:
     The paths of a batch of sequences begin with "rows", "facts" or "states".
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[ArraySpec, ...]
     """The arrays, in the order of memory."""
-    hidden: Any = None
+    hidden: object = None
     """The nesting of the states, each as its number; None where there are none."""
     time_first: bool | None = None
     """None for steps and transitions; for a batch of sequences, True if time is its first axis."""
@@ -82,7 +82,7 @@ class BlockSpec:
             for part, start in zip(self.parts, self.offsets, strict=False)
         }
 
-    def batch(self, leaves: Mapping[Path, Tensor], extras: Mapping[str, Tensor] | None = None) -> Any:
+    def batch(self, leaves: Mapping[Path, Tensor], extras: Mapping[str, Tensor] | None = None) -> Batch:
         """The batch with these tensors, and with further fields ``extras`` ``[B]``."""
         if self.time_first is None:
             given = {(name,): extra for name, extra in (extras or {}).items()}
@@ -114,31 +114,31 @@ class Block(NamedTuple):
         arrays = self.arrays()
         return {part.path: typed(arrays[part.path].copy(), part.dtype) for part in self.spec.parts}
 
-    def batch(self) -> Any:
+    def batch(self) -> Batch:
         """The batch, over these bytes, which can be written to."""
         return self.spec.batch(self.spec.tensors(torch.from_numpy(self.memory)))
 
 
-def packed(leaves: Mapping[Path, Any]) -> Block:
+def packed(leaves: Mapping[Path, Leaf]) -> Block:
     """A block of arrays and CPU tensors by path. Each byte is copied once."""
     dtypes = [leaf.dtype if isinstance(leaf, Tensor) else torch_dtype(leaf.dtype) for leaf in leaves.values()]
-    parts = [Part(path, dtype, tuple(leaf.shape)) for (path, leaf), dtype in zip(leaves.items(), dtypes, strict=True)]
-    return _filled(BlockSpec(tuple(parts)), leaves.values())
+    shapes = [tuple(leaf.shape) for leaf in leaves.values()]
+    return _filled(BlockSpec(tuple(map(ArraySpec, leaves, dtypes, shapes))), leaves.values())
 
 
-def packed_batch(batch: Any) -> Block:
+def packed_batch(batch: Batch) -> Block:
     """The block of a batch of a replay."""
     return _filled(*spec_of(batch))
 
 
-def _filled(spec: BlockSpec, values: Iterable[Any]) -> Block:
+def _filled(spec: BlockSpec, values: Iterable[Leaf]) -> Block:
     memory = np.empty(spec.nbytes, np.uint8)
     for target, value in zip(spec.arrays(memory).values(), values, strict=True):
         np.copyto(target, numpy_view(value.detach().cpu()) if isinstance(value, Tensor) else value)
     return Block(spec, memory)
 
 
-def joined_batch(blocks: Sequence[Block], extras: Mapping[str, Tensor]) -> Any:
+def joined_batch(blocks: Sequence[Block], extras: Mapping[str, Tensor]) -> Batch:
     """The batch with the rows of several batches, one after another, and with further fields ``extras`` ``[B]``.
 
     Nobody else has its memory, so it may be written to, even if the blocks are read-only.
@@ -151,16 +151,17 @@ def joined_batch(blocks: Sequence[Block], extras: Mapping[str, Tensor]) -> Any:
     return spec.batch(leaves, extras)
 
 
-def is_batch(value: Any) -> bool:
+def is_batch(value: object) -> TypeGuard[Batch]:
     """True for a batch of a replay, of transitions or of sequences."""
     return isinstance(value, Batch)
 
 
-def spec_of(batch: Any) -> tuple[BlockSpec, list[Tensor]]:
+def spec_of(batch: Batch) -> tuple[BlockSpec, list[Tensor]]:
     """The spec of a batch of a replay, and its tensors in the spec's order."""
     if not isinstance(batch, SequenceBatch):
         named = leaves_by_path(batch)
-        return BlockSpec(tuple([Part(path, x.dtype, tuple(x.shape)) for path, x in named.items()])), [*named.values()]
+        parts = [ArraySpec(path, x.dtype, tuple(x.shape)) for path, x in named.items()]
+        return BlockSpec(tuple(parts)), [*named.values()]
     rows, facts, hidden = batch.parts
     states = list[Tensor]()
 
@@ -170,8 +171,8 @@ def spec_of(batch: Any) -> tuple[BlockSpec, list[Tensor]]:
 
     numbers = map_leaves(number, hidden)
     axis = 1 if batch.time_first else 0
-    parts = [Part(("rows", *path), x.dtype, tuple(x.shape), axis) for path, x in rows.items()]
-    parts += [Part(("facts", name), x.dtype, tuple(x.shape)) for name, x in facts.items()]
+    parts = [ArraySpec(("rows", *path), x.dtype, tuple(x.shape), axis) for path, x in rows.items()]
+    parts += [ArraySpec(("facts", name), x.dtype, tuple(x.shape)) for name, x in facts.items()]
     # [layers, B, size], or [B, size]
-    parts += [Part(("states", str(i)), x.dtype, tuple(x.shape), int(x.dim() > 2)) for i, x in enumerate(states)]
+    parts += [ArraySpec(("states", str(i)), x.dtype, tuple(x.shape), int(x.dim() > 2)) for i, x in enumerate(states)]
     return BlockSpec(tuple(parts), numbers, batch.time_first), [*rows.values(), *facts.values(), *states]

@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from .. import core
 from ..core.words import (
@@ -50,12 +51,18 @@ from ..replay.buffer import ReplayBuffer
 from ..replay.checks import flattened, refuse_not_finite, row_mask, stored_fields
 from ..replay.durable import AFTER, ENVS, MARK, SOURCE, VOID
 from ..ring.ring import missing_final, piece_of
-from ..steps.arrays import NUMPY_DTYPES, Array, Ints, as_host
+from ..steps.arrays import NUMPY_DTYPES, Array, Ints, Leaf, as_host
 from ..steps.checker import StepChecker, refuse_unreadable
 from ..steps.schema import Path, Schema, map_leaves, not_named
-from .blocks import BlockSpec, Part
+from .blocks import ArraySpec, BlockSpec
 from .limits import LIMIT_RULE, RateLimit
 from .shared import CACHE_LINE, Bell, Claim, SharedBlock
+
+if TYPE_CHECKING:
+    from gymnasium import Env
+
+Obs = TypeVar("Obs")
+Act = TypeVar("Act")
 
 HEADER = 2 * CACHE_LINE
 """Bytes before the first lane: a cache line for the owner's bell, and one that notes whether an owner ever came."""
@@ -141,10 +148,10 @@ class Lanes:
         hold any back."""
         self._intakes: tuple[ReplayBuffer, list[Intake]] | None = None
 
-    def __getstate__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> tuple[LaneLayout, int, bool, SharedBlock]:
         return self._layout, self.writers, self.debug, self._block
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
+    def __setstate__(self, state: tuple[LaneLayout, int, bool, SharedBlock]) -> None:
         self._share(*state)
 
     def __repr__(self) -> str:
@@ -182,7 +189,7 @@ class Lanes:
             raise LifecycleError(f"lane {lane} has a writer that is alive; close() it first, or take another lane")
         return LaneWriter(self, int(lane), claim, timeout)
 
-    def recorded(self, env: Any, lane: int, *, timeout: float | None = None) -> Any:
+    def recorded(self, env: Env[Obs, Act], lane: int, *, timeout: float | None = None) -> Env[Obs, Act]:
         """A single ``gymnasium.Env`` that writes each of its steps into a lane, in whichever process it is stepped.
 
         With it, the workers of an ``AsyncVectorEnv`` write the steps that they play. The env takes the lane at its
@@ -450,7 +457,7 @@ class LaneWriter:
         copier = StepCopier(fields.leaves, targets, self.num_envs)
         return StepChecker(fields, self.num_envs, self.device, upload=False), copier
 
-    def add(self, step: Mapping[str, Any] | None = None, /, *more: NoReturn, **fields: Any) -> None:
+    def add(self, step: Mapping[str, object] | None = None, /, *more: NoReturn, **fields: object) -> None:
         """Append one step of every env. The call waits while the lane is full.
 
         Args:
@@ -478,7 +485,7 @@ class LaneWriter:
             raise
         self._cut = False
 
-    def extend(self, steps: Mapping[str, Any]) -> None:
+    def extend(self, steps: Mapping[str, object]) -> None:
         """Append many steps ``[T, N, ...]`` in the order of time, such as those of :meth:`relive.Collector.steps`.
 
         Each step is committed by itself. After an error, the steps before the one that failed are in the lane.
@@ -492,7 +499,7 @@ class LaneWriter:
         for t in range(count):
             self.add(map_leaves(itemgetter(slice(t * n, t * n + n)), rows))
 
-    def interrupt(self, *, next_obs: Any = None) -> None:
+    def interrupt(self, *, next_obs: object = None) -> None:
         """Let the next step start new episodes: the running ones do not go on. Call it after a reset in mid-episode.
 
         Args:
@@ -506,7 +513,7 @@ class LaneWriter:
         if next_obs is not None and not self._cut:
             leaves, n = self.schema.leaves, self.num_envs
 
-            def zeros(path: Path) -> Any:
+            def zeros(path: Path) -> Tensor:
                 return torch.zeros((n, *leaves[path].shape), dtype=leaves[path].dtype, device="cpu")
 
             step = {name: self.schema.rebuild(name, zeros) for name in self.schema.names}
@@ -528,7 +535,7 @@ class LaneWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise LifecycleError("a writer belongs to its process: send the Lanes, and call lanes.writer(k) over there")
 
     # -- inside -------------------------------------------------------------------------------------------------
@@ -539,7 +546,7 @@ class LaneWriter:
             f"{self._number}) in the process that plays"
         )
 
-    def _write(self, values: dict[str, Any], cut: bool, finished: bool = False) -> None:
+    def _write(self, values: dict[str, object], cut: bool, finished: bool = False) -> None:
         """Check a step, wait for room, copy it, and commit it last.
 
         Args:
@@ -576,7 +583,7 @@ class LaneWriter:
         if result < 0:  # -1 - n: nothing was committed, and the next step writes this row again
             raise missing_final(-1 - result)
 
-    def _refuse_not_finite(self, leaves: Sequence[Any], stored: Any) -> None:
+    def _refuse_not_finite(self, leaves: Sequence[Leaf], stored: Leaf | None) -> None:
         """Raise NotFiniteError if a number that is learned from is NaN or infinite."""
         fields, final = self._lane.layout.stored.leaves, leaves[self._leaves :]
         envs = np.arange(self.num_envs)
@@ -642,7 +649,7 @@ class Intake:
         return int(self._ring.heads[self.envs].sum())
 
     @property
-    def _note(self) -> Any:
+    def _note(self) -> Ints | None:
         """The note of these envs, in the row of the first; None if the replay is not in files.
 
         It is looked up when it is used: a source with a ledger of its own needs no notes.
@@ -692,7 +699,7 @@ class Lane:
     """
 
     layout: LaneLayout
-    mask: Any
+    mask: Bytes
 
     def __init__(self, layout: LaneLayout, memory: Bytes, filled: NDArray[np.int32]) -> None:
         self.layout = layout
@@ -752,7 +759,7 @@ class Lane:
         count = 1 << (count.bit_length() - 1)
         return count, int(np.bitwise_or.reduce(flags[:count]))
 
-    def read(self, number: int, count: int, flags: int) -> dict[str, Any]:
+    def read(self, number: int, count: int, flags: int) -> dict[str, object]:
         """Steps as :meth:`relive.ReplayBuffer.extend` takes them, ``[T, N, ...]``, over the lane's own memory.
 
         Args:
@@ -763,7 +770,7 @@ class Lane:
         row, layout = number % self.layout.steps, self.layout
         rows = slice(row, row + count)
 
-        def leaf(path: Path) -> Any:
+        def leaf(path: Path) -> Leaf:
             part, dtype = self.columns[path][rows], layout.fields.leaves[path].dtype
             return part if dtype in NUMPY_DTYPES else typed(part, dtype)
 
@@ -811,14 +818,15 @@ class LaneLayout:
         self.stored: Schema = stored_fields(schema, own_next_obs)
         self.fields: Schema = self.stored if own_next_obs else self.stored.extend(next_obs=self.stored["obs"])
         """All fields that a step may have. The leaves of the stored fields come first."""
+        columns = self.fields.leaves.items()
         self.spec: BlockSpec = BlockSpec(
             (
                 # the counters and the writer's bell: a line each, because the two processes write to one each
-                Part(("lane", "counters"), torch.int64, (LANE_COUNTERS,)),
-                Part(("lane", "bell"), torch.int32, (1,)),
-                Part(("lane", "flags"), torch.uint8, (steps,)),
-                Part(("lane", "mask"), torch.uint8, (steps, num_envs)),
-                *(Part(("field", *k), x.dtype, (steps, num_envs, *x.shape)) for k, x in self.fields.leaves.items()),
+                ArraySpec(("lane", "counters"), torch.int64, (LANE_COUNTERS,)),
+                ArraySpec(("lane", "bell"), torch.int32, (1,)),
+                ArraySpec(("lane", "flags"), torch.uint8, (steps,)),
+                ArraySpec(("lane", "mask"), torch.uint8, (steps, num_envs)),
+                *(ArraySpec(("field", *k), x.dtype, (steps, num_envs, *x.shape)) for k, x in columns),
             )
         )
         self.nbytes: int = self.spec.nbytes

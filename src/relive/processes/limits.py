@@ -83,13 +83,13 @@ class RateLimit(ABC):
         # each side sleeps on a bell of its own; what one side counts may let the other side pass
         self._bells = [Bell(bells[BELLS + side : BELLS + side + 1]) for side in (INSERTS, SAMPLES)]
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """For pickle: the same limit. A process that is spawned must get it while this one lives."""
         state = dict(vars(self))
         del state["_counts"], state["_bells"]  # which lie in the block
         return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Mapping[str, object]) -> None:
         vars(self).update(state)
         self._share(self._block)
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from typing import Any, SupportsFloat, TypeVar
 
 import gymnasium as gym
 import numpy as np
 
 from ..errors import LifecycleError
 
+Obs = TypeVar("Obs")
+Act = TypeVar("Act")
+
 
 # It is alone in this file: its base class is needed at import, and `import relive` must not import gymnasium.
-class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
+class RecordedEnv(gym.Wrapper[Obs, Act, Obs, Act]):
     """An env that writes each of its steps into a lane; made by :meth:`relive.Lanes.recorded`.
 
     Args:
@@ -21,15 +24,15 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
         make_writer: makes the lane's ``LaneWriter``; called at the first reset, in the process that plays.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], make_writer: Callable[[], Any]) -> None:
+    def __init__(self, env: gym.Env[Obs, Act], make_writer: Callable[[], Any]) -> None:
         super().__init__(env)
         self._make_writer = make_writer
         self._writer: Any = None
-        self._obs: Any = None
+        self._obs: Obs | None = None
         self._goes_on = False
         """True while an episode is under way."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Reset the env. An episode that was under way is interrupted."""
         obs, info = self.env.reset(seed=seed, options=options)
         if self._writer is None:
@@ -39,7 +42,7 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._obs, self._goes_on = deepcopy(obs), True  # a copy, because an env may use the memory again
         return obs, info
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step the env and write the step. The call waits while the lane is full.
 
         Raises:

@@ -23,8 +23,9 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, NoReturn, cast
 from weakref import finalize
@@ -35,7 +36,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from ..batches import take_back
+from ..batches import Batch, take_back
 from ..errors import EmptyError, FieldError, LifecycleError, ParameterError, WaitTimeoutError
 from ..files.disk import start_thread
 from ..memory.allocator import ONLY_HERE
@@ -43,7 +44,7 @@ from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, one_of, refu
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import require_rows
 from ..replay.serving import Batches, Drawn
-from ..steps.arrays import as_host
+from ..steps.arrays import ArrayLike, as_host
 from ..steps.schema import not_named
 from .blocks import Block, BlockSpec, is_batch, packed_batch, spec_of
 from .lanes import Lanes
@@ -126,7 +127,7 @@ class ReplayServer:
         ONLY_HERE[self._control] = Line.close  # a child's copy would hide from the owner that this process has ended
         # the lanes and the limit go to the owner alone: pickles of this server, for learners, are without them
         arguments = (make, self._options._replace(lanes=lanes, limit=limit), listener, self._address, owner_end)
-        self._process: Any = start.Process(target=_run_owner, args=arguments, name="relive-replay", daemon=True)
+        self._process: BaseProcess = start.Process(target=_run_owner, args=arguments, name="relive-replay", daemon=True)
         try:
             self._process.start()
         except Exception as error:
@@ -166,7 +167,7 @@ class ReplayServer:
         target = None if device is None else torch_device("learner", device)
         return Learner(self._address, int(rank), timeout, self._is_alive, target)
 
-    def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, name: str, /, *args: object, **kwargs: object) -> Any:
         """Call a method of the replay in its process, such as ``call("save", path)``, or read a property there.
 
         ``name`` is that of the method or the property; ``args`` and ``kwargs`` are pickled and passed to the method.
@@ -194,11 +195,11 @@ class ReplayServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __getstate__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> tuple[ServerOptions, Address, int]:
         """For pickle: a handle of this server. To drop or close a handle does not end the server."""
         return self._options, self._address, self._pid
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
+    def __setstate__(self, state: tuple[ServerOptions, Address, int]) -> None:
         self._options, self._address, self._pid = state
         self._control, self._starter, self.close = None, 0, lambda: None  # no process has the number 0
 
@@ -210,17 +211,19 @@ class ReplayServer:
 
     def _answer(self, call: str) -> Any:
         """The process's answer to the last request."""
-        kind, number, value, line = "", -1, cast("Any", None), self._control
+        line = self._control
         assert line is not None
         try:
-            while number != self._calls:  # other numbers answer calls that were broken off
+            while True:
                 while not line.waits(GLANCE):
                     if not self._is_alive():
                         raise self._ended()
-                kind, number, value = line.receive()
+                _, number, value = line.receive()
+                if number == self._calls:  # other numbers answer calls that were broken off
+                    break
         except (OSError, EOFError) as error:
             raise self._ended() from error
-        return _outcome(kind, value, call)
+        return _outcome(value, call)
 
     def _is_alive(self) -> bool:
         if os.getpid() == self._starter:
@@ -280,7 +283,11 @@ METHOD_RULE: Rule = (
 
 
 def _run_owner(
-    make: Callable[[], ReplayBuffer], options: ServerOptions, listener: socket.socket, address: Address, control: Any
+    make: Callable[[], ReplayBuffer],
+    options: ServerOptions,
+    listener: socket.socket,
+    address: Address,
+    control: Connection[Any, Any],
 ) -> None:
     """Run in the process of a server: make the replay, report whether that went well, and serve the replay."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the starter ends this one if it ends
@@ -288,12 +295,12 @@ def _run_owner(
     line = Line(control)
     try:
         refuse_class("make", make)
-        replay: Any = make()
-        if not isinstance(replay, ReplayBuffer):
+        replay = make()
+        if not isinstance(cast("object", replay), ReplayBuffer):
             raise LifecycleError(
                 f"ReplayServer(make): expected a function that makes a ReplayBuffer, got {replay!r:.80}"
             )
-        owner = Owner(cast("ReplayBuffer", replay), options, listener, address, line)
+        owner = Owner(replay, options, listener, address, line)
     except Exception as error:
         line.send(("failed", 0, Failure.of(error)))
         return
@@ -473,7 +480,7 @@ class Owner:
             else:
                 self._send_late(line, failure)
 
-    def _result(self, name: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Parcel:
+    def _result(self, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Parcel:
         """The result of a method of the replay, or the value of a property."""
         require("call", METHOD_RULE, name=name)
         value: Any = getattr(self._replay, name)
@@ -489,7 +496,7 @@ class Owner:
         elif len(client.late) < MOST_LATE:
             client.late.append(failure)
 
-    def _send(self, line: Line, message: Any) -> None:
+    def _send(self, line: Line, message: object) -> None:
         try:
             line.send(message)
         except (OSError, EOFError):  # it is gone, or does not read; the starter's line is noticed when it is read
@@ -598,7 +605,7 @@ class Client:
     """True if it was connected once and has left. Then its turns are passed over; one that never came is waited for."""
     wants: bool = False
     """True if it has asked for a batch, and was sent no error since."""
-    slots: list[Slot | None] = field(default_factory=list[Any])
+    slots: list[Slot | None] = field(default_factory=list["Slot | None"])
     free: deque[int] = field(default_factory=deque[int])
     """The numbers of the slots that it has given back."""
     ready: deque[Drawn] = field(default_factory=deque[Drawn])
@@ -612,7 +619,7 @@ class Client:
     late: deque[Failure] = field(default_factory=deque[Failure])
     """Errors of calls that are still to be sent."""
 
-    def prepare_slot(self, spec: BlockSpec) -> tuple[int, Slot, Any]:
+    def prepare_slot(self, spec: BlockSpec) -> tuple[int, Slot, tuple[str, BlockSpec] | None]:
         """Make the learner's next free slot ready for a batch.
 
         Returns:
@@ -666,9 +673,9 @@ class Learner(Batches[Any]):
         self.rank, self._timeout, self._is_alive = rank, timeout, is_alive
         self._process = os.getpid()
         self._slots: dict[int, Slot] = {}
-        self._batches = deque[Any]()
+        self._batches = deque[Failure | tuple[int, int]]()
         """Batches that have come: failures, or pairs of the slot's number and the transitions completed."""
-        self._replies, self._late = deque[Any](), deque[Failure]()
+        self._replies, self._late = deque[Failure | Parcel](), deque[Failure]()
         self._slot_in_use: int | None = None
         self._calls = self._errors = 0
         self._has_requested = False
@@ -727,14 +734,21 @@ class Learner(Batches[Any]):
         slot = self._slots[answer[0]]
         return slot.batch() if self._uploads is None else self._uploads.upload(slot)
 
-    def update_priorities(self, index: Any, td_error: Any, mask: Any = None) -> None:
+    def update_priorities(self, index: ArrayLike, td_error: ArrayLike, mask: ArrayLike | None = None) -> None:
         """As :meth:`relive.ReplayBuffer.update_priorities`, but a later call raises the errors of this one."""
         real = None if mask is None else as_host(mask)
         self._start_call()
         arguments = np.array(as_host(index)), np.array(as_host(td_error)), real
         self._send_unanswered(("rate", Parcel("update_priorities: an argument", arguments)))
 
-    def add(self, step: Mapping[str, Any] | None = None, /, *more: NoReturn, envs: Any = None, **fields: Any) -> None:
+    def add(
+        self,
+        step: Mapping[str, object] | None = None,
+        /,
+        *more: NoReturn,
+        envs: ArrayLike | None = None,
+        **fields: object,
+    ) -> None:
         """As :meth:`relive.ReplayBuffer.add`, but a later call raises the errors of this one. Lanes are quicker."""
         if more or not (step is None or hasattr(step, "keys")):
             raise FieldError(not_named(step))
@@ -743,7 +757,7 @@ class Learner(Batches[Any]):
         arrays = {name: _as_arrays(value) for name, value in values.items()}
         self._send_unanswered(("add", Parcel("add: a field", (arrays, envs))))
 
-    def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, name: str, /, *args: object, **kwargs: object) -> Any:
         """Call a method of the replay in the owner's process, such as ``call("save", path)``, or read a property there.
 
         The owner makes this call after all earlier ones of this learner. Raises what the method raises.
@@ -753,8 +767,7 @@ class Learner(Batches[Any]):
         self._calls += 1
         self._send(("call", self._calls, arguments))
         self._wait_for(self._replies, None, "")
-        kind, answer = self._replies.popleft()
-        return _outcome(kind, answer, name)
+        return _outcome(self._replies.popleft(), name)
 
     def stats(self) -> dict[str, float]:
         """Figures of this learner.
@@ -796,13 +809,13 @@ class Learner(Batches[Any]):
         if self._late:
             raise self._late.popleft().raised("an earlier call failed")
 
-    def _send(self, message: Any) -> None:
+    def _send(self, message: object) -> None:
         try:
             self._line.send(message)
         except (OSError, EOFError) as error:
             raise self._ended() from error
 
-    def _send_unanswered(self, message: Any) -> None:
+    def _send_unanswered(self, message: object) -> None:
         """Send a message that has no answer.
 
         Messages that have arrived are read first. So a learner that only sends does not fill the socket up, and learns
@@ -811,7 +824,7 @@ class Learner(Batches[Any]):
         self._read_arrived()
         self._send(message)
 
-    def _wait_for(self, queue: deque[Any], timeout: float | None, problem: str) -> None:
+    def _wait_for(self, queue: Sized, timeout: float | None, problem: str) -> None:
         """Read messages until ``queue`` has one."""
         end = None if timeout is None else time.monotonic() + timeout
         while not queue:
@@ -844,7 +857,7 @@ class Learner(Batches[Any]):
         elif kind == "late":
             self._late.append(rest[0])
         elif rest[0] == self._calls:  # else the call was broken off
-            self._replies.append((kind, rest[1]))
+            self._replies.append(rest[1])
         self._is_intact = True
 
     def _receive(self) -> Any:
@@ -860,20 +873,20 @@ class Learner(Batches[Any]):
         )
 
 
-def _outcome(kind: str, answer: Any, call: str) -> Any:
+def _outcome(answer: Failure | Parcel, call: str) -> Any:
     """The result of a call in the owner's process. Raises the error that it raised there."""
-    if kind == "failed":
+    if isinstance(answer, Failure):
         raise answer.raised(call)
     value = answer.open()
     return value.batch() if isinstance(value, Block) else value
 
 
-def _as_arrays(tree: Any) -> Any:
+def _as_arrays(tree: Any) -> object:
     """A field of a step, nested or not, with arrays in place of tensors, which would be sent as open files."""
     if hasattr(tree, "items"):
         return {name: _as_arrays(member) for name, member in tree.items()}
     if isinstance(tree, tuple):
-        return tuple(_as_arrays(member) for member in cast("tuple[Any, ...]", tree))
+        return tuple(_as_arrays(member) for member in cast("tuple[object, ...]", tree))
     return as_host(tree) if isinstance(tree, Tensor) and tree.dtype is not torch.bfloat16 else tree  # NumPy lacks it
 
 
@@ -896,14 +909,14 @@ class Slot:
         self.spec, self.block = spec, block
         self.memory: Tensor = memory if isinstance(memory, Tensor) else torch.from_numpy(memory)
         self._leaves = spec.tensors(self.memory)
-        self._batch: Any = None
+        self._batch: Batch | None = None
 
     def write(self, tensors: list[Tensor]) -> None:
         """Copy the tensors of a batch of this spec."""
         for target, tensor in zip(self._leaves.values(), tensors, strict=True):
             target.copy_(tensor)
 
-    def batch(self) -> Any:
+    def batch(self) -> Batch:
         """The batch, without a copy. It is valid until :meth:`expire`."""
         self._batch = self.spec.batch(self._leaves)
         return self._batch
@@ -936,9 +949,9 @@ class Uploads:
     def __init__(self, device: torch.device, pins: bool | None = None) -> None:
         self.device = device
         self._pins = device.type == "cuda" if pins is None else pins
-        self._unpin: dict[int, finalize[Any, Any]] = {}
+        self._unpin: dict[int, finalize[[int], SharedBlock]] = {}
         """The call that unlocks the memory of each slot, by the address of the memory."""
-        self._copied: Any = None
+        self._copied: torch.cuda.Event | None = None
         """The event after the last copy."""
 
     @property
@@ -956,7 +969,7 @@ class Uploads:
         if int(runtime.cudaHostRegister(address, block.nbytes, 0)) == 0:
             self._unpin[address] = finalize(block, runtime.cudaHostUnregister, address)
 
-    def upload(self, slot: Slot) -> Any:
+    def upload(self, slot: Slot) -> Batch:
         """The batch of a slot on the device, in memory of its own."""
         pinned = slot.memory.data_ptr() in self._unpin
         # a copy that does not block reads the slot until its event, so wait() comes before the slot is given back

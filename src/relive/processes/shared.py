@@ -126,7 +126,7 @@ class SharedBlock:
         """The name that :meth:`attach` takes in another process, while this process lives and has the block."""
         return f"{os.getpid() if IN_MEMORY else self._maker}-{self._descriptor}-{self.token}"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Callable[[str], SharedBlock], tuple[str]]:
         return SharedBlock.attach, (self.name,)
 
     def claim(self, place: int) -> Claim | None:
@@ -152,7 +152,7 @@ class Claim:
 
     def __init__(self, path: str, place: int) -> None:
         files = list[int]()
-        self.drop: finalize[..., Any] = finalize(self, close_all, files)
+        self.drop: finalize[..., object] = finalize(self, close_all, files)
         """Lets others claim the place."""
         ONLY_HERE[self] = lambda claim: claim.drop()
         # opened anew, since the lock belongs to the open file, and a forked child shares the block's own

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .. import core
 from ..errors import LifecycleError, ParameterError, SchemaError
 from ..parameters import TIMEOUT_RULE, require
-from .blocks import BlockSpec, Part
+from .blocks import ArraySpec, BlockSpec
 from .shared import CACHE_LINE, Bell, Claim, SharedBlock
 
 COPIES = 2
@@ -55,10 +55,10 @@ class Weights:
         self._claim: Claim | None = None
         self._fetched: int = 0
 
-    def __getstate__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> tuple[BlockSpec, SharedBlock]:
         return self._spec, self._block
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
+    def __setstate__(self, state: tuple[BlockSpec, SharedBlock]) -> None:
         self._share(*state)
 
     @property
@@ -126,16 +126,14 @@ class Weights:
             )
 
 
-def _state(network: Any) -> dict[str, Tensor]:
+def _state(network: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a network, without their gradients; they share its memory."""
     state = network.state_dict() if isinstance(network, nn.Module) else network
-    if not isinstance(state, Mapping) or not all(
-        isinstance(tensor, Tensor) for tensor in cast("Mapping[Any, Any]", state).values()
-    ):
+    if not isinstance(cast("object", state), Mapping) or not all(isinstance(x, Tensor) for x in state.values()):
         raise ParameterError(f"network: expected a module or a mapping to tensors, got {type(network).__name__}")
-    return {str(name): tensor.detach() for name, tensor in cast("Mapping[str, Tensor]", state).items()}
+    return {str(name): tensor.detach() for name, tensor in state.items()}
 
 
 def _spec(state: Mapping[str, Tensor]) -> BlockSpec:
     """The tensors of a version, in an order that does not depend on that of the network."""
-    return BlockSpec(tuple(Part((name,), x.dtype, tuple(x.shape)) for name, x in sorted(state.items())))
+    return BlockSpec(tuple(ArraySpec((name,), x.dtype, tuple(x.shape)) for name, x in sorted(state.items())))

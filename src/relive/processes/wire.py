@@ -21,12 +21,14 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from .. import errors
 from ..errors import LifecycleError, ParameterError
 
-_unpickled: Callable[[Any], Any] = cast("Any", ForkingPickler).loads
+R = TypeVar("R")
+
+_unpickled: Callable[[bytes], Any] = cast("Any", ForkingPickler).loads
 """The function that ``Connection.recv`` calls. It only gets bytes from processes of this user with the token."""
 
 HELLO = 200
@@ -112,9 +114,9 @@ class Line:
     If a call is broken off within a message, the rest of that message is lost. So the next call closes the line.
     """
 
-    descriptor: Any
+    descriptor: int
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Connection[Any, Any]) -> None:
         self._connection, self.descriptor = connection, connection.fileno()
         """The descriptor, also after the line was closed."""
         self._poll = select.poll()
@@ -133,7 +135,7 @@ class Line:
         """True if nothing can be sent any more."""
         return self._connection.closed
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         """Send an object. Raises OSError if the other end is gone."""
         self._whole(self._connection.send_bytes, ForkingPickler.dumps(message))
 
@@ -181,7 +183,7 @@ class Line:
         """Close this end."""
         self._connection.close()
 
-    def _whole(self, call: Callable[..., Any], *args: Any) -> Any:
+    def _whole(self, call: Callable[..., R], *args: bytes | memoryview) -> R:
         """Make a call that sends or reads one message, unless an earlier one was broken off."""
         if self._within:
             self.close()
@@ -205,7 +207,7 @@ class Parcel:
         ParameterError: the object cannot be pickled.
     """
 
-    def __init__(self, what: str, value: Any) -> None:
+    def __init__(self, what: str, value: object) -> None:
         self._what = what
         try:
             self._bytes = bytes(ForkingPickler.dumps(value))

@@ -9,13 +9,14 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from ..batches import Batch, as_batch
 from ..errors import FieldError, ParameterError, SchemaError, ShapeError
 from ..memory.estimate import require_whole
 from ..parameters import an_instance, require
 from ..ring.ring import Ring
-from ..steps.arrays import Array, Ints, as_host, numpy_view
+from ..steps.arrays import Array, Bools, Ints, as_host, numpy_view
 from ..steps.schema import Path, Schema, descend, dotted, map_leaves
 from ..views.transitions import NStep
 
@@ -39,7 +40,9 @@ PIECE = 2**16
 """Rows that are prepared and added at once."""
 
 
-def filled(make: Callable[..., Any], arrays: Mapping[str, Any], schema: Schema | None, options: dict[str, Any]) -> Any:
+def filled(
+    make: Callable[..., Any], arrays: Mapping[str, object], schema: Schema | None, options: dict[str, object]
+) -> Any:
     """A replay of one env that holds the transitions of flat arrays: :meth:`relive.ReplayBuffer.from_arrays`.
 
     With ``next_obs``, every row becomes a transition. If the next row does not go on from a row, the episode is
@@ -90,7 +93,7 @@ class _Log:
         schema: the fields to store; None infers those of a step.
     """
 
-    def __init__(self, fields: dict[str, Any], schema: Schema | None) -> None:
+    def __init__(self, fields: dict[str, object], schema: Schema | None) -> None:
         wanted = STEP if schema is None else schema.names
         require_whole({name: fields[name] for name in (*wanted, "next_obs", "done") if name in fields})
         if "next_obs" in fields and "reward" in fields and "truncated" not in fields:
@@ -113,7 +116,7 @@ class _Log:
             schema = Schema.from_example(example, num_envs=self.size)
         self.schema, self.fields = schema, fields
         self.leaves = {path: self._leaf(path) for path in schema.leaves}
-        self.after: dict[Path, Any] | None = None
+        self.after: dict[Path, Array] | None = None
         if "next_obs" in fields:
             self.after = {path: self._leaf(("next_obs", *path[1:])) for path in self.leaves if path[0] == "obs"}
         self.ended = self.terminated | self.truncated
@@ -126,7 +129,7 @@ class _Log:
                 )
         self.cut = self._cut()
 
-    def _leaf(self, path: Path) -> Any:
+    def _leaf(self, path: Path) -> Array:
         """A leaf ``[S, ...]``.
 
         Raises:
@@ -144,7 +147,7 @@ class _Log:
             )
         return leaf
 
-    def _cut(self) -> Any:
+    def _cut(self) -> Bools:
         """True for rows that have not ended and from which the next row does not go on, bool ``[S]``."""
         cut = np.zeros(self.size, np.bool_)
         cut[-1:] = True
@@ -156,7 +159,7 @@ class _Log:
         return cut & ~self.ended
 
     @property
-    def unknown(self) -> Any:
+    def unknown(self) -> Bools:
         """Rows that cannot be drawn, bool ``[S]``: training needs their next observation, which is not known."""
         return (self.truncated & ~self.terminated) | self.cut if self.after is None else np.zeros(self.size, np.bool_)
 
@@ -167,7 +170,7 @@ class _Log:
         finals = self.ended & ~self.unknown
         return self.size + int(finals.sum()) + (int(self.cut.sum()) if self.after is not None else 0)
 
-    def rows(self, low: int, high: int, own: bool) -> dict[str, Any]:
+    def rows(self, low: int, high: int, own: bool) -> dict[str, object]:
         """Rows from ``low`` up to ``high``, as :meth:`relive.ReplayBuffer.extend` takes them, of one env.
 
         If the next row does not go on from a row, an extra row is put between the two. Its observation is the one that
@@ -184,22 +187,21 @@ class _Log:
         leaves["terminated",] &= ~extra
         left_out = extra | self.unknown[take]
         leaves["truncated",] |= left_out
-        steps = {name: self.schema.rebuild(name, leaves.__getitem__) for name in self.schema.names}
+        steps: dict[str, object] = {name: self.schema.rebuild(name, leaves.__getitem__) for name in self.schema.names}
         steps["mask"] = ~left_out
         if own or self.ended[span].any():
             steps["next_obs"] = self.schema.rebuild("obs", following.__getitem__)
         return steps
 
-    def _following(self, take: Any) -> dict[Path, Any]:
+    def _following(self, take: Ints) -> dict[Path, Array]:
         """The observations after the rows ``take``. If none is known after a terminal, the row's own one is taken."""
         if self.after is not None:
             return {path: leaf[take] for path, leaf in self.after.items()}
-        ended: Any = self.ended[take]
-        rows = np.minimum(take + ~ended, self.size - 1)
+        rows = np.minimum(take + ~self.ended[take], self.size - 1)
         return {path: leaf[rows] for path, leaf in self.leaves.items() if path[0] == "obs"}
 
 
-def _named(arrays: Mapping[str, Any]) -> dict[str, Any]:
+def _named(arrays: Mapping[str, object]) -> dict[str, object]:
     """The arrays by the names of a step.
 
     Raises:
@@ -207,7 +209,7 @@ def _named(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not hasattr(arrays, "keys"):
         raise FieldError(f"from_arrays: expected a mapping of names to arrays, got {type(arrays).__name__}")
-    named: dict[str, Any] = {}
+    named: dict[str, object] = {}
     for name in arrays.keys():
         ours = ALIASES.get(name, name)
         if ours in named:
@@ -217,7 +219,7 @@ def _named(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return named
 
 
-def _row_count(reward: Any) -> int:
+def _row_count(reward: object) -> int:
     """The number of rows, which is that of ``reward``.
 
     Raises:
@@ -229,7 +231,7 @@ def _row_count(reward: Any) -> int:
     return len(column)
 
 
-def _column(values: Any, name: str, size: int) -> Any:
+def _column(values: object, name: str, size: int) -> Array:
     """Numbers ``[S]``, given as ``[S]`` or ``[S, 1]``."""
     column = as_host(values, f"from_arrays: field '{name}'")
     if column.shape not in ((size,), (size, 1)):
@@ -239,7 +241,7 @@ def _column(values: Any, name: str, size: int) -> Any:
     return column.reshape(size)
 
 
-def _flags(values: Any, name: str, size: int) -> Any:
+def _flags(values: object, name: str, size: int) -> Bools:
     """Flags ``[S]`` of any dtype as bools.
 
     Raises:
@@ -340,7 +342,7 @@ def columns_of(ring: Ring, next_obs: bool) -> dict[Path, Array]:
     return order | {path: field for path, field in fields.items() if next_obs or path[0] != "next_obs"}
 
 
-def _transitions(ring: Ring, places: Ints) -> dict[Path, Any]:
+def _transitions(ring: Ring, places: Ints) -> dict[Path, Tensor]:
     """The fields of the steps at these places, their next observations and indices."""
     fields = NStep(1, 1.0).read(ring, places)
     return {path: fields[path] for path in fields if path[0] not in ("discount", "steps", "next_index")}

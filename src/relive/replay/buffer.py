@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial, wraps
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, cast
 from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ..batches import as_batch, as_dataframe
+from .. import core
+from ..batches import Batch, as_batch, as_dataframe
 from ..errors import FieldError, FileFormatError, LifecycleError, ParameterError
 from ..files import SaveHandle
 from ..files.disk import contradictions, target
@@ -40,103 +42,46 @@ from ..parameters import (
     is_whole,
     observe,
     parts_of,
-    refuse_class,
     require,
     seed_or_drawn,
     torch_device,
 )
 from ..ring.ring import Ended, Ring
-from ..samplers.contract import AnySampler, completed
+from ..samplers.contract import AnySampler, with_defaults
 from ..samplers.prioritized import Prioritized
 from ..samplers.uniform import Uniform, nothing_to_draw
-from ..steps.arrays import whole_numbers
+from ..steps.arrays import Array, ArrayLike, whole_numbers
 from ..steps.changes import DoesNotFitError, SchemaChanges
 from ..steps.schema import Field, Path, Schema, described, not_named
 from ..steps.summary import Summary, html, text
 from ..turns import Reuse, Spare, in_turn, require_reuse, standing_memory
-from ..views.contract import SequenceReader, View, time_first_of
-from ..views.transitions import NStep, Transition
+from ..views.contract import View, time_first_of
+from ..views.transitions import Transition
 from .arrays import Episode, EpisodeRows, columns_of, episode_at, episodes_of, filled
 from .checks import MOST_ROWS, require_alike, require_rows, stored_fields
-from .durable import (
-    Durable,
-    FlushPolicy,
-    Mark,
-    opened,
-    read_sampler,
-    require_policy,
-    write_sampler,
+from .durable import Durable, FlushMark, FlushPolicy, open_arguments, read_sampler, require_policy, write_sampler
+from .loading import (
+    Source,
+    changed_arguments,
+    open_save,
+    redistribute_envs,
+    require_unordered,
+    restore,
+    saved_arguments,
 )
-from .loading import Source, changed_arguments, dealt, open_save, require_unordered, restore, saved_arguments
 from .mirror import DeviceMirror, bookkeeping_bytes
-from .reader import Prefetch, Reader
+from .reader import Prefetch, Reader, require_parts
 from .saving import Saver, describe
 from .serving import DrawAhead, Drawn, Limit, Progress, Request, Served
+from .typing import TRANSITION, UNIFORM, S_co, V_co, gives_batch, gives_batches, gives_served
 from .writer import Writer
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from typing_extensions import TypeVar as TypeVarWithDefault
+    from .typing import GivenSampler, GivenView, P, R, Replay
 
-    from ..batches import Batch, SequenceBatch
-
-
-if TYPE_CHECKING:
-    S_co = TypeVarWithDefault("S_co", bound=AnySampler, covariant=True, default=Any)
-    V_co = TypeVarWithDefault("V_co", bound=View, covariant=True, default=Any)
-    GivenSampler = TypeVarWithDefault("GivenSampler", bound=AnySampler, default=Any)
-    GivenView = TypeVarWithDefault("GivenView", bound=View, default=Any)
-else:
-    S_co, V_co = TypeVar("S_co", covariant=True), TypeVar("V_co", covariant=True)
-    GivenSampler, GivenView = TypeVar("GivenSampler"), TypeVar("GivenView")
-
-P = ParamSpec("P")
-R = TypeVar("R")
-Replay = TypeVar("Replay")
-B_co = TypeVar("B_co", covariant=True)
-Q_co = TypeVar("Q_co", covariant=True)
-
-UNIFORM, TRANSITION = cast("Uniform", None), cast("NStep", None)
-"""None, the default if no sampler or view is given. Type checkers see the type that the buffer then has."""
-
-
-class HasView(Protocol[V_co]):
-    """A replay, for type checkers."""
-
-    @property
-    def view(self) -> V_co:
-        """The view that reads the batches."""
-        ...
-
-
-class Gives(Protocol[P, B_co, Q_co]):
-    """A method whose result depends on the view: ``B_co`` for transitions, ``Q_co`` for sequences."""
-
-    @overload
-    def __get__(self, buffer: HasView[NStep], owner: Any = None) -> Callable[P, B_co]: ...
-    @overload
-    def __get__(self, buffer: HasView[SequenceReader], owner: Any = None) -> Callable[P, Q_co]: ...
-    @overload
-    def __get__(self, buffer: HasView[Any], owner: Any = None) -> Callable[P, B_co]: ...
-
-
-Method = Callable[Concatenate[Any, P], Any]
-
-
-def gives_batch(method: Method[P]) -> Gives[P, Batch, SequenceBatch]:
-    """Declare that a method returns a batch; the method itself stays as it is."""
-    return cast("Any", method)
-
-
-def gives_batches(method: Method[P]) -> Gives[P, Iterator[Batch], Iterator[SequenceBatch]]:
-    """Declare that a method returns an iterator of batches; the method itself stays as it is."""
-    return cast("Any", method)
-
-
-def gives_served(method: Method[P]) -> Gives[P, Served[Batch], Served[SequenceBatch]]:
-    """Declare that a method serves batches; the method itself stays as it is."""
-    return cast("Any", method)
+WHOLE_RULE: Rule = (lambda number: number is None or is_whole(number), "expected a whole number, or None")
 
 
 def one_at_a_time(method: Callable[Concatenate[Replay, P], R]) -> Callable[Concatenate[Replay, P], R]:
@@ -155,9 +100,6 @@ def one_at_a_time(method: Callable[Concatenate[Replay, P], R]) -> Callable[Conca
             return method(self, *args, **kwargs)
 
     return exclusive
-
-
-WHOLE_RULE: Rule = (lambda number: number is None or is_whole(number), "expected a whole number, or None")
 
 
 class ReplayBuffer(Generic[S_co, V_co]):
@@ -236,9 +178,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self.device: torch.device = torch_device("ReplayBuffer", device)
         self._progress = Progress(seed_or_drawn(seed))
         stored = stored_fields(schema, self.own_next_obs)
-        refuse_class("sampler", sampler)
-        self._user_sampler: Any = Uniform() if sampler is None else sampler  # a user's own may have the length 0
-        self._sampler = completed(self._user_sampler)
+        self._user_sampler: AnySampler = Uniform() if sampler is None else sampler  # a user's own may have the length 0
+        self._sampler = with_defaults(self._user_sampler)
         self._prioritized: Prioritized | None = self._sampler.prioritized
         leaves = stored.leaves if store is None or isinstance(store, Allocator) else in_ram(stored.leaves)
         known_there = bookkeeping_bytes(self.device, self._sampler, num_envs)
@@ -250,7 +191,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         rows = _store(stored.leaves, plan.rows, self.device, store)
         self._ring = Ring(self.num_envs, plan.rows // self.num_envs, rows, ordered)
         self._writer = Writer(self._ring, self._sampler, schema, stored, self.device, debug)
-        self.lock: Any = shared_lock()
+        self.lock: AbstractContextManager[object] = shared_lock()
         self.extra: Any = None
         """In a buffer that was loaded, the value that was passed to :meth:`save` as ``extra``; otherwise None."""
         self._writer.watch_ends(check_ends)
@@ -261,7 +202,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self._saver = Saver(self._writer, self._reader, self._progress, self.device)
         self._mirror = self._way = DeviceMirror.of(self._writer, self._progress, self.lock)
         if self._mirror is not None:
-            self._writer.changing = self._mirror.invalidate
+            self._writer.invalidate_device = self._mirror.invalidate
 
     @staticmethod
     def plan(
@@ -294,12 +235,13 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """
         require("plan", FLAG_RULE, ordered=ordered, own_next_obs=own_next_obs)
         leaves = stored_fields(schema, own_next_obs or not ordered).leaves
-        whole, there = completed(Uniform() if sampler is None else sampler), torch_device("plan", device, here=False)
+        whole = with_defaults(Uniform() if sampler is None else sampler)
+        there = torch_device("plan", device, here=False)
         known_there = bookkeeping_bytes(there, whole, num_envs)
         return storage_plan(leaves, num_envs, capacity, capacity_bytes, there, whole.nbytes, known_there)
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Any], schema: Schema | None = None, **options: Any) -> ReplayBuffer:
+    def from_arrays(cls, arrays: Mapping[str, object], schema: Schema | None = None, **options: object) -> ReplayBuffer:
         """A replay of one env with a data set's flat arrays ``[S, ...]``; see :func:`relive.replay.arrays.filled`.
 
         Args:
@@ -343,8 +285,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     def seed(self, seed: int | None) -> None:
         progress = self._progress
         progress.seed, progress.first = seed_or_drawn(seed), progress.draws
-        if self._durable is not None:
-            self._commit()
+        self._commit()
 
     @property
     def check_ends(self) -> bool:
@@ -382,7 +323,14 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
     # -- adding ---------------------------------------------------------------------------------------------------
 
-    def add(self, step: Mapping[str, Any] | None = None, /, *more: NoReturn, envs: Any = None, **fields: Any) -> None:
+    def add(
+        self,
+        step: Mapping[str, object] | None = None,
+        /,
+        *more: NoReturn,
+        envs: ArrayLike | None = None,
+        **fields: object,
+    ) -> None:
         """Append one step of every env, or of some; NumPy or torch, given as a mapping, as keywords, or both.
 
         Args:
@@ -417,7 +365,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             writer.add(values, chosen)
 
     @one_at_a_time
-    def extend(self, steps: Mapping[str, Any], *, envs: Any = None) -> None:
+    def extend(self, steps: Mapping[str, object], *, envs: ArrayLike | None = None) -> None:
         """Append many steps in the order of time: every field is ``[T, N, ...]`` where :meth:`add` takes ``[N, ...]``.
 
         Args:
@@ -431,7 +379,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self._writer.extend(steps, envs)
 
     @one_at_a_time
-    def interrupt(self, envs: Any = None, *, next_obs: Any = None) -> None:
+    def interrupt(self, envs: ArrayLike | None = None, *, next_obs: object = None) -> None:
         """Cut the running episodes of all envs, or of ``envs``: the next steps start new ones.
 
         The newest step of such an episode has no next observation, so it is never drawn, unless you give it here.
@@ -503,7 +451,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     # -- drawing --------------------------------------------------------------------------------------------------
 
     @gives_batch
-    def sample(self, batch_size: int) -> Any:
+    def sample(self, batch_size: int) -> Batch:
         """One batch ``[batch_size]``: the fields that :attr:`view` reads, and those that the sampler adds (``weight``).
 
         Raises:
@@ -513,7 +461,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         return self._batch(batch_size, 1, 1)
 
     @gives_batches
-    def batches(self, count: int, batch_size: int, *, reuse: Reuse = False) -> Any:
+    def batches(self, count: int, batch_size: int, *, reuse: Reuse = False) -> Iterator[Batch]:
         """``count`` batches. :class:`relive.Recent` counts them as one round of updates.
 
         Args:
@@ -533,8 +481,12 @@ class ReplayBuffer(Generic[S_co, V_co]):
         require_reuse("batches", reuse)
         require_rows(batch_size)
         self._require_some()
-        made: Any = partial(map, self._batch, repeat(batch_size), range(1, count + 1), repeat(count))
-        return in_turn(made, self._spare, reuse, standing_memory) if reuse else made(repeat(None))
+        rounds = repeat(batch_size), range(1, count + 1), repeat(count)
+
+        def made(memory: core.Standing | None = None) -> Any:
+            return map(self._batch, *rounds, repeat(memory))
+
+        return in_turn(made, count, self._spare, reuse, standing_memory) if reuse else made()
 
     def _require_some(self) -> None:
         """Require that something can be drawn.
@@ -542,10 +494,14 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Raises:
             EmptyError: there is no complete transition.
         """
-        if not (self._way is not None and self._way.has_some) and not len(self):  # the latter waits for the device
+        if not (self._way is not None and self._way.maybe_drawable) and not len(
+            self
+        ):  # the latter waits for the device
             raise nothing_to_draw(self._ring)
 
-    def _batch(self, batch_size: int, update: int, of: int, standing: Any = None) -> Any:
+    def _batch(
+        self, batch_size: int, update: int, of: int, standing: core.Standing | core.JoinedRows | None = None
+    ) -> Batch:
         """The next batch, number ``update`` of the ``of`` batches of its round."""
         if batch_size.__class__ is not int or not 1 <= batch_size <= MOST_ROWS:  # without a call in the usual case
             require_rows(batch_size)
@@ -573,7 +529,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self._reader.keep_rule()
         return (*self._reader.read(np.empty(0, np.int64), {}, None).keys(), *self._sampler.extras)
 
-    def update_priorities(self, index: Any, td_error: Any, mask: Any = None) -> int:
+    def update_priorities(self, index: ArrayLike, td_error: ArrayLike, mask: ArrayLike | None = None) -> int:
         """Set the priorities of a batch from its TD errors; returns how many transitions were overwritten meanwhile.
 
         Args:
@@ -595,13 +551,13 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """
         with self.lock:
             if self._way is not None:
-                late = self._way.rate(index, td_error, mask)
+                late: Any = self._way.set_errors(index, td_error, mask)
                 if late is not None:
-                    return cast("Any", late)
+                    return late
             if self._ring.pending is not None:
                 self._writer.mend()
             reader, sampler = self._reader, self._prioritized
-            view: Any = reader.view
+            view = reader.view
             if getattr(view, "rule", None) is not self._ring.rule:  # in place of a call that most often changes nothing
                 reader.keep_rule()
             if sampler is None:
@@ -620,7 +576,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         return LifecycleError(f"{self._sampler!r} has no priorities; create the buffer with sampler=Prioritized()")
 
     @one_at_a_time
-    def priorities(self, index: Any) -> Any:
+    def priorities(self, index: ArrayLike) -> Tensor:
         """The priorities p = (abs(TD error) + eps)^alpha of transitions, float64 ``[B]``; draws are in proportion to p.
 
         Args:
@@ -714,7 +670,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
     @gives_batch
     @one_at_a_time
-    def data(self) -> Any:
+    def data(self) -> Batch:
         """All transitions that can be drawn, in the order of completion, as :attr:`view` reads them."""
         self._reader.keep_rule()
         places = self._ring.anchors()
@@ -743,7 +699,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         return as_batch(fields)
 
     @one_at_a_time
-    def at(self, rows: Any) -> Batch:
+    def at(self, rows: ArrayLike) -> Batch:
         """The transitions at ``rows`` of :attr:`block`, int64 ``[B]``, as :attr:`view` reads them.
 
         Raises:
@@ -791,7 +747,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """
         self._saver.segments.frozen = False
         self._saver.await_rows()
-        self._writer.changing = None  # a mirror could not see what is written to rewards and flags
+        self._writer.invalidate_device = None  # a mirror could not see what is written to rewards and flags
         self._way = None if self._way is self._mirror else self._way
         self._mirror = None
         return as_batch(self._ring.store.views())
@@ -833,7 +789,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         count: int | None = None,
         limit: Limit | None = None,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> Served[Batch]:
         """Batches ``[batch_size]`` that a thread draws while you learn: ``for batch in replay.serve(256): ...``.
 
         They are the batches that :meth:`sample` gives, in the same order. Batch t is drawn when the learner is done
@@ -870,7 +826,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             ahead = DrawAhead(
                 self._writer, self._progress, draw, undo, self.lock, Request(batch_size, depth, count, limit)
             )
-            served = Served[Any](ahead, timeout)
+            served = Served[Batch](ahead, timeout)
             self._way = ahead  # last: if this call breaks off, the iterator is dropped, which ends the serving
         return served
 
@@ -885,7 +841,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         except BaseException:
             if not (progress.ahead and progress.ahead[-1].number == number):
                 progress.draws, progress.sampled = number, sampled
-                self._sampler.undo_draws(draw_state)
+                self._sampler.set_draw_state(draw_state)
             raise
 
     def _end_serving(self, ahead: DrawAhead) -> None:
@@ -897,7 +853,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
     # -- saving, loading and copies -------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str], *, extra: Any = None, background: bool = False) -> SaveHandle:
+    def save(self, path: str | os.PathLike[str], *, extra: object = None, background: bool = False) -> SaveHandle:
         """Write everything stored, and the number of the next batch, to the directory ``path``.
 
         An earlier save there is replaced as a whole or not at all. If this buffer wrote or loaded that save, only new
@@ -975,39 +931,43 @@ class ReplayBuffer(Generic[S_co, V_co]):
                 "capacity, num_envs and changes=relive.SchemaChanges(...) change them"
             )
         require("load", an_instance(SchemaChanges, "relive.SchemaChanges(...)"), changes=changes)
-        parts, dealt_to = (sampler, view), None
+        require_parts(sampler, view)
+        parts, new_num_envs = (sampler, view), None
         if num_envs is not None:
             with open_save(path) as save:
                 require_unordered(save.content, num_envs, store)
-                dealt_to = None if num_envs == save.content["num_envs"] else num_envs
-        if dealt_to is None:
-            buffer = cls._loaded(path, device, capacity, parts, changes, store)
+                new_num_envs = None if num_envs == save.content["num_envs"] else num_envs
+        if new_num_envs is None:
+            buffer: Any = cls._loaded(path, device, capacity, parts, changes, store)
         else:
             saved = cls._loaded(path, "cpu", None, deepcopy(parts), changes, None)
             arrays, content = saved._saver.whole_state()
-            arrays, content = dealt(arrays, content, dealt_to, capacity)
+            arrays, content = redistribute_envs(arrays, content, new_num_envs, capacity)
             buffer = cls._restored(arrays, content, device, *parts)
             buffer.extra = saved.extra
         if seed is not None:
             buffer.seed = seed
-        return cast("Any", buffer)
+        return buffer
 
     @classmethod
     def _loaded(
-        cls, path: str | os.PathLike[str], device: Any, capacity: int | None, parts: tuple[Any, Any],
-        changes: SchemaChanges | None, store: Any,
-    ) -> Self:  # fmt: skip
+        cls,
+        path: str | os.PathLike[str],
+        device: str | torch.device,
+        capacity: int | None,
+        parts: tuple[AnySampler | None, View | None],
+        changes: SchemaChanges | None,
+        store: MakeStore | None,
+    ) -> Self:
         """The saved replay with as many envs. ``parts`` are a sampler and a view, or None for the saved ones."""
         with open_save(path) as save:
             source = Source.of_save(save)
             with contradictions(path):
                 arguments = saved_arguments(source, device, *parts)
-            if store is not None:
-                arguments["store"] = store
-            origins = changed_arguments(arguments, capacity, changes)
+            origins = changed_arguments(arguments, device, capacity, changes, store)
             sparse = 2 * source.row_count < arguments["capacity"]  # huge pages are written faster, but only as a whole
             with contradictions(path, DoesNotFitError), small_pages() if sparse else nullcontext():
-                buffer = cls(**arguments)
+                buffer = cls(**arguments, store=store)
                 restore(buffer._ring, buffer._sampler, buffer._progress, source, origins)
             buffer.extra = read_extra(save, free_memory())
         if changes is None:
@@ -1015,21 +975,36 @@ class ReplayBuffer(Generic[S_co, V_co]):
         return buffer
 
     @classmethod
-    def _restored(cls, tensors: Mapping[str, Any], content: Mapping[str, Any], device: Any, *parts: Any) -> Self:
-        """The buffer whose state this is; ``parts`` are a sampler and a view, or None for the saved ones."""
+    def _restored(
+        cls,
+        tensors: Mapping[str, Tensor],
+        content: Mapping[str, object],
+        device: str | torch.device,
+        sampler: AnySampler | None,
+        view: View | None,
+    ) -> Self:
+        """The buffer whose state this is, with a sampler and a view, or None for the saved ones."""
         source = Source.of_tensors(tensors, content)
-        buffer = cls(**saved_arguments(source, device, *parts))
+        buffer = cls(**saved_arguments(source, device, sampler, view))
         restore(buffer._ring, buffer._sampler, buffer._progress, source)
         return buffer
 
     @one_at_a_time
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """For pickle: the content of a save, and parts that are not relive's own."""
         return type(self)._unpickled, self._saver.pickled(self._user_sampler)
 
     @classmethod
-    def _unpickled(cls, arrays: Mapping[str, Any], *rest: Any) -> Self:
-        return cls._restored({name: typed(*array) for name, array in arrays.items()}, *rest)
+    def _unpickled(
+        cls,
+        arrays: Mapping[str, tuple[Array, torch.dtype]],
+        content: Mapping[str, object],
+        device: str,
+        sampler: AnySampler | None,
+        view: View | None,
+    ) -> Self:
+        tensors = {name: typed(*array) for name, array in arrays.items()}
+        return cls._restored(tensors, content, device, sampler, view)
 
     def __copy__(self) -> Self:
         """A deep copy, since two buffers cannot share memory, a sampler or a view."""
@@ -1085,17 +1060,18 @@ class ReplayBuffer(Generic[S_co, V_co]):
             OSError: the disk is full or fails, or the directory may not be written to.
         """
         require("open", FLAG_RULE, verify=verify)
+        require_parts(sampler, view)
         require_policy(flush)
-        wanted = {"schema": schema, "capacity": capacity, "num_envs": num_envs, "ordered": ordered}
+        wanted: dict[str, object] = {"schema": schema, "capacity": capacity, "num_envs": num_envs, "ordered": ordered}
         wanted |= {"own_next_obs": own_next_obs}
         allocator = MappedAllocator(path)
         directory = allocator.directory
         try:
-            arguments, first, mark = opened(allocator, wanted, sampler, view)
+            arguments, first, mark = open_arguments(allocator, wanted, sampler, view)
             if mark is None:
                 arguments["seed"] = seed
             with nullcontext() if mark is None else contradictions(directory.path):
-                buffer = cls(**arguments, store=allocator)
+                buffer: Any = cls(**arguments, store=allocator)
                 buffer._progress.first = first
                 buffer._begin(allocator, flush, mark)
             if mark is not None and seed is not None:
@@ -1111,14 +1087,14 @@ class ReplayBuffer(Generic[S_co, V_co]):
             except FileFormatError:
                 buffer._let_go("this replay was found damaged when it was opened")
                 raise
-        return cast("Any", buffer)
+        return buffer
 
-    def _begin(self, allocator: MappedAllocator, flush: FlushPolicy, mark: Mark | None) -> None:
+    def _begin(self, allocator: MappedAllocator, flush: FlushPolicy, mark: FlushMark | None) -> None:
         """Start to use the memory of an allocator. ``mark`` is the last flush of the process before."""
         durable = self._durable = Durable(allocator, self._ring, self._progress, flush, mark)
         read_sampler(allocator.directory, self._ring, self._sampler)
         if flush is not None:
-            me: ReferenceType[Any] = ref(self)  # weakly: a replay is freed as soon as it is dropped
+            me = ref(self)  # weakly: a replay is freed as soon as it is dropped
             self._writer.added = lambda count: (
                 durable.is_due(count) and (buffer := me()) is not None and buffer._flush()
             )
@@ -1144,9 +1120,10 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self._flush()
 
     def _flush(self) -> None:
-        with self._progress.undone(self._sampler):  # batches drawn ahead that nobody took are drawn again
-            self._commit()
-            cast("Durable", self._durable).flush()
+        if self._durable is not None:
+            with self._progress.undone(self._sampler):  # batches drawn ahead that nobody took are drawn again
+                self._commit()
+                self._durable.flush()
 
     def close(self) -> None:
         """Flush, and let another process open the files. Every later call but this one is an error.
@@ -1168,7 +1145,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
     def _let_go(self, why: str) -> None:
         """Let another process open the files, which stay as they are. Every later call is an error that says why."""
         self._ring.pending = Ended(why)
-        cast("Durable", self._durable).allocator.directory.release()
+        if self._durable is not None:
+            self._durable.allocator.directory.release()
 
     def __enter__(self) -> Self:
         return self
@@ -1177,8 +1155,10 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self.close()
 
     def _commit(self) -> None:
-        """Write the manifest, if anything in it has changed."""
-        directory, ring = cast("Durable", self._durable).allocator.directory, self._ring
+        """Write the manifest of a replay in files, if anything in it has changed."""
+        if self._durable is None:
+            return
+        directory, ring = self._durable.allocator.directory, self._ring
         content = {
             **self._saver.facts(),
             **self._settings(),
@@ -1190,7 +1170,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         if content != directory.content:
             directory.commit(content)
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, object]:
         """The parameters of sampler and view as JSON."""
         return {"sampler": describe(self._sampler), "view": describe(self._reader.view)}
 
@@ -1199,7 +1179,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         if any(part is own for own in self._parts()):
             self._keep_settings()
 
-    def _parts(self) -> list[Any]:
+    def _parts(self) -> list[object]:
         """The sampler and the view, and those inside of them."""
         return [*parts_of(self._sampler), *parts_of(self._reader.view)]
 

@@ -16,7 +16,7 @@ from ..core.words import COLUMNS, EPISODES, HEAD, NEXT
 from ..errors import EpisodeEndWarning, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
 from ..parameters import is_count
 from ..ring.ring import Ring
-from ..steps.arrays import Array, Ints, as_host, numpy_view
+from ..steps.arrays import Bools, Ints, Leaf, as_host, numpy_view
 from ..steps.checker import refuse_unreadable
 from ..steps.ends import EndCheck, ReuseCheck, places_in
 from ..steps.schema import FINITE, STEP_FIELDS, Field, Path, Schema, dotted
@@ -61,7 +61,7 @@ def require_alike(buffer: Any, other: Any, envs: Mapping[int, int] | None) -> No
             )
 
 
-def row_mask(mask: Any, count: int) -> Any:
+def row_mask(mask: object, count: int) -> Bools:
     """The rows that are kept, bool ``[count]``.
 
     Raises:
@@ -75,7 +75,7 @@ def row_mask(mask: Any, count: int) -> Any:
     return rows
 
 
-def flattened(steps: Mapping[str, Any], width: tuple[int, ...]) -> tuple[dict[str, Any], int]:
+def flattened(steps: Mapping[str, object], width: tuple[int, ...]) -> tuple[dict[str, object], int]:
     """Fields ``[T, N, ...]`` as ``[T * N, ...]``, and T.
 
     Args:
@@ -102,27 +102,27 @@ def flattened(steps: Mapping[str, Any], width: tuple[int, ...]) -> tuple[dict[st
     return values, count
 
 
-def _flattened(tree: Any, fronts: set[tuple[int, ...]]) -> Any:
+def _flattened(tree: object, fronts: set[tuple[int, ...]]) -> object:
     """Arrays ``[T, N, ...]`` as ``[T * N, ...]``; adds the (T, N) of each, nested or not, to ``fronts``."""
+    given: Any = tree
     # the most common type first: isinstance of a tensor or a mapping is slow
     if type(tree) is not np.ndarray and not isinstance(tree, np.ndarray | Tensor):
         if isinstance(tree, Mapping) or hasattr(tree, "items"):
-            return {name: _flattened(member, fronts) for name, member in cast("Any", tree).items()}
+            return {name: _flattened(member, fronts) for name, member in given.items()}
         if isinstance(tree, tuple):
-            return tuple(_flattened(member, fronts) for member in cast("tuple[Any, ...]", tree))
-        tree = np.asarray(tree)
-    shape: tuple[int, ...] = cast("Any", tree).shape
-    front = tuple(shape[:2])
+            return tuple(_flattened(member, fronts) for member in given)
+        given = np.asarray(tree)
+    front = tuple(given.shape[:2])
     fronts.add(front)
-    return cast("Any", tree).reshape((math.prod(front), *shape[2:]))
+    return given.reshape((math.prod(front), *given.shape[2:]))
 
 
 def refuse_not_finite(
     fields: Mapping[Path, Field],
-    leaves: Sequence[Any],
-    final: Sequence[Any] | None,
+    leaves: Sequence[Leaf],
+    final: Sequence[Leaf] | None,
     envs: Ints,
-    kept: NDArray[np.bool_],
+    kept: Bools,
 ) -> None:
     """Refuse NaN and infinity in rewards, actions and observations, and in the final observations of ended episodes.
 
@@ -152,7 +152,7 @@ def refuse_not_finite(
             )
 
 
-def _finite_rows(value: Any, dtype: torch.dtype) -> NDArray[np.bool_]:
+def _finite_rows(value: Leaf, dtype: torch.dtype) -> Bools:
     """Which rows of a checked leaf are finite in the dtype that they are stored in: bool ``[K]``."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return np.ones(len(value), np.bool_)
@@ -193,7 +193,7 @@ def stored_fields(schema: Schema, own_next_obs: bool) -> Schema:
 
 
 Bytes = NDArray[np.uint8]
-Numbers = tuple[bytes, np.dtype[Any]]
+Numbers = tuple[bytes, np.dtype]
 """The numbers of a field, and their dtype."""
 
 
@@ -243,8 +243,8 @@ class ResetCheck:
         self.broken = -1
         """The first env that was reset in mid-episode, or -1."""
 
-    def go_on(
-        self, ring: Ring, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Array | None
+    def observe(
+        self, ring: Ring, envs: Ints, leaves: Sequence[Leaf], final: Sequence[Leaf] | None, kept: Bools | None
     ) -> bool:
         """Check steps that were just stored, in the order of time. Returns whether to check the next ones, too.
 
@@ -268,8 +268,10 @@ class ResetCheck:
             self._led_to = self._bytes(before, len(self._all))
         return self._compare(ring, envs, leaves, final, kept)
 
-    def _compare(self, ring: Ring, envs: Ints, leaves: Sequence[Any], final: Sequence[Any], kept: Array | None) -> bool:
-        """:meth:`go_on`, env by env."""
+    def _compare(
+        self, ring: Ring, envs: Ints, leaves: Sequence[Leaf], final: Sequence[Leaf], kept: Bools | None
+    ) -> bool:
+        """:meth:`observe`, env by env."""
         count, again = len(envs), np.flatnonzero(envs[1:] == envs[:1])
         width = int(again[0]) + 1 if len(again) else count  # of one vector step
         newest = envs[count - width :]
@@ -294,7 +296,7 @@ class ResetCheck:
             self._moved[newest] = moved[count - width :]
         return agrees
 
-    def _agree(self, envs: Ints, before: list[Bytes], obs: list[Bytes], moved: Array, follows: Array) -> bool:
+    def _agree(self, envs: Ints, before: list[Bytes], obs: list[Bytes], moved: Bools, follows: Bools) -> bool:
         """True if the rows that follow begin with the observations that the rows before led to."""
         wrong = np.flatnonzero(follows & _differ(before, obs))
         if self._agreed < ENOUGH:
@@ -304,7 +306,7 @@ class ResetCheck:
             self.broken: int = int(envs[wrong[0]])
         return not len(wrong)
 
-    def _numbers(self, values: Sequence[Any]) -> list[Numbers]:
+    def _numbers(self, values: Sequence[Leaf]) -> list[Numbers]:
         """Some numbers of each field of observations."""
         numbers: list[Numbers] = []
         for x, every in zip(values, self._every, strict=True):
@@ -338,7 +340,7 @@ class ResetCheck:
         )
 
 
-def _differ(these: list[Bytes], those: list[Bytes]) -> Array:
+def _differ(these: list[Bytes], those: list[Bytes]) -> Bools:
     """Which rows of two observations ``[K, M]`` differ, bool ``[K]``."""
     differs = (these[0] != those[0]).any(1)
     for a, b in zip(these[1:], those[1:], strict=True):
@@ -381,34 +383,34 @@ class FirstSteps:
 
     def before(
         self,
-        step: Mapping[str, Any],
+        step: Mapping[str, object],
         envs: Ints,
-        leaves: Sequence[Any],
-        final: Sequence[Any] | None,
-        kept: Array | None,
+        leaves: Sequence[Leaf],
+        final: Sequence[Leaf] | None,
+        kept: Bools | None,
     ) -> None:
-        """Look at steps that are about to be stored, as :meth:`ReuseCheck.go_on` does.
+        """Look at steps that are about to be stored, as :meth:`ReuseCheck.observe` does.
 
         Raises:
             EnvError: the observations are certainly overwritten.
         """
         reuse, ring = self.reuse, self._ring
-        if reuse is not None and not reuse.go_on(
+        if reuse is not None and not reuse.observe(
             step, envs, leaves, final, kept, ring.under_way if ring.ordered else None
         ):
             self.reuse, self._stopped = None, reuse
 
-    def after(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Array | None) -> None:
+    def after(self, envs: Ints, leaves: Sequence[Leaf], final: Sequence[Leaf] | None, kept: Bools | None) -> None:
         """Look at steps that were just stored, and warn of what was found."""
         stopped, resets, ends = self._stopped, self.resets, self.ends
         if stopped is not None:
             self._stopped = None
             stopped.warn()
-        if resets is not None and not resets.go_on(self._ring, envs, leaves, final, kept):
+        if resets is not None and not resets.observe(self._ring, envs, leaves, final, kept):
             self.resets = None
             resets.warn()
         if ends is None or not self._sees_ends:
             return
-        if not ends.go_on(self._ring.counters.item(EPISODES), envs, leaves, final, kept):
+        if not ends.observe(self._ring.counters.item(EPISODES), envs, leaves, final, kept):
             self.ends = None
             ends.warn()

@@ -18,11 +18,12 @@ import zlib
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import cache
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 from weakref import ref
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 
 from .. import files
 from ..core.words import (
@@ -53,13 +54,16 @@ from ..memory.mapped import DRAINED, SETTINGS, FileAllocator, MappedAllocator
 from ..parameters import is_count, is_own
 from ..printable import shown
 from ..ring.ring import Ring, Span, Undo, undo_words
+from ..samplers.contract import AnySampler, OwnSampler
 from ..samplers.uniform import Uniform
 from ..steps.arrays import Array, Ints
+from ..views.contract import View
 from ..views.transitions import Transition
-from .loading import ring_arguments, sampler_state
+from .loading import ReplayArguments, ring_arguments, sampler_state
 from .saving import PARAMETERS, describe, kinds, ring_state
 from .serving import Progress, ProgressSlots
 
+T = TypeVar("T")
 FlushPolicy = int | timedelta | None
 """After how many rows, or how much time, a replay in files flushes by itself; None is never."""
 
@@ -103,7 +107,7 @@ class Durable:
     """
 
     def __init__(
-        self, allocator: MappedAllocator, ring: Ring, progress: Progress, policy: FlushPolicy, last: Mark | None
+        self, allocator: MappedAllocator, ring: Ring, progress: Progress, policy: FlushPolicy, last: FlushMark | None
     ) -> None:
         self.allocator = allocator
         self.ring = ring
@@ -131,7 +135,7 @@ class Durable:
             self._drained = self._added(DRAINED, (self.ring.num_envs, 4), np.int64)
         return self._drained
 
-    def _added(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+    def _added(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         """An array that the files of an earlier process may lack. Then it is made, and the manifest names it."""
         directory = self.allocator.directory
         array = self.allocator.take(name, shape, dtype)
@@ -148,7 +152,7 @@ class Durable:
             if mark == int(self.ring.heads[env : env + max(count, 0)].sum()):
                 self._drained[env, MARK] = VOID
 
-    def _marked(self) -> Mark:
+    def _marked(self) -> FlushMark:
         """The mark of the ring as it is, with the oldest rows in reserve."""
         ring = self.ring
         arrays = {name: self.allocator.existing(name) for name in SMALL}
@@ -156,7 +160,7 @@ class Durable:
         newest = newest_of(ring.store.target, ring.rows, ring.state)
         # row k overwrites row k - rows, so the next `_in_reserve` rows of an env overwrite those below this number
         dead = np.maximum(ring.oldest, ring.heads - ring.rows + self._in_reserve())
-        return Mark(ring.state.copy(), ring.counters.copy(), newest, dead, small)
+        return FlushMark(ring.state.copy(), ring.counters.copy(), newest, dead, small)
 
     def _in_reserve(self) -> int:
         """How many of the oldest rows of each env are in reserve."""
@@ -167,7 +171,7 @@ class Durable:
         """Append the first record to the journal of a new replay."""
         self._note(self._mark, "open")
 
-    def _note(self, mark: Mark, kind: Kind) -> None:
+    def _note(self, mark: FlushMark, kind: Kind) -> None:
         """Append a mark to the journal, and go by it from then on."""
         self.allocator.directory.journal.append(mark.encode(kind, whereabouts(self.allocator)))
         # Only now may the ring overwrite the rows that the record declares dead, and only after that does this mark
@@ -200,7 +204,7 @@ class Durable:
         return policy is not None and self._rows >= policy
 
 
-def require_policy(flush: Any) -> None:
+def require_policy(flush: object) -> None:
     """Require a policy of flushing.
 
     Raises:
@@ -230,13 +234,13 @@ class Settings:
     _HEAD = struct.Struct("<qq")
     _CHECK = struct.Struct("<I")
 
-    def __init__(self, words: Any) -> None:
+    def __init__(self, words: Array) -> None:
         self._slots = words
         self._number, text = max((self._read(slot) for slot in words), default=(-1, b""))
         self.text: bytes = text
         """The text that was kept last. It is empty if none was, or if the last one was too long for a slot."""
 
-    def _read(self, slot: Any) -> tuple[int, bytes]:
+    def _read(self, slot: Array) -> tuple[int, bytes]:
         """Number and text of a slot; (-1, b"") if it is not whole."""
         raw = slot.tobytes()
         number, length = self._HEAD.unpack_from(raw)
@@ -274,7 +278,7 @@ MOST_SMALL = 64
 _LENGTH = struct.Struct("<I")
 
 
-class Mark(NamedTuple):
+class FlushMark(NamedTuple):
     """The cursors of a replay at a moment when all of its rows were on the disk."""
 
     state: Ints
@@ -285,10 +289,10 @@ class Mark(NamedTuple):
     """``[N, 3]``: stamp, step and order of each env's newest row, which the next step changes."""
     dead: Ints
     """``[N]``: rows of each env below this number may have been overwritten since."""
-    small: dict[str, list[Any]]
+    small: dict[str, list[float]]
     """Further arrays by name, of a few numbers each."""
 
-    def encode(self, kind: Kind, where: list[Any]) -> bytes:
+    def encode(self, kind: Kind, where: list[object]) -> bytes:
         """The mark as bytes, with the ``kind`` of event and with ``where``, which identifies the boot and the files."""
         facts = {"kind": kind, "where": where, "num_envs": len(self.state), "small": self.small}
         text = json.dumps(facts, allow_nan=False).encode()
@@ -296,7 +300,7 @@ class Mark(NamedTuple):
         return b"".join([_LENGTH.pack(len(text)), text, *(np.ascontiguousarray(x, "<i8").tobytes() for x in arrays)])
 
     @staticmethod
-    def decode(payload: bytes, num_envs: int) -> tuple[Mark, str, list[Any]]:
+    def decode(payload: bytes, num_envs: int) -> tuple[FlushMark, str, list[object]]:
         """The mark, the kind of event, and where it happened, as :meth:`encode` takes them.
 
         Raises:
@@ -304,11 +308,11 @@ class Mark(NamedTuple):
         """
         try:
             (length,) = _LENGTH.unpack_from(payload)
-            facts: Any = json.loads(payload[_LENGTH.size : _LENGTH.size + length])
+            facts = json.loads(payload[_LENGTH.size : _LENGTH.size + length])
             if set(facts) != {"kind", "where", "num_envs", "small"} or facts["num_envs"] != num_envs:
                 raise ValueError(shown(facts))
-            small = cast("dict[str, Any]", facts["small"])
-            if not all(isinstance(x, list) and len(cast("list[Any]", x)) <= MOST_SMALL for x in small.values()):
+            small: dict[str, Any] = facts["small"]
+            if not all(isinstance(x, list) and len(cast("list[object]", x)) <= MOST_SMALL for x in small.values()):
                 raise ValueError(shown(small))
             if facts["kind"] not in ("open", "flush", "close") or not isinstance(facts["where"], list):
                 raise ValueError(shown(facts))
@@ -321,7 +325,7 @@ class Mark(NamedTuple):
             raise FileFormatError(f"the journal's last record makes no sense ({error!s:.200})") from error
         state, counters, newest, dead = np.split(words, np.cumsum(sizes)[:-1])
         arrays = state.reshape(num_envs, COLUMNS), counters, newest.reshape(num_envs, NEWEST), dead
-        return Mark(*arrays, small), facts["kind"], facts["where"]
+        return FlushMark(*arrays, small), facts["kind"], facts["where"]
 
 
 def newest_of(packed: Array, rows: int, state: Ints) -> Ints:
@@ -341,7 +345,7 @@ def newest_of(packed: Array, rows: int, state: Ints) -> Ints:
 # -- opening after another process ----------------------------------------------------------------------------
 
 
-def recover(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[Mark, dict[str, Any]]:
+def recover(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[FlushMark, dict[str, object]]:
     """Make ready the files that another process left, before anything uses them.
 
     After a clean end, the files are as the journal says. If only the process died, the files have everything that it
@@ -374,8 +378,8 @@ def recover(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[Mark, d
     return mark, {}
 
 
-def last_mark(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[Mark, str, list[Any]]:
-    """The last mark of the journal, with its kind and where it was made, as :meth:`Mark.decode` gives them.
+def last_mark(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[FlushMark, str, list[object]]:
+    """The last mark of the journal, with its kind and where it was made, as :meth:`FlushMark.decode` gives them.
 
     Raises:
         FileFormatError: the files are not those of so many rows, or the journal has no mark.
@@ -387,16 +391,16 @@ def last_mark(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[Mark,
         raise damaged(directory.path / MANIFEST, f"{num_envs * rows} rows", None if packed is None else packed.shape)
     if directory.last is None:
         raise damaged(directory.path / "journal", "a record", "none")
-    return Mark.decode(directory.last.payload, num_envs)
+    return FlushMark.decode(directory.last.payload, num_envs)
 
 
-def is_same_boot(allocator: FileAllocator, where: list[Any]) -> bool:
+def is_same_boot(allocator: FileAllocator, where: list[object]) -> bool:
     """True if a mark was made on this boot of the machine, in these files: then they show all that was written."""
     here = whereabouts(allocator)
     return where == here and bool(here[0])  # a system without a name for its boots may have had a power cut
 
 
-def whereabouts(allocator: FileAllocator) -> list[Any]:
+def whereabouts(allocator: FileAllocator) -> list[object]:
     """The identity of this boot of the machine and of these files. A copy of a directory has other files."""
     status = os.fstat(allocator.directory.memory("state").descriptor)
     return [_boot(), status.st_dev, status.st_ino]
@@ -414,7 +418,7 @@ def _boot() -> str:
 # Leaves are computed from errors, and all nodes above them anew: a tree is never trusted where it is in doubt. A window
 # that the death of a process completes is new, and gets the priority of new transitions, not what its row had held
 # before.
-def go_back(allocator: FileAllocator, mark: Mark, rows: int) -> None:
+def go_back(allocator: FileAllocator, mark: FlushMark, rows: int) -> None:
     """Put the cursors back to a mark, and note for the ring which rows may have been overwritten since."""
     num_envs = len(mark.state)
     allocator.take("state", (num_envs, COLUMNS), np.int64)[:] = mark.state
@@ -431,7 +435,7 @@ def go_back(allocator: FileAllocator, mark: Mark, rows: int) -> None:
     undo.note_mark(mark.state, mark.counters, after, places, mark.newest[some])
 
 
-def _restore_small(allocator: FileAllocator, small: Mapping[str, list[Any]]) -> None:
+def _restore_small(allocator: FileAllocator, small: Mapping[str, list[float]]) -> None:
     for name in SMALL:
         array = allocator.existing(name)
         if array is None:
@@ -456,7 +460,7 @@ def _require_unmixed(newest: Ints, known: Ints) -> None:
         raise FileFormatError("the newest rows are not those that the journal knows: files of several times are mixed")
 
 
-def settings_since_flush(allocator: FileAllocator) -> dict[str, Any]:
+def settings_since_flush(allocator: FileAllocator) -> dict[str, object]:
     """The settings that were kept since the last flush; they take the place of those in the manifest's content.
 
     Raises:
@@ -468,15 +472,15 @@ def settings_since_flush(allocator: FileAllocator) -> dict[str, Any]:
         return {}
     if words.shape != (2, Settings.BYTES) or words.dtype != np.uint8:
         raise damaged(allocator.directory.path / MANIFEST, "two slots of settings", f"{words.dtype} {words.shape}")
-    settings: Any = json.loads(Settings(words).text or b"{}")
-    if not isinstance(settings, dict) or cast("dict[str, Any]", settings).keys() - {"sampler", "view"}:
+    settings: dict[str, object] = json.loads(Settings(words).text or b"{}")
+    if type(settings) is not dict or settings.keys() - {"sampler", "view"}:
         raise InvariantError("settings: expected those of a sampler and a view")
-    return cast("dict[str, Any]", settings)
+    return settings
 
 
-def opened(
-    allocator: MappedAllocator, wanted: dict[str, Any], sampler: Any, view: Any
-) -> tuple[dict[str, Any], int, Mark | None]:
+def open_arguments(
+    allocator: MappedAllocator, wanted: Mapping[str, Any], sampler: AnySampler | None, view: View | None
+) -> tuple[ReplayArguments, int, FlushMark | None]:
     """The constructor's arguments of the replay to open, the batches before its seed, and the mark of its last flush.
 
     ``wanted`` has arguments by name; None is the default or, if a replay is there, what that has. Without a replay, the
@@ -495,8 +499,8 @@ def opened(
                 f"'{directory.path}': expected {' and '.join(missing)}, as no replay is there yet; pass "
                 "open(path, schema, capacity)"
             )
-        given = {name: value for name, value in wanted.items() if value is not None}
-        return {**given, "sampler": sampler, "view": view}, 0, None
+        given: Any = {name: value for name, value in wanted.items() if value is not None}
+        return given | {"sampler": sampler, "view": view}, 0, None
     with contradictions(directory.path, ParameterError, SchemaError):
         _require_same(directory.path, ring_arguments(content, None, sampler, view), wanted)
     with contradictions(directory.path):
@@ -509,14 +513,15 @@ def opened(
     return arguments, first, mark
 
 
-def _require_same(path: Any, kept: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _require_same(path: pathlib.Path, kept: ReplayArguments, wanted: Mapping[str, Any]) -> None:
     """Refuse arguments that differ from those of the replay that is there.
 
     Raises:
         SchemaError, ParameterError: names the first argument that differs.
     """
+    there = dict(kept.items())
     for name, value in wanted.items():
-        got = kept[name]
+        got = there[name]
         same = value == got
         if name == "capacity" and is_count(value):
             same = value // kept["num_envs"] * kept["num_envs"] == got
@@ -534,12 +539,12 @@ SAMPLER = "sampler"
 """The directory with the save of a sampler's state, inside that of the replay."""
 
 
-def _is_in_files(sampler: Any) -> bool:
+def _is_in_files(sampler: OwnSampler | None) -> bool:
     """True for samplers that have no state outside the replay's files. One of the user may have, whatever it is."""
     return sampler is not None and is_own(sampler) and sampler.state_in_files
 
 
-def write_sampler(directory: MappedDirectory, ring: Ring, sampler: Any) -> None:
+def write_sampler(directory: MappedDirectory, ring: Ring, sampler: OwnSampler) -> None:
     """Save the state of a sampler, if it has any that is not in the replay's files.
 
     Raises:
@@ -556,7 +561,7 @@ def write_sampler(directory: MappedDirectory, ring: Ring, sampler: Any) -> None:
     files.write(directory.path / SAMPLER, arrays | {"span": np.stack(ring.span)}, content)
 
 
-def read_sampler(directory: MappedFiles, ring: Ring, sampler: Any) -> None:
+def read_sampler(directory: MappedFiles, ring: Ring, sampler: OwnSampler) -> None:
     """Give a sampler the state that was saved last, if the sampler is of the same kind.
 
     Rows may have been added and overwritten since that save.
@@ -606,7 +611,7 @@ class _SpoiledError(Exception):
     """The files have changed while they were copied, so that the copy is of no moment."""
 
 
-def copied(cls: Any, path: str | os.PathLike[str]) -> Any:
+def copied(cls: type[T], path: str | os.PathLike[str]) -> T:
     """A replay of the class ``cls`` with what the files of a directory hold now, in private memory.
 
     The files stay as they are, and no lock is taken: another process may open them, and write to them. Rows that it
@@ -639,7 +644,7 @@ def copied(cls: Any, path: str | os.PathLike[str]) -> Any:
 
 
 def _copied(cls: Any, directory: MappedCopy) -> Any:
-    allocator, content = FileAllocator(directory), cast("dict[str, Any]", directory.content)
+    allocator, content = FileAllocator(directory), cast("dict[str, object]", directory.content)
     with contradictions(directory.path):
         arguments = _arguments(content)
         num_envs = arguments["num_envs"]
@@ -667,13 +672,13 @@ def _copied(cls: Any, directory: MappedCopy) -> Any:
     return buffer
 
 
-def _arguments(content: dict[str, Any]) -> dict[str, Any]:
+def _arguments(content: Mapping[str, object]) -> ReplayArguments:
     """The constructor's arguments, with a sampler and a view in the place of a user's own."""
     sampler = Uniform() if content.get("sampler") is None else None
     return ring_arguments(content, None, sampler, Transition() if content.get("view") is None else None)
 
 
-def _mark_now(directory: MappedCopy, rows: int) -> Mark | None:
+def _mark_now(directory: MappedCopy, rows: int) -> FlushMark | None:
     """The mark of a replay as another process has it at this moment.
 
     Cursors only grow, so two looks that find the same numbers, and no change under way, saw one state.
@@ -689,7 +694,7 @@ def _mark_now(directory: MappedCopy, rows: int) -> Mark | None:
         newest = newest_of(packed, rows, mine)
         small = {name: directory.live(name).tolist() for name in SMALL if name in directory.known}
         if idle and undo[UNDO_KIND] == UNDO_NONE and (counters == counts).all() and (state == mine).all():
-            return Mark(mine, counts, newest, np.zeros(len(mine), np.int64), small)
+            return FlushMark(mine, counts, newest, np.zeros(len(mine), np.int64), small)
         time.sleep(1e-4)
     return None
 
@@ -700,8 +705,8 @@ def _take_rows(directory: MappedCopy, num_envs: int, rows: int, heads: Ints) -> 
     Raises:
         ParameterError: less memory is free.
     """
-    pairs = {name: (directory.take(name, spec.shape, spec.dtype), directory.live(name))
-             for name, spec in directory.known.items()}  # fmt: skip
+    known = directory.known.items()
+    pairs = {name: (directory.take(name, spec.shape, spec.dtype), directory.live(name)) for name, spec in known}
     by_row = [pair for name, pair in pairs.items() if name in ("rows", "errors") or name.startswith("block.")]
     counts = np.clip(heads, 0, rows).tolist()  # a ring that is not full has its rows at its first places
     size = sum(sum(counts) * (mine.nbytes // len(mine)) for mine, _ in by_row)
@@ -714,7 +719,7 @@ def _take_rows(directory: MappedCopy, num_envs: int, rows: int, heads: Ints) -> 
             mine[...] = live
 
 
-def _dead_now(directory: MappedCopy, rows: int, mark: Mark) -> Ints:
+def _dead_now(directory: MappedCopy, rows: int, mark: FlushMark) -> Ints:
     """Rows of each env below these numbers ``[N]`` may have been overwritten since the mark.
 
     A change is noted before it overwrites anything, and counted before its note goes. So the note is read first.

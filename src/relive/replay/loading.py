@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NotRequired, TypedDict, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -26,14 +26,15 @@ from ..files.save import EXTRA, read_extra
 from ..memory.allocator import zeroed
 from ..memory.estimate import free_memory, storage_plan
 from ..memory.layout import BOOKKEEPING, row_layout
-from ..memory.ram import in_ram
+from ..memory.ram import MakeStore, in_ram
 from ..parameters import is_count, is_number, parts_of
 from ..printable import shown
-from ..ring.ring import LARGEST_NUMBER, Ring, Rule, Span
-from ..samplers.contract import OwnSampler
-from ..steps.arrays import Array, to_tensor
+from ..ring.ring import LARGEST_NUMBER, Ring, Span, WindowRule
+from ..samplers.contract import AnySampler, OwnSampler, with_defaults
+from ..steps.arrays import Array, Bools, Leaf, as_host, to_tensor
 from ..steps.changes import Origin, SchemaChanges
 from ..steps.schema import Field, Path, Schema, dotted
+from ..views.contract import View
 from .checks import stored_fields
 from .mirror import bookkeeping_bytes
 from .saving import KIND, PARAMETERS, Segment, describe, is_segment, kinds, rebuild, segment_prefix
@@ -54,7 +55,25 @@ def open_save(path: str | os.PathLike[str]) -> files.Save:
     return save
 
 
-def saved_arguments(source: Source, device: Any, sampler: Any, view: Any) -> dict[str, Any]:
+class ReplayArguments(TypedDict):
+    """The constructor's arguments of a replay that is in files. A save has those that need not be here, too."""
+
+    schema: Schema
+    capacity: int
+    num_envs: int
+    sampler: Any  # of the kinds that the caller knows
+    view: Any
+    ordered: bool
+    own_next_obs: bool
+    seed: int | None
+    device: NotRequired[str | torch.device]
+    check_ends: NotRequired[bool]
+    debug: NotRequired[bool]
+
+
+def saved_arguments(
+    source: Source, device: str | torch.device, sampler: AnySampler | None, view: View | None
+) -> ReplayArguments:
     """The constructor's arguments for a replay with this state; ``sampler`` and ``view`` where they are not None.
 
     Raises:
@@ -72,7 +91,9 @@ def saved_arguments(source: Source, device: Any, sampler: Any, view: Any) -> dic
     }
 
 
-def ring_arguments(content: Mapping[str, Any], row_count: int | None, sampler: Any, view: Any) -> dict[str, Any]:
+def ring_arguments(
+    content: Mapping[str, object], row_count: int | None, sampler: AnySampler | None, view: View | None
+) -> ReplayArguments:
     """The constructor's arguments that are noted with every ring in files; ``row_count`` rows are there, or may be.
 
     Raises:
@@ -85,8 +106,7 @@ def ring_arguments(content: Mapping[str, Any], row_count: int | None, sampler: A
         raise FileFormatError(f"the save has {num_envs} envs of {rows} rows; expected at least 1 env and 2 rows")
     schema = Schema.from_json(json.dumps(content.get("schema")))
     if view is None:
-        view = rebuild(content.get("view"), "view")
-        _require_reach(view, rows * num_envs if row_count is None else row_count)
+        view = _saved_view(content, rows * num_envs if row_count is None else row_count)
     return {
         "schema": schema,
         "capacity": rows * num_envs,
@@ -100,7 +120,11 @@ def ring_arguments(content: Mapping[str, Any], row_count: int | None, sampler: A
 
 
 def changed_arguments(
-    arguments: dict[str, Any], capacity: int | None, changes: SchemaChanges | None
+    arguments: ReplayArguments,
+    device: str | torch.device,
+    capacity: int | None,
+    changes: SchemaChanges | None,
+    store: MakeStore | None,
 ) -> dict[Path, Origin] | None:
     """Change the arguments of :func:`saved_arguments` as the caller of ``load`` asks.
 
@@ -116,12 +140,12 @@ def changed_arguments(
         stored_fields(arguments["schema"], False)
     if capacity is not None:
         own, num_envs = arguments["own_next_obs"] or not arguments["ordered"], arguments["num_envs"]
-        leaves, device = stored_fields(arguments["schema"], own).leaves, torch.device(arguments["device"])
-        leaves = in_ram(leaves) if "store" in arguments else leaves
+        leaves, there = stored_fields(arguments["schema"], own).leaves, torch.device(device)
+        leaves = leaves if store is None else in_ram(leaves)
         # a larger capacity is the caller's wish, so it is tested against the memory; that of the save is not
-        sampler = arguments["sampler"]
-        there = bookkeeping_bytes(device, sampler, num_envs)
-        storage_plan(leaves, num_envs, capacity, None, device, sampler.nbytes, there).require_memory()
+        sampler = with_defaults(arguments["sampler"])
+        known_there = bookkeeping_bytes(there, sampler, num_envs)
+        storage_plan(leaves, num_envs, capacity, None, there, sampler.nbytes, known_there).require_memory()
         arguments["capacity"] = capacity
     return origins
 
@@ -169,7 +193,7 @@ def restore(
     saved_fields = stored_fields(Schema.from_json(json.dumps(content.get("schema"))), ring.own_next)
     conversion = Conversion(saved_fields.leaves, ring.store.leaves, origins)
     saved = _restore_rows(ring, source, whole(content, "rows_per_env"), conversion)
-    ring.rule = Rule(*entry(content, "rule", list))  # tests it, and counts what can be drawn
+    ring.rule = WindowRule(*entry(content, "rule", list))  # tests it, and counts what can be drawn
     ring.check(recount=False)  # before any compiled code draws from these rows
     _restore_sampler(ring, sampler, source, saved, new_rule)
     ring.not_finite = whole({"not_finite_rewards": 0, **content}, "not_finite_rewards")
@@ -194,13 +218,13 @@ def _restore_rows(ring: Ring, source: Source, saved_rows: int, conversion: Conve
 
 def _restore_part(ring: Ring, part: RowPart, conversion: Conversion) -> None:
     """Write those rows of a part that are live."""
-    rows: Any = part.rows.numpy()
+    rows = part.rows.numpy()
     _require_bools(conversion.saved, rows)
     live = part.span.meet(ring.span)
     chosen = part.span.where(live)
     large = {path: block[chosen] for path, block in part.large.items()}
 
-    def under_way() -> Any:
+    def under_way() -> Bools:
         """Bool ``[K]``: True for the newest rows of running episodes."""
         env, number = live.rows()
         return (number == ring.heads[env] - 1) & ring.under_way[env]
@@ -209,7 +233,7 @@ def _restore_part(ring: Ring, part: RowPart, conversion: Conversion) -> None:
     ring.store.restore(live.places(ring.rows), packed, large)
 
 
-def _restore_sampler(ring: Ring, sampler: OwnSampler, source: Source, saved: Span, new_rule: Rule) -> None:
+def _restore_sampler(ring: Ring, sampler: OwnSampler, source: Source, saved: Span, new_rule: WindowRule) -> None:
     """Give the sampler the ring and, if it is of the saved kind, its state."""
     was, now = kinds(source.content.get("sampler")), kinds(describe(sampler))
     alike = was == now or not (was and now)  # a user's own sampler decides by itself what it can go on from
@@ -226,7 +250,7 @@ def _restore_sampler(ring: Ring, sampler: OwnSampler, source: Source, saved: Spa
 
 
 def sampler_state(
-    ring: Ring, content: Mapping[str, Any], tensors: Mapping[str, Tensor], saved: Span, *, checked: bool
+    ring: Ring, content: Mapping[str, object], tensors: Mapping[str, Tensor], saved: Span, *, checked: bool
 ) -> dict[str, Any]:
     """The state of a saved sampler. Arrays of the ``saved`` rows get an entry for each row of the ring, 0 if new.
 
@@ -278,7 +302,7 @@ class Source:
 
     def __init__(
         self,
-        content: Mapping[str, Any],
+        content: Mapping[str, object],
         shapes: Mapping[str, tuple[int, ...]],
         read: Callable[[Iterable[str]], Mapping[str, Tensor]],
         where: Callable[[str], str] = lambda name: "the state",
@@ -289,7 +313,7 @@ class Source:
         """The segments that were read."""
 
     @classmethod
-    def of_tensors(cls, tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> Source:
+    def of_tensors(cls, tensors: Mapping[str, Tensor], content: Mapping[str, object]) -> Source:
         """A state in memory."""
         return cls(content, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, lambda names: tensors)
 
@@ -412,8 +436,8 @@ class Conversion:
         """The saved fields that are not in the packed rows."""
 
     def __call__(
-        self, rows: Any, large: Mapping[Path, Tensor], under_way: Callable[[], Any]
-    ) -> tuple[Any, dict[Path, Tensor]]:
+        self, rows: Array, large: Mapping[Path, Tensor], under_way: Callable[[], Bools]
+    ) -> tuple[Array, dict[Path, Tensor]]:
         """The rows (uint8 ``[K, W]``) and large fields ``[K, *shape]`` for the new buffer.
 
         ``under_way`` is called if needed. It returns flags ``[K]``, True for the newest rows of running episodes. These
@@ -459,7 +483,7 @@ INDICES = ("sampler.order", "sampler.inner.order")
 
 # An ordered episode belongs to its env; dealing it out would give new indices and another order of completion. To use
 # both, draw from a Mixture.
-def require_unordered(content: Mapping[str, Any], num_envs: Any, store: Any) -> None:
+def require_unordered(content: Mapping[str, object], num_envs: object, store: object) -> None:
     """Refuse another number of envs if it would tear episodes, or a value that is not such a number.
 
     Raises:
@@ -478,9 +502,9 @@ def require_unordered(content: Mapping[str, Any], num_envs: Any, store: Any) -> 
         )
 
 
-def dealt(
-    arrays: Mapping[str, Any], content: Mapping[str, Any], num_envs: int, capacity: int | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def redistribute_envs(
+    arrays: Mapping[str, Leaf], content: Mapping[str, Any], num_envs: int, capacity: int | None
+) -> tuple[dict[str, Tensor], dict[str, object]]:
     """The state of a replay without an order, dealt to ``num_envs`` envs like cards, from the oldest transition on.
 
     Their order and their priorities stay. Indices are new, and count from 0. ``capacity`` is the number of rows
@@ -491,7 +515,7 @@ def dealt(
     if rows < 2:
         raise ParameterError(f"capacity: expected at least 2 rows for each of {num_envs} envs, got {rows}")
     # stamps number the transitions in order; the newest are dealt, as many as there is room for
-    by_age = np.argsort(layout.arrays(arrays["rows"])["_stamp",])[-rows * num_envs :]
+    by_age = np.argsort(layout.arrays(as_host(arrays["rows"]))["_stamp",])[-rows * num_envs :]
     hands = [by_age[env::num_envs] for env in range(num_envs)]
     order = np.concatenate(hands)
     per_row = {f"sampler.{name}" for name in content["sampler_rows"]}
@@ -500,7 +524,7 @@ def dealt(
         for name, value in arrays.items()
     }
     moved |= {name: moved[name][:0] for name in INDICES if name in moved}  # a new epoch begins
-    notes = layout.arrays(moved["rows"])
+    notes = layout.arrays(as_host(moved["rows"]))
     # transition k is card k // N of env k % N: its order there, and its stamp
     notes["_order",][:] = np.concatenate([np.arange(len(hand)) for hand in hands])
     notes["_stamp",][:] = np.concatenate([np.arange(env, len(by_age), num_envs) for env in range(num_envs)])
@@ -535,12 +559,13 @@ def _require_bools(leaves: Mapping[Path, Field], rows: NDArray[np.uint8]) -> Non
             raise FileFormatError(f"field '{dotted(path)}' is bool and has bytes other than 0 and 1")
 
 
-def _require_reach(view: Any, rows: int) -> None:
-    """Refuse a saved view whose items would be larger than the whole save, since a batch could take all memory.
+def _saved_view(content: Mapping[str, object], rows: int) -> View:
+    """The saved view. One whose items are larger than the whole save is refused: a batch could take all memory.
 
     Raises:
         FileFormatError: names the view and the limit.
     """
+    view: View = rebuild(content.get("view"), "view")
     parts = parts_of(view)
     reach = max(getattr(part, "rows", getattr(part, "depth", 1)) for part in parts)
     if reach > max(REACH, rows) or parts[-1].n > STEPS:
@@ -548,9 +573,10 @@ def _require_reach(view: Any, rows: int) -> None:
             f"the saved view {view!s:.200} spans more rows than the {rows} of the save; if you want that, pass "
             "load(..., view=...)"
         )
+    return view
 
 
-def require_sampler_state(state: Mapping[str, Any], by_row: Iterable[str], ring: Ring) -> None:
+def require_sampler_state(state: Mapping[str, object], by_row: Iterable[str], ring: Ring) -> None:
     """Refuse values that none of relive's own samplers would save. Entries with unknown names are not checked.
 
     ``by_row`` names the arrays with an entry for each live row.
@@ -564,15 +590,15 @@ def require_sampler_state(state: Mapping[str, Any], by_row: Iterable[str], ring:
             raise FileFormatError(f"the sampler's {shown(name)} is {shown(value)}, which it cannot be")
 
 
-def _are_numbers(values: Any, dtype: type[Any]) -> bool:
+def _are_numbers(values: object, dtype: type[np.generic], least: float = -math.inf) -> TypeGuard[Array]:
     if not isinstance(values, np.ndarray):
         return False
-    array = cast("NDArray[Any]", values)
-    return array.ndim == 1 and array.dtype == dtype and not (~np.isfinite(array)).any()
+    array = cast("Array", values)
+    return array.ndim == 1 and array.dtype == dtype and bool((np.isfinite(array) & (array >= least)).all())
 
 
-def _is_order(values: Any, ring: Ring) -> bool:
-    if not _are_numbers(values, np.int64) or (values < 0).any():
+def _is_order(values: object, ring: Ring) -> bool:
+    if not _are_numbers(values, np.int64, 0):
         return False
     sorted_values = np.sort(values)
     # an index is number * N + env
@@ -581,12 +607,12 @@ def _is_order(values: Any, ring: Ring) -> bool:
 
 
 _STATE: dict[str, Callable[[Any, Ring], bool]] = {
-    "errors": lambda values, ring: _are_numbers(values, np.float32) and not (values < 0).any(),
+    "errors": lambda values, ring: _are_numbers(values, np.float32, 0),
     "largest": lambda value, ring: is_number(value, 0, LARGEST_ERROR),
     "draws": lambda value, ring: is_count(value) and value <= MOST,
     "order": _is_order,
     "eta": lambda value, ring: is_number(value, 0, 1),
-    "steepest": lambda values, ring: _are_numbers(values, np.float64) and len(values) == 2 and (values >= 0).all(),
+    "steepest": lambda values, ring: _are_numbers(values, np.float64, 0) and len(values) == 2,
     "returns": lambda values, ring: _are_numbers(values, np.float64) and len(values) <= 20,
 }
 """The check of each entry of a sampler's saved state."""

@@ -9,8 +9,9 @@ device.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from enum import Enum
-from typing import Any, Protocol, cast
+from typing import Any, cast
 from warnings import warn
 
 import numpy as np
@@ -30,9 +31,10 @@ from ..memory.graphs import Graphed, has_graphs
 from ..parameters import is_own
 from ..ring.ring import Change, DeviceIsNewer, Ring
 from ..samplers.contract import OwnSampler
-from ..steps.arrays import Ints
+from ..steps.arrays import Array, Ints
 from ..steps.schema import Path
-from ..views.contract import rule_of
+from ..views.contract import View, rule_of
+from .serving import Progress
 from .writer import Writer
 
 COUNTED = COMPLETED, EPISODES, NOT_FINITE
@@ -43,18 +45,12 @@ FEWEST_ROWS = 4
 """Rows an env needs so that a step, its final observation and the step before have different places."""
 
 
+DeviceCall = Callable[..., Any]
+"""Runs operations on the device: a method, what torch made of it, or a graph of that."""
+
+
 GRAPHS_OF_TORCH = "reduce-overhead", "max-autotune"
 """Modes of torch.compile that make CUDA graphs."""
-
-
-class Progress(Protocol):
-    """The counts of a replay: its seed, the batches drawn, in all and before this seed, rows, and late priorities."""
-
-    seed: int
-    first: int
-    draws: int
-    sampled: int
-    late: int
 
 
 class State(Enum):
@@ -102,7 +98,7 @@ class DeviceMirror:
         lock: of the replay.
     """
 
-    def __init__(self, writer: Writer, progress: Progress, lock: Any) -> None:
+    def __init__(self, writer: Writer, progress: Progress, lock: AbstractContextManager[object]) -> None:
         ring, sampler = writer.ring, writer.sampler
         store = cast("DeviceRows", ring.store)
         self._ring, self._sampler, self._store, self._progress, self._lock = ring, sampler, store, progress, lock
@@ -115,14 +111,14 @@ class DeviceMirror:
         """The ring's ``pending`` while the device knows more."""
         self._state = State.STALE
         self._filling = Filling(ring, None)
-        self._kept: Any = None
+        self._kept: object = None
         """The sampler's arrays when the ring was sent."""
         self._seeded: tuple[int, int, int] | None = None
         """The seed, the batches before it, and the number of the next one, that the device has."""
         self._use(lambda call: call)
 
     @classmethod
-    def of(cls, writer: Writer, progress: Progress, lock: Any) -> DeviceMirror | None:
+    def of(cls, writer: Writer, progress: Progress, lock: AbstractContextManager[object]) -> DeviceMirror | None:
         """One for a ring whose rows are on a device; None if this ring, sampler or device is for the host alone."""
         ring, store = writer.ring, writer.ring.store
         if not isinstance(store, DeviceRows):
@@ -150,10 +146,10 @@ class DeviceMirror:
             options["options"] = {"emulate_precision_casts": True, **options.get("options", {})}
         self._use(lambda call: torch.compile(call, fullgraph=True, **options))
 
-    def _use(self, made: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    def _use(self, made: Callable[[DeviceCall], DeviceCall]) -> None:
         """Do what calls do by what is ``made`` of the functions below; on a GPU, by graphs of that."""
 
-        def by_graphs(call: Callable[..., Any]) -> Callable[..., Any]:
+        def by_graphs(call: DeviceCall) -> DeviceCall:
             made_of_it, device = made(call), self._store.device
             return Graphed(made_of_it, device, self._relied_on) if has_graphs(device) else made_of_it
 
@@ -162,13 +158,13 @@ class DeviceMirror:
         self._read_goals = made(self._read)  # functions of the user may do more than a graph holds
         self._set_errors = self._draws.set_errors and by_graphs(self._draws.set_errors)
 
-    def _relied_on(self) -> tuple[Any, ...]:
+    def _relied_on(self) -> tuple[object, ...]:
         """The objects and numbers that decide, beside its arguments, which operations a call has."""
         return self._rows.rule, self._goals, *self._draws.relied_on()
 
     # -- calls --------------------------------------------------------------------------------------------------
 
-    def reads(self, view: Any) -> DeviceRead | None:
+    def reads(self, view: View) -> DeviceRead | None:
         """How batches of a view are read here; None if steps are better stored where the host knows of them."""
         # a view that only the host can read has no such method
         on_device = getattr(view, "on_device", None) if is_own(view) else None
@@ -179,7 +175,7 @@ class DeviceMirror:
     def prepare(self) -> None:
         """There is nothing to do before other calls."""
 
-    def add(self, values: Mapping[str, Any], envs: Ints, view: Any) -> bool:
+    def add(self, values: Mapping[str, object], envs: Ints, view: View) -> bool:
         """Check and store a step of all envs; or change nothing and return False if the host has to."""
         device, whole = self._store.device, None
         if self.reads(view) is not None:
@@ -198,12 +194,12 @@ class DeviceMirror:
         self._state = State.CURRENT
         return True
 
-    def sample(self, count: int, view: Any, update: int, of: int) -> dict[Path, Tensor] | None:
+    def sample(self, count: int, view: View, update: int, of: int) -> dict[Path, Tensor] | None:
         """The fields ``[count]`` of the next batch as a view reads them; None if the host has to.
 
         It is number ``update`` of the ``of`` batches of its round.
         """
-        read = self.reads(view) if self.has_some else None
+        read = self.reads(view) if self.maybe_drawable else None
         if read is None or get_worker_info() is not None:
             return None
         self._prepare()
@@ -229,11 +225,13 @@ class DeviceMirror:
             self._draws.batch_failed()
             raise
 
-    def rate(self, index: Any, errors: Any, mask: Any) -> Tensor | None:
+    def set_errors(self, index: object, errors: object, mask: object) -> Tensor | None:
         """Set the errors of a batch; how many of its rows are gone. None if the host has to."""
-        floats = isinstance(errors, Tensor) and errors.dtype in (torch.float32, torch.float64) and errors.ndim == 1
-        whole = floats and isinstance(index, Tensor) and index.dtype is torch.int64 and index.shape == errors.shape
-        if not (self._is_current and whole and index.device == errors.device == self._store.device):
+        if not (isinstance(index, Tensor) and isinstance(errors, Tensor) and self._is_current):
+            return None
+        floats = errors.dtype in (torch.float32, torch.float64) and errors.ndim == 1
+        whole = index.dtype is torch.int64 and index.shape == errors.shape
+        if not (floats and whole and index.device == errors.device == self._store.device):
             return None
         if self._set_errors is None or mask is not None or not len(index):
             return None
@@ -244,11 +242,11 @@ class DeviceMirror:
         return late
 
     @property
-    def has_some(self) -> bool:
+    def maybe_drawable(self) -> bool:
         """True if a good part of the rows can be drawn, as far as the host knows without waiting."""
         return self._is_current and self._filling.is_enough
 
-    def drawable(self, view: Any) -> int | None:
+    def drawable(self, view: View) -> int | None:
         """How many rows can be drawn; None if the ring in RAM knows it. It waits for the device."""
         if self._ring.pending is not self._ahead or self._ring.rule != rule_of(view):
             return None
@@ -369,7 +367,7 @@ class DeviceMirror:
         self._state = State.STALE
         ring.settle()
 
-    def _arrays(self) -> list[tuple[Any, Tensor]]:
+    def _arrays(self) -> list[tuple[Array, Tensor]]:
         """Each array of envs or rows in RAM, and the tensor on the device that holds the same."""
         ring, mine = self._ring, self._rows
         columns = (HEAD, mine.head), (TAIL, mine.tail), (NEXT, mine.following), (COUNT, mine.count)
@@ -379,7 +377,7 @@ class DeviceMirror:
         pairs += [(self._store.meta(name), tensor) for name, tensor in hosted]
         return pairs + self._draws.arrays()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """For pickle and deepcopy: None. A copy of a replay makes one of its own."""
         return type(None), ()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
-from functools import partial
 from itertools import accumulate, repeat
 from typing import Any, cast
 
@@ -19,7 +18,7 @@ from ..memory.layout import WEIGHED, BatchLayout, RowLayout
 from ..parameters import COUNT_RULE, Rule, is_count, is_number, require
 from ..printable import printable, shown
 from ..samplers.prioritized import doubles, require_float32
-from ..steps.arrays import as_host, whole_numbers
+from ..steps.arrays import ArrayLike, Ints, as_host, whole_numbers
 from ..steps.schema import Field, Path
 from ..steps.summary import Summary, html, text
 from ..turns import Reuse, Spare, in_turn, require_reuse, standing_memory
@@ -59,7 +58,7 @@ class Mixture:
         if len(devices) > 1:
             raise DeviceError(f"Mixture: expected buffers on one device, got {sorted(map(str, devices))}")
         self.device: torch.device = devices.pop()
-        self.buffers: dict[str, ReplayBuffer[Any, Any]] = dict(buffers)
+        self.buffers: dict[str, ReplayBuffer] = dict(buffers)
         self._shares, self._ends = wanted, _running(wanted)
         self._drawn = 0  # the rows of all batches so far
         self._rows, self._memory = _rows_of([*self.buffers.values()]), core.Pool()
@@ -112,15 +111,21 @@ class Mixture:
                 except EmptyError as error:
                     raise _nothing_in(name, error) from error
         fields: dict[str, tuple[str, ...]] = {}
-        made: Any = partial(map, self._batch, repeat(batch_size), range(1, count + 1), repeat(count), repeat(fields))
-        return in_turn(made, self._spare, reuse, standing_memory) if reuse else made(repeat(None))
+        rounds = repeat(batch_size), range(1, count + 1), repeat(count), repeat(fields)
 
-    def _batch(self, batch_size: int, update: int, of: int, fields: dict[str, tuple[str, ...]], standing: Any) -> Any:
+        def made(memory: core.Standing | None = None) -> Any:
+            return map(self._batch, *rounds, repeat(memory))
+
+        return in_turn(made, count, self._spare, reuse, standing_memory) if reuse else made()
+
+    def _batch(
+        self, batch_size: int, update: int, of: int, fields: dict[str, tuple[str, ...]], standing: core.Standing | None
+    ) -> Batch:
         """The next batch, number ``update`` of the ``of`` batches of its round.
 
         ``fields`` keeps the names of the fields of buffers without rows, from one batch of the round to the next.
         """
-        rows, parts, without = self._count(batch_size), dict[int, Any](), list[tuple[str, ...]]()
+        rows, parts, without = self._count(batch_size), dict[int, Batch](), list[tuple[str, ...]]()
         try:
             joined = self._joined_rows(batch_size, standing)
             for i, (name, count) in enumerate(rows.items()):
@@ -142,7 +147,7 @@ class Mixture:
             self._count(-batch_size)
             raise
 
-    def _joined_rows(self, batch_size: int, standing: Any) -> core.JoinedRows | None:
+    def _joined_rows(self, batch_size: int, standing: core.Standing | None) -> core.JoinedRows | None:
         """The memory that each buffer writes its rows of the next batch to; None if one has to read them otherwise."""
         for buffer in self.buffers.values() if self._rows is not None else ():
             inside: Any = buffer
@@ -161,7 +166,7 @@ class Mixture:
         ends = [(begin + batch_size) * end // of - begin * end // of for end, of in self._ends]
         return {name: end - before for name, before, end in zip(self._shares, [0, *ends], ends, strict=False)}
 
-    def update_priorities(self, batch: Batch, td_error: Any, mask: Any = None) -> int:
+    def update_priorities(self, batch: Batch, td_error: ArrayLike, mask: ArrayLike | None = None) -> int:
         """Pass TD errors to the buffers of the rows; returns how many transitions were overwritten meanwhile.
 
         Buffers whose sampler has no priorities are skipped. Errors as :meth:`relive.ReplayBuffer.update_priorities`.
@@ -195,7 +200,7 @@ class Mixture:
         """The shares, and ``rows``, how many were drawn so far, if any. Each buffer keeps and saves everything else."""
         return {"shares": dict(self._shares)} | ({"rows": self._drawn} if self._drawn else {})
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue with the shares of ``state``, which :meth:`state_dict` gave, and after its rows.
 
         Without ``rows``, as in states of earlier releases, the mixture begins to count anew.
@@ -203,8 +208,9 @@ class Mixture:
         Raises:
             ParameterError: they do not fit the buffers; nothing is changed.
         """
-        known = state if isinstance(cast("object", state), Mapping) else dict[str, Any]()
-        shares, rows = known.get("shares"), known.get("rows", 0)
+        known = state if isinstance(cast("object", state), Mapping) else dict[str, object]()
+        shares = known.get("shares")
+        rows: Any = known.get("rows", 0)
         if not isinstance(shares, Mapping):
             raise ParameterError(
                 f"Mixture: expected what state_dict() gave, with its 'shares', got {shown(state, 200)}"
@@ -249,16 +255,16 @@ def _rows_of(buffers: list[Any]) -> tuple[core.Fields, int] | None:
     return layout.described(paths), layout.starts[-2]
 
 
-def _are_buffers(value: Any) -> bool:
+def _are_buffers(value: object) -> bool:
     """True if this is a mapping to replays."""
-    named = cast("Mapping[Any, Any]", value)
+    named = cast("Mapping[str, object]", value)
     return isinstance(value, Mapping) and all(isinstance(buffer, ReplayBuffer) for buffer in named.values())
 
 
 BUFFERS_RULE: Rule = _are_buffers, "expected a mapping from names to ReplayBuffers"
 
 
-def _origins(batch: Any, buffers: int) -> tuple[Any, Any]:
+def _origins(batch: Mapping[str, object], buffers: int) -> tuple[Ints, Ints]:
     """The number of each row's buffer, and its index there, int64 ``[B]`` each.
 
     Raises:
@@ -316,7 +322,7 @@ def _running(shares: Mapping[str, float]) -> list[tuple[int, int]]:
     return [(end / ends[-1]).as_integer_ratio() for end in ends]
 
 
-def _joined(parts: list[Any], without: list[tuple[str, ...]], sources: list[int], device: torch.device) -> Any:
+def _joined(parts: list[Batch], without: list[tuple[str, ...]], sources: list[int], device: torch.device) -> Batch:
     """One batch of several, with the number of the buffer that each row, or sequence, comes from.
 
     ``without`` has the fields of the buffers that have no rows in it.

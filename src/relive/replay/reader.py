@@ -15,12 +15,13 @@ from ..core import Draw
 from ..core import key as stream
 from ..errors import DTypeError, FieldError, LifecycleError, ParameterError, ReliveError, SchemaError, ShapeError
 from ..memory.mapped import LookAhead, MappedAllocator
+from ..memory.ram import ReplayRows
 from ..parameters import is_count, is_own, parts_of, refuse_class
 from ..ring.ring import Change, Ring
 from ..ring.sequences import FACTS
-from ..samplers.contract import OwnSampler, likely_places
+from ..samplers.contract import AnySampler, Extras, OwnSampler, likely_places, with_defaults
 from ..samplers.uniform import emptied
-from ..steps.arrays import Ints, as_host
+from ..steps.arrays import Array, Ints, as_host
 from ..steps.schema import Path, Schema, dotted
 from ..views.contract import View, require_readable, rule_of, time_first_of
 from .serving import Process, Progress, stream_of
@@ -68,9 +69,7 @@ class Reader:
             SchemaError: the view cannot read what is stored.
             LifecycleError: it is the view of another buffer.
         """
-        refuse_class("view", view)
-        if not hasattr(view, "read"):
-            raise ParameterError(f"view={view!r}: expected a view, such as NStep(3, gamma=0.99) or Transition()")
+        require_view(view)
         for part in parts_of(view):
             reader = _READERS.get(id(part))
             if reader is not None and reader is not self and any(part is other for other in parts_of(reader.view)):
@@ -108,7 +107,9 @@ class Reader:
             raise
         ring.settle()
 
-    def sample(self, count: int, update: int, of: int, standing: Any = None) -> Any:
+    def sample(
+        self, count: int, update: int, of: int, standing: core.Standing | core.JoinedRows | None = None
+    ) -> Batch:
         """The next batch ``[count]``, number ``update`` of the ``of`` batches of its round.
 
         Where one call of the core draws and reads it, it is written to ``standing`` memory, unless that is None.
@@ -122,7 +123,7 @@ class Reader:
         progress = self.progress
         seed = progress.seed if Process.is_first else stream_of(progress.seed)
         key = stream(seed, progress.draws - progress.first)
-        drawn: Any = self.sampler.draw(count, key, update, of)
+        drawn = self.sampler.draw(count, key, update, of)
         progress.draws += 1  # before the read: a batch that the view fails to read is used up
         progress.sampled += count
         if progress.slots is not None:
@@ -154,15 +155,15 @@ class Reader:
         late = self._own_sampler and self.sampler.draws_late
         return late and self._nests and view.each_reward is None and self.ring.store.packed
 
-    def _checked_draw(self, drawn: Any, count: int) -> tuple[Ints, dict[str, Any]]:
+    def _checked_draw(self, drawn: object, count: int) -> tuple[Ints, Extras]:
         """The places and fields that a user's sampler drew, once checked.
 
         Raises:
             ParameterError, SchemaError: the draw has another form, or a place cannot be drawn.
         """
         who = f"{self.sampler!r}.draw({count})"
-        drawn = tuple(cast("Any", drawn)) if isinstance(drawn, Draw) else drawn
-        parts: list[Any] = [*cast("tuple[Any, ...]", drawn)] if isinstance(drawn, tuple) else []
+        drawn = tuple(drawn) if isinstance(drawn, Draw) else drawn
+        parts = cast("tuple[object, ...]", drawn) if isinstance(drawn, tuple) else ()
         if len(parts) != 2 or not isinstance(parts[1], Mapping):
             raise ShapeError(f"{who}: expected a tuple of places [{count}] and a dict of further fields, got {drawn!r}")
         chosen, further = parts
@@ -170,13 +171,13 @@ class Reader:
             places = self.ring.require_anchors(chosen)
         except (ParameterError, SchemaError) as error:
             raise type(error)(f"{who}: {error}") from error
-        extras = {name: as_host(value) for name, value in cast("Mapping[str, Any]", further).items()}
+        extras = {name: as_host(value) for name, value in cast("Mapping[str, object]", further).items()}
         for name, array in {"places": places, **extras}.items():
             if array.shape[:1] != (count,) or array.dtype.kind not in "biufc":
                 raise ShapeError(f"{who}: expected {count} {name}, got {array.dtype} {array.shape}")
         return places, extras
 
-    def read(self, places: Ints, extras: Mapping[str, Any], key: int | None) -> Any:
+    def read(self, places: Ints, extras: Mapping[str, Array], key: int | None) -> Batch:
         """The batch of the transitions at ``places``, with the sampler's ``extras``."""
         try:
             batch = self.view.read(self.ring, places, key)
@@ -197,7 +198,7 @@ class Reader:
                 batch[name,] = tensor
         return self.assembled(batch, len(places), extras)
 
-    def _check_fields(self, fields: Any, count: int) -> None:
+    def _check_fields(self, fields: object, count: int) -> None:
         """Refuse what a user's view read if it is no batch ``[count]``.
 
         Raises:
@@ -206,7 +207,7 @@ class Reader:
         who = f"{self.view!r}.read"
         if not isinstance(fields, dict):
             raise FieldError(f"{who}: expected a dict from paths to tensors, got {type(fields).__name__}")
-        for path, value in cast("dict[Any, Any]", fields).items():
+        for path, value in cast("dict[object, object]", fields).items():
             if not isinstance(path, tuple):
                 raise FieldError(f"{who}: expected paths, tuples of names such as ('obs',), got {path!r}")
             name = dotted(cast("Path", path))
@@ -217,7 +218,7 @@ class Reader:
                     f"{who}: field '{name}': expected {count} rows, one for each place, got shape {tuple(value.shape)}"
                 )
 
-    def assembled(self, batch: dict[Path, Tensor], count: int, extras: Iterable[str] = ()) -> Any:
+    def assembled(self, batch: dict[Path, Tensor], count: int, extras: Iterable[str] = ()) -> Batch:
         """The batch ``[count]`` of these fields, which a sampler's ``extras`` are among."""
         time_first = time_first_of(self.view)
         if time_first is None:
@@ -234,6 +235,29 @@ class Reader:
         if states:
             fields["hidden"] = self.schema.rebuild("hidden", states.__getitem__)
         return SequenceBatch(fields, known, time_first)
+
+
+def require_view(view: object) -> None:
+    """Require a view.
+
+    Raises:
+        ParameterError: it is a class, or has no ``read``.
+    """
+    refuse_class("view", view)
+    if not hasattr(view, "read"):
+        raise ParameterError(f"view={view!r}: expected a view, such as NStep(3, gamma=0.99) or Transition()")
+
+
+def require_parts(sampler: AnySampler | None, view: View | None) -> None:
+    """Require a sampler and a view, if there are any, before files are read: such an error is not one of theirs.
+
+    Raises:
+        ParameterError: names the part that is none.
+    """
+    if sampler is not None:
+        with_defaults(sampler)
+    if view is not None:
+        require_view(view)
 
 
 _READERS: WeakValueDictionary[int, Reader] = WeakValueDictionary()
@@ -260,7 +284,9 @@ class Prefetch:
 
     def __init__(self, ring: Ring, allocator: MappedAllocator) -> None:
         self._ring = ring
-        self.ahead: LookAhead = LookAhead(allocator, [ring.store.target, *cast("Any", ring.store).blocks.values()])
+        self.ahead: LookAhead = LookAhead(
+            allocator, [ring.store.target, *cast("ReplayRows", ring.store).blocks.values()]
+        )
         """Asks the system for rows."""
         self._last = 0, 1, 1
         """The last batch: its size, its number in its round, and the number of batches in the round."""

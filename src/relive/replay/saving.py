@@ -27,16 +27,17 @@ from .. import files
 from ..core.words import RULE
 from ..errors import FileFormatError, LifecycleError
 from ..files import disk
+from ..files.format import Array as Storable
 from ..files.save import to_json
 from ..memory.layout import row_layout
 from ..memory.store import Store
 from ..printable import shown
 from ..ring.ring import Ring, Span
-from ..samplers.contract import OwnSampler
+from ..samplers.contract import AnySampler, OwnSampler
 from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform, WithoutReplacement
-from ..steps.arrays import Ints, numpy_view, to_tensor
+from ..steps.arrays import Array, Ints, Leaf, numpy_view, to_tensor
 from ..steps.schema import dotted
 from ..views.frames import FrameStack
 from ..views.returns_to_go import ReturnsToGo
@@ -49,7 +50,7 @@ from .writer import Writer
 KIND = "relive.ReplayBuffer"
 
 
-State = tuple[dict[str, Any], dict[str, Any]]
+State = tuple[dict[str, Storable], dict[str, Any]]
 """Arrays by name, and what is JSON."""
 
 
@@ -71,7 +72,7 @@ class Saver:
         """The save under way."""
         self._snapshot: Snapshot | None = None
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """The description of a replay in its files, whether they are a save or mapped."""
         ring, progress = self._writer.ring, self._progress
         return {
@@ -97,13 +98,13 @@ class Saver:
         with progress.undone(writer.sampler):  # a loaded replay draws again what the learner had not taken
             return ring_state(writer.ring, writer.sampler, facts)
 
-    def whole_state(self) -> State:
+    def whole_state(self) -> tuple[dict[str, Leaf], dict[str, Any]]:
         """The whole state of the replay, with all rows in memory."""
         ring, (arrays, content) = self._writer.ring, self.state()
         arrays = row_arrays(ring, ring.span) | arrays
         return {name: x.whole() if isinstance(x, files.Streamed) else x for name, x in arrays.items()}, content
 
-    def pickled(self, sampler: Any) -> tuple[Any, ...]:
+    def pickled(self, sampler: AnySampler) -> tuple[object, ...]:
         """The arguments of the function that unpickles: the state, the device, and parts that are not relive's own.
 
         ``sampler`` is the one that the user gave.
@@ -116,7 +117,7 @@ class Saver:
         tensors = {name: to_tensor(value) for name, value in arrays.items()}
         return {name: (numpy_view(x), x.dtype) for name, x in tensors.items()}, content, str(self._device), own, view
 
-    def write(self, path: str | os.PathLike[str], extra: Any, on_read: Callable[[], object]) -> files.SaveHandle:
+    def write(self, path: str | os.PathLike[str], extra: object, on_read: Callable[[], object]) -> files.SaveHandle:
         """Write everything to the directory ``path``. Segments that are there already are kept.
 
         ``extra`` is the learner's state. ``on_read`` is called once nothing in memory is needed any more.
@@ -126,7 +127,7 @@ class Saver:
         self.segments.note(path, save.segments)  # after the save: a failed one leaves the segments of the one before
         return files.SaveHandle(path)
 
-    def start(self, path: str | os.PathLike[str], extra: Any) -> files.SaveHandle:
+    def start(self, path: str | os.PathLike[str], extra: object) -> files.SaveHandle:
         """Write everything in another thread: the present state, while the caller's thread goes on.
 
         If rows may change unseen, or if two threads must not read them at once, all rows are read before this returns.
@@ -156,7 +157,7 @@ class Saver:
             raise
         return handle
 
-    def _save(self, path: str | os.PathLike[str], extra: Any) -> ReplaySave:
+    def _save(self, path: str | os.PathLike[str], extra: object) -> ReplaySave:
         return ReplaySave(self._writer.ring, self.segments.at(path), *self.state(), extra)
 
     def await_rows(self) -> None:
@@ -166,18 +167,19 @@ class Saver:
             self._snapshot = None
 
 
-def ring_state(ring: Ring, sampler: OwnSampler, facts: Mapping[str, Any]) -> State:
+def ring_state(ring: Ring, sampler: OwnSampler, facts: Mapping[str, object]) -> State:
     """The cursors and the sampler's state, with ``facts``: arrays by name, and what is JSON.
 
     Arrays of the sampler with an entry for each row are saved for the live rows alone.
     """
     state = sampler.state_dict()
-    arrays: dict[str, Any] = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
+    arrays: dict[str, Array] = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
     by_row = list(sampler.per_row)
+    tensors: dict[str, Storable] = {f"sampler.{name}": x for name, x in arrays.items()}
     for name in by_row:
         value = arrays[name]
-        arrays[name] = _streamed(ring, ring.span, RowField(value.shape[1:], value.dtype, value.__getitem__))
-    tensors = {f"sampler.{name}": x for name, x in arrays.items()}
+        field = RowField(value.shape[1:], value.dtype, value.__getitem__)
+        tensors[f"sampler.{name}"] = _streamed(ring, ring.span, field)
     content = {
         **facts,
         "rows_per_env": ring.rows,
@@ -213,14 +215,19 @@ class ReplaySave:
     """
 
     def __init__(
-        self, ring: Ring, known: Iterable[Segment], arrays: Mapping[str, Any], content: Mapping[str, Any], extra: Any
+        self,
+        ring: Ring,
+        known: Iterable[Segment],
+        arrays: Mapping[str, Storable],
+        content: Mapping[str, object],
+        extra: object,
     ) -> None:
         described, self._learner = to_json(extra)
         self._arrays, self._content = arrays, {**content, "extra": described}
         self._known, self._live = list(known), ring.span
         self.stable: Span = complete_rows(ring)
         self._last = _new_segment(Span(self.stable.until, self._live.until))
-        self._newest: Mapping[str, Any] = row_arrays(ring, self._last.span, segment_prefix(self._last.name))
+        self._newest: Mapping[str, Storable] = row_arrays(ring, self._last.span, segment_prefix(self._last.name))
         fields = row_fields(ring.store)
         self._parts = ["span", *fields]
         self._sizes = ring.rows * ring.num_envs, sum(field.nbytes for field in fields.values())
@@ -236,10 +243,10 @@ class ReplaySave:
         self._newest = files.detached(self._newest)
         self._snapshot = snapshot
 
-    def change(self, present: files.Contents) -> files.Change:
+    def change(self, present: files.Contents) -> files.NewSave:
         """The content that replaces the save which is present."""
         kept, new = plan_segments(self._live, self.stable, self._still_there(present), *self._sizes)
-        rows: Callable[[Span, str], Mapping[str, Any]] = partial(row_arrays, self._ring)
+        rows: Callable[[Span, str], Mapping[str, Storable]] = partial(row_arrays, self._ring)
         if self._snapshot is not None:
             self._snapshot.plan(new)
             rows = self._snapshot.arrays
@@ -247,7 +254,7 @@ class ReplaySave:
         prefixes = tuple(segment_prefix(segment.name) for segment in kept)
         groups = [_with_span(part, rows(part.span, segment_prefix(part.name))) for part in new]
         # a group has files of its own: a later save can keep each new segment without the learner's state
-        return files.Change(
+        return files.NewSave(
             [*groups, self._learner, {**self._arrays, **_with_span(self._last, self._newest)}],
             {**self._content, "segments": [segment.name for segment in (*self.segments, self._last)]},
             present.of_tensors([name for name in present.specs if name.startswith(prefixes)]),
@@ -265,7 +272,7 @@ class ReplaySave:
         return self._known
 
 
-def _with_span(segment: Segment, rows: Mapping[str, Any]) -> dict[str, Any]:
+def _with_span(segment: Segment, rows: Mapping[str, Storable]) -> dict[str, Storable]:
     """The tensors in the files of a segment."""
     return {f"{segment_prefix(segment.name)}span": np.stack(segment.span), **rows}
 
@@ -280,8 +287,8 @@ class RowField(NamedTuple):
     """A tensor of a save with an entry for each row: the packed fields, or a large one."""
 
     shape: tuple[int, ...]
-    dtype: Any
-    dump: Callable[[Any], Any]
+    dtype: np.dtype | torch.dtype
+    dump: Callable[[Ints], Leaf]
     """Gives the entries ``[K, *shape]`` of the rows at places ``[K]``; they may lie in the ring's own memory."""
 
     @property
@@ -305,7 +312,7 @@ def row_fields(store: Store) -> dict[str, RowField]:
     return fields
 
 
-def row_arrays(ring: Ring, span: Span, prefix: str = "") -> dict[str, Any]:
+def row_arrays(ring: Ring, span: Span, prefix: str = "") -> dict[str, files.Streamed]:
     """The rows of a span by name: the packed fields, and a block for each large one.
 
     If they are copied, then piece by piece while they are written. So they must not change before that.
@@ -462,7 +469,7 @@ class Aside(NamedTuple):
     """Rows that were copied before others took their places."""
 
     span: Span
-    fields: dict[str, Any]
+    fields: dict[str, Array]
     """Each field of these rows as an array ``[K, *shape]``."""
     nbytes: int
 
@@ -522,7 +529,7 @@ class Snapshot:
             self.over.set()
             self._changed.notify_all()  # a thread may wait in `_set_aside`
 
-    def _read_pieces(self, span: Span, name: str, field: RowField, unread: set[str]) -> Iterator[Any]:
+    def _read_pieces(self, span: Span, name: str, field: RowField, unread: set[str]) -> Iterator[Leaf]:
         """One field of a segment, piece by piece. After the last field, the segment's rows are let go."""
         for low, high in field.pieces(span.size):
             with self._changed:  # for each piece: a thread that adds waits for a few MiB at most
@@ -537,7 +544,7 @@ class Snapshot:
             with self._changed:
                 self._let_go(span.until)
 
-    def _read(self, span: Span, low: int, high: int, name: str, field: RowField) -> Any:
+    def _read(self, span: Span, low: int, high: int, name: str, field: RowField) -> Leaf:
         """A copy of rows ``low`` to ``high`` of a span. Rows that were set aside are taken from there."""
         rows = _copied(field.dump(span.places(self._ring.rows, low, high)))
         if (self._safe <= span.first).all():
@@ -605,19 +612,19 @@ class Snapshot:
         return Span(first, np.where(behind, np.minimum(np.maximum(upto, first + more), end), first))
 
 
-def _copied(values: Any) -> Any:
+def _copied(values: Leaf) -> Leaf:
     """A copy that shares no memory with the ring."""
     return values.clone() if isinstance(values, Tensor) else np.array(values)
 
 
-def _bits(values: Any) -> Any:
+def _bits(values: Leaf) -> Array:
     """An array over the memory of an array or a tensor."""
     return numpy_view(values) if isinstance(values, Tensor) else values
 
 
 # -- samplers and views as JSON ------------------------------------------------------------------------------------
 
-ATTRIBUTES = {(Recent, "eta"): "sharpest"}
+ATTRIBUTES: dict[tuple[type, str], str] = {(Recent, "eta"): "sharpest"}
 """Attributes that have another name than their argument of the constructor."""
 
 
@@ -631,23 +638,23 @@ SAMPLERS = {part.__name__: part for part in (Uniform, WithoutReplacement, Priori
 VIEWS = {part.__name__: part for part in (NStep, FrameStack, ReturnsToGo, SequenceView)}
 
 
-PARAMETERS: dict[type[Any], list[str]] = {
+PARAMETERS: dict[type, list[str]] = {
     part: [name for name in signature(part).parameters if name != "each_reward"]  # no file holds a function
     for part in (*SAMPLERS.values(), *VIEWS.values())
 }
 """The constructor's arguments of samplers and views, which saves hold."""
 
 
-PARTS: dict[str, dict[str, type[Any]]] = {"sampler": SAMPLERS, "inner": SAMPLERS, "view": VIEWS, "window": VIEWS}
+PARTS: dict[str, dict[str, type]] = {"sampler": SAMPLERS, "inner": SAMPLERS, "view": VIEWS, "window": VIEWS}
 """The classes that a save may name, by their use."""
 
 
-def describe(part: Any) -> dict[str, Any] | None:
+def describe(part: object) -> dict[str, object] | None:
     """One of relive's own samplers or views as JSON. None for a user's own part, or one that holds a user's function.
 
     The user passes such a part to ``load``.
     """
-    kind = cast("type[Any]", type(part))
+    kind = type(part)
     if kind not in PARAMETERS or getattr(part, "each_reward", None) is not None:  # a user's function
         return None
     values = {name: getattr(part, ATTRIBUTES.get((kind, name), name)) for name in PARAMETERS[kind]}
@@ -657,20 +664,20 @@ def describe(part: Any) -> dict[str, Any] | None:
     return {"part": kind.__name__, **{name: plain(value) for name, value in (values | inner).items()}}
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """A parameter as JSON."""
     if isinstance(value, tuple):
-        return [plain(member) for member in cast("tuple[Any, ...]", value)]
-    return cast("Any", value).item() if isinstance(value, np.generic) else value
+        return [plain(member) for member in cast("tuple[object, ...]", value)]
+    return cast("object", value.item()) if isinstance(value, np.generic) else value
 
 
-def rebuild(data: Any, what: str) -> Any:
+def rebuild(data: object, what: str) -> Any:
     """The part that :func:`describe` described. ``what`` is its use: "sampler" or "view".
 
     Raises:
         FileFormatError: there is no such part, or its parameters are invalid.
     """
-    given: dict[str, Any] = dict(cast("dict[str, Any]", data)) if isinstance(data, dict) else {}
+    given = dict(cast("dict[str, object]", data)) if isinstance(data, dict) else {}
     name = given.pop("part", None)
     part = PARTS.get(what, {}).get(name) if isinstance(name, str) else None
     if part is None:
@@ -686,16 +693,16 @@ def rebuild(data: Any, what: str) -> Any:
         raise FileFormatError(f"the saved {what} has invalid parameters: {shown(given, 200)} ({error})") from error
 
 
-def _value(value: Any, name: str) -> Any:
+def _value(value: object, name: str) -> object:
     if isinstance(value, dict):
-        return rebuild(cast("dict[str, Any]", value), name)
+        return rebuild(cast("object", value), name)
     if isinstance(value, list):
-        return tuple(_value(member, name) for member in cast("list[Any]", value))
+        return tuple(_value(member, name) for member in cast("list[object]", value))
     if type(value) is int and abs(value) > LARGEST_PARAMETER:
         raise ValueError(f"{name} is {shown(value)}")
     return value
 
 
-def kinds(part: Any) -> tuple[Any, ...]:
+def kinds(part: Any) -> tuple[str, ...]:
     """The class names of a described sampler and of its inner one; () for a user's own sampler."""
     return () if part is None else (part["part"], *kinds(part.get("inner")))

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import parent_process
 from queue import SimpleQueue
@@ -22,6 +22,7 @@ from ..core import key as stream
 from ..errors import InvariantError, LifecycleError, WaitTimeoutError
 from ..files.disk import start_thread
 from ..samplers.contract import OwnSampler
+from ..steps.arrays import Array
 
 if TYPE_CHECKING:
     from typing import Self
@@ -123,7 +124,7 @@ class Served(Batches[B_co]):
             ahead.close()  # not by calling `_end`: broken off, it would do nothing the next time
             self._end.detach()
         with ahead.lock:
-            ahead.settle()
+            ahead.draw_due()
 
 
 class Request(NamedTuple):
@@ -158,12 +159,12 @@ class DrawAhead:
     """
 
     ready: deque[Drawn]
-    lock: Any
+    lock: AbstractContextManager[object]
     batch_size: int
     depth: int
     batches: int | None
 
-    has_some = False
+    maybe_drawable = False
     """Whether there is something to draw is the ring's to say."""
 
     def __init__(
@@ -172,7 +173,7 @@ class DrawAhead:
         progress: Progress,
         draw: Callable[[int], None],
         undo: Callable[[DrawAhead], None],
-        lock: Any,
+        lock: AbstractContextManager[object],
         request: Request,
     ) -> None:
         self.ready, self._draw, self._undo, self.lock = progress.ahead, draw, undo, lock
@@ -197,7 +198,7 @@ class DrawAhead:
     def prepare(self) -> None:
         """Draw the due batches before any other call, unless a draw makes it, as by a reward function."""
         if not self.is_drawing:
-            self.settle()
+            self.draw_due()
 
     def _leave(self) -> None:
         """Leave a call to the ring in RAM, once the due batches are drawn."""
@@ -212,7 +213,7 @@ class DrawAhead:
         """See :class:`relive.replay.mirror.DeviceMirror`."""
         self._leave()
 
-    def rate(self, index: object, errors: object, mask: object) -> None:
+    def set_errors(self, index: object, errors: object, mask: object) -> None:
         """See :class:`relive.replay.mirror.DeviceMirror`."""
         self._leave()
 
@@ -220,7 +221,7 @@ class DrawAhead:
         """See :class:`relive.replay.mirror.DeviceMirror`."""
         self._leave()
 
-    def settle(self) -> None:
+    def draw_due(self) -> None:
         """Draw the due batches that the limit allows. The caller holds the replay's lock."""
         try:
             self.is_drawing = True
@@ -287,7 +288,7 @@ class DrawAhead:
         while not self.ready and self.error is None and not self.closed:
             self.arrived.clear()
             with self.lock:
-                self.settle()
+                self.draw_due()
                 if not self.ready and self.error is None and self._is_allowed():
                     self.draw()
             if self.ready or self.error is not None:
@@ -328,7 +329,7 @@ class DrawAhead:
         while self._wake.get() and not self.closed:
             while self.due and self._wait_for_limit():
                 with self.lock:
-                    self.settle()
+                    self.draw_due()
 
     def _wait_for_limit(self) -> bool:
         """Wait until the limit allows a batch, without the replay's lock, so that others can add meanwhile."""
@@ -358,8 +359,8 @@ class ProgressSlots:
 
     WORDS = 10
 
-    def __init__(self, words: Any) -> None:
-        self._bytes, self._slots = memoryview(words).cast("B"), (0, _SLOT.size)
+    def __init__(self, words: Array) -> None:
+        self._bytes, self._slots = words.data.cast("B"), (0, _SLOT.size)
         whole = [slot for slot in map(self._read, self._slots) if slot[0] == slot[-1]]
         self._number, *counts, _ = max(whole, default=(-1, 0, 0, 0, -1))
         if not whole or min(self._number, *counts) < 0:
@@ -442,10 +443,10 @@ class Progress:
             return
         now = sampler.draw_state()
         try:
-            sampler.undo_draws(self.ahead[0].draw_state)
+            sampler.set_draw_state(self.ahead[0].draw_state)
             yield
         finally:
-            sampler.undo_draws(now)
+            sampler.set_draw_state(now)
 
     def undo(self, sampler: OwnSampler) -> None:
         """Undo the draws ahead, so that the next batches are those that nobody took.
@@ -453,7 +454,7 @@ class Progress:
         If other batches were drawn in between, this is not possible, and the numbers of all of them are used up.
         """
         if self._is_undoable:
-            sampler.undo_draws(self.ahead[0].draw_state)
+            sampler.set_draw_state(self.ahead[0].draw_state)
             self.draws, self.sampled = self.draws_taken, self.rows_taken
         self.ahead.clear()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,13 +15,14 @@ from ..errors import ParameterError, ShapeError
 from ..memory.copier import BoundedCache, StepCopier
 from ..memory.store import Staging, Store
 from ..parameters import FLAG_RULE, require
-from ..ring.ring import PIECE, DeviceIsNewer, Ring, Rule, missing_final, piece_of
+from ..ring.ring import PIECE, DeviceIsNewer, Ring, WindowRule, missing_final, piece_of
 from ..samplers.contract import OwnSampler
-from ..steps.arrays import Array, Ints, apart, as_host, whole_numbers
+from ..steps.arrays import Bools, Ints, Leaf, apart, as_host, whole_numbers
 from ..steps.checker import StepChecker, refuse_unreadable
-from ..steps.schema import Schema
+from ..steps.schema import Path, Schema
 from .checks import FirstSteps, flattened, refuse_not_finite, row_mask
 
+Leaves = Sequence[Leaf]
 Intake = tuple[StepChecker, StepCopier | None]
 """The check and the copier for steps of one number of rows. Without a copier, each field is copied by itself."""
 
@@ -71,7 +72,7 @@ class Writer:
         """Adds steps of all envs without ``next_obs``, and with it; None until there are some, or always. A step that
         was added so needs nothing more, unless :attr:`first` is set."""
         self._repeated = BoundedCache[int, Ints]()
-        self.changing: Callable[[], None] | None = None
+        self.invalidate_device: Callable[[], None] | None = None
         """Called when the ring in RAM is about to change, or has: what a device knows of it is out of date."""
 
     def watch_ends(self, check: bool) -> None:
@@ -83,12 +84,12 @@ class Writer:
 
     # -- steps --------------------------------------------------------------------------------------------------
 
-    def add(self, values: Mapping[str, Any], envs: Ints, successive: bool = False) -> None:
+    def add(self, values: Mapping[str, object], envs: Ints, successive: bool = False) -> None:
         """Check and store a step of each of ``envs``. ``successive`` steps are in time order and may repeat envs."""
         first, adder = self.first, self.adders["next_obs" in values]
         checked = None
-        whole = adder is not None and envs is self.all_envs and (first is None or first.reuse is None)
-        if not whole or not cast("StepAdder", adder).add(values, self.debug):
+        whole = envs is self.all_envs and (first is None or first.reuse is None)
+        if adder is None or not whole or not adder.add(values, self.debug):
             checked = self._add(values, envs, successive)
         if self.added is not None:
             self.added(len(envs))
@@ -101,7 +102,7 @@ class Writer:
             if first.is_done:
                 self.first = None
 
-    def whole_step(self, values: Mapping[str, Any], envs: Ints) -> tuple[Sequence[Any], Sequence[Any] | None] | None:
+    def whole_step(self, values: Mapping[str, object], envs: Ints) -> tuple[Leaves, Leaves | None] | None:
         """The leaves of a step of all envs and those of its final observations, checked; None if RAM has to know it."""
         ring = self.ring
         if envs is not self.all_envs or self.debug or "mask" in values or ring.before_overwriting is not None:
@@ -111,7 +112,7 @@ class Writer:
         checked = self._checked(values, len(envs))
         return checked.leaves[: self._leaves], checked.final
 
-    def _checked(self, values: Mapping[str, Any], count: int) -> _Checked:
+    def _checked(self, values: Mapping[str, object], count: int) -> _Checked:
         """Check each part of a step: its leaves, those of its final observations, and which rows are kept."""
         has_finals, mask = "next_obs" in values and not self.ring.own_next, None
         if "mask" in values:
@@ -127,7 +128,7 @@ class Writer:
             kept = None
         return _Checked(leaves, leaves[self._leaves :] if has_finals else None, kept)
 
-    def _add(self, values: Mapping[str, Any], envs: Ints, successive: bool) -> _Checked:
+    def _add(self, values: Mapping[str, object], envs: Ints, successive: bool) -> _Checked:
         """Check each part of a step and store it; returns what was checked."""
         count = len(envs)
         checked = self._checked(values, count)
@@ -146,13 +147,13 @@ class Writer:
         if self.debug:
             rows = np.ones(count, np.bool_) if stored is None else stored
             refuse_not_finite(self.stored.leaves, leaves[: self._leaves], final, envs, rows)
-        if kept is None:
+        if kept is None or stored is None:  # both, or neither
             if count:
                 self._store(envs, leaves, final)
         elif successive:
             self._add_many(envs, leaves, final, kept, stored)
         else:
-            if cast("Any", stored).any():
+            if stored.any():
                 rows = [_kept(value, stored) for value in leaves]
                 ends = None if final is None else [_kept(value, stored) for value in final]
                 self._store(envs[stored], rows, ends, envs)
@@ -163,7 +164,7 @@ class Writer:
         ring.pending = None  # as settle, which takes longer
         return checked
 
-    def extend(self, steps: Mapping[str, Any], envs: Any) -> None:
+    def extend(self, steps: Mapping[str, object], envs: object) -> None:
         """Check and store many steps ``[T, N, ...]``, in the order of time."""
         chosen = self.all_envs if envs is None else self.chosen(envs)
         values, count = flattened(steps, chosen.shape)
@@ -171,7 +172,7 @@ class Writer:
             rounds = self._repeat(count) if envs is None else np.tile(chosen, count)
             self.add(values, rounds, successive=count > 1)
 
-    def chosen(self, envs: Any) -> Ints:
+    def chosen(self, envs: object) -> Ints:
         """The envs that an argument names, int64 ``[K]``.
 
         Raises:
@@ -187,7 +188,7 @@ class Writer:
             raise ParameterError(f"envs: expected numbers from 0 to {self.ring.num_envs - 1}, got {chosen.tolist()}")
         return chosen
 
-    def interrupt(self, envs: Any, next_obs: Any = None) -> None:
+    def interrupt(self, envs: object, next_obs: object = None) -> None:
         """Cut the running episodes of ``envs``, or of all; with ``next_obs``, their newest steps become truncated."""
         chosen = self.all_envs if envs is None else self.chosen(envs)
         if next_obs is not None:
@@ -195,7 +196,7 @@ class Writer:
         self._interrupt(chosen)
         self.ring.settle()
 
-    def _truncate(self, envs: Ints, next_obs: Any) -> None:
+    def _truncate(self, envs: Ints, next_obs: object) -> None:
         """Complete the newest step of each episode under way, as truncated.
 
         What it led to is stored as a row that the caller interrupts: a row without an end, like that of a step left
@@ -208,7 +209,9 @@ class Writer:
         newest, count = envs[under_way], int(under_way.sum())
         if not count:
             return
-        leaves: list[Any] = [torch.zeros((count, *x.shape), dtype=x.dtype, device=self.device) for x in stored.values()]
+        leaves: list[Leaf] = [
+            torch.zeros((count, *x.shape), dtype=x.dtype, device=self.device) for x in stored.values()
+        ]
         observed = [i for i, path in enumerate(stored) if path[0] == "obs"]
         for at, value in zip(observed, given, strict=True):
             leaves[at] = _kept(value, under_way)
@@ -225,7 +228,7 @@ class Writer:
 
     def clear(self, rewind: bool) -> None:
         """Forget everything stored."""
-        self._changes()
+        self._invalidate()
         places = self.ring.anchors() if self.sampler.watches else None
         self.ring.clear(rewind)
         if places is not None:
@@ -240,7 +243,7 @@ class Writer:
         if pending is not None and not isinstance(pending, DeviceIsNewer):
             self.sampler.attach(self.ring)
             self.ring.settle()
-            self._changes()
+            self._invalidate()
 
     # -- another buffer's transitions ---------------------------------------------------------------------------
 
@@ -250,7 +253,7 @@ class Writer:
         for env in range(other.num_envs):
             self.append_env(other, env, env)
         self.ring.order_as(other, completed)
-        self._changes()
+        self._invalidate()
 
     def append_env(self, ring: Ring, env: int, to: int) -> None:
         """Add all transitions of env ``env`` of another ring to env ``to`` of this one, in the order of time."""
@@ -276,7 +279,7 @@ class Writer:
         piece = piece_of(self.ring.rows)
         for low in range(0, len(places), piece):
             part = places[low : low + piece]
-            fields: dict[Any, Any] = {path: x.to(self.device) for path, x in store.read(part).items()}
+            fields: dict[Path, Leaf] = {path: x.to(self.device) for path, x in store.read(part).items()}
             final = None
             if not self.ring.own_next:
                 obs = [path for path in store.leaves if path[0] == "obs"]
@@ -288,25 +291,25 @@ class Writer:
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _store(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, cut: Ints | None = None) -> None:
+    def _store(self, envs: Ints, leaves: Leaves, final: Leaves | None, cut: Ints | None = None) -> None:
         """Store checked steps. The caller clears ``pending`` once all is done; until then the next call repairs."""
-        self._changes()
+        self._invalidate()
         watches = self.sampler.watches
         places, drawable = self.ring.add(envs, leaves, final, watches, cut)
         if watches and len(places):
             self.sampler.changed(places, drawable)
 
-    def _changes(self) -> None:
-        if self.changing is not None:
-            self.changing()
+    def _invalidate(self) -> None:
+        if self.invalidate_device is not None:
+            self.invalidate_device()
 
     def _interrupt(self, envs: Ints) -> None:
-        self._changes()
+        self._invalidate()
         places, drawable = self.ring.interrupt(envs)
         if self.sampler.watches and len(places):
             self.sampler.changed(places, drawable)
 
-    def _with_last(self, envs: Ints, leaves: Sequence[Any], kept: Any) -> tuple[Sequence[Any], Any]:
+    def _with_last(self, envs: Ints, leaves: Leaves, kept: Bools) -> tuple[Leaves, Bools]:
         """The leaves, and which rows of them to store, if some are left out.
 
         A truncated row that is left out is a step whose final observation is hidden. It starts no transition, but the
@@ -322,18 +325,18 @@ class Writer:
         leaves[terminal_at], leaves[truncated_at] = as_host(leaves[terminal_at]) & kept, truncated & kept
         return leaves, kept | (cut & goes_on)
 
-    def _goes_on(self, envs: Ints, leaves: Sequence[Any], kept: Any) -> Any:
+    def _goes_on(self, envs: Ints, leaves: Leaves, kept: Bools) -> Bools:
         """True for rows of successive vector steps that go on with an episode of their env, bool ``[K]``."""
         again = np.flatnonzero(envs[1:] == envs[0])
         width = int(again[0]) + 1 if len(again) else len(envs)  # of one vector step
         return np.concatenate([self.ring.under_way[envs[:width]], (kept & ~self._done(leaves))[:-width]])
 
-    def _done(self, leaves: Sequence[Any]) -> Any:
+    def _done(self, leaves: Leaves) -> Bools:
         """Which rows end their episode, bool ``[K]``."""
         terminated, truncated = (as_host(leaves[i]) for i in self._flags_at)
         return terminated | truncated
 
-    def _add_many(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Any, stored: Any) -> None:
+    def _add_many(self, envs: Ints, leaves: Leaves, final: Leaves | None, kept: Bools, stored: Bools) -> None:
         """Store several steps piece by piece. A row that is left out interrupts its env before the rows after it."""
         if final is None and not self.ring.own_next:  # refused before the first of several pieces is stored
             done = self._done(leaves) & kept
@@ -393,10 +396,10 @@ class StepAdder:
     def __init__(self, ring: Ring, sampler: OwnSampler, staging: Staging, envs: Ints, has_finals: bool) -> None:
         self._ring, self._sampler, self._staging, self._envs = ring, sampler, staging, envs
         self._mode = NO_FINALS if ring.mode == FINALS and not has_finals else ring.mode
-        self._rule: Rule | None = None
+        self._rule: WindowRule | None = None
         self._watches: bool | None = None
 
-    def add(self, step: Mapping[str, Any], debug: bool) -> bool:
+    def add(self, step: Mapping[str, object], debug: bool) -> bool:
         """Add a step; or change nothing and return False, if one call cannot add it. A step with an error is one."""
         ring, watches = self._ring, self._sampler.watches
         if ring.pending is not None:  # repaired first
@@ -421,7 +424,7 @@ class StepAdder:
         ring, (rows, final, copier, large) = self._ring, self._staging
         self._watches = None  # first: after an interrupt on the way, the next call prepares again
         self._adding = adding = ring.new_adding(self._envs, rows, final, watches)
-        self._add: Callable[[Any, bool], int] = core.StepAdder(
+        self._add: Callable[[Mapping[str, object], bool], int] = core.StepAdder(
             ring.core, adding.core, copier.fields, large, self._mode
         ).add
         self._rule, self._watches = ring.rule, watches
@@ -430,13 +433,13 @@ class StepAdder:
 class _Checked(NamedTuple):
     """A step that was checked."""
 
-    leaves: Sequence[Any]
+    leaves: Leaves
     """Of the step; those of its final observations may follow."""
-    final: Sequence[Any] | None
+    final: Leaves | None
     """Of its final observations; None if there are none, or if each row has a next observation of its own."""
-    kept: Array | None
+    kept: Bools | None
     """bool ``[K]``, False for rows that are left out; None if there are none."""
 
 
-def _kept(value: Any, kept: Any) -> Any:
+def _kept(value: Leaf, kept: Bools) -> Leaf:
     return value[torch.from_numpy(kept)] if isinstance(value, Tensor) else value[kept]

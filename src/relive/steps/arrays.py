@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike as NumpyLike
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from ..errors import DTypeError, ShapeError
 
-Array = NDArray[Any]
+Array = np.ndarray
 Bools = NDArray[np.bool_]
 Doubles = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+Leaf = Tensor | Array
+"""The numbers of a leaf, on a device or in RAM."""
 
-def apart(values: Iterable[Any], memories: Sequence[Any]) -> list[Any]:
+
+ArrayLike = Tensor | NumpyLike
+"""An array, tensor, list or number, as users give them."""
+
+
+L = TypeVar("L", bound=Leaf)
+
+
+def apart(values: Iterable[L], memories: Sequence[Leaf]) -> list[L]:
     """Arrays and tensors, copied where they lie in ``memories``, which will be written before all of them are read."""
     arrays = [memory for memory in memories if not isinstance(memory, Tensor)]
     tensors = [memory for memory in memories if isinstance(memory, Tensor)]
@@ -29,7 +40,7 @@ def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value.copy()
 
 
-def _lies_in(value: Any, arrays: Sequence[Array], tensors: Sequence[Tensor]) -> bool:
+def _lies_in(value: Leaf, arrays: Sequence[Array], tensors: Sequence[Tensor]) -> bool:
     """True if writing to some memory may change a value; tensors are asked whether they are of one storage."""
     array = value
     if isinstance(value, Tensor):
@@ -43,7 +54,7 @@ def _lies_in(value: Any, arrays: Sequence[Array], tensors: Sequence[Tensor]) -> 
     return any(np.may_share_memory(array, memory) for memory in arrays)
 
 
-def as_host(value: Any, name: str = "values") -> np.ndarray[Any, Any]:
+def as_host(value: object, name: str = "values") -> Array:
     """An array, tensor, list or number, on any device, as a NumPy array; copied only if it has to be.
 
     NumPy lacks bfloat16 and float8: such numbers come as float32, which holds all of them.
@@ -69,7 +80,7 @@ def as_host(value: Any, name: str = "values") -> np.ndarray[Any, Any]:
         return _as_other_dtype(here, name, error)
 
 
-def _as_other_dtype(value: Any, name: str, error: Exception) -> Array:
+def _as_other_dtype(value: object, name: str, error: Exception) -> Array:
     """A tensor of a dtype that NumPy lacks, or one whose conjugation or sign is still to be applied.
 
     Raises:
@@ -117,7 +128,7 @@ def is_plain(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and not lazy
 
 
-def as_tensor(value: Any, name: str) -> torch.Tensor:
+def as_tensor(value: object, name: str) -> torch.Tensor:
     """Numbers, lists and arrays as a tensor; errors name the field ``name``."""
     refuse_masked(value, f"field '{name}'")
     try:
@@ -134,12 +145,12 @@ def as_tensor(value: Any, name: str) -> torch.Tensor:
         raise ShapeError(message) from error
 
 
-def to_tensor(value: Any) -> torch.Tensor:
+def to_tensor(value: object) -> torch.Tensor:
     """A tensor as it is; numbers and arrays as a tensor in RAM, whatever ``torch.set_default_device`` says."""
     return value if isinstance(value, torch.Tensor) else torch.as_tensor(value, device="cpu")
 
 
-def refuse_masked(value: Any, name: str) -> None:
+def refuse_masked(value: object, name: str) -> None:
     """Refuse a NumPy array with masked numbers: only the numbers would be stored, and nothing of the mask.
 
     Raises:
@@ -157,7 +168,7 @@ def refuse_masked(value: Any, name: str) -> None:
     )
 
 
-def _kind_of(value: Any, error: Exception) -> str:
+def _kind_of(value: object, error: Exception) -> str:
     """The words of an error for a value that did not become an array."""
     if "inhomogeneous" in str(error):
         return f"{type(value).__name__} with rows of different lengths; pad them to one shape"
@@ -168,7 +179,7 @@ def _kind_of(value: Any, error: Exception) -> str:
 _BIT_DTYPES = {1: torch.uint8, 2: torch.int16}
 
 
-NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
+NUMPY_DTYPES: dict[torch.dtype, np.dtype] = {
     dtype: torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
     for dtype in (
         torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
@@ -183,12 +194,12 @@ _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 NO_DTYPE = np.dtype([("bits", np.int8)])  # equal to no array's dtype
 
 
-def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+def numpy_dtype(dtype: torch.dtype) -> np.dtype:
     """The NumPy dtype that holds the same bits."""
     return NUMPY_DTYPES.get(dtype) or NUMPY_DTYPES[_BIT_DTYPES[dtype.itemsize]]
 
 
-def torch_dtype(dtype: Any) -> torch.dtype:
+def torch_dtype(dtype: DTypeLike | None) -> torch.dtype:
     """The torch dtype of the same kind and size; a TypeError if there is none."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
@@ -245,7 +256,7 @@ def check_castable(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
             return
         limits = torch.iinfo(dtype)
         # torch cannot take the minimum of its wider unsigned dtypes
-        values: Any = tensor.cpu().numpy() if tensor.dtype in _UNSIGNED else tensor
+        values = tensor.cpu().numpy() if tensor.dtype in _UNSIGNED else tensor
         low, high = int(values.min()), int(values.max())
         if limits.min <= low and high <= limits.max:
             return
@@ -300,7 +311,7 @@ def _refuse_rounding(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
         )
 
 
-def whole_numbers(values: Any, name: str) -> Ints:
+def whole_numbers(values: object, name: str) -> Ints:
     """A vector of whole numbers as int64.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import DTypeError, FieldError, ParameterError
 from ..parameters import Rule, an_instance, require
 from .arrays import as_tensor, check_castable
-from .schema import Field, Path, Schema, dotted, unknown_field
+from .schema import Field, Path, Schema, Spec, dotted, unknown_field
 
 
 class DoesNotFitError(ParameterError):
@@ -29,7 +29,7 @@ class Origin(NamedTuple):
     value: Tensor | None = None
     """The value in every step of a field that is added."""
 
-    def values(self, saved: Mapping[Path, Tensor], count: int, used: Any, name: str) -> Tensor:
+    def values(self, saved: Mapping[Path, Tensor], count: int, used: Tensor, name: str) -> Tensor:
         """The new field of ``count`` saved steps, ``[count, *shape]``.
 
         ``used`` (bool ``[count]``) is False in rows where the saved field means nothing, and is not checked.
@@ -45,6 +45,11 @@ class Origin(NamedTuple):
         new = old.to(self.field.dtype)
         _require_unchanged(old[used], new[used], name)
         return new
+
+
+Tree: TypeAlias = "Origin | Branch | tuple[Tree, ...]"
+Branch: TypeAlias = "dict[str, Tree]"
+"""Origins in the dicts and tuples of their fields."""
 
 
 NAMES_RULE: Rule = (
@@ -79,7 +84,7 @@ class SchemaChanges:
         drop: Iterable[str] = (),
         rename: Mapping[str, str] | None = None,
         cast: Mapping[str, torch.dtype] | None = None,
-        add: Mapping[str, Any] | None = None,
+        add: Mapping[str, object] | None = None,
     ) -> None:
         drop = (drop,) if isinstance(drop, str) else drop
         require("SchemaChanges", NAMES_RULE, drop=drop)
@@ -87,7 +92,7 @@ class SchemaChanges:
         self.drop: tuple[str, ...] = tuple(drop)
         self.rename: dict[str, str] = dict(rename or {})
         self.cast: dict[str, torch.dtype] = dict(cast or {})
-        self.add: dict[str, Any] = dict(add or {})
+        self.add: dict[str, object] = dict(add or {})
 
     def __repr__(self) -> str:
         return f"SchemaChanges(drop={self.drop!r}, rename={self.rename!r}, cast={self.cast!r}, add={self.add!r})"
@@ -101,7 +106,7 @@ class SchemaChanges:
             DTypeError: a dtype is not a torch.dtype, or values of the old one cannot be cast to it.
         """
         require("applied", (lambda schema: isinstance(schema, Schema), "expected a relive.Schema"), schema=schema)
-        tree: Any = {name: schema.rebuild(name, lambda p: Origin(schema.leaves[p], p)) for name in schema.names}
+        tree: Branch = {name: schema.rebuild(name, lambda p: Origin(schema.leaves[p], p)) for name in schema.names}
         for name in self.drop:
             _take(tree, name)
         moved = [(new, old, _take(tree, old)) for old, new in self.rename.items()]  # all first: names may be exchanged
@@ -123,34 +128,33 @@ class SchemaChanges:
         return Schema(fields, max_episode_steps=schema.max_episode_steps), leaves
 
 
-def _path(name: Any) -> Path:
+def _path(name: object) -> Path:
     if not isinstance(name, str) or not all(name.split(".")):
         raise FieldError(f"a field's name is text such as 'obs' or 'obs.camera', got {name!r}")
     return tuple(name.split("."))
 
 
-def _holder(tree: Any, name: str) -> tuple[Any, str]:
+def _holder(tree: Branch, name: str) -> tuple[Branch, str]:
     """The dict with a field, and the field's key in it."""
     *front, key = _path(name)
-    node: Any = tree
+    node: Tree | None = tree
     for k in front:
-        node = cast("dict[str, Any]", node).get(k) if isinstance(node, dict) else None
+        node = node.get(k) if isinstance(node, dict) else None
     if isinstance(node, tuple) and not isinstance(node, Origin):
         raise FieldError(f"field {name!r} is a member of a tuple; drop, rename, cast or add the whole tuple")
     if not isinstance(node, dict) or key not in node:
         raise FieldError(unknown_field(name, [dotted(path) for path in _names(tree, ())], "the save"))
-    return cast("dict[str, Any]", node), key
+    return node, key
 
 
-def _names(node: Any, path: Path) -> list[Path]:
+def _names(node: Tree, path: Path) -> list[Path]:
     """The paths of all fields; a tuple counts as one."""
     if not isinstance(node, dict):
         return [path]
-    members = cast("dict[str, Any]", node).items()
-    return [leaf for key, member in members for leaf in _names(member, (*path, key))]
+    return [leaf for key, member in node.items() for leaf in _names(member, (*path, key))]
 
 
-def _take(tree: Any, name: str) -> Any:
+def _take(tree: Branch, name: str) -> Tree:
     """Take a field out. A dict that has no others goes, too."""
     holder, key = _holder(tree, name)
     node = holder.pop(key)
@@ -159,32 +163,33 @@ def _take(tree: Any, name: str) -> Any:
     return node
 
 
-def _put(tree: Any, name: str, node: Any) -> None:
+def _put(tree: Branch, name: str, node: Tree) -> None:
     """Put a field in, with the dicts around it."""
     *front, key = _path(name)
-    holder: Any = tree
+    holder = tree
     for k in front:
-        holder = cast("dict[str, Any]", holder).setdefault(k, {})
-        if not isinstance(holder, dict):
+        member = holder.setdefault(k, {})
+        if not isinstance(member, dict):
             raise FieldError(f"field {name!r}: {k!r} is a field, or a tuple, and has no further fields; rename one")
+        holder = member
     if key in holder:
         raise FieldError(f"field {name!r} is there already; drop or rename the saved one")
-    cast("dict[str, Any]", holder)[key] = node
+    holder[key] = node
 
 
-def _cast(node: Any, dtype: Any, name: str) -> Any:
+def _cast(node: Tree, dtype: torch.dtype, name: str) -> Tree:
     if isinstance(node, Origin):
-        if not isinstance(dtype, torch.dtype):
+        if not isinstance(cast("object", dtype), torch.dtype):
             raise DTypeError(f"field {name!r}: expected a torch.dtype such as torch.float16, got {dtype!r}")
         if node.field.dtype.is_complex and not dtype.is_complex:
             raise DTypeError(f"field {name!r}: {node.field.dtype} cannot be cast to {dtype}, which is not complex")
         return node._replace(field=Field(node.field.shape, dtype))
     if isinstance(node, dict):
-        return {key: _cast(member, dtype, name) for key, member in cast("dict[str, Any]", node).items()}
+        return {key: _cast(member, dtype, name) for key, member in node.items()}
     return tuple(_cast(member, dtype, name) for member in node)
 
 
-def _constant(value: Any, name: str) -> Tensor:
+def _constant(value: object, name: str) -> Tensor:
     """The value of a field that is added, in RAM."""
     if isinstance(value, Tensor):
         if value.is_meta or value.layout is not torch.strided:
@@ -195,12 +200,12 @@ def _constant(value: Any, name: str) -> Tensor:
     return tensor.to(torch.float32) if plain else tensor
 
 
-def _fields(node: Any, path: Path, leaves: dict[Path, Origin]) -> Any:
+def _fields(node: Tree, path: Path, leaves: dict[Path, Origin]) -> Spec:
     """The fields of a tree of origins, which are noted in ``leaves``."""
     if isinstance(node, Origin):
         leaves[path] = node
         return node.field
-    members = cast("dict[str, Any]", node) if isinstance(node, dict) else {str(i): x for i, x in enumerate(node)}
+    members = node if isinstance(node, dict) else {str(i): x for i, x in enumerate(node)}
     fields = {key: _fields(member, (*path, key), leaves) for key, member in members.items()}
     return fields if isinstance(node, dict) else tuple(fields.values())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -15,6 +15,7 @@ from .arrays import (
     NUMPY_DTYPES,
     SQUARES,
     Array,
+    Leaf,
     as_tensor,
     check_castable,
     fits,
@@ -29,7 +30,7 @@ class Copier(Protocol):
     """Checks whole steps, as :class:`relive.memory.copier.StepCopier` does."""
 
     @property
-    def leaves(self) -> Callable[[Any], tuple[Any, ...] | None]:
+    def leaves(self) -> Callable[[object], tuple[Leaf, ...] | None]:
         """Gives the leaves of a step as they are stored; None if they have to be checked one by one."""
         ...
 
@@ -59,7 +60,7 @@ class StepChecker:
         self._device = device
         self._host = device.type == "cpu"
         self._arrays = self._host or not upload
-        self._names = frozenset(schema.names)
+        self._names: Set[str] = frozenset(schema.names)
         self._branches = schema.branches
         self._plan = [
             (
@@ -74,13 +75,13 @@ class StepChecker:
             for path, field in schema.leaves.items()
         ]
 
-    def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
+    def __setstate__(self, state: tuple[None, Mapping[str, Any]]) -> None:
         """Made again from what pickles of all versions hold."""
         _, slots = state
         upload = slots["_host"] or not slots["_arrays"]
         self.__init__(slots["_schema"], slots["_num_envs"], slots["_device"], upload=upload)
 
-    def __call__(self, step: Mapping[str, Any], copier: Copier | None = None) -> Sequence[Any]:
+    def __call__(self, step: Mapping[str, object], copier: Copier | None = None) -> Sequence[Leaf]:
         """The leaves of ``step`` in schema order, each ``[N, ...]``.
 
         A ``copier`` may find at once that all of them fit.
@@ -93,14 +94,13 @@ class StepChecker:
             leaves = copier.leaves(values)
         return self._each(values) if leaves is None else leaves
 
-    def _named(self, step: Mapping[str, Any]) -> tuple[Any, ...]:
+    def _named(self, step: Mapping[str, object]) -> tuple[object, ...]:
         """The leaves of a step that has exactly the fields of the schema, as they were given."""
-        names: Any = step.keys()
-        if names != self._names:
+        if step.keys() != self._names:
             raise FieldError(self._name_mismatch(step))
-        values: list[Any] = []
+        values: list[object] = []
         for name, inner, *_, path in self._plan:
-            value = step[name]
+            value: Any = step[name]
             if inner:
                 direct = len(inner) == 1 and value.__class__ is dict and inner[0] in value
                 value = value[inner[0]] if direct else _inner(value, path)
@@ -109,13 +109,12 @@ class StepChecker:
             self._refuse_extra(step)
         return tuple(values)
 
-    def _each(self, given_values: tuple[Any, ...]) -> list[Any]:
+    def _each(self, given_values: tuple[object, ...]) -> list[Leaf]:
         """Each leaf checked by itself."""
-        values: list[Any] = []
+        values: list[Leaf] = []
         host, arrays = self._host, self._arrays
         for value, (_, _, shape, dtype, np_dtype, square, path) in zip(given_values, self._plan, strict=True):
-            kind: Any = value.__class__  # not type(value): the type checker does not know what that is
-            if kind is np.ndarray:
+            if type(value) is np.ndarray:
                 # assignment to a float column converts any float array
                 given = value.dtype
                 if (
@@ -131,7 +130,7 @@ class StepChecker:
                 ):
                     values.append(value)
                     continue
-            elif kind is Tensor and value.dtype is dtype and value.shape == shape:
+            elif type(value) is Tensor and value.dtype is dtype and value.shape == shape:
                 if host and value.is_cpu:
                     values.append(value if is_plain(value) else _numbers(value, path))
                     continue
@@ -141,10 +140,10 @@ class StepChecker:
             values.append(self._coerce(value, shape, dtype, path))
         return values
 
-    def _refuse_extra(self, step: Mapping[str, Any]) -> None:
+    def _refuse_extra(self, step: Mapping[str, object]) -> None:
         """Refuse unknown members of nested values. All leaves were found, so a wrong count means an extra one."""
         for path, names in self._branches:
-            given: Any = descend(step[path[0]], path[1:])
+            given = descend(step[path[0]], path[1:])
             if given.__class__ is dict and len(given) == len(names):
                 continue
             keys = list(given.keys()) if hasattr(given, "keys") else [str(i) for i in range(len(given))]
@@ -152,7 +151,7 @@ class StepChecker:
                 extra = next(key for key in keys if key not in names)
                 raise FieldError(unknown_field((*path, str(extra)), [dotted((*path, n)) for n in names], "the schema"))
 
-    def _name_mismatch(self, step: Mapping[str, Any]) -> str:
+    def _name_mismatch(self, step: Mapping[str, object]) -> str:
         known = self._schema.names
         for name in step:
             if name not in self._names:
@@ -160,7 +159,7 @@ class StepChecker:
         missing = ", ".join(repr(name) for name in known if name not in step)
         return f"the step lacks {missing}; a step has exactly the fields {', '.join(known)}"
 
-    def _coerce(self, value: Any, shape: tuple[int, ...], dtype: torch.dtype, path: Path) -> Any:
+    def _coerce(self, value: object, shape: tuple[int, ...], dtype: torch.dtype, path: Path) -> Leaf:
         """The slow path: lists and numbers, a single env without its axis, safe dtype conversions, and errors."""
         name = dotted(path)
         if isinstance(value, Tensor):
@@ -213,7 +212,7 @@ def _numbers(tensor: Tensor, path: Path) -> Array:
     return numpy_view(in_memory(tensor.detach(), f"field '{dotted(path)}'"))
 
 
-def refuse_unreadable(tree: Any, path: Path = ()) -> None:
+def refuse_unreadable(tree: object, path: Path = ()) -> None:
     """Refuse tensors whose numbers cannot be read. Called after a failure, because torch's own errors name no field.
 
     Raises:
@@ -226,8 +225,9 @@ def refuse_unreadable(tree: Any, path: Path = ()) -> None:
             ("sparse", "to_dense()", tree.layout is not torch.strided),
             ("quantized", "dequantize()", tree.is_quantized),
         ]
-        for kind, call in [(kind, call) for kind, call, applies in kinds if applies][:1]:
-            raise DTypeError(f"{name}: expected a dense tensor, got a {kind} one; pass its .{call}")
+        for kind, call, applies in kinds:
+            if applies:
+                raise DTypeError(f"{name}: expected a dense tensor, got a {kind} one; pass its .{call}")
         if tree.is_cpu:
             in_memory(tree.detach(), name)
         return
@@ -237,7 +237,7 @@ def refuse_unreadable(tree: Any, path: Path = ()) -> None:
         refuse_unreadable(member, (*path, str(name)))
 
 
-def _inner(value: Any, path: Path) -> Any:
+def _inner(value: object, path: Path) -> object:
     try:
         return descend(value, path[1:])
     except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -253,15 +253,14 @@ def _inner(value: Any, path: Path) -> Any:
 
 def _kind_of(value: Any) -> str:
     """The words of an error for the value of a nested field: its kind, and how to pass it."""
-    kind = type(value).__name__
+    kind, shape = type(value).__name__, getattr(value, "shape", None)
     if hasattr(value, "keys"):
         return f"{kind} given, which has {', '.join(map(repr, value.keys()))}"
     several = isinstance(value, list | tuple) or getattr(value, "dtype", None) == np.object_
-    rows = cast("list[Any]", value if several else [])
+    rows = cast("list[object]", value if several else [])
     if len(rows) and all(hasattr(row, "keys") for row in rows):
         return f"{kind} of {len(rows)} dicts given; pass one dict, whose members have one row per env"
     if isinstance(value, tuple):
         return f"tuple of {len(rows)} given"
-    shape: Any = getattr(cast("Any", value), "shape", None)
     of = "" if shape is None else f" of shape {tuple(shape)}"
     return f"{kind}{of} given; pass a dict or tuple of its members, as the schema has, each with one row per env"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from ..errors import EnvError, EpisodeEndWarning
-from .arrays import Array, Ints, as_host, numpy_dtype, numpy_view
+from .arrays import Array, Ints, Leaf, as_host, numpy_dtype, numpy_view
 from .schema import Field, Path, descend
 
 EPISODES_TO_WARN = 3
@@ -68,8 +67,8 @@ class EndCheck:
         """The number of episodes that had ended when steps were last checked."""
         self._looked = self._alike = 0
 
-    def go_on(
-        self, episodes: int, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, mask: Array | None
+    def observe(
+        self, episodes: int, envs: Ints, leaves: Sequence[Leaf], final: Sequence[Leaf] | None, mask: Array | None
     ) -> bool:
         """Check steps that were just stored, in the order of time. Returns whether to check the next ones, too.
 
@@ -151,7 +150,7 @@ class ReuseCheck:
         self._flags, self._obs, self._own, self._dtypes = places_in(leaves)
         self._inner = [path[1:] for path in leaves if path[0] == "obs"]
         self._all_read = all_read
-        self._held: tuple[Any, Sequence[Any]] = None, ()
+        self._held: tuple[object, Sequence[object]] = None, ()
         """The observation of the call before, and its leaves as they were given. While they are held, no other array
         gets their memory."""
         self._shared = False
@@ -162,12 +161,12 @@ class ReuseCheck:
         self.found = False
         """True if there is a warning to give."""
 
-    def go_on(
+    def observe(
         self,
-        step: Mapping[str, Any],
+        step: Mapping[str, object],
         envs: Ints,
-        leaves: Sequence[Any],
-        final: Sequence[Any] | None,
+        leaves: Sequence[Leaf],
+        final: Sequence[Leaf] | None,
         mask: Array | None,
         under_way: Array | None,
     ) -> bool:
@@ -237,7 +236,7 @@ class ReuseCheck:
         )
 
 
-def places_in(leaves: Mapping[Path, Field]) -> tuple[list[int], list[int], list[int], list[np.dtype[Any]]]:
+def places_in(leaves: Mapping[Path, Field]) -> tuple[list[int], list[int], list[int], list[np.dtype]]:
     """The places of flags, observation and next observation among the leaves of a step, and the stored dtypes."""
     paths = list(leaves)
     flags = [paths.index((name,)) for name in ("terminated", "truncated")]
@@ -245,13 +244,13 @@ def places_in(leaves: Mapping[Path, Field]) -> tuple[list[int], list[int], list[
     return flags, obs, own, [numpy_dtype(leaves[paths[i]].dtype) for i in obs]
 
 
-def _bytes(values: Sequence[Any], row: int, dtypes: Sequence[np.dtype[Any]]) -> bytes:
+def _bytes(values: Sequence[Leaf], row: int, dtypes: Sequence[np.dtype]) -> bytes:
     """The bytes of an observation, as the replay stores them."""
     rows = (numpy_view(x[row].detach().cpu()) if isinstance(x, Tensor) else x[row] for x in values)
     return b"".join(np.asarray(x, dtype).tobytes() for x, dtype in zip(rows, dtypes, strict=True))
 
 
-def _same_memory(a: Any, b: Any) -> bool:
+def _same_memory(a: object, b: object) -> bool:
     """True if two arrays or tensors of one shape begin at the same address, and are not empty."""
     first, second = (
         x.data_ptr() if isinstance(x, Tensor) else x.ctypes.data if isinstance(x, np.ndarray) and x.size else 0

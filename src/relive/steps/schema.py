@@ -54,11 +54,12 @@ class Field:
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        shape = cast("object", self.shape)
-        if not isinstance(shape, tuple | list) or any(not is_whole(n) or n < 0 for n in cast("Any", shape)):
+        given: tuple[Any, Any] = self.shape, self.dtype
+        shape, dtype = given
+        if not isinstance(shape, tuple | list) or any(not is_whole(n) or n < 0 for n in self.shape):
             raise SchemaError(f"a field's shape is a tuple of non-negative ints, got {shown(shape, 200)}")
-        if not isinstance(cast("object", self.dtype), torch.dtype):
-            raise SchemaError(f"a field's dtype is a torch.dtype such as torch.float32, got {shown(self.dtype, 200)}")
+        if not isinstance(dtype, torch.dtype):
+            raise SchemaError(f"a field's dtype is a torch.dtype such as torch.float32, got {shown(dtype, 200)}")
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
 
     @property
@@ -114,7 +115,7 @@ class Schema(Mapping[str, Node]):
         self.max_episode_steps: int | None = None if max_episode_steps is None else int(max_episode_steps)
 
     @classmethod
-    def from_spaces(cls, observation_space: Any, action_space: Any, **extras: Spec) -> Schema:
+    def from_spaces(cls, observation_space: object, action_space: object, **extras: Spec) -> Schema:
         """The schema of a Gymnasium environment: obs, action, reward, terminated, truncated, and the extras.
 
         Args:
@@ -135,7 +136,7 @@ class Schema(Mapping[str, Node]):
         return cls(fields | extras)
 
     @classmethod
-    def from_env(cls, env: Any, **extras: Spec) -> Schema:
+    def from_env(cls, env: object, **extras: Spec) -> Schema:
         """:meth:`from_spaces` for a ``gymnasium.Env`` or a ``gymnasium.vector.VectorEnv``, with its time limit.
 
         The limit is ``max_episode_steps`` of the env's spec, if it has one, and if it is that of all its envs.
@@ -147,7 +148,7 @@ class Schema(Mapping[str, Node]):
         Raises:
             EnvError: ``env`` is neither, such as the name of an env or a function that makes one.
         """
-        spaces: list[Any] = []
+        spaces: list[object] = []
         for name in ("observation_space", "action_space"):
             of_one = getattr(env, f"single_{name}", None)
             spaces.append(getattr(env, name, None) if of_one is None else of_one)
@@ -161,7 +162,7 @@ class Schema(Mapping[str, Node]):
         return found
 
     @classmethod
-    def from_example(cls, step: Mapping[str, Any], num_envs: int | None = None) -> Schema:
+    def from_example(cls, step: Mapping[str, object], num_envs: int | None = None) -> Schema:
         """The schema of an example step.
 
         Args:
@@ -180,16 +181,16 @@ class Schema(Mapping[str, Node]):
             raise SchemaError(f"from_example: expected a mapping of fields, got {type(step).__name__}")
         if num_envs is not None:
             require("from_example", COUNT_RULE, num_envs=num_envs)
-        fields = {name: _from_example(value, (name,), num_envs) for name, value in step.items()}
+        fields: dict[str, Spec] = {name: _from_example(value, (name,), num_envs) for name, value in step.items()}
         for name, dtype in STEP_FIELDS.items():
             node = fields.get(name)
             if isinstance(node, Field):
                 fields[name] = Field(node.shape, dtype)
-        return cls(cast("Mapping[str, Spec]", fields))
+        return cls(fields)
 
     def extend(self, **extras: Spec) -> Schema:
         """This schema with further fields, ``extras``, which replace fields of the same name."""
-        return Schema(cast("dict[str, Spec]", self._tree) | extras, max_episode_steps=self.max_episode_steps)
+        return Schema({**self._tree, **extras}, max_episode_steps=self.max_episode_steps)
 
     def as_float32(self) -> Schema:
         """This schema with float32 for every field of float64, such as the observations of MuJoCo's environments.
@@ -212,8 +213,11 @@ class Schema(Mapping[str, Node]):
     @property
     def branches(self) -> list[tuple[Path, tuple[str, ...]]]:
         """Path and member names of every dict and tuple."""
-        paths = dict.fromkeys(path[:i] for path in self._leaves for i in range(1, len(path)))
-        return [(path, tuple(name for name, _ in _members(cast("Any", self[path])))) for path in paths]
+        names: dict[Path, dict[str, None]] = {}
+        for path in self._leaves:
+            for i in range(1, len(path)):
+                names.setdefault(path[:i], {})[path[i]] = None
+        return [(path, tuple(members)) for path, members in names.items()]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -235,7 +239,7 @@ class Schema(Mapping[str, Node]):
             raise FieldError(unknown_field(name, self.names, "the schema"))
         return node
 
-    def get(self, name: str | Path, default: Any = None) -> Any:
+    def get(self, name: str | Path, default: object = None) -> Any:
         """``schema[name]``, or ``default`` if there is no such field."""
         node = _lookup(self._tree, name)
         return default if node is None else node
@@ -279,10 +283,11 @@ class Schema(Mapping[str, Node]):
                 raise SchemaError(
                     f"schema format {shown(version)} is unknown: this version reads {FORMAT}; update relive"
                 )
-            fields, limit = _from_json({"fields": data["fields"]}), data.get("max_episode_steps")
+            fields = {name: _from_json(member) for name, member in data["fields"].items()}
+            limit = data.get("max_episode_steps")
             if limit is not None and not (is_whole(limit) and limit > 0):
                 raise SchemaError(f"schema: expected a positive whole number as max_episode_steps, got {shown(limit)}")
-            return cls(cast("dict[str, Spec]", fields), max_episode_steps=limit)
+            return cls(fields, max_episode_steps=limit)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             if isinstance(error, SchemaError):
                 raise
@@ -290,7 +295,7 @@ class Schema(Mapping[str, Node]):
                 f"expected a schema as Schema.to_json writes it, got another text: {shown(error, 200)}"
             ) from error
 
-    def rebuild(self, name: str, get: Callable[[Path], Any]) -> Any:
+    def rebuild(self, name: str, get: Callable[[Path], object]) -> Any:
         """Field ``name`` in its dicts and tuples, with ``get(path)`` in place of every leaf."""
         return _rebuild(self._tree[name], (name,), get)
 
@@ -316,12 +321,13 @@ def descend(tree: Any, inner: Path) -> Any:
     for key in inner:
         if tree.__class__ is Tensor:  # torch takes text for a sequence of indices, with a warning
             raise KeyError(key)
-        by_place = tree.__class__ is not dict and isinstance(cast("object", tree), tuple | list)
+        branch: object = tree
+        by_place = tree.__class__ is not dict and isinstance(branch, tuple | list)
         tree = tree[int(key) if by_place else key]
     return tree
 
 
-def nest(leaves: Mapping[Path, Any]) -> dict[str, Any]:
+def nest(leaves: Mapping[Path, object]) -> dict[str, Any]:
     """Path -> value as nested dicts."""
     tree: dict[str, Any] = {}
     for path, value in leaves.items():
@@ -334,24 +340,24 @@ def nest(leaves: Mapping[Path, Any]) -> dict[str, Any]:
 
 def flatten(tree: Any, at: Path = ()) -> dict[Path, Any]:
     """The leaves of nested mappings and tuples, by path."""
+    branch: Any = tree
     if isinstance(tree, tuple):
-        tree = {str(i): member for i, member in enumerate(cast("tuple[Any, ...]", tree))}
-    if not isinstance(tree, Mapping):
+        branch = {str(i): member for i, member in enumerate(branch)}
+    elif not isinstance(tree, Mapping):
         return {at: tree}
-    members = cast("Mapping[str, Any]", tree).items()
-    return {path: leaf for name, member in members for path, leaf in flatten(member, (*at, name)).items()}
+    return {path: leaf for name, member in branch.items() for path, leaf in flatten(member, (*at, name)).items()}
 
 
 def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """``function`` of each leaf of mappings and tuples at any depth, with that leaf of ``others``; None stays None."""
     if tree is None:
         return None
+    branch: Any = tree
     if isinstance(tree, Mapping):
-        members = cast("Mapping[str, Any]", tree).items()
+        members = branch.items()
         return {name: map_leaves(function, member, *[other[name] for other in others]) for name, member in members}
     if isinstance(tree, tuple):
-        places = zip(cast("tuple[Any, ...]", tree), *others, strict=True)
-        return tuple(map_leaves(function, *members) for members in places)
+        return tuple(map_leaves(function, *members) for members in zip(branch, *others, strict=True))
     return function(tree, *others)
 
 
@@ -366,7 +372,7 @@ ELSEWHERE = dict.fromkeys(("observation", "observations", "state", "states"), "o
 """Names of fields in other libraries, and those here."""
 
 
-def not_named(given: Any) -> str:
+def not_named(given: object) -> str:
     """The message for a step that does not name its fields."""
     return (
         f"a step is given by the names of its fields, got {type(given).__name__}; pass add(obs=..., action=...) or "
@@ -390,17 +396,16 @@ def unknown_field(name: str | Path, known: Sequence[str], where: str) -> str:
     return f"unknown field {text!r} in {where}{hint} It has: {', '.join(known)}"
 
 
-def _node(spec: Any, path: Path) -> Node:
-    name = cast("object", path[-1])
-    if not isinstance(name, str) or not name or "." in name or HIDDEN.search(name):
+def _node(spec: Spec, path: Path) -> Node:
+    name = path[-1]
+    if not isinstance(cast("object", name), str) or not name or "." in name or HIDDEN.search(name):
         raise SchemaError(
             f"a field's name is a non-empty string without dots and invisible characters, got {shown(name, 200)}"
         )
     if isinstance(spec, Field):
         return spec
     if isinstance(spec, Mapping) and spec:
-        members = cast("Mapping[str, Any]", spec)
-        return {name: _node(member, (*path, name)) for name, member in members.items()}
+        return {name: _node(member, (*path, name)) for name, member in spec.items()}
     if isinstance(spec, tuple | list):
         items = cast("Sequence[Any]", spec)
         if all(is_whole(n) for n in items):
@@ -427,14 +432,14 @@ def _lookup(tree: Node, name: object) -> Node | None:
     return node
 
 
-def _rebuild(node: Node, path: Path, get: Callable[[Path], Any]) -> Any:
+def _rebuild(node: Node, path: Path, get: Callable[[Path], object]) -> object:
     if isinstance(node, Field):
         return get(path)
     built = {name: _rebuild(member, (*path, name), get) for name, member in _members(node)}
     return built if isinstance(node, dict) else tuple(built.values())
 
 
-def _to_json(node: Node) -> dict[str, Any]:
+def _to_json(node: Node) -> dict[str, object]:
     if isinstance(node, Field):
         return {"shape": list(node.shape), "dtype": str(node.dtype).removeprefix("torch.")}
     if isinstance(node, dict):
@@ -442,7 +447,7 @@ def _to_json(node: Node) -> dict[str, Any]:
     return {"items": [_to_json(member) for member in node]}
 
 
-def _from_json(data: Any) -> Any:
+def _from_json(data: Mapping[str, Any]) -> Node:
     if "fields" in data:
         return {name: _from_json(member) for name, member in data["fields"].items()}
     members = data["items"] if "items" in data else data["shape"]
@@ -450,50 +455,46 @@ def _from_json(data: Any) -> Any:
         raise TypeError(f"expected a list, got {shown(members)}")
     if "items" in data:
         return tuple(_from_json(member) for member in cast("list[Any]", members))
-    return Field(tuple(cast("list[Any]", members)), getattr(torch, data["dtype"]))
+    return Field(tuple(cast("list[int]", members)), getattr(torch, data["dtype"]))
 
 
-def _limit_of(env: Any) -> int | None:
+def _limit_of(env: object) -> int | None:
     """The time limit of an env, or of all envs of a vector env; None if there is none, or if it is not known."""
     inner = getattr(env, "envs", None)
-    members = cast("Sequence[Any]", inner) if isinstance(inner, list | tuple) and inner else (env,)
-    limits: set[Any] = {getattr(getattr(member, "spec", None), "max_episode_steps", None) for member in members}
+    members = cast("Sequence[object]", inner) if isinstance(inner, list | tuple) and inner else (env,)
+    limits = {getattr(getattr(member, "spec", None), "max_episode_steps", None) for member in members}
     limit: Any = limits.pop() if len(limits) == 1 else None
     return int(limit) if is_whole(limit) and limit > 0 else None
 
 
-def _from_space(space: Any, where: str) -> Node:
+def _from_space(space: object, where: str) -> Node:
     from gymnasium import spaces
 
-    nested = isinstance(space, spaces.Dict | spaces.Tuple)
-    if nested and not len(cast("Any", space).spaces):
-        raise SpaceError(f"{where}: {type(cast('Any', space)).__name__} has no members; leave it out in a wrapper")
+    known: Any = space  # gymnasium leaves the types of members and dtypes open
+    if isinstance(space, spaces.Dict | spaces.Tuple) and not len(known.spaces):
+        raise SpaceError(f"{where}: {type(known).__name__} has no members; leave it out in a wrapper")
     if isinstance(space, spaces.Dict):
-        named = cast("dict[str, Any]", space.spaces)
-        return {name: _from_space(member, f"{where}[{name!r}]") for name, member in named.items()}
+        return {name: _from_space(member, f"{where}[{name!r}]") for name, member in known.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        placed = cast("tuple[Any, ...]", space.spaces)
-        return tuple(_from_space(member, f"{where}[{i}]") for i, member in enumerate(placed))
+        return tuple(_from_space(member, f"{where}[{i}]") for i, member in enumerate(known.spaces))
     if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-        fixed = cast("Any", space)
         try:
-            dtype = torch_dtype(fixed.dtype)
+            dtype = torch_dtype(known.dtype)
         except TypeError as error:
-            raise SpaceError(f"{where}: torch has no dtype like {fixed.dtype}; cast it in a wrapper") from error
-        return Field(tuple(fixed.shape), dtype)
+            raise SpaceError(f"{where}: torch has no dtype like {known.dtype}; cast it in a wrapper") from error
+        return Field(tuple(known.shape), dtype)
     raise SpaceError(
         f"{where}: {type(space).__name__} has no fixed shape and dtype to store; use Box, Discrete, MultiDiscrete, "
         "MultiBinary, or Dict and Tuple of them, or flatten it in an observation wrapper"
     )
 
 
-def _from_example(value: Any, path: Path, num_envs: int | None) -> Node:
+def _from_example(value: object, path: Path, num_envs: int | None) -> Node:
+    branch: Any = value
     if isinstance(value, Mapping):
-        members = cast("Mapping[str, Any]", value)
-        return {name: _from_example(member, (*path, name), num_envs) for name, member in members.items()}
+        return {name: _from_example(member, (*path, name), num_envs) for name, member in branch.items()}
     if isinstance(value, tuple):
-        items = cast("tuple[Any, ...]", value)
-        return tuple(_from_example(member, (*path, str(i)), num_envs) for i, member in enumerate(items))
+        return tuple(_from_example(member, (*path, str(i)), num_envs) for i, member in enumerate(branch))
     plain_float = not isinstance(value, torch.Tensor | np.ndarray | np.generic)
     tensor = value if isinstance(value, torch.Tensor) else as_tensor(value, dotted(path))
     dtype = torch.float32 if plain_float and tensor.dtype is torch.float64 else tensor.dtype

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from .storage import RolloutStorage, split_and_pad_trajectories, unpad_trajectories
 
 if TYPE_CHECKING:
-    PPO: Any
-    Distillation: Any
+    from .algorithms import PPO as PPO
+    from .algorithms import Distillation as Distillation
 
 __all__ = ["PPO", "Distillation", "RolloutStorage", "split_and_pad_trajectories", "unpad_trajectories"]
 

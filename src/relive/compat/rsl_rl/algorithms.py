@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rsl_rl.algorithms as host
 import torch
 from torch import Tensor
 
 from ..base import passes_on
-from .storage import RolloutStorage
+from .storage import RolloutStorage, Transition
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 __all__ = ["PPO", "Distillation"]
 
@@ -26,12 +29,12 @@ class PPO(Base):
     """
 
     @passes_on(Base.__init__)
-    def __init__(self, actor: Any, critic: Any, storage: Any, *args: Any, **options: Any) -> None:
+    def __init__(self, actor: object, critic: object, storage: object, *args: object, **options: object) -> None:
         super().__init__(actor, critic, storage, *args, **options)
-        self.storage: Any = RolloutStorage.from_original(storage)
-        self.transition: Any = RolloutStorage.Transition()
+        self.storage: RolloutStorage = RolloutStorage.from_original(storage)
+        self.transition: Transition = RolloutStorage.Transition()
 
-    def process_env_step(self, obs: Any, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
+    def process_env_step(self, obs: TensorDict, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
         """Record one step. The arguments are rsl_rl's."""
         time_outs, final_obs = extras.get("time_outs"), extras.get("final_obs")
         if time_outs is not None and final_obs is not None:
@@ -41,12 +44,12 @@ class PPO(Base):
                 self.transition.final_values = self._value(final_obs.to(self.device))
         super().process_env_step(obs, rewards, dones, extras)
 
-    def compute_returns(self, obs: Any) -> None:
+    def compute_returns(self, obs: TensorDict) -> None:
         """Compute returns and advantages by GAE; advantages are normalized as in rsl_rl."""
         normalize = not self.normalize_advantage_per_mini_batch
         self.storage.compute_returns(self._value(obs), self.gamma, self.lam, normalize_advantage=normalize)
 
-    def _value(self, obs: Any) -> Tensor:
+    def _value(self, obs: TensorDict) -> Tensor:
         """V of observations that follow the last ones. A recurrent critic's state is restored afterwards."""
         state = self.critic.get_hidden_state()
         with torch.no_grad():
@@ -59,7 +62,7 @@ class Distillation(DistillationBase):
     """rsl_rl's distillation with the storage of this package."""
 
     @passes_on(DistillationBase.__init__)
-    def __init__(self, student: Any, teacher: Any, storage: Any, *args: Any, **options: Any) -> None:
+    def __init__(self, student: object, teacher: object, storage: object, *args: object, **options: object) -> None:
         super().__init__(student, teacher, storage, *args, **options)
-        self.storage: Any = RolloutStorage.from_original(storage)
-        self.transition: Any = RolloutStorage.Transition()
+        self.storage: RolloutStorage = RolloutStorage.from_original(storage)
+        self.transition: Transition = RolloutStorage.Transition()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from ...errors import FieldError, ShapeError
 from ...parameters import one_of, require
 from ...returns import GAE
 from ...rollout.buffer import RolloutBuffer
-from ...steps.schema import Field, Schema, map_leaves
-from ..base import Column, DropIn, contents_of, renew, table_of, tensordict_of, write_column
+from ...steps.schema import Field, Node, Schema, Spec, map_leaves
+from ..base import FLAG, NUMBER, Column, DropIn, contents_of, renew, table_of, tensordict_of, write_column
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["RolloutStorage", "split_and_pad_trajectories", "unpad_trajectories"]
 
 
-FLAG = Field((), torch.bool)
-NUMBER = Field()
 TYPES = ("rl", "distillation")
 READ = ("obs", "action", "value", "advantage", "return", "log_prob")
 """The fields of a PPO minibatch, without those that the first transition declares."""
@@ -34,6 +32,10 @@ LEARNED = ("actions", "values", "advantages", "returns")
 """The columns that a minibatch has under their own names."""
 STATES = ("a", "c")
 """The actor's and the critic's recurrent states."""
+
+
+States: TypeAlias = "Tensor | tuple[Tensor, ...]"
+"""A network's recurrent states ``[layers, N, size]``: a GRU's tensor, or an LSTM's pair."""
 
 
 class Transition:
@@ -53,7 +55,7 @@ class Transition:
         self.actions_log_prob: Tensor | None = None
         self.distribution_params: tuple[Tensor, ...] | None = None
         self.privileged_actions: Tensor | None = None
-        self.hidden_states: tuple[Any, Any] = (None, None)
+        self.hidden_states: tuple[States | None, States | None] = (None, None)
         self.time_outs: Tensor | None = None
         self.final_values: Tensor | None = None
 
@@ -63,7 +65,7 @@ class Transition:
 
 
 @dataclass(eq=False)
-class Batch:
+class Minibatch:
     """A minibatch of tensors; ``observations`` is a TensorDict. Fields that the training type does not use are None."""
 
     observations: Any = None
@@ -73,7 +75,7 @@ class Batch:
     returns: Any = None
     old_actions_log_prob: Any = None
     old_distribution_params: Any = None
-    hidden_states: tuple[Any, Any] = (None, None)
+    hidden_states: tuple[States | None, ...] = (None, None)
     masks: Any = None
     privileged_actions: Any = None
     dones: Any = None
@@ -113,7 +115,7 @@ class RolloutStorage(DropIn):
     """
 
     Transition = Transition
-    Batch = Batch
+    Batch = Minibatch
     _own_attribute = "_buffer"
     _lacking = ("obs",)
 
@@ -148,7 +150,7 @@ class RolloutStorage(DropIn):
         self.device: str = device
         self.reshuffle_each_epoch: bool = reshuffle_each_epoch
         action = Field(tuple(actions_shape))
-        fields: dict[str, Any] = {"obs": map_leaves(_field, obs), "action": action, "reward": NUMBER}
+        fields: dict[str, Spec] = {"obs": map_leaves(_field, obs), "action": action, "reward": NUMBER}
         fields |= {"terminated": FLAG, "truncated": FLAG}
         rl = training_type == "rl"
         fields |= {"value": NUMBER, "log_prob": NUMBER} if rl else {"privileged_action": action}
@@ -161,7 +163,7 @@ class RolloutStorage(DropIn):
         self._states: dict[str, int] = {}
 
     @classmethod
-    def _arguments_of(cls, original: Any) -> dict[str, Any]:
+    def _arguments_of(cls, original: Any) -> dict[str, object]:
         return super()._arguments_of(original) | {"obs": original.observations[0]}
 
     def _take_over(self, original: Any) -> None:
@@ -188,7 +190,7 @@ class RolloutStorage(DropIn):
             self._buffer.reserve(count)
             self._buffer.commit(count)
 
-    def add_transition(self, transition: Any) -> None:
+    def add_transition(self, transition: object) -> None:
         """Add one transition, of this package or rsl_rl's own.
 
         ``rewards``, ``dones``, ``values`` and ``actions_log_prob`` are ``[N]`` or ``[N, 1]``. Not in rsl_rl:
@@ -229,7 +231,7 @@ class RolloutStorage(DropIn):
             Returns(gamma, lam, normalize_advantage), last_value=self._numbers("last_values", last_values)
         )
 
-    def generator(self) -> Iterator[Batch]:
+    def generator(self) -> Iterator[Minibatch]:
         """The steps in order, each as a batch ``[N, ...]`` of views, for distillation.
 
         Raises:
@@ -239,11 +241,11 @@ class RolloutStorage(DropIn):
             raise ValueError("This function is only available for distillation training.")
         columns: Any = self.observations, self.privileged_actions, self.dones
         return (
-            Batch(observations=obs, privileged_actions=actions, dones=dones)
+            Minibatch(observations=obs, privileged_actions=actions, dones=dones)
             for _, obs, actions, dones in zip(range(self.step), *columns, strict=False)
         )
 
-    def mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Iterator[Batch]:
+    def mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Iterator[Minibatch]:
         """Shuffled minibatches ``[B, ...]`` of all transitions.
 
         Raises:
@@ -253,15 +255,15 @@ class RolloutStorage(DropIn):
         self._require_rl()
         renew(self._buffer, self._seed)
         fields = (*READ, *(["distribution"] if self._params else []))
-        batches: Any = self._buffer.minibatches(
+        batches = self._buffer.minibatches(
             num_batches=num_mini_batches, epochs=num_epochs, reshuffle=self.reshuffle_each_epoch, fields=fields
         )
         return (
-            Batch(observations=tensordict_of(batch["obs"], batch["value"].shape), **self._learned(batch))
+            Minibatch(observations=tensordict_of(batch["obs"], batch["value"].shape), **self._learned(batch))
             for batch in batches
         )
 
-    def recurrent_mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Iterator[Batch]:
+    def recurrent_mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Iterator[Minibatch]:
         """Minibatches of whole envs: steps ``[T, B, ...]``, and observations as padded trajectories ``[T, K, ...]``.
 
         ``hidden_states`` are the states before each trajectory's first step, ``[layers, K, size]``: a tensor or a
@@ -279,11 +281,11 @@ class RolloutStorage(DropIn):
             num_batches=num_mini_batches, epochs=num_epochs, shuffle=self.reshuffle_each_epoch, fields=fields
         )
         for batch in batches:
-            hidden: Any = batch.sequences.get("hidden", {})
+            hidden: Mapping[str, tuple[Tensor, ...]] = batch.sequences.get("hidden", {})
             states = tuple(_unwrapped(hidden[name]) if name in self._states else None for name in STATES)
             obs, masks = tensordict_of(batch.sequences["obs"], batch.sequences.shape), batch.sequences["mask"]
             learned = self._learned(batch.steps)
-            yield Batch(observations=obs, masks=masks, hidden_states=cast("Any", states), **learned)
+            yield Minibatch(observations=obs, masks=masks, hidden_states=states, **learned)
 
     # -- the attributes of rsl_rl ---------------------------------------------------------------------------------
 
@@ -293,7 +295,7 @@ class RolloutStorage(DropIn):
         Raises:
             AttributeError: storages of this training type do not have it.
         """
-        columns: Any = self._buffer.block
+        columns = self._buffer.block
         if name not in columns.keys() or (name == "final_value" and self.training_type != "rl"):
             attribute = next((host for host, column in FIELDS.items() if column.name == name), name)
             raise AttributeError(f"a storage for {self.training_type!r} has no {attribute!r}")
@@ -322,10 +324,14 @@ class RolloutStorage(DropIn):
             return
         self._declare_params([value[0] for value in values])
         for i, value in enumerate(values):
-            write_column(f"distribution_params[{i}]", cast("Any", self.distribution_params)[i], value)
+            write_column(f"distribution_params[{i}]", self._buffer.block["distribution", str(i)][:-1], value)
 
-    saved_hidden_state_a: Any = _saved_states("a", "The actor's states before each step, ``[T, layers, N, size]``.")
-    saved_hidden_state_c: Any = _saved_states("c", "The critic's states before each step, ``[T, layers, N, size]``.")
+    saved_hidden_state_a: list[Tensor] | None = _saved_states(
+        "a", "The actor's states before each step, ``[T, layers, N, size]``."
+    )
+    saved_hidden_state_c: list[Tensor] | None = _saved_states(
+        "c", "The critic's states before each step, ``[T, layers, N, size]``."
+    )
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -341,12 +347,12 @@ class RolloutStorage(DropIn):
             "old_distribution_params": tuple([batch["distribution", str(i)] for i in range(self._params or 0)]),
         }
 
-    def _step_of(self, transition: Any) -> dict[str, Any]:
+    def _step_of(self, transition: object) -> dict[str, object]:
         """A transition as a step of the rollout."""
         time_outs, final_values = getattr(transition, "time_outs", None), getattr(transition, "final_values", None)
         dones = self._numbers("dones", required(transition, "dones"), torch.bool)
         cut = self._no_end if time_outs is None else self._numbers("time_outs", time_outs, torch.bool) & dones
-        step = {
+        step: dict[str, object] = {
             "obs": map_leaves(partial(self._fit, dtype=None), required(transition, "observations")),
             "action": self._fit(required(transition, "actions")),
             "reward": self._numbers("rewards", required(transition, "rewards")),
@@ -395,7 +401,7 @@ class RolloutStorage(DropIn):
 
     def _declare_states(self, name: str, examples: Sequence[Tensor]) -> None:
         """Declare states of these shapes, ``[N, layers, size]``. Steps added before get zeros."""
-        known = dict(cast("Mapping[str, Any]", self._buffer.schema["hidden"])) if self._states else {}
+        known = dict(cast("Mapping[str, Node]", self._buffer.schema["hidden"])) if self._states else {}
         self._buffer.add_fields(hidden=known | {name: tuple(Field(tuple(s.shape[1:])) for s in examples)})
         self._states[name] = len(examples)
 
@@ -422,7 +428,7 @@ class RolloutStorage(DropIn):
             return
         if name not in self._states:
             self._declare_states(name, [swap_layers(value[0]) for value in values])
-        for shown, value in zip(cast("Any", self._saved(name)), values, strict=True):
+        for shown, value in zip(self._saved(name) or (), values, strict=True):
             write_column(f"saved_hidden_state_{name}", shown, value)
 
 
@@ -446,7 +452,7 @@ class Returns:
         return GAE(self.gamma, self.lam, self.normalize)(**ends, **columns)
 
 
-def required(transition: Any, name: str) -> Any:
+def required(transition: object, name: str) -> Any:
     """A required field of a transition.
 
     Raises:
@@ -463,12 +469,12 @@ def _field(value: Tensor) -> Field:
     return Field(tuple(value.shape[1:]), value.dtype)
 
 
-def _wrapped(state: Any) -> tuple[Tensor, ...]:
+def _wrapped(state: States) -> tuple[Tensor, ...]:
     """An LSTM's pair unchanged, a GRU's state as a tuple of one."""
-    return cast("Any", state) if isinstance(state, tuple) else (state,)
+    return state if isinstance(state, tuple) else (state,)
 
 
-def _unwrapped(states: tuple[Tensor, ...]) -> Any:
+def _unwrapped(states: tuple[Tensor, ...]) -> States:
     return states[0] if len(states) == 1 else states
 
 
