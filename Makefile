@@ -233,13 +233,14 @@ define apart
 	@$(VENV)/bin/cmake --install build/$(1) --prefix build/$(1)/src > build/$(1)/log
 endef
 
-# Sphinx imports the package, so its environment also sees what .venv has. It reads the classes of Stable-Baselines3,
-# which needs nothing else for that.
-$(DOCS_VENV)/installed: docs/requirements.txt tests/hosts/requirements-stable_baselines3.txt \
+# Sphinx imports the package, so its environment also sees what .venv has. It reads the classes of libraries whose
+# drop-ins are subclasses of theirs. They need nothing else for that.
+READ_BY_SPHINX := tests/hosts/requirements-sb3_contrib.txt tests/hosts/requirements-skrl.txt
+$(DOCS_VENV)/installed: docs/requirements.txt $(READ_BY_SPHINX) \
 	$(call outdated,$(DOCS_VENV)) | $(VENV)/installed
 	@echo "creating $(DOCS_VENV)" && rm -rf $(DOCS_VENV) && $(PY) -m venv $(DOCS_VENV) && echo "$(CURDIR)" > $(DOCS_VENV)/folder
 	@$(DOCS_VENV)/bin/python -m pip install --requirement docs/requirements.txt
-	@$(DOCS_VENV)/bin/python -m pip install --no-deps $(shell grep '^stable' tests/hosts/requirements-stable_baselines3.txt)
+	@$(DOCS_VENV)/bin/python -m pip install --no-deps $(shell grep -h '^s' $(READ_BY_SPHINX))
 	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> "$$($(DOCS_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/relive-packages.pth"
 	@touch $@
