@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -209,6 +210,31 @@ def test_recurrent_ppo_has_our_buffer_with_the_arguments_of_its_own(ours: Any, s
         ours.RecurrentDictRolloutBuffer(T, BOX, MOVES, (T, LAYERS, N, SIZE))
     with pytest.raises(AssertionError, match="must be used with Dict obs space only"):
         ours.MaskableDictRolloutBuffer(T, BOX, MOVES)
+
+
+def test_each_class_shows_all_its_arguments(ours: Any) -> None:
+    shared = ["buffer_size", "observation_space", "action_space", "device", "gae_lambda", "gamma", "n_envs", "seed"]
+    for kind in ("MaskableRolloutBuffer", "MaskableDictRolloutBuffer"):
+        assert list(inspect.signature(getattr(ours, kind)).parameters) == shared
+    for kind in ("RecurrentRolloutBuffer", "RecurrentDictRolloutBuffer"):
+        assert list(inspect.signature(getattr(ours, kind)).parameters) == [
+            *shared[:3],
+            "hidden_state_shape",
+            *shared[3:],
+        ]
+    assert list(inspect.signature(ours.MaskableRolloutBuffer.add).parameters)[-1] == "action_masks"
+
+
+def test_states_with_gradients_are_stored_without_and_may_be_overwritten_afterwards(ours: Any) -> None:
+    buffer = recurrent(ours)
+    state = torch.ones(LAYERS, N, SIZE, requires_grad=True)
+    held = torch.ones(LAYERS, N, SIZE)
+    given = stand_in.RNNStates((state, held), (held, state))
+    moves, values = number(0).astype(int), torch.zeros(N)
+    buffer.add(observed(BOX, 0), moves, number(0), STARTS[0], values, values, lstm_states=given)
+    held[:] = 5
+    assert (buffer.cell_states_pi[0] == 1).all()
+    assert (buffer.hidden_states_pi[0] == 1).all()
 
 
 def test_a_subclass_that_overrides_what_is_never_called_is_refused(ours: Any) -> None:

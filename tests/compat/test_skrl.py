@@ -139,6 +139,23 @@ def test_a_step_that_does_not_fit_changes_nothing(ours: Any, change: Any, error:
     assert all(torch.equal(made.tensors[name].nan_to_num(-1), x.nan_to_num(-1)) for name, x in before.items())
 
 
+def test_what_was_added_may_be_overwritten_afterwards_and_a_batch_changed(ours: Any) -> None:
+    made = memory(ours, 4, 3)
+    for k in range(4):
+        given = step(k, 3)
+        made.add_samples(**{name: x if x is None else x.contiguous() for name, x in given.items()})
+        for x in given.values():
+            if x is not None:
+                x.copy_(torch.full_like(x, -9))
+    expected = sorted(100 * k + env for k in range(4) for env in range(3))
+    batches = [made.sample(NAMES, batch_size=12)[0] for _ in range(3)]
+    for x in batches[0]:
+        if x is not None:
+            x.fill_(-7)
+    assert sorted(numbers(batches[1])) == sorted(numbers(batches[2])) == expected
+    assert sorted(every(made.sample_all(NAMES, sequence_length=2))) == expected
+
+
 def test_gradients_stay_out(ours: Any) -> None:
     made = memory(ours)
     made.add_samples(observations=torch.ones(1, 2, requires_grad=True))

@@ -218,9 +218,8 @@ class RecurrentRolloutBuffer(RolloutBuffer, recurrent.RecurrentRolloutBuffer):
         """
         if lstm_states is None:
             raise TypeError("add() needs lstm_states=RNNStates(pi, vf), the states before the step")
-        states = (*lstm_states.pi, *lstm_states.vf)
-        swapped = [x.detach().transpose(0, 1) for x in states]
-        self._further = dict(zip(STATES, swapped, strict=True))
+        states = [x.numpy(force=True).swapaxes(0, 1) for x in (*lstm_states.pi, *lstm_states.vf)]
+        self._further = dict(zip(STATES, states, strict=True))
         super().add(obs, action, reward, episode_start, value, log_prob)
 
     def get(self, batch_size: int | None = None) -> Iterator[Any]:
