@@ -17,9 +17,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from .errors import ParameterError, ReliveError
-from .exchange.convert import READERS, WRITERS
+from .exchange.convert import READERS, WRITERS, source_of
 from .exchange.convert import convert as converted
-from .exchange.convert import source_of
 from .look.audit import audit as audited
 from .look.doctor import Examination, examine, in_words
 from .look.experience import number, plain

@@ -50,10 +50,6 @@ def downloaded(address: str | os.PathLike[str], patterns: Sequence[str]) -> str:
         )
     except (OSError, ValueError) as error:  # all errors of the hub are one of them
         raise NoSaveError(
-            f"'{text}': expected a data set on {_endpoint(hub)}, got {type(error).__name__}: {error!s:.300}; check the "
+            f"'{text}': expected a data set on the hub, got {type(error).__name__}: {error!s:.300}; check the "
             "name and the network. For a private one, log in with: hf auth login"
         ) from error
-
-
-def _endpoint(hub: Any) -> str:
-    return str(getattr(hub.constants, "ENDPOINT", "the hub"))

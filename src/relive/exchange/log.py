@@ -79,8 +79,7 @@ class Log:
 
     def experience(self) -> Experience:
         """These steps as an audit reads them."""
-        names = {"reward", *self.fields} - {*self.left_out, "index"}
-        steps = experience_of({name: self.fields[name] for name in names})
+        steps = experience_of({name: field for name, field in self.fields.items() if name not in self.left_out})
         steps.source, steps.begins, steps.schema = self.source, True, self.schema
         steps.lacks += self.lacks
         return steps
