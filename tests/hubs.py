@@ -39,8 +39,8 @@ class Hub:
             files = sorted(p for p in (self.folder / name).rglob("*") if p.is_file())
             names = [file.relative_to(self.folder / name).as_posix() for file in files]
             if parts[4:5] == ["tree"]:
-                return self._json([{"type": "file", "path": n, "size": f.stat().st_size, "oid": sha1(n.encode()).hexdigest()}
-                                   for n, f in zip(names, files, strict=True)])  # fmt: skip
+                facts = [{"size": file.stat().st_size, "oid": sha1(file.read_bytes()).hexdigest()} for file in files]
+                return self._json([{"type": "file", "path": n, **f} for n, f in zip(names, facts, strict=True)])
             if parts[4:5] in ([], ["revision"]) and parts[5:] in ([], ["main"], [COMMIT], ["v3.0"]):
                 return self._json({"id": name, "sha": COMMIT, "siblings": [{"rfilename": n} for n in names]})
             return 404, b"", {"X-Error-Code": "RevisionNotFound"}

@@ -17,9 +17,9 @@ SCHEME = "hf:/"
 ADDRESS = re.compile(r"hf://?(?:datasets/)?(?P<name>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[^\s@]+))?/?")
 
 
-def is_address(path: object) -> bool:
+def is_address(path: str | os.PathLike[str]) -> bool:
     """True for the address of a data set on the hub, right or wrong."""
-    return isinstance(path, str | os.PathLike) and str(os.fspath(path)).startswith(SCHEME)
+    return str(path).startswith(SCHEME)
 
 
 def _hub() -> Any:
@@ -39,7 +39,7 @@ def downloaded(address: str | os.PathLike[str], patterns: Sequence[str]) -> str:
         ModuleNotFoundError: huggingface_hub is not installed.
         NoSaveError: the hub has no such data set, or does not show it, or cannot be reached.
     """
-    text = str(os.fspath(address))
+    text = str(address)
     parts = ADDRESS.fullmatch(text)
     if parts is None:
         raise ParameterError(f"{text!r:.200}: expected 'hf://user/set', or 'hf://user/set@revision'")
