@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import planted
 from hubs import Hub, serving
 from relive import ReplayBuffer
 from relive.cli import app
@@ -120,12 +121,16 @@ def test_commands_take_an_address_of_the_hub(hub: Hub, tmp_path: Path) -> None:
     assert ReplayBuffer.load(tmp_path / "save").schema["obs"]["picture"].shape == (2, 2, 3)
 
 
-@pytest.mark.parametrize("source", ["lerobot", "lerobot:", "torchrl", "velora:", "stable_baselines3/plain.pkl"])
-def test_data_sets_of_other_libraries_are_audited_and_inspected(source: str) -> None:
+@pytest.mark.parametrize("source", ["lerobot", "lerobot:", "torchrl", "velora:", "stable_baselines3:plain.pkl", "npz:"])
+def test_data_sets_of_other_libraries_are_audited_and_inspected(source: str, tmp_path: Path) -> None:
     if source.startswith("lerobot"):
         pytest.importorskip("pyarrow")
-    place = FILES.parent / source.strip(":")
-    text = f"{source}{place}" if source.endswith(":") else str(place)
+    name, colon, file = source.partition(":")
+    place = FILES.parent / name / file
+    if name == "npz":
+        place = tmp_path / "steps.npz"
+        np.savez(place, **planted.stored(planted.walk(3)))
+    text = f"{name}:{place}" if colon else str(place)
     for command, statuses in (("audit", (0, 1)), ("inspect", (0,))):
         result = CliRunner().invoke(app, [command, text, "--json"])
         assert result.exit_code in statuses, result.output

@@ -72,14 +72,16 @@ Function = TypeVar("Function")
 def source_of(text: str) -> object:
     """What an audit or an inspection takes for ``FORMAT:WHERE``, an address of the hub, or a path.
 
+    A path to a file is what it was: an audit says how to read those of other libraries.
+
     Raises:
         FieldError, ShapeError, FileFormatError: the source cannot be read.
     """
-    if Path(text).exists():
-        name, where = format_of(text), text
-    else:
-        name, where = _named(text)
-    return text if name in (None, "relive", "npz") or name not in READERS else READERS[name](where).experience()
+    path = Path(text)
+    name, where = (format_of(path) if path.is_dir() else None, text) if path.exists() else _named(text)
+    if name in ("relive", "npz"):
+        return where
+    return READERS[name](where).experience() if name in READERS else text
 
 
 def _named(text: str) -> tuple[str, str]:
