@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from damaging import assert_read_or_refused
+from effort import often
 from relive import ReplayBuffer, Schema
 from relive.errors import FieldError, FileFormatError, NoSaveError, ParameterError, ShapeError
 from relive.exchange import from_lerobot, pictures, to_lerobot
@@ -169,6 +171,29 @@ def test_lerobot_reads_them(tmp_path: Path, kind: str, monkeypatch: pytest.Monke
         assert dataset[row]["task"] == "walk"
 
 
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_what_lerobot_films_comes_in(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_video(kind)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    dataset_class = pytest.importorskip("lerobot.datasets.lerobot_dataset").LeRobotDataset
+    size = (64, 96, 3)
+    camera = {"dtype": kind, "shape": size, "names": ["height", "width", "channels"]}
+    features = {"observation.images.top": camera, "action": {"dtype": "float32", "shape": (2,), "names": None}}
+    codec = {"vcodec": "h264"} if kind == "video" else {}
+    dataset = dataset_class.create("me/set", 20, features, root=tmp_path / "set", use_videos=kind == "video", **codec)
+    for episode in range(3):
+        for t in range(4 + episode):
+            frame = picture(7 * episode + t, size)
+            dataset.add_frame({"observation.images.top": frame, "action": np.zeros(2, np.float32), "task": "walk"})
+        dataset.save_episode(parallel_encoding=False)
+    dataset.finalize()
+    log = from_lerobot(tmp_path / "set", images=True)
+    got = log.fields["obs"]["images"]["top"]
+    want = np.stack([picture(7 * episode + t, size) for episode in range(3) for t in range(4 + episode)])
+    assert got.shape == want.shape
+    assert np.abs(got.astype(int) - want).mean((1, 2, 3)).max() < (6 if kind == "video" else 1e-6)
+
+
 # -- what cannot be written, and what lies --------------------------------------------------------------------------
 
 
@@ -276,9 +301,11 @@ START = "videos/observation.front/from_timestamp"
         (lambda f: video(f).unlink(), NoSaveError, "expected a video, got nothing"),
         (lambda f: video(f).write_bytes(b"no video"), FileFormatError, "expected a video of 12 × 16 pixels"),
         (lambda f: video(f).write_text("#EXTM3U\n#EXTINF:1,\nhttp://127.0.0.1:9"), FileFormatError, "a video of"),
+        (lambda f: video(f).write_bytes(video(f).read_bytes().replace(b"avc1", b"xxxx")), FileFormatError, "codec is"),
         (shorter, FileFormatError, "got none for step 4 of episode 2"),
         (lambda f: column(f, EPISODES, START, None), FileFormatError, f"expected a column '{START}'"),
         (lambda f: column(f, EPISODES, START, pa.array(["0"] * 3)), FileFormatError, "got string"),
+        (lambda f: column(f, EPISODES, START, pa.array([-np.inf, 0, 1])), FileFormatError, "finite numbers in 'vi"),
         (lambda f: column(f, EPISODES, START, pa.array([0, 9.0, 9.0])), FileFormatError, "for step 0 of episode"),
         (lambda f: noted(f, FRONT, shape=[16, 12, 3], info={}), FileFormatError, "a frame has 12 × 16 pixels"),
     ],
@@ -291,6 +318,14 @@ def test_videos_that_lie_are_refused(
     spoil(folder)
     with pytest.raises(error, match=message):
         from_lerobot(folder, images=True)
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+@pytest.mark.parametrize("count", [often(6, 40), pytest.param(2000, marks=pytest.mark.slow)])
+def test_a_damaged_file_is_read_or_refused(tmp_path: Path, kind: str, count: int) -> None:
+    needs_video(kind)
+    folder = to_lerobot(played(), tmp_path / "set", images=kind, fps=20)
+    assert_read_or_refused(folder, lambda folder: from_lerobot(folder, images=True), count, seed=count)
 
 
 def test_memory_for_pictures_is_asked_for_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -547,7 +547,12 @@ def _places(episodes: list[Path], name: str) -> Places:
         return _columns(parquet, wanted, file)
 
     parts = [_opened(file, lambda parquet, file=file: read(parquet, file)) for file in episodes]
-    return Places(*(np.concatenate([part[column].reshape(-1) for part in parts]) for column in columns))
+    places = Places(*(np.concatenate([part[column].reshape(-1) for part in parts]) for column in columns))
+    if not np.isfinite(places.start).all():
+        raise FileFormatError(
+            f"'{episodes[0].parent}': expected finite numbers in '{[*columns][-1]}'; use another copy"
+        )
+    return places
 
 
 def _observed(features: Mapping[str, Feature]) -> dict[str, Feature]:

@@ -189,6 +189,9 @@ def fill_images(files: Iterable[object], picture: Picture, out: Array, where: st
 
 CODEC, ENCODER, PIXELS = "h264", "libx264", "yuv420p"
 
+CODECS = "h264", "hevc", "av1", "vp9", "mpeg4"
+"""The codecs of videos that are read; LeRobot writes the first three."""
+
 OPTIONS = {"g": "2", "crf": "18", "tune": "zerolatency"}
 """Every second frame stands alone, as in LeRobot's videos, so that a frame is found at once. No frame waits for a later
 one, so files begin at the time 0, and their size is known. LeRobot's own codec, SVT-AV1, ends the process where a
@@ -325,7 +328,11 @@ def _decoded(file: Path, picture: Picture) -> Iterator[tuple[float, Array]]:
         raise NoSaveError(f"'{file}': expected a video, got nothing; give the path of a complete copy")
     try:
         with av.open(str(file), format="mp4") as container:  # other formats may name further files, and addresses
-            for frame in container.decode(video=0):
+            stream = container.streams.video[0]
+            codec = stream.codec_context and stream.codec_context.codec.canonical_name
+            if codec not in CODECS:  # without a decoder, PyAV would end the process
+                raise ValueError(f"its codec is {codec}, none of {', '.join(CODECS)}")
+            for frame in container.decode(stream):
                 if (frame.height, frame.width) != picture.size[:2] or frame.time is None:
                     raise ValueError(f"a frame has {frame.height} × {frame.width} pixels, at the time {frame.time}")
                 yield frame.time, frame.to_ndarray(format=pixels).reshape(picture.size)
