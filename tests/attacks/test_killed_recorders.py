@@ -8,8 +8,8 @@ import pytest
 
 from attacks import recorder
 from attacks.tally import attempt
-from effort import often
-from forked import in_fork
+from support.effort import often
+from support.forks import in_fork
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("PIL")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from damaging import assert_read_or_refused
-from effort import often
 from relive.exchange import from_lerobot, from_torchrl, from_velora
+from support.damaging import assert_read_or_refused
+from support.effort import often
 
 FILES = Path(__file__).parents[1] / "fixtures" / "exchange"
 

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import planted
-from hubs import Hub, serving
 from relive import ReplayBuffer
 from relive.cli import app
 from relive.errors import NoSaveError, ParameterError
 from relive.exchange import from_lerobot, from_minari, to_minari
 from relive.exchange.hub import downloaded
-from twins import Twin
+from support import loops
+from support.hubs import Hub, serving
+from support.twins import Twin
 
 FILES = Path(__file__).parents[1] / "fixtures" / "exchange" / "lerobot"
 
@@ -129,7 +129,7 @@ def test_data_sets_of_other_libraries_are_audited_and_inspected(source: str, tmp
     place = FILES.parent / name / file
     if name == "npz":
         place = tmp_path / "steps.npz"
-        np.savez(place, **planted.stored(planted.walk(3)))
+        np.savez(place, **loops.stored(loops.walk(3)))
     text = f"{name}:{place}" if colon else str(place)
     for command, statuses in (("audit", (0, 1)), ("inspect", (0,))):
         result = CliRunner().invoke(app, [command, text, "--json"])

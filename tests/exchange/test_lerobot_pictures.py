@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from damaging import assert_read_or_refused
-from effort import often
 from relive import ReplayBuffer, Schema
 from relive.errors import FieldError, FileFormatError, NoSaveError, ParameterError, ShapeError
 from relive.exchange import from_lerobot, pictures, to_lerobot
 from relive.exchange import lerobot as module
 from relive.steps.schema import Field
+from support.damaging import assert_read_or_refused
+from support.effort import often
 
 pq = pytest.importorskip("pyarrow.parquet")
 pa = pytest.importorskip("pyarrow")
