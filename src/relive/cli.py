@@ -236,7 +236,7 @@ def convert(
     target: Annotated[str, typer.Argument(help=SIDE)],
     source_format: Annotated[str | None, typer.Option("--from", help=FROM)] = None,
     target_format: Annotated[str | None, typer.Option("--to", help=TO)] = None,
-    images: Annotated[bool, typer.Option("--images", help="read the pictures of a LeRobot data set, too")] = False,
+    images: Annotated[bool, typer.Option("--images", help="read and write the pictures of LeRobot data sets")] = False,
 ) -> None:
     """Read experience in one format and write it in another. Exit status: 0, or 2 if that cannot be done."""
     try:

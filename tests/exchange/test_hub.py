@@ -119,6 +119,9 @@ def test_commands_take_an_address_of_the_hub(hub: Hub, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["convert", "hf://me/set", str(tmp_path / "save"), "--images"])
     assert result.exit_code == 0, result.output
     assert ReplayBuffer.load(tmp_path / "save").schema["obs"]["picture"].shape == (2, 2, 3)
+    result = CliRunner().invoke(app, ["convert", str(tmp_path / "save"), f"lerobot:{tmp_path / 'copy'}", "--images"])
+    assert result.exit_code == 0, result.output
+    assert "'observation.picture' has the dtype image" in str(from_lerobot(tmp_path / "copy").lacks)
 
 
 @pytest.mark.parametrize("source", ["lerobot", "lerobot:", "torchrl", "velora:", "stable_baselines3:plain.pkl", "npz:"])

@@ -108,7 +108,8 @@ def convert(
         target: ``FORMAT:WHERE``; or a path for a save of relive.
         source_format: the format of ``source``. If it is given, ``source`` is only a path or an id.
         target_format: the same for ``target``.
-        images: True to read the pictures and videos of a LeRobot data set, too.
+        images: True to read the pictures and videos of a LeRobot data set, too, and to write pictures into one as image
+            files instead of numbers.
 
     All fields of a step go along. What the target has no place for is left out, and named in ``lacks`` as well.
 
@@ -126,13 +127,16 @@ def convert(
         raise ParameterError(
             f"convert: '{destination}' is the source; give another path, as nothing else has its steps"
         )
-    if images and read is not from_lerobot:
+    if images and read is not from_lerobot and write is not to_lerobot:
         raise ParameterError("convert: images is for data sets of lerobot alone; leave it out")
-    log = from_lerobot(origin, images=True) if images else read(origin)
+    log = from_lerobot(origin, images=True) if images and read is from_lerobot else read(origin)
     name = next(name for name, known in WRITERS.items() if known is write)
     if name in FITS:
         log = log.fitting(FITS[name], f"a data set of {name}")
-    write(log.replay(), destination)
+    if images and write is to_lerobot:
+        to_lerobot(log.replay(), destination, images="image")
+    else:
+        write(log.replay(), destination)
     return log
 
 
