@@ -120,6 +120,35 @@ def test_the_command_line_without_its_packages_says_what_to_install(
     assert "pip install 'relive[look]'" in capsys.readouterr().err
 
 
+LATER = {
+    "datetime": {"UTC"},
+    "enum": {"EnumCheck", "ReprEnum", "StrEnum", "verify"},
+    "itertools": {"batched"},
+    "typing": {
+        "LiteralString", "Never", "NotRequired", "ReadOnly", "Required", "Self", "TypeAliasType", "TypeIs",
+        "TypeVarTuple", "Unpack", "assert_never", "assert_type", "dataclass_transform", "override", "reveal_type",
+    },
+}  # fmt: skip
+"""Module -> names that came after Python 3.10."""
+
+
+def test_nothing_is_imported_that_the_oldest_python_lacks() -> None:
+    """Names for type checkers alone may be newer: they stand below ``if TYPE_CHECKING``."""
+
+    class AtRunTime(ast.NodeVisitor):
+        def visit_If(self, node: ast.If) -> None:
+            for inner in node.orelse if ast.unparse(node.test) == "TYPE_CHECKING" else [*node.body, *node.orelse]:
+                self.visit(inner)
+
+        def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+            names = {alias.name for alias in node.names}
+            assert node.level or not names & LATER.get(node.module or "", set()), f"{path}:{node.lineno}"
+
+    assert 'requires-python = ">=3.10"' in (ROOT / "pyproject.toml").read_text()
+    for path in SOURCE.rglob("*.py"):
+        AtRunTime().visit(tree_of(path.read_text()))
+
+
 def test_the_version_is_the_same_everywhere() -> None:
     import tag
 

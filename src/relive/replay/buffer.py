@@ -494,9 +494,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Raises:
             EmptyError: there is no complete transition.
         """
-        if not (self._way is not None and self._way.maybe_drawable) and not len(
-            self
-        ):  # the latter waits for the device
+        # the length waits for the device
+        if not (self._way is not None and self._way.maybe_drawable) and not len(self):
             raise nothing_to_draw(self._ring)
 
     def _batch(
@@ -1145,6 +1144,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     def _let_go(self, why: str) -> None:
         """Let another process open the files, which stay as they are. Every later call is an error that says why."""
         self._ring.pending = Ended(why)
+        self._spare.clear()
         if self._durable is not None:
             self._durable.allocator.directory.release()
 

@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, NotRequired, TypedDict, TypeGuard, cast
+from typing import Any, NamedTuple, TypedDict, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -55,9 +55,7 @@ def open_save(path: str | os.PathLike[str]) -> files.Save:
     return save
 
 
-class ReplayArguments(TypedDict):
-    """The constructor's arguments of a replay that is in files. A save has those that need not be here, too."""
-
+class _RingArguments(TypedDict):
     schema: Schema
     capacity: int
     num_envs: int
@@ -66,9 +64,14 @@ class ReplayArguments(TypedDict):
     ordered: bool
     own_next_obs: bool
     seed: int | None
-    device: NotRequired[str | torch.device]
-    check_ends: NotRequired[bool]
-    debug: NotRequired[bool]
+
+
+class ReplayArguments(_RingArguments, total=False):
+    """The constructor's arguments of a replay that is in files. A save has those that need not be here, too."""
+
+    device: str | torch.device
+    check_ends: bool
+    debug: bool
 
 
 def saved_arguments(
