@@ -579,7 +579,7 @@ def _over_ends(estimator: Estimator, columns: Mapping[str, Any]) -> dict[str, Te
     """The results of an estimator for the real steps of each env, as those of one episode that has not ended."""
     mask, value, reward = columns["mask"], columns["value"], columns["reward"]
     no_end = torch.zeros_like(reward, dtype=torch.bool)
-    joined = {**columns, "terminated": no_end, "truncated": no_end, "final_value": None}
+    joined: dict[str, Any] = {**columns, "terminated": no_end, "truncated": no_end, "final_value": None}
     if mask is None:
         return _run(estimator, joined)
     # the real steps of each env come first, in their order; the value of what follows the last one is the bootstrap's

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Generic, Literal, TypeVar
 
@@ -77,7 +77,7 @@ class Copies:
     """
 
     def __init__(self) -> None:
-        self._events: list[list[torch.cuda.Event]] = [[] for _ in range(TURNS)]
+        self._events: list[Sequence[torch.cuda.Event | torch.Event]] = [()] * TURNS
 
     def wait(self, turn: int) -> None:
         """Wait until the batch that was given at this turn was read. The one before it was given just now."""
