@@ -299,3 +299,12 @@ def test_a_view_that_is_set_again_and_again_does_not_gather_memory(view: Callabl
         made += [weakref.ref(batch["obs"]) for batch in replay.batches(3, 6, reuse=True)]
     gc.collect()
     assert len({id(tensor()) for tensor in made} - {id(None)}) < 100
+
+
+@pytest.mark.parametrize("options", [{}, {"epochs": 2}, {"reuse": True}, {"epochs": 2, "reuse": True}])
+def test_minibatches_are_of_the_columns_as_they_are_at_the_first_one(options: dict[str, Any]) -> None:
+    buffer = rollout()
+    buffer["weight"] = torch.zeros(16, 4)
+    batches = buffer.minibatches(8, fields=("obs", "weight"), **options)
+    buffer["weight"] = torch.ones(16, 4)
+    assert (next(batches)["weight"] == 1).all()

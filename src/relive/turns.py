@@ -123,18 +123,20 @@ class Spare(list[Turns[Any]]):
         return Spare, ()
 
 
-def in_turn(
-    batches: Callable[[M], Iterator[B]], count: int, spare: Spare, reuse: Reuse, memory: Callable[[Reuse], M]
-) -> Iterator[B]:
+Source = tuple[Callable[[M], Iterator[B]], Spare, Callable[[Reuse], M]]
+"""A function that gives the batches of a pass, each made when it is asked for, and written to this memory; what earlier
+passes have left; and what makes memory where none is left, as :func:`standing_memory` does."""
+
+
+def in_turn(start: Callable[[], Source[M, B]], count: int, reuse: Reuse) -> Iterator[B]:
     """The batches of a pass, each of which refuses all use once its memory may be written to again.
 
     Args:
-        batches: a function that gives the batches, each made when it is asked for, and written to this memory.
+        start: gives their source; called for the first batch.
         count: how many it gives.
-        spare: what earlier passes have left.
         reuse: True or "pinned".
-        memory: makes memory where none is left, as :func:`standing_memory` does.
     """
+    batches, spare, memory = start()
     try:
         turns: Turns[M] | None = spare.pop()
     except IndexError:  # the first pass; or one at the same time has taken what there was

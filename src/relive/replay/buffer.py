@@ -486,7 +486,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         def made(memory: core.Standing | None = None) -> Any:
             return map(self._batch, *rounds, repeat(memory))
 
-        return in_turn(made, count, self._spare, reuse, standing_memory) if reuse else made()
+        return in_turn(lambda: (made, self._spare, standing_memory), count, reuse) if reuse else made()
 
     def _require_some(self) -> None:
         """Require that something can be drawn.
