@@ -116,7 +116,7 @@ class Mixture:
         def made(memory: core.Standing | None = None) -> Any:
             return map(self._batch, *rounds, repeat(memory))
 
-        return in_turn(made, count, self._spare, reuse, standing_memory) if reuse else made()
+        return in_turn(lambda: (made, self._spare, standing_memory), count, reuse) if reuse else made()
 
     def _batch(
         self, batch_size: int, update: int, of: int, fields: dict[str, tuple[str, ...]], standing: core.Standing | None
