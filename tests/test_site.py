@@ -7,6 +7,7 @@ import re
 import runpy
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from test_docs import DOCUMENTS, ROOT, complaints, short, without_blocks
 
@@ -55,3 +56,17 @@ def test_every_picture_says_in_words_what_it_shows():
             yield "a picture without words"
 
     assert complaints(check) == []
+
+
+def test_a_notebook_leads_to_colab_once_the_repository_has_an_address():
+    body = ast.parse(CONF.read_text(encoding="utf-8")).body
+    function = next(node for node in body if isinstance(node, ast.FunctionDef) and node.name == "colab")
+    names: dict[str, Any] = {}
+    exec(ast.unparse(function), names)  # without Sphinx
+    colab = names["colab"]
+    page = "docs/notebooks/audit"
+    assert colab(page, "", "1.2.3") == ""
+    line = colab(page, "someone/relive", "1.2.3")
+    assert "https://colab.research.google.com/github/someone/relive/blob/v1.2.3/docs/notebooks/audit.ipynb" in line
+    assert "%pip install git+https://github.com/someone/relive@v1.2.3" in line
+    assert (ROOT / f"{page}.ipynb").exists()
