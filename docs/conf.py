@@ -17,12 +17,14 @@ import re
 import sys
 from importlib import import_module
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.parsers import Parser
+from sphinx.search.en import SearchEnglish
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
@@ -117,6 +119,8 @@ html_sidebars = {
 }
 templates_path = ["theme/templates"]
 html_copy_source = False
+html_search_scorer = str(ROOT / "docs" / "theme" / "scorer.js")
+SearchEnglish.stopwords |= {*ascii_lowercase}  # of "n-step", only "step" is looked for
 html_show_sphinx = False
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"
