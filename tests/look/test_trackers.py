@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -56,20 +57,17 @@ def assert_kept(name: str, kept: list[tuple[int, float]], logged: Logged) -> Non
 
 @needs("tensorboard")
 def test_tensorboard_keeps_every_figure_at_its_step(played: tuple[Path, Logged]) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
+    accumulator = import_module("tensorboard.backend.event_processing.event_accumulator")
     folder, logged = played
-    found = EventAccumulator(str(folder / "tensorboard")).Reload()
+    found = accumulator.EventAccumulator(str(folder / "tensorboard")).Reload()
     for name in logged[-1][1]:
         assert_kept(name, [(event.step, event.value) for event in found.Scalars(name)], logged)
 
 
 @needs("mlflow")
 def test_mlflow_keeps_every_figure_at_its_step(played: tuple[Path, Logged]) -> None:
-    from mlflow import MlflowClient
-
     folder, logged = played
-    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    client = import_module("mlflow").MlflowClient(f"sqlite:///{folder}/mlflow.db")
     run = client.search_runs(["0"])[0].info.run_id
     for name in logged[-1][1]:
         history = client.get_metric_history(run, name)
@@ -78,13 +76,12 @@ def test_mlflow_keeps_every_figure_at_its_step(played: tuple[Path, Logged]) -> N
 
 @needs("wandb")
 def test_wandb_keeps_every_figure_at_its_step_for_a_later_sync(played: tuple[Path, Logged]) -> None:
-    from wandb.proto.wandb_internal_pb2 import Record
-
+    proto = import_module("wandb.proto.wandb_internal_pb2")
     folder, logged = played
     file = next((folder / "wandb").glob("offline-run-*/run-*.wandb"))
     found: list[dict[str, Any]] = []
     for data in records(file.read_bytes()):
-        record = Record.FromString(data)
+        record = proto.Record.FromString(data)
         if record.WhichOneof("record_type") == "history":
             found.append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item})
     for name in logged[-1][1]:
