@@ -32,7 +32,7 @@ from relive import (
     errors,
 )  # fmt: skip
 from relive.batches import as_batch, leaves_by_path, take_back
-from windowed import FACTS, RICH, SMALL, assert_same, filled, found_in, leaves_of, world_of
+from support.window_worlds import FACTS, RICH, SMALL, assert_same, filled, found_in, leaves_of, world_of
 
 # Flat, pad, packed, to
 

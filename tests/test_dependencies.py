@@ -12,11 +12,11 @@ from typing import Any, cast
 import pytest
 
 import relive
-from parsed import tree_of
 from relive import exchange
 from relive.batches import as_dataframe
 from relive.collect.progress import progress_bar
 from relive.look import inspection
+from support.syntax_trees import tree_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "relive"
@@ -126,3 +126,4 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert set(tag.versions().values()) == {relive.__version__}
     assert tag.complaints(f"v{relive.__version__}", f"\n## [{relive.__version__}] - 2027-01-01\n") == []
     assert len(tag.complaints("v9.9.9", "")) == len(tag.PLACES) + 1
+    assert len(tag.complaints(f"v{relive.__version__}", f"\n## [{relive.__version__}], unreleased\n")) == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from parsed import tree_of
+from support.syntax_trees import tree_of
 
 PACKAGE = "relive"
 SOURCE = Path(__file__).resolve().parents[1] / "src" / PACKAGE

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import typed_program
-from effort import CI
+from support.effort import CI
 
 PROGRAM = Path(typed_program.__file__)
 PYRIGHT = [sys.executable, "-m", "pyright"]

@@ -4,11 +4,12 @@
 // memory is NumPy's, over RAM, a map or shared memory; this object keeps the arrays, and none of them moves.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include "arrays.hpp"
-#include "lines.hpp"
+#include "draw_ranges.hpp"
 
 namespace relive {
 
@@ -38,9 +39,10 @@ struct Counters {
     // The first step of the window whose last is step `at` of an episode: a full window, or a tail.
     std::int64_t window_start(std::int64_t at) const {
         auto beyond = at + 1 - length;
-        return beyond > 0 ? ((beyond - 1) / every() + 1) * every() : 0;
+        return beyond > 0 ? ((beyond - 1) / positive_stride() + 1) * positive_stride() : 0;
     }
-    std::int64_t every() const { return std::max<std::int64_t>(stride, 1); }  // the stride, whatever a file holds
+    // The stride, whatever a file holds.
+    std::int64_t positive_stride() const { return std::max<std::int64_t>(stride, 1); }
 };
 inline constexpr int COUNTERS = sizeof(Counters) / sizeof(std::int64_t);
 
@@ -60,6 +62,11 @@ inline void fetch(const std::byte *start, std::size_t bytes) {
         asm volatile("");  // else GCC takes this for a function without effect, and drops calls of it
     }
 }
+
+// The stores before it come first in the program. A kill is seen only after all of a thread's stores, in their order,
+// so it is the compiler alone that must not move any.
+// Tests mix words from before and after at random instead of relying on an order.
+inline void in_order() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
 class Ring {
   public:
@@ -89,7 +96,7 @@ class Ring {
     // Which rows can be drawn
     bool ends_full(std::int64_t at) const {
         return at + 1 >= counters->length &&
-               (counters->stride == 1 || (at + 1 - counters->length) % counters->every() == 0);
+               (counters->stride == 1 || (at + 1 - counters->length) % counters->positive_stride() == 0);
     }
     // True if a complete row ends a window: a full one or, where tails count, the last of an episode that ended or was
     // interrupted. `head` is the number of the env's next row, which will have the index `following`.
@@ -107,7 +114,7 @@ class Ring {
         return ends_window(place, number, e * rows, envs[e].head, envs[e].next);
     }
 
-    // Rows were added to an env: its line goes on. Defined in lines.cpp.
+    // Rows were added to an env: its range goes on. Defined in draw_ranges.cpp.
     void note_added(std::int64_t e);
 
     Place rows = 0;              // per env
@@ -127,7 +134,7 @@ class Ring {
     Vector<std::int64_t> seen;      // up to which number each env's rows are noted in `ends`; may be empty
     Vector<std::int64_t> undo;      // how to take back a change that a kill broke off; may be empty
     Vector<std::int64_t> reserve;   // rows of lower numbers may be overwritten before the next flush; may be empty
-    mutable Lines lines;            // what draws have found out; no part of the ring's state
+    mutable DrawRanges ranges;      // what draws have found out; no part of the ring's state
     nb::object kept;                // the arrays
 };
 

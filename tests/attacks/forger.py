@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import inside
 from relive import (
     FrameStack,
     Mixture,
@@ -39,6 +38,7 @@ from relive.files import format
 from relive.files import format as sealed
 from relive.memory.layout import row_layout
 from relive.steps.schema import Field
+from support import internals
 
 __all__ = ["KINDS", "Forged", "attack", "forge", "good_save", "main", "write"]
 
@@ -423,7 +423,7 @@ def good_save(kind: str, folder: Path) -> tuple[Tensors, Content]:
     if not path.exists():
         buffer = KINDS[kind]()
         if isinstance(buffer, ReplayBuffer):
-            arrays, content = inside.saver(buffer).whole_state()
+            arrays, content = internals.saver(buffer).whole_state()
             persist.write(path, arrays, content)
         else:
             buffer.save(path)

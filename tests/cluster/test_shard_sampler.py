@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-import inside
-from fit import check_fit, counted
 from relive import NStep, Prioritized, ReplayBuffer, Sequence, Uniform
 from relive.cluster.plan import ShardSampler, Share, shard_key
-from replays import PLAIN
+from support import internals
+from support.fit import check_fit, counted
+from support.replays import PLAIN
 
 VIEWS: dict[str, Callable[[], Any]] = {
     "transitions": lambda: NStep(2),
@@ -43,7 +43,7 @@ def drawn(shards: list[ShardSampler], batches: int, batch_size: int) -> np.ndarr
     for t in range(batches):
         for k, shard in enumerate(shards):
             places = shard.draw(shard.plan(masses, batch_size, 7, t), k, shard_key(7, t, k)).places
-            found.append(1000 * k + inside.ring(shard.replay).index_of(places))
+            found.append(1000 * k + internals.ring(shard.replay).index_of(places))
     return np.concatenate(found)
 
 
@@ -92,5 +92,5 @@ def test_a_mass_at_the_very_end_of_a_shard_draws_its_last_row_whatever_the_mass_
     assert max(stretched) >= now  # some round up to it
     for mass in planned.tolist():
         drawn = shard.draw_share(Share(1, 0, mass, np.array([math.nextafter(mass, 0.0)])))
-        assert inside.ring(shard.replay).index_of(drawn.places).tolist() == [last]
+        assert internals.ring(shard.replay).index_of(drawn.places).tolist() == [last]
         assert drawn.priorities == pytest.approx(mass / now * 1.1)

@@ -14,17 +14,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import inside
 from definitions import draws as plain
-from effort import often
-from elsewhere import no_waiting
-from fit import deviation
 from relive import FrameStack, NStep, core
 from relive import Sequence as SequenceView
 from relive.core.numbers import GOLDEN, signed
 from relive.core.words import ALONE, DRAWABLE, HEAD, LINKED, RULE
-from ring_plays import RingPlay
-from twins import Twin
+from support import internals
+from support.effort import often
+from support.fit import deviation
+from support.other_device import no_waiting
+from support.ring_plays import RingPlay
+from support.twins import Twin
 
 SEEDS = [0, 1, 2, 12345, 2**31, 2**32 + 1, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1]
 
@@ -209,7 +209,7 @@ def played(rng: np.random.Generator) -> Any:
     for _ in range(int(rng.integers(0, 60))):
         chance = rng.random()
         twin.play("x" if chance < 0.02 else "|" if chance < 0.07 else "".join(rng.choice(list("....TUB"), num_envs)))
-    return inside.ring(twin.buffer)
+    return internals.ring(twin.buffer)
 
 
 def check_rows(rng: np.random.Generator, arrays: Any, ring: Any, live: Any) -> None:
@@ -259,7 +259,7 @@ def test_what_a_draw_finds_out_follows_the_ring_through_all_its_changes(seed: in
     rng = np.random.default_rng(seed)
     num_envs, rare = int(rng.integers(1, 12)), rng.choice([0.02, 0.2])
     twin = Twin(num_envs, int(rng.integers(2, 14)), view=LINED[int(rng.integers(len(LINED)))]())
-    ring = inside.ring(twin.buffer)
+    ring = internals.ring(twin.buffer)
     first, until, newest = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64), 3
     some = rng.permutation(num_envs)[: int(rng.integers(1, num_envs + 1))]  # envs that mostly step alone
     for _ in range(40):
@@ -355,7 +355,7 @@ def test_anchors_that_are_counted_out_have_equal_chances() -> None:
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
-    ring = inside.ring(Twin(2, 10).play("..", "..", "..").buffer)
+    ring = internals.ring(Twin(2, 10).play("..", "..", "..").buffer)
     more, ints = np.zeros(ring.num_envs + 1, np.int64), np.zeros(ring.num_envs, np.int64)
     for call in (
         lambda: core.window(ring.core, 0, more, ints),

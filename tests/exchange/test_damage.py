@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from effort import often
 from relive.errors import ReliveError
 from relive.exchange import from_lerobot, from_torchrl, from_velora
+from support.effort import often
 
 FILES = Path(__file__).parents[1] / "fixtures" / "exchange"
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from covering import covering
 from relive import FrameStack, Hindsight, NStep, ReplayBuffer, ReturnsToGo, Schema, Sequence, Uniform
 from relive.errors import LifecycleError, ParameterError, SchemaError
-from replays import FLAGS, PLAIN
-from twins import Twin
+from support.cases import covering
+from support.replays import FLAGS, PLAIN
+from support.twins import Twin
 
 ENDLESS = 10**6
 """More steps than an episode of these tests has."""

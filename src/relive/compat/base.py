@@ -52,7 +52,7 @@ Shape: TypeAlias = Nested[tuple[int, ...]]
 Device: TypeAlias = torch.device | str
 
 Values: TypeAlias = Tensor | ArrayLike
-"""What a host passes as the values of a field: a tensor on any device, an array, a list or a number."""
+"""The values of a field, as a host passes them: a tensor on any device, an array, a list or a number."""
 
 
 def as_tensordict(

@@ -84,7 +84,7 @@ W = TypeVar("W")
 
 
 class Normalizer(Protocol):
-    """What is called of a ``VecNormalize``."""
+    """The methods of a ``VecNormalize`` that are called."""
 
     def normalize_obs(self, obs: Obs) -> Obs:
         """Observations of a batch, normalized."""
@@ -96,7 +96,7 @@ class Normalizer(Protocol):
 
 
 class GoalEnv(Protocol):
-    """What is called of a ``VecEnv`` with goals."""
+    """The methods of a ``VecEnv`` with goals that are called."""
 
     def has_attr(self, attr_name: str) -> bool:
         """Whether the envs have an attribute."""
@@ -108,7 +108,7 @@ class GoalEnv(Protocol):
 
 
 class HostReplay(Protocol):
-    """What is read of a replay of the host, besides its columns and the arguments of its constructor."""
+    """The members of a host's replay that are read, besides its columns and the arguments of its constructor."""
 
     buffer_size: int
     n_envs: int

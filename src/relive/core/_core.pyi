@@ -62,12 +62,6 @@ ALONE: int = 2
 
 LINKED: int = 3
 
-GOES_ON: int = 0
-
-ENDED: int = 1
-
-LAST: int = 4
-
 LONGEST: int = 2147483647
 
 USED_UP: int = -4611686018427387904

@@ -29,8 +29,8 @@ from ..memory.layout import BOOKKEEPING, row_layout
 from ..memory.ram import MakeStore, in_ram
 from ..parameters import is_count, is_number, parts_of
 from ..printable import shown
-from ..ring.ring import LARGEST_NUMBER, Ring, Rule, Span
-from ..samplers.contract import AnySampler, OwnSampler, completed
+from ..ring.ring import LARGEST_NUMBER, Ring, Span, WindowRule
+from ..samplers.contract import AnySampler, OwnSampler, with_defaults
 from ..steps.arrays import Array, Bools, Leaf, as_host, to_tensor
 from ..steps.changes import Origin, SchemaChanges
 from ..steps.schema import Field, Path, Schema, dotted
@@ -143,7 +143,7 @@ def changed_arguments(
         leaves, there = stored_fields(arguments["schema"], own).leaves, torch.device(device)
         leaves = leaves if store is None else in_ram(leaves)
         # a larger capacity is the caller's wish, so it is tested against the memory; that of the save is not
-        sampler = completed(arguments["sampler"])
+        sampler = with_defaults(arguments["sampler"])
         known_there = bookkeeping_bytes(there, sampler, num_envs)
         storage_plan(leaves, num_envs, capacity, None, there, sampler.nbytes, known_there).require_memory()
         arguments["capacity"] = capacity
@@ -193,7 +193,7 @@ def restore(
     saved_fields = stored_fields(Schema.from_json(json.dumps(content.get("schema"))), ring.own_next)
     conversion = Conversion(saved_fields.leaves, ring.store.leaves, origins)
     saved = _restore_rows(ring, source, whole(content, "rows_per_env"), conversion)
-    ring.rule = Rule(*entry(content, "rule", list))  # tests it, and counts what can be drawn
+    ring.rule = WindowRule(*entry(content, "rule", list))  # tests it, and counts what can be drawn
     ring.check(recount=False)  # before any compiled code draws from these rows
     _restore_sampler(ring, sampler, source, saved, new_rule)
     ring.not_finite = whole({"not_finite_rewards": 0, **content}, "not_finite_rewards")
@@ -233,7 +233,7 @@ def _restore_part(ring: Ring, part: RowPart, conversion: Conversion) -> None:
     ring.store.restore(live.places(ring.rows), packed, large)
 
 
-def _restore_sampler(ring: Ring, sampler: OwnSampler, source: Source, saved: Span, new_rule: Rule) -> None:
+def _restore_sampler(ring: Ring, sampler: OwnSampler, source: Source, saved: Span, new_rule: WindowRule) -> None:
     """Give the sampler the ring and, if it is of the saved kind, its state."""
     was, now = kinds(source.content.get("sampler")), kinds(describe(sampler))
     alike = was == now or not (was and now)  # a user's own sampler decides by itself what it can go on from

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import core
@@ -92,7 +93,7 @@ class Sequences:
         blank = np.zeros((1, layout.nbytes), np.uint8)
         for path, array in layout.arrays(blank).items():
             array[...] = -1 if path == ("next",) else padding(path)
-        self.blank: Any = blank[0]
+        self.blank: NDArray[np.uint8] = blank[0]
         # what the kernel gives every row of the step before, and what only the rows after an episode's last step
         lasts = {path: source for path, source in (stored | derived).items() if source in held}
         self.stored: dict[Path, Path] = {path: source for path, source in stored.items() if path not in lasts}

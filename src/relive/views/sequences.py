@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, partial
 from inspect import signature
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 from weakref import ref
 
 from torch import Tensor
@@ -18,17 +19,17 @@ from ..device.ring import DeviceRing
 from ..device.sequences import SequenceForm, read_sequences
 from ..errors import ParameterError, SchemaError
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_names, is_steps
-from ..ring.ring import Ring, Rule, Weigh
+from ..ring.ring import Ring, Weigh, WindowRule
 from ..ring.sequences import Cut, Sequences
 from ..steps.arrays import Ints
 from ..steps.schema import Path
 
 
 @cache
-def _rule(length: int, burn_in: int, before: bool, overlap: Overlap, drop_tail: bool, weigh: Weigh) -> Rule:
+def _rule(length: int, burn_in: int, before: bool, overlap: Overlap, drop_tail: bool, weigh: Weigh) -> WindowRule:
     """The rule of windows that are read with ``burn_in`` rows, and with one more if the step ``before`` counts."""
     history = burn_in + length - 1 + before
-    return Rule(int(history), int(length), int(stride_of(length, overlap)), not drop_tail, weigh)
+    return WindowRule(int(history), int(length), int(stride_of(length, overlap)), not drop_tail, weigh)
 
 
 @cache
@@ -110,7 +111,9 @@ class Sequence:
     time_first: bool = True
     weigh: Weigh = "windows"
     last: tuple[str, ...] = ()
-    _reader: tuple[Any, Sequences | None] = field(default=(_nothing, None), init=False, repr=False, compare=False)
+    _reader: tuple[Callable[[], Ring | None], Sequences | None] = field(
+        default=(_nothing, None), init=False, repr=False, compare=False
+    )
     """The ring that was read last, weakly, and what reads its windows; kept until a parameter changes."""
 
     reads_draws: ClassVar[bool] = True
@@ -118,7 +121,7 @@ class Sequence:
     def __post_init__(self) -> None:
         _ = self.rule
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[partial[Sequence], tuple[()]]:
         """For pickle and copies: the parameters. What is kept of rings stays with this view."""
         return partial(Sequence, **{name: getattr(self, name) for name in signature(Sequence).parameters}), ()
 
@@ -133,7 +136,7 @@ class Sequence:
         return self.burn_in + self.length + self.n
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> WindowRule:
         """The rule that says which rows end a window.
 
         Raises:
