@@ -29,6 +29,7 @@ FACE = [
     "Collector",
     "Field",
     "FrameStack",
+    "Fresh",
     "GroupAdvantage",
     "Hindsight",
     "Lanes",

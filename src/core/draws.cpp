@@ -2,6 +2,10 @@
 #include "draws.hpp"
 
 #include <cmath>
+#include <functional>
+#include <queue>
+#include <tuple>
+#include <vector>
 
 #include "bindings.hpp"
 #include "gil.hpp"
@@ -161,6 +165,49 @@ std::int64_t anchors(const Ring &ring, Vector<Place> out) {
     return found;
 }
 
+// The first row of an env, from `number` on, that can be drawn; its next number if there is none.
+Number first_anchor(const Ring &ring, std::int64_t e, Number number) {
+    number = std::max(number, ring.oldest(e));
+    while (number < ring.envs[e].head && !ring.can_draw(ring.place_of(number, e), number, e)) ++number;
+    return number;
+}
+
+// Of the rows that can be drawn, from row `next` of each env on, those that were completed first: as many as there are
+// places. Moves `next` behind them; how many there were.
+std::int64_t take_fresh(const Ring &ring, Vector<Number> next, Vector<Place> places) {
+    require(next.size() == ring.num_envs(), "take_fresh: expected an entry for each env");
+    LongWork hold(ring.num_envs() + places.size() > MANY_ITEMS);
+    // the stamps of an env grow with the number, so the first of each env are all that can come next
+    using First = std::tuple<std::int64_t, std::int64_t, Number>;  // its stamp, the env, its number
+    std::priority_queue<First, std::vector<First>, std::greater<>> firsts;
+    auto find = [&](std::int64_t e, Number from) {
+        auto number = first_anchor(ring, e, from);
+        if (number < ring.envs[e].head) firsts.emplace(ring.stamp[ring.place_of(number, e)], e, number);
+    };
+    for (std::int64_t e = 0; e < ring.num_envs(); ++e) find(e, next[e]);
+    std::int64_t count = 0;
+    for (; count < places.size() && !firsts.empty(); ++count) {
+        auto [stamp, e, number] = firsts.top();
+        firsts.pop();
+        places[count] = ring.place_of(number, e);
+        next[e] = number + 1;
+        find(e, number + 1);
+    }
+    return count;
+}
+
+// How many rows can be drawn from row `next` of each env on.
+std::int64_t count_fresh(const Ring &ring, Vector<const Number> next) {
+    require(next.size() == ring.num_envs(), "count_fresh: expected an entry for each env");
+    std::int64_t rows = 0, found = 0;
+    for (std::int64_t e = 0; e < ring.num_envs(); ++e)
+        rows += std::max<std::int64_t>(ring.envs[e].head - std::max(next[e], ring.oldest(e)), 0);
+    LongWork hold(rows > MANY_ITEMS);
+    for (std::int64_t e = 0; e < ring.num_envs(); ++e)
+        for (auto number = next[e]; (number = first_anchor(ring, e, number)) < ring.envs[e].head; ++number) ++found;
+    return found;
+}
+
 // The sum of the ages of all rows that can be drawn, and the age of the oldest of them. A row's age is how many
 // transitions were completed after it. All rows are read only after changes that were not followed.
 nb::tuple ages(const Ring &ring) {
@@ -222,6 +269,9 @@ void bind_draws(nb::module_ &module) {
                "Places of indices, -1 for those that can no longer be drawn; the first that was never issued, or -1.");
     module.def("anchors", anchors, "ring"_a, "out"_a,
                "The places of all rows that can be drawn, env by env in the order of time; how many there are.");
+    module.def("take_fresh", take_fresh, "ring"_a, "next"_a, "places"_a,
+               "The places of anchors from row ``next`` of each env on, the first completed first; moves ``next`` on.");
+    module.def("count_fresh", count_fresh, "ring"_a, "next"_a, "How many anchors there are from those rows on.");
     module.def("ages", ages, "ring"_a,
                "The sum of the ages of all rows that can be drawn, and the largest; 0 if there are none.");
 }

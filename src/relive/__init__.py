@@ -23,6 +23,7 @@ from .replay.loading import load_extra
 from .replay.mixture import Mixture
 from .returns import GAE, GroupAdvantage, MonteCarlo, TDLambda, ValueHeads, VTrace
 from .rollout.buffer import RolloutBuffer
+from .samplers.fresh import Fresh
 from .samplers.prioritized import Prioritized
 from .samplers.recent import Recent
 from .samplers.uniform import Uniform, WithoutReplacement
@@ -47,6 +48,7 @@ __all__ = [
     "Collector",
     "Field",
     "FrameStack",
+    "Fresh",
     "GroupAdvantage",
     "Hindsight",
     "Lanes",

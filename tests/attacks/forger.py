@@ -20,6 +20,7 @@ import torch
 
 from relive import (
     FrameStack,
+    Fresh,
     Mixture,
     NStep,
     Prioritized,
@@ -53,6 +54,7 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "buffer": lambda: Prioritized(normalize="buffer", stratified=False, beta=(0.4, 1.0, 100)),
     "recent": lambda: Recent(0.9, 2, adapt=True),
     "recent prioritized": lambda: Recent(0.9, 2, inner=Prioritized()),
+    "fresh": lambda: Fresh(Recent(0.9, 2, inner=Prioritized())),
 }
 VIEWS: dict[str, Callable[[], Any]] = {
     "transition": Transition,

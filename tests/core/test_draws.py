@@ -227,11 +227,18 @@ def check_rows(rng: np.random.Generator, arrays: Any, ring: Any, live: Any) -> N
         stream, places = int(rng.integers(0, 2**63)), np.full(int(rng.integers(1, 40)), -9)
         some, want = core.draw(ring, stream, newest, places), plain.draw(arrays, stream, newest, len(places))
         assert places.tolist() == want if some else want is None
+    heads = arrays.state[:, HEAD]
+    after = heads - rng.integers(-1, rows + 3, envs)
+    wanted, behind = plain.take_fresh(arrays, after.tolist(), count := int(rng.integers(0, len(anchors) + 2)))
+    assert core.count_fresh(ring, after) == len(plain.take_fresh(arrays, after.tolist(), len(anchors))[0])
+    places = np.full(count, -9)
+    taken = core.take_fresh(ring, after, places)
+    assert (places[:taken].tolist(), after.tolist()) == (wanted, behind)
+    assert (places[taken:] == -9).all()
     index = np.full(len(live) + 1, -9)
     assert core.ids_of(ring, live, index[1:]) == -1
     assert index[1:].tolist() == plain.ids_of(arrays, live.tolist())
     assert core.ids_of(ring, np.append(live, rng.choice([-1, envs * rows])), index) == len(live)
-    heads = arrays.state[:, HEAD]
     index = rng.integers(max(int(heads.min()) - rows, 0), int(heads.max()) + 2, 12) * envs
     index += rng.integers(0, envs, 12)
     if rng.random() < 0.3:
@@ -360,6 +367,8 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     for call in (
         lambda: core.window(ring.core, 0, more, ints),
         lambda: core.window(ring.core, 0, ints, more),
+        lambda: core.take_fresh(ring.core, more, ints),
+        lambda: core.count_fresh(ring.core, more),
         lambda: core.ids_of(ring.core, more, ints),
         lambda: core.live(ring.core, more, ints),
         lambda: core.anchors(ring.core, np.zeros(ring.rows_live - 1, np.int64)),

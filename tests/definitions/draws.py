@@ -91,6 +91,19 @@ def anchors(ring: Any) -> list[int]:
     return [place_of(number, e, ring.rows) for e, number in drawable(ring)]
 
 
+def take_fresh(ring: Any, after: list[int], count: int) -> tuple[list[int], list[int]]:
+    """Places of the rows that can be drawn, from row ``after[e]`` of env e on: the ``count`` first completed.
+
+    Also the number of the row after the last of them in each env; ``after[e]`` where there is none.
+    """
+    rows = [(e, number) for e, number in drawable(ring) if number >= after[e]]
+    rows.sort(key=lambda row: int(ring.stamp[place_of(row[1], row[0], ring.rows)]))
+    taken, behind = rows[:count], list(after)
+    for e, number in taken:
+        behind[e] = number + 1
+    return [place_of(number, e, ring.rows) for e, number in taken], behind
+
+
 def window(ring: Any, newest: int) -> tuple[list[int], list[int]]:
     """The rows from the ``newest`` transitions on (0: from all): the first number in each env.
 

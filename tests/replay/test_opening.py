@@ -26,6 +26,7 @@ import relive
 from relive import (
     Field,
     FrameStack,
+    Fresh,
     NStep,
     Prioritized,
     Recent,
@@ -58,6 +59,8 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "prioritized, buffer": lambda: Prioritized(stratified=False, normalize="buffer", beta=(0.4, 1.0, 50)),
     "recent": lambda: Recent(0.9, 5, adapt=True),
     "recent, prioritized": lambda: Recent(0.9, 5, inner=Prioritized()),
+    "fresh": Fresh,
+    "fresh, recent, prioritized": lambda: Fresh(Recent(0.9, 5, inner=Prioritized())),
     "wrapped": lambda: Wrapped(Prioritized()),
 }
 

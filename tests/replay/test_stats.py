@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from relive import (
+    Fresh,
     Prioritized,
     Recent,
     ReplayBuffer,
@@ -54,6 +55,7 @@ KEEPING: dict[str, Any] = {
     "prioritized by the buffer": lambda: Prioritized(normalize="buffer"),
     "recent": Recent,
     "recent and prioritized": lambda: Recent(inner=Prioritized()),
+    "fresh and prioritized": lambda: Fresh(Prioritized()),
 }
 
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relive import (
+    Fresh,
     Prioritized,
     Recent,
     ReplayBuffer,
@@ -164,7 +165,7 @@ def test_a_sampler_prints_as_the_call_that_makes_it_again(make: Callable[[], Any
 
 
 def test_only_priorities_can_be_updated() -> None:
-    for make in (Uniform, WithoutReplacement, lambda: Recent(0.9, 2)):
+    for make in (Uniform, WithoutReplacement, Fresh, lambda: Recent(0.9, 2)):
         twin = Twin(1, 6, sampler=make()).play(".", ".")
         assert not twin.buffer.has_priorities
         with pytest.raises(LifecycleError, match=r"has no priorities; create the buffer with sampler=Prioritized\(\)"):
@@ -313,6 +314,7 @@ PINNED = {
     "prioritized, independent": [83, 68, 100, 100, 168, 109],
     "recent, uniform": [92, 109, 92, 92, 109, 109],
     "recent, prioritized": [109, 109, 109, 92, 92, 92],
+    "fresh": [71, 150, 91, 74, 156, 94],
 }
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from relive import (
     FrameStack,
+    Fresh,
     NStep,
     Prioritized,
     Recent,
@@ -49,6 +50,7 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "prioritized, independent": lambda: Prioritized(stratified=False, normalize="buffer"),
     "recent, uniform": lambda: Recent(0.9, 2),
     "recent, prioritized": lambda: Recent(0.9, 2, inner=Prioritized()),
+    "fresh": Fresh,
 }
 
 VIEWS: dict[str, Callable[[], Any]] = {

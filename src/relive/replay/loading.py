@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, NotRequired, TypedDict, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -39,6 +39,9 @@ from .checks import stored_fields
 from .mirror import bookkeeping_bytes
 from .saving import KIND, PARAMETERS, Segment, describe, is_segment, kinds, rebuild, segment_prefix
 from .serving import Progress
+
+if TYPE_CHECKING:
+    from typing import NotRequired
 
 
 def open_save(path: str | os.PathLike[str]) -> files.Save:
@@ -585,7 +588,7 @@ def require_sampler_state(state: Mapping[str, object], by_row: Iterable[str], ri
         FileFormatError: names the entry.
     """
     for name, value in state.items():
-        known = name.removeprefix("inner.")
+        known = name.rpartition("inner.")[2]
         if known in _STATE and not ((name in by_row) == (known == "errors") and _STATE[known](value, ring)):
             raise FileFormatError(f"the sampler's {shown(name)} is {shown(value)}, which it cannot be")
 
@@ -611,6 +614,11 @@ _STATE: dict[str, Callable[[Any, Ring], bool]] = {
     "largest": lambda value, ring: is_number(value, 0, LARGEST_ERROR),
     "draws": lambda value, ring: is_count(value) and value <= MOST,
     "order": _is_order,
+    "next": lambda values, ring: _are_numbers(values, np.int64) and not (values < 0).any(),
+    "served": lambda value, ring: is_count(value) and value <= MOST,
+    "waiting": lambda value, ring: is_count(value) and value <= MOST,
+    "came": lambda value, ring: is_count(value) and value <= MOST,
+    "completed": lambda value, ring: is_count(value) and value <= MOST,
     "eta": lambda value, ring: is_number(value, 0, 1),
     "steepest": lambda values, ring: _are_numbers(values, np.float64, 0) and len(values) == 2,
     "returns": lambda values, ring: _are_numbers(values, np.float64) and len(values) <= 20,

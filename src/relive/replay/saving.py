@@ -34,6 +34,7 @@ from ..memory.store import Store
 from ..printable import shown
 from ..ring.ring import Ring, Span
 from ..samplers.contract import AnySampler, OwnSampler
+from ..samplers.fresh import Fresh
 from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform, WithoutReplacement
@@ -632,7 +633,7 @@ LARGEST_PARAMETER = 2**53
 """Every whole number up to here is exactly a float."""
 
 
-SAMPLERS = {part.__name__: part for part in (Uniform, WithoutReplacement, Prioritized, Recent)}
+SAMPLERS = {part.__name__: part for part in (Uniform, WithoutReplacement, Prioritized, Recent, Fresh)}
 
 
 VIEWS = {part.__name__: part for part in (NStep, FrameStack, ReturnsToGo, SequenceView)}

@@ -135,7 +135,7 @@ class OwnSampler(Sampler):
         """The part that draws the same rows on a device; asked for only if :meth:`bytes_on_device` gives a number."""
         raise NotImplementedError
 
-    def draw_state(self) -> int | Ints | None:
+    def draw_state(self) -> Any:
         """The state that draws change, for :meth:`set_draw_state`; None if a draw changes nothing."""
         return None
 

@@ -22,7 +22,7 @@ from .uniform import Uniform
 _ETA: Rule = (lambda eta: is_number(eta, 0, 1) and eta > 0, "eta is a number above 0, up to 1")
 
 
-def _of_inner(name: str) -> Any:
+def of_inner(name: str) -> Any:
     """The member ``name`` of a sampler's inner sampler, as a property."""
     return property(attrgetter(f"_inner.{name}"))
 
@@ -54,14 +54,14 @@ class Recent(OwnSampler):
     """The last slope of the returns as a fraction of the steepest, from -1 to 1; None before the first."""
 
     # members of the inner sampler, without a call in between
-    watches = _of_inner("watches")
-    extras = _of_inner("extras")
-    nbytes = _of_inner("nbytes")
-    changed = _of_inner("changed")
-    draws_late = _of_inner("draws_late")
-    draw_state = _of_inner("draw_state")
-    set_draw_state = _of_inner("set_draw_state")
-    check = _of_inner("check")
+    watches = of_inner("watches")
+    extras = of_inner("extras")
+    nbytes = of_inner("nbytes")
+    changed = of_inner("changed")
+    draws_late = of_inner("draws_late")
+    draw_state = of_inner("draw_state")
+    set_draw_state = of_inner("set_draw_state")
+    check = of_inner("check")
 
     def __init__(
         self,
