@@ -52,9 +52,9 @@ def pytest_configure(config: Any) -> None:
 
 def pytest_runtest_logreport(report: Any) -> None:
     """A test passed if its call did, and nothing before or after it failed."""
-    if report.when == "call" or report.outcome != "passed":
-        if _outcomes.get(report.nodeid) != "failed":
-            _outcomes[report.nodeid] = report.outcome
+    says = report.when == "call" or report.outcome != "passed"
+    if says and _outcomes.get(report.nodeid) != "failed":
+        _outcomes[report.nodeid] = report.outcome
 
 
 def pytest_collectreport(report: Any) -> None:
