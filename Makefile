@@ -154,7 +154,7 @@ test-peers: $(BENCH_VENV)/installed checkouts ## the known mistakes of other lib
 	@RELIVE_PEERS=1 $(BENCH_PY) -m pytest tests/peers
 
 # HOSTS=agilerl for one. What was tried before is forgotten first: an environment that cannot be made is red, too.
-hosts: ## the newest release of each library on our drop-in classes; rewrites docs/migration/index.md
+hosts: ## newest releases of libraries on our drop-in classes; rewrites docs/migration/index.md
 	@rm -f $(HOSTS:%=tests/hosts/results/%.json)
 	@$(MAKE) --keep-going $(HOSTS:%=host-%) || true
 	@$(PYTHON) tests/hosts/table.py $(HOSTS)

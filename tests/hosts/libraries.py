@@ -186,7 +186,6 @@ HOSTS: dict[str, Host] = {
         "stable-baselines3",
         (
             "tests/test_buffers.py", "tests/test_gae.py", "tests/test_her.py", "tests/test_n_step_replay.py",
-            "tests/test_dict_env.py", "tests/test_save_load.py", "tests/test_run.py",
         ),
         ours=("tests/hosts/test_stable_baselines3.py", "tests/peers/test_compat_stable_baselines3.py"),
     ),

@@ -60,6 +60,7 @@ def tests(name: str, where: Path, words: list[str], env: dict[str, str]) -> dict
         plugged += ["--rootdir=.", "--confcutdir=.", "--continue-on-collection-errors", "-o", "addopts="]
         plugged += ["-c", "pyproject.toml" if (where / "pyproject.toml").exists() else os.devnull]
     given = os.environ | {"PYTHONPATH": os.pathsep.join(path), "RELIVE_OUTCOMES": str(outcomes)} | env
+    given["OMP_NUM_THREADS"] = "1"  # small networks: more threads only get into each other's way
     with (CHECKOUTS / f"{name}.log").open("w", encoding="utf-8") as log:
         subprocess.run(plugged, cwd=where, env=given, stdout=log, stderr=log, check=False)
     return json.loads(outcomes.read_text(encoding="utf-8")) if outcomes.exists() else {"outcomes": {}, "made": 0}
