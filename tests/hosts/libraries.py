@@ -47,7 +47,7 @@ class Host:
     ours: tuple[str, ...] = ()
     """Our tests: both classes side by side, and trainings on both."""
     differences: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Parts of the names of tests that fail on ours by decision, and why."""
+    """Parts of the names of tests that fail on ours by decision, with ``*`` for anything, and why."""
     pinned_by: str = ""
     """The package that says which release of it is tried, if not the newest."""
     needs: str = ""
@@ -116,6 +116,17 @@ HOSTS: dict[str, Host] = {
         ),
         besides=("tests/*.py", "pyproject.toml"),
         ours=("tests/hosts/test_agilerl.py", "tests/peers/test_agilerl.py"),
+        differences={
+            "test_ppo_learn_with_rollout_buffer*multibinary": "one number is not spread over all bits",
+            **dict.fromkeys(
+                (
+                    "test_rollout_buffer.py*::test_setstate_buffer_invalid_",
+                    "test_rollout_buffer.py*::test_setstate_missing_observation_space",
+                    "test_rollout_buffer.py*::test_setstate_batch_size_mismatch",
+                ),
+                "a state that does not fit is an error, where AgileRL warns and starts empty",
+            ),
+        },
     ),
     "embodichain": Host(
         "EmbodiChain",
@@ -188,6 +199,10 @@ HOSTS: dict[str, Host] = {
             "tests/test_buffers.py", "tests/test_gae.py", "tests/test_her.py", "tests/test_n_step_replay.py",
         ),
         ours=("tests/hosts/test_stable_baselines3.py", "tests/peers/test_compat_stable_baselines3.py"),
+        differences={
+            "test_her.py::test_truncate_last_trajectory": "it reads _current_ep_start, which ours lacks",
+            "test_her.py::test_performance_her": "seed 0 passes on its class, and seed 1 does not: it asks for luck",
+        },
     ),
     "velora": Host(
         "Velora",

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from datetime import datetime, timezone
+from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ def of_its_suite(name: str, host: Host) -> dict[str, Any]:
 
 def split(host: Host, failed: list[str]) -> dict[str, list[str]]:
     """The tests that fail by decision, and the others."""
-    by_decision = [node for node in failed if any(part in node for part in host.differences)]
+    by_decision = [node for node in failed if any(fnmatchcase(node, f"*{part}*") for part in host.differences)]
     return {"by_decision": by_decision, "fallen": [node for node in failed if node not in by_decision]}
 
 
