@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before `-m "not slow"` is asked: leave most of wide products to `.ci/run`."""
-    importlib.import_module("effort").leave_products_to_ci(items)  # which asks for the profile: not before now
+    importlib.import_module("support.effort").leave_products_to_ci(items)  # which asks for the profile: not before now
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -64,7 +64,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     A worker of pytest-xdist first imports what the first batch of a process would: its tests need all of that.
     """
     if hasattr(session.config, "workerinput"):
-        importlib.import_module("forked").load()
+        importlib.import_module("support.forks").load()
         spare_the_system()
     gc.enable()
     gc.collect()
@@ -75,7 +75,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def spare_the_system() -> None:
     """Read once how much memory is free, not for each buffer; and do not wait for the disk: no test cuts the power."""
     estimate, mapped = (importlib.import_module(f"relive.{name}") for name in ("memory.estimate", "files.mapped"))
-    estimate._text = cache(importlib.import_module("inside").text(estimate))
+    estimate._text = cache(importlib.import_module("support.internals").text(estimate))
     os.fsync = mapped._sync_data = lambda descriptor: None
 
 
@@ -85,8 +85,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
     What is left of a file's tests is looked at by one garbage collection, and kept out of those of the next files.
     """
-    if "children" in sys.modules:
-        sys.modules["children"].end_all()
+    if "support.children" in sys.modules:
+        sys.modules["support.children"].end_all()
     yield
     if nextitem is None or nextitem.path != item.path:
         gc.collect()

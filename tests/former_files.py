@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-import inside
 from relive import Field, Lanes, NStep, Prioritized, ReplayBuffer, Schema, WithoutReplacement
 from relive.core.words import UNDO_KIND, UNDO_NONE
+from support import internals
 
 FILES = Path(__file__).parent / "fixtures" / "durable-1"
 ENVS, ROWS = 2, 12
@@ -66,7 +66,7 @@ def killed(folder: Path) -> None:
     replay.flush()
     replay.add(step(15))
     replay.sampler.alpha = 0.5
-    undo = inside.ring(replay).undo.words
+    undo = internals.ring(replay).undo.words
 
     def trace(*_: Any) -> Any:
         if undo[UNDO_KIND] != UNDO_NONE:

@@ -1,7 +1,6 @@
 """Tries the package as a user gets it: installed, away from the checkout, with the code of README and quickstart.
 
-Without arguments, it is what this Python has: cibuildwheel calls it so. `make package` gives a wheel, and what is to be
-installed before it: then everything is installed into an environment of its own, which has nothing else.
+It is what this Python has: cibuildwheel calls it so. ``tests/package.py`` calls it for environments of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,18 +54,5 @@ def try_out(python: str) -> None:
         print(f"passed: {name}", flush=True)
 
 
-def main(*what: str) -> None:
-    if not what:
-        try_out(sys.executable)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        venv.create(folder, with_pip=True)
-        python = str(Path(folder, "Scripts" if sys.platform == "win32" else "bin", "python"))
-        for one in [*what[1:], str(Path(what[0]).resolve())]:
-            subprocess.run([python, "-m", "pip", "install", one], check=True)
-        subprocess.run([python, "-m", "pip", "check"], check=True)
-        try_out(python)
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try_out(sys.executable)

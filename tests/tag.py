@@ -29,8 +29,8 @@ def complaints(tag: str, changelog: str) -> list[str]:
     """What is wrong with a release of this tag."""
     wanted = tag.removeprefix("v")
     wrong = [f"{name} has version {version}" for name, version in versions().items() if version != wanted]
-    if f"\n## [{wanted}]" not in changelog:
-        wrong.append(f"CHANGELOG.md has no heading [{wanted}]")
+    if not re.search(rf"^## \[{re.escape(wanted)}\] - \d{{4}}-\d\d-\d\d$", changelog, re.MULTILINE):
+        wrong.append(f"CHANGELOG.md has no heading [{wanted}] with a date")
     return wrong
 
 

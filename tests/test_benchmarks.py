@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from effort import first_of
+from support.effort import first_of
 
 ROOT = Path(__file__).resolve().parents[1]
 

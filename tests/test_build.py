@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from effort import in_ci, in_ci_alone
+from support.effort import in_ci, in_ci_alone
 
 ROOT = Path(__file__).parents[1]
 CHOICE = """

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from covering import covering
-from processes import IMAGES, LARGE, SAMPLERS, fill, holds, replay_of, sent, written
 from relive import (
     FrameStack,
     NStep,
@@ -21,7 +19,9 @@ from relive import (
     Sequence,
     errors,
 )
-from twins import contents, same_batches
+from support.cases import covering
+from support.shared_buffers import IMAGES, LARGE, SAMPLERS, fill, holds, replay_of, sent, written
+from support.twins import contents, same_batches
 
 
 def doubled(rewards: Any) -> Any:

@@ -13,12 +13,12 @@ from gymnasium.vector import AutoresetMode
 
 import relive
 import test_overwritten as plays
-from covering import covering
-from defaults import OTHERS, TORCH, other_default, play_under
-from effort import CI
-from overwritten import Hands
 from relive import Lanes, Mixture, ReplayBuffer, Uniform
-from twins import SAMPLERS
+from support.cases import covering
+from support.defaults import OTHERS, TORCH, other_default, play_under
+from support.effort import CI
+from support.overwrites import Hands
+from support.twins import SAMPLERS
 
 
 def cells() -> list[Any]:

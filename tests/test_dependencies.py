@@ -12,11 +12,11 @@ from typing import Any, cast
 import pytest
 
 import relive
-from parsed import tree_of
 from relive import exchange
 from relive.batches import as_dataframe
 from relive.collect.progress import progress_bar
 from relive.look import inspection
+from support.syntax_trees import tree_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "relive"
@@ -24,7 +24,7 @@ SOURCE = ROOT / "src" / "relive"
 PACKAGES = {"PIL": "pillow", "rerun": "rerun-sdk", "typing_extensions": "torch"}
 """Module -> the requirement that brings it, where the names differ. torch requires typing_extensions."""
 
-HOSTS = {"rsl_rl", "stable_baselines3", "velora"}
+HOSTS = {"rsl_rl", "sb3_contrib", "skrl", "stable_baselines3", "velora"}
 """Libraries whose own classes the drop-ins are for: who uses a drop-in has them."""
 
 ELSEWHERE = {"tensorflow_datasets"}
@@ -126,3 +126,35 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert set(tag.versions().values()) == {relive.__version__}
     assert tag.complaints(f"v{relive.__version__}", f"\n## [{relive.__version__}] - 2027-01-01\n") == []
     assert len(tag.complaints("v9.9.9", "")) == len(tag.PLACES) + 1
+    assert len(tag.complaints(f"v{relive.__version__}", f"\n## [{relive.__version__}], unreleased\n")) == 1
+
+
+SINCE_3_11 = {
+    "typing": {
+        "LiteralString", "Never", "NotRequired", "ReadOnly", "Required", "Self", "TypeAliasType", "TypeIs",
+        "TypeVarTuple", "Unpack", "assert_never", "assert_type", "dataclass_transform", "override", "reveal_type",
+    },
+    "enum": {"EnumType", "ReprEnum", "StrEnum", "member", "nonmember", "verify"},
+    "datetime": {"UTC"},
+    "contextlib": {"chdir"},
+    "itertools": {"batched"},
+    "tomllib": {"load", "loads"},
+}  # fmt: skip
+"""Module -> names that Python 3.10 lacks, and that a type checker may import nevertheless."""
+
+
+def test_nothing_is_imported_at_run_time_that_python_3_10_lacks() -> None:
+    wrong: list[str] = []
+    for path in sorted((ROOT / "src" / "relive").rglob("*.py")):
+        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        typed = [node for node in nodes if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+        unseen = {id(inner) for node in typed for inner in ast.walk(node)}
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom) and id(node) not in unseen:
+                names = {alias.name for alias in node.names} & SINCE_3_11.get(node.module or "", set())
+                wrong += [f"{path.name}: {node.module}.{name}" for name in names]
+            if isinstance(node, ast.ClassDef):  # Python 3.11 lets both be bases
+                bases = {ast.unparse(base).split("[")[0] for base in node.bases}
+                if "Generic" in bases and bases & {"NamedTuple", "TypedDict"}:
+                    wrong.append(f"{path.name}: {node.name}")
+    assert wrong == []

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from effort import in_ci
-from forked import in_fork
+from support.effort import in_ci
+from support.forks import in_fork
 
 ROOT = Path(__file__).resolve().parents[1]
 README, QUICKSTART, COLLECTOR = ROOT / "README.md", ROOT / "docs" / "quickstart.md", ROOT / "docs" / "collector.md"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import notebooks
-from effort import in_ci
-from forked import in_fork
 from notebooks import NOTEBOOKS, CellError, code_cells, read, run
+from support.effort import in_ci
+from support.forks import in_fork
 from test_docs import broken, links
 
 PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import oracle
-from oracle import Experience, Run, same, split
+from support import oracle
+from support.oracle import Experience, Run, same, split
 
 
 def column(*numbers: float) -> np.ndarray:

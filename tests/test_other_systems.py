@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from effort import CI
+from support.effort import CI
 
 ROOT = Path(__file__).resolve().parents[1]
 

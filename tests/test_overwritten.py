@@ -13,41 +13,52 @@ import pytest
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
-import overwritten
-import tagged
-from covering import covering
-from effort import CI
-from overwritten import Hands, play_twice
-from relive import GAE, Collector, Field, Hindsight, Lanes, ReplayBuffer, ReturnsToGo, RolloutBuffer, Schema, returns
-from simulated import push, worth
+from relive import (
+    GAE,
+    Chunks,
+    Collector,
+    Field,
+    Hindsight,
+    Lanes,
+    ReplayBuffer,
+    ReturnsToGo,
+    RolloutBuffer,
+    Schema,
+    returns,
+)
+from support import overwrites, tagged_envs
+from support.cases import covering
+from support.effort import CI
+from support.overwrites import Hands, play_twice
 from support.point_masses import PointMasses
-from twins import SAMPLERS, SEQUENCES, mapped
-from twins import VIEWS as TWINS
+from support.simulators import push, worth
+from support.twins import SAMPLERS, SEQUENCES, mapped
+from support.twins import VIEWS as TWINS
 
 N, STEPS = 2, 9
-ENDINGS = tagged.cycle([(3, "truncated"), (2, "terminated")], [(2, "truncated"), (4, "both")])
+ENDINGS = tagged_envs.cycle([(3, "truncated"), (2, "terminated")], [(2, "truncated"), (4, "both")])
 EXTRAS: dict[str, Any] = {"value": (), "hidden": (1, 3)}
 
 
 def gymnasiums(hands: Hands, mode: AutoresetMode, wrap: Callable[..., Any]) -> Any:
-    return overwritten.HoldingEnvs(wrap(mode), hands)
+    return overwrites.HoldingEnvs(wrap(mode), hands)
 
 
 def in_turn(mode: AutoresetMode) -> Any:
-    return tagged.make_tagged(N, mode, ENDINGS, action_mask=True)
+    return tagged_envs.make_tagged(N, mode, ENDINGS, action_mask=True)
 
 
 def in_processes(mode: AutoresetMode, shared: bool) -> Any:
-    make = [partial(tagged.TaggedEnv, n, ENDINGS, action_mask=True) for n in range(N)]
+    make = [partial(tagged_envs.TaggedEnv, n, ENDINGS, action_mask=True) for n in range(N)]
     return AsyncVectorEnv(make, shared_memory=shared, autoreset_mode=mode)
 
 
 def single(hands: Hands, mode: AutoresetMode) -> Any:
-    return overwritten.HoldingEnv(tagged.TaggedEnv(0, ENDINGS, action_mask=True), hands)
+    return overwrites.HoldingEnv(tagged_envs.TaggedEnv(0, ENDINGS, action_mask=True), hands)
 
 
 def simulator(hands: Hands, mode: AutoresetMode, **options: Any) -> Any:
-    return overwritten.HoldingSimulator(PointMasses(N, time_limit=4, **options), hands)
+    return overwrites.HoldingSimulator(PointMasses(N, time_limit=4, **options), hands)
 
 
 ENVS: dict[str, Callable[[Hands, AutoresetMode], Any]] = {
@@ -145,11 +156,11 @@ def collected(
 ) -> None:
     made = ENVS[envs](hands, mode)
     simulated = envs in ("simulator", "rsl_rl")
-    masks = {} if simulated else {"action_mask": Field((tagged.NUM_ACTIONS,), torch.int8)}
+    masks = {} if simulated else {"action_mask": Field((tagged_envs.NUM_ACTIONS,), torch.int8)}
     schema = Schema.from_env(made, **EXTRAS, **masks)
     num_envs = 1 if envs == "single" else N
     policy = (
-        overwritten.HoldingModelFree(hands, driven) if simulated else overwritten.HoldingPolicy(hands, overwritten.act)
+        overwrites.HoldingModelFree(hands, driven) if simulated else overwrites.HoldingPolicy(hands, overwrites.act)
     )
     into = Into(kind, schema, num_envs, path)
     if sub is not None:
@@ -247,7 +258,7 @@ def test_what_a_user_adds_is_the_users_to_overwrite(form: str, extend: bool, kin
     play_twice(lambda hands: added(hands, form, extend=extend, **options))
 
 
-VIEWS: dict[str, Callable[[], Any]] = {**TWINS, "returns to go": ReturnsToGo}
+VIEWS: dict[str, Callable[[], Any]] = {**TWINS, "returns to go": ReturnsToGo, "chunks": lambda: Chunks(4)}
 
 
 def read(hands: Hands, sampler: str, view: str) -> None:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-import twins
-from covering import covering
 from relive import Field, Prioritized, ReplayBuffer, RolloutBuffer, Schema
-from replays import FLAGS
+from support import twins
+from support.cases import covering
+from support.replays import FLAGS
 
 WIDTHS = {"packed": 4, "block": 40_000}
 KINDS: dict[str, dict[str, Any]] = {

@@ -15,12 +15,6 @@ import torch
 import torch.multiprocessing as mp
 from torch.utils.data import DataLoader, IterableDataset
 
-import inside
-from covering import covering
-from effort import first_of, often
-from elsewhere import ELSEWHERE, far_device
-from forked import in_fork
-from processes import IMAGES, LARGE, SAMPLERS, fill, holds, replay_of, sent, written
 from relive import (
     GAE,
     Batch,
@@ -31,7 +25,13 @@ from relive import (
     Schema,
 )
 from relive.memory import allocator as forks
-from twins import same_batches
+from support import internals
+from support.cases import covering
+from support.effort import first_of, often
+from support.forks import in_fork
+from support.other_device import ELSEWHERE, far_device
+from support.shared_buffers import IMAGES, LARGE, SAMPLERS, fill, holds, replay_of, sent, written
+from support.twins import same_batches
 
 
 def shared(thing: Any) -> None:
@@ -281,11 +281,11 @@ def test_a_fork_does_not_wait_for_a_thread_that_waits_for_the_fork(times: int) -
 
 
 def test_a_lock_that_is_gone_is_forgotten() -> None:
-    before = len(inside.locks(forks))
+    before = len(internals.locks(forks))
     locks = [forks.shared_lock() for _ in range(5)]
-    assert len(inside.locks(forks)) == before + 5
+    assert len(internals.locks(forks)) == before + 5
     del locks
-    assert len(inside.locks(forks)) == before
+    assert len(internals.locks(forks)) == before
 
 
 # Other processes, for real

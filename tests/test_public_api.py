@@ -26,9 +26,11 @@ ROOT = Path(__file__).resolve().parents[1]
 FACE = [
     "GAE",
     "Batch",
+    "Chunks",
     "Collector",
     "Field",
     "FrameStack",
+    "Fresh",
     "GroupAdvantage",
     "Hindsight",
     "Lanes",

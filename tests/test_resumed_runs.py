@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from effort import in_ci
+from support.effort import in_ci
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "resume.py"
 

@@ -29,6 +29,7 @@ from relive import (
     turns,
 )
 from relive.batches import Batch, leaves_by_path
+from relive.rollout import minibatches
 
 FLAG = Field((), torch.bool)
 ENDS: dict[str, Any] = {"reward": (), "terminated": FLAG, "truncated": FLAG}
@@ -108,7 +109,8 @@ class Gpu:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: gpu.finish(len(gpu.started)))
-        monkeypatch.setattr(turns, "page_locked", page_locked)
+        for module in (turns, minibatches):
+            monkeypatch.setattr(module, "page_locked", page_locked)
 
     def start(self, batch: Batch) -> None:
         """The learner starts a copy of a batch."""

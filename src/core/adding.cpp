@@ -1,9 +1,7 @@
 // Adds rows to a ring, one env after another, and notes beforehand how a change that a kill breaks off is taken back.
 #include "adding.hpp"
 
-#include <atomic>
 #include <cmath>
-#include <string>
 
 #include "bindings.hpp"
 #include "copies.hpp"
@@ -26,25 +24,19 @@ constexpr std::int64_t UNDO_NONE = 0;
 constexpr std::int64_t UNDO_ADDING = 1;
 constexpr std::int64_t UNDO_REBUILD = 2;                         // all that can be drawn changes, and is found anew
 
-// The stores before it come first in the program. A kill is seen only after all of a thread's stores, in their order,
-// so it is the compiler alone that must not move any.
-// Tests mix words from before and after at random instead of relying on an order. Checking a step and storing it are
-// two calls for a replay in files: the second lets go of the GIL however small the step is, as a row may have to come
-// from the disk.
-inline void in_order() { std::atomic_signal_fence(std::memory_order_seq_cst); }
-
 // The kind of each row, and the first row that ended its episode, or -1.
 std::int64_t note_kinds(const Ring &ring, StagedRows &given, int mode) {
     std::int64_t first = -1;
     for (std::int64_t i = given.size(); i-- > 0;) {
-        int done = given.ended(i);
+        bool done = given.ended(i);
         if (given.leaves_out(i)) {
             // what ended it is hidden, but the row before it needs its observation: stored as a step without an end
             bool hidden = mode < ALONE && given.truncated[i] && ring.envs[given.envs[i]].next > 0;
-            given.kinds[i] = hidden ? GOES_ON : LEFT_OUT;
+            given.kinds[i] = hidden ? Kind::GoesOn : Kind::LeftOut;
             continue;
         }
-        given.kinds[i] = static_cast<std::uint8_t>(mode == ALONE ? ALONE : mode == LINKED ? done + LINKED : done);
+        given.kinds[i] = mode == ALONE ? Kind::Alone
+                         : mode == LINKED ? (done ? Kind::Last : Kind::Linked) : done ? Kind::Ended : Kind::GoesOn;
         if (done) first = i;
     }
     return first;
@@ -65,6 +57,9 @@ std::int64_t note_row(const Ring &ring, std::int64_t at, Place place) {
 // rows would be overwritten that are not in reserve, or there is no room for the entries: then nothing is noted.
 //
 // A kill at any instant leaves a note that counts, of everything that may have changed, or none and nothing changed.
+//
+// Checking a step and storing it are two calls for a replay in files: the second lets go of the GIL however small the
+// step is, as a row may have to come from the disk.
 bool note_undo(const Ring &ring, StagedRows &given) {
     auto &undo = ring.undo;
     auto envs = ring.num_envs(), count = given.size();
@@ -90,7 +85,7 @@ bool note_undo(const Ring &ring, StagedRows &given) {
             if (number > 0) row_at = note_row(ring, row_at, ring.place_of(number - 1, e));
         }
         row_at = note_row(ring, row_at, ring.place_of(number, e));
-        bool ended = given.kinds[i] == ENDED;
+        bool ended = given.kinds[i] == Kind::Ended;
         if (ended) row_at = note_row(ring, row_at, ring.place_of(number + 1, e));
         heads[e] = number + 1 + ended;
     }
@@ -117,12 +112,12 @@ class Adding {
     Adding(const Ring &ring, StagedRows &given)
         : ring_(ring), given_(given), rows_(ring.rows), inverse_(ring.inverse), step_(ring.step), stamp_(ring.stamp),
           order_(ring.order), completed_(ring.counters->completed), drawable_(ring.counters->drawable),
-          episodes_(ring.counters->episodes), history_(ring.counters->history), stamps_(ring.lines.stamps),
-          tails_(ring.counters->tails > 0), listed_(given.where.size() > 0) {}
+          episodes_(ring.counters->episodes), history_(ring.counters->history), stamps_(ring.ranges.stamps),
+          tails_(ring.counters->has_tails()), across_(ring.counters->across()), listed_(given.where.size() > 0) {}
 
     // Issue an id for a new row of each env in turn, and one for the final observation where the episode ended. A row
-    // completes the transition before it, if that belongs to the same episode; the final observation of an ENDED row
-    // completes that row; ALONE, LINKED and LAST ones complete themselves. Returns the number of events.
+    // completes the transition before it, if that belongs to the same episode; the final observation of an Ended row
+    // completes that row; Alone, Linked and Last ones complete themselves. Returns the number of events.
     std::int64_t add(const RowBytes &store) {
         auto count = given_.size();
         if (count > 1)
@@ -141,7 +136,7 @@ class Adding {
         counters.completed = completed_;
         counters.drawable = drawable_;
         counters.episodes = episodes_;
-        ring_.lines.stamps = stamps_;
+        ring_.ranges.stamps = stamps_;
         return events_;
     }
 
@@ -169,13 +164,13 @@ class Adding {
         auto &stamp = stamp_;
         auto &step = step_, &order = order_;
         auto e = given_.envs[i];
-        int kind = given_.kinds[i];
-        if (kind == LEFT_OUT) return void(given_.places[i] = given_.finals[i] = -1);
+        auto kind = given_.kinds[i];
+        if (kind == Kind::LeftOut) return void(given_.places[i] = given_.finals[i] = -1);
         Env env = ring_.envs[e];
         auto begin = e * rows_;
         auto number = env.head, count = env.count;
         auto index = env.next < LONGEST ? env.next : 0;  // so index + 1 still fits the int32 of `step`
-        bool cut = index + 1 >= LONGEST && kind == GOES_ON;
+        bool cut = index + 1 >= LONGEST && kind == Kind::GoesOn;
         auto place = begin + remainder_of(number, rows_, inverse_);
         write(place, number, env.tail, begin, index);
         // the number of the oldest row which is live once `number` is written
@@ -183,11 +178,11 @@ class Adding {
         // negative until it is complete: -1 - s for s completed before it, so the order of time stays
         step[place] = static_cast<std::int32_t>(index);
         stamp[place] = -1 - completed_;
-        if (index > 0 && kind < ALONE) {  // the row before is of the same episode, and is complete now
+        if (index > 0 && kind < Kind::Alone) {  // the row before is of the same episode, and is complete now
             auto before = (place > begin ? place : begin + rows_) - 1;
             stamp[before] = completed_++;
             order[before] = lower(count++);
-            bool opens = number - 1 - std::min(index - 1, history_) >= oldest;
+            bool opens = has_history(e, number - 1, index - 1, oldest);
             open(before, opens && ((cut && tails_) || ring_.ends_full(index - 1)));
         }
         order[place] = lower(count);
@@ -195,7 +190,7 @@ class Adding {
         index = cut ? 0 : index + 1;
         given_.finals[i] = -1;
         auto own = number - 1;
-        if (kind == ENDED) {
+        if (kind == Kind::Ended) {
             auto final = place + 1 < begin + rows_ ? place + 1 : begin;
             write(final, number, env.tail, begin, index);
             oldest = std::max(env.tail, number + 1 - rows_);
@@ -208,12 +203,12 @@ class Adding {
             given_.finals[i] = final;
             ++episodes_;
         }
-        if (kind != GOES_ON) {
+        if (kind != Kind::GoesOn) {
             stamp[place] = completed_++;
             ++count;
-            open(place, own - std::min(index - 1, history_) >= oldest && (tails_ || ring_.ends_full(index - 1)));
-            index = kind == LINKED && index < LONGEST ? index : 0;
-            episodes_ += kind == LAST;
+            open(place, has_history(e, own, index - 1, oldest) && (tails_ || ring_.ends_full(index - 1)));
+            index = kind == Kind::Linked && index < LONGEST ? index : 0;
+            episodes_ += kind == Kind::Last;
         }
         given_.places[i] = place;
         Env &stored = ring_.envs[e];
@@ -233,6 +228,13 @@ class Adding {
         open(place, same && ring_.can_draw(place, last, e));
     }
 
+    // Ring::has_history of row `number`, the `index`-th of its episode, while `oldest` is the oldest row.
+    bool has_history(std::int64_t e, Number number, std::int64_t index, Number oldest) const {
+        if (!across_) return number - std::min(index, history_) >= oldest;
+        auto begins = number - history_ + (history_ > 0);
+        return begins > oldest || (begins == oldest && (history_ == 0 || step_[ring_.place_of(begins, e)] == 0));
+    }
+
     // Row `number` comes to `place`: the row that lies there makes way, if it is live.
     void write(Place place, Number number, Number tail, Place begin, std::int64_t following) {
         if (auto old = number - rows_; old >= tail) close(place, old, number, begin, following);
@@ -246,6 +248,7 @@ class Adding {
     // drawn no longer. When row 9 overwrites row 1, only row 3 follows: rows 1 and 2 could not be drawn any more.
     void close(Place place, Number old, Number number, Place begin, std::int64_t following) {
         if (history_ == 0) return close_one(place, old, number, begin, following);  // nothing waits for its index then
+        if (across_) return close_across(place, old, number, begin, following);
         auto last = std::min(old + history_, number - 1);
         for (auto other = step_[place] == 0 ? old : old + history_; other <= last; ++other) {
             auto at = place + (other - old);  // other - old < rows, so one turn brings it back
@@ -255,15 +258,32 @@ class Adding {
         }
     }
 
+    // The same where rows before an anchor may be of any episode: the anchor that is read from row `old` on, if that
+    // begins an episode, and the one that is read from the row after it on, if that does not.
+    void close_across(Place place, Number old, Number number, Place begin, std::int64_t following) {
+        auto after = ring_.after(place, begin);
+        bool first = step_[place] == 0, second = old + 1 < number && step_[after] != 0;
+        for (auto back : {history_ - 1, history_})
+            if (auto other = old + back; (back == history_ ? second : first) && other < number) {
+                auto at = place + back;  // back < rows, so one turn brings it back
+                close_one(at < begin + rows_ ? at : at - rows_, other, number, begin, following);
+            }
+    }
+
     void close_one(Place place, Number number, Number head, Place begin, std::int64_t following) {
         auto stamp = stamp_[place];
         if (stamp < 0 || !ring_.ends_window(place, number, begin, head, following)) return;
-        --drawable_, stamps_ -= static_cast<std::uint64_t>(stamp), list(place, 0);
+        --drawable_;
+        stamps_ -= static_cast<std::uint64_t>(stamp);
+        list(place, 0);
     }
 
     // A transition is complete, and can be drawn now or not.
     void open(Place place, bool opens) {
-        if (opens) ++drawable_, stamps_ += static_cast<std::uint64_t>(stamp_[place]), list(place, 1);
+        if (!opens) return;
+        ++drawable_;
+        stamps_ += static_cast<std::uint64_t>(stamp_[place]);
+        list(place, 1);
     }
 
     void list(Place place, std::uint8_t opens) {
@@ -285,10 +305,14 @@ class Adding {
     Column<std::int32_t> order_;
     std::int64_t completed_, drawable_, episodes_, history_, events_ = 0;
     std::uint64_t stamps_;
-    bool tails_, listed_;
+    bool tails_, across_, listed_;
 };
 
 }  // namespace
+
+void require_mode(int mode) {
+    if (mode < NO_FINALS || mode > LINKED) throw nb::value_error("there is no such way of adding rows");
+}
 
 void prepare(const Ring &ring, StagedRows &given) {
     auto count = given.size(), envs = ring.num_envs();
@@ -312,8 +336,8 @@ std::int64_t append_rows(Ring &ring, StagedRows &given, int mode, const RowBytes
     if (mode == NO_FINALS && ended >= 0) return -1 - ended;
     if (ring.undo.size() && note_undo(ring, given)) return USED_UP;
     auto events = Adding(ring, given).add(store);
-    ++ring.lines.version;
-    if (ring.lines.known)
+    ++ring.ranges.version;
+    if (ring.ranges.known)
         for (auto e : given.envs) ring.note_added(e);
     std::int64_t not_finite = 0;
     // counted, not refused: a reward that is not finite is a fact of the environment
@@ -322,26 +346,12 @@ std::int64_t append_rows(Ring &ring, StagedRows &given, int mode, const RowBytes
     return events;
 }
 
-namespace {
-
-template <std::size_t SIZE>
-void scatter(const std::byte *source, std::int64_t pitch, const Vector<std::int64_t> &places, std::byte *target,
-             std::int64_t width) {
-    for (std::int64_t i = 0; i < places.size(); ++i)
-        if (places[i] >= 0) __builtin_memcpy(target + places[i] * width, source + i * pitch, SIZE);
-}
-
-}  // namespace
-
 void scatter(const std::byte *source, std::int64_t pitch, const Vector<std::int64_t> &places, std::byte *target,
              std::int64_t width, std::size_t bytes) {
-    switch (bytes) {
-    case 1: return scatter<1>(source, pitch, places, target, width);
-    case 4: return scatter<4>(source, pitch, places, target, width);
-    case 8: return scatter<8>(source, pitch, places, target, width);
-    }
-    for (std::int64_t i = 0; i < places.size(); ++i)
-        if (places[i] >= 0) copy_bytes(target + places[i] * width, source + i * pitch, bytes);
+    with_size(bytes, [=](auto size) {
+        for (std::int64_t i = 0; i < places.size(); ++i)
+            if (places[i] >= 0) copy_bytes(target + places[i] * width, source + i * pitch, size);
+    });
 }
 
 namespace {
@@ -369,20 +379,12 @@ std::int64_t plan_rows(const Ring &ring, StagedRows &given, int mode) {
     for (std::int64_t i = 0; i < (refused ? ended : count); ++i) {
         auto e = given.envs[i];
         given.places[i] = ring.place_of(heads[e]++, e);
-        given.finals[i] = given.kinds[i] == ENDED ? ring.place_of(heads[e]++, e) : -1;
+        given.finals[i] = given.kinds[i] == Kind::Ended ? ring.place_of(heads[e]++, e) : -1;
     }
     if (refused) return -1 - ended;
     // rows of lower numbers make way, whichever of the call's rows takes their place
     for (std::int64_t i = 0; i < count; ++i) given.tails[i] = heads[given.envs[i]] - ring.rows;
     return ring.undo.size() && note_undo(ring, given) ? USED_UP : 0;
-}
-
-template <typename T> T argument(nb::handle arrays, const char *name) {
-    T out;
-    nb::object item = arrays.attr(name);  // what it raises goes to Python; try_cast itself may raise nothing
-    if (!nb::try_cast(item, out))
-        throw nb::type_error((std::string("staged rows: `") + name + "` has another dtype or other axes").c_str());
-    return out;
 }
 
 void take_envs(StagedRows &given, nb::object envs) {
@@ -396,16 +398,16 @@ void take_envs(StagedRows &given, nb::object envs) {
 // All arrays of `relive.core.words.StagedRows`; every length is held to the others here: nothing checks them later.
 StagedRows staged_rows_of(nb::object arrays) {
     StagedRows given;
-    auto staged = argument<Matrix<const std::uint8_t>>(arrays, "staged");
-    auto final = argument<Matrix<const std::uint8_t>>(arrays, "final");
-    given.reward = argument<Column<const float>>(arrays, "reward");
-    given.terminated = argument<Column<const std::uint8_t>>(arrays, "terminated");
-    given.truncated = argument<Column<const std::uint8_t>>(arrays, "truncated");
-    given.places = argument<Vector<std::int64_t>>(arrays, "places");
-    given.finals = argument<Vector<std::int64_t>>(arrays, "finals");
-    given.tails = argument<Vector<std::int64_t>>(arrays, "tails");
-    given.where = argument<Vector<std::int64_t>>(arrays, "where");
-    given.opens = argument<Vector<std::uint8_t>>(arrays, "opens");
+    auto staged = member<Matrix<const std::uint8_t>>(arrays, "staged", "staged rows:");
+    auto final = member<Matrix<const std::uint8_t>>(arrays, "final", "staged rows:");
+    given.reward = member<Column<const float>>(arrays, "reward", "staged rows:");
+    given.terminated = member<Column<const std::uint8_t>>(arrays, "terminated", "staged rows:");
+    given.truncated = member<Column<const std::uint8_t>>(arrays, "truncated", "staged rows:");
+    given.places = member<Vector<std::int64_t>>(arrays, "places", "staged rows:");
+    given.finals = member<Vector<std::int64_t>>(arrays, "finals", "staged rows:");
+    given.tails = member<Vector<std::int64_t>>(arrays, "tails", "staged rows:");
+    given.where = member<Vector<std::int64_t>>(arrays, "where", "staged rows:");
+    given.opens = member<Vector<std::uint8_t>>(arrays, "opens", "staged rows:");
     auto count = given.places.size();
     auto whole = [&](const Matrix<const std::uint8_t> &rows) {
         return rows.rows == count && rows.columns == staged.columns && (count < 2 || rows.stride == rows.columns);
@@ -422,10 +424,6 @@ StagedRows staged_rows_of(nb::object arrays) {
     return given;
 }
 
-void require_mode(int mode) {
-    if (mode < NO_FINALS || mode > LINKED) throw nb::value_error("there is no such way of adding rows");
-}
-
 void scatter_rows(Matrix<const std::uint8_t> source, Vector<std::int64_t> places, Matrix<std::uint8_t> target,
                   std::int64_t bytes) {
     if (source.rows < places.size() || bytes < 0 || source.columns < bytes || target.columns < bytes)
@@ -439,41 +437,25 @@ void scatter_rows(Matrix<const std::uint8_t> source, Vector<std::int64_t> places
 }  // namespace
 
 void bind_adding(nb::module_ &module) {
-    RELIVE_EXPORT(NO_FINALS);
-    RELIVE_EXPORT(FINALS);
-    RELIVE_EXPORT(ALONE);
-    RELIVE_EXPORT(LINKED);
-    RELIVE_EXPORT(GOES_ON);
-    RELIVE_EXPORT(ENDED);
-    RELIVE_EXPORT(LAST);
-    RELIVE_EXPORT(LONGEST);
-    RELIVE_EXPORT(USED_UP);
-    RELIVE_EXPORT(UNFIT);
-    RELIVE_EXPORT(UNDO_KIND);
-    RELIVE_EXPORT(UNDO_ENVS);
-    RELIVE_EXPORT(UNDO_ROWS);
-    RELIVE_EXPORT(UNDO_COUNTERS);
-    RELIVE_EXPORT(UNDO_START);
-    RELIVE_EXPORT(UNDO_ENV);
-    RELIVE_EXPORT(UNDO_AFTER);
-    RELIVE_EXPORT(UNDO_ROW);
-    RELIVE_EXPORT(UNDO_NONE);
-    RELIVE_EXPORT(UNDO_ADDING);
-    RELIVE_EXPORT(UNDO_REBUILD);
+    RELIVE_EXPORT(NO_FINALS, FINALS, ALONE, LINKED);
+    RELIVE_EXPORT(LONGEST, USED_UP, UNFIT, UNDO_KIND, UNDO_ENVS, UNDO_ROWS, UNDO_COUNTERS, UNDO_START, UNDO_ENV,
+                  UNDO_AFTER, UNDO_ROW, UNDO_NONE, UNDO_ADDING, UNDO_REBUILD);
     nb::class_<StagedRows>(module, "StagedRows",
                            "The arrays of rows on their way into a ring (`relive.core.words.StagedRows`).")
         .def("__init__", [](StagedRows *self, nb::object arrays) { new (self) StagedRows(staged_rows_of(arrays)); },
              nb::arg("arrays"))
         .def("take_envs", take_envs, nb::arg("envs"), "Add to these envs from now on, int64 `[K]`, as many as before.");
     module.def("plan_rows", [](const Ring &ring, StagedRows &staged, int mode) {
-        require_mode(mode), prepare(ring, staged);
+        require_mode(mode);
+        prepare(ring, staged);
         return plan_rows(ring, staged, mode);
     }, nb::arg("ring"), nb::arg("staged"), nb::arg("mode"),
        "Plan where `add_rows` will store rows and final observations: `places`, `finals` and `tails` of `staged`.\n\n"
        "Of the ring, only `undo` is changed, where there is one. Up to the number `tails[i]` rows of env i will\n"
        "have made way for all of them. Negative if `add_rows` will refuse the rows, and then the same.");
     module.def("add_rows", [](Ring &ring, StagedRows &staged, int mode) {
-        require_mode(mode), prepare(ring, staged);
+        require_mode(mode);
+        prepare(ring, staged);
         LongWork hold(staged.size() * ring.width > LONG_WORK || ring.undo.size());
         return add_rows(ring, staged, mode);
     }, nb::arg("ring"), nb::arg("staged"), nb::arg("mode"),

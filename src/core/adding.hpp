@@ -9,15 +9,24 @@
 
 namespace relive {
 
-// Ways of adding rows, and kinds of rows. GOES_ON and ENDED are also what `terminated | truncated` of a row gives.
-inline constexpr int NO_FINALS = 0;  // a way: no final observations are given, so no row may end its episode
-inline constexpr int FINALS = 1;     // a way: final observations are given, and stored where an episode ended
-inline constexpr int ALONE = 2;      // a way and a kind: a next observation of its own, an episode of one step
-inline constexpr int LINKED = 3;     // a way and a kind: a next observation of its own, and the env's next row goes on
-inline constexpr int GOES_ON = 0;    // a kind: the next row holds its next observation
-inline constexpr int ENDED = 1;      // a kind: its final observation takes the row after it
-inline constexpr int LAST = 4;       // a kind: as LINKED, but it ended its episode
-inline constexpr int LEFT_OUT = 5;   // a kind: it is not stored
+// Modes of adding rows. Of the first two, the next row, or a final observation, holds a row's next observation; of the
+// others, each row has one of its own.
+enum Mode : int {
+    NO_FINALS,  // no final observations are given, so no row may end its episode
+    FINALS,     // final observations are given, and stored where an episode ended
+    ALONE,      // a row is an episode of one step
+    LINKED,     // the env's next row goes on where a row did not end its episode
+};
+
+// Kinds of rows. Those before Alone have no next observation of their own.
+enum class Kind : std::uint8_t {
+    GoesOn,   // the next row holds its next observation
+    Ended,    // its final observation takes the row after it
+    Alone,    // an episode of one step
+    Linked,   // the env's next row goes on
+    Last,     // as Linked, but it ended its episode
+    LeftOut,  // it is not stored
+};
 
 // Steps after which an episode is cut, as if it had been interrupted: a row's index within it is an int32.
 inline constexpr std::int64_t LONGEST = (std::int64_t{1} << 31) - 1;
@@ -41,13 +50,15 @@ struct StagedRows {
     nb::object kept, kept_envs;   // the arrays
     const std::byte *mask = nullptr;  // [K], 0 for rows that are left out, and break off their envs' episodes; or null
     // memory of a call, taken before it changes anything
-    std::vector<std::uint8_t> kinds;  // [K]
-    std::vector<Number> heads;        // [N]
+    std::vector<Kind> kinds;      // [K]
+    std::vector<Number> heads;    // [N]
 
     std::int64_t size() const { return places.size(); }
     bool ended(std::int64_t i) const { return terminated[i] | truncated[i]; }
     bool leaves_out(std::int64_t i) const { return mask && mask[i] == std::byte{0}; }
 };
+
+void require_mode(int mode);
 
 // Refuse rows that do not fit a ring, and take the memory that adding them needs. Throws; nothing is changed.
 void prepare(const Ring &ring, StagedRows &given);

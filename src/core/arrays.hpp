@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <type_traits>
 
 namespace relive {
@@ -36,7 +37,7 @@ template <typename T> struct Column {
     T &operator[](std::int64_t i) const { return *reinterpret_cast<T *>(first + i * stride); }
     std::int64_t size() const { return count; }
 
-    bool look(PyArrayObject *array) {
+    bool bind(PyArrayObject *array) {
         first = static_cast<Byte *>(PyArray_DATA(array));
         stride = PyArray_STRIDES(array)[0];
         count = PyArray_DIMS(array)[0];
@@ -55,7 +56,7 @@ template <typename T> struct Vector {
     T *begin() const { return data; }
     T *end() const { return data + count; }
 
-    bool look(PyArrayObject *array) {
+    bool bind(PyArrayObject *array) {
         data = static_cast<T *>(PyArray_DATA(array));
         count = PyArray_DIMS(array)[0];
         return count < 2 || PyArray_STRIDES(array)[0] == sizeof(T);
@@ -66,9 +67,9 @@ template <typename T> struct Vector {
 template <typename T> struct KeptVector : Vector<T> {
     nb::object array;
 
-    bool look(PyArrayObject *given) {
+    bool bind(PyArrayObject *given) {
         array = nb::borrow(reinterpret_cast<PyObject *>(given));
-        return Vector<T>::look(given);
+        return Vector<T>::bind(given);
     }
 };
 
@@ -82,7 +83,7 @@ template <typename T> struct Matrix {
     std::int64_t rows = 0, columns = 0;
     T *operator[](std::int64_t row) const { return reinterpret_cast<T *>(first + row * stride); }
 
-    bool look(PyArrayObject *array) {
+    bool bind(PyArrayObject *array) {
         first = static_cast<Byte *>(PyArray_DATA(array));
         rows = PyArray_DIMS(array)[0];
         columns = PyArray_DIMS(array)[1];
@@ -118,7 +119,7 @@ template <typename View> requires(View::AXES > 0) struct type_caster<View> {
     bool from_python(handle source, uint8_t, cleanup_list *) noexcept {
         if (!PyArray_Check(source.ptr())) return false;
         auto *array = reinterpret_cast<PyArrayObject *>(source.ptr());
-        return PyArray_NDIM(array) == View::AXES && relive::holds<typename View::Number>(array) && value.look(array);
+        return PyArray_NDIM(array) == View::AXES && relive::holds<typename View::Number>(array) && value.bind(array);
     }
 };
 
@@ -134,3 +135,33 @@ template <> struct type_caster<relive::Word> {
 };
 
 }  // namespace nanobind::detail
+
+namespace relive {
+
+// A member of a NamedTuple of arrays. `whose` begins the error of one that has another dtype or other axes.
+template <typename View> View member(nb::handle arrays, const char *name, const char *whose) {
+    View view;
+    nb::object array = arrays.attr(name);  // what it raises goes to Python; try_cast itself may raise nothing
+    if (!nb::try_cast(array, view))
+        throw nb::type_error((std::string(whose) + " `" + name + "` has another dtype or other axes").c_str());
+    return view;
+}
+
+// What NumPy has made, or what it raised instead.
+inline nb::object array_or_raise(PyObject *array) {
+    if (!array) nb::raise_python_error();
+    return nb::steal(array);
+}
+
+// Where the numbers of an array are that was made here.
+template <typename T> T *numbers_of(nb::handle array) {
+    return static_cast<T *>(PyArray_DATA(reinterpret_cast<PyArrayObject *>(array.ptr())));
+}
+
+// An array keeps what its memory belongs to.
+inline void set_base(nb::handle array, nb::object owner) {
+    if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject *>(array.ptr()), owner.release().ptr()) < 0)
+        nb::raise_python_error();
+}
+
+}  // namespace relive

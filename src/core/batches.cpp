@@ -108,20 +108,17 @@ void take_episodes(Draw &draw, nb::handle ring, nb::handle oldest) {
 nb::tuple made(const Draw &draw) {
     auto array = [&](int type) {
         npy_intp size = draw.count;
-        auto out = PyArray_SimpleNew(1, &size, type);
-        if (!out) nb::raise_python_error();
-        return nb::steal<nb::object>(out);
+        return array_or_raise(PyArray_SimpleNew(1, &size, type));
     };
-    auto data = [](const nb::object &array) { return PyArray_DATA(reinterpret_cast<PyArrayObject *>(array.ptr())); };
     auto places = array(NPY_INT64);
-    std::span<Place> into{static_cast<Place *>(data(places)), static_cast<std::size_t>(draw.count)};
+    std::span<Place> into{numbers_of<Place>(places), static_cast<std::size_t>(draw.count)};
     nb::dict extras;
     Column<double> chances;
     Column<float> weights;
     if (draw.weighed()) {
         auto weight = array(NPY_FLOAT32), probability = array(NPY_FLOAT64);
-        weights = {static_cast<std::byte *>(data(weight)), sizeof(float), draw.count};
-        chances = {static_cast<std::byte *>(data(probability)), sizeof(double), draw.count};
+        weights = {numbers_of<std::byte>(weight), sizeof(float), draw.count};
+        chances = {numbers_of<std::byte>(probability), sizeof(double), draw.count};
         extras["weight"] = weight;
         extras["probability"] = probability;
     }
@@ -212,7 +209,8 @@ void bind_batches(nb::module_ &module) {
     nb::class_<Draw>(module, "Draw",
                      "What a sampler draws, not made yet: a view reads it, or `places, extras = draw` makes it.")
         .def_ro("count", &Draw::count, "B.")
-        .def_rw("standing", &Draw::standing, nb::for_setter(nb::arg("standing").none()), "The memory that a batch is written to; None: fresh memory.")
+        .def_rw("standing", &Draw::standing, nb::for_setter(nb::arg("standing").none()),
+                "The memory that a batch is written to; None: fresh memory.")
         .def_prop_ro("weighed", &Draw::weighed, "True if the batch gets `probability` and `weight`.")
         .def("__len__", [](const Draw &) { return 2; })
         .def("__iter__", [](const Draw &self) { return nb::iter(made(self)); })

@@ -2,10 +2,24 @@
 #pragma once
 #include <nanobind/nanobind.h>
 
-// Puts a constant into `module` under its own name.
-#define RELIVE_EXPORT(name) module.attr(#name) = name
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+// Puts constants of one type into `module` under their own names.
+#define RELIVE_EXPORT(...) relive::export_constants(module, #__VA_ARGS__, {__VA_ARGS__})
 
 namespace relive {
+
+// `names` are separated by a comma and a space, as the preprocessor writes a list.
+template <typename T>
+void export_constants(nanobind::module_ &module, std::string_view names, std::initializer_list<T> constants) {
+    for (auto constant : constants) {
+        auto end = names.find(',');
+        module.attr(std::string(names.substr(0, end)).c_str()) = +constant;  // of an enumerator, its number
+        if (end != names.npos) names.remove_prefix(end + 2);
+    }
+}
 
 void bind_ring(nanobind::module_ &module);
 void bind_steps(nanobind::module_ &module);

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -55,22 +56,31 @@ inline void copy_bytes(std::byte *to, const std::byte *from, std::size_t bytes) 
     }
 }
 
-template <std::size_t SIZE>
-inline void spread(std::byte *target, std::ptrdiff_t pitch, const std::byte *source, std::int64_t runs) {
-    for (std::int64_t run = 0; run < runs; ++run) __builtin_memcpy(target + run * pitch, source + run * SIZE, SIZE);
+// A number of bytes that the compiler knows.
+template <std::size_t SIZE> using Known = std::integral_constant<std::size_t, SIZE>;
+template <std::size_t SIZE> inline void copy_bytes(std::byte *to, const std::byte *from, Known<SIZE>) {
+    __builtin_memcpy(to, from, SIZE);
 }
 
-// Copy runs of `size` bytes to places `pitch` bytes apart; short ones need no call for each.
+// Runs `loop(size)` with a size that the compiler knows where it is that of a number, or of two: then the loop copies
+// each by a load and a store, without a call.
+template <typename Loop> [[gnu::always_inline]] inline void with_size(std::size_t size, Loop loop) {
+    switch (size) {
+    case 1: return loop(Known<1>{});
+    case 2: return loop(Known<2>{});
+    case 4: return loop(Known<4>{});
+    case 8: return loop(Known<8>{});
+    case 16: return loop(Known<16>{});
+    default: return loop(size);
+    }
+}
+
+// Copy runs of `size` bytes to places `pitch` bytes apart.
 inline void spread(std::byte *target, std::ptrdiff_t pitch, const std::byte *source, std::int64_t runs,
                    std::size_t size) {
-    switch (size) {
-    case 1: return spread<1>(target, pitch, source, runs);
-    case 2: return spread<2>(target, pitch, source, runs);
-    case 4: return spread<4>(target, pitch, source, runs);
-    case 8: return spread<8>(target, pitch, source, runs);
-    case 16: return spread<16>(target, pitch, source, runs);
-    }
-    for (std::int64_t run = 0; run < runs; ++run) copy_bytes(target + run * pitch, source + run * size, size);
+    with_size(size, [=](auto bytes) {
+        for (std::int64_t run = 0; run < runs; ++run) copy_bytes(target + run * pitch, source + run * bytes, bytes);
+    });
 }
 
 // A number at any byte of a row.

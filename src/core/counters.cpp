@@ -178,12 +178,12 @@ class Lane {
   public:
     // `arrays` is a relive.core.words.LaneArrays; every length is held to the others here.
     explicit Lane(nb::object arrays)
-        : counters_(member<Vector<std::int64_t>>(arrays, "counters")),
-          bell_(member<Vector<std::int32_t>>(arrays, "bell")),
-          marks_(member<Vector<std::uint8_t>>(arrays, "marks")),
-          terminated_(member<Matrix<const std::uint8_t>>(arrays, "terminated")),
-          truncated_(member<Matrix<const std::uint8_t>>(arrays, "truncated")),
-          mask_(member<Matrix<const std::uint8_t>>(arrays, "mask")), kept_(arrays) {
+        : counters_(member<Vector<std::int64_t>>(arrays, "counters", "a lane's")),
+          bell_(member<Vector<std::int32_t>>(arrays, "bell", "a lane's")),
+          marks_(member<Vector<std::uint8_t>>(arrays, "marks", "a lane's")),
+          terminated_(member<Matrix<const std::uint8_t>>(arrays, "terminated", "a lane's")),
+          truncated_(member<Matrix<const std::uint8_t>>(arrays, "truncated", "a lane's")),
+          mask_(member<Matrix<const std::uint8_t>>(arrays, "mask", "a lane's")), kept_(arrays) {
         auto alike = [&](const auto &flags) { return flags.rows == marks_.size() && flags.columns == mask_.columns; };
         if (counters_.size() != LANE_COUNTERS || bell_.size() != 2 || marks_.size() == 0 || !alike(terminated_) ||
             !alike(truncated_) || !alike(mask_))
@@ -212,13 +212,6 @@ class Lane {
     }
 
   private:
-    template <typename T> static T member(nb::handle arrays, const char *name) {
-        T out;
-        nb::object item = arrays.attr(name);  // what it raises goes to Python; try_cast itself may raise nothing
-        if (!nb::try_cast(item, out))
-            throw nb::type_error((std::string("a lane's `") + name + "` has another dtype or other axes").c_str());
-        return out;
-    }
     bool is_kept(int marks, std::int64_t row, std::int64_t n) const { return !(marks & MASKED) || mask_[row][n]; }
     bool ends(std::int64_t row, std::int64_t n) const { return terminated_[row][n] | truncated_[row][n]; }
 
@@ -233,19 +226,8 @@ class Lane {
 
 void bind_counters(nb::module_ &module) {
     using namespace nb::literals;
-    RELIVE_EXPORT(INSERTS);
-    RELIVE_EXPORT(SAMPLES);
-    RELIVE_EXPORT(PENDING);
-    RELIVE_EXPORT(OTHERS);
-    RELIVE_EXPORT(CUT);
-    RELIVE_EXPORT(FOLLOWED);
-    RELIVE_EXPORT(MASKED);
-    RELIVE_EXPORT(LANE_ALONE);
-    RELIVE_EXPORT(FINISHED);
-    RELIVE_EXPORT(COMMITTED);
-    RELIVE_EXPORT(DRAINED);
-    RELIVE_EXPORT(LANE_COUNTERS);
-    RELIVE_EXPORT(WANTED);
+    RELIVE_EXPORT(INSERTS, SAMPLES, PENDING, OTHERS);
+    RELIVE_EXPORT(CUT, FOLLOWED, MASKED, LANE_ALONE, FINISHED, COMMITTED, DRAINED, LANE_COUNTERS, WANTED);
     module.def("publish", &publish, "counters"_a, "place"_a, "value"_a, "bells"_a, "bell"_a,
                "Set a counter, after all that was written before, and ring a bell.\n\n"
                "``counters`` are an int64 vector and ``bells`` an int32 vector. Returns whether to wake those who "

@@ -2,6 +2,10 @@
 #include "draws.hpp"
 
 #include <cmath>
+#include <functional>
+#include <queue>
+#include <tuple>
+#include <vector>
 
 #include "bindings.hpp"
 #include "gil.hpp"
@@ -24,7 +28,7 @@ namespace {
 constexpr std::uint64_t MOST_ATTEMPTS = 100;
 
 // Where rows that can be drawn are rare: count them, and walk to one drawn by its number. -1 if there is none.
-Place count_out(const Ring &ring, std::uint64_t stream, std::uint64_t i, const std::vector<Number> &first) {
+Place draw_by_counting(const Ring &ring, std::uint64_t stream, std::uint64_t i, const std::vector<Number> &first) {
     std::int64_t found = 0, wanted = -1;
     for (int round = 0; round < 2; ++round, found = 0) {
         for (std::int64_t e = 0; e < ring.num_envs(); ++e)
@@ -42,12 +46,12 @@ Place count_out(const Ring &ring, std::uint64_t stream, std::uint64_t i, const s
 
 bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t newest, std::span<Place> out, std::size_t low,
                   std::size_t all) {
-    auto &line = line_of(ring, newest);
-    if (line.total() <= 0) return false;
+    auto &range = draw_range_of(ring, newest);
+    if (range.total() <= 0) return false;
     auto count = out.size();
     auto numbers = scratch<Number>(count);
     for (std::size_t i = 0; i < count; ++i) {
-        auto [e, number] = line.at(stream, 1 + low + i);
+        auto [e, number] = range.at(stream, 1 + low + i);
         numbers[i] = number;
         out[i] = ring.place_of(number, e);
         fetch(ring.row(out[i]), static_cast<std::size_t>(2 * ring.width));
@@ -56,13 +60,13 @@ bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t newest, s
     auto every = ring.counters->history == 0 && ring.counters->length == 1;  // complete row can be drawn
     for (std::size_t i = 0; i < count; ++i) {
         if (every && ring.stamp[out[i]] >= 0) continue;
-        Line::Spot spot{out[i] / ring.rows, numbers[i]};
+        DrawRange::Spot spot{out[i] / ring.rows, numbers[i]};
         for (std::uint64_t attempt = 1; !ring.can_draw(out[i], spot.number, spot.env); ++attempt) {
             if (attempt == MOST_ATTEMPTS) {
-                if ((out[i] = count_out(ring, stream, low + i, line.first)) < 0) return false;
+                if ((out[i] = draw_by_counting(ring, stream, low + i, range.first)) < 0) return false;
                 break;
             }
-            spot = line.at(stream, 1 + low + i + all * attempt);
+            spot = range.at(stream, 1 + low + i + all * attempt);
             out[i] = ring.place_of(spot.number, spot.env);
         }
     }
@@ -75,10 +79,10 @@ std::int64_t bound_window(const Ring &ring, std::int64_t newest, Vector<Number> 
     require(first.size() == ring.num_envs() && until.size() == ring.num_envs(),
             "window: expected an entry for each env");
     LongWork hold(ring.num_envs() > MANY_ITEMS);
-    auto &line = line_of(ring, newest);
-    std::copy(line.first.begin(), line.first.end(), first.begin());
-    std::copy(line.until.begin(), line.until.end(), until.begin());
-    return line.total();
+    auto &range = draw_range_of(ring, newest);
+    std::copy(range.first.begin(), range.first.end(), first.begin());
+    std::copy(range.until.begin(), range.until.end(), until.begin());
+    return range.total();
 }
 
 // The places of a window's rows: of each env at most two runs, up to its last place and from its first one on.
@@ -86,11 +90,11 @@ void window_runs(const Ring &ring, std::int64_t newest, Vector<Place> begins, Ve
     require(begins.size() == 2 * ring.num_envs() && ends.size() == begins.size(),
             "window_runs: expected two entries for each env");
     LongWork hold(ring.num_envs() > MANY_ITEMS);
-    auto &line = line_of(ring, newest);
+    auto &range = draw_range_of(ring, newest);
     for (std::int64_t e = 0; e < ring.num_envs(); ++e) {
-        auto base = e * ring.rows, end = ring.place_of(line.first[e], e) + ring.envs[e].head - line.first[e];
+        auto base = e * ring.rows, end = ring.place_of(range.first[e], e) + ring.envs[e].head - range.first[e];
         auto beyond = std::max<std::int64_t>(end - (base + ring.rows), 0);
-        begins[2 * e] = ring.place_of(line.first[e], e);
+        begins[2 * e] = ring.place_of(range.first[e], e);
         ends[2 * e] = end - beyond;
         begins[2 * e + 1] = base;
         ends[2 * e + 1] = base + beyond;
@@ -161,12 +165,55 @@ std::int64_t anchors(const Ring &ring, Vector<Place> out) {
     return found;
 }
 
+// The first row of an env, from `number` on, that can be drawn; its next number if there is none.
+Number first_anchor(const Ring &ring, std::int64_t e, Number number) {
+    number = std::max(number, ring.oldest(e));
+    while (number < ring.envs[e].head && !ring.can_draw(ring.place_of(number, e), number, e)) ++number;
+    return number;
+}
+
+// Of the rows that can be drawn, from row `next` of each env on, those that were completed first: as many as there are
+// places. Moves `next` behind them; how many there were.
+std::int64_t take_fresh(const Ring &ring, Vector<Number> next, Vector<Place> places) {
+    require(next.size() == ring.num_envs(), "take_fresh: expected an entry for each env");
+    LongWork hold(ring.num_envs() + places.size() > MANY_ITEMS);
+    // the stamps of an env grow with the number, so the first of each env are all that can come next
+    using First = std::tuple<std::int64_t, std::int64_t, Number>;  // its stamp, the env, its number
+    std::priority_queue<First, std::vector<First>, std::greater<>> firsts;
+    auto find = [&](std::int64_t e, Number from) {
+        auto number = first_anchor(ring, e, from);
+        if (number < ring.envs[e].head) firsts.emplace(ring.stamp[ring.place_of(number, e)], e, number);
+    };
+    for (std::int64_t e = 0; e < ring.num_envs(); ++e) find(e, next[e]);
+    std::int64_t count = 0;
+    for (; count < places.size() && !firsts.empty(); ++count) {
+        auto [stamp, e, number] = firsts.top();
+        firsts.pop();
+        places[count] = ring.place_of(number, e);
+        next[e] = number + 1;
+        find(e, number + 1);
+    }
+    return count;
+}
+
+// How many rows can be drawn from row `next` of each env on.
+std::int64_t count_fresh(const Ring &ring, Vector<const Number> next) {
+    require(next.size() == ring.num_envs(), "count_fresh: expected an entry for each env");
+    std::int64_t rows = 0, found = 0;
+    for (std::int64_t e = 0; e < ring.num_envs(); ++e)
+        rows += std::max<std::int64_t>(ring.envs[e].head - std::max(next[e], ring.oldest(e)), 0);
+    LongWork hold(rows > MANY_ITEMS);
+    for (std::int64_t e = 0; e < ring.num_envs(); ++e)
+        for (auto number = next[e]; (number = first_anchor(ring, e, number)) < ring.envs[e].head; ++number) ++found;
+    return found;
+}
+
 // The sum of the ages of all rows that can be drawn, and the age of the oldest of them. A row's age is how many
 // transitions were completed after it. All rows are read only after changes that were not followed.
 nb::tuple ages(const Ring &ring) {
-    auto &lines = ring.lines;
+    auto &ranges = ring.ranges;
     auto completed = ring.counters->completed, lowest = completed;
-    bool walks = !lines.added_up;
+    bool walks = !ranges.added_up;
     {
         LongWork hold(walks || ring.num_envs() > MANY_ITEMS);
         std::uint64_t stamps = 0;
@@ -178,15 +225,16 @@ nb::tuple ages(const Ring &ring) {
                 auto stamp = ring.stamp[place];
                 // stamps of an env grow with the number
                 if (!found) lowest = std::min(lowest, stamp);
-                found = true, stamps += static_cast<std::uint64_t>(stamp);
+                found = true;
+                stamps += static_cast<std::uint64_t>(stamp);
             }
         }
-        if (walks) lines.stamps = stamps;
+        if (walks) ranges.stamps = stamps;
     }
-    lines.added_up = true;
+    ranges.added_up = true;
     auto drawable = static_cast<std::uint64_t>(ring.counters->drawable);
     auto oldest = drawable ? completed - 1 - lowest : 0;
-    return nb::make_tuple(drawable * static_cast<std::uint64_t>(completed - 1) - lines.stamps, oldest);
+    return nb::make_tuple(drawable * static_cast<std::uint64_t>(completed - 1) - ranges.stamps, oldest);
 }
 
 }  // namespace
@@ -221,6 +269,9 @@ void bind_draws(nb::module_ &module) {
                "Places of indices, -1 for those that can no longer be drawn; the first that was never issued, or -1.");
     module.def("anchors", anchors, "ring"_a, "out"_a,
                "The places of all rows that can be drawn, env by env in the order of time; how many there are.");
+    module.def("take_fresh", take_fresh, "ring"_a, "next"_a, "places"_a,
+               "The places of anchors from row ``next`` of each env on, the first completed first; moves ``next`` on.");
+    module.def("count_fresh", count_fresh, "ring"_a, "next"_a, "How many anchors there are from those rows on.");
     module.def("ages", ages, "ring"_a,
                "The sum of the ages of all rows that can be drawn, and the largest; 0 if there are none.");
 }

@@ -19,20 +19,20 @@ template <typename T> std::unique_ptr<T[]> scratch(std::size_t count) {
 void masses(std::uint64_t stream, bool stratified, double total, std::span<double> out);
 
 // Places of rows that can be drawn, with replacement, from the `newest` completed ones (0: from all). False if there
-// are none; then `out` has no meaning. Draw i, attempt a, is number 1 + i + a * B of the stream. `out` is for all B draws,
-// or for those from number `low` on.
+// are none; then `out` has no meaning. Draw i, attempt a, is number 1 + i + a * B of the stream. `out` is for all B
+// draws, or for those from number `low` on.
 bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t newest, std::span<Place> out, std::size_t low,
                   std::size_t all);
 inline bool draw_uniform(const Ring &ring, std::uint64_t stream, std::int64_t newest, std::span<Place> out) {
     return draw_uniform(ring, stream, newest, out, 0, out.size());
 }
 
-// The rows from the `newest` transitions on (0: from all), in a line that is good until the ring changes, or is asked
-// for another one.
+// The rows from the `newest` transitions on (0: from all). The range is good until the ring changes, or is asked for
+// another one.
 //
 // Of transitions those count that can be drawn; where windows are longer, every complete one. Newest is in the order of
 // completion, over all envs. Some of these rows cannot be drawn: boundary rows, the newest.
-const Line &line_of(const Ring &ring, std::int64_t newest);
+const DrawRange &draw_range_of(const Ring &ring, std::int64_t newest);
 
 // How many transitions are complete, of the rows that are live; where windows have one step, of those with history.
 std::int64_t count_complete(const Ring &ring);

@@ -47,11 +47,11 @@ struct Range {
 // The first and the last of the rows from which the goal of row `number` is drawn; none if the last is less.
 Range choice(Strategy strategy, Number number, Number first, Number end) {
     switch (strategy) {
-        case Strategy::FUTURE: return {number + 1, end};
-        case Strategy::FINAL: return {end, end};
-        case Strategy::EPISODE: return {first + 1, end};
-        case Strategy::PAST: return {first + 1, number};
-        case Strategy::RANDOM: break;
+        case FUTURE: return {number + 1, end};
+        case FINAL: return {end, end};
+        case EPISODE: return {first + 1, end};
+        case PAST: return {first + 1, number};
+        case RANDOM: break;
     }
     return {0, 0};
 }
@@ -59,11 +59,9 @@ Range choice(Strategy strategy, Number number, Number first, Number end) {
 }  // namespace
 
 bool GoalLayout::fits(std::int64_t row, std::int64_t ring_row) const {
-    auto inside = [](std::int64_t at, std::int64_t bytes, std::int64_t size) {
-        return at >= 0 && bytes >= 0 && bytes <= size && at <= size - bytes;
-    };
-    return window.fits(row, ring_row) && inside(goal_at, goal_bytes, ring_row) && inside(into_obs, goal_bytes, row) &&
-           inside(into_next, goal_bytes, row) && inside(mark, 1, row);
+    return window.fits(row, ring_row) && lies_within(goal_at, goal_bytes, ring_row) &&
+           lies_within(into_obs, goal_bytes, row) && lies_within(into_next, goal_bytes, row) &&
+           lies_within(mark, 1, row);
 }
 
 std::int64_t candidates(const Ring &ring, Places places, std::uint64_t key, double ratio, Candidate *found) {
@@ -96,7 +94,7 @@ std::int64_t choose_goals(const Ring &ring, const GoalLayout &layout, Places pla
         const auto &env = ring.envs[e];
         if (high < low || (layout.finished && end == env.head - 1 && env.next > 0)) continue;
         Place aim;
-        if (layout.strategy == Strategy::RANDOM) {
+        if (layout.strategy == RANDOM) {
             aim = ring.after(others[i], others[i] - remainder_of(others[i], ring.rows, ring.inverse));
         } else {
             auto u = uniform(key, GOALS + 2 * i + 1);  // below 1, so what is chosen is at most `high`
@@ -161,10 +159,9 @@ namespace {
 
 // The numbers of an array, cast and made contiguous where they are not.
 template <typename T> Vector<const T> numbers(nb::handle given, int type, std::int64_t count, nb::object &kept) {
-    kept = nb::steal(PyArray_FROMANY(given.ptr(), type, 1, 1, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
-    if (!kept.is_valid()) nb::raise_python_error();
+    kept = array_or_raise(PyArray_FROMANY(given.ptr(), type, 1, 1, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
     Vector<const T> found;
-    found.look(reinterpret_cast<PyArrayObject *>(kept.ptr()));
+    found.bind(reinterpret_cast<PyArrayObject *>(kept.ptr()));
     require(found.size() == count, "relabel: one reward, and one of each flag, a step");
     return found;
 }
@@ -180,8 +177,8 @@ class GoalWindows {
         : ring(held<Ring>(ring, "expected the compiled ring")), layout(layout),
           fields(held<Fields>(fields, "expected the fields of packed rows")),
           weighed(held<Fields>(weighed, "expected the fields of packed rows")), width(this->fields->width),
-          dtype(dtype), shape(std::move(shape)), kept{ring, fields, weighed}, probability_at_(probability_at), weight_at_(weight_at),
-          in_files_(in_files) {
+          dtype(dtype), shape(std::move(shape)), kept{ring, fields, weighed}, probability_at_(probability_at),
+          weight_at_(weight_at), in_files_(in_files) {
         auto within = [&](std::int64_t at, int size) { return 0 <= at && at <= width - size && at % size == 0; };
         require(layout.fits(width, this->ring->width) && this->weighed->width == this->fields->width &&
                     width % 16 == 0 && within(probability_at, 8) && within(weight_at, 4),
@@ -277,10 +274,9 @@ class GoalBatch {
         std::vector<npy_intp> sizes{total};
         sizes.insert(sizes.end(), of->shape.begin(), of->shape.end());
         auto *descr = reinterpret_cast<PyArray_Descr *>(Py_NewRef(of->dtype.ptr()));
-        nb::object array = nb::steal(PyArray_NewFromDescr(&PyArray_Type, descr, static_cast<int>(sizes.size()),
-                                                          sizes.data(), nullptr, nullptr, 0, nullptr));
-        if (!array.is_valid()) nb::raise_python_error();
-        data = static_cast<std::byte *>(PyArray_DATA(reinterpret_cast<PyArrayObject *>(array.ptr())));
+        auto array = array_or_raise(PyArray_NewFromDescr(&PyArray_Type, descr, static_cast<int>(sizes.size()),
+                                                         sizes.data(), nullptr, nullptr, 0, nullptr));
+        data = numbers_of<std::byte>(array);
         return array;
     }
 };
@@ -291,8 +287,9 @@ nb::object GoalWindows::draw(nb::handle what, std::int64_t steps, double gamma, 
     require(steps >= 1, "a window has at least 1 step");
     require(layout.fits(width, ring->width), "the ring was bound to rows of another width");
     auto room = static_cast<std::size_t>(count);
-    GoalBatch batch{this, nb::find(*this), Target(anchors.standing(), pool_, Anchors::bytes({count, width})), count, ring->places(), gamma,
-                    anchors.weighed(), scratch<Place>(3 * room), scratch<RelabelledRow>(room + 1)};
+    GoalBatch batch{this, nb::find(*this), Target(anchors.standing(), pool_, Anchors::bytes({count, width})), count,
+                    ring->places(), gamma, anchors.weighed(), scratch<Place>(3 * room),
+                    scratch<RelabelledRow>(room + 1)};
     auto able = scratch<Candidate>(ratio > 0 ? room : 0);
     std::span<Place> places{batch.places.get(), room}, others{batch.places.get() + 2 * count, room};
     auto *first = batch.block->rows();
@@ -309,7 +306,7 @@ nb::object GoalWindows::draw(nb::handle what, std::int64_t steps, double gamma, 
             read_windows(*ring, layout.window, found, steps, gamma, batch.out(), batch.last());
             for (std::int64_t i = 0; i < count; ++i) batch.out()[i][layout.mark] = 0;
             // a stream of their own, so that the other random choices of a batch are those of every strategy
-            bool random = ratio > 0 && layout.strategy == Strategy::RANDOM;
+            bool random = ratio > 0 && layout.strategy == RANDOM;
             if (random && !draw_uniform(*ring, key(stream.value, OTHERS), 0, others))
                 std::copy(places.begin(), places.end(), others.begin());
             batch.chosen = choose_goals(*ring, layout, found, stream.value, {others.data(), count}, batch.out(),
@@ -326,11 +323,9 @@ nb::object GoalWindows::draw(nb::handle what, std::int64_t steps, double gamma, 
 nb::object column(nb::handle batch, const void *first, int type, std::initializer_list<npy_intp> sizes,
                   std::initializer_list<npy_intp> strides) {
     auto axes = static_cast<int>(sizes.size());
-    nb::object array = nb::steal(PyArray_New(&PyArray_Type, axes, sizes.begin(), type, strides.begin(),
-                                             const_cast<void *>(first), 0, NPY_ARRAY_ALIGNED, nullptr));
-    if (!array.is_valid()) nb::raise_python_error();
-    if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject *>(array.ptr()), batch.inc_ref().ptr()) < 0)
-        nb::raise_python_error();
+    auto array = array_or_raise(PyArray_New(&PyArray_Type, axes, sizes.begin(), type, strides.begin(),
+                                            const_cast<void *>(first), 0, NPY_ARRAY_ALIGNED, nullptr));
+    set_base(array, nb::borrow(batch));
     return array;
 }
 
@@ -351,17 +346,13 @@ template <auto MEMBER> nb::object step_member(nb::handle self) {
 
 void bind_goals(nb::module_ &module) {
     using Word64 = std::int64_t;
-    module.attr("FUTURE") = static_cast<int>(Strategy::FUTURE);
-    module.attr("FINAL") = static_cast<int>(Strategy::FINAL);
-    module.attr("EPISODE") = static_cast<int>(Strategy::EPISODE);
-    module.attr("PAST") = static_cast<int>(Strategy::PAST);
-    module.attr("RANDOM") = static_cast<int>(Strategy::RANDOM);
+    RELIVE_EXPORT(FUTURE, FINAL, EPISODE, PAST, RANDOM);
     nb::class_<GoalLayout>(module, "GoalLayout",
                            "Where goals are in rows of a ring and of a batch, in bytes, and how they are chosen.")
         .def("__init__",
              [](GoalLayout *self, WindowLayout window, Word64 goal_at, Word64 goal_bytes, Word64 into_obs,
                 Word64 into_next, Word64 mark, int strategy, bool finished) {
-                 require(strategy >= 0 && strategy <= static_cast<int>(Strategy::RANDOM), "no such strategy");
+                 require(strategy >= 0 && strategy <= RANDOM, "no such strategy");
                  new (self) GoalLayout{window,    goal_at, goal_bytes, into_obs,
                                        into_next, mark,    Strategy{strategy}, finished};
              },

@@ -12,7 +12,7 @@ namespace relive {
 
 // Where a goal may come from: the steps from the anchor on, the last, all of the episode, those before the anchor; or
 // any step of the whole ring.
-enum class Strategy : int { FUTURE, FINAL, EPISODE, PAST, RANDOM };
+enum Strategy : int { FUTURE, FINAL, EPISODE, PAST, RANDOM };
 
 // The number of a batch's further stream, by which the goals of RANDOM are drawn.
 inline constexpr std::uint64_t OTHERS = (std::uint64_t{1} << 32) + 1;

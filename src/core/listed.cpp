@@ -45,9 +45,13 @@ class Listed {
         else if (PyBool_Check(first)) type_ = NPY_BOOL;
         else if (PyLong_CheckExact(first)) type_ = NPY_INT64;
         else if (Description found; describe(first, found) && found.dtype.code != BFLOAT && found.ndim > 0) {
-            type_ = name_of(dtype_ = found.dtype), size_ = found.dtype.bytes();
-            for (std::int32_t axis = 0; axis < found.ndim; ++axis)
-                shape_.push_back(found.shape[axis]), size_ *= static_cast<std::size_t>(found.shape[axis]);
+            dtype_ = found.dtype;
+            type_ = name_of(dtype_);
+            size_ = dtype_.bytes();
+            for (std::int32_t axis = 0; axis < found.ndim; ++axis) {
+                shape_.push_back(found.shape[axis]);
+                size_ *= static_cast<std::size_t>(found.shape[axis]);
+            }
         }
     }
 
@@ -75,21 +79,29 @@ class Listed {
     // Whole numbers among floats are floats, as NumPy has it.
     bool turn_real() {
         if (!met_float_ || type_ != NPY_INT64) return false;
-        return type_ = NPY_FLOAT64, true;
+        type_ = NPY_FLOAT64;
+        return true;
     }
 
   private:
     bool number(PyObject *one, std::byte *&to) {
         if (type_ == NPY_FLOAT64 && PyFloat_CheckExact(one)) return set(to, PyFloat_AsDouble(one));
         if (type_ == NPY_BOOL) return PyBool_Check(one) && set(to, static_cast<npy_bool>(one == Py_True));
-        if (!PyLong_CheckExact(one)) return met_float_ = PyFloat_CheckExact(one), false;
+        if (!PyLong_CheckExact(one)) {
+            met_float_ = PyFloat_CheckExact(one);
+            return false;
+        }
         int beyond = 0;
         auto whole = PyLong_AsLongLongAndOverflow(one, &beyond);  // larger ones have another dtype
         if (beyond) return false;
         return type_ == NPY_INT64 ? set(to, static_cast<npy_int64>(whole)) : set(to, static_cast<double>(whole));
     }
 
-    template <typename T> static bool set(std::byte *&to, T value) { return put(to, value), to += sizeof(T), true; }
+    template <typename T> static bool set(std::byte *&to, T value) {
+        put(to, value);
+        to += sizeof(T);
+        return true;
+    }
 
     bool rows(PyObject *one, std::byte *&to) const {
         Description found;
@@ -97,7 +109,8 @@ class Listed {
                      found.has_shape({reinterpret_cast<const std::int64_t *>(shape_.data()) + depth_,
                                       shape_.size() - depth_});
         if (alike && size_) copy_bytes(to, found.data, size_);
-        return to += size_, alike;
+        to += size_;
+        return alike;
     }
 
     std::vector<npy_intp> shape_;
@@ -119,7 +132,7 @@ nb::object array_of_list(PyObject *given) {
             PyErr_Clear();
             return {};
         }
-        auto *to = static_cast<std::byte *>(PyArray_DATA(reinterpret_cast<PyArrayObject *>(array.ptr())));
+        auto *to = numbers_of<std::byte>(array);
         if (listed.fill(given, 0, to)) return array;
     } while (listed.turn_real());
     return {};

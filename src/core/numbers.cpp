@@ -76,47 +76,50 @@ template <typename T, typename Wide> bool store(const Wide *from, std::int64_t n
     return true;
 }
 
-constexpr int key(int code, int bits) { return code << 8 | bits; }
+// A kind of number, as a value.
+template <typename T> struct Kind {
+    using Type = T;
+};
 
-Load<std::int64_t> load_whole(DType dtype) {
+// What `each` answers for the kind of number that a dtype has; nullptr if it is not known.
+template <typename Answer, typename Each> Answer by_kind(DType dtype, Each each) {
+    constexpr auto key = [](int code, int bits) { return code << 8 | bits; };
     switch (key(dtype.code, dtype.bits)) {
-    case key(BOOL, 8): return load<Flag, std::int64_t>;
-    case key(INT, 8): return load<std::int8_t, std::int64_t>;
-    case key(INT, 16): return load<std::int16_t, std::int64_t>;
-    case key(INT, 32): return load<std::int32_t, std::int64_t>;
-    case key(INT, 64): return load<std::int64_t, std::int64_t>;
-    case key(UINT, 8): return load<std::uint8_t, std::int64_t>;
-    case key(UINT, 16): return load<std::uint16_t, std::int64_t>;
-    case key(UINT, 32): return load<std::uint32_t, std::int64_t>;
+    case key(BOOL, 8): return each(Kind<Flag>{});
+    case key(INT, 8): return each(Kind<std::int8_t>{});
+    case key(INT, 16): return each(Kind<std::int16_t>{});
+    case key(INT, 32): return each(Kind<std::int32_t>{});
+    case key(INT, 64): return each(Kind<std::int64_t>{});
+    case key(UINT, 8): return each(Kind<std::uint8_t>{});
+    case key(UINT, 16): return each(Kind<std::uint16_t>{});
+    case key(UINT, 32): return each(Kind<std::uint32_t>{});
+    case key(UINT, 64): return each(Kind<std::uint64_t>{});
+    case key(FLOAT, 16): return each(Kind<Half>{});
+    case key(FLOAT, 32): return each(Kind<float>{});
+    case key(FLOAT, 64): return each(Kind<double>{});
+    case key(BFLOAT, 16): return each(Kind<Brain>{});
     default: return nullptr;
     }
 }
 
-Load<double> load_real(DType dtype) {
-    switch (key(dtype.code, dtype.bits)) {
-    case key(FLOAT, 16): return load<Half, double>;
-    case key(FLOAT, 32): return load<float, double>;
-    case key(FLOAT, 64): return load<double, double>;
-    case key(BFLOAT, 16): return load<Brain, double>;
-    default: return nullptr;
-    }
+// Reads the numbers of a dtype that fit this wide one; no integer of 64 bits without a sign does.
+template <typename Wide> Load<Wide> load_as(DType dtype) {
+    return by_kind<Load<Wide>>(dtype, [](auto kind) -> Load<Wide> {
+        using T = typename decltype(kind)::Type;
+        constexpr bool whole = std::is_same_v<T, Flag> || std::is_integral_v<T>;
+        if constexpr (whole == std::is_integral_v<Wide> && !std::is_same_v<T, std::uint64_t>) return load<T, Wide>;
+        else return nullptr;
+    });
 }
 
 template <typename Wide> Store<Wide> store_as(DType dtype) {
-    auto known = key(dtype.code, dtype.bits);
-    if (known == key(FLOAT, 32)) return store<float, Wide>;
-    if (known == key(FLOAT, 64)) return store<double, Wide>;
-    if constexpr (std::is_integral_v<Wide>) switch (known) {
-        case key(INT, 8): return store<std::int8_t, Wide>;
-        case key(INT, 16): return store<std::int16_t, Wide>;
-        case key(INT, 32): return store<std::int32_t, Wide>;
-        case key(INT, 64): return store<std::int64_t, Wide>;
-        case key(UINT, 8): return store<std::uint8_t, Wide>;
-        case key(UINT, 16): return store<std::uint16_t, Wide>;
-        case key(UINT, 32): return store<std::uint32_t, Wide>;
-        case key(UINT, 64): return store<std::uint64_t, Wide>;
-    }
-    return nullptr;
+    return by_kind<Store<Wide>>(dtype, [](auto kind) -> Store<Wide> {
+        using T = typename decltype(kind)::Type;
+        // a float becomes no integer
+        if constexpr (std::is_floating_point_v<T> || (std::is_integral_v<T> && std::is_integral_v<Wide>))
+            return store<T, Wide>;
+        else return nullptr;
+    });
 }
 
 // Numbers in runs, `count` of a run and `stride` bytes apart; the runs are those of the first `axes` axes.
@@ -148,19 +151,11 @@ struct Runs {
     std::ptrdiff_t stride;
 };
 
-template <std::size_t SIZE> void gather(const std::byte *from, std::ptrdiff_t stride, std::int64_t n, std::byte *to) {
-    for (std::int64_t i = 0; i < n; ++i) std::memcpy(to + i * SIZE, from + i * stride, SIZE);
-}
-
 void gather(const std::byte *from, std::ptrdiff_t stride, std::int64_t n, std::byte *to, std::size_t size) {
     if (stride == static_cast<std::ptrdiff_t>(size)) return copy_bytes(to, from, size * static_cast<std::size_t>(n));
-    switch (size) {
-    case 1: return gather<1>(from, stride, n, to);
-    case 2: return gather<2>(from, stride, n, to);
-    case 4: return gather<4>(from, stride, n, to);
-    case 8: return gather<8>(from, stride, n, to);
-    case 16: return gather<16>(from, stride, n, to);
-    }
+    with_size(size, [=](auto bytes) {
+        for (std::int64_t i = 0; i < n; ++i) copy_bytes(to + i * bytes, from + i * stride, bytes);
+    });
 }
 
 template <typename Wide> bool convert(const Runs &runs, Load<Wide> load, Store<Wide> store, std::byte *to,
@@ -195,15 +190,16 @@ bool read_numbers(const Description &given, DType dtype, std::byte *to) {
         auto size = dtype.bytes();
         auto each = [&](const std::byte *from) {
             gather(from, runs.stride, runs.count, to, size);
-            return to += size * static_cast<std::size_t>(runs.count), true;
+            to += size * static_cast<std::size_t>(runs.count);
+            return true;
         };
         return runs.walk(each, given.data);
     }
-    if (auto load = load_whole(given.dtype)) {
+    if (auto load = load_as<std::int64_t>(given.dtype)) {
         auto store = store_as<std::int64_t>(dtype);
         return store && convert(runs, load, store, to, dtype.bytes());
     }
-    auto load = load_real(given.dtype);
+    auto load = load_as<double>(given.dtype);
     auto store = store_as<double>(dtype);
     return load && store && convert(runs, load, store, to, dtype.bytes());
 }

@@ -1,7 +1,6 @@
 // Sets the weights of rows from their TD errors, and draws rows by them.
 #include "priorities.hpp"
 
-#include <atomic>
 #include <cstddef>
 #include <limits>
 
@@ -20,15 +19,11 @@ constexpr double LARGEST_ERROR = std::numeric_limits<float>::max();
 
 // The words of `undo`; pairs of a place and its error before follow. Files hold them in this order.
 enum Undo : std::int64_t {
-    RATED = 0,    // how many errors have to be put back, if a kill comes now; 0 for none, or ALL_RATED
-    LARGEST = 1,  // the largest error before
-    PAIRS = 2,    // where the pairs begin
+    RATED,          // how many errors have to be put back, if a kill comes now; 0 for none, or ALL_RATED
+    RATED_LARGEST,  // the largest error before
+    RATED_START,    // where the pairs begin
 };
 constexpr double ALL_RATED = -1.0;  // there were more errors than `undo` has room for, and none was noted
-
-// The compiler moves no store across this. A thread's stores reach memory as if in the order of its program, and after
-// a kill nobody looks before all of them are there.
-void fence() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
 }  // namespace
 
@@ -36,7 +31,7 @@ Priorities::Priorities(Tree &tree_, KeptVector<float> errors, KeptVector<double>
                        KeptVector<double> undo)
     : tree(&tree_), ring(&ring_), errors_(std::move(errors)), words_(std::move(facts)), undo_(std::move(undo)),
       facts_(reinterpret_cast<Facts *>(words_.data)) {
-    require(errors_.size() == tree->leaves && words_.size() == FACTS && (!undo_.size() || undo_.size() >= PAIRS),
+    require(errors_.size() == tree->leaves && words_.size() == FACTS && (!undo_.size() || undo_.size() >= RATED_START),
             "the arrays of priorities do not fit each other");
     require_fit();
 }
@@ -74,16 +69,16 @@ bool Priorities::draw(std::uint64_t stream, bool stratified, double beta, double
 
 // Note the errors of rows before they change, so that a change that a kill breaks off can be taken back.
 void Priorities::note(std::span<const Rated> rated) {
-    undo_[LARGEST] = facts_->largest;
-    auto fits = PAIRS + 2 * std::ssize(rated) <= undo_.count;
-    auto pair = &undo_[PAIRS];
+    undo_[RATED_LARGEST] = facts_->largest;
+    auto fits = RATED_START + 2 * std::ssize(rated) <= undo_.count;
+    auto pair = &undo_[RATED_START];
     for (std::size_t i = 0; fits && i < rated.size(); ++i, pair += 2) {
         pair[0] = static_cast<double>(rated[i].place);  // a place is below 2**53
         pair[1] = errors_[rated[i].place];
     }
-    fence();  // the notes are whole before their number says that they count,
+    in_order();  // the notes are whole before their number says that they count,
     undo_[RATED] = fits ? static_cast<double>(rated.size()) : ALL_RATED;
-    fence();  // and it does so before anything changes
+    in_order();  // and it does so before anything changes
 }
 
 // Write the errors of rows, their weights, and all sums that follow from them. False if one is too large.
@@ -111,9 +106,9 @@ bool Priorities::set(std::span<const Rated> rated) {
         largest = std::max<double>(largest, size);  // never lowered: new rows get the largest that was ever set
     }
     facts_->largest = largest;
-    tree->climb(walkers.first(changed));
+    tree->propagate(walkers.first(changed));
     if (!undo_.count) return true;
-    fence();  // all is changed before the notes are given up
+    in_order();  // all is changed before the notes are given up
     undo_[RATED] = 0.0;
     return true;
 }
@@ -140,7 +135,7 @@ void Priorities::note_drawable(Vector<const Place> places, Vector<const std::uin
         nodes[place] = given;
         stored[place] = static_cast<float>(error);
     }
-    tree->climb(walkers.first(changed));
+    tree->propagate(walkers.first(changed));
 }
 
 namespace {
@@ -234,11 +229,8 @@ void bind_priorities(nb::module_ &module) {
     module.attr("DRAWS") = offsetof(Facts, draws) / sizeof(double);
     RELIVE_EXPORT(FACTS);
     // the entries of `undo`
-    module.attr("RATED") = static_cast<std::int64_t>(RATED);
-    module.attr("RATED_LARGEST") = static_cast<std::int64_t>(LARGEST);
-    module.attr("RATED_START") = static_cast<std::int64_t>(PAIRS);
-    RELIVE_EXPORT(ALL_RATED);
-    RELIVE_EXPORT(LARGEST_ERROR);
+    RELIVE_EXPORT(RATED, RATED_LARGEST, RATED_START);
+    RELIVE_EXPORT(ALL_RATED, LARGEST_ERROR);
     RELIVE_EXPORT(UNUSUAL);
     nb::class_<Priorities>(module, "Priorities", "The memory of the priorities of a ring's rows.")
         .def(nb::init<Tree &, KeptVector<float>, KeptVector<double>, const Ring &, KeptVector<double>>(),

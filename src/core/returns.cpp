@@ -163,7 +163,10 @@ class Finder {
     bool fits = true;   // none is null
 
   private:
-    template <typename T> T *checked(T *found) { return fits &= found != nullptr, found; }
+    template <typename T> T *checked(T *found) {
+        fits &= found != nullptr;
+        return found;
+    }
 };
 
 // The columns that all estimators read.
@@ -173,7 +176,8 @@ Grid grid_of(Finder &finder, const Columns &given, std::int64_t steps) {
     Grid grid{};
     grid.steps = steps;
     grid.envs = finder.envs;
-    if (steps < 0 || steps > finder.rows) return finder.fits = false, grid;
+    finder.fits = 0 <= steps && steps <= finder.rows;
+    if (!finder.fits) return grid;
     grid.reward = finder.numbers(given.reward, steps);
     if (!given.value.is_none()) grid.value = finder.numbers(given.value, steps + 1);
     grid.terminated = finder.flags(given.terminated, steps);

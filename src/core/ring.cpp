@@ -13,33 +13,25 @@ namespace {
 constexpr std::size_t WORD = sizeof(std::int64_t);
 constexpr std::int64_t COLUMNS = sizeof(Env) / WORD;  // of `state`
 
-template <typename T> T argument(nb::handle item, const char *name) {
-    T out;
-    if (!nb::try_cast(item, out))
-        throw nb::type_error((std::string("a ring's `") + name + "` has another dtype or other axes").c_str());
-    return out;
-}
-
 // All arrays of `relive.core.RingArrays`; every length is held to the others here, since nothing checks them later.
 Ring ring_of(nb::object arrays) {
-    auto member = [&](const char *name) { return arrays.attr(name); };
-    auto state = argument<Matrix<std::int64_t>>(member("state"), "state");
-    auto counters = argument<Vector<std::int64_t>>(member("counters"), "counters");
-    auto memory = argument<Matrix<std::uint8_t>>(member("memory"), "memory");
+    auto state = member<Matrix<std::int64_t>>(arrays, "state", "a ring's");
+    auto counters = member<Vector<std::int64_t>>(arrays, "counters", "a ring's");
+    auto memory = member<Matrix<std::uint8_t>>(arrays, "memory", "a ring's");
     Ring ring;
-    ring.rows = nb::cast<std::int64_t>(member("rows"));
-    ring.step_bytes = nb::cast<std::size_t>(member("step_bytes"));
-    ring.obs_bytes = nb::cast<std::size_t>(member("obs_bytes"));
-    ring.step = argument<Column<std::int32_t>>(member("step"), "step");
-    ring.stamp = argument<Column<std::int64_t>>(member("stamp"), "stamp");
-    ring.order = argument<Column<std::int32_t>>(member("order"), "order");
-    ring.reward = argument<Column<float>>(member("reward"), "reward");
-    ring.terminated = argument<Column<std::uint8_t>>(member("terminated"), "terminated");
-    ring.truncated = argument<Column<std::uint8_t>>(member("truncated"), "truncated");
-    ring.ends = argument<Vector<std::int32_t>>(member("ends"), "ends");
-    ring.seen = argument<Vector<std::int64_t>>(member("seen"), "seen");
-    ring.undo = argument<Vector<std::int64_t>>(member("undo"), "undo");
-    ring.reserve = argument<Vector<std::int64_t>>(member("reserve"), "reserve");
+    ring.rows = nb::cast<std::int64_t>(arrays.attr("rows"));
+    ring.step_bytes = nb::cast<std::size_t>(arrays.attr("step_bytes"));
+    ring.obs_bytes = nb::cast<std::size_t>(arrays.attr("obs_bytes"));
+    ring.step = member<Column<std::int32_t>>(arrays, "step", "a ring's");
+    ring.stamp = member<Column<std::int64_t>>(arrays, "stamp", "a ring's");
+    ring.order = member<Column<std::int32_t>>(arrays, "order", "a ring's");
+    ring.reward = member<Column<float>>(arrays, "reward", "a ring's");
+    ring.terminated = member<Column<std::uint8_t>>(arrays, "terminated", "a ring's");
+    ring.truncated = member<Column<std::uint8_t>>(arrays, "truncated", "a ring's");
+    ring.ends = member<Vector<std::int32_t>>(arrays, "ends", "a ring's");
+    ring.seen = member<Vector<std::int64_t>>(arrays, "seen", "a ring's");
+    ring.undo = member<Vector<std::int64_t>>(arrays, "undo", "a ring's");
+    ring.reserve = member<Vector<std::int64_t>>(arrays, "reserve", "a ring's");
     Place places;
     bool few = !__builtin_mul_overflow(ring.rows, state.rows, &places);
     auto fits = [&](std::int64_t size, std::int64_t wanted) { return size == wanted || size == 0; };
@@ -56,7 +48,7 @@ Ring ring_of(nb::object arrays) {
     ring.width = memory.columns;
     ring.envs = {reinterpret_cast<Env *>(state.first), state.rows};
     ring.counters = reinterpret_cast<Counters *>(counters.data);
-    ring.lines = Lines(static_cast<std::size_t>(state.rows));
+    ring.ranges = DrawRanges(static_cast<std::size_t>(state.rows));
     ring.kept = arrays;
     return ring;
 }
@@ -78,6 +70,7 @@ void bind_ring(nb::module_ &module) {
     module.attr("LENGTH") = offsetof(Counters, length) / WORD;
     module.attr("STRIDE") = offsetof(Counters, stride) / WORD;
     module.attr("TAILS") = offsetof(Counters, tails) / WORD;
+    module.attr("ACROSS") = Counters::ACROSS;
     module.attr("NOT_FINITE") = offsetof(Counters, not_finite) / WORD;
     module.attr("WEIGH") = offsetof(Counters, weigh) / WORD;
     RELIVE_EXPORT(COUNTERS);
@@ -85,7 +78,7 @@ void bind_ring(nb::module_ &module) {
         .def("__init__", [](Ring *self, nb::object arrays) { new (self) Ring(ring_of(arrays)); }, nb::arg("arrays"))
         .def("rebind", [](Ring &self, nb::object arrays) { self = ring_of(arrays); }, nb::arg("arrays"),
              "Take other arrays; who keeps this object follows.")
-        .def("changed", [](Ring &self) { self.lines.forget(); },
+        .def("changed", [](Ring &self) { self.ranges.forget(); },
              "Python changed the cursors, the rule or stamps, which draws must not take for what they were.");
 }
 

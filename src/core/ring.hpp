@@ -4,11 +4,12 @@
 // memory is NumPy's, over RAM, a map or shared memory; this object keeps the arrays, and none of them moves.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include "arrays.hpp"
-#include "lines.hpp"
+#include "draw_ranges.hpp"
 
 namespace relive {
 
@@ -25,22 +26,27 @@ struct Env {
 
 // The words of `counters`; saves hold them in this order.
 struct Counters {
+    static constexpr std::int64_t TAILS = 1, ACROSS = 2;  // bits of the word `tails`
+
     std::int64_t completed;   // transitions ever completed, in all envs
     std::int64_t drawable;    // rows that can be drawn now
     std::int64_t episodes;    // episodes that ended
     std::int64_t history;     // how many rows before a window's last must be live
     std::int64_t length;      // steps of a window
     std::int64_t stride;      // steps between the starts of two windows
-    std::int64_t tails;       // 1 if a last window that is shorter counts
+    std::int64_t tails;       // TAILS if a last window that is shorter counts, plus ACROSS if rows of any episode do
     std::int64_t not_finite;  // rewards that were NaN or infinite
     std::int64_t weigh;       // what is drawn equally often
 
     // The first step of the window whose last is step `at` of an episode: a full window, or a tail.
     std::int64_t window_start(std::int64_t at) const {
         auto beyond = at + 1 - length;
-        return beyond > 0 ? ((beyond - 1) / every() + 1) * every() : 0;
+        return beyond > 0 ? ((beyond - 1) / positive_stride() + 1) * positive_stride() : 0;
     }
-    std::int64_t every() const { return std::max<std::int64_t>(stride, 1); }  // the stride, whatever a file holds
+    // The stride, whatever a file holds.
+    std::int64_t positive_stride() const { return std::max<std::int64_t>(stride, 1); }
+    bool has_tails() const { return tails & TAILS; }
+    bool across() const { return tails & ACROSS; }
 };
 inline constexpr int COUNTERS = sizeof(Counters) / sizeof(std::int64_t);
 
@@ -60,6 +66,11 @@ inline void fetch(const std::byte *start, std::size_t bytes) {
         asm volatile("");  // else GCC takes this for a function without effect, and drops calls of it
     }
 }
+
+// The stores before it come first in the program. A kill is seen only after all of a thread's stores, in their order,
+// so it is the compiler alone that must not move any.
+// Tests mix words from before and after at random instead of relying on an order.
+inline void in_order() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
 class Ring {
   public:
@@ -89,25 +100,32 @@ class Ring {
     // Which rows can be drawn
     bool ends_full(std::int64_t at) const {
         return at + 1 >= counters->length &&
-               (counters->stride == 1 || (at + 1 - counters->length) % counters->every() == 0);
+               (counters->stride == 1 || (at + 1 - counters->length) % counters->positive_stride() == 0);
     }
     // True if a complete row ends a window: a full one or, where tails count, the last of an episode that ended or was
     // interrupted. `head` is the number of the env's next row, which will have the index `following`.
     bool ends_window(Place place, Number number, Place begin, Number head, std::int64_t following) const {
         if (ends_full(step[place])) return true;
         auto next = after(place, begin);
-        if (!counters->tails || stamp[next] >= 0) return false;
+        if (!counters->has_tails() || stamp[next] >= 0) return false;
         if (number + 2 == head) return following == 0;  // the row after is the newest
         return step[after(next, begin)] == 0;
     }
-    bool can_draw(Place place, Number number, std::int64_t e) const {
+    // True if the rows before an anchor that are read with it are there: `history` of them, or as many as its episode
+    // has. Where they may be of any episode, the earliest is read only if the one after it does not begin an episode.
+    bool has_history(Place place, Number number, std::int64_t e) const {
         auto history = counters->history;
-        if (stamp[place] < 0) return false;
-        if (history && number - std::min<std::int64_t>(step[place], history) < oldest(e)) return false;
+        if (history == 0) return true;
+        if (!counters->across()) return number - std::min<std::int64_t>(step[place], history) >= oldest(e);
+        auto begins = number - history + 1;
+        return begins > oldest(e) || (begins == oldest(e) && step[place_of(begins, e)] == 0);
+    }
+    bool can_draw(Place place, Number number, std::int64_t e) const {
+        if (stamp[place] < 0 || !has_history(place, number, e)) return false;
         return ends_window(place, number, e * rows, envs[e].head, envs[e].next);
     }
 
-    // Rows were added to an env: its line goes on. Defined in lines.cpp.
+    // Rows were added to an env: its range goes on. Defined in draw_ranges.cpp.
     void note_added(std::int64_t e);
 
     Place rows = 0;              // per env
@@ -127,7 +145,7 @@ class Ring {
     Vector<std::int64_t> seen;      // up to which number each env's rows are noted in `ends`; may be empty
     Vector<std::int64_t> undo;      // how to take back a change that a kill broke off; may be empty
     Vector<std::int64_t> reserve;   // rows of lower numbers may be overwritten before the next flush; may be empty
-    mutable Lines lines;            // what draws have found out; no part of the ring's state
+    mutable DrawRanges ranges;      // what draws have found out; no part of the ring's state
     nb::object kept;                // the arrays
 };
 

@@ -83,13 +83,12 @@ void cut_env(std::int64_t env, Flags done, Flags real, Flags starts, Cut cut, Wi
 nb::object table_of(std::unique_ptr<Windows> windows) {
     npy_intp shape[2] = {static_cast<npy_intp>(windows->size()), 5};
     auto *table = windows.get();
-    if (table->empty()) return nb::steal(PyArray_SimpleNew(2, shape, NPY_INT64));
+    if (table->empty()) return array_or_raise(PyArray_SimpleNew(2, shape, NPY_INT64));
     nb::capsule owner(table, [](void *memory) noexcept { delete static_cast<Windows *>(memory); });
     windows.release();
-    auto made = nb::steal(PyArray_SimpleNewFromData(2, shape, NPY_INT64, table->data()));
-    if (!made || PyArray_SetBaseObject(reinterpret_cast<PyArrayObject *>(made.ptr()), owner.release().ptr()) < 0)
-        nb::raise_python_error();
-    return made;
+    auto array = array_or_raise(PyArray_SimpleNewFromData(2, shape, NPY_INT64, table->data()));
+    set_base(array, owner);
+    return array;
 }
 
 nb::object plan_windows(Flags done, Flags real, Flags starts, std::int64_t length, std::int64_t stride, bool tails,
@@ -211,7 +210,10 @@ void take_windows(Matrix<const std::uint8_t> source, Column<const std::int64_t> 
     auto block = pool.take(static_cast<std::size_t>(bytes));
     copy_runs(runs, length, block->rows());
     std::int64_t sizes[2] = {first.size(), length}, strides[2] = {window, source.columns};
-    if (time_first) std::swap(sizes[0], sizes[1]), std::swap(strides[0], strides[1]);
+    if (time_first) {
+        std::swap(sizes[0], sizes[1]);
+        std::swap(strides[0], strides[1]);
+    }
     fields.put(*block, PackedRows{block->rows(), sizes, strides}, into);
 }
 
@@ -221,16 +223,15 @@ nb::object mark_windows(Column<const std::int64_t> lengths, Column<const std::in
     if (is_start.size() != count || length < 0)
         throw nb::value_error("the facts of windows do not fit each other");
     npy_intp shape[3] = {2, static_cast<npy_intp>(count), static_cast<npy_intp>(length)};
-    auto made = nb::steal(PyArray_SimpleNew(3, shape, NPY_BOOL));
-    if (!made) nb::raise_python_error();
-    auto *starts = static_cast<std::uint8_t *>(PyArray_DATA(reinterpret_cast<PyArrayObject *>(made.ptr())));
+    auto array = array_or_raise(PyArray_SimpleNew(3, shape, NPY_BOOL));
+    auto *starts = numbers_of<std::uint8_t>(array);
     auto *mask = starts + count * length;
     std::memset(starts, 0, 2 * count * length);
     for (std::int64_t b = 0; b < count && length; ++b) {
         starts[b * length] = is_start[b] == 1;
         std::memset(mask + b * length, 1, std::clamp<std::int64_t>(lengths[b], 0, length));
     }
-    return made;
+    return array;
 }
 
 }  // namespace

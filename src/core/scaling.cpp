@@ -1,5 +1,5 @@
-// Numbers scaled to the mean 0 and the standard deviation 1. The order of the sums is why this is here: it is the same on
-// every processor and in every version of torch, whose own sums are not, and large inputs are scaled as quickly by torch.
+// Numbers scaled to the mean 0 and the standard deviation 1. The order of the sums is why this is here: it is the same
+// on every processor and in every version of torch, whose own sums are not. Torch scales large inputs as quickly.
 #include <cmath>
 #include <cstdint>
 #include <span>

@@ -103,14 +103,12 @@ void write(const Ring &ring, const SequenceLayout &layout, double gamma, std::in
 }  // namespace
 
 bool SequenceLayout::fits(std::int64_t row, std::int64_t ring_row) const {
-    auto inside = [&](std::int64_t at, std::int64_t bytes) { return at >= 0 && at <= row - bytes; };
     for (auto &last : lasts)
-        if (last.bytes < 0 || last.bytes > std::min(row, ring_row) || !inside(last.to, last.bytes) || last.from < 0 ||
-            last.from > ring_row - last.bytes)
-            return false;
+        if (!lies_within(last.to, last.bytes, row) || !lies_within(last.from, last.bytes, ring_row)) return false;
     auto copied = [&](std::int64_t bytes) {
         return bytes >= 0 && bytes % 16 == 0 && bytes <= row && bytes <= ring_row;
     };
+    auto inside = [&](std::int64_t at, std::int64_t bytes) { return lies_within(at, bytes, row); };
     return inside(reward, 4) && inside(terminated, 1) && inside(truncated, 1) && inside(discount, 4) &&
            inside(steps, 4) && inside(next, 8) && inside(mask, 1) && inside(is_start, 1) && copied(step_bytes) &&
            copied(obs_bytes) && row % 16 == 0 && burn_in >= 0 && n >= 1;
@@ -212,11 +210,10 @@ class SequenceWindows {
     }
     static nb::object new_array(std::initializer_list<npy_intp> shape, Vector<std::int64_t> &view) {
         auto axes = static_cast<int>(shape.size());
-        auto *array = PyArray_SimpleNew(axes, const_cast<npy_intp *>(shape.begin()), NPY_INT64);
-        if (!array) nb::raise_python_error();
-        view = {static_cast<std::int64_t *>(PyArray_DATA(reinterpret_cast<PyArrayObject *>(array))), 1};
+        auto array = array_or_raise(PyArray_SimpleNew(axes, const_cast<npy_intp *>(shape.begin()), NPY_INT64));
+        view = {numbers_of<std::int64_t>(array), 1};
         for (auto size : shape) view.count *= size;
-        return nb::steal(array);
+        return array;
     }
 
     const Ring *ring_;

@@ -204,9 +204,10 @@ bool StepFields::pick(PyObject *given, const Node &node, Step &step, Py_ssize_t 
 bool StepFields::accept(const StepField &field, Source &source, Step &step) const {
     Description found;
     bool known = describe(source.item, found);
-    if (known && found.dtype == field.dtype && found.has_shape(field.shape) && found.contiguous())
-        return source.data = found.data, true;
-    return read(field, source, step, known ? &found : nullptr);
+    if (!known || found.dtype != field.dtype || !found.has_shape(field.shape) || !found.contiguous())
+        return read(field, source, step, known ? &found : nullptr);
+    source.data = found.data;
+    return true;
 }
 
 bool StepFields::read(const StepField &field, Source &source, Step &step, const Description *found) const {
@@ -258,10 +259,9 @@ nb::tuple StepFields::leaves(const Step &step) const {
             continue;
         }
         std::vector<npy_intp> shape(field.shape.begin(), field.shape.end());
-        nb::object array = nb::steal(
+        auto array = array_or_raise(
             PyArray_SimpleNew(static_cast<int>(shape.size()), shape.data(), type_of(field.dtype)));
-        if (!array.is_valid()) nb::raise_python_error();
-        std::memcpy(PyArray_DATA(reinterpret_cast<PyArrayObject *>(array.ptr())), step[i].data, field.bytes);
+        std::memcpy(numbers_of<std::byte>(array), step[i].data, field.bytes);
         leaves.append(array);
     }
     return nb::tuple(leaves);
@@ -318,7 +318,7 @@ class StepAdder {
           fields_(nb::cast<const StepFields &>(fields)), mode_(mode), places_(ring_.places()),
           mask_name_(nb::steal(PyUnicode_InternFromString("mask"))),
           kept_(nb::make_tuple(ring, staged, fields, large)) {
-        if (mode < NO_FINALS || mode > LINKED) throw nb::value_error("there is no such way of adding rows");
+        require_mode(mode);
         auto count = staged_.size();
         mask_.dtype = {BOOL, 8, 1};
         mask_.shape = {count};

@@ -59,7 +59,10 @@ class Step {
     // Memory for so many bytes, aligned for any number.
     std::byte *take(std::size_t bytes) {
         auto begin = (used_ + 15) / 16 * 16;
-        if (bytes <= sizeof(near_) && begin <= sizeof(near_) - bytes) return used_ = begin + bytes, near_ + begin;
+        if (bytes <= sizeof(near_) && begin <= sizeof(near_) - bytes) {
+            used_ = begin + bytes;
+            return near_ + begin;
+        }
         return far_.emplace_back(new std::byte[bytes]).get();
     }
 

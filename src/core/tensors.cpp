@@ -205,7 +205,7 @@ bool describe_tensor(PyObject *thing, Description &out) try {
         if (!dtype.known()) return false;
         out.lent_ = plain("array_of")(nb::handle(thing));  // raises an error for what is lazy
         if (out.lent_.is_none()) return false;
-        out.look(reinterpret_cast<PyArrayObject *>(out.lent_.ptr()));
+        out.bind(reinterpret_cast<PyArrayObject *>(out.lent_.ptr()));
         out.dtype = dtype;  // NumPy may have the bits alone
     }
     auto aligned = std::clamp<std::size_t>(out.dtype.bytes(), 1, 8);
@@ -248,16 +248,14 @@ class HeldArray final : public BatchMemory {
 
 // An array of bytes over memory that it keeps; its strides may be null.
 nb::object array_over(Memory &memory, std::byte *first, std::span<std::int64_t> sizes, std::int64_t *strides) {
-    nb::object array = nb::steal(PyArray_New(
+    auto array = array_or_raise(PyArray_New(
         &PyArray_Type, static_cast<int>(sizes.size()), reinterpret_cast<npy_intp *>(sizes.data()), NPY_UINT8,
         reinterpret_cast<npy_intp *>(strides), first, 0, NPY_ARRAY_WRITEABLE | NPY_ARRAY_ALIGNED, nullptr));
-    if (!array.is_valid()) nb::raise_python_error();
     memory.keep();
     Kept<Memory> kept(&memory);
     nb::capsule owner(&memory, [](void *held) noexcept { static_cast<Memory *>(held)->drop(); });
     kept.release();
-    if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject *>(array.ptr()), owner.release().ptr()) < 0)
-        nb::raise_python_error();
+    set_base(array, owner);
     return array;
 }
 
@@ -289,7 +287,10 @@ Fields::Fields(nb::handle facts, std::size_t width_) : width(width_), given(nb::
             auto path = nb::steal(PyTuple_GetSlice(field.name.ptr(), 0, i + 1));
             auto found = std::ranges::find_if(known, [&](auto &other) { return other.equal(path); });
             auto k = static_cast<std::size_t>(found - known.begin());
-            if (found == known.end()) known.push_back(path), branches_.push_back({field.branch, name});
+            if (found == known.end()) {
+                known.push_back(path);
+                branches_.push_back({field.branch, name});
+            }
             field.branch = k;
         }
         fields_.push_back(std::move(field));
@@ -375,7 +376,8 @@ nb::dict Fields::made(Memory &memory, const PackedRows &rows, Use use, Slot *slo
     if (!exchanged_ || !torch.exchanges() || nb::cast<int>(torch.dispatch_modes()) != 0) {
         std::vector<std::int64_t> sizes(rows.sizes.begin(), rows.sizes.end());
         std::vector<std::int64_t> strides(rows.strides.begin(), rows.strides.end());
-        sizes.push_back(static_cast<std::int64_t>(width)), strides.push_back(1);
+        sizes.push_back(static_cast<std::int64_t>(width));
+        strides.push_back(1);
         nb::dict by_name;
         plain("put_fields")(array_over(memory, rows.first, sizes, strides.data()), given, by_name);
         if (slot) slot->forget();
@@ -388,11 +390,15 @@ nb::dict Fields::made(Memory &memory, const PackedRows &rows, Use use, Slot *slo
         auto item = static_cast<std::int64_t>(field.dtype.bytes());
         auto *loan = Loan::make(memory, rows.first + field.at, field.dtype, axes);
         auto *sizes = loan->sizes(), *strides = sizes + axes;
-        for (std::size_t axis = 0; axis < lead; ++axis)
-            sizes[axis] = rows.sizes[axis], strides[axis] = rows.strides[axis] / item;
+        for (std::size_t axis = 0; axis < lead; ++axis) {
+            sizes[axis] = rows.sizes[axis];
+            strides[axis] = rows.strides[axis] / item;
+        }
         std::int64_t step = 1;
-        for (auto axis = axes; axis-- > lead; step *= std::max<std::int64_t>(sizes[axis], 1))
-            sizes[axis] = field.shape[axis - lead], strides[axis] = step;
+        for (auto axis = axes; axis-- > lead; step *= std::max<std::int64_t>(sizes[axis], 1)) {
+            sizes[axis] = field.shape[axis - lead];
+            strides[axis] = step;
+        }
         set_item(into, use == Use::Names ? field.name : field.leaf, loan->adopted(*torch.api));
     }
     if (slot) slot->keep(*this, rows, use, into);
@@ -415,7 +421,10 @@ nb::object Fields::batch(Memory &memory, std::byte *first, std::int64_t count, n
         if (!PyDict_Check(batches.back().ptr())) throw nb::type_error("a batch: expected a kind of dict");
     };
     open();
-    if (flat) return merge(batches[0], tensors), batches[0];
+    if (flat) {
+        merge(batches[0], tensors);
+        return batches[0];
+    }
     for (auto &field : fields_) {
         while (batches.size() <= field.branch) {  // the names above stand where their first leaf would
             auto &branch = branches_[batches.size() - 1];
@@ -481,26 +490,15 @@ void Fields::pack(nb::handle columns, Matrix<std::uint8_t> rows, std::int64_t st
 namespace {
 
 // Rows of `size` bytes, at places in range, to places `pitch` bytes apart.
-template <std::size_t SIZE>
-void pick(std::byte *target, std::size_t pitch, const std::byte *source, std::span<const std::int64_t> places) {
-    for (auto place : places) {
-        __builtin_memcpy(target, source + static_cast<std::size_t>(place) * SIZE, SIZE);
-        target += pitch;
-    }
-}
-
 void pick(std::byte *target, std::size_t pitch, const std::byte *source, std::span<const std::int64_t> places,
           std::size_t size) {
-    switch (size) {
-    case 1: return pick<1>(target, pitch, source, places);
-    case 4: return pick<4>(target, pitch, source, places);
-    case 8: return pick<8>(target, pitch, source, places);
-    case 16: return pick<16>(target, pitch, source, places);
-    }
-    for (auto place : places) {
-        copy_bytes(target, source + static_cast<std::size_t>(place) * size, size);
-        target += pitch;
-    }
+    with_size(size, [=](auto bytes) {
+        auto *to = target;
+        for (auto place : places) {
+            copy_bytes(to, source + static_cast<std::size_t>(place) * bytes, bytes);
+            to += pitch;
+        }
+    });
 }
 
 }  // namespace
@@ -596,33 +594,33 @@ void give_back(nb::handle refusing, nb::handle batch) {
     for (nb::handle inner : nested) give_back(refusing, inner);
 }
 
+// Put tensors over the rows of a block, as the fields of each part, into its dict.
+void put_parts(const Target &block, std::int64_t count, std::size_t width, nb::tuple parts, nb::tuple dicts) {
+    require(parts.size() == dicts.size(), "parts of rows: expected a dict for each");
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+        auto &part = nb::cast<const Fields &>(parts[i]);
+        require(part.width == width, "parts of rows: they are of another width");
+        part.put(*block, block->rows(), count, nb::cast<nb::dict>(dicts[i]), block.slot);
+    }
+}
+
 std::int64_t take_fields(Bytes source, Places index, nb::tuple parts, nb::tuple dicts, Pool &pool,
                          nb::handle standing) {
-    require(parts.size() == dicts.size(), "take_fields: expected a dict for each part");
     std::size_t bytes;
     require(!__builtin_mul_overflow(index.size(), source.columns, &bytes), "take_fields: too many rows");
     Target block(standing, pool, bytes);
     auto bad = take_rows(source, index, {block->rows(), source.columns, index.size(), source.columns});
-    for (std::size_t i = 0; bad < 0 && i < parts.size(); ++i) {
-        auto &fields = nb::cast<const Fields &>(parts[i]);
-        require(static_cast<std::int64_t>(fields.width) == source.columns, "take_fields: rows of another width");
-        fields.put(*block, block->rows(), index.size(), nb::cast<nb::dict>(dicts[i]), block.slot);
-    }
+    if (bad < 0) put_parts(block, index.size(), static_cast<std::size_t>(source.columns), parts, dicts);
     return bad;
 }
 
 std::int64_t take_columns(nb::handle columns, const Fields &fields, Places index, nb::tuple parts, nb::tuple dicts,
                           Pool &pool, nb::handle standing) {
-    require(parts.size() == dicts.size(), "take_columns: expected a dict for each part");
     std::size_t bytes;
     require(!__builtin_mul_overflow(index.size(), fields.width, &bytes), "take_columns: too many rows");
     Target block(standing, pool, bytes);
     auto bad = fields.gather(columns, index, block->rows());
-    for (std::size_t i = 0; bad < 0 && i < parts.size(); ++i) {
-        auto &part = nb::cast<const Fields &>(parts[i]);
-        require(part.width == fields.width, "take_columns: rows of another width");
-        part.put(*block, block->rows(), index.size(), nb::cast<nb::dict>(dicts[i]), block.slot);
-    }
+    if (bad < 0) put_parts(block, index.size(), fields.width, parts, dicts);
     return bad;
 }
 

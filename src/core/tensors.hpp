@@ -61,7 +61,7 @@ class Description {
     friend bool describe(PyObject *thing, Description &out);
     friend bool describe_tensor(PyObject *thing, Description &out);
     bool has_no_gaps() const;
-    void look(PyArrayObject *found) {
+    void bind(PyArrayObject *found) {
         auto number = static_cast<std::size_t>(PyArray_TYPE(found));
         dtype = number < std::size(NUMPY_DTYPES) ? NUMPY_DTYPES[number] : DType{FLOAT, 16, number == NPY_HALF};
         data = reinterpret_cast<std::byte *>(PyArray_DATA(found));
@@ -88,7 +88,7 @@ bool describe_tensor(PyObject *thing, Description &out);
 inline bool describe(PyObject *thing, Description &out) {
     if (!PyArray_CheckExact(thing)) return describe_tensor(thing, out);
     auto *array = reinterpret_cast<PyArrayObject *>(thing);
-    out.look(array);
+    out.bind(array);
     out.array = true;
     return out.dtype.known() && PyArray_ISNOTSWAPPED(array) && PyArray_ISALIGNED(array);
 }

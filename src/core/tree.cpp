@@ -70,7 +70,7 @@ void Tree::build() {
 
 // A walker goes from a node to its parent. One whose node keeps its value ends there, and so do all but the first of
 // those that meet in one node.
-void Tree::climb(std::span<std::int64_t> walkers) {
+void Tree::propagate(std::span<std::int64_t> walkers) {
     auto coming = std::ssize(walkers);
     for (std::size_t level = 0; level + 1 < offsets.size(); ++level) {
         auto *below = &nodes[offsets[level]], *above = &nodes[offsets[level + 1]];
@@ -110,7 +110,7 @@ std::int64_t Tree::set(Vector<const std::int64_t> positions, Vector<const double
         changed += weights[place] != weight;
         weights[place] = weight;
     }
-    climb(walkers.first(changed));
+    propagate(walkers.first(changed));
     return -1;
 }
 

@@ -43,7 +43,7 @@ class Tree {
     Cover whole() const { return {{&offsets.back(), 1}, {&nodes[offsets.back()], 1}}; }
 
     // Sum all nodes anew above leaves that changed; `walkers`, their places, is used up. Nothing fails.
-    void climb(std::span<std::int64_t> walkers);
+    void propagate(std::span<std::int64_t> walkers);
 
     // Ask for the cache lines that a change of a leaf will change: the leaf, and two levels of nodes above.
     void expect(std::int64_t leaf) const {

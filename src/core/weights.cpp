@@ -12,7 +12,7 @@ namespace {
 enum Weigh : std::int64_t { WINDOWS, STEPS, EPISODES };  // counters->weigh, as files have it
 
 // The first step of the last whole window before the one that ends at step `at` >= length of an episode.
-std::int64_t whole_before(const Counters &rule, std::int64_t at) { return rule.window_start(at - rule.every()); }
+std::int64_t whole_before(const Counters &rule, std::int64_t at) { return rule.window_start(at - rule.positive_stride()); }
 
 // Where the window before the one that ends at a place ends, in the same episode; -1 if there is none, or no more.
 Place window_before(const Ring &ring, Place place) {
@@ -55,7 +55,7 @@ std::int64_t weigh_windows(Tree &tree, const Ring &ring, Vector<const Place> pla
     for (std::size_t i = 0; rule.weigh == EPISODES && i < count; ++i)
         if (drawable[static_cast<std::int64_t>(i)] && tree.nodes[given[i]] > 0.0)
             if (auto before = window_before(ring, given[i]); before >= 0) weigh(before, 0.0);
-    tree.climb(walkers.first(changed));
+    tree.propagate(walkers.first(changed));
     return -1;
 }
 
@@ -69,11 +69,11 @@ Place window_of_episode(const Ring &ring, Place newest, Number oldest, double ra
         // whole windows of the episode, the newest apart: from the one that ends at row `low` or next after it
         auto first = rule.window_start(std::max(low, oldest) - begins);
         last = whole_before(rule, at);
-        if (last >= first) others = (last - first) / rule.every() + 1;
+        if (last >= first) others = (last - first) / rule.positive_stride() + 1;
     }
     auto chosen = static_cast<std::int64_t>(random * static_cast<double>(1 + others));
     if (chosen == 0) return newest;  // 1 is the one before it, and so on
-    auto end = last - (chosen - 1) * rule.every() + rule.length - 1;
+    auto end = last - (chosen - 1) * rule.positive_stride() + rule.length - 1;
     return ring.place_of(begins + end, env);
 }
 

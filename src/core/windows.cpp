@@ -33,7 +33,7 @@ std::int64_t wrapped(std::int64_t offset, std::int64_t rows) {
 __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
 #endif
 // Stacks of frames load the next stack while one is copied: 128 µs instead of 133.
-void copy_ahead(std::byte *to, const std::byte *from, std::size_t bytes, std::uintptr_t ahead) {
+void copy_and_prefetch(std::byte *to, const std::byte *from, std::size_t bytes, std::uintptr_t ahead) {
     struct Half {
         std::uint64_t words[4];
     };
@@ -61,15 +61,12 @@ bool is_run(const Place *places, std::int64_t depth, std::int64_t rows) {
 }  // namespace
 
 bool WindowLayout::fits(std::int64_t row, std::int64_t ring_row) const {
-    auto inside = [](std::int64_t at, std::int64_t bytes, std::int64_t size) {
-        return at >= 0 && bytes >= 0 && bytes <= size && at <= size - bytes;
-    };
-    bool known = inside(index, 8, row) && inside(next_index, 8, row) && inside(discount, 4, row) &&
-                 inside(steps, 4, row) && inside(reward, 4, row) && inside(terminated, 1, row) &&
-                 inside(truncated, 1, row);
-    bool following = own() ? inside(next_at, own_bytes, row) && inside(own_at, own_bytes, ring_row)
-                           : inside(next_at, next_bytes, row) && next_bytes <= ring_row;
-    return known && following && inside(0, step_bytes, row) && step_bytes <= ring_row;
+    bool known = lies_within(index, 8, row) && lies_within(next_index, 8, row) && lies_within(discount, 4, row) &&
+                 lies_within(steps, 4, row) && lies_within(reward, 4, row) && lies_within(terminated, 1, row) &&
+                 lies_within(truncated, 1, row);
+    bool following = own() ? lies_within(next_at, own_bytes, row) && lies_within(own_at, own_bytes, ring_row)
+                           : lies_within(next_at, next_bytes, row) && next_bytes <= ring_row;
+    return known && following && lies_within(0, step_bytes, row) && step_bytes <= ring_row;
 }
 
 std::int64_t read_windows(const Ring &ring, const WindowLayout &layout, Places places, std::int64_t steps, double gamma,
@@ -152,7 +149,7 @@ std::int64_t gather_pairs(Bytes source, Matrix<const Place> places, Rows out) {
                 // most often the frames of a stack follow one another; meanwhile the next stack is loaded
                 auto next = places[std::min(j + 1, 2 * count - 1)][0];
                 auto ahead = reinterpret_cast<std::uintptr_t>(source.first) + static_cast<std::uintptr_t>(next) * width;
-                copy_ahead(out.first + j * depth * width, source.first + places[j][0] * width, depth * width, ahead);
+                copy_and_prefetch(out.first + j * depth * width, source.first + places[j][0] * width, depth * width, ahead);
                 continue;
             }
             Rows stack{out.first + j * depth * width, out.stride, depth, width};
@@ -192,11 +189,8 @@ bool StackLayout::fits(std::int64_t row, std::int64_t ring_row) const {
     for (auto &field : fields) {
         std::int64_t size;
         right = right && field.bytes > 0 && !__builtin_mul_overflow(depth, field.bytes, &size);
-        auto inside = [&](std::int64_t at, std::int64_t bytes, std::int64_t end) {
-            return at >= 0 && bytes <= end && at <= end - bytes;
-        };
-        right = right && inside(field.from, field.bytes, ring_row) && inside(field.now, size, row) &&
-                inside(field.then, size, row);
+        right = right && lies_within(field.from, field.bytes, ring_row) && lies_within(field.now, size, row) &&
+                lies_within(field.then, size, row);
     }
     return right;
 }

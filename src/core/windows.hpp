@@ -15,6 +15,11 @@ using Places = Vector<const Place>;
 using Rows = Matrix<std::uint8_t>;         // packed rows [B, W]
 using Bytes = Matrix<const std::uint8_t>;  // rows that are read
 
+// True if so many bytes from `at` on lie within a row of `size` bytes.
+inline bool lies_within(std::int64_t at, std::int64_t bytes, std::int64_t size) {
+    return at >= 0 && bytes >= 0 && bytes <= size && at <= size - bytes;
+}
+
 // Where a batch's row has what, in bytes.
 struct WindowLayout {
     // What is known of a window

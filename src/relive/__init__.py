@@ -23,11 +23,13 @@ from .replay.loading import load_extra
 from .replay.mixture import Mixture
 from .returns import GAE, GroupAdvantage, MonteCarlo, TDLambda, ValueHeads, VTrace
 from .rollout.buffer import RolloutBuffer
+from .samplers.fresh import Fresh
 from .samplers.prioritized import Prioritized
 from .samplers.recent import Recent
 from .samplers.uniform import Uniform, WithoutReplacement
 from .steps.changes import SchemaChanges
 from .steps.schema import Field, Schema
+from .views.chunks import Chunks
 from .views.frames import FrameStack
 from .views.hindsight import Hindsight
 from .views.returns_to_go import ReturnsToGo
@@ -44,9 +46,11 @@ else:  # a type checker would take every name for one that is there
 __all__ = [
     "GAE",
     "Batch",
+    "Chunks",
     "Collector",
     "Field",
     "FrameStack",
+    "Fresh",
     "GroupAdvantage",
     "Hindsight",
     "Lanes",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Generic, Literal, TypeVar
 
@@ -55,29 +55,17 @@ class Turns(Generic[M]):
     off within a batch must not be continued.
 
     Args:
-        memory: what batches are written to.
+        memory: makes what batches are written to.
         reuse: True or "pinned".
     """
 
-    def __init__(self, memory: M, reuse: Reuse) -> None:
-        self.memory, self.reuse = memory, reuse
+    def __init__(self, memory: Callable[[Reuse], M], reuse: Reuse) -> None:
+        self.memory, self.reuse = memory(reuse), reuse
         self.given: list[Batch | None] = [None] * TURNS
         """The batch of each turn that is still valid."""
         self.turn: int = 0
         """The turn of the batch that was given last."""
-        self._copies = Copies() if reuse == "pinned" else None
-
-    def memories(self) -> Iterator[M]:
-        """The memory for each next batch. The batch that lies there is taken back, once a GPU has read it."""
-        given, copies = self.given, self._copies
-        while True:
-            self.turn = turn = (self.turn + 1) % TURNS
-            if copies is not None:
-                copies.wait(turn)
-            before, given[turn] = given[turn], None
-            if before is not None:
-                take_back(before)
-            yield self.memory
+        self.copies = Copies() if reuse == "pinned" else None
 
 
 class Copies:
@@ -118,23 +106,32 @@ class Spare(list[Turns[Any]]):
 
 
 def in_turn(
-    batches: Callable[[Iterator[M]], Iterable[B]], spare: Spare, reuse: Reuse, memory: Callable[[Reuse], M]
+    batches: Callable[[M], Iterator[B]], count: int, spare: Spare, reuse: Reuse, memory: Callable[[Reuse], M]
 ) -> Iterator[B]:
     """The batches of a pass, each of which refuses all use once its memory may be written to again.
 
     Args:
-        batches: a function that gives the batches. It makes each when it is asked for, and takes memory for it first.
+        batches: a function that gives the batches, each made when it is asked for, and written to this memory.
+        count: how many it gives.
         spare: what earlier passes have left.
         reuse: True or "pinned".
         memory: makes memory where none is left, as :func:`standing_memory` does.
     """
-    turns: Turns[M] | None = None
-    with suppress(IndexError):  # a pass at the same time has taken what there was
-        turns = spare.pop()
+    try:
+        turns: Turns[M] | None = spare.pop()
+    except IndexError:  # the first pass; or one at the same time has taken what there was
+        turns = None
     if turns is None or turns.reuse != reuse:
-        turns = Turns(memory(reuse), reuse)
-    for batch in batches(turns.memories()):
-        turns.given[turns.turn] = batch
+        turns = Turns(memory, reuse)
+    given, copies, made = turns.given, turns.copies, batches(turns.memory)
+    for _ in range(count):
+        turns.turn = turn = (turns.turn + 1) % TURNS
+        if copies is not None:
+            copies.wait(turn)
+        before, given[turn] = given[turn], None
+        if before is not None:
+            take_back(before)
+        given[turn] = batch = next(made)  # if it fails, the turns are dropped: slots and batches no longer agree
         try:
             yield batch
         except BaseException:

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from attacks.features import Feature
-from interrupting import PACKAGE, broken_off
+from support.interrupts import PACKAGE, broken_off
 
 __all__ = ["Attack", "Clock", "CtrlC", "CtrlCInCore", "FullDisk", "Kill", "LittleMemory", "SmallDisk"]
 

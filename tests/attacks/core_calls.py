@@ -423,6 +423,7 @@ class World:
             "give_back": call(core.give_back, refusing={}, batch={"a": {"b": 1}}),
             "nested": call(core.nested, leaves={("a", "b"): 1, ("c",): 2, ("a", "d"): 3}, kind=dict),
             "Standing.__init__": call(core.Standing, slots=2),
+            "Standing.lent": get(core.Standing(2), "lent"),
             "JoinedRows.__init__": call(core.JoinedRows, **self.of_joined),
             "JoinedRows.part": get(self.joined, "part"),
             "JoinedRows.tensors": call(core.JoinedRows.tensors, self=self.joined),

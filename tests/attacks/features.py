@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-import inside
 import relive.replay.buffer
 from attacks.steps_of_pairs import CUT, ENVS, GAMMA, ROWS, SCHEMA, Steps, hindsight, observed, step
 from relive import (
@@ -34,7 +33,8 @@ from relive import (
 )
 from relive.errors import LifecycleError
 from relive.memory.device import DeviceRows
-from twins import same_batches
+from support import internals
+from support.twins import same_batches
 
 __all__ = [
     "Copied", "Device", "Durable", "Feature", "Forks", "GoalsReached", "Laned", "Loads", "Mixed", "Pickled",
@@ -119,7 +119,7 @@ class Durable(Feature):
     def recover(self) -> None:
         if self.world.has("server") or self.world.has("shards"):
             return
-        if type(inside.ring(self.replay).pending).__name__ == "Ended":  # closed, and not yet opened again
+        if type(internals.ring(self.replay).pending).__name__ == "Ended":  # closed, and not yet opened again
             self.world.begin()
         self.replay.flush()
 

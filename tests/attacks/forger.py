@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-import inside
 from relive import (
     FrameStack,
+    Fresh,
     Mixture,
     NStep,
     Prioritized,
@@ -39,6 +39,7 @@ from relive.files import format
 from relive.files import format as sealed
 from relive.memory.layout import row_layout
 from relive.steps.schema import Field
+from support import internals
 
 __all__ = ["KINDS", "Forged", "attack", "forge", "good_save", "main", "write"]
 
@@ -53,6 +54,7 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "buffer": lambda: Prioritized(normalize="buffer", stratified=False, beta=(0.4, 1.0, 100)),
     "recent": lambda: Recent(0.9, 2, adapt=True),
     "recent prioritized": lambda: Recent(0.9, 2, inner=Prioritized()),
+    "fresh": lambda: Fresh(Recent(0.9, 2, inner=Prioritized())),
 }
 VIEWS: dict[str, Callable[[], Any]] = {
     "transition": Transition,
@@ -423,7 +425,7 @@ def good_save(kind: str, folder: Path) -> tuple[Tensors, Content]:
     if not path.exists():
         buffer = KINDS[kind]()
         if isinstance(buffer, ReplayBuffer):
-            arrays, content = inside.saver(buffer).whole_state()
+            arrays, content = internals.saver(buffer).whole_state()
             persist.write(path, arrays, content)
         else:
             buffer.save(path)

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import inside
 from attacks import forger
 from relive import ReplayBuffer, files
 from relive.errors import NoSaveError
@@ -31,6 +30,7 @@ from relive.files import disk
 from relive.replay import saving as saved_ring
 from relive.replay import saving as segments
 from relive.replay import saving as snapshot
+from support import internals
 
 __all__ = ["main"]
 
@@ -45,7 +45,7 @@ Facts = tuple[Any, ...]
 
 def facts(buffer: ReplayBuffer) -> Facts:
     """Every live byte of a buffer, its sampler's state, and the next batch."""
-    arrays, content = inside.saver(buffer).whole_state()
+    arrays, content = internals.saver(buffer).whole_state()
     state = {name: np.asarray(value).tobytes() for name, value in sorted(arrays.items())}
     return state, {name: content[name] for name in ("state", "counters", "rule", "sampler_state", "counts", "seed")}
 

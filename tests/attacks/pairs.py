@@ -48,10 +48,10 @@ from attacks.features import (
 )
 from attacks.remote import Sharded
 from attacks.steps_of_pairs import ENVS, GAMMA, ROWS, SCHEMA, Steps, shared, step
-from forked import in_fork
 from relive import ReplayBuffer, Transition, Uniform
 from relive import Sequence as SequenceView
 from relive.errors import LifecycleError
+from support.forks import in_fork
 
 __all__ = ["APART", "FEATURES", "PAIRS", "can_mount", "played", "why_not"]
 

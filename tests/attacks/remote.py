@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from attacks.steps_of_pairs import ENVS, ROWS, SCHEMA
-from clusters import LocalLink
 from relive import Batch, ReplayServer
 from relive.cluster.replay import Replay, load_extra
 from relive.errors import LifecycleError
+from support.clusters import LocalLink
 
 __all__ = ["Remote", "Sharded"]
 

@@ -19,10 +19,10 @@ import torch
 from attacks import core_calls
 from attacks.core_calls import World
 from attacks.tally import attempt
-from effort import often
-from forked import in_fork
 from relive import core
 from relive.core import _core
+from support.effort import often
+from support.forks import in_fork
 
 BATCHES, CALLS = often(2, 6), often(1500, 5000)
 KEPT = 12

@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import inside
-import twins
 from attacks.tally import record
-from covering import covering
-from interrupting import Watcher
 from relive import FrameStack, Hindsight, NStep, Prioritized, Recent, ReplayBuffer, Transition, Uniform
 from relive import Sequence as SequenceView
 from relive.core.words import LONGEST, NEXT
-from twins import Twin
+from support import internals, twins
+from support.cases import covering
+from support.interrupts import Watcher
+from support.twins import Twin
 
 ROWS = 9
 STRIDES = 12
@@ -41,7 +40,7 @@ SAMPLERS = {
 
 def aged(twin: Twin, left: int) -> None:
     """The episodes under way, which fill their rings, are so old that ``left`` steps are left, give or take a few."""
-    ring = inside.ring(twin.buffer)
+    ring = internals.ring(twin.buffer)
     for env in range(twin.num_envs):
         more = (LONGEST - left - int(ring.state[env, NEXT])) // STRIDES * STRIDES
         ring.state[env, NEXT] += more
@@ -53,7 +52,9 @@ def aged(twin: Twin, left: int) -> None:
 def follow(twin: Twin, kinds: str) -> int:
     """One step; the oracle is told where that cut an episode. How many were."""
     twin.add(kinds)
-    cut = [env for env in range(twin.num_envs) if kinds[env] == "." and not inside.ring(twin.buffer).state[env, NEXT]]
+    cut = [
+        env for env in range(twin.num_envs) if kinds[env] == "." and not internals.ring(twin.buffer).state[env, NEXT]
+    ]
     for env in cut:
         twin.truth.interrupt(env)
     return len(cut)
@@ -106,7 +107,7 @@ def test_it_is_so_wherever_the_windows_begin(view: str, sampler: str) -> None:
 def test_a_counter_that_is_beyond_its_end_starts_the_next_episode(beyond: int) -> None:
     twin = Twin(2, ROWS, view=FrameStack(3, NStep(2, 0.5)), sampler=Prioritized())
     twin.play("..", "..", "..")
-    inside.ring(twin.buffer).state[:, NEXT] = beyond
+    internals.ring(twin.buffer).state[:, NEXT] = beyond
     for env in (0, 1):
         twin.truth.interrupt(env)
     for kinds in ("..", "..", ".T", *[".."] * 9):
@@ -121,7 +122,7 @@ def test_goals_are_of_the_part_of_an_endless_episode_that_a_step_is_in() -> None
     twin.play(*["."] * 24)
     aged(twin, 13)
     twin.play(*["."] * 28)
-    ring, batch = inside.ring(twin.buffer), twin.buffer.sample(200)
+    ring, batch = internals.ring(twin.buffer), twin.buffer.sample(200)
     (begin,) = np.flatnonzero(ring.step[ring.live_places(0)] == 0) + ring.oldest[0]
     rows = twin.truth.live(0)
     steps = {tuple(np.asarray(row.obs["achieved_goal"]).tolist()): row.number for row in rows}
@@ -135,7 +136,7 @@ def test_steps_with_next_observations_of_their_own_lose_nothing_there() -> None:
     twin = Twin(1, ROWS, ordered=False)
     twin.buffer = ReplayBuffer(twin.schema, ROWS, own_next_obs=True, view=NStep(1, 0.5), seed=0)
     twin.play(*["."] * 12)
-    ring = inside.ring(twin.buffer)
+    ring = internals.ring(twin.buffer)
     ring.state[0, NEXT] += LONGEST - 5 - 12
     ring.step[ring.live_places(0)] += LONGEST - 5 - 12
     for _ in range(12):

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from effort import often
 from relive import Prioritized, ReplayBuffer, Schema, Uniform
 from relive.errors import NoSaveError
+from support.effort import often
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="mounts file systems, or limits the size of files")
 

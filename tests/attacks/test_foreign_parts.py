@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-import inside
 import relive.replay.buffer
-import twins
 from attacks.tally import record
-from covering import covering
 from relive import FrameStack, Hindsight, NStep, Prioritized, Recent, ReplayBuffer, Transition, Uniform
 from relive import Sequence as SequenceView
 from relive.errors import ParameterError, ReliveError
 from relive.memory.device import DeviceRows
 from relive.ring import Ring, Rule
-from twins import Twin
+from support import internals, twins
+from support.cases import covering
+from support.twins import Twin
 
 COUNT = 4
 
@@ -50,7 +49,7 @@ FEWER: dict[str, Callable[[Any], Any]] = {
     "too few": lambda good: good[:-1],
     "too many": lambda good: np.append(good, good),
     "none": lambda good: good[:0],
-    "the newest row": lambda good: np.full(COUNT, inside.ring(filled()).live_places(0)[-1]),
+    "the newest row": lambda good: np.full(COUNT, internals.ring(filled()).live_places(0)[-1]),
 }
 
 RIGHT: dict[str, Callable[[Any], Any]] = {
@@ -242,7 +241,7 @@ def test_a_plan_that_a_users_view_turned_to_no_rows_is_refused_by_name(place: in
 
 
 def test_negative_places_read_as_zeros_where_that_is_said() -> None:
-    ring = inside.ring(filled())
+    ring = internals.ring(filled())
     places = np.array([0, -1, 3, -7])
     for path in (LARGE, SMALL):
         for read in (ring.store.gather([path], places)[path], ring.store.read(places, [path])[path]):
@@ -279,7 +278,7 @@ def test_a_rule_that_makes_no_sense_is_refused_and_the_one_before_stays(rule: An
 
 def test_a_view_of_sequences_is_refused_places_whose_window_is_not_there() -> None:
     buffer = filled(view=SequenceView(3, 1))
-    ring = inside.ring(buffer)
+    ring = internals.ring(buffer)
     ring.step[ring.anchors()[0]] = -3  # as no ring has it
     with pytest.raises(ParameterError, match="places: entry 0"):
         buffer.view.read(ring, ring.anchors()[:1])

@@ -20,13 +20,13 @@ import torch
 
 import relive
 from attacks.tally import attempt
-from effort import often
-from forked import in_fork
 from relive import Field, FrameStack, NStep, Prioritized, Recent, ReplayBuffer, Schema, Sequence, Uniform
 from relive.errors import FileFormatError, ReliveError
 from relive.files import format as sealed
 from relive.files.mapped import HEAD, TAIL
 from relive.memory.mapped import LookAhead
+from support.effort import often
+from support.forks import in_fork
 
 FLAGS = {name: Field((), torch.bool) for name in ("terminated", "truncated")}
 SCHEMA = Schema({"obs": {"state": (3,), "camera": Field((40, 40), torch.uint8)}, "reward": (), **FLAGS})

@@ -9,8 +9,8 @@ import pytest
 
 from attacks import forger
 from attacks.tally import record
-from effort import often
-from forked import in_fork
+from support.effort import often
+from support.forks import in_fork
 
 PATIENCE = 60
 """Seconds that cases may take, and one more for each, before the last of them hangs; most take a hundredth of one."""

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-import inside
 import relive
 import relive.replay.buffer
-import twins
 from attacks.tally import record
-from effort import often
-from interrupting import broken_off
 from relive import Field, RolloutBuffer, Schema
+from support import internals, twins
+from support.effort import often
+from support.interrupts import broken_off
 
 # Rollouts.
 
@@ -105,10 +104,10 @@ def lived(kind: str, calls: int) -> RolloutBuffer:
 
 def seen(rollout: RolloutBuffer) -> dict[Any, np.ndarray]:
     """What a rollout holds, by step: its columns, final values where they are read, and where episodes start."""
-    columns = inside.columns(rollout)
+    columns = internals.columns(rollout)
     found: dict[Any, Any] = {path: columns.ordered(path).numpy().copy() for path in columns.live}
     if rollout.steps:
-        found["starts"] = inside.flags(rollout)().starts
+        found["starts"] = internals.flags(rollout)().starts
         found["final_value",][~found["truncated",]] = 0
     return found
 
@@ -134,8 +133,8 @@ class Whole(NamedTuple):
 
 def whole(rollout: RolloutBuffer) -> Whole:
     """Look at a rollout, and use it up."""
-    found, last = seen(rollout), rollout.last["value"].tolist() if inside.has_last(rollout) else None
-    ended, room = inside.ended_now(rollout)().tolist(), rollout.wrap or not rollout.is_full
+    found, last = seen(rollout), rollout.last["value"].tolist() if internals.has_last(rollout) else None
+    ended, room = internals.ended_now(rollout)().tolist(), rollout.wrap or not rollout.is_full
     if room:
         added(20)(rollout)
     return Whole(found, last, ended, seen(rollout) if room else None)

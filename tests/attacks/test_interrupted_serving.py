@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from effort import often
-from interrupting import broken_off
-from processes import IMAGES, replay_of, written
 from relive import Prioritized, ReplayBuffer, WithoutReplacement
-from twins import same_batches
+from support.effort import often
+from support.interrupts import broken_off
+from support.shared_buffers import IMAGES, replay_of, written
+from support.twins import same_batches
 
 DEPTH = 3
 

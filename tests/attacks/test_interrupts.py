@@ -20,16 +20,14 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-import inside
-import tagged
-import twins
 from attacks.tally import record
-from covering import covering
-from effort import in_ci, often
-from interrupting import EVERY_SAMPLER, KINDS, Broken, broken_off, calls
 from relive import Collector, Field, Prioritized, ReplayBuffer, RolloutBuffer, Schema
-from twins import KINDS as LETTERS
-from twins import Twin
+from support import internals, tagged_envs, twins
+from support.cases import covering
+from support.effort import in_ci, often
+from support.interrupts import EVERY_SAMPLER, KINDS, Broken, broken_off, calls
+from support.twins import KINDS as LETTERS
+from support.twins import Twin
 
 
 @pytest.fixture(autouse=True)
@@ -105,9 +103,13 @@ def test_a_call_broken_off_at_any_line_is_made_whole_by_the_next(kind: str, samp
 
 def playing(buffer: RolloutBuffer | ReplayBuffer | None, mode: AutoresetMode) -> Collector:
     """A collector of envs that say in every observation where it is from."""
-    endings = tagged.cycle([(3, "truncated"), (2, "terminated")], [(4, "both")])
+    endings = tagged_envs.cycle([(3, "truncated"), (2, "terminated")], [(4, "both")])
     return Collector(
-        tagged.make_tagged(2, mode, endings), tagged.tagged_policy, buffer, seed=3, value_fn=tagged.tagged_value
+        tagged_envs.make_tagged(2, mode, endings),
+        tagged_envs.tagged_policy,
+        buffer,
+        seed=3,
+        value_fn=tagged_envs.tagged_value,
     )
 
 
@@ -119,11 +121,13 @@ TAGGED = Schema({
 
 def require_true(obs: Any, reward: Any, next_obs: Any) -> None:
     """Every transition happened: the reward is of its step, and the next observation is the one after it."""
-    now, after = tagged.decode(obs), tagged.decode(next_obs)
+    now, after = tagged_envs.decode(obs), tagged_envs.decode(next_obs)
     assert np.array_equal(after.step, now.step + 1)
     for name in ("env", "episode", "seed"):
         assert np.array_equal(getattr(now, name), getattr(after, name)), name
-    assert np.array_equal(np.asarray(reward), np.asarray(tagged.reward_of(now.env, now.episode, now.step), np.float32))
+    assert np.array_equal(
+        np.asarray(reward), np.asarray(tagged_envs.reward_of(now.env, now.episode, now.step), np.float32)
+    )
 
 
 def collected(kind: str, mode: AutoresetMode, at: int) -> bool:
@@ -131,7 +135,10 @@ def collected(kind: str, mode: AutoresetMode, at: int) -> bool:
     if kind == "rollout":
         rollout = RolloutBuffer(TAGGED.extend(value=()), 5, 2)
         collector = playing(rollout, mode)
-        collector.policy = lambda obs: {"action": tagged.tagged_policy(obs), "value": tagged.tagged_value(obs)}
+        collector.policy = lambda obs: {
+            "action": tagged_envs.tagged_policy(obs),
+            "value": tagged_envs.tagged_value(obs),
+        }
         collector.collect()
         off = broken_off(collector.collect, at)
         assert not off or rollout.steps in (0, 5)
@@ -140,10 +147,10 @@ def collected(kind: str, mode: AutoresetMode, at: int) -> bool:
         goes_on = ~(rollout["terminated"] | rollout["truncated"]) & rollout["mask"]
         require_true(obs[:-1][goes_on], rollout["reward"][goes_on], obs[1:][goes_on])
         cut = rollout["truncated"] & ~rollout["terminated"] & rollout["mask"]
-        after = tagged.decode(obs[:-1][cut])
-        want = tagged.value_of(after._replace(step=after.step + 1))
+        after = tagged_envs.decode(obs[:-1][cut])
+        want = tagged_envs.value_of(after._replace(step=after.step + 1))
         assert np.array_equal(rollout["final_value"][cut], np.asarray(want, np.float32))
-        assert torch.equal(rollout.last["value"], tagged.tagged_value(rollout.last["obs"]))
+        assert torch.equal(rollout.last["value"], tagged_envs.tagged_value(rollout.last["obs"]))
         return off
     replay = ReplayBuffer(TAGGED, 24, 2, seed=0, sampler=Prioritized())
     collector = playing(None if kind == "steps" else replay, mode)
@@ -151,7 +158,7 @@ def collected(kind: str, mode: AutoresetMode, at: int) -> bool:
     collect = collector.collect if kind == "replay" else lambda count: chunks.append(collector.steps(count))
     collect(7)
     off = broken_off(lambda: collect(3), at)
-    if kind == "steps" and off and inside.obs(collector) is not None and not inside.under_way(collector):
+    if kind == "steps" and off and internals.obs(collector) is not None and not internals.under_way(collector):
         collector.reset()  # broken off at the return: the caller knows that a chunk is lost
     for steps in (1, 4, 9):
         while chunks:
@@ -245,14 +252,14 @@ def signalled(world: Broken, seconds: float, rng: np.random.Generator) -> float 
         pass
     world.buffer.interrupt()  # as whoever stops a loop does
     world.truth, world.lives = before
-    heads = inside.ring(world.buffer).heads.tolist()
+    heads = internals.ring(world.buffer).heads.tolist()
     for kinds in plays:
         for env, letter in enumerate(kinds):
             if len(world.truth.all_rows(env)) < heads[env]:
                 world.truth.add(env, **world._dressed(world.lives[env].step(LETTERS[letter])))
     assert world.row_counts(world.truth) == heads, "a step is half in"
     world.cut([0, 1])
-    world.drop(4 if inside.ring(world.buffer).store.large else 0)
+    world.drop(4 if internals.ring(world.buffer).store.large else 0)
     return None
 
 
@@ -330,8 +337,8 @@ def test_a_transition_that_came_while_a_call_was_broken_off_has_the_priority_of_
         if not broken_off(partial(twin.buffer.add, step), at):
             break
         found = twin.buffer.data()["index"].tolist()
-        errors = inside.errors(twin.buffer.sampler)[
-            inside.ring(twin.buffer).find(np.array(found, np.int64))[0]
+        errors = internals.errors(twin.buffer.sampler)[
+            internals.ring(twin.buffer).find(np.array(found, np.int64))[0]
         ].tolist()
         assert errors == [known.get(i, 3.0) for i in found], f"at {at}: a new one has the largest"
         twin.buffer.check()

@@ -19,12 +19,12 @@ import torch
 from attacks import forger
 from attacks.machine import AFTERMATHS, Died, Machine
 from attacks.tally import record
-from covering import covering
-from effort import often
 from relive import ReplayBuffer, load_extra
 from relive import files as persist
 from relive.errors import FileFormatError
-from saves import many_segments
+from support.cases import covering
+from support.effort import often
+from support.saves import many_segments
 
 Tried = Callable[..., None]
 KIND = "prioritized, transition, shared"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from attacks import killer
-from effort import often
-from forked import in_fork
+from support.effort import often
+from support.forks import in_fork
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

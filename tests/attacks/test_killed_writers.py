@@ -14,11 +14,11 @@ import pytest
 from hypothesis import settings
 
 from attacks.tally import record
-from children import kill, started
-from effort import in_ci
-from laned import TAGGED, Inspector, write_for_ever
 from relive import Lanes, Prioritized, ReplayBuffer
 from relive.processes.shared import SharedBlock
+from support.children import kill, started
+from support.effort import in_ci
+from support.lane_plays import TAGGED, Inspector, write_for_ever
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 

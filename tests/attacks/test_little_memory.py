@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from effort import in_ci
-from forked import in_fork
 from relive import ReplayBuffer, RolloutBuffer, Schema
+from support.effort import in_ci
+from support.forks import in_fork
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
 

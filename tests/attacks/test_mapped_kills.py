@@ -13,17 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-import inside
-import twins
 from attacks import map_killer
 from attacks.tally import attempt
-from covering import covering
-from effort import often
-from forked import in_fork
-from held import HeldTwin, copied, during, torn
-from interrupting import KINDS
 from relive.core.words import RATED
 from relive.samplers.prioritized import DurablePriorities, Prioritized
+from support import internals, twins
+from support.cases import covering
+from support.effort import often
+from support.forks import in_fork
+from support.interrupts import KINDS
+from support.kept_memory import HeldTwin, copied, during, torn
 
 BROKEN_OFF = "a change of a replay in files that is broken off between any of its stores"
 
@@ -37,16 +36,20 @@ def world(kind: str, sampler: str, rows: int = 9) -> HeldTwin:
 
 
 def prioritized(twin: HeldTwin) -> Prioritized | None:
-    return inside.prioritized(twin.buffer)
+    return internals.prioritized(twin.buffer)
 
 
 def errors_of(twin: HeldTwin) -> dict[int, float]:
     """The error of each transition that can be drawn, by its index."""
-    sampler, places = prioritized(twin), inside.ring(twin.buffer).anchors()
+    sampler, places = prioritized(twin), internals.ring(twin.buffer).anchors()
     if sampler is None:
         return {}
     return dict(
-        zip(inside.ring(twin.buffer).index_of(places).tolist(), inside.errors(sampler)[places].tolist(), strict=True)
+        zip(
+            internals.ring(twin.buffer).index_of(places).tolist(),
+            internals.errors(sampler)[places].tolist(),
+            strict=True,
+        )
     )
 
 
@@ -63,7 +66,7 @@ def kill_in_adding(twin: HeldTwin, play: str, rng: np.random.Generator, monkeypa
     new = {index: error for index, error in kept.items() if index not in known}
     assert (kept.items() - new.items()) <= known.items()
     # the kill ends episodes, so a last window that is shorter than the others may be drawn for the first time
-    assert not new or inside.ring(twin.buffer).rule.length > 1
+    assert not new or internals.ring(twin.buffer).rule.length > 1
     assert set(new.values()) <= {1.0}, "the error of new transitions, as these tests rate no sequences"
 
 
@@ -73,14 +76,14 @@ def test_a_window_that_ends_with_its_process_has_the_error_of_new_transitions() 
     for _ in range(6):
         twin.add("..")
     assert errors_of(twin).keys() == {4, 5}
-    errors = inside.errors(prioritized(twin))
+    errors = internals.errors(prioritized(twin))
     errors[:] = 0.0  # what is there of rows that were never drawn means nothing
-    errors[inside.ring(twin.buffer).anchors()] = 0.25
+    errors[internals.ring(twin.buffer).anchors()] = 0.25
     twin.revive(copied(twin.allocator.arrays))
     twin.check()
     kept = errors_of(twin)
     assert kept == {4: 0.25, 5: 0.25, 8: 1.0, 9: 1.0}
-    ring, tree = inside.ring(twin.buffer), inside.tree(prioritized(twin))
+    ring, tree = internals.ring(twin.buffer), internals.tree(prioritized(twin))
     assert (tree.get(ring.anchors()) > 0.0).all()
 
 
@@ -95,7 +98,7 @@ def test_a_step_that_a_kill_breaks_off_is_gone_and_nothing_else(
         for _ in range(int(rng.integers(0, 12))):
             twin.add("".join(rng.choice(letters, 2)))
         if prioritized(twin) is not None and len(twin.buffer) and "sequences" not in kind:
-            index = inside.ring(twin.buffer).index_of(inside.ring(twin.buffer).anchors())
+            index = internals.ring(twin.buffer).index_of(internals.ring(twin.buffer).anchors())
             twin.buffer.update_priorities(index, rng.gamma(1.0, 3.0, len(index)))
         with attempt(BROKEN_OFF):
             kill_in_adding(twin, "".join(rng.choice(letters, 2)), rng, monkeypatch)
@@ -112,7 +115,7 @@ def test_priorities_that_a_kill_breaks_off_are_the_old_ones(
     rng, twin = np.random.default_rng(seed), world("small", "prioritized, stratified", 30)
     for _ in range(40):
         twin.add("".join(rng.choice(list("....T"), 2)))
-    index = inside.ring(twin.buffer).index_of(inside.ring(twin.buffer).anchors())
+    index = internals.ring(twin.buffer).index_of(internals.ring(twin.buffer).anchors())
     twin.buffer.update_priorities(index, rng.gamma(1.0, 3.0, len(index)))
     for _ in range(5):
         known, before = errors_of(twin), copied(twin.allocator.arrays)
@@ -128,7 +131,7 @@ def test_priorities_that_a_kill_breaks_off_are_the_old_ones(
         found = errors_of(twin)
         if room == "noted":
             assert found == known
-            assert inside.largest(prioritized(twin)) == before["facts"][2]
+            assert internals.largest(prioritized(twin)) == before["facts"][2]
         assert all(found[i] in (known[i], wanted[i]) for i in found)
 
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-import inside
 from attacks.pairs import APART, FEATURES, PAIRS, can_mount, played
 from attacks.tally import attempt
-from effort import in_ci
 from relive import Collector, Mixture, NStep, ReplayBuffer
 from relive.cluster.replay import Replay
 from relive.processes.lanes import Lane
 from relive.processes.server import Learner
 from relive.replay.serving import DrawAhead, Served
+from support import internals
+from support.effort import in_ci
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, limits resources and mounts file systems")
 
@@ -161,7 +161,7 @@ HERE = os.getpid()
 FAULTS: dict[str, tuple[str, Callable[[], None]]] = {
     "durable": ("lanes", with_result(ReplayBuffer, "open", forget_what_was_there)),
     "device": ("priorities under way", instead(ReplayBuffer, "sample", wrong_if(
-        lambda self, batch: inside.on_device(self) is not None))),
+        lambda self, batch: internals.on_device(self) is not None))),
     "shards": ("a clock that jumps", instead(Replay, "sample", WRONG)),
     "server": ("lanes", instead(Learner, "__next__", WRONG)),
     "lanes": ("serve", instead(Lane, "read", drain_wrongly)),

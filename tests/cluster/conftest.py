@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ranked import SECONDS, Meeting, Work
 from relive.cluster.distributed import Ranks
+from support.ranks import SECONDS, Meeting, Work
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from defaults import OTHERS, play_under
-from overwritten import Hands
 from relive import GAE, Prioritized, ReplayBuffer, RolloutBuffer, Uniform
 from relive.cluster.distributed import ShardedReplay, minibatches, sequences
-from rollouts import SCHEMA, filled, play
+from support.defaults import OTHERS, play_under
+from support.overwrites import Hands
+from support.rollouts import SCHEMA, filled, play
 
 LAST = np.zeros(2, np.float32)
 

@@ -21,13 +21,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import inside
 import relive
-from effort import in_ci
-from ranked import SECONDS, Work, in_processes
 from relive import Field, NStep, Prioritized, ReplayBuffer, RolloutBuffer, Schema, Sequence, Uniform
 from relive.cluster.distributed import RankReport, Ranks, ShardedReplay, minibatches, sequences
 from relive.errors import EmptyError, LifecycleError, NotFiniteError, ParameterError
+from support import internals
+from support.effort import in_ci
+from support.ranks import SECONDS, Work, in_processes
 
 InThreads = Callable[[int, Work], list[Any]]
 
@@ -254,8 +254,8 @@ def test_loaded_shards_go_on_with_the_same_batches(in_threads: InThreads, tmp_pa
 
 def while_waiting(shards: ShardedReplay, *acts: Callable[[], Any]) -> None:
     """At each of the next exchanges, another thread does one of these before this rank meets the others."""
-    ranks, to_come = inside.ranks(shards), iter(acts)
-    meet = inside.summed(ranks)
+    ranks, to_come = internals.ranks(shards), iter(acts)
+    meet = internals.summed(ranks)
 
     def late(sent: Any) -> Any:
         act = next(to_come, None)
@@ -417,7 +417,7 @@ def trained(rank: int, count: int) -> Any:
     with pytest.raises(EmptyError):
         empty.sample(4)
     with pytest.raises(NotFiniteError if rank == count - 1 else LifecycleError):
-        inside.ranks(shards).exchange("failing", lambda: failing(rank == count - 1))
+        internals.ranks(shards).exchange("failing", lambda: failing(rank == count - 1))
     return found
 
 

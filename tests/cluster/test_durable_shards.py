@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-import inside
-from children import SECONDS
-from clusters import SCHEMA, LocalLink, check, local, steps
 from relive import Prioritized
 from relive.cluster.replay import Replay, load_extra
 from relive.cluster.shard import Chunk, ChunkOrigin, Ledger, LedgerLog, Rank, Shard, ShardPlan
 from relive.cluster.writer import StepPacker
 from relive.errors import FileFormatError, LifecycleError, ParameterError, ShapeError
+from support import internals
+from support.children import SECONDS
+from support.clusters import SCHEMA, LocalLink, check, local, steps
 
 
 def durable(path: Path, **options: Any) -> tuple[Replay, LocalLink]:
@@ -37,7 +37,7 @@ def test_a_shard_comes_back_with_all_steps_and_errors_that_it_had_confirmed(tmp_
     batch = replay.sample(100)
     replay.update_priorities(batch["index"], torch.rand(100))
     before = replay.stats()
-    masses = [total.mass for total in inside.group(replay).totals]
+    masses = [total.mass for total in internals.group(replay).totals]
     for shard in (0, 1):
         link.kill(shard)
         link.restart(shard)
@@ -82,7 +82,7 @@ def test_masks_and_steps_that_are_refused_are_kept_apart(tmp_path: Path):
     check(replay.sample(400))
     assert not {6.0, 7.0, 8.0} & set(replay.sample(400)["obs"][:, 1].tolist())
     assert link.shards[0] is not None
-    assert inside.ledger(link.shards[0]).stored == 40
+    assert internals.ledger(link.shards[0]).stored == 40
     replay.close()
 
 
@@ -164,10 +164,10 @@ def test_a_shard_killed_at_any_instant_has_each_confirmed_step_once(kills: int, 
         child.join()
         assert child.exitcode == -signal.SIGKILL
     shard = Shard(plan)
-    assert inside.ledger(shard).lost == 0
-    received = inside.received(inside.ledger(shard))["token"]
+    assert internals.ledger(shard).lost == 0
+    received = internals.received(internals.ledger(shard))["token"]
     assert acknowledged.value <= received <= acknowledged.value + 6
-    assert inside.ledger(shard).stored == 4 * received
+    assert internals.ledger(shard).stored == 4 * received
     for env in range(4):
         rows = shard.replay.slice(env)
         times = rows["obs"][:, 1][rows["obs"][:, 2] == 0].tolist()  # final observations are left out
@@ -206,7 +206,7 @@ def test_a_save_whose_shard_dies_fails_and_the_one_before_counts(tmp_path: Path)
     saving = replay.save(extra={"turn": 1}, background=True)
     link.kill(1)
     link.restart(1)
-    inside.calls(saving)[1] = inside.ask(saving)(1)  # as if it had been asked after the kill
+    internals.calls(saving)[1] = internals.ask(saving)(1)  # as if it had been asked after the kill
     with pytest.raises(LifecycleError, match="was restarted while it wrote checkpoint 2; the one before still counts"):
         saving.wait(SECONDS)
     assert load_extra(tmp_path / "replay")["turn"] == 0
@@ -256,7 +256,7 @@ def test_a_full_disk_tears_no_line_of_a_ledger_and_the_steps_are_sent_again(
     stats = replay.stats()
     assert (stats["lost_steps"], stats["restarts"]) == (0, 1)
     assert link.shards[0] is not None
-    assert inside.ledger(link.shards[0]).stored == 60
+    assert internals.ledger(link.shards[0]).stored == 60
     assert len(replay) == 4 * 14
     replay.close()
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from effort import often
-from ranked import SECONDS, Work, in_processes
 from relive import Field, MinSize, ReplayBuffer, SamplesPerInsert, Schema
 from relive.cluster.distributed import ShardedReplay
 from relive.errors import EmptyError, LifecycleError, ParameterError, WaitTimeoutError
+from support.effort import often
+from support.ranks import SECONDS, Work, in_processes
 
 InThreads = Callable[[int, Work], list[Any]]
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-import inside
-from children import SECONDS
-from clusters import LocalLink, check, local, steps
-from effort import often
 from relive import MinSize, SamplesPerInsert
 from relive.cluster import replay as learner
 from relive.cluster import writer as writers
 from relive.cluster.replay import Replay, ShardLimit
 from relive.cluster.shard import ShardTotals
 from relive.errors import LifecycleError, ParameterError, WaitTimeoutError
+from support import internals
+from support.children import SECONDS
+from support.clusters import LocalLink, check, local, steps
+from support.effort import often
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def error_of(limit: SamplesPerInsert) -> float:
 
 
 def stored(link: LocalLink) -> int:
-    return sum(inside.ledger(shard).stored for shard in link.shards if shard is not None)
+    return sum(internals.ledger(shard).stored for shard in link.shards if shard is not None)
 
 
 def test_workers_wait_for_the_learner_and_the_learner_for_them():

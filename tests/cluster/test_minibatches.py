@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ranked import Work, in_processes
 from relive import GAE, Batch, Field, RolloutBuffer
 from relive.cluster.distributed import minibatches
 from relive.errors import EmptyError, FieldError, LifecycleError, ParameterError
 from relive.returns import normalize
-from rollouts import SCHEMA, play
+from support.ranks import Work, in_processes
+from support.rollouts import SCHEMA, play
 
 InThreads = Callable[[int, Work], list[Any]]
 T = 12

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fit import spread
 from relive import core
 from relive.cluster.plan import BatchPlan, global_weights, shard_counts, shard_key, shard_masses
 from relive.errors import EmptyError, NotFiniteError, ParameterError, ShapeError
 from relive.samplers.sumtree import SumTree
+from support.fit import spread
 
 MASSES = st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1e6)), min_size=1, max_size=6).filter(any)
 

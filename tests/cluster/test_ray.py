@@ -18,16 +18,16 @@ import numpy as np
 import pytest
 import torch
 
-import inside
+from support import internals
 
 ray: Any = pytest.importorskip("ray")
 
-from clusters import SCHEMA, check, steps  # noqa: E402
 from relive import Prioritized  # noqa: E402
 from relive.cluster.ray import actors, queue_actor  # noqa: E402
 from relive.cluster.replay import Replay  # noqa: E402
 from relive.cluster.rollouts import Rollouts  # noqa: E402
 from relive.errors import FileFormatError, LifecycleError, ShapeError  # noqa: E402
+from support.clusters import SCHEMA, check, steps  # noqa: E402
 
 pytestmark = pytest.mark.slow  # each actor imports torch, which takes seconds; test_shard.py is quick
 
@@ -99,7 +99,7 @@ def test_workers_send_steps_and_the_learner_draws_them_while_an_actor_is_killed(
     replay.save(extra={"step": 1})
     with pytest.raises(ShapeError):
         replay.extend({"obs": np.zeros((1, 3, 3))})
-    ray.kill(inside.group(replay).link.handles[1], no_restart=False)
+    ray.kill(internals.group(replay).link.handles[1], no_restart=False)
     for _ in range(10):
         check(replay.sample(100))
     until(lambda: replay.stats()["shards_up"] == 2)
@@ -145,7 +145,7 @@ def test_actors_killed_under_load_lose_only_what_the_statistics_count(durable: b
     while ray.wait(busy, num_returns=2, timeout=0.0)[1]:
         check(replay.sample(64))
         if killed == 0 or (rng.random() < 0.03 and killed < 6):  # an idle machine is done after few batches
-            ray.kill(inside.group(replay).link.handles[int(rng.integers(2))], no_restart=False)
+            ray.kill(internals.group(replay).link.handles[int(rng.integers(2))], no_restart=False)
             killed += 1
     assert ray.get([each.play.remote(count - 8, 8) for each in players], timeout=300) == [8, 8]
     until(lambda: replay.stats()["shards_up"] == 2)
@@ -185,7 +185,7 @@ def test_a_node_that_goes_takes_its_shard_along_and_another_node_brings_it_back(
 def test_a_shard_that_is_gone_for_good_leaves_the_others_to_the_learner(machine: None):
     replay = replay_of(timeout=30.0)
     replay.extend(steps(40))
-    ray.kill(inside.group(replay).link.handles[0])
+    ray.kill(internals.group(replay).link.handles[0])
     check(replay.sample(64))
     assert replay.stats()["shards_up"] == 1
     with pytest.raises(LifecycleError, match="has not answered"):

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import relive
-from clusters import local, steps
 from relive.cluster import Replay, load_extra
 from relive.errors import ParameterError, ReliveError
+from support.clusters import local, steps
 
 CALLS: dict[str, Callable[[Any], Any]] = {
     "schema": lambda v: local(schema=v),

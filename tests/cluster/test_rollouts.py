@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from clusters import sent
-from effort import often
 from relive.cluster.messages import RolloutQueue
 from relive.cluster.rollouts import Rollouts
 from relive.errors import FieldError, LifecycleError, ParameterError
+from support.clusters import sent
+from support.effort import often
 
 
 class QueueLink:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from ranked import Work
 from relive import GAE, RolloutBuffer
 from relive.cluster.distributed import sequences
 from relive.errors import EmptyError, FieldError, LifecycleError, ParameterError
 from relive.returns import normalize
-from rollouts import SCHEMA, play
+from support.ranks import Work
+from support.rollouts import SCHEMA, play
 
 InThreads = Callable[[int, Work], list[Any]]
 ALL = 5

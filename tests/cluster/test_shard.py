@@ -12,12 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-import inside
 import relive
-from clusters import SCHEMA, LocalLink, check, local, steps
-from effort import in_ci
-from fit import check_fit
-from relive import Batch, NStep, Prioritized, ReplayBuffer, Sequence, Uniform
+from relive import Batch, Chunks, NStep, Prioritized, ReplayBuffer, Sequence, Uniform
 from relive.cluster.replay import Replay, load_extra
 from relive.cluster.shard import ChunkOrigin, Ledger
 from relive.errors import (
@@ -30,7 +26,11 @@ from relive.errors import (
     ShapeError,
 )
 from relive.processes.blocks import joined_batch, packed_batch
-from sampling import check_fit_of_one_percent
+from support import internals
+from support.clusters import SCHEMA, LocalLink, check, local, steps
+from support.effort import in_ci
+from support.fit import check_fit
+from support.worlds import check_fit_of_one_percent
 
 
 def whole(**options: Any) -> ReplayBuffer:
@@ -131,10 +131,10 @@ def test_weights_and_probabilities_are_those_of_one_ring(normalize: Any):
 def priorities_of(replay: Replay) -> dict[int, float]:
     """The priority of each transition, by its action, read off the rings."""
     found: dict[int, float] = {}
-    link: Any = inside.group(replay).link
+    link: Any = internals.group(replay).link
     for shard in link.shards:
         of = shard.replay
-        actions = of.at(inside.ring(of).anchors())["action"].tolist()
+        actions = of.at(internals.ring(of).anchors())["action"].tolist()
         found |= dict(zip(actions, of.sampler.priorities().tolist(), strict=True))
     return found
 
@@ -194,6 +194,18 @@ def test_sequences_and_n_steps_come_as_from_one_ring():
         same = known[int(row["action"])]
         for name in ("obs", "next_obs", "reward", "discount", "steps"):
             assert torch.equal(row[name], same[name])
+
+
+def test_chunks_come_as_from_one_ring():
+    one, (many, _) = whole(view=Chunks(5, last=("reward",))), local(view=Chunks(5, last=("reward",)))
+    for replay in (one, many):
+        replay.extend(steps(40))
+    data, batch = one.data(), many.sample(50)
+    known = {tuple(data["obs"][:, b, 1].tolist()) + (int(data["env"][b]),): b for b in range(len(data))}
+    for b in range(50):
+        same = known[(*batch["obs"][:, b, 1].tolist(), int(batch["env"][b]))]
+        for name in ("obs", "action", "last_reward", "is_first", "is_last", "is_terminal", "mask"):
+            assert torch.equal(batch[name][:, b], data[name][:, same])
 
 
 def test_states_of_several_layers_are_joined_along_the_batch():
@@ -303,7 +315,7 @@ def test_the_learner_goes_on_without_a_shard_and_takes_it_back():
     replay.update_priorities(old["index"], torch.ones(64))  # those of shard 1 go nowhere
     assert replay.stats()["dropped_updates"] == sum(index % 2 for index in old["index"].tolist())
     link.restart(1)
-    inside.probe(inside.group(replay))(1)
+    internals.probe(internals.group(replay))(1)
     other = replay.writer([2, 3])
     other.extend(steps(30, [2, 3], start=100))
     other.flush()
@@ -353,7 +365,7 @@ def test_an_error_with_which_a_shard_comes_back_is_raised_once():
         return ("error", errors.pop()) if shard == 1 and errors else call(shard, method, *given)
 
     link.call = failing
-    inside.probe(inside.group(replay))(1)
+    internals.probe(internals.group(replay))(1)
     with pytest.raises(FileFormatError, match="is damaged"):
         len(replay)
     assert len(replay) == complete(10) // 2

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-import inside
-from fit import check_fit, counted
-from relive import NStep, Prioritized, ReplayBuffer, Sequence, Uniform
+from relive import Chunks, NStep, Prioritized, ReplayBuffer, Sequence, Uniform
 from relive.cluster.plan import ShardSampler, Share, shard_key
-from replays import PLAIN
+from support import internals
+from support.fit import check_fit, counted
+from support.replays import PLAIN
 
 VIEWS: dict[str, Callable[[], Any]] = {
     "transitions": lambda: NStep(2),
     "sequences": lambda: Sequence(3, burn_in=1, overlap="none"),
+    "chunks": lambda: Chunks(4),
     "sequences by steps": lambda: Sequence(3, overlap="none", weigh="steps"),
 }
 LENGTHS = (4, 13, 6)
@@ -43,11 +44,11 @@ def drawn(shards: list[ShardSampler], batches: int, batch_size: int) -> np.ndarr
     for t in range(batches):
         for k, shard in enumerate(shards):
             places = shard.draw(shard.plan(masses, batch_size, 7, t), k, shard_key(7, t, k)).places
-            found.append(1000 * k + inside.ring(shard.replay).index_of(places))
+            found.append(1000 * k + internals.ring(shard.replay).index_of(places))
     return np.concatenate(found)
 
 
-@pytest.mark.parametrize("view", ["transitions", "sequences"])
+@pytest.mark.parametrize("view", ["transitions", "sequences", "chunks"])
 def test_uniform_draws_have_equal_chances_over_all_shards(view: str):
     # 3 M draws from 23 transitions: where half of them are 1 % likelier, the chi-square gains 11 times its spread.
     shards = shard_samplers(Uniform, VIEWS[view])
@@ -92,5 +93,5 @@ def test_a_mass_at_the_very_end_of_a_shard_draws_its_last_row_whatever_the_mass_
     assert max(stretched) >= now  # some round up to it
     for mass in planned.tolist():
         drawn = shard.draw_share(Share(1, 0, mass, np.array([math.nextafter(mass, 0.0)])))
-        assert inside.ring(shard.replay).index_of(drawn.places).tolist() == [last]
+        assert internals.ring(shard.replay).index_of(drawn.places).tolist() == [last]
         assert drawn.priorities == pytest.approx(mass / now * 1.1)

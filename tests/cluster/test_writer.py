@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clusters import SCHEMA, local, steps
 from relive.cluster.writer import StepPacker
 from relive.errors import FieldError, ShapeError
+from support.clusters import SCHEMA, local, steps
 
 
 def played() -> dict[str, Any]:

@@ -17,8 +17,10 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 import relive
-import tagged
-from collecting import (
+from relive import GAE, Collector, RolloutBuffer, Schema, errors
+from support import tagged_envs
+from support.effort import often
+from support.tagged_collections import (
     CARTPOLE,
     MASK,
     MODES,
@@ -40,11 +42,9 @@ from collecting import (
     stored,
     truth,
 )
-from effort import often
-from relive import GAE, Collector, RolloutBuffer, Schema, errors
-from tagged import Tag
+from support.tagged_envs import Tag
 
-KINDS: tuple[tagged.Kind, ...] = ("terminated", "truncated", "both")
+KINDS: tuple[tagged_envs.Kind, ...] = ("terminated", "truncated", "both")
 ENDS = tuple(itertools.product((1, 2, 3), KINDS))
 
 # The same play through the three autoreset modes
@@ -60,17 +60,17 @@ def test_every_small_schedule_gives_the_same_experience_in_every_mode(num_envs: 
     Quick is a part of what one and two go through.
     """
     if num_envs == 1:
-        schedules = [tagged.cycle(pair) for pair in itertools.product(ENDS, ENDS)]
+        schedules = [tagged_envs.cycle(pair) for pair in itertools.product(ENDS, ENDS)]
     elif num_envs == 2:
-        schedules = [tagged.cycle([a], [b]) for a, b in itertools.product(ENDS, ENDS)]
+        schedules = [tagged_envs.cycle([a], [b]) for a, b in itertools.product(ENDS, ENDS)]
     else:
-        schedules = [tagged.cycle([a], [b], [c]) for a, b, c in itertools.combinations_with_replacement(ENDS, 3)]
-    some = tagged.make_tagged(num_envs, AutoresetMode.DISABLED, schedules[0])
+        schedules = [tagged_envs.cycle([a], [b], [c]) for a, b, c in itertools.combinations_with_replacement(ENDS, 3)]
+    some = tagged_envs.make_tagged(num_envs, AutoresetMode.DISABLED, schedules[0])
     buffer = make_buffer(some, 5)
     for schedule in schedules[::of]:
         seen: dict[AutoresetMode, dict[Tag, float]] = {}
         for mode in MODES:
-            collector = Collector(tagged.make_tagged(num_envs, mode, schedule), policy, buffer, seed=3)
+            collector = Collector(tagged_envs.make_tagged(num_envs, mode, schedule), policy, buffer, seed=3)
             rows, seen[mode] = gather(collector, [5, 1, 4])
             counts = [len(mine) for mine in rows]
             assert rows == truth(schedule, counts, seed=3)
@@ -99,12 +99,12 @@ def test_any_schedule_gives_the_same_experience_in_every_mode(
     longest: int,
     seed: int,
     lengths: list[int],
-    observations: tagged.Observations,
-    actions: tagged.Actions,
+    observations: tagged_envs.Observations,
+    actions: tagged_envs.Actions,
 ) -> None:
-    schedule = tagged.drawn(seed, longest)
+    schedule = tagged_envs.drawn(seed, longest)
     for mode in MODES:
-        envs = tagged.make_tagged(num_envs, mode, schedule, observations=observations, actions=actions)
+        envs = tagged_envs.make_tagged(num_envs, mode, schedule, observations=observations, actions=actions)
         collector = Collector(envs, partial(policy, actions=actions), make_buffer(envs, max(lengths)), seed=seed)
         rows, _ = gather(collector, lengths)
         counts = [len(mine) for mine in rows]
@@ -165,10 +165,10 @@ APART: dict[str, dict[str, Any]] = {"own": {"own_next_obs": True}, "unordered": 
 @pytest.mark.parametrize("kind", APART)
 @pytest.mark.parametrize("observations", OBSERVATIONS)
 def test_a_replay_with_next_observations_of_its_own_holds_those_that_episodes_ended_on(
-    observations: tagged.Observations, kind: str, mode: AutoresetMode
+    observations: tagged_envs.Observations, kind: str, mode: AutoresetMode
 ) -> None:
-    schedule = tagged.cycle([(3, "truncated"), (1, "terminated")], [(2, "both"), (4, "truncated")])
-    envs = tagged.make_tagged(2, mode, schedule, observations=observations)
+    schedule = tagged_envs.cycle([(3, "truncated"), (1, "terminated")], [(2, "both"), (4, "truncated")])
+    envs = tagged_envs.make_tagged(2, mode, schedule, observations=observations)
     replay = relive.ReplayBuffer(Schema.from_env(envs), 200, 2, seed=0, **APART[kind])
     collector = Collector(envs, lambda obs: policy(obs)["action"], replay, seed=3)
     stats = collector.collect(17)
@@ -177,8 +177,8 @@ def test_a_replay_with_next_observations_of_its_own_holds_those_that_episodes_en
     counts = [sum(int(tag.env) == n for tag, *_ in followed(replay)) for n in range(2)]
     expected = []
     for n, count in enumerate(counts):
-        for step in tagged.played(schedule, n, count, seed=3, observations=observations).transitions(n):
-            here, there = (Tag(*map(int, tagged.decode(x))) for x in (step.obs, step.next_obs))
+        for step in tagged_envs.played(schedule, n, count, seed=3, observations=observations).transitions(n):
+            here, there = (Tag(*map(int, tagged_envs.decode(x))) for x in (step.obs, step.next_obs))
             expected.append((here, there, step.reward, step.terminated, step.truncated))
     assert followed(replay) == sorted(expected)
     replay.check()
@@ -188,8 +188,8 @@ def test_a_replay_with_next_observations_of_its_own_holds_those_that_episodes_en
 def test_where_final_observations_are_hidden_the_truncated_steps_alone_are_left_out_of_such_a_replay(
     kind: str,
 ) -> None:
-    schedule = tagged.cycle([(3, "truncated"), (2, "terminated")], [(4, "truncated")])
-    envs = Edited(tagged.make_tagged(2, AutoresetMode.SAME_STEP, schedule), hide)
+    schedule = tagged_envs.cycle([(3, "truncated"), (2, "terminated")], [(4, "truncated")])
+    envs = Edited(tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, schedule), hide)
     replay = relive.ReplayBuffer(Schema.from_env(envs), 200, 2, seed=0, **APART[kind])
     with pytest.raises(errors.EnvError, match="final_obs='mask'"):
         Collector(envs, lambda obs: policy(obs)["action"], replay).collect(5)
@@ -209,8 +209,8 @@ def test_where_final_observations_are_hidden_the_truncated_steps_alone_are_left_
 def test_a_hidden_final_observation_does_not_matter_where_a_truncated_step_is_terminal_too(
     kind: str, final_obs: Any
 ) -> None:
-    schedule = tagged.cycle([(3, "both"), (2, "terminated")], [(4, "both")])
-    envs = Edited(tagged.make_tagged(2, AutoresetMode.SAME_STEP, schedule), hide)
+    schedule = tagged_envs.cycle([(3, "both"), (2, "terminated")], [(4, "both")])
+    envs = Edited(tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, schedule), hide)
     replay = relive.ReplayBuffer(Schema.from_env(envs), 200, 2, seed=0, **APART[kind])
     Collector(envs, lambda obs: policy(obs)["action"], replay, seed=0, final_obs=final_obs).collect(12)
     rows = followed(replay)
@@ -263,7 +263,9 @@ def test_the_same_seed_gives_the_same_experience_and_another_one_another(mode: A
 
 
 def test_the_global_generators_are_neither_read_nor_seeded() -> None:
-    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3), action_mask=True, check_actions=False)
+    envs = tagged_envs.make_tagged(
+        2, AutoresetMode.SAME_STEP, tagged_envs.always(3), action_mask=True, check_actions=False
+    )
     buffer = make_buffer(envs, 6, action_mask=MASK)
     collector = Collector(envs, policy, buffer, seed=1)
     numpy_generator: Any = np.random.mtrand._rand
@@ -280,10 +282,10 @@ def test_the_global_generators_are_neither_read_nor_seeded() -> None:
 @every_mode
 @pytest.mark.parametrize("pieces", [(1,) * 12, (5, 7), (2, 1, 6, 3)])
 def test_collecting_in_pieces_is_collecting_at_once(pieces: tuple[int, ...], mode: AutoresetMode) -> None:
-    schedule = tagged.drawn(5, longest=4)
+    schedule = tagged_envs.drawn(5, longest=4)
     whole, pieced = (
         Collector(envs, counting, make_buffer(envs, 12, hidden=(3,)), seed=0)
-        for envs in (tagged.make_tagged(3, mode, schedule) for _ in range(2))
+        for envs in (tagged_envs.make_tagged(3, mode, schedule) for _ in range(2))
     )
     for _ in range(3):
         stats = [whole.collect(), *(pieced.collect(piece) for piece in pieces)]
@@ -302,8 +304,8 @@ def test_collecting_in_pieces_is_collecting_at_once(pieces: tuple[int, ...], mod
 
 @every_mode
 def test_a_buffer_that_wraps_holds_the_newest_steps_with_their_own_final_values(mode: AutoresetMode) -> None:
-    schedule = tagged.drawn(6, longest=4)
-    ring_envs, all_envs = (tagged.make_tagged(2, mode, schedule) for _ in range(2))
+    schedule = tagged_envs.drawn(6, longest=4)
+    ring_envs, all_envs = (tagged_envs.make_tagged(2, mode, schedule) for _ in range(2))
     ring = Collector(ring_envs, policy, make_buffer(ring_envs, 7, wrap=True), seed=0)
     everything = Collector(all_envs, policy, make_buffer(all_envs, 60), seed=0)
     made = 0
@@ -323,8 +325,8 @@ def test_a_buffer_that_wraps_holds_the_newest_steps_with_their_own_final_values(
 
 
 def test_a_full_buffer_is_cleared_by_the_next_collection_and_the_play_goes_on() -> None:
-    schedule = tagged.always(7, "truncated")
-    envs = tagged.make_tagged(1, AutoresetMode.SAME_STEP, schedule)
+    schedule = tagged_envs.always(7, "truncated")
+    envs = tagged_envs.make_tagged(1, AutoresetMode.SAME_STEP, schedule)
     collector = Collector(envs, policy, make_buffer(envs, 5), seed=0)
     rows: list[Row] = []
     for _ in range(4):
@@ -337,7 +339,9 @@ def test_a_full_buffer_is_cleared_by_the_next_collection_and_the_play_goes_on() 
 @pytest.mark.parametrize("when", ["before the step", "after the step"])
 def test_a_collection_that_failed_leaves_no_false_step_to_the_next_one(when: str, mode: AutoresetMode) -> None:
     """In a notebook the policy is mended, and collect() called again."""
-    envs = tagged.make_tagged(2, mode, tagged.cycle([(4, "truncated")], [(3, "terminated")]), check_actions=False)
+    envs = tagged_envs.make_tagged(
+        2, mode, tagged_envs.cycle([(4, "truncated")], [(3, "terminated")]), check_actions=False
+    )
     buffer = make_buffer(envs, 12)
     calls = itertools.count()
 
@@ -361,7 +365,7 @@ def test_a_collection_that_failed_leaves_no_false_step_to_the_next_one(when: str
 
 @every_mode
 def test_a_reset_in_the_middle_of_a_rollout_joins_no_two_episodes(mode: AutoresetMode) -> None:
-    envs = tagged.make_tagged(2, mode, tagged.always(9, "truncated"))
+    envs = tagged_envs.make_tagged(2, mode, tagged_envs.always(9, "truncated"))
     buffer = make_buffer(envs, 12)
     collector = Collector(envs, policy, buffer, seed=0)
     collector.collect(5)
@@ -382,7 +386,7 @@ def test_a_reset_in_the_middle_of_a_rollout_joins_no_two_episodes(mode: Autorese
 def test_a_field_that_the_policy_leaves_out_is_named_before_the_envs_are_stepped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
+    envs = tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, tagged_envs.always(3))
     monkeypatch.setattr(envs, "step", lambda actions: pytest.fail(f"stepped with {actions}"))
     buffer = make_buffer(envs, 4, log_prob=())
     with pytest.raises(errors.FieldError, match="policy's answer lacks 'log_prob'; it has 'action', 'value'"):
@@ -391,11 +395,11 @@ def test_a_field_that_the_policy_leaves_out_is_named_before_the_envs_are_stepped
     with pytest.raises(errors.FieldError, match="lacks 'action'; it has 'value', 'log_prob'"):
         Collector(envs, lambda obs: {"value": obs[:, 0], "log_prob": obs[:, 0]}, buffer).collect()
     with pytest.raises(errors.FieldError, match="lacks 'value', 'log_prob'"):
-        Collector(envs, tagged.tagged_policy, buffer).collect()
+        Collector(envs, tagged_envs.tagged_policy, buffer).collect()
 
 
 def test_fields_that_the_schema_does_not_have_are_left_out() -> None:
-    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
+    envs = tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, tagged_envs.always(3))
     buffer = make_buffer(envs, 4)
     Collector(envs, lambda obs: policy(obs) | {"entropy": obs.sum(), "reward": obs[:, 0]}, buffer, seed=0).collect()
     assert "entropy" not in buffer
@@ -403,32 +407,32 @@ def test_fields_that_the_schema_does_not_have_are_left_out() -> None:
 
 
 def test_a_tensordict_is_as_good_an_answer_as_a_dict() -> None:
-    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3, "truncated"))
+    envs = tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, tagged_envs.always(3, "truncated"))
     rows, _ = gather(
         Collector(envs, lambda obs: TensorDict(policy(obs), [len(obs)]), make_buffer(envs, 8), seed=0), [8]
     )
-    assert rows == truth(tagged.always(3, "truncated"), [8, 8], seed=0)
+    assert rows == truth(tagged_envs.always(3, "truncated"), [8, 8], seed=0)
 
 
 def test_answers_that_carry_gradients_are_stored_without_them() -> None:
-    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3, "truncated"))
+    envs = tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, tagged_envs.always(3, "truncated"))
     buffer = make_buffer(envs, 8, hidden=(3,))
     weight = nn.Parameter(torch.ones(3))
 
     def with_gradient(obs: Any, hidden: Tensor) -> dict[str, Any]:
         with torch.enable_grad():
-            return policy(obs) | {"hidden": hidden * weight + 1, "value": tagged.tagged_value(obs) * weight[0]}
+            return policy(obs) | {"hidden": hidden * weight + 1, "value": tagged_envs.tagged_value(obs) * weight[0]}
 
     Collector(envs, with_gradient, buffer, seed=0).collect()
     names = buffer.keys()
     assert not any(buffer[name].requires_grad for name in names)
-    step = torch.as_tensor(tagged.decode(buffer["obs"]).step).float()
+    step = torch.as_tensor(tagged_envs.decode(buffer["obs"]).step).float()
     assert torch.equal(buffer["hidden"], step[..., None].expand(-1, -1, 3))
 
 
 @pytest.mark.parametrize("given", [Schema({"action": ()}), 100, "replay"])
 def test_what_is_no_buffer_is_refused(given: Any) -> None:
-    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
+    envs = tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, tagged_envs.always(3))
     with pytest.raises(
         errors.ParameterError, match=r"Collector\(buffer=.*expected a RolloutBuffer, a ReplayBuffer, a "
     ):
@@ -436,14 +440,14 @@ def test_what_is_no_buffer_is_refused(given: Any) -> None:
 
 
 def test_a_buffer_for_another_number_of_envs_is_refused() -> None:
-    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
+    envs = tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, tagged_envs.always(3))
     buffer = RolloutBuffer(Schema.from_env(envs, value=()), 4, 3)
     with pytest.raises(errors.EnvError, match="made for 3 envs, the vector env has 2"):
         Collector(envs, policy, buffer)
 
 
 def test_more_steps_than_there_is_room_for_are_refused_before_any_is_made() -> None:
-    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
+    envs = tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, tagged_envs.always(3))
     buffer = make_buffer(envs, 8)
     collector = Collector(envs, policy, buffer, seed=0)
     collector.collect(5)
@@ -457,7 +461,7 @@ def test_more_steps_than_there_is_room_for_are_refused_before_any_is_made() -> N
 
 @pytest.mark.parametrize("count", [0, -3, 2.5, "2", True], ids=repr)
 def test_what_is_no_number_of_steps_is_refused_before_the_envs_are_reset(count: Any) -> None:
-    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
+    envs = tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, tagged_envs.always(3))
     for buffer in (relive.ReplayBuffer(Schema.from_env(envs), 20, 2), make_buffer(envs, 8)):
         resets: list[Any] = []
         counted = VectorWrapper(envs)
@@ -481,7 +485,7 @@ def test_the_seed_is_that_of_the_first_reset_and_not_of_one_after_a_failure() ->
             raise RuntimeError("out of order")
         return policy(obs)
 
-    envs = Noting(tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3)))
+    envs = Noting(tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, tagged_envs.always(3)))
     collector = Collector(envs, failing, make_buffer(envs, 8), seed=7)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="out of order"):
@@ -531,6 +535,6 @@ def test_other_errors_of_the_envs_stay_theirs(space: gym.Space[Any], action: Any
 
 
 def test_an_unknown_wish_for_final_observations_is_refused() -> None:
-    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
+    envs = tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, tagged_envs.always(3))
     with pytest.raises(errors.ParameterError, match=r"final_obs='ignore'\): expected 'require' or 'mask'"):
         Collector(envs, policy, make_buffer(envs, 4), final_obs=cast("Any", "ignore"))

@@ -15,8 +15,10 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
 from torch import Tensor
 
-import tagged
-from collecting import (
+from relive import Batch, Collector, RolloutBuffer, Schema, errors
+from relive.batches import leaves_by_path
+from support import tagged_envs
+from support.tagged_collections import (
     MASK,
     OBSERVATIONS,
     Echo,
@@ -31,14 +33,12 @@ from collecting import (
     stored,
     truth,
 )
-from relive import Batch, Collector, RolloutBuffer, Schema, errors
-from relive.batches import leaves_by_path
 
 # Two collectors
 
 
 def test_a_collector_does_not_go_on_in_envs_that_another_one_has_played_in() -> None:
-    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(5, "truncated"), check_actions=False)
+    envs = tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, tagged_envs.always(5, "truncated"), check_actions=False)
     one, other = (Collector(envs, policy, make_buffer(envs, 4), seed=k) for k in range(2))
     one.collect(2)
     other.collect(4)  # it resets them first, so all is well with this one
@@ -57,8 +57,8 @@ def test_a_collector_does_not_go_on_in_envs_that_another_one_has_played_in() -> 
 
 @pytest.mark.parametrize("shared", ["a wrapper around it", "a single env", "a function that gives the same"])
 def test_envs_are_known_again_behind_wrappers_and_functions(shared: str) -> None:
-    inner = tagged.make_tagged(1, AutoresetMode.SAME_STEP, tagged.always(5), check_actions=False)
-    single = tagged.TaggedEnv(0, tagged.always(5), check_actions=False)
+    inner = tagged_envs.make_tagged(1, AutoresetMode.SAME_STEP, tagged_envs.always(5), check_actions=False)
+    single = tagged_envs.TaggedEnv(0, tagged_envs.always(5), check_actions=False)
     first, second = {
         "a wrapper around it": (inner, Edited(inner, lambda obs, info: (obs, info))),
         "a single env": (single, single),
@@ -72,7 +72,7 @@ def test_envs_are_known_again_behind_wrappers_and_functions(shared: str) -> None
 
 
 def test_warming_up_in_the_envs_of_the_training_is_noticed() -> None:
-    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(5), check_actions=False)
+    envs = tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, tagged_envs.always(5), check_actions=False)
     collector = Collector(envs, policy, make_buffer(envs, 4))
     collector.collect(2)
     collector.warm(make_buffer(envs, 4), 4, policy=policy, envs=envs)
@@ -81,7 +81,7 @@ def test_warming_up_in_the_envs_of_the_training_is_noticed() -> None:
 
 
 def test_envs_and_collectors_are_forgotten_with_the_last_reference() -> None:
-    envs = tagged.make_tagged(1, AutoresetMode.SAME_STEP, tagged.always(5))
+    envs = tagged_envs.make_tagged(1, AutoresetMode.SAME_STEP, tagged_envs.always(5))
     collector = Collector(envs, policy, make_buffer(envs, 4))
     collector.collect(2)
     gone = weakref.ref(collector), weakref.ref(envs)
@@ -103,7 +103,7 @@ def test_envs_that_cannot_be_referred_to_weakly_are_played_all_the_same() -> Non
         def unwrapped(self) -> Any:
             return self
 
-    envs = Slotted(tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(5)))
+    envs = Slotted(tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, tagged_envs.always(5)))
     collector = Collector(envs, policy, make_buffer(envs, 4), seed=0)
     collector.collect(2)
     collector.collect(2)
@@ -116,10 +116,10 @@ def test_envs_that_cannot_be_referred_to_weakly_are_played_all_the_same() -> Non
 @every_mode
 @pytest.mark.parametrize("observations", ["dict", "tuple"])
 def test_nested_observations_are_stored_bit_for_bit_and_reach_the_policy_with_their_names(
-    observations: tagged.Observations, mode: AutoresetMode
+    observations: tagged_envs.Observations, mode: AutoresetMode
 ) -> None:
-    schedule = tagged.cycle([(2, "truncated"), (3, "terminated")], [(1, "both"), (4, "truncated")])
-    envs = tagged.make_tagged(2, mode, schedule, observations=observations)
+    schedule = tagged_envs.cycle([(2, "truncated"), (3, "terminated")], [(1, "both"), (4, "truncated")])
+    envs = tagged_envs.make_tagged(2, mode, schedule, observations=observations)
     buffer = make_buffer(envs, 9)
     given: list[Batch] = []
 
@@ -127,7 +127,7 @@ def test_nested_observations_are_stored_bit_for_bit_and_reach_the_policy_with_th
         given.append(obs.clone())
         return policy(obs)
 
-    collector = Collector(envs, recording, buffer, seed=2, value_fn=tagged.tagged_value)
+    collector = Collector(envs, recording, buffer, seed=2, value_fn=tagged_envs.tagged_value)
     rows, _ = gather(collector, [9])
     assert rows == truth(schedule, [len(mine) for mine in rows], seed=2, observations=observations)
     assert all(isinstance(obs, Batch) and len(obs) == 2 for obs in given)
@@ -185,8 +185,8 @@ def assert_same_action(kept: Any, action: Any) -> None:
 
 @every_mode
 def test_an_async_vector_env_gives_the_same_as_a_synchronous_one(mode: AutoresetMode) -> None:
-    schedule = tagged.cycle([(2, "truncated"), (3, "terminated")], [(4, "both"), (1, "truncated")])
-    makers = [partial(tagged.TaggedEnv, n, schedule, observations="dict", action_mask=True) for n in range(2)]
+    schedule = tagged_envs.cycle([(2, "truncated"), (3, "terminated")], [(4, "both"), (1, "truncated")])
+    makers = [partial(tagged_envs.TaggedEnv, n, schedule, observations="dict", action_mask=True) for n in range(2)]
     envs = AsyncVectorEnv(makers, autoreset_mode=mode, copy=False)
     try:
         collector = Collector(envs, policy, make_buffer(envs, 8, action_mask=MASK), seed=4)
@@ -206,8 +206,8 @@ def test_what_is_no_env_is_refused_with_the_call_that_makes_some(given: Any) -> 
 
 
 def test_a_single_env_is_played_as_a_vector_of_one() -> None:
-    schedule = tagged.cycle([(2, "truncated"), (3, "terminated")])
-    env = tagged.TaggedEnv(0, schedule)
+    schedule = tagged_envs.cycle([(2, "truncated"), (3, "terminated")])
+    env = tagged_envs.TaggedEnv(0, schedule)
     collector = Collector(env, policy, make_buffer(env, 6), seed=7)
     rows, _ = gather(collector, [6, 4])
     assert rows == truth(schedule, [10], seed=7)
@@ -216,10 +216,10 @@ def test_a_single_env_is_played_as_a_vector_of_one() -> None:
 
 @pytest.mark.parametrize("single", [True, False])
 def test_a_function_that_makes_envs_is_as_good_as_envs(single: bool) -> None:
-    schedule = tagged.cycle([(2, "truncated"), (3, "terminated")])
+    schedule = tagged_envs.cycle([(2, "truncated"), (3, "terminated")])
     count = 1 if single else 3
-    vector = partial(tagged.make_tagged, count, AutoresetMode.DISABLED, schedule)
-    make: Callable[[], Any] = partial(tagged.TaggedEnv, 0, schedule) if single else vector
+    vector = partial(tagged_envs.make_tagged, count, AutoresetMode.DISABLED, schedule)
+    make: Callable[[], Any] = partial(tagged_envs.TaggedEnv, 0, schedule) if single else vector
     collector = Collector(make, policy, make_buffer(vector(), 6), seed=7)
     rows, _ = gather(collector, [6, 4])
     assert rows == truth(schedule, [10] * count, seed=7)
@@ -228,10 +228,10 @@ def test_a_function_that_makes_envs_is_as_good_as_envs(single: bool) -> None:
 @every_mode
 @pytest.mark.parametrize("observations", OBSERVATIONS)
 def test_a_torch_native_vector_env_is_given_tensors_and_read_rightly(
-    observations: tagged.Observations, mode: AutoresetMode
+    observations: tagged_envs.Observations, mode: AutoresetMode
 ) -> None:
-    schedule = tagged.cycle([(2, "truncated"), (3, "terminated")], [(4, "both"), (1, "truncated")])
-    envs = Torched(tagged.make_tagged(2, mode, schedule, observations=observations, action_mask=True))
+    schedule = tagged_envs.cycle([(2, "truncated"), (3, "terminated")], [(4, "both"), (1, "truncated")])
+    envs = Torched(tagged_envs.make_tagged(2, mode, schedule, observations=observations, action_mask=True))
     collector = Collector(envs, policy, make_buffer(envs, 8, action_mask=MASK), seed=4)
     rows, _ = gather(collector, [8, 5])
     counts = [len(mine) for mine in rows]
@@ -241,10 +241,10 @@ def test_a_torch_native_vector_env_is_given_tensors_and_read_rightly(
 @every_mode
 @pytest.mark.parametrize("observations", OBSERVATIONS)
 def test_a_vector_env_that_reuses_the_memory_of_its_observations_is_stored_rightly(
-    observations: tagged.Observations, mode: AutoresetMode
+    observations: tagged_envs.Observations, mode: AutoresetMode
 ) -> None:
-    schedule = tagged.cycle([(2, "truncated"), (3, "terminated")], [(4, "both"), (1, "truncated")])
-    makers = [partial(tagged.TaggedEnv, n, schedule, observations=observations) for n in range(2)]
+    schedule = tagged_envs.cycle([(2, "truncated"), (3, "terminated")], [(4, "both"), (1, "truncated")])
+    makers = [partial(tagged_envs.TaggedEnv, n, schedule, observations=observations) for n in range(2)]
     envs = SyncVectorEnv(makers, autoreset_mode=mode, copy=False)
     rows, _ = gather(Collector(envs, policy, make_buffer(envs, 8), seed=4), [8, 5])
     assert rows == truth(schedule, [len(mine) for mine in rows], seed=4, observations=observations)
@@ -264,8 +264,8 @@ def test_a_vector_env_that_reuses_the_memory_of_its_observations_is_stored_right
 def test_a_simulator_that_gives_out_its_own_memory_is_stored_rightly(
     reuse: str, fresh: tuple[str, ...], mode: AutoresetMode
 ) -> None:
-    schedule = tagged.cycle([(5, "truncated"), (3, "terminated")], [(4, "both"), (2, "truncated")])
-    inner = tagged.make_tagged(2, mode, schedule, observations="dict", action_mask=True)
+    schedule = tagged_envs.cycle([(5, "truncated"), (3, "terminated")], [(4, "both"), (2, "truncated")])
+    inner = tagged_envs.make_tagged(2, mode, schedule, observations="dict", action_mask=True)
     envs = Torched(inner, reuse, fresh)
     collector = Collector(envs, policy, make_buffer(envs, 8, action_mask=MASK), seed=4)
     rows, _ = gather(collector, [8, 5])
@@ -280,16 +280,16 @@ def test_observations_that_must_not_be_written_to_are_taken_without_a_warning() 
         obs.flags.writeable = False
         return obs, info
 
-    schedule = tagged.always(3, "truncated")
-    envs = Edited(tagged.make_tagged(2, AutoresetMode.SAME_STEP, schedule), lock)
+    schedule = tagged_envs.always(3, "truncated")
+    envs = Edited(tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, schedule), lock)
     rows, _ = gather(Collector(envs, policy, make_buffer(envs, 8), seed=4), [8])
     assert rows == truth(schedule, [8, 8], seed=4)
 
 
 @pytest.mark.parametrize("mode", [None, "SometimesStep"])
 def test_a_vector_env_that_does_not_tell_its_autoreset_mode_is_refused_and_may_be_told(mode: str | None) -> None:
-    schedule = tagged.always(3, "truncated")
-    envs = tagged.make_tagged(2, AutoresetMode.DISABLED, schedule)
+    schedule = tagged_envs.always(3, "truncated")
+    envs = tagged_envs.make_tagged(2, AutoresetMode.DISABLED, schedule)
     envs.metadata = {} if mode is None else {"autoreset_mode": mode}
     buffer = make_buffer(envs, 8)
     with pytest.raises(errors.EnvError, match=r"autoreset_mode'\] is " + repr(mode)):
@@ -300,10 +300,10 @@ def test_a_vector_env_that_does_not_tell_its_autoreset_mode_is_refused_and_may_b
 
 
 def test_envs_that_are_made_again_are_told_the_mode_again() -> None:
-    schedule = tagged.cycle([(3, "truncated")], [(2, "terminated")])
+    schedule = tagged_envs.cycle([(3, "truncated")], [(2, "terminated")])
 
     def make() -> SyncVectorEnv:
-        envs = tagged.make_tagged(2, AutoresetMode.NEXT_STEP, schedule)
+        envs = tagged_envs.make_tagged(2, AutoresetMode.NEXT_STEP, schedule)
         envs.metadata = {}
         return envs
 

@@ -14,9 +14,9 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
 from torch import Tensor
 
-import tagged
-from collecting import Edited, make_buffer, policy
 from relive import Collector, Field, ReplayBuffer, RolloutBuffer, Schema, errors
+from support import tagged_envs
+from support.tagged_collections import Edited, make_buffer, policy
 
 
 class Line(gym.Env[Any, Any]):
@@ -166,7 +166,7 @@ def test_a_final_observation_of_another_shape_or_kind_is_refused(kind: str, fina
             info["final_obs"][np.flatnonzero(info["_final_obs"])[0]] = final
         return obs, info
 
-    envs = Edited(tagged.make_tagged(2, SAME, tagged.cycle([(2, "truncated")], [(9, "truncated")])), edit)
+    envs = Edited(tagged_envs.make_tagged(2, SAME, tagged_envs.cycle([(2, "truncated")], [(9, "truncated")])), edit)
     replay, acting = ReplayBuffer(Schema.from_env(envs), 100, 2), lambda obs: policy(obs)["action"]
     call = {
         "rollout": Collector(envs, policy, make_buffer(envs, 9)).collect,

@@ -14,10 +14,11 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor, nn
 
-import oracle
 import relive
-import tagged
-from collecting import (
+from relive import Collector, Field, RolloutBuffer, Schema, errors
+from relive.collect.inputs import Inputs
+from support import oracle, tagged_envs
+from support.tagged_collections import (
     MASK,
     before,
     cartpoles,
@@ -31,8 +32,6 @@ from collecting import (
     policy,
     truth,
 )
-from relive import Collector, Field, RolloutBuffer, Schema, errors
-from relive.collect.inputs import Inputs
 
 # The action and the reward before
 
@@ -46,7 +45,7 @@ class Recalling(gym.Env[Any, Any]):
     observation_space = gym.spaces.Box(0, 1e4, (3,), np.float32)
     action_space = NESTED
 
-    def __init__(self, number: int, endings: tagged.Endings) -> None:
+    def __init__(self, number: int, endings: tagged_envs.Endings) -> None:
         self.number, self.endings, self.episode, self.count = number, endings, -1, 0
 
     def _obs(self) -> np.ndarray:
@@ -75,7 +74,7 @@ def remembering(obs: Tensor, last_action: Any, last_reward: Tensor) -> dict[str,
 def test_the_action_and_the_reward_before_come_with_every_observation_that_is_acted_on_or_valued(
     mode: AutoresetMode,
 ) -> None:
-    schedule = tagged.cycle([(3, "truncated"), (1, "truncated")], [(2, "terminated"), (4, "truncated")])
+    schedule = tagged_envs.cycle([(3, "truncated"), (1, "truncated")], [(2, "terminated"), (4, "truncated")])
     envs = SyncVectorEnv([partial(Recalling, n, schedule) for n in range(2)], autoreset_mode=mode)
     schema = Schema.from_env(envs, value=())
     schema = schema.extend(last_action=schema["action"], last_reward=schema["reward"])
@@ -102,7 +101,7 @@ def test_the_action_and_the_reward_before_come_with_every_observation_that_is_ac
 
 
 def test_fields_of_those_names_are_as_the_action_and_the_reward_are_or_from_the_info() -> None:
-    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
+    envs = tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, tagged_envs.always(3))
     with pytest.raises(errors.DTypeError, match=r"'last_action'.*declare it as Field\(\(\), torch.int64\)"):
         Collector(envs, policy, make_buffer(envs, 4, last_action=(3,)))
     with pytest.raises(errors.DTypeError, match=r"'last_reward'.*rename your own"):
@@ -115,25 +114,25 @@ def test_fields_of_those_names_are_as_the_action_and_the_reward_are_or_from_the_
 
 @every_mode
 def test_action_masks_reach_the_policy_and_the_buffer_with_the_observation_they_belong_to(mode: AutoresetMode) -> None:
-    schedule = tagged.drawn(3, longest=4)
-    envs = tagged.make_tagged(3, mode, schedule, action_mask=True)
+    schedule = tagged_envs.drawn(3, longest=4)
+    envs = tagged_envs.make_tagged(3, mode, schedule, action_mask=True)
     buffer = make_buffer(envs, 25, action_mask=MASK)
     rows, _ = gather(Collector(envs, policy, buffer, seed=0), [25])
     assert rows == truth(schedule, [len(mine) for mine in rows], seed=0, action_mask=True)
     real = buffer["mask"]
     assert buffer["action_mask"].dtype is torch.int8
-    expected = torch.as_tensor(tagged.mask_of(tagged.decode(buffer["obs"])))
+    expected = torch.as_tensor(tagged_envs.mask_of(tagged_envs.decode(buffer["obs"])))
     assert torch.equal(buffer["action_mask"][real], expected[real])
     assert buffer["action_mask"].gather(2, buffer["action"].unsqueeze(2))[real].all()
 
 
 @every_mode
 def test_the_value_of_a_final_observation_is_asked_for_with_the_mask_that_came_with_it(mode: AutoresetMode) -> None:
-    envs = tagged.make_tagged(2, mode, tagged.cycle([(2, "truncated")], [(3, "truncated")]), action_mask=True)
+    envs = tagged_envs.make_tagged(2, mode, tagged_envs.cycle([(2, "truncated")], [(3, "truncated")]), action_mask=True)
     buffer = make_buffer(envs, 8, action_mask=MASK)
 
     def strict(obs: Tensor, action_mask: Tensor) -> dict[str, Tensor]:
-        expected = torch.as_tensor(tagged.mask_of(tagged.decode(obs)))
+        expected = torch.as_tensor(tagged_envs.mask_of(tagged_envs.decode(obs)))
         assert torch.equal(action_mask, expected)
         return policy(obs, action_mask)
 
@@ -141,7 +140,7 @@ def test_the_value_of_a_final_observation_is_asked_for_with_the_mask_that_came_w
     assert [len(mine) for mine in rows] != [0, 0]
 
 
-class Privileged(tagged.TaggedEnv):
+class Privileged(tagged_envs.TaggedEnv):
     """Tells the critic more than it shows."""
 
     def _info(self) -> dict[str, Any]:
@@ -150,15 +149,15 @@ class Privileged(tagged.TaggedEnv):
 
 @every_mode
 def test_other_fields_of_info_are_stored_with_their_observation_and_value_the_final_one(mode: AutoresetMode) -> None:
-    makers = [partial(Privileged, n, tagged.cycle([(2, "truncated")], [(3, "truncated")])) for n in range(2)]
+    makers = [partial(Privileged, n, tagged_envs.cycle([(2, "truncated")], [(3, "truncated")])) for n in range(2)]
     envs = SyncVectorEnv(makers, autoreset_mode=mode)
     buffer = make_buffer(envs, 10, privileged=(2,))
 
     def critic(obs: Tensor, privileged: Tensor) -> dict[str, Any]:
-        return {"action": tagged.tagged_policy(obs), "value": privileged[:, 0] * 100 + privileged[:, 1]}
+        return {"action": tagged_envs.tagged_policy(obs), "value": privileged[:, 0] * 100 + privileged[:, 1]}
 
     Collector(envs, critic, buffer, from_info=("privileged",)).collect()
-    tag = tagged.decode(buffer["obs"])
+    tag = tagged_envs.decode(buffer["obs"])
     code = tag.episode * 100 + tag.step + 0.5
     real, cut = buffer["mask"].numpy(), buffer["truncated"].numpy()
     assert np.array_equal(buffer["value"][real], code[real])
@@ -174,13 +173,13 @@ def test_other_fields_of_info_are_stored_with_their_observation_and_value_the_fi
     ],
 )
 def test_a_field_of_info_that_does_not_fit_is_refused(field: Field, error: type[Exception], says: str) -> None:
-    envs = SyncVectorEnv([partial(Privileged, n, tagged.always(3)) for n in range(2)])
+    envs = SyncVectorEnv([partial(Privileged, n, tagged_envs.always(3)) for n in range(2)])
     buffer = make_buffer(envs, 4, privileged=field)
     with pytest.raises(error, match=says):
         Collector(envs, lambda obs, privileged: policy(obs), buffer, from_info=("privileged",)).collect()
 
 
-class Reserved(tagged.TaggedEnv):
+class Reserved(tagged_envs.TaggedEnv):
     """The first env says nothing of its final observations."""
 
     def _info(self) -> dict[str, Any]:
@@ -190,12 +189,14 @@ class Reserved(tagged.TaggedEnv):
 
 @every_mode
 def test_what_one_env_does_not_say_of_its_final_observation_is_unknown_for_that_env_alone(mode: AutoresetMode) -> None:
-    envs = SyncVectorEnv([partial(Reserved, n, tagged.always(2, "truncated")) for n in range(2)], autoreset_mode=mode)
+    envs = SyncVectorEnv(
+        [partial(Reserved, n, tagged_envs.always(2, "truncated")) for n in range(2)], autoreset_mode=mode
+    )
     buffer, seen = make_buffer(envs, 2, privileged=()), list[Any]()
 
     def value_fn(obs: Tensor, privileged: Tensor) -> Tensor:
         seen.append(privileged[2:].tolist())  # behind the current observations
-        return tagged.tagged_value(obs)
+        return tagged_envs.tagged_value(obs)
 
     play = lambda obs, privileged: policy(obs)  # noqa: E731
     Collector(envs, play, buffer, value_fn=value_fn, from_info=("privileged",)).collect()
@@ -204,10 +205,10 @@ def test_what_one_env_does_not_say_of_its_final_observation_is_unknown_for_that_
 
 @every_mode
 def test_an_action_mask_that_the_env_does_not_report_is_an_error_that_names_the_env(mode: AutoresetMode) -> None:
-    envs = tagged.make_tagged(2, mode, tagged.always(2))
+    envs = tagged_envs.make_tagged(2, mode, tagged_envs.always(2))
     with pytest.raises(errors.EnvError, match=r"'action_mask'.* missing for env 0"):
         Collector(envs, policy, make_buffer(envs, 4, action_mask=MASK)).collect()
-    makers = [partial(tagged.TaggedEnv, n, tagged.always(2), action_mask=n == 0) for n in range(2)]
+    makers = [partial(tagged_envs.TaggedEnv, n, tagged_envs.always(2), action_mask=n == 0) for n in range(2)]
     envs = SyncVectorEnv(makers, autoreset_mode=mode)
     with pytest.raises(errors.EnvError, match=r"'action_mask'.* missing for env 1"):
         Collector(envs, policy, make_buffer(envs, 4, action_mask=MASK)).collect()
@@ -222,14 +223,14 @@ START = Field((), torch.bool)
 def knowing(obs: Any, is_start: Tensor) -> dict[str, Any]:
     """A policy that checks what it is told: an observation says by itself whether it is the first of its episode."""
     assert is_start.dtype is torch.bool
-    assert is_start.tolist() == (tagged.decode(obs).step == 0).tolist()
+    assert is_start.tolist() == (tagged_envs.decode(obs).step == 0).tolist()
     return policy(obs)
 
 
 @every_mode
 def test_the_policy_and_the_buffer_are_told_where_episodes_start_in_every_mode(mode: AutoresetMode) -> None:
-    schedule = tagged.drawn(5, longest=4)
-    envs = tagged.make_tagged(3, mode, schedule)
+    schedule = tagged_envs.drawn(5, longest=4)
+    envs = tagged_envs.make_tagged(3, mode, schedule)
     buffer = make_buffer(envs, 25, is_start=START)
     asked: list[int] = []
 
@@ -242,7 +243,7 @@ def test_the_policy_and_the_buffer_are_told_where_episodes_start_in_every_mode(m
         buffer.clear()
         collector.collect(length)
         real = buffer["mask"].numpy()
-        assert np.array_equal(buffer["is_start"].numpy()[real], (tagged.decode(buffer["obs"]).step == 0)[real])
+        assert np.array_equal(buffer["is_start"].numpy()[real], (tagged_envs.decode(buffer["obs"]).step == 0)[real])
     assert len(asked) == 4
     assert max(asked) > 3  # final observations were valued, too, and none of them is a start
     rows, _ = gather(collector, [10])
@@ -251,7 +252,7 @@ def test_the_policy_and_the_buffer_are_told_where_episodes_start_in_every_mode(m
 
 @every_mode
 def test_every_episode_starts_anew_after_a_reset_and_after_a_collection_that_failed(mode: AutoresetMode) -> None:
-    envs = tagged.make_tagged(2, mode, tagged.cycle([(3, "truncated")], [(5, "terminated")]))
+    envs = tagged_envs.make_tagged(2, mode, tagged_envs.cycle([(3, "truncated")], [(5, "terminated")]))
     buffer = make_buffer(envs, 40, is_start=START)
     calls = itertools.count()
 
@@ -278,7 +279,7 @@ def test_a_replay_holds_the_starts_and_what_warms_up_and_plays_at_random_is_told
     mode: AutoresetMode,
 ) -> None:
     def make() -> Any:
-        return tagged.make_tagged(2, mode, tagged.drawn(7, longest=3))
+        return tagged_envs.make_tagged(2, mode, tagged_envs.drawn(7, longest=3))
 
     replay = relive.ReplayBuffer(Schema.from_env(make(), is_start=START), 400, 2, seed=0)
     collector = Collector(make, knowing, replay, seed=0)
@@ -286,7 +287,7 @@ def test_a_replay_holds_the_starts_and_what_warms_up_and_plays_at_random_is_told
     collector.warm(replay, 10, policy=knowing, seed=1)
     batch = replay.data()
     assert batch["is_start"].dtype is torch.bool
-    assert batch["is_start"].tolist() == (tagged.decode(batch["obs"]).step == 0).tolist()
+    assert batch["is_start"].tolist() == (tagged_envs.decode(batch["obs"]).step == 0).tolist()
     assert 0 < int(batch["is_start"].sum()) < len(batch)
     poles = relive.ReplayBuffer(Schema.from_env(cartpoles(mode), is_start=START), 4_000, 2, seed=0)
     Collector(partial(cartpoles, mode), lambda obs: None, poles).warm(poles, 100, seed=0)
@@ -297,11 +298,11 @@ def test_a_replay_holds_the_starts_and_what_warms_up_and_plays_at_random_is_told
 
 
 def test_a_field_of_that_name_that_the_env_reports_or_of_another_dtype_is_not_the_collectors() -> None:
-    class Reporting(tagged.TaggedEnv):
+    class Reporting(tagged_envs.TaggedEnv):
         def _info(self) -> dict[str, Any]:
             return {"is_start": np.float32(7)}
 
-    envs = SyncVectorEnv([partial(Reporting, 0, tagged.always(3))])
+    envs = SyncVectorEnv([partial(Reporting, 0, tagged_envs.always(3))])
     buffer = make_buffer(envs, 6, is_start=())
     seen: list[float] = []
 
@@ -348,7 +349,7 @@ class Recurrent(nn.Module):
 
     def forward(self, obs: Tensor, hidden: Any) -> dict[str, Any]:
         value, after = self.unroll(obs.unsqueeze(0), hidden)
-        return {"action": tagged.tagged_policy(obs), "value": value[0], "hidden": after}
+        return {"action": tagged_envs.tagged_policy(obs), "value": value[0], "hidden": after}
 
 
 def leaves_of(hidden: Any) -> list[Tensor]:
@@ -361,8 +362,10 @@ def leaves_of(hidden: Any) -> list[Tensor]:
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "cell"])
 def test_unrolling_from_a_stored_state_gives_the_stored_outputs(kind: str, mode: AutoresetMode) -> None:
     net = Recurrent(kind)
-    schedule = tagged.cycle([(5, "truncated"), (1, "terminated")], [(3, "terminated"), (7, "truncated")], [(4, "both")])
-    envs = tagged.make_tagged(3, mode, schedule)
+    schedule = tagged_envs.cycle(
+        [(5, "truncated"), (1, "terminated")], [(3, "terminated"), (7, "truncated")], [(4, "both")]
+    )
+    envs = tagged_envs.make_tagged(3, mode, schedule)
     buffer = make_buffer(envs, 11, hidden=net.spec)
     collector = Collector(envs, net, buffer, seed=0)
     unrolled = 0
@@ -370,7 +373,7 @@ def test_unrolling_from_a_stored_state_gives_the_stored_outputs(kind: str, mode:
         collector.collect()
         for run in (run for runs in oracle.split(*ends(buffer), buffer["mask"]) for run in runs):
             n, steps = slice(run.env, run.env + 1), slice(run.t0, run.t1)
-            tag = tagged.decode(buffer["obs"][run.t0, run.env])
+            tag = tagged_envs.decode(buffer["obs"][run.t0, run.env])
             start = [x[run.t0, n] for x in leaves_of(buffer["hidden"])]
             assert tag.step > 0 or all((x == 0).all() for x in start)
             if kind == "LSTM":
@@ -381,7 +384,7 @@ def test_unrolling_from_a_stored_state_gives_the_stored_outputs(kind: str, mode:
                 value, after = net.unroll(buffer["obs"][steps, n], state)
                 torch.testing.assert_close(value[:, 0], buffer["value"][steps, run.env], rtol=1e-5, atol=1e-6)
                 if run.end == "truncated":
-                    final = np.add(np.asarray(tagged.decode(buffer["obs"][run.t1 - 1, n])).T, [0, 0, 1, 0])
+                    final = np.add(np.asarray(tagged_envs.decode(buffer["obs"][run.t1 - 1, n])).T, [0, 0, 1, 0])
                     value, _ = net.unroll(torch.as_tensor(final, dtype=torch.float32).unsqueeze(0), after)
                     stored_final = buffer["final_value"][run.t1 - 1, run.env]
                     torch.testing.assert_close(value[0, 0], stored_final, rtol=1e-5, atol=1e-6)
@@ -394,20 +397,20 @@ def test_unrolling_from_a_stored_state_gives_the_stored_outputs(kind: str, mode:
 
 @every_mode
 def test_the_stored_state_is_the_one_before_the_step_and_zero_where_an_episode_starts(mode: AutoresetMode) -> None:
-    envs = tagged.make_tagged(4, mode, tagged.drawn(1, longest=5))
+    envs = tagged_envs.make_tagged(4, mode, tagged_envs.drawn(1, longest=5))
     buffer = make_buffer(envs, 9, hidden=(2, 3))
     collector = Collector(envs, counting, buffer, seed=0)
     for _ in range(4):
         collector.collect()
         real = buffer["mask"]
-        step = torch.as_tensor(tagged.decode(buffer["obs"]).step)
+        step = torch.as_tensor(tagged_envs.decode(buffer["obs"]).step)
         assert torch.equal(buffer["hidden"][real], step[real].float()[:, None, None].expand(-1, 2, 3))
 
 
 @every_mode
 def test_a_policy_that_keeps_its_state_in_one_place_does_not_change_what_is_stored(mode: AutoresetMode) -> None:
     """Captured graphs give out the same memory at every call."""
-    envs = tagged.make_tagged(2, mode, tagged.cycle([(4, "terminated")], [(3, "truncated")]))
+    envs = tagged_envs.make_tagged(2, mode, tagged_envs.cycle([(4, "terminated")], [(3, "truncated")]))
     buffer = make_buffer(envs, 12, hidden=(3,))
     place = torch.zeros(2, 3)
 
@@ -419,7 +422,7 @@ def test_a_policy_that_keeps_its_state_in_one_place_does_not_change_what_is_stor
 
     Collector(envs, in_place, buffer, seed=0).collect()
     real = buffer["mask"]
-    step = torch.as_tensor(tagged.decode(buffer["obs"]).step)
+    step = torch.as_tensor(tagged_envs.decode(buffer["obs"]).step)
     assert torch.equal(buffer["hidden"][real], step[real].float()[:, None].expand(-1, 3))
 
 
@@ -437,7 +440,7 @@ def test_a_policy_that_keeps_its_state_in_one_place_does_not_change_what_is_stor
 def test_a_wrong_hidden_state_is_an_error_that_says_what_was_expected(
     answer: Callable[[Tensor], Any], error: type[Exception], match: str
 ) -> None:
-    envs = tagged.make_tagged(3, AutoresetMode.SAME_STEP, tagged.always(3))
+    envs = tagged_envs.make_tagged(3, AutoresetMode.SAME_STEP, tagged_envs.always(3))
     buffer = make_buffer(envs, 4, hidden={"h": (2, 4), "c": (2, 4)})
     wrong = answer(torch.zeros(2, 3, 4))
     with pytest.raises(error, match=match):

@@ -12,9 +12,9 @@ from gymnasium.vector import AutoresetMode, VectorObservationWrapper, VectorWrap
 from torch import Tensor, nn
 
 import relive
-import tagged
-from collecting import every_mode, followed, gather, make_buffer, policy, truth
 from relive import Collector, Field, RolloutBuffer, Schema, errors
+from support import tagged_envs
+from support.tagged_collections import every_mode, followed, gather, make_buffer, policy, truth
 
 # What the policy is given, and what it answers
 
@@ -39,8 +39,8 @@ class Doubles(VectorWrapper):
 
 @every_mode
 def test_the_policy_gets_observations_in_the_dtype_of_the_schema(mode: AutoresetMode) -> None:
-    schedule = tagged.cycle([(3, "truncated")], [(2, "terminated"), (5, "truncated")])
-    envs = Doubles(tagged.make_tagged(2, mode, schedule))
+    schedule = tagged_envs.cycle([(3, "truncated")], [(2, "terminated"), (5, "truncated")])
+    envs = Doubles(tagged_envs.make_tagged(2, mode, schedule))
     network, seen = nn.Linear(4, 1), set[torch.dtype]()
 
     def act(obs: Tensor) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def test_the_policy_gets_observations_in_the_dtype_of_the_schema(mode: Autoreset
 
 
 def test_a_float32_network_that_gets_float64_is_told_how_to_declare_float32() -> None:
-    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3), check_actions=False)
+    envs = tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, tagged_envs.always(3), check_actions=False)
     double = Schema.from_env(envs).extend(obs=Field((4,), torch.float64))
     network = nn.Linear(4, 2)
 
@@ -85,7 +85,7 @@ class Posed(VectorObservationWrapper):
 
 
 def test_float64_in_nested_observations_is_told_as_well() -> None:
-    envs = Posed(tagged.make_tagged(2, AutoresetMode.NEXT_STEP, tagged.always(3), check_actions=False))
+    envs = Posed(tagged_envs.make_tagged(2, AutoresetMode.NEXT_STEP, tagged_envs.always(3), check_actions=False))
     network = nn.Linear(4, 2)
 
     def act(obs: relive.Batch) -> Tensor:
@@ -97,7 +97,7 @@ def test_float64_in_nested_observations_is_told_as_well() -> None:
 
 
 def test_an_observation_that_the_schema_cannot_hold_is_refused_before_the_policy_sees_it() -> None:
-    envs = Doubles(tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3)))
+    envs = Doubles(tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, tagged_envs.always(3)))
     schema = Schema.from_env(envs).extend(obs=Field((4,), torch.int64), value=())
     with pytest.raises(errors.DTypeError, match=r"'obs': expected torch\.int64, got torch\.float64"):
         Collector(envs, policy, RolloutBuffer(schema, 4, 2)).collect()
@@ -139,7 +139,7 @@ def test_the_action_of_a_single_env_may_come_without_its_axis() -> None:
 def test_a_policy_that_takes_a_state_and_a_schema_without_one_is_an_error_that_says_what_to_add(
     as_module: bool,
 ) -> None:
-    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
+    envs = tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, tagged_envs.always(3))
 
     def takes(obs: Any, hidden: Any) -> dict[str, Any]:
         return policy(obs) | {"hidden": hidden}
@@ -161,17 +161,17 @@ def test_a_policy_that_takes_a_state_and_a_schema_without_one_is_an_error_that_s
 
 
 def test_a_value_function_that_takes_a_state_the_schema_lacks_is_such_an_error_too() -> None:
-    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
+    envs = tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, tagged_envs.always(3))
 
     def value_fn(obs: Any, hidden: Any) -> Any:
-        return tagged.tagged_value(obs)
+        return tagged_envs.tagged_value(obs)
 
     with pytest.raises(errors.FieldError, match="missing a required argument: 'hidden'"):
         Collector(envs, policy, make_buffer(envs, 4), value_fn=value_fn).collect()
 
 
 def test_a_type_error_of_the_policy_itself_stays_what_it_is() -> None:
-    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
+    envs = tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, tagged_envs.always(3))
 
     def wrong(obs: Any) -> Any:
         return len(cast(Any, 3))

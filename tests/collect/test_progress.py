@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from gymnasium.vector import AutoresetMode
 
-import tagged
-from collecting import make_buffer, policy
 from relive import Collector
+from support import tagged_envs
+from support.tagged_collections import make_buffer, policy
 
 # Progress
 
@@ -19,7 +19,7 @@ def shown(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """What a collection shows; nothing of it may be on stdout."""
 
     def collect(progress: bool | None) -> str:
-        envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
+        envs = tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, tagged_envs.always(3))
         Collector(envs, policy, make_buffer(envs, 37)).collect(progress=progress)
         out, err = capfd.readouterr()
         assert out == ""

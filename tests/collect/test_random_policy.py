@@ -11,14 +11,14 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-import tagged
-from collecting import MASK, Echo, discrete, every_mode, make_buffer, policy
 from relive import Collector, Field
+from support import tagged_envs
+from support.tagged_collections import MASK, Echo, discrete, every_mode, make_buffer, policy
 
 
 @every_mode
 def test_random_actions_are_legal_under_the_mask_and_evenly_spread(mode: AutoresetMode) -> None:
-    envs = tagged.make_tagged(4, mode, tagged.always(6), action_mask=True, check_actions=False)
+    envs = tagged_envs.make_tagged(4, mode, tagged_envs.always(6), action_mask=True, check_actions=False)
     collector = Collector(envs, policy, make_buffer(envs, 5, action_mask=MASK), seed=0)
     extra = make_buffer(envs, 300, action_mask=MASK)
     collector.warm(extra, 300, seed=1)

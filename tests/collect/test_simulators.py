@@ -12,19 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 
-import inside
 import relive.replay.buffer
-from covering import covering
-from effort import often
-from elsewhere import ELSEWHERE, PLACES, far_device, no_waiting, place, places
 from relive import GAE, Collector, Field, Prioritized, ReplayBuffer, RolloutBuffer, Schema
 from relive.collect import CollectStats
 from relive.collect.envs import final_observations
 from relive.collect.episodes import FOLDED, EpisodeSums
 from relive.errors import EnvError, FieldError, ShapeError
 from relive.memory.device import DeviceRows
-from simulated import Again, Edited, InArrays, Step, by_env, ended, plain, played, push, rows, worth
+from support import internals
+from support.cases import covering
+from support.effort import often
+from support.other_device import ELSEWHERE, PLACES, far_device, no_waiting, place, places
 from support.point_masses import FINAL, PointMasses
+from support.simulators import Again, Edited, InArrays, Step, by_env, ended, plain, played, push, rows, worth
 
 N, LIMIT = 5, 8
 SHOWN = [final for final in FINAL if final]
@@ -556,7 +556,7 @@ def test_the_ring_checks_out_after_many_ends(device: torch.device) -> None:
     replay = ReplayBuffer(Schema.from_env(envs), N * 16, N, device=device, seed=0)
     Collector(envs, push, replay).collect(60)
     replay.check()
-    assert inside.ring(replay).num_envs == N
+    assert internals.ring(replay).num_envs == N
 
 
 # The point masses.

@@ -10,17 +10,17 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-import tagged
-from collecting import Echo, discrete, every_mode, make_buffer, policy
 from relive import Collector, RolloutBuffer, Schema
 from relive.collect.collector import CollectStats
+from support import tagged_envs
+from support.tagged_collections import Echo, discrete, every_mode, make_buffer, policy
 
 # Statistics
 
 
 @every_mode
 def test_returns_lengths_and_envs_are_those_of_whole_episodes_in_the_order_they_ended(mode: AutoresetMode) -> None:
-    envs = tagged.make_tagged(3, mode, tagged.drawn(8, longest=6))
+    envs = tagged_envs.make_tagged(3, mode, tagged_envs.drawn(8, longest=6))
     buffer = make_buffer(envs, 7)
     collector = Collector(envs, policy, buffer, seed=0)
     running, real = np.zeros((3, 2)), 0
@@ -47,7 +47,9 @@ def test_returns_lengths_and_envs_are_those_of_whole_episodes_in_the_order_they_
 
 
 def test_the_collector_remembers_the_last_hundred_episodes() -> None:
-    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.cycle([(1, "terminated")], [(2, "truncated")]))
+    envs = tagged_envs.make_tagged(
+        2, AutoresetMode.SAME_STEP, tagged_envs.cycle([(1, "terminated")], [(2, "truncated")])
+    )
     collector = Collector(envs, policy, make_buffer(envs, 90))
     stats = collector.collect()
     assert stats.num_episodes == 135

@@ -12,16 +12,16 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
 import relive
-import tagged
-from collecting import every_mode, make_buffer, policy
 from relive import Collector, Field, RolloutBuffer, Schema, errors
+from support import tagged_envs
+from support.tagged_collections import every_mode, make_buffer, policy
 
 
-class Costly(tagged.TaggedEnv):
+class Costly(tagged_envs.TaggedEnv):
     """Reports the cost of each step, its success where an episode ends, and the force of odd steps."""
 
     def __init__(
-        self, env: int, endings: tagged.Endings, reports: tuple[str, ...] = ("cost", "success", "force")
+        self, env: int, endings: tagged_envs.Endings, reports: tuple[str, ...] = ("cost", "success", "force")
     ) -> None:
         super().__init__(env, endings)
         self._reports = reports
@@ -37,26 +37,26 @@ class Costly(tagged.TaggedEnv):
         return obs, reward, terminated, truncated, {name: x for name, x in told.items() if name in self._reports}
 
 
-def cost_of(tag: tagged.Tag) -> Any:
+def cost_of(tag: tagged_envs.Tag) -> Any:
     return tag.env + 10 * tag.episode + tag.step / 8 + 1
 
 
-def is_success(tag: tagged.Tag) -> Any:
+def is_success(tag: tagged_envs.Tag) -> Any:
     return (tag.env + tag.episode) % 2 == 0
 
 
-def force_of(tag: tagged.Tag) -> Any:
+def force_of(tag: tagged_envs.Tag) -> Any:
     return np.stack([np.asarray(tag.step) + 1, np.asarray(tag.env) - 1], -1).astype(np.float32)
 
 
 TOLD = ("cost", "success", "force")
 TOLD_FIELDS: dict[str, Any] = {"cost": (), "success": Field((), torch.bool), "force": (2,)}
-MIXED = tagged.cycle([(3, "truncated"), (1, "terminated")], [(2, "terminated"), (4, "truncated")])
+MIXED = tagged_envs.cycle([(3, "truncated"), (1, "terminated")], [(2, "terminated"), (4, "truncated")])
 
 
 def check_told(step: Any, done: Tensor) -> None:
     """Real steps have what their own info reported."""
-    tag = tagged.decode(step["obs"])
+    tag = tagged_envs.decode(step["obs"])
     assert np.array_equal(step["cost"], np.float32(cost_of(tag)))
     assert torch.equal(step["success"], done & torch.as_tensor(is_success(tag)))
     told = torch.as_tensor(tag.step % 2 == 1) | done

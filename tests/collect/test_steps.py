@@ -11,19 +11,18 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
-import inside
 import relive
-import tagged
-from covering import covering
-from effort import often
 from relive import Batch, Collector, Field, Prioritized, ReplayBuffer, RolloutBuffer, Schema, errors
 from relive.steps.arrays import NUMPY_DTYPES
-from tagged import Tag
-from twins import assert_alike, mapped, same_batches
+from support import internals, tagged_envs
+from support.cases import covering
+from support.effort import often
+from support.tagged_envs import Tag
+from support.twins import assert_alike, mapped, same_batches
 
 MODES = tuple(AutoresetMode)
 KINDS: dict[str, dict[str, Any]] = {"ordered": {}, "own": {"own_next_obs": True}, "unordered": {"ordered": False}}
-SCHEDULE = tagged.cycle(
+SCHEDULE = tagged_envs.cycle(
     [(3, "truncated"), (1, "terminated")], [(2, "both"), (4, "truncated")], [(1, "truncated"), (1, "both"), (9, "both")]
 )
 COUNT = 13
@@ -35,7 +34,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 def hidden_policy(obs: Any, hidden: Any, **inputs: Any) -> dict[str, Any]:
     """Acts as the tagged envs want, and returns a state that depends on all observations of the episode."""
     after = {"h": hidden["h"] * 0.5 + 1, "c": (hidden["c"][0] + torch.arange(3), hidden["c"][1] - 1)}
-    return {"action": tagged.tagged_policy(obs, inputs.get("action_mask")), "hidden": after}
+    return {"action": tagged_envs.tagged_policy(obs, inputs.get("action_mask")), "hidden": after}
 
 
 class Blind(VectorWrapper):
@@ -49,18 +48,19 @@ class Blind(VectorWrapper):
 def world(mode: AutoresetMode, case: str) -> tuple[Any, Any, Schema, dict[str, Any]]:
     """Envs, a policy for them, their schema, and options of the collector."""
     if case == "recurrent":  # with everything that the policy may be passed
-        envs = tagged.make_tagged(3, mode, SCHEDULE, action_mask=True)
+        envs = tagged_envs.make_tagged(3, mode, SCHEDULE, action_mask=True)
         hidden = {"h": (2, 4), "c": ((1, 3), Field((5,), torch.bfloat16))}
         schema = Schema.from_env(
-            envs, hidden=hidden, action_mask=Field((tagged.NUM_ACTIONS,), torch.int8), is_start=Field((), torch.bool),
+            envs, hidden=hidden, action_mask=Field((tagged_envs.NUM_ACTIONS,), torch.int8),
+            is_start=Field((), torch.bool),
             last_reward=(), last_action=Field((), torch.int64),
         )  # fmt: skip
         return envs, hidden_policy, schema, {}
     if case == "hidden ends":
-        envs = Blind(tagged.make_tagged(3, mode, SCHEDULE))
-        return envs, tagged.tagged_policy, Schema.from_env(envs), {"final_obs": "mask"}
-    envs = tagged.make_tagged(3, mode, SCHEDULE, observations=case)  # pyright: ignore[reportArgumentType]
-    return envs, tagged.tagged_policy, Schema.from_env(envs), {}
+        envs = Blind(tagged_envs.make_tagged(3, mode, SCHEDULE))
+        return envs, tagged_envs.tagged_policy, Schema.from_env(envs), {"final_obs": "mask"}
+    envs = tagged_envs.make_tagged(3, mode, SCHEDULE, observations=case)  # pyright: ignore[reportArgumentType]
+    return envs, tagged_envs.tagged_policy, Schema.from_env(envs), {}
 
 
 def actor(mode: AutoresetMode, case: str) -> Collector:
@@ -144,15 +144,15 @@ def bits(x: Any) -> np.ndarray:
 @every_kind
 def test_a_learner_holds_every_transition_that_truly_happened(mode: AutoresetMode, kind: str) -> None:
     one = actor(mode, "dict")
-    replay = replay_for(inside.inputs(one).schema, kind, 200)
+    replay = replay_for(internals.inputs(one).schema, kind, 200)
     for length in (1, 4, 2, 7, 3):
         replay.extend(one.steps(length))
     batch = replay.data()
     found = [
         (Tag(*map(int, here)), Tag(*map(int, there)), *rest)
         for here, there, *rest in zip(
-            np.stack(tagged.decode(batch["obs"]), -1),
-            np.stack(tagged.decode(batch["next_obs"]), -1),
+            np.stack(tagged_envs.decode(batch["obs"]), -1),
+            np.stack(tagged_envs.decode(batch["next_obs"]), -1),
             *(batch[name].tolist() for name in ("reward", "terminated", "truncated")),
             strict=True,
         )
@@ -160,19 +160,19 @@ def test_a_learner_holds_every_transition_that_truly_happened(mode: AutoresetMod
     expected = []
     for n in range(3):
         newest = max(step.episode * 100 + step.step for step, *_ in found if step.env == n)
-        for step in tagged.played(SCHEDULE, n, 17, seed=3, observations="dict").transitions(n):
+        for step in tagged_envs.played(SCHEDULE, n, 17, seed=3, observations="dict").transitions(n):
             if step.episode * 100 + step.index <= newest:
-                tags = (Tag(*map(int, tagged.decode(x))) for x in (step.obs, step.next_obs))
+                tags = (Tag(*map(int, tagged_envs.decode(x))) for x in (step.obs, step.next_obs))
                 expected.append((*tags, step.reward, step.terminated, step.truncated))
     assert sorted(found) == sorted(expected)
-    under_way = 0 if kind != "ordered" else int(inside.ring(replay).under_way.sum())
+    under_way = 0 if kind != "ordered" else int(internals.ring(replay).under_way.sum())
     assert len(replay) == one.total_steps - under_way  # only the newest steps have no next observation yet
 
 
 @every_mode
 def test_two_actors_share_a_replay_by_the_numbers_of_its_envs(mode: AutoresetMode) -> None:
     chunks = [[one.steps(k) for k in (5, 1, 4)] for one in (actor(mode, "box"), actor(mode, "box"))]
-    schema = inside.inputs(actor(mode, "box")).schema
+    schema = internals.inputs(actor(mode, "box")).schema
     shared = replay_for(schema, "ordered", 60, num_envs=6)
     for first, second in zip(*chunks, strict=True):
         shared.extend(second, envs=[5, 1, 3])
@@ -192,13 +192,13 @@ def test_two_actors_share_a_replay_by_the_numbers_of_its_envs(mode: AutoresetMod
 @every_mode
 @pytest.mark.parametrize("broken_by", ["reset", "exception"])
 def test_a_chunk_after_a_reset_says_so_and_joins_no_two_episodes(mode: AutoresetMode, broken_by: str) -> None:
-    envs = tagged.make_tagged(2, mode, tagged.always(6, "truncated"))
+    envs = tagged_envs.make_tagged(2, mode, tagged_envs.always(6, "truncated"))
     fails = False
 
     def policy(obs: Any) -> Any:
         if fails:
             raise RuntimeError("broken")
-        return tagged.tagged_policy(obs)
+        return tagged_envs.tagged_policy(obs)
 
     one = Collector(envs, policy, seed=0)
     replay = ReplayBuffer(Schema.from_env(envs), 200, 2, seed=0)
@@ -222,14 +222,14 @@ def test_a_chunk_after_a_reset_says_so_and_joins_no_two_episodes(mode: Autoreset
     replay.extend(after)
     batch = replay.data()
     assert len(batch) == 2 * (3 + 3)
-    here, there = tagged.decode(batch["obs"]), tagged.decode(batch["next_obs"])
+    here, there = tagged_envs.decode(batch["obs"]), tagged_envs.decode(batch["next_obs"])
     assert np.array_equal(here.step + 1, there.step)
     assert np.array_equal(here.episode, there.episode)
 
 
 def test_a_chunk_is_plain_arrays_in_the_dtypes_and_nesting_of_the_schema() -> None:
     one = actor(AutoresetMode.NEXT_STEP, "recurrent")
-    chunk, schema = one.steps(4), inside.inputs(one).schema
+    chunk, schema = one.steps(4), internals.inputs(one).schema
     assert set(chunk) == {*schema.names, "next_obs", "mask"}
     for path, field in schema.leaves.items():
         value = chunk[path[0]]
@@ -246,8 +246,8 @@ def test_a_chunk_is_plain_arrays_in_the_dtypes_and_nesting_of_the_schema() -> No
 
 
 def test_without_a_schema_the_fields_are_those_of_the_envs() -> None:
-    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, SCHEDULE, observations="dict")
-    chunk = Collector(envs, tagged.tagged_policy).steps()
+    envs = tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, SCHEDULE, observations="dict")
+    chunk = Collector(envs, tagged_envs.tagged_policy).steps()
     assert set(chunk) == {"obs", "action", "reward", "terminated", "truncated", "next_obs", "mask"}
     replay = ReplayBuffer(Schema.from_env(envs), 20, 2)
     replay.extend(chunk)
@@ -256,18 +256,18 @@ def test_without_a_schema_the_fields_are_those_of_the_envs() -> None:
 
 
 def test_a_collector_fills_its_buffer_or_returns_steps_and_says_which() -> None:
-    make = partial(tagged.make_tagged, 2, AutoresetMode.SAME_STEP, SCHEDULE)
+    make = partial(tagged_envs.make_tagged, 2, AutoresetMode.SAME_STEP, SCHEDULE)
     schema = Schema.from_env(make())
     with pytest.raises(errors.LifecycleError, match=r"call steps\(k\)"):
-        Collector(make, tagged.tagged_policy).collect()
+        Collector(make, tagged_envs.tagged_policy).collect()
     for buffer in (ReplayBuffer(schema, 20, 2), RolloutBuffer(schema, 4, 2)):
         with pytest.raises(errors.LifecycleError, match=r"call collect\(k\)"):
-            Collector(make, tagged.tagged_policy, buffer).steps()
+            Collector(make, tagged_envs.tagged_policy, buffer).steps()
     with pytest.raises(errors.ParameterError, match="a buffer or a schema"):
-        Collector(make, tagged.tagged_policy, ReplayBuffer(schema, 20, 2), schema=schema)
+        Collector(make, tagged_envs.tagged_policy, ReplayBuffer(schema, 20, 2), schema=schema)
     with pytest.raises(errors.SchemaError, match="reward"):
-        Collector(make, tagged.tagged_policy, schema=Schema({"obs": (4,), "action": Field((), torch.int64)}))
-    assert "steps() returns the steps" in str(Collector(make, tagged.tagged_policy))
+        Collector(make, tagged_envs.tagged_policy, schema=Schema({"obs": (4,), "action": Field((), torch.int64)}))
+    assert "steps() returns the steps" in str(Collector(make, tagged_envs.tagged_policy))
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, True, "3", None])
@@ -279,21 +279,21 @@ def test_what_is_no_number_of_steps_is_refused(count: Any) -> None:
 
 
 def test_an_answer_that_does_not_fit_is_refused_where_it_is_made() -> None:
-    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, SCHEDULE)
+    envs = tagged_envs.make_tagged(2, AutoresetMode.SAME_STEP, SCHEDULE)
     schema = Schema.from_env(envs, log_prob=())
     with pytest.raises(errors.FieldError, match="log_prob"):
-        Collector(envs, tagged.tagged_policy, schema=schema).steps(2)
+        Collector(envs, tagged_envs.tagged_policy, schema=schema).steps(2)
     wrong = {"log_prob": torch.zeros(2, 1)}
     with pytest.raises(errors.ShapeError, match="log_prob"):
-        Collector(envs, lambda obs: {"action": tagged.tagged_policy(obs), **wrong}, schema=schema).steps(2)
+        Collector(envs, lambda obs: {"action": tagged_envs.tagged_policy(obs), **wrong}, schema=schema).steps(2)
 
 
 def test_an_actor_warms_up_another_buffer_as_every_collector_does() -> None:
-    make = partial(tagged.make_tagged, 2, AutoresetMode.NEXT_STEP, SCHEDULE, check_actions=False)
-    one = Collector(make, tagged.tagged_policy, seed=0)
+    make = partial(tagged_envs.make_tagged, 2, AutoresetMode.NEXT_STEP, SCHEDULE, check_actions=False)
+    one = Collector(make, tagged_envs.tagged_policy, seed=0)
     first = one.steps(3)
     scale = relive.RolloutBuffer(Schema.from_env(one.envs), 10, 2)
     one.warm(scale, 10, seed=0)
     second = one.steps(3)
-    whole = Collector(make, tagged.tagged_policy, seed=0).steps(6)
+    whole = Collector(make, tagged_envs.tagged_policy, seed=0).steps(6)
     mapped(lambda a, b, c: np.testing.assert_array_equal(np.concatenate([a, b]), c), first, second, whole)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from agilerl_buffers import BOX, MOVES, STATES, filled, steps
 from relive.compat.agilerl import RolloutBuffer, StepError
 from relive.errors import FieldError, ShapeError
+from support.agilerl_buffers import BOX, MOVES, STATES, filled, steps
 
 pytestmark = pytest.mark.usefixtures("no_hosts")
 

@@ -12,9 +12,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from agilerl_buffers import BOX, MOVES, STATES, filled, steps
-from effort import every_nth
 from relive.compat.agilerl import BPTTSequenceType, RolloutBuffer, StepError
+from support.agilerl_buffers import BOX, MOVES, STATES, filled, steps
+from support.effort import every_nth
 
 pytestmark = pytest.mark.usefixtures("no_hosts")
 

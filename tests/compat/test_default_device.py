@@ -8,7 +8,7 @@ import pytest
 
 from compat import stable_baselines3_stand_in as stand_in
 from compat import test_overwritten as plays
-from defaults import OTHERS, play_under
+from support.defaults import OTHERS, play_under
 
 
 @pytest.mark.usefixtures("no_hosts")

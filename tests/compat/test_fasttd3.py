@@ -13,14 +13,14 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-import inside
 import relive.replay.buffer
 from compat.fasttd3_play import CRITIC, OBS, Host, Play, by_start, same_row
-from effort import often
-from elsewhere import no_waiting, place, places
 from relive.compat.fasttd3 import HolosomaReplayBuffer, SimpleReplayBuffer
 from relive.errors import EmptyError, EpisodeEndWarning, FieldError, ParameterError, ShapeError
 from relive.memory.device import DeviceRows
+from support import internals
+from support.effort import often
+from support.other_device import no_waiting, place, places
 
 pytestmark = pytest.mark.usefixtures("no_hosts")
 
@@ -340,7 +340,7 @@ def test_batches_on_a_device_are_those_in_ram_and_no_call_waits(
             batch = there.sample(9)
         for name, leaf in here.sample(9).items(True, True):
             assert torch.equal(batch[name].cpu(), leaf), name
-    assert inside.is_ahead(inside.replay(there))
+    assert internals.is_ahead(internals.replay(there))
 
 
 # -- copies -----------------------------------------------------------------------------------------------------------

@@ -11,16 +11,16 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from agilerl_buffers import BOX, MOVES, STATES, steps
 from compat import fasttd3_play
 from compat.fasttd3_play import CRITIC, Play, by_start, same_row
 from compat.pytorchrl_play import assert_same, parts, play
-from pytorchrl_buffers import made as made_buffer
-from pytorchrl_buffers import memory, stacked
 from relive.compat import agilerl, embodichain, fasttd3, pytorchrl, rsl_rl, velora
 from relive.compat.base import oldest_first
 from relive.compat.pytorchrl import OBS, RHS, RHS2
 from relive.errors import LifecycleError
+from support.agilerl_buffers import BOX, MOVES, STATES, steps
+from support.pytorchrl_buffers import made as made_buffer
+from support.pytorchrl_buffers import memory, stacked
 
 pytestmark = pytest.mark.usefixtures("no_hosts")
 

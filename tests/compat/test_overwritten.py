@@ -12,12 +12,12 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 
-import agilerl_buffers
 from compat import stable_baselines3_stand_in as stand_in
 from compat.pytorchrl_play import parts, play
-from overwritten import Hands, play_twice
 from relive.compat import agilerl, embodichain, fasttd3, pytorchrl, rsl_rl, velora
 from relive.compat.embodichain import transition_view
+from support import agilerl_buffers
+from support.overwrites import Hands, play_twice
 
 pytestmark = pytest.mark.usefixtures("no_hosts")
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-import inside
 from compat.pytorchrl_play import (
     STEP,
     assert_same,
@@ -27,12 +26,13 @@ from compat.pytorchrl_play import (
     reached,
     rows,
 )
-from effort import in_ci
-from pytorchrl_buffers import made, memory, one_by_one, part, stacked
 from relive.compat import pytorchrl as ours
 from relive.compat.base import mapped
 from relive.compat.pytorchrl import ACT, DONE, DONE2, OBS, OBS2, REW, RHS, RHS2
 from relive.errors import DTypeError, EmptyError, LifecycleError, NotFiniteError, ShapeError
+from support import internals
+from support.effort import in_ci
+from support.pytorchrl_buffers import made, memory, one_by_one, part, stacked
 
 pytestmark = pytest.mark.usefixtures("no_hosts")
 
@@ -289,7 +289,7 @@ def test_n_step_windows_end_with_their_episode_and_none_is_lost(n: int) -> None:
     for cls in (ours.NStepReplayBuffer, ours.PERBuffer):
         given = parts()
         cls.create_factory(10, 3)(*given)
-        assert (inside.update_every(given[2]), given[2].update_every) == (4, 4)
+        assert (internals.update_every(given[2]), given[2].update_every) == (4, 4)
 
 
 @pytest.mark.parametrize("together", [False, True])

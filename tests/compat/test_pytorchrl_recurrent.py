@@ -17,10 +17,10 @@ from compat.pytorchrl_play import (
     rows,
     truth,
 )
-from pytorchrl_buffers import made, memory, one_by_one, part, stacked
 from relive.compat.base import mapped
 from relive.compat.pytorchrl import ACT, DONE, DONE2, OBS, OBS2, REW, RHS, RHS2
 from relive.errors import LifecycleError, ParameterError
+from support.pytorchrl_buffers import made, memory, one_by_one, part, stacked
 
 pytestmark = pytest.mark.usefixtures("no_hosts")
 

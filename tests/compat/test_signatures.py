@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from compat import stable_baselines3_stand_in as stand_in
-from pytorchrl_buffers import parts
 from relive.compat import agilerl, embodichain, fasttd3, pytorchrl, rsl_rl, velora
 from relive.compat.base import passes_on
+from support.pytorchrl_buffers import parts
 
 STARS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 OURS = {"from_original", "compile"}

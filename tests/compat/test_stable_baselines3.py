@@ -13,9 +13,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-import inside
 from compat import stable_baselines3_stand_in as stand_in
 from relive.errors import EmptyError, FullError
+from support import internals
 
 BOX, MOVE = spaces.Box(-1e6, 1e6, (2,), np.float32), spaces.Box(-1, 1, (1,), np.float32)
 DICT = spaces.Dict({"seen": BOX, "id": spaces.Discrete(1000)})
@@ -571,7 +571,7 @@ def test_a_model_with_the_mixin_gets_ours_whatever_class_was_pickled(ours: Any) 
     for loaded in (original(play(5), 10), ours.ReplayBuffer(10, BOX, MOVE)):
         model.load_replay_buffer(loaded)
         assert type(model.replay_buffer) is ours.ReplayBuffer
-        assert inside.seed(model.replay_buffer) == (None if loaded is model.replay_buffer else 7)
+        assert internals.seed(model.replay_buffer) == (None if loaded is model.replay_buffer else 7)
     assert model.replay_buffer is loaded
 
 

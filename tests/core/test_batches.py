@@ -16,12 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from definitions import draws, priorities, tree
-from definitions import windows as definition
-from drawing import others_run_during
-from rating import Pair
 from relive import core
 from relive.core.words import ALONE, DRAWABLE, LINKED
-from ring_plays import RingPlay
+from support.random_draws import others_run_during
+from support.ratings import Pair
+from support.ring_plays import RingPlay
 
 KINDS = [0, ALONE, LINKED]
 WIDTH = 192
@@ -333,9 +332,9 @@ def windows_of(play: RingPlay, layout: Any = None, weighed: bool = False, in_fil
 
 
 def wanted_of(play: RingPlay, layout: Any, places: Any, n: int, gamma: float, extras: dict[str, Any]) -> Any:
-    """The bytes of all parts of a batch by the definition."""
+    """The bytes of all parts of a batch of the windows at these places."""
     rows = np.full((len(places), WIDTH), 9, np.uint8)
-    assert definition.read_windows(play.arrays, layout, places, n, gamma, rows, np.zeros(len(places), np.int64)) == -1
+    assert core.read_windows(play.core, layout, places, n, gamma, rows, np.zeros(len(places), np.int64)) == -1
     found: dict[str, bytes] = {}
     for name, (dtype, shape, at) in known_fields(play, layout, False).items():
         size = dtype.itemsize * int(np.prod(shape, dtype=int))
@@ -349,7 +348,7 @@ def bytes_of(batch: dict[str, Any]) -> dict[str, bytes]:
 
 @given(st.integers(0, 2**32), st.sampled_from(KINDS), st.booleans())
 @settings(max_examples=settings.default.max_examples // 2)
-def test_windows_that_are_drawn_and_read_at_once_are_as_defined(seed: int, kind: int, in_files: bool) -> None:
+def test_windows_that_are_drawn_and_read_at_once_are_those_of_the_places(seed: int, kind: int, in_files: bool) -> None:
     rng = np.random.default_rng(seed)
     play, anchors = drawable(rng, kind)
     layout = layout_of(play)

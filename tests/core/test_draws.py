@@ -14,17 +14,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import inside
 from definitions import draws as plain
-from effort import often
-from elsewhere import no_waiting
-from fit import deviation
 from relive import FrameStack, NStep, core
 from relive import Sequence as SequenceView
 from relive.core.numbers import GOLDEN, signed
-from relive.core.words import ALONE, DRAWABLE, HEAD, LINKED, RULE
-from ring_plays import RingPlay
-from twins import Twin
+from relive.core.words import ACROSS, ALONE, DRAWABLE, HEAD, LINKED, RULE
+from support import internals
+from support.effort import often
+from support.fit import deviation
+from support.other_device import no_waiting
+from support.ring_plays import RingPlay
+from support.twins import Twin
 
 SEEDS = [0, 1, 2, 12345, 2**31, 2**32 + 1, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1]
 
@@ -209,7 +209,7 @@ def played(rng: np.random.Generator) -> Any:
     for _ in range(int(rng.integers(0, 60))):
         chance = rng.random()
         twin.play("x" if chance < 0.02 else "|" if chance < 0.07 else "".join(rng.choice(list("....TUB"), num_envs)))
-    return inside.ring(twin.buffer)
+    return internals.ring(twin.buffer)
 
 
 def check_rows(rng: np.random.Generator, arrays: Any, ring: Any, live: Any) -> None:
@@ -227,11 +227,18 @@ def check_rows(rng: np.random.Generator, arrays: Any, ring: Any, live: Any) -> N
         stream, places = int(rng.integers(0, 2**63)), np.full(int(rng.integers(1, 40)), -9)
         some, want = core.draw(ring, stream, newest, places), plain.draw(arrays, stream, newest, len(places))
         assert places.tolist() == want if some else want is None
+    heads = arrays.state[:, HEAD]
+    after = heads - rng.integers(-1, rows + 3, envs)
+    wanted, behind = plain.take_fresh(arrays, after.tolist(), count := int(rng.integers(0, len(anchors) + 2)))
+    assert core.count_fresh(ring, after) == len(plain.take_fresh(arrays, after.tolist(), len(anchors))[0])
+    places = np.full(count, -9)
+    taken = core.take_fresh(ring, after, places)
+    assert (places[:taken].tolist(), after.tolist()) == (wanted, behind)
+    assert (places[taken:] == -9).all()
     index = np.full(len(live) + 1, -9)
     assert core.ids_of(ring, live, index[1:]) == -1
     assert index[1:].tolist() == plain.ids_of(arrays, live.tolist())
     assert core.ids_of(ring, np.append(live, rng.choice([-1, envs * rows])), index) == len(live)
-    heads = arrays.state[:, HEAD]
     index = rng.integers(max(int(heads.min()) - rows, 0), int(heads.max()) + 2, 12) * envs
     index += rng.integers(0, envs, 12)
     if rng.random() < 0.3:
@@ -259,7 +266,7 @@ def test_what_a_draw_finds_out_follows_the_ring_through_all_its_changes(seed: in
     rng = np.random.default_rng(seed)
     num_envs, rare = int(rng.integers(1, 12)), rng.choice([0.02, 0.2])
     twin = Twin(num_envs, int(rng.integers(2, 14)), view=LINED[int(rng.integers(len(LINED)))]())
-    ring = inside.ring(twin.buffer)
+    ring = internals.ring(twin.buffer)
     first, until, newest = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64), 3
     some = rng.permutation(num_envs)[: int(rng.integers(1, num_envs + 1))]  # envs that mostly step alone
     for _ in range(40):
@@ -299,9 +306,9 @@ def test_the_newest_are_found_if_most_rows_between_them_have_gone() -> None:
 
 RULES = [
     (0, 1, 1, 1), (1, 1, 1, 1), (3, 1, 1, 1), (7, 1, 1, 1), (1, 2, 1, 1), (4, 3, 1, 1), (4, 4, 2, 1), (3, 3, 2, 0),
-    (8, 9, 9, 1),
+    (8, 9, 9, 1), (1, 1, 1, 1 + ACROSS), (2, 1, 1, 1 + ACROSS), (5, 1, 1, ACROSS),
 ]  # fmt: skip
-"""History, length, stride, and whether tails count."""
+"""History, length, stride, and whether tails count, and rows of any episode."""
 
 
 @given(st.integers(0, 2**32), st.sampled_from([0, 0, ALONE, LINKED]), st.sampled_from(RULES))
@@ -355,11 +362,13 @@ def test_anchors_that_are_counted_out_have_equal_chances() -> None:
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
-    ring = inside.ring(Twin(2, 10).play("..", "..", "..").buffer)
+    ring = internals.ring(Twin(2, 10).play("..", "..", "..").buffer)
     more, ints = np.zeros(ring.num_envs + 1, np.int64), np.zeros(ring.num_envs, np.int64)
     for call in (
         lambda: core.window(ring.core, 0, more, ints),
         lambda: core.window(ring.core, 0, ints, more),
+        lambda: core.take_fresh(ring.core, more, ints),
+        lambda: core.count_fresh(ring.core, more),
         lambda: core.ids_of(ring.core, more, ints),
         lambda: core.live(ring.core, more, ints),
         lambda: core.anchors(ring.core, np.zeros(ring.rows_live - 1, np.int64)),

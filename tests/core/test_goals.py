@@ -1,30 +1,24 @@
-"""Windows with other goals: core plans and rewrites them as the definition says; and where episodes end."""
+"""Windows with other goals: however they are drawn, and what is refused; and where episodes end."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import pickle
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-import inside
-from covering import covering
-from definitions import goals as definition
-from effort import first_of, often
-from relabelling import HerTwin, view_of
 from relive import core
 from relive.core import words as numbers
 from relive.core.words import COMPLETED
-from relive.steps.arrays import numpy_dtype
 from relive.views.hindsight import GoalBytes
-from ring_plays import RingPlay
+from support import internals
+from support.effort import first_of
+from support.goal_plays import HerTwin, view_of
+from support.ring_plays import RingPlay
 
 PROBABILITY, WEIGHT, WIDTH = 176, 184, 192
 
@@ -43,126 +37,11 @@ def rows_of(batch: Any) -> Any:
     return batch.fields()["rows"].contiguous().numpy()
 
 
-class Plain:
-    """A batch by the definition, planned twice in memory that held other bytes: what differs was not written."""
-
-    def __init__(self, arrays: Any, layout: Any, places: Any, n: int, key: int, others: Any, width: int) -> None:
-        count = len(places)
-        self.arrays, self.layout, self.made = arrays, layout, list[Any]()
-        for fill in (0, 255):
-            out, last = np.full((count, width), fill, np.uint8), np.full(count, -9, np.int64)
-            ints = {name: np.zeros(count * n, np.int64) for name in ("now", "after")}
-            ints |= {name: np.zeros(count + 1, np.int64) for name in ("which", "begin", "used")}
-            numbers = {"rewards": np.zeros(count * n, np.float32), "flags": np.zeros((2, count * n), np.uint8)}
-            steps = SimpleNamespace(**ints, **numbers, spans=np.zeros((3, count), np.int64))
-            pairs = np.zeros(2 * count * n * layout.goal_bytes, np.uint8)
-            found = definition.plan_goals(arrays, layout, places, n, 0.7, key, 0.7, others, out, last, steps, pairs)
-            self.made.append((found, out, last, steps))
-        self.found, _, self.last, self.steps = self.made[0]
-        self.total, self.pairs = int(self.steps.begin[self.found]), pairs.reshape(2, count * n, layout.goal_bytes)
-
-    def relabel(self, rewards: Any = None, flags: Any = None) -> None:
-        for found, out, last, steps in self.made:
-            if flags is not None:
-                steps.flags[:, : self.total] = flags
-            given = steps.rewards if rewards is None else rewards
-            assert definition.relabel_windows(self.arrays, self.layout, 0.7, found, True, out, last, steps, given) == -1
-
-    def require_rows(self, rows: Any) -> None:
-        """All bytes that the definition writes are the same in these rows."""
-        first, second = (out[:, : rows.shape[1]] for _, out, *_ in self.made)
-        assert np.array_equal(np.where(first == second, rows, first), first)
-
-
-def planned(ring: Any, arrays: Any, layout: Any, places: Any, n: int, key: int, width: int, **options: Any) -> None:
-    """Core and the definition plan the same goals in the same memory, and make the same of their rewards."""
-    windows = windows_of(ring, layout, width, **options)
-    others = np.empty(len(places), np.int64)
-    if not core.draw(ring, core.key(key, definition.GOALS + 1), 0, others):
-        others = places
-    plain = Plain(arrays, layout, places, n, key, others, width)
-    batch = windows.draw(places, n, 0.7, key, 0.7)
-    found, total, steps = plain.found, plain.total, plain.steps
-    assert (batch.chosen, batch.total) == (found, total)
-    for name in ("which", "begin", "now", "after"):
-        assert np.array_equal(
-            getattr(batch, name), getattr(steps, name)[: total if name in ("now", "after") else found]
-        )
-    here = places[batch.which] // arrays.rows * arrays.rows
-    spans = here + batch.first % arrays.rows, here + batch.end % arrays.rows, batch.aim
-    assert np.array_equal(spans, steps.spans[:, :found])
-    assert np.array_equal(batch.last, plain.last)
-    plain.require_rows(rows_of(batch))
-    if layout.goal_bytes and found:
-        for goals, wanted in zip(batch.goals, plain.pairs, strict=True):
-            assert goals.view(np.uint8).reshape(total, -1).tobytes() == wanted[:total].tobytes()
-    else:
-        assert batch.goals == (None, None)
-    again = windows.draw(places, n, 0.7, key, 0.7)
-    assert again.relabel() == -1  # as recorded
-    plain.relabel()
-    plain.require_rows(rows_of(again))
-    judge = np.random.default_rng(key % 2**32)
-    rewards, flags = judge.random(total, np.float32), judge.random((2, total)) < 0.2
-    if total:
-        bad = rewards.copy()
-        bad[total - 1] = [np.nan, np.inf, -np.inf][key % 3]
-        before = rows_of(batch).copy()
-        assert batch.relabel(bad, *flags) == total - 1
-        assert np.array_equal(before, rows_of(batch))
-    plain = Plain(arrays, layout, places, n, key, others, width)
-    plain.relabel(rewards, flags)
-    assert batch.relabel(rewards.astype(np.float64), *flags) == -1
-    plain.require_rows(rows_of(batch))
-    assert np.array_equal(batch.used, plain.steps.used[:found])
-    assert np.array_equal(batch.last, plain.last)
-
-
-@pytest.mark.parametrize(("seed", "strategy"), covering(range(often(5, 10)), range(5)))
-def test_goals_of_a_replay_are_as_defined(seed: int, strategy: int) -> None:
-    rng = np.random.default_rng(seed)
-    num_envs, rows, n = int(rng.integers(1, 4)), int(rng.integers(3, 12)), int(rng.integers(1, 5))
-    twin = HerTwin(num_envs, rows, dress="goals")
-    for t in range(40):
-        twin.add("".join(rng.choice(list("....TU"), num_envs)))
-        if rng.random() < 0.05:
-            twin.interrupt([int(rng.integers(num_envs))])
-        if t % 4 or not len(twin.buffer):
-            continue
-        ring = inside.ring(twin.buffer)
-        ring.ends()
-        fit = GoalBytes(ring, ("obs", "achieved_goal"), ("obs", "desired_goal"), strategy, bool(seed % 2))
-        places, goal = ring.draw(16, t), ring.leaves["obs", "achieved_goal"]
-        assert places is not None
-        layout, options = fit.layout, {"dtype": numpy_dtype(goal.dtype), "shape": goal.shape} if fit.packed else {}
-        planned(ring.core, ring.arrays, layout, places, n, 77 + t, fit.batch.nbytes, **options)
-
-
-@given(st.integers(0, 2**32), st.integers(0, 4), st.booleans())
-def test_goals_of_bare_rings_are_as_defined(seed: int, strategy: int, finished: bool) -> None:
-    rng = np.random.default_rng(seed)
-    play = RingPlay(rng)
-    for _ in range(2):
-        play.play(int(rng.integers(1, 60)))
-        live, size = play.live(), int(rng.integers(0, 25))
-        layout = core.GoalLayout(
-            play.window_layout(), goal_at=int(rng.integers(0, play.width - 15 - size)), goal_bytes=size, into_obs=0,
-            into_next=112, mark=110, strategy=strategy, finished=finished,
-        )  # fmt: skip
-        count = 2 * len(live)
-        places = rng.choice(live, count) if count else live
-        never = np.flatnonzero(play.arrays.stamp < 0)
-        n = int(rng.integers(1, 8))
-        planned(play.core, play.arrays, layout, places, n, int(rng.integers(0, 2**63)) * 2 + 1, 208)
-        if len(never):  # rows that no sampler of relive draws, but a user's may
-            windows_of(play.core, layout, 208).draw(np.full(3, never[0]), n, 0.9, 1, 1.0)
-
-
 @pytest.mark.parametrize("by", ["chance", "priority"])
 def test_a_batch_of_a_draw_is_that_of_its_places(by: str) -> None:
     for seed in range(10):
         twin = HerTwin(2, 11, dress="goals", view=view_of()).play(*[".."] * 9, "TU", "..", "..", "..")
-        ring = inside.ring(twin.buffer)
+        ring = internals.ring(twin.buffer)
         ring.ends()
         anchors, leaves, rng = ring.anchors(), len(ring.step), np.random.default_rng(seed)
         tree = core.Tree(np.zeros(core.tree_offsets(leaves)[-1] + 1), leaves, np.empty(0))
@@ -181,11 +60,6 @@ def test_a_batch_of_a_draw_is_that_of_its_places(by: str) -> None:
             assert np.array_equal(batch.pop((name,)).numpy(), array)
         assert all(torch.equal(batch[path], plain[path]) for path in plain)
         assert batch.keys() == plain.keys()
-
-
-def test_the_numbers_of_strategies_are_the_same_everywhere() -> None:
-    for name in ("FUTURE", "FINAL", "EPISODE", "PAST", "RANDOM"):
-        assert getattr(numbers, name) == getattr(definition, name)
 
 
 def small() -> tuple[Any, Any, Any]:
@@ -319,12 +193,12 @@ def test_check_finds_an_episode_that_ends_elsewhere() -> None:
     twin = HerTwin(1, 11, dress="goals", view=view_of()).play(*"..T.....")
     twin.buffer.sample(4)
     twin.buffer.check()
-    ends, _ = inside.ring(twin.buffer).ends()
+    ends, _ = internals.ring(twin.buffer).ends()
     ends[1] += 1
     with pytest.raises(InvariantError, match=r"8: the episode of row \d+ of env 0 ends elsewhere"):
         twin.buffer.check()
     ends[1] -= 1
-    inside.ring(twin.buffer).step[1] = 0
+    internals.ring(twin.buffer).step[1] = 0
     with pytest.raises(InvariantError):
         twin.buffer.check()
 
@@ -332,7 +206,7 @@ def test_check_finds_an_episode_that_ends_elsewhere() -> None:
 def test_a_number_of_transitions_beyond_32_bits_does_no_harm() -> None:
     play, rows = "..T.....U..", 9
     plain, late = (HerTwin(1, rows, dress="goals", view=view_of("future", 2)) for _ in range(2))
-    ring = inside.ring(late.buffer)
+    ring = internals.ring(late.buffer)
     ring.state[:, :2] = rows * 2**30  # rows that were written, at the same places, and cleared
     ring.state[:, 3] = ring.counters[COMPLETED] = 2**32 - 3  # transitions completed: the play goes beyond
     for twin in (plain, late):

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import inside
 from relive import FrameStack, NStep, core
-from twins import Twin
+from support import internals
+from support.twins import Twin
 
 
 @pytest.mark.parametrize("depth", [1, 30])
@@ -17,7 +17,7 @@ from twins import Twin
 def test_a_large_batch_that_is_drawn_part_by_part_is_that_of_the_whole_draw(depth: int, newest: int) -> None:
     made = Twin(2, 50, view=FrameStack(depth, NStep(2, 0.5)))
     made.play(*("".join("T" if (t + 3 * e) % 37 == 36 else "." for e in range(2)) for t in range(90)))
-    ring: Any = inside.ring(made.buffer)  # with histories of 29 rows, most draws miss, and rows are counted out
+    ring: Any = internals.ring(made.buffer)  # with histories of 29 rows, most draws miss, and rows are counted out
     for count in (1, 255, 256, 257, 1000):
         places = np.empty(count, np.int64)
         assert core.draw(ring.core, 11, newest, places)

@@ -12,43 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from definitions import priorities as plain
-from definitions import tree
-from effort import first_of, often
-from rating import Pair
 from relive import core
 from relive.core.words import ALPHA, LARGEST, UNUSUAL
-
-
-def whole(pair: Pair) -> tuple[Any, Any]:
-    """All leaves, as a cover."""
-    return np.array(pair.plain.offsets[-1:]), pair.plain.nodes[-1:].copy()
-
-
-@given(st.integers(0, 2**32), st.booleans(), st.sampled_from([0.0, 0.4, 1.0]), st.booleans(), st.integers(0, 40))
-@settings(max_examples=settings.default.max_examples // 2)
-def test_draws_by_priority_are_those_of_the_definition(
-    seed: int, stratified: bool, beta: float, some: bool, count: int
-) -> None:
-    pair = Pair(seed)
-    tops, until = whole(pair)
-    if some:  # a part of the leaves, perhaps none
-        ends = np.sort(pair.rng.integers(0, len(pair.plain.errors) + 1, 2))
-        cover = tree.cover(pair.plain.nodes, pair.plain.offsets, ends[:1], ends[1:])
-        tops, until = np.array(cover[0], np.int64), np.array(cover[1], np.float64)
-    positive = pair.plain.nodes[: len(pair.plain.errors)]
-    lowest = float(positive[positive > 0].min()) if positive.any() and pair.rng.integers(2) else 0.0
-    drawn = core.draw_by_priority(pair.core, count, seed, stratified, beta, lowest, *((tops, until) if some else ()))
-    want = plain.draw_weighted(pair.plain, seed, stratified, beta, lowest, tops, until, count)
-    if want is None:
-        with pytest.raises(ValueError, match="nothing to draw"):
-            list(drawn)
-    else:
-        places, extras = drawn
-        out, dtypes = (places, extras["probability"], extras["weight"]), (np.int64, np.float64, np.float32)
-        assert [x.tobytes() for x in out] == [
-            np.array(x, dtype).tobytes() for x, dtype in zip(want, dtypes, strict=True)
-        ]
-    pair.agree()
+from support.effort import first_of, often
+from support.ratings import Pair
 
 
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.6, 1.3]), st.booleans(), st.booleans())

@@ -1,4 +1,7 @@
-"""Episodes and windows of rollouts are as they are defined, and what does not fit is refused."""
+"""Episodes and windows of rollouts: as torch operations have them, and what does not fit is refused.
+
+Which windows a rollout has is in rollout/test_windows.py.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from definitions import rollouts as definition
-from elsewhere import no_waiting
 from relive import core
 from relive.core.rollouts import (
     episodes_on_device,
@@ -20,34 +21,22 @@ from relive.core.rollouts import (
     mark_on_device,
     mark_windows,
 )
+from support.other_device import no_waiting
 
-BOTH = core, definition
 COMPILED: Any = importlib.import_module("relive.core._core")
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_episodes_and_windows_are_found_as_defined(seed: int) -> None:
+def test_episodes_start_where_torch_operations_have_them_start(seed: int) -> None:
     rng = np.random.default_rng(seed)
     steps, envs = (int(n) for n in rng.integers(0 if seed % 7 == 0 else 1, 20, 2))
     done, real = ((rng.random((steps, envs)) < share).view(np.uint8) for share in (0.2, 0.9))
-    flags = list[Any]()
-    for module in BOTH:
-        ended = (np.random.default_rng(seed).random(envs) < 0.5).astype(np.uint8)
-        starts = np.full((steps, envs), 9, np.uint8)
-        module.episode_starts(done, real, ended, starts)
-        flags.append((starts.tolist(), ended.tolist()))
-    assert flags[0] == flags[1]
-    before = torch.from_numpy(np.random.default_rng(seed).random(envs) < 0.5)
+    before = rng.random(envs) < 0.5
+    starts, ended = np.full((steps, envs), 9, np.uint8), before.astype(np.uint8)
+    core.episode_starts(done, real, ended, starts)
     with no_waiting():
-        there = episodes_on_device(*(torch.from_numpy(flag.view(np.bool_)) for flag in (done, real)), before)
-    assert [x.int().tolist() for x in there] == [*flags[0]]
-    starts = np.array(flags[0][0], np.uint8).reshape(steps, envs)
-    for length, tails, complete in itertools.product((1, 3, 2**31), (True, False), (True, False)):
-        stride = min(int(rng.integers(1, length + 1)), 2**31)
-        found, want = (module.plan_windows(done, real, starts, length, stride, tails, complete) for module in BOTH)
-        assert found.dtype == np.int64
-        assert found.shape == (len(want), 5)
-        assert found.tolist() == want
+        there = episodes_on_device(*(torch.from_numpy(flag.view(np.bool_)) for flag in (done, real, before)))
+    assert [x.int().tolist() for x in there] == [starts.tolist(), ended.tolist()]
 
 
 def test_a_table_of_windows_outlives_all_else() -> None:
@@ -62,7 +51,7 @@ def test_a_table_of_windows_outlives_all_else() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_windows_are_copied_and_marked_as_defined(seed: int) -> None:
+def test_windows_are_copied_and_marked_as_torch_operations_do_it(seed: int) -> None:
     rng = np.random.default_rng(seed)
     steps, envs, width, rows = (int(rng.integers(low, high)) for low, high in ((1, 20), (1, 20), (0, 40), (1, 9)))
     wide, pad = rng.integers(0, 256, (steps * envs, width + 3), np.uint8), rng.integers(0, 256, width, np.uint8)
@@ -75,29 +64,25 @@ def test_windows_are_copied_and_marked_as_defined(seed: int) -> None:
         facts = lengths, first % 2
         marks = COMPILED.mark_windows(*facts, rows)
         assert marks.dtype == np.bool_
-        assert np.array_equal(marks, definition.mark_windows(*facts, rows))
         tensors = [mark_windows(*map(given, facts), rows) for given in (torch.from_numpy, np.asarray)]
         tensors.append(mark_on_device(*map(torch.from_numpy, facts), rows))
         assert all(np.array_equal(a, b) for found in tensors for a, b in zip(found, marks, strict=True))
-        outs = [np.full((6, rows, width), 99, np.uint8) for _ in BOTH]
-        for module, out in zip(BOTH, outs, strict=True):
-            module.copy_windows(source, first, step, lengths, pad, out)
-        assert np.array_equal(*outs)
+        out = np.full((6, rows, width), 99, np.uint8)
+        core.copy_windows(source, first, step, lengths, pad, out)
         given_ = [torch.from_numpy(x) for x in (source, first, lengths, pad)]
         for gather in (gather_windows, gather_on_device):
-            gathered = gather(given_[0], given_[1], step, given_[2], given_[3], rows)
-            assert np.array_equal(gathered, outs[0])
+            assert np.array_equal(gather(given_[0], given_[1], step, given_[2], given_[3], rows), out)
 
 
 @pytest.mark.parametrize("pad", [[0] * 24, [7] * 24, [0] * 23 + [1], [1] + [0] * 23])
 def test_much_padding_is_filled_and_nothing_else(pad: list[int]) -> None:
     source, blank = np.arange(240, dtype=np.uint8).reshape(10, 24), np.array(pad, np.uint8)
-    first, lengths, outs = np.array([0, 3, 9, 5]), np.array([10, 0, 1, 5]), list[Any]()
-    for module in BOTH:
-        block = np.full((6, 1000, 24), 99, np.uint8)
-        module.copy_windows(source, first, 1, lengths, blank, block[1:5])
-        outs.append(block)
-    assert np.array_equal(*outs)
+    block = np.full((6, 1000, 24), 99, np.uint8)
+    wanted = block.copy()
+    wanted[1:5] = blank
+    wanted[1, :10], wanted[3, 0], wanted[4, :5] = source, source[9], source[5:]
+    core.copy_windows(source, np.array([0, 3, 9, 5]), 1, np.array([10, 0, 1, 5]), blank, block[1:5])
+    assert np.array_equal(block, wanted)
 
 
 @pytest.mark.parametrize("time_first", [True, False])
@@ -112,7 +97,7 @@ def test_windows_are_tensors_over_the_fields_of_their_rows(seed: int, time_first
     first, into = rng.integers(0, 40 - 8 * step, 5), {"flag": None, "other": 7}
     core.take_windows(source, first, step, lengths, pad, rows, fields, time_first, pool, into)
     wanted = np.empty((5, rows, 16), np.uint8)
-    definition.copy_windows(source, first, step, lengths, pad, wanted)
+    core.copy_windows(source, first, step, lengths, pad, wanted)
     assert list(into) == ["flag", "other", "obs", "half", "none"]
     for name, dtype, shape, at in facts:
         found: Any = into[name]

@@ -1,4 +1,4 @@
-"""Sequences: core reads the bytes that the definition says."""
+"""Sequences: what core refuses to read. What it reads is in views/test_sequences.py, each way in replay."""
 
 from __future__ import annotations
 
@@ -7,19 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-import inside
-import oracle
-from definitions import sequences as definition
-from definitions.places import oldest
-from drawing import others_run_during
 from relive import Sequence, core
-from relive.core.words import LENGTH
 from relive.ring.sequences import Cut, Sequences
-from ring_plays import RingPlay
-from twins import Twin
+from support import internals
+from support.random_draws import others_run_during
+from support.twins import Twin
 
 AT = {"reward": 96, "terminated": 100, "truncated": 101, "discount": 104, "steps": 108, "next": 112, "mask": 120,
       "is_start": 121}  # fmt: skip
@@ -52,104 +45,11 @@ def found_of(windows: Any, what: Any, gamma: float = 0.97) -> dict[str, Any]:
     return found | {"facts": np.stack([found.pop(name) for name in FACTS]), "table": table}
 
 
-def wanted_of(arrays: Any, layout: Any, places: Any, total: int, blank: Any) -> dict[str, Any]:
-    """The same by the definition, and which bytes of the rows mean something."""
-    count = len(places)
-    shape = (total, count) if layout.time_first else (count, total)
-    facts, table, made = np.zeros((6, count), np.int64), np.zeros(count * total, np.int64), list[Any]()
-    for fill in (0, 255):
-        made.append(np.full((count * total, len(blank)), fill, np.uint8))
-        assert definition.read_sequences(arrays, layout, 0.97, places, made[-1], blank, facts, table) == -1
-    rows, written = made[0].reshape(*shape, len(blank)), (made[0] == made[1]).reshape(*shape, len(blank))
-    return {"rows": rows, "written": written, "facts": facts, "table": table.reshape(shape)}
-
-
-def check(ring: Any, arrays: Any, layout: Any, what: Any, places: Any, total: int, blank: Any, tabled: bool) -> None:
-    """Core and the definition make the same of the same memory."""
-    found = found_of(windows_of(ring, layout, total, blank, tabled=tabled), what)
-    wanted = wanted_of(arrays, layout, places, total, blank)
-    if not tabled:
-        assert found["table"] is None
-        found["table"] = wanted["table"]
-    written = wanted.pop("written")
-    found["rows"] = np.where(written, found["rows"], wanted["rows"])
-    for name, array in wanted.items():
-        assert found[name].shape == array.shape
-        assert found[name].tobytes() == array.tobytes(), name
-
-
-@given(st.integers(0, 2**32))
-def test_sequences_of_a_replay_are_as_defined(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    num_envs, rows = int(rng.integers(1, 4)), int(rng.integers(2, 30))
-    length = int(rng.integers(1, 9))
-    view = Sequence(
-        length, int(rng.integers(0, 5)), int(rng.integers(0, length)), int(rng.integers(1, 6)),
-        time_first=bool(rng.integers(2)), last=("action", "reward") if rng.random() < 0.5 else (),
-    )  # fmt: skip
-    twin = Twin(num_envs, rows, dress="mixed" if seed % 2 else "dict", view=view)
-    for _ in range(int(rng.integers(1, 70))):
-        twin.add("".join(rng.choice(list("." * 9 + "TUB"), num_envs)))
-        if rng.random() < 0.05:
-            twin.interrupt([0])
-    buffer, ring = twin.buffer, inside.ring(twin.buffer)
-    buffer.data()
-    reader, anchors = Sequences(ring, cut_of(view)), ring.anchors()
-    check(ring.core, ring.arrays, reader.core_layout, anchors, anchors, view.rows, reader.blank, bool(seed % 3))
-
-
-@given(st.integers(0, 2**32))
-def test_sequences_of_bare_rings_are_as_defined(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    play = RingPlay(rng).play(int(rng.integers(1, 100)))
-    layout = core.SequenceLayout(
-        **AT, step_bytes=16 * int(rng.integers(min(6, play.width // 16) + 1)), obs_bytes=16 * int(rng.integers(3)),
-        burn_in=int(rng.integers(0, 5)), n=int(rng.integers(1, rng.choice([6, 60]))), time_first=bool(rng.integers(2)),
-        lasts=[(int(rng.integers(0, 9)), at, 5, bool(rng.integers(2))) for at in (80, 86, 122)[: rng.integers(4)]],
-    )  # fmt: skip
-    length, blank = int(play.arrays.counters[LENGTH]), rng.integers(0, 256, 128).astype(np.uint8)
-    total = length + layout.burn_in + int(rng.integers(1, 9))
-    windows = [(place, definition.window_of(play.arrays, layout, int(place), total)) for place in play.live()]
-    # as a ring's history has it: all rows up to the anchor are live
-    whole = [
-        place
-        for place, window in windows
-        if window and window.number - window.anchor + window.first >= oldest(window.env, play.arrays)
-    ]
-    places = np.array(whole, np.int64)
-    check(play.core, play.arrays, layout, places, places, total, blank, bool(rng.integers(2)))
-
-
-@given(st.integers(0, 2**32), st.sampled_from(["chance", "weight", "priority"]))
-def test_sequences_that_are_drawn_and_read_at_once_are_as_defined(seed: int, by: str) -> None:
-    rng = np.random.default_rng(seed)
-    twin = Twin(2, 30, view=Sequence(3, 1, "half", time_first=bool(seed % 2)))
-    twin.play(*("".join(rng.choice(list("." * 9 + "TU"), 2)) for _ in range(40)))
-    ring, view = inside.ring(twin.buffer), twin.buffer.view
-    assert isinstance(view, Sequence)
-    twin.buffer.data()
-    reader, anchors, leaves = Sequences(ring, cut_of(view)), ring.anchors(), len(ring.step)
-    tree = core.Tree(np.zeros(core.tree_offsets(leaves)[-1] + 1), leaves, np.empty(0))
-    tree.set(anchors, rng.gamma(1.0, 2.0, len(anchors)))
-    facts = np.array([0.6, 1e-6, 1.0, 0.0])
-    memory = core.Priorities(tree, np.zeros(leaves, np.float32), facts, ring.core, np.zeros(0))
-    drawn = {
-        "chance": lambda: core.draw_by_chance(ring.core, 9, seed),
-        "weight": lambda: core.draw_by_weight(tree, 9, seed),
-        "priority": lambda: core.draw_by_priority(memory, 9, seed, True, 0.4, 0.0),
-    }[by]()
-    places, extras = drawn
-    check(ring.core, ring.arrays, reader.core_layout, drawn, places, view.rows, reader.blank, bool(seed % 3))
-    found = found_of(windows_of(ring.core, reader.core_layout, view.rows, reader.blank, in_files=True), drawn)
-    assert {name: x.tolist() for name, x in extras.items()} == {name: found[name].tolist() for name in extras}
-    assert ("weight" in found) == (by == "priority")
-
-
 def replay() -> tuple[Any, Any, Any, Any]:
     view = Sequence(2, 1)
     twin = Twin(2, 9, view=view).play(*[".."] * 6)
     twin.buffer.data()
-    ring = inside.ring(twin.buffer)
+    ring = internals.ring(twin.buffer)
     reader = Sequences(ring, cut_of(view))
     return ring.core, reader.core_layout, ring.anchors(), reader.blank
 
@@ -174,7 +74,7 @@ def test_batches_without_rows_are_read() -> None:
 
 def test_there_is_nothing_to_draw_from_a_ring_without_anchors() -> None:
     ring, layout, _, blank = replay()
-    empty = inside.ring(Twin(2, 9).buffer)
+    empty = internals.ring(Twin(2, 9).buffer)
     assert ring is not empty.core
     with pytest.raises(ValueError, match="nothing to draw"):
         windows_of(empty.core, layout, 4, blank).sample(core.draw_by_chance(empty.core, 3, 1), 0.9)
@@ -220,13 +120,3 @@ def test_fields_of_the_step_before_lie_within_their_rows() -> None:
     for last in ((0, width - 7, 8), (-1, 0, 8), (0, -1, 8), (0, 0, -1), (2**62, 0, 8), (0, 2**62, 8), (0, 0, 2**62)):
         with pytest.raises(ValueError, match="does not fit"):
             windows_of(ring, core.SequenceLayout(**known, lasts=[(*last, False)]), 4, blank)
-
-
-@given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 60))
-def test_windows_start_where_the_oracle_says(length: int, stride: int, steps: int) -> None:
-    stride = min(stride, length)
-    starts = oracle.window_starts(steps, length, stride)
-    for at in range(steps):
-        # the first window that the step is the last of, so far: what starts later does not reach it
-        wanted = [start for start in starts if start <= at < start + length]
-        assert not wanted or definition.window_start(at, length, stride) == wanted[0]

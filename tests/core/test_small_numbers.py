@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import relive
-from forked import in_fork
 from relive import Field, core
 from relive.returns import gae
 from relive.steps.arrays import numpy_dtype
+from support.forks import in_fork
 
 SMALL = 2.0**-24
 """The smallest float16 number."""

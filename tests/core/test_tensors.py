@@ -24,15 +24,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-import inside
 from definitions import tensors as definition
-from effort import QUICK
-from fields import LEAVES, bits, noise
-from forked import in_fork
 from relive import Field, core
 from relive.memory.layout import RowLayout
 from relive.steps.arrays import numpy_view
 from relive.steps.schema import Path
+from support import internals
+from support.effort import QUICK
+from support.fields import LEAVES, bits, noise
+from support.forks import in_fork
 
 HUGE = 2**21
 NEGATED: Any = cast("Any", torch)._neg_view  # has no public name
@@ -45,21 +45,21 @@ DTYPES = [
 @pytest.fixture(params=[True, False], ids=["exchange", "plain"], autouse=True)
 def exchange(request: pytest.FixtureRequest) -> Generator[bool]:
     """Whether tensors go by torch's exchange, if it has one."""
-    before = inside.use_exchange(request.param)
+    before = internals.use_exchange(request.param)
     yield request.param and before
-    inside.use_exchange(before)
+    internals.use_exchange(before)
 
 
 def test_this_torch_has_an_exchange_if_it_offers_one(exchange: bool) -> None:
-    assert inside.use_exchange(True) == exchange
-    assert inside.use_exchange(exchange) == hasattr(Tensor, "__dlpack_c_exchange_api__")
+    assert internals.use_exchange(True) == exchange
+    assert internals.use_exchange(exchange) == hasattr(Tensor, "__dlpack_c_exchange_api__")
 
 
 # reading
 
 
 def described(thing: Any) -> tuple[Any, ...] | None:
-    """What :func:`inside.described` has to say of something."""
+    """What :func:`support.internals.described` has to say of something."""
     if not definition.can_be_read(thing):
         return None
     tensor = torch.from_numpy(np.empty(0, thing.dtype)) if type(thing) is np.ndarray else thing
@@ -83,16 +83,16 @@ def views_of(whole: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tensors_and_arrays_are_read_where_they_lie(dtype: torch.dtype) -> None:
     for tensor in views_of(torch.zeros(3, 4, 2, dtype=dtype)):
-        assert seen(inside.described(tensor)) == seen(described(tensor)) != None  # noqa: E711
+        assert seen(internals.described(tensor)) == seen(described(tensor)) != None  # noqa: E711
         if dtype is not torch.bfloat16:
             array = tensor.numpy()
-            assert seen(inside.described(array)) == seen(described(array)) != None  # noqa: E711
+            assert seen(internals.described(array)) == seen(described(array)) != None  # noqa: E711
 
 
 def test_a_tensor_that_needs_a_gradient_is_read_like_others() -> None:
     leaf = torch.ones(3, requires_grad=True)
     for tensor in (leaf, leaf * 2):
-        assert inside.described(tensor) == described(tensor)
+        assert internals.described(tensor) == described(tensor)
 
 
 class Foreign(Tensor):
@@ -124,22 +124,22 @@ UNREADABLE = [
 
 @pytest.mark.parametrize("wrong", UNREADABLE, ids=map(str, range(len(UNREADABLE))))
 def test_nothing_else_is_read(wrong: Any) -> None:
-    assert inside.described(wrong) is None
+    assert internals.described(wrong) is None
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
 def test_nested_and_traced_tensors_are_not_read() -> None:
-    assert inside.described(torch.nested.nested_tensor([torch.zeros(2)])) is None
+    assert internals.described(torch.nested.nested_tensor([torch.zeros(2)])) is None
     seen = list[Any]()
-    cast("Any", torch).vmap(lambda x: seen.append(inside.described(x)) or x)(torch.ones(3, 2))
+    cast("Any", torch).vmap(lambda x: seen.append(internals.described(x)) or x)(torch.ones(3, 2))
     assert seen == [None]
     with FakeTensorMode():
-        assert inside.described(torch.ones(2)) is None
+        assert internals.described(torch.ones(2)) is None
 
 
 def test_a_tensor_that_is_not_aligned_is_not_read() -> None:
     some = torch.frombuffer(bytearray(17), dtype=torch.float32, offset=1, count=4)
-    assert (inside.described(some) is None) == (some.data_ptr() % 4 != 0)
+    assert (internals.described(some) is None) == (some.data_ptr() % 4 != 0)
 
 
 class Interrupted(TorchFunctionMode):
@@ -152,7 +152,7 @@ class Interrupted(TorchFunctionMode):
 def test_what_is_raised_while_a_tensor_is_asked_reaches_the_caller() -> None:
     tensor = torch.ones(2)
     with Interrupted(), pytest.raises(KeyboardInterrupt):
-        inside.described(tensor)
+        internals.described(tensor)
 
 
 def test_reading_keeps_no_reference() -> None:
@@ -163,7 +163,7 @@ def test_reading_keeps_no_reference() -> None:
 
     before = counts()
     for _ in range(100):
-        list(map(inside.described, things))
+        list(map(internals.described, things))
     assert counts() == before
 
 

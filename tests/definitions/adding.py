@@ -18,11 +18,9 @@ from relive.core.words import (
     COUNT,
     COUNTERS,
     DRAWABLE,
-    ENDED,
     EPISODES,
     FINALS,
     HEAD,
-    LAST,
     LINKED,
     LONGEST,
     NEXT,
@@ -41,6 +39,9 @@ from relive.core.words import (
     row_entries,
     undo_size,
 )
+
+ENDED, LAST = 1, LINKED + 1
+"""Kinds of rows: a final observation takes the row after it; as LINKED, but the row ended its episode."""
 
 
 def kinds_of(given: Any, mode: int) -> list[int]:

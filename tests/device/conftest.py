@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from elsewhere import place, places
-from taped import TAPED, with_tapes
+from support.other_device import place, places
+from support.tapes import TAPED, with_tapes
 
 
 @pytest.fixture

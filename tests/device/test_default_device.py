@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from covering import covering
-from defaults import OTHERS, play_under
-from overwritten import Hands
-from paired import Twins
 from relive import Field, FrameStack, Hindsight, NStep, Prioritized, Recent, Schema, Sequence, Transition, Uniform
+from support.cases import covering
+from support.defaults import OTHERS, play_under
+from support.device_twins import Twins
+from support.overwrites import Hands
 
 FLAG = Field((), torch.bool)
 GOALS = Schema({"obs": {"x": (5,), "achieved_goal": (2,), "desired_goal": (2,)}, "action": (2,), "reward": (),

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import inside
-from effort import first_of, in_ci, often
-from elsewhere import no_waiting, places
-from paired import Twins, assert_same, rows
 from relive import Field, Hindsight, NStep, Prioritized, Recent, Schema, Uniform
 from relive.errors import DTypeError, ShapeError
-from taped import TAPED
+from support import internals
+from support.device_twins import Twins, assert_same
+from support.effort import first_of, in_ci, often
+from support.other_device import no_waiting, places
+from support.tapes import TAPED
 
 GOALS = Schema({
     "obs": {"x": (5,), "achieved_goal": (2,), "desired_goal": (2,), "camera": Field((3, 400), torch.uint8)},
@@ -70,7 +70,7 @@ def test_batches_are_those_of_a_replay_in_ram(device: torch.device, world: Any, 
             ours = twins.ram.sample(30)
             assert_same(ours, theirs)
             relabelled += int(ours["relabelled"].sum())
-            assert inside.is_ahead(twins.there)
+            assert internals.is_ahead(twins.there)
     assert relabelled > 30
     twins.check()
 
@@ -93,12 +93,10 @@ def test_the_host_takes_its_turns_between(device: torch.device) -> None:
         for _ in range(3):
             twins.add(0.15)
             twins.batches(16)
-        assert inside.is_ahead(twins.there)
+        assert internals.is_ahead(twins.there)
         for buffer in (twins.ram, twins.there):
             change(buffer)
-        some = {name: rows(value, [0, 2]) for name, value in twins.step(0.2).items()}
-        twins.ram.add(some, envs=[0, 2])
-        twins.there.add(twins.far(some), envs=[0, 2])
+        twins.add_to_some([0, 2])
         twins.check()
 
 

@@ -13,10 +13,10 @@ import pytest
 import tensordict  # noqa: F401  # it computes while it is imported
 import torch
 
-from effort import CI
-from elsewhere import ELSEWHERE, far_device
-from launching import as_compiled, as_eager, as_on_device
 from relive import Field, FrameStack, NStep, Prioritized, ReplayBuffer, Schema, returns
+from support.effort import CI
+from support.launches import as_compiled, as_eager, as_on_device
+from support.other_device import ELSEWHERE, far_device
 
 N, ROWS, BATCH, T = 64, 32, 256, 24
 """Two counts depend on these: GAE has passes by the bits of T, and a priority has sums by the digits of all rows."""

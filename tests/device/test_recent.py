@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-import inside
 import relive.device.recent
-from effort import first_of, in_ci, often
-from elsewhere import no_waiting
-from paired import WORLDS, Twins, assert_same, rows
 from relive import FrameStack, NStep, Prioritized, Recent
+from support import internals
+from support.device_twins import WORLDS, Twins, assert_same
+from support.effort import first_of, in_ci, often
+from support.other_device import no_waiting
 
 
 @pytest.mark.parametrize("world", first_of(3, WORLDS))
@@ -36,10 +36,10 @@ def test_batches_are_those_of_a_replay_in_ram(
         theirs = twins.there.batches(3, 50)
         for ours in twins.ram.batches(3, 50):
             with no_waiting() as watch:
-                watch.allow = not inside.is_ahead(twins.there)
+                watch.allow = not internals.is_ahead(twins.there)
                 batch = next(theirs)
             assert_same(ours, batch)
-        assert inside.is_ahead(twins.there) or not inside.on_device(twins.there).has_some
+        assert internals.is_ahead(twins.there) or not internals.on_device(twins.there).has_some
     twins.check()
 
 
@@ -52,9 +52,7 @@ def test_envs_may_have_got_their_rows_at_any_time(device: torch.device) -> None:
             if len(twins.ram):
                 twins.batches(30)
         for _ in range([3, 40, 2, often(150, 300)][turn % 4]):
-            some = {name: rows(value, [0, 2]) for name, value in twins.step(0.2).items()}
-            twins.ram.add(some, envs=[0, 2])
-            twins.there.add(twins.far(some), envs=[0, 2])
+            twins.add_to_some([0, 2])
         for buffer in (twins.ram, twins.there):
             if turn == 5:
                 buffer.sampler.eta = 0.9995
@@ -65,7 +63,7 @@ def test_envs_may_have_got_their_rows_at_any_time(device: torch.device) -> None:
             buffer.sampler.eta = share
         twins.add(0.1)
         twins.batches(30)
-        assert inside.is_ahead(twins.there)
+        assert internals.is_ahead(twins.there)
     twins.check()
 
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import inside
-from covering import covering
-from effort import in_ci, often
-from elsewhere import no_waiting, places
-from paired import SCHEMA, WORLDS, Twins, assert_same, bits, rows
 from relive import FrameStack, NStep, Prioritized, ReplayBuffer, ReturnsToGo, Sequence, Uniform
 from relive.errors import EmptyError, LifecycleError, ParameterError, ReliveError
-from taped import TAPED
+from support import internals
+from support.cases import covering
+from support.device_twins import SCHEMA, WORLDS, Twins, assert_same, bits
+from support.effort import in_ci, often
+from support.other_device import no_waiting, places
+from support.tapes import TAPED
 
 STACKS = [(2, "repeat", None), (3, "zeros", ("camera",))]
 
@@ -32,7 +32,7 @@ def test_stacks_are_those_of_a_replay_in_ram(device: torch.device, world: Any, s
         twins.add(odds)
         if t > 2 and t % often(3, 1) == 0 and len(twins.ram) * 3 > envs * min(t, rows):
             with no_waiting() as watch:
-                watch.allow = not inside.is_ahead(twins.there)
+                watch.allow = not internals.is_ahead(twins.there)
                 theirs = twins.there.sample(20)
             assert_same(twins.ram.sample(20), theirs)
     twins.check()
@@ -54,7 +54,7 @@ def test_batches_are_those_of_a_replay_in_ram(device: torch.device, world: Any, 
             continue
         with no_waiting() if t > 5 else no_waiting(allow=True):
             theirs = twins.there.sample(70)
-        assert t < 6 or inside.is_ahead(twins.there)
+        assert t < 6 or internals.is_ahead(twins.there)
         ours = twins.ram.sample(70)
         assert_same(ours, theirs)
         if twins.ram.has_priorities:
@@ -93,14 +93,11 @@ def test_the_host_takes_its_turns_between(device: torch.device, tmp_path: Any) -
         for _ in range(3):
             twins.update(*twins.batches(16))
         assert len(twins.there) == len(twins.ram)
-        assert inside.is_ahead(twins.there) or twins.there.sampler.normalize == "buffer", turn
+        assert internals.is_ahead(twins.there) or twins.there.sampler.normalize == "buffer", turn
         for buffer in both:
             change(buffer)
         if turn % 3 == 0:
-            step = twins.step(0.2)  # of some envs: for the host alone
-            some = {name: rows(value, [0, 2]) for name, value in step.items()}
-            twins.ram.add(some, envs=[0, 2])
-            twins.there.add(twins.far(some), envs=[0, 2])
+            twins.add_to_some([0, 2])
         twins.check()
     twins.add(0.1)
     for name, buffer in zip(("ram", "there"), both, strict=True):
@@ -144,7 +141,7 @@ def test_errors_that_come_too_late_are_counted_and_change_nothing(device: torch.
     late = twins.ram.update_priorities(ours["index"], errors)
     assert late == int((~alive).sum())
     assert int(twins.there.update_priorities(theirs["index"], twins.far(errors))) == late
-    assert inside.is_ahead(twins.there)
+    assert internals.is_ahead(twins.there)
     for buffer in (twins.ram, twins.there):
         assert 1.0 <= buffer.sampler.largest_error <= 2.0
     twins.check()
@@ -167,7 +164,7 @@ def test_rewards_that_are_not_finite_are_counted_whichever_they_are(device: torc
         twins.there.add(twins.far(step))
         if t > 3:
             twins.batches(4)
-    assert inside.is_ahead(twins.there)
+    assert internals.is_ahead(twins.there)
     stats = twins.there.stats()
     assert stats == twins.ram.stats()
     assert stats["not_finite_rewards"] == 12
@@ -180,9 +177,9 @@ def test_batches_of_a_captured_graph_count(device: torch.device) -> None:
         twins.add()
     drawn = [twins.ram.sample(8) for _ in range(4)]
     twins.there.sample(8)
-    part = inside.on_device(twins.there)
+    part = internals.on_device(twins.there)
     for _ in range(2):
-        inside.read_batch(part)(8, part.reads(twins.there.view))  # what a graph replays
+        internals.read_batch(part)(8, part.reads(twins.there.view))  # what a graph replays
     assert twins.there.stats()["batches"] == 3
     assert_same(drawn[3], twins.there.sample(8))
 
@@ -288,7 +285,7 @@ def test_what_a_sampler_says_and_takes_while_the_device_is_ahead(device: torch.d
         lambda sampler: sampler.state_dict()["largest"],
     ):
         twins.update(*twins.batches(9))
-        assert inside.is_ahead(twins.there)
+        assert internals.is_ahead(twins.there)
         assert read(twins.there.sampler) == read(twins.ram.sampler)
     twins.update(*twins.batches(9))
     for buffer in (twins.ram, twins.there):
@@ -405,6 +402,6 @@ def test_bringing_back_may_be_broken_off_as_well(device: torch.device) -> None:
         for _ in range(9):
             twins.there.add(twins.far(twins.step(0.2)))
             twins.there.sample(9)
-        assert inside.is_ahead(twins.there)
+        assert internals.is_ahead(twins.there)
         twins.there.check()
     assert broken

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-import inside
-from effort import first_of, in_ci, often
-from elsewhere import no_waiting, places
-from paired import SCHEMA, Twins, assert_same, rows
 from relive import Field, Schema, Sequence
-from taped import TAPED
+from support import internals
+from support.device_twins import SCHEMA, Twins, assert_same
+from support.effort import first_of, in_ci, often
+from support.other_device import no_waiting, places
+from support.tapes import TAPED
 
 RECURRENT = Schema({
     **{name: SCHEMA[name] for name in SCHEMA.names},
@@ -48,7 +48,7 @@ def test_batches_are_those_of_a_replay_in_ram(device: torch.device, world: Any, 
                 watch.allow = t < 16
                 theirs = twins.there.sample(25)
             assert_same(twins.ram.sample(25), theirs)
-            ahead += inside.is_ahead(twins.there)
+            ahead += internals.is_ahead(twins.there)
     assert ahead > 4
     twins.check()
     twins.batches(25)
@@ -79,13 +79,11 @@ def test_the_host_takes_its_turns_between(device: torch.device) -> None:
         for _ in range(2):
             twins.add(0.2)
             twins.batches(16)
-        assert inside.is_ahead(twins.there) or twins.there.view.drop_tail
+        assert internals.is_ahead(twins.there) or twins.there.view.drop_tail
         assert len(twins.there) == len(twins.ram)
         for buffer in (twins.ram, twins.there):
             change(buffer)
-        some = {name: rows(value, [0, 2]) for name, value in twins.step(0.2).items()}
-        twins.ram.add(some, envs=[0, 2])
-        twins.there.add(twins.far(some), envs=[0, 2])
+        twins.add_to_some([0, 2])
         twins.check()
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import planted
 import relive
 from relive import ReplayBuffer, exchange
 from relive.cli import app
 from relive.exchange import from_lerobot, log_of
-from twins import Twin
+from support import loops
+from support.twins import Twin
 
 
 def columns(replay: Any, *names: str) -> list[Any]:
@@ -25,7 +25,7 @@ def columns(replay: Any, *names: str) -> list[Any]:
 
 @pytest.mark.parametrize("next_obs", [True, False])
 def test_arrays_are_the_replay_that_was_filled_from_them(next_obs: bool) -> None:
-    arrays = planted.stored(planted.walk(12))
+    arrays = loops.stored(loops.walk(12))
     given = {name: x for name, x in arrays.items() if next_obs or name != "next_obs"}
     back = log_of(given).replay()
     want = ReplayBuffer.from_arrays(given)
@@ -93,7 +93,7 @@ def test_the_format_of_a_path_is_found_out(tmp_path: Path, source: str, steps: i
 
 def test_formats_are_named_before_the_path_or_by_options(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    arrays = planted.stored(planted.walk(3))
+    arrays = loops.stored(loops.walk(3))
     np.savez(tmp_path / "steps.npz", **arrays)
     shutil.copy(tmp_path / "steps.npz", tmp_path / "steps")
     for arguments in (

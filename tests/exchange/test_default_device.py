@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from defaults import OTHERS, play_under
 from relive.exchange import from_velora
+from support.defaults import OTHERS, play_under
 
 FILES = Path(__file__).parents[1] / "fixtures" / "exchange" / "velora"
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from covering import covering
 from relive import GAE, Field, ReplayBuffer, RolloutBuffer, Schema, exchange
 from relive.compat import velora
 from relive.exchange import Log, from_rlds, to_lerobot, to_minari
 from relive.exchange.convert import FITS, READERS, WRITERS, convert
 from relive.look.experience import leaves_of
 from relive.steps.schema import dotted, map_leaves
+from support.cases import covering
 
 FLAG = Field((), torch.bool)
 STEP: dict[str, Any] = {"obs": (3,), "action": Field((), torch.int64), "reward": (), "terminated": FLAG,

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-import inside
 from relive import ReplayBuffer, Schema
 from relive.errors import DTypeError, FieldError, FileFormatError, NoSaveError, ParameterError, ShapeError
 from relive.exchange import from_lerobot, to_lerobot
@@ -21,7 +20,8 @@ from relive.exchange import lerobot as read
 from relive.exchange import lerobot as write
 from relive.exchange.lerobot import episode_stats, joined_stats
 from relive.steps.schema import Field
-from twins import Twin
+from support import internals
+from support.twins import Twin
 
 pq = pytest.importorskip("pyarrow.parquet")
 pa = pytest.importorskip("pyarrow")
@@ -94,7 +94,7 @@ def test_what_lerobot_wrote_comes_in() -> None:
     np.testing.assert_array_equal(np.flatnonzero(log.fields["terminated"]), [3, 15])
     np.testing.assert_array_equal(np.flatnonzero(log.fields["truncated"]), [7, 11])
     assert log.lacks == (
-        "'observation.picture' has the dtype image and was not read",
+        "'observation.picture' has the dtype image and was not read; images=True reads it",
         "it does not tell truncation from termination; a done episode counts as terminated",
         "it names its tasks in words, which were not read; 'task_index' was",
         "it keeps no final observations",
@@ -364,7 +364,7 @@ def test_a_next_observation_that_an_episode_cannot_hold_is_named(tmp_path: Path)
 
 def test_of_two_that_write_at_once_the_first_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     twin = Twin(1, 20).play(".", "T", ".", "U")
-    last = inside.write_task(write)
+    last = internals.write_task(write)
 
     def after_another(file: Path, task: str) -> None:
         monkeypatch.setattr(write, "_write_task", last)

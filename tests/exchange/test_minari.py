@@ -12,12 +12,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import inside
 from relive.cli import app
 from relive.errors import ParameterError
 from relive.exchange import from_minari, minari, to_minari
 from relive.steps.schema import Field
-from twins import Twin
+from support import internals
+from support.twins import Twin
 
 pytest.importorskip("minari")
 
@@ -55,8 +55,8 @@ def test_episodes_go_out_and_come_back(dress: str, kind: str) -> None:
 
 
 def test_the_space_of_discrete_actions_has_the_largest_that_was_taken() -> None:
-    assert inside.space(minari)(Field((), torch.int64), 3).n == 4
-    assert inside.space(minari)(Field((), torch.int64), 0).n == 2
+    assert internals.space(minari)(Field((), torch.int64), 3).n == 4
+    assert internals.space(minari)(Field((), torch.int64), 0).n == 2
 
 
 @pytest.mark.parametrize("kind", [{}, {"data_format": "arrow"}])

@@ -12,7 +12,7 @@ import pytest
 
 from relive.errors import FieldError, ParameterError, ShapeError
 from relive.exchange import from_rlds
-from twins import Twin
+from support.twins import Twin
 
 LACK = "its discounts, and the metadata of its episodes, were not read"
 

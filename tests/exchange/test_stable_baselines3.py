@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forked import in_fork
 from relive.errors import FileFormatError, NoSaveError, ParameterError, ReliveError
 from relive.exchange import from_stable_baselines3
 from relive.memory import estimate
+from support.forks import in_fork
 
 FILES = Path(__file__).parents[1] / "fixtures" / "exchange" / "stable_baselines3"
 PLAIN = (FILES / "plain.pkl").read_bytes()

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from tensordict import TensorDict
 
-from planted import ring_of
 from relive.errors import FieldError, FileFormatError, NoSaveError, ParameterError
 from relive.exchange import from_torchrl
+from support.loops import ring_of
 
 FILES = Path(__file__).parents[1] / "fixtures" / "exchange"
 STORAGE, META = "storage/storage_metadata.json", "storage/meta.json"

@@ -21,9 +21,6 @@ import pytest
 import torch
 
 from attacks.machine import AFTERMATHS, Died, Machine
-from covering import covering
-from effort import in_ci_alone, often
-from forked import in_fork
 from relive import files as persist
 from relive.errors import (
     FileFormatError,
@@ -32,7 +29,10 @@ from relive.errors import (
 from relive.files import disk
 from relive.files import save as directory
 from relive.files.disk import MOST, integers, whole
-from saves import Tried, assert_refused, data_files, example, forge, holds, listing, save
+from support.cases import covering
+from support.effort import in_ci_alone, often
+from support.forks import in_fork
+from support.saves import Tried, assert_refused, data_files, example, forge, holds, listing, save
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", ".git", "data-.safetensors", "model.safetensors"])

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from effort import in_ci
 from relive import files as persist
 from relive.errors import (
     DTypeError,
@@ -25,7 +24,8 @@ from relive.errors import (
 )
 from relive.files import format
 from relive.files import format as sealed
-from saves import assert_refused, example, first, forge, holds, listing, save, seal_text
+from support.effort import in_ci
+from support.saves import assert_refused, example, first, forge, holds, listing, save, seal_text
 
 # What cannot be saved
 

@@ -17,7 +17,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from effort import often
 from relive import files as persist
 from relive.errors import (
     FileFormatError,
@@ -25,7 +24,8 @@ from relive.errors import (
 from relive.files import disk, format
 from relive.files import format as tensors
 from relive.files.save import SaveHandle, Saves, from_json, to_json
-from saves import Tensors, Tried, assert_refused, assert_same, bits, data_files, example, holds, save
+from support.effort import often
+from support.saves import Tensors, Tried, assert_refused, assert_same, bits, data_files, example, holds, save
 
 DTYPES = [getattr(torch, name) for name in format.NAMES.values() if hasattr(torch, name)]
 

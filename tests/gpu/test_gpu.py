@@ -16,11 +16,6 @@ import tensordict  # noqa: F401  # it computes while it is imported
 import torch
 from torch import Tensor
 
-import inside
-from effort import in_ci, often
-from elsewhere import ELSEWHERE, far_device, no_waiting
-from launching import as_on_device
-from paired import SCHEMA, assert_same
 from relive import (
     GAE,
     Field,
@@ -34,7 +29,12 @@ from relive import (
     returns,
 )
 from relive.batches import leaves_by_path
-from taped import Tape
+from support import internals
+from support.device_twins import SCHEMA, assert_same
+from support.effort import in_ci, often
+from support.launches import as_on_device
+from support.other_device import no_waiting, place
+from support.tapes import Tape
 
 N, ROWS, BATCH = 64, 40, 96
 FLAG = Field((), torch.bool)
@@ -172,7 +172,7 @@ def test_compiled_batches_are_those_in_ram(device: torch.device, name: str) -> N
 def play(twins: Twins) -> None:
     for _ in range(often(5, 12) * ROWS // 4):  # the ring wraps
         twins.turn()
-    assert inside.is_ahead(twins.there)
+    assert internals.is_ahead(twins.there)
     twins.check()
     twins.turn(wait=True)
 
@@ -251,11 +251,8 @@ ROLLOUT = Schema({
 @pytest.fixture(params=["stand-in", ON_GPU])
 def far(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """On the CPU, a rollout is computed by the core; the stand-in has the operations of a device."""
-    if request.param == "stand-in":
-        with far_device():
-            yield ELSEWHERE
-    else:
-        yield torch.empty(0, device=request.param).device
+    with place(request.param) as chosen:
+        yield chosen
 
 
 ESTIMATORS = [GAE(0.9, 0.8), GAE(0.9, 0.8, normalize=True), returns.TDLambda(0.9, 0.8), returns.MonteCarlo(0.9)]

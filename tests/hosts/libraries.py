@@ -185,6 +185,28 @@ HOSTS: dict[str, Host] = {
         },
         pinned_by="mjlab",
     ),
+    "sb3_contrib": Host(
+        "sb3-contrib",
+        "sb3_contrib",
+        "Stable-Baselines-Team/stable-baselines3-contrib",
+        _same(
+            "sb3_contrib.common.maskable.buffers", "sb3_contrib", "MaskableRolloutBuffer", "MaskableDictRolloutBuffer"
+        )
+        | _same(
+            "sb3_contrib.common.recurrent.buffers", "sb3_contrib", "RecurrentRolloutBuffer",
+            "RecurrentDictRolloutBuffer",
+        ),
+        "sb3-contrib",
+        ours=("tests/hosts/test_sb3_contrib.py",),
+    ),
+    "skrl": Host(
+        "skrl",
+        "skrl",
+        "Toni-SM/skrl",
+        _same("skrl.memories.torch", "skrl", "RandomMemory"),
+        "skrl",
+        ours=("tests/hosts/test_skrl.py",),
+    ),
     "stable_baselines3": Host(
         "Stable-Baselines3",
         "stable_baselines3",

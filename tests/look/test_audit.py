@@ -13,12 +13,12 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-import planted
 import relive
-from effort import first_of, in_ci
-from planted import Arrays
 from relive import Collector, Field, Hindsight, NStep, Prioritized, ReplayBuffer, RolloutBuffer, Schema
 from relive.look.readers import experience_of
+from support import loops
+from support.effort import first_of, in_ci
+from support.loops import Arrays
 
 
 def rules(report: Any) -> set[str]:
@@ -30,31 +30,31 @@ def sure(report: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("seed", first_of(1, range(4)))
-@pytest.mark.parametrize("keep", [lambda x: x, planted.without_next_obs])
+@pytest.mark.parametrize("keep", [lambda x: x, loops.without_next_obs])
 def test_nothing_is_found_where_nothing_is_wrong(keep: Callable[[Arrays], Arrays], seed: int) -> None:
-    report = relive.audit(keep(planted.stored(planted.walk(seed=seed))))
-    expected = set() if keep(planted.stored(planted.walk(2))).get("next_obs") is not None else {
+    report = relive.audit(keep(loops.stored(loops.walk(seed=seed))))
+    expected = set() if keep(loops.stored(loops.walk(2))).get("next_obs") is not None else {
         "truncation-without-final-observation"}  # fmt: skip
     assert rules(report) == expected, str(report)
     assert report.ok == (not expected)
 
 
 PLANTED: dict[str, tuple[Callable[[list[Arrays]], Arrays], str]] = {
-    "a reset observation as the final one": (planted.reset_as_final, "reset-as-final-observation"),
-    "ignored steps": (planted.ignored_steps, "autoreset-step-stored"),
+    "a reset observation as the final one": (loops.reset_as_final, "reset-as-final-observation"),
+    "ignored steps": (loops.ignored_steps, "autoreset-step-stored"),
     "ignored steps, no next_obs": (
-        lambda e: planted.without_next_obs(planted.ignored_steps(e)), "autoreset-step-stored"),
-    "flags a row late": (planted.shifted("flags", 1), "ends-one-row-off"),
-    "flags a row early": (planted.shifted("flags", -1), "ends-one-row-off"),
+        lambda e: loops.without_next_obs(loops.ignored_steps(e)), "autoreset-step-stored"),
+    "flags a row late": (loops.shifted("flags", 1), "ends-one-row-off"),
+    "flags a row early": (loops.shifted("flags", -1), "ends-one-row-off"),
     "flags a row late, no next_obs": (
-        lambda e: planted.without_next_obs(planted.shifted("flags", 1)(e)), "ends-one-row-off"),
-    "rewards a row late": (planted.shifted("reward", 1), "reward-one-step-off"),
-    "rewards a row early": (planted.shifted("reward", -1), "reward-one-step-off"),
-    "time limits as terminals": (planted.truncated_as_terminal, "time-limit-as-terminal"),
-    "windows over ends": (planted.n_step, "n-step-over-an-end"),
-    "the first step's flag": (lambda e: planted.n_step(e, own_flags=True), "n-step-flag-of-first-step"),
+        lambda e: loops.without_next_obs(loops.shifted("flags", 1)(e)), "ends-one-row-off"),
+    "rewards a row late": (loops.shifted("reward", 1), "reward-one-step-off"),
+    "rewards a row early": (loops.shifted("reward", -1), "reward-one-step-off"),
+    "time limits as terminals": (loops.truncated_as_terminal, "time-limit-as-terminal"),
+    "windows over ends": (loops.n_step, "n-step-over-an-end"),
+    "the first step's flag": (lambda e: loops.n_step(e, own_flags=True), "n-step-flag-of-first-step"),
     "no final observation": (
-        lambda e: planted.without_next_obs(planted.stored(e)), "truncation-without-final-observation"),
+        lambda e: loops.without_next_obs(loops.stored(e)), "truncation-without-final-observation"),
 }  # fmt: skip
 
 
@@ -62,7 +62,7 @@ PLANTED: dict[str, tuple[Callable[[list[Arrays]], Arrays], str]] = {
 @pytest.mark.parametrize("mistake", PLANTED)
 def test_a_planted_mistake_is_found_by_its_name(mistake: str, seed: int) -> None:
     loop, rule = PLANTED[mistake]
-    report = relive.audit(loop(planted.walk(seed=seed)))
+    report = relive.audit(loop(loops.walk(seed=seed)))
     assert rule in sure(report), str(report)
     assert not report.ok
     finding = next(f for f in report.findings if f.rule == rule)
@@ -74,7 +74,7 @@ def test_a_planted_mistake_is_found_by_its_name(mistake: str, seed: int) -> None
 
 
 def changed(name: str, change: Callable[[np.ndarray], Any]) -> Arrays:
-    arrays = planted.stored(planted.walk())
+    arrays = loops.stored(loops.walk())
     result = change(arrays[name])
     return arrays if result is None else {**arrays, name: result}
 
@@ -87,13 +87,13 @@ VALUES: dict[str, tuple[Callable[[], Arrays], str]] = {
     "NaN in an observation": (lambda: changed("obs", poison), "not-finite"),
     "NaN in a reward": (lambda: changed("reward", poison), "not-finite"),
     "a constant observation": (
-        lambda: {**planted.stored(planted.walk()), "obs": np.zeros((len(planted.stored(planted.walk())["reward"]), 3))},
+        lambda: {**loops.stored(loops.walk()), "obs": np.zeros((len(loops.stored(loops.walk())["reward"]), 3))},
         "constant-field"),
     "bytes as floats": (
         lambda: {name: x for name, x in changed("obs", lambda x: np.random.default_rng(0).integers(
             0, 256, (len(x), 8, 8)).astype(np.float32)).items() if name != "next_obs"}, "bytes-as-floats"),
     "everything twice": (
-        lambda: {name: np.concatenate([x, x]) for name, x in planted.stored(planted.walk()).items()}, "duplicate-rows"),
+        lambda: {name: np.concatenate([x, x]) for name, x in loops.stored(loops.walk()).items()}, "duplicate-rows"),
 }  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def test_an_action_that_never_changes_is_found_and_may_be_meant() -> None:
 
 
 def test_what_lies_outside_a_space_is_found() -> None:
-    arrays = planted.stored(planted.walk())
+    arrays = loops.stored(loops.walk())
     spaces = {"action": gym.spaces.Box(-1, 1, (2,)), "obs": gym.spaces.Box(-100, 100, (3,))}
     assert relive.audit(arrays, spaces=spaces).ok
     arrays["action"][3] = 1.5
@@ -160,7 +160,7 @@ def replay_of(arrays: Arrays, view: Any = None, sampler: Any = None, **options: 
 
 
 def test_a_replay_of_relive_shows_its_loops_mistakes_with_public_indices() -> None:
-    replay = replay_of(planted.ignored_steps(planted.walk()))
+    replay = replay_of(loops.ignored_steps(loops.walk()))
     (finding,) = relive.audit(replay).findings
     assert finding.rule == "autoreset-step-stored"
     batch = replay.slice(0)
@@ -169,7 +169,7 @@ def test_a_replay_of_relive_shows_its_loops_mistakes_with_public_indices() -> No
 
 
 def test_right_batches_pass_and_wrong_ones_do_not() -> None:
-    replay = replay_of(planted.stored(planted.walk()), view=NStep(3, 0.9))
+    replay = replay_of(loops.stored(loops.walk()), view=NStep(3, 0.9))
     batch = replay.sample(200)
     assert relive.audit(replay, batch=batch, n=3, gamma=0.9).ok
     assert "n-step-sum" in rules(relive.audit(replay, batch={**batch, "reward": batch["reward"] + 1}, n=3, gamma=0.9))
@@ -236,14 +236,14 @@ def test_a_goal_that_only_the_next_episode_reached_is_foreign() -> None:
 
 
 def test_sequences_whose_steps_are_out_of_order_are_found() -> None:
-    arrays = {name: x[:40] for name, x in planted.stored(planted.walk(5, stop=0.0)).items()}
+    arrays = {name: x[:40] for name, x in loops.stored(loops.walk(5, stop=0.0)).items()}
     starts = np.random.default_rng(0).integers(36, size=(200, 16))[..., None]
     assert "sequence-over-an-end" not in rules(relive.audit(arrays, draws=starts + np.arange(4)))
     assert "sequence-over-an-end" in rules(relive.audit(arrays, draws=starts + np.array([0, 2, 1, 3])))
 
 
 def test_draws_show_what_never_comes() -> None:
-    arrays = planted.stored(planted.walk(10))
+    arrays = loops.stored(loops.walk(10))
     rng, count = np.random.default_rng(0), len(arrays["reward"])
     assert relive.audit(arrays, draws=rng.integers(count, size=(40 * count // 32, 32))).ok
     inner = np.flatnonzero(~(arrays["terminated"] | arrays["truncated"]))
@@ -256,7 +256,7 @@ def test_draws_show_what_never_comes() -> None:
 
 
 def test_priorities_that_nobody_could_draw_by() -> None:
-    replay = replay_of(planted.stored(planted.walk()), sampler=Prioritized())
+    replay = replay_of(loops.stored(loops.walk()), sampler=Prioritized())
     assert relive.audit(replay).ok
     for change, rule in ((np.nan, "priority-not-finite"), (0.0, "priority-zero")):
         steps = experience_of(replay)
@@ -271,7 +271,7 @@ def test_priorities_that_nobody_could_draw_by() -> None:
 
 def test_a_rollout_is_read_with_its_final_values() -> None:
     schema = Schema.from_spaces(gym.spaces.Box(-9, 9, (3,)), gym.spaces.Box(-1, 1, (2,)), value=())
-    arrays = planted.stored(planted.walk(6))
+    arrays = loops.stored(loops.walk(6))
     rollout = RolloutBuffer(schema, len(arrays["reward"]), 1)
     for t in range(len(arrays["reward"])):
         step = {name: x[t : t + 1] for name, x in arrays.items() if name != "next_obs"}
@@ -284,7 +284,7 @@ def test_a_rollout_is_read_with_its_final_values() -> None:
 
 
 def test_a_report_is_text_and_json() -> None:
-    report = relive.audit(planted.reset_as_final(planted.walk()))
+    report = relive.audit(loops.reset_as_final(loops.walk()))
     assert "reset-as-final-observation" in str(report)
     assert "final_obs" in str(report)
     read = json.loads(report.to_json())
@@ -312,8 +312,8 @@ def run(*arguments: str) -> tuple[int, str]:
 
 
 def test_the_command_line_says_what_it_found_and_its_status_says_whether(tmp_path: Path) -> None:
-    replay_of(planted.stored(planted.walk())).save(tmp_path / "right")
-    replay_of(planted.ignored_steps(planted.walk())).save(tmp_path / "wrong")
+    replay_of(loops.stored(loops.walk())).save(tmp_path / "right")
+    replay_of(loops.ignored_steps(loops.walk())).save(tmp_path / "wrong")
     assert run(str(tmp_path / "right"))[0] == 0
     status, text = run(str(tmp_path / "wrong"))
     assert status == 1
@@ -322,7 +322,7 @@ def test_the_command_line_says_what_it_found_and_its_status_says_whether(tmp_pat
     assert (status, json.loads(text)["findings"][0]["rule"]) == (1, "autoreset-step-stored")
     status, text = run(str(tmp_path / "nothing"))
     assert status == 2
-    np.savez(tmp_path / "flat.npz", **planted.reset_as_final(planted.walk()))
+    np.savez(tmp_path / "flat.npz", **loops.reset_as_final(loops.walk()))
     assert "reset-as-final-observation" in run(str(tmp_path / "flat.npz"), "--json")[1]
     np.savez(tmp_path / "pickled.npz", obs=np.array([object()]), allow_pickle=True)
     assert run(str(tmp_path / "pickled.npz"))[0] == 2

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import relive
-from defaults import OTHERS, other_default
 from relive import GAE, ReplayBuffer, RolloutBuffer
-from rollouts import SCHEMA, filled, play
+from support.defaults import OTHERS, other_default
+from support.rollouts import SCHEMA, filled, play
 
 
 def rollout() -> RolloutBuffer:

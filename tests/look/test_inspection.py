@@ -16,11 +16,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import planted
 import relive
 from relive import Field, Prioritized, ReplayBuffer, RolloutBuffer, Schema, errors
 from relive.cli import app
 from relive.look.experience import number
+from support import loops
 
 SCHEMA = Schema({
     "obs": (3,), "action": (2,), "reward": (), "terminated": Field((), torch.bool),
@@ -43,7 +43,7 @@ def truth(episodes: list[Any]) -> tuple[list[int], list[float]]:
 
 @pytest.mark.parametrize("own", [False, True])
 def test_the_table_of_episodes_is_that_of_the_play(own: bool) -> None:
-    episodes = planted.walk(20)
+    episodes = loops.walk(20)
     found = relive.inspect(filled(episodes, own_next_obs=own))
     lengths, returns = truth(episodes)
     assert found.episodes["length"].tolist() == lengths
@@ -60,7 +60,7 @@ def test_the_table_of_episodes_is_that_of_the_play(own: bool) -> None:
 
 
 def test_an_episode_whose_start_was_overwritten_or_that_goes_on_is_not_complete() -> None:
-    episodes = planted.walk(20)
+    episodes = loops.walk(20)
     replay = filled(episodes, 100)
     replay.add(obs=np.zeros(3), action=np.zeros(2), reward=1.0, terminated=False, truncated=False)
     replay.add(obs=np.zeros(3), action=np.zeros(2), reward=1.0, terminated=False, truncated=False)
@@ -79,8 +79,8 @@ def test_an_episode_whose_start_was_overwritten_or_that_goes_on_is_not_complete(
 
 
 def test_arrays_begin_with_an_episode() -> None:
-    episodes = planted.walk(9)
-    found = relive.inspect(planted.stored(episodes))
+    episodes = loops.walk(9)
+    found = relive.inspect(loops.stored(episodes))
     assert found.episodes["length"].tolist() == truth(episodes)[0]
     assert found.episodes["complete"].all()
     assert found.ages is None
@@ -88,14 +88,14 @@ def test_arrays_begin_with_an_episode() -> None:
 
 
 def test_transitions_without_order_have_no_episodes() -> None:
-    found = relive.inspect(filled(planted.walk(5), ordered=False))
+    found = relive.inspect(filled(loops.walk(5), ordered=False))
     assert found.returns is None
     assert len(found.episodes["start"]) == 0
     assert "no order" in str(found)
 
 
 def test_fields_priorities_and_an_empty_replay() -> None:
-    episodes = planted.walk(6)
+    episodes = loops.walk(6)
     episodes[2]["reward"][0] = np.nan
     replay = filled(episodes, sampler=Prioritized())
     found = relive.inspect(replay)
@@ -124,7 +124,7 @@ def test_a_rollout_is_inspected() -> None:
 
 def test_the_commands_cut_no_name_and_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    arrays = planted.stored(planted.walk(30))
+    arrays = loops.stored(loops.walk(30))
     ended = arrays["terminated"] | arrays["truncated"]
     arrays["next_obs"][:-1][ended[:-1]] = arrays["obs"][1:][ended[:-1]]
     np.savez(tmp_path / "loop[1].npz", **arrays)
@@ -143,7 +143,7 @@ def test_the_version() -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    episodes, runner = planted.walk(8), CliRunner()
+    episodes, runner = loops.walk(8), CliRunner()
     filled(episodes, sampler=Prioritized()).save(tmp_path / "save")
     shown = runner.invoke(app, ["inspect", str(tmp_path / "save"), "--episode", "2"])
     assert shown.exit_code == 0, shown.output
@@ -162,9 +162,9 @@ def test_the_command(tmp_path: Path) -> None:
 def test_the_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     sources = {
-        "probability of being drawn": filled(planted.walk(4), sampler=Prioritized()),
-        "age: transitions completed later": filled(planted.walk(4)),
-        "return of a whole episode": planted.stored(planted.walk(2)),
+        "probability of being drawn": filled(loops.walk(4), sampler=Prioritized()),
+        "age: transitions completed later": filled(loops.walk(4)),
+        "return of a whole episode": loops.stored(loops.walk(2)),
     }
     for last, source in sources.items():
         found = relive.inspect(source)
@@ -182,7 +182,7 @@ def test_the_picture(tmp_path: Path) -> None:
 
 
 def test_positions_that_are_not_there_are_refused() -> None:
-    found = relive.inspect(planted.stored(planted.walk(2)))
+    found = relive.inspect(loops.stored(loops.walk(2)))
     with pytest.raises(errors.ParameterError, match="0 <= start < stop"):
         found.steps(0, 10**6)
     with pytest.raises(errors.ParameterError, match="episode: expected a number from 0"):
@@ -194,7 +194,7 @@ def test_positions_that_are_not_there_are_refused() -> None:
 
 
 def cart(images: bool = False) -> ReplayBuffer:
-    episodes = planted.walk(6)
+    episodes = loops.walk(6)
     if not images:
         return filled(episodes, sampler=Prioritized())
     flags = {name: Field((), torch.bool) for name in ("terminated", "truncated")}
@@ -296,7 +296,7 @@ def test_fields_of_few_numbers_have_a_line_for_each(page: str) -> None:
 
 
 def test_parts_for_notebooks_show_themselves() -> None:
-    arrays = planted.stored(planted.walk(5))
+    arrays = loops.stored(loops.walk(5))
     arrays["reward"][2] = np.nan
     for part in (relive.inspect(cart())._repr_html_(), relive.audit(arrays)._repr_html_()):
         assert part.startswith('<div class="relive">')
@@ -313,7 +313,7 @@ def test_parts_for_notebooks_show_themselves() -> None:
 def test_sources_without_steps_or_order_have_pages() -> None:
     from relive.look.page import page as made
 
-    for replay in (ReplayBuffer(SCHEMA, 10, seed=0), filled(planted.walk(5), ordered=False)):
+    for replay in (ReplayBuffer(SCHEMA, 10, seed=0), filled(loops.walk(5), ordered=False)):
         found = relive.inspect(replay)
         text = made(found, relive.audit(found.experience))
         assert ("Step by step" in text) == bool(found.num_steps)

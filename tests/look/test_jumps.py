@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import relive
-from effort import often
 from relive import ReplayBuffer
+from support.effort import often
 
 RULE = "jump-inside-an-episode"
 

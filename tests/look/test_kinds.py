@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import kinds
-import planted
 import relive
-from covering import covering
-from kinds import DRESSES, HOMES, MISTAKES, kind, seen
 from relive.cli import app
 from relive.look.inspection import export
 from relive.look.page import page
+from support import kinds, loops
+from support.cases import covering
+from support.kinds import DRESSES, HOMES, MISTAKES, kind, seen
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -131,7 +130,7 @@ TARGETS = {
 
 def heads(*mistakes: str, swapped: bool = False, lam: float = 0.9) -> dict[str, Any]:
     """A rollout of a head for each of the mistakes, ``""`` for none: of the reward, and of costs, multiples of it."""
-    alone = [planted.rollout(mistake, lam=lam) for mistake in mistakes]
+    alone = [loops.rollout(mistake, lam=lam) for mistake in mistakes]
     found = {name: x for name, x in alone[0].items() if name not in ("value", "advantage", "final_value")}
     order = range(len(mistakes))[::-1] if swapped else range(len(mistakes))
     for name in ("value", "final_value"):
@@ -169,7 +168,7 @@ def test_a_head_whose_advantages_are_of_another_kind_says_so_and_the_others_are_
 
 def test_a_value_of_a_head_one_step_off_is_found_and_a_critic_has_an_answer_for_each_head() -> None:
     rows = heads("", "")
-    critic = lambda obs: np.stack([k * planted.value_of(np.asarray(obs)) for k in (1, 2)], -1)  # noqa: E731
+    critic = lambda obs: np.stack([k * loops.value_of(np.asarray(obs)) for k in (1, 2)], -1)  # noqa: E731
     for swapped in (False, True):
         right = heads("", "", swapped=swapped)
         named = {finding.rule for finding in relive.audit(right, critic=critic).findings}
@@ -179,7 +178,7 @@ def test_a_value_of_a_head_one_step_off_is_found_and_a_critic_has_an_answer_for_
         found = [(f.rule, f.field) for f in relive.audit(rows, **options).findings if f.sure != "possible"]
         assert found == [("value-one-step-off", "value[1]")]
     with pytest.raises(relive.errors.ParameterError, match="critic: expected 2 numbers, one of each head"):
-        relive.audit(rows, critic=lambda obs: planted.value_of(np.asarray(obs)))
+        relive.audit(rows, critic=lambda obs: loops.value_of(np.asarray(obs)))
 
 
 def test_a_final_value_that_one_head_lacks_is_missed() -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import relive
-from effort import in_ci
 from relive import Field, Monitor, Prioritized, Recent, ReplayBuffer, Schema, Sequence, errors
+from support.effort import in_ci
 
 SCHEMA = Schema({
     "obs": (2,), "action": (1,), "reward": (), "terminated": Field((), torch.bool),

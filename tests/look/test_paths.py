@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import planted
 import relive
-from forked import in_fork
 from relive import ReplayBuffer, errors
 from relive.cli import app
 from relive.look import experience as npz
+from support import loops
+from support.forks import in_fork
 
 ARRAYS = {"obs": np.zeros((30, 2), np.float32), "action": np.zeros(30, int), "reward": np.zeros(30),
           "terminated": np.arange(30) % 10 == 9}  # fmt: skip
@@ -150,7 +150,7 @@ def test_a_save_is_not_converted_into_itself(tmp_path: Path) -> None:
 
 
 def planted_replay() -> ReplayBuffer:
-    return ReplayBuffer.from_arrays({k: v for k, v in planted.stored(planted.walk(3)).items() if k != "next_obs"})
+    return ReplayBuffer.from_arrays({k: v for k, v in loops.stored(loops.walk(3)).items() if k != "next_obs"})
 
 
 def test_a_picture_needs_an_ending_and_a_recording_a_directory(tmp_path: Path) -> None:

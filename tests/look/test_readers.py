@@ -13,13 +13,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-import planted
 import relive
-from planted import Arrays, blocks
 from relive.compat import agilerl, embodichain, fasttd3, pytorchrl, rsl_rl, velora
 from relive.exchange import log_of
 from relive.look.experience import Experience
 from relive.look.readers import experience_of
+from support import loops
+from support.loops import Arrays, blocks
 
 N = 3
 OBS = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -83,7 +83,7 @@ def test_cleanrls_arrays_flag_the_step_before() -> None:
     assert relive.audit(arrays).source == "CleanRL arrays"
     named = {"obs": rows["obs"], "rewards": rows["reward"], "episode_starts": started(rows)}
     as_read(experience_of(named), rows, flags="starts")
-    report = relive.audit(of_cleanrl(blocks(planted.ignored_steps)))
+    report = relive.audit(of_cleanrl(blocks(loops.ignored_steps)))
     assert "autoreset-step-stored" in rules(report), str(report)
     with pytest.raises(relive.errors.ShapeError, match="flattened"):
         relive.audit({name: x.flatten(0, 1) for name, x in arrays.items() if name != "next_obs"})
@@ -107,7 +107,7 @@ def test_fasttd3s_ring_is_read_in_the_order_of_time() -> None:
     as_read(experience_of(of_fast_td3(rows, 4000)), rows)
     as_read(experience_of(of_fast_td3(rows, 100)), {name: x[-100:] for name, x in rows.items()})
     assert not relive.audit(of_fast_td3(rows, 4000)).findings
-    assert rules(relive.audit(of_fast_td3(blocks(planted.reset_as_final), 200))) == {"reset-as-final-observation"}
+    assert rules(relive.audit(of_fast_td3(blocks(loops.reset_as_final), 200))) == {"reset-as-final-observation"}
 
 
 class Table:
@@ -125,7 +125,7 @@ class Table:
 
 
 def of_lerobot(episodes: list[Arrays], **further: Any) -> Any:
-    rows = planted.stored(episodes)
+    rows = loops.stored(episodes)
     lengths = [len(episode["reward"]) for episode in episodes]
     columns = {
         "observation.state": rows["obs"], "action": rows["action"], "timestamp": np.zeros(len(rows["reward"])),
@@ -137,8 +137,8 @@ def of_lerobot(episodes: list[Arrays], **further: Any) -> Any:
 
 
 def test_a_lerobot_data_set_ends_its_episodes_where_the_next_one_begins() -> None:
-    episodes = planted.walk(20)
-    rows = planted.stored(episodes)
+    episodes = loops.walk(20)
+    rows = loops.stored(episodes)
     found = experience_of(of_lerobot(episodes))
     assert list(found.obs) == [("state",)]
     np.testing.assert_array_equal(found.ended, rows["terminated"] | rows["truncated"])
@@ -152,7 +152,7 @@ def test_a_lerobot_data_set_ends_its_episodes_where_the_next_one_begins() -> Non
 
 
 def test_lerobots_replay_buffer_keeps_no_final_observation_where_it_saves_memory() -> None:
-    rows = planted.stored(planted.walk())
+    rows = loops.stored(loops.walk())
     size = len(rows["reward"])
     states = {"observation.state": torch.from_numpy(rows["obs"])}
     after = {"observation.state": torch.from_numpy(rows["next_obs"])}
@@ -180,7 +180,7 @@ def of_agilerl(rows: Arrays, n: int = 1) -> Any:
         "storage": storage, "_cursor": 0, "max_size": size, "__len__": lambda self: size, **further})()  # fmt: skip
 
 
-@pytest.mark.parametrize("loop", [planted.stored, planted.ignored_steps, planted.reset_as_final])
+@pytest.mark.parametrize("loop", [loops.stored, loops.ignored_steps, loops.reset_as_final])
 def test_flat_rows_of_several_envs_are_sorted_by_what_they_lead_to(loop: Any) -> None:
     rows = blocks(loop)
     found = experience_of(of_agilerl(flat(rows)))
@@ -190,8 +190,8 @@ def test_flat_rows_of_several_envs_are_sorted_by_what_they_lead_to(loop: Any) ->
     assert found.place is not None
     np.testing.assert_array_equal(obs, flat(rows)["obs"][found.place])
     found_rules = rules(relive.audit(of_agilerl(flat(rows))))
-    expected: Any = {planted.stored: set(), planted.ignored_steps: {"autoreset-step-stored"},
-                     planted.reset_as_final: {"reset-as-final-observation"}}  # fmt: skip
+    expected: Any = {loops.stored: set(), loops.ignored_steps: {"autoreset-step-stored"},
+                     loops.reset_as_final: {"reset-as-final-observation"}}  # fmt: skip
     assert found_rules == expected[loop]
 
 
@@ -207,7 +207,7 @@ def test_flat_rows_whose_observations_come_again_have_no_order() -> None:
 
 
 def test_n_step_rows_of_several_envs_are_sorted_by_their_stride() -> None:
-    rows = blocks(planted.n_step)
+    rows = blocks(loops.n_step)
     report = relive.audit(of_agilerl(flat(rows), n=3))
     assert "n-step-over-an-end" in rules(report), str(report)
 
@@ -267,14 +267,14 @@ def of_torchrl(ring: Any, steps: int, along: int = 1) -> Any:
 @pytest.mark.parametrize("rows", [20, 40])
 @pytest.mark.parametrize("along", [0, 1])
 def test_a_storage_of_torchrl_with_two_axes_says_which_rows_are_of_one_env(values: int, rows: int, along: int) -> None:
-    log = log_of(of_torchrl(planted.ring_of(30, N, values, rows), 30, along))
+    log = log_of(of_torchrl(loops.ring_of(30, N, values, rows), 30, along))
     kept = np.arange(30)[-rows:]
     np.testing.assert_array_equal(log.fields["reward"], np.concatenate([100 * env + kept for env in range(N)]))
     assert [len(episode.steps) for episode in log.replay().episodes()] == [len(kept)] * N
 
 
 def test_a_trajectory_of_torchrl_that_begins_without_an_end_before_it_does_not_go_on() -> None:
-    ring = planted.ring_of(30, N, 1, 30)
+    ring = loops.ring_of(30, N, 1, 30)
     ring["collector"] = TensorDict({"traj_ids": (torch.arange(30) >= 12).long()[:, None].expand(30, N)}, [30, N])
     found, log = experience_of(of_torchrl(ring, 30)), log_of(of_torchrl(ring, 30))
     assert np.flatnonzero(~found.follows).tolist() == [11, 29, 41, 59, 71, 89]
@@ -282,13 +282,13 @@ def test_a_trajectory_of_torchrl_that_begins_without_an_end_before_it_does_not_g
 
 
 def test_blocks_of_torchrl_that_lie_env_by_env_are_known_by_their_observations() -> None:
-    blocks = [planted.ring_of(30, N, 10**6, 30)[at : at + 10].transpose(0, 1) for at in (0, 10, 20)]
+    blocks = [loops.ring_of(30, N, 10**6, 30)[at : at + 10].transpose(0, 1) for at in (0, 10, 20)]
     log = log_of(of_torchrl(torch.cat(blocks).contiguous(), 3 * N, along=0))  # [N, T] blocks, along the first axis
     assert [len(episode.steps) for episode in log.replay().episodes()] == [10] * 3 * N  # a block stays whole
 
 
 def test_steps_of_torchrl_without_an_observation_are_refused_by_name() -> None:
-    ring = planted.ring_of(30, N, 10, 30).exclude(("next", "observation"))
+    ring = loops.ring_of(30, N, 10, 30).exclude(("next", "observation"))
     with pytest.raises(
         relive.errors.FieldError, match=r"got observation, action, next in steps and reward, .*store both"
     ):
@@ -325,7 +325,7 @@ def test_the_drop_in_for_rsl_rl() -> None:
 
 
 def test_the_drop_in_for_agilerl_leaves_out_ignored_steps() -> None:
-    rows = blocks(planted.ignored_steps)
+    rows = blocks(loops.ignored_steps)
     for mode, expected in ((None, {"autoreset-step-stored"}), ("next_step", set[str]())):
         buffer = agilerl.RolloutBuffer(len(rows["reward"]), OBS, BOX, N, autoreset_mode=mode)
         for t in range(len(rows["reward"])):
@@ -350,7 +350,7 @@ def test_the_drop_in_for_embodichain() -> None:
 
 @pytest.mark.filterwarnings("ignore::relive.errors.EpisodeEndWarning")
 def test_the_drop_in_for_fasttd3() -> None:
-    for rows, expected in ((blocks(), set[str]()), (blocks(planted.reset_as_final), {"reset-as-final-observation"})):
+    for rows, expected in ((blocks(), set[str]()), (blocks(loops.reset_as_final), {"reset-as-final-observation"})):
         buffer = fasttd3.SimpleReplayBuffer(N, 2 * len(rows["reward"]), 3, 2, 3)
         for t in range(len(rows["reward"])):
             step = {name: torch.from_numpy(x[t]) for name, x in rows.items()}
@@ -386,7 +386,7 @@ def test_the_drop_in_for_velora() -> None:
 
 
 def test_the_drop_in_for_pytorchrl() -> None:
-    rows = blocks(planted.reset_as_final)
+    rows = blocks(loops.reset_as_final)
 
     class Plain:
         is_recurrent, gamma, sequence_overlap = False, 0.99, 0.0
@@ -423,7 +423,7 @@ def test_what_only_looks_like_a_known_buffer_is_refused_with_the_reason() -> Non
 
 
 def test_columns_of_another_form_are_no_values() -> None:
-    rows = planted.stored(planted.walk())
+    rows = loops.stored(loops.walk())
     wide = np.zeros((len(rows["reward"]), 2))
     for columns in ({"value": wide, "advantage": wide}, {"value": wide, "return": wide[:, 0]}):
         assert not relive.audit({**rows, **columns}).findings

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import planted
 import relive
-from effort import first_of
-from planted import Arrays
+from support import loops
+from support.effort import first_of
+from support.loops import Arrays
 
 SEEDS = pytest.mark.parametrize("seed", first_of(1, range(2)))
 
@@ -29,7 +29,7 @@ def rules(report: Any) -> set[str]:
 @SEEDS
 @pytest.mark.parametrize("lam", [0.0, 0.9, 1.0])
 def test_advantages_that_stop_at_ends_are_right(lam: float, seed: int) -> None:
-    report = relive.audit(planted.rollout(lam=lam, seed=seed))
+    report = relive.audit(loops.rollout(lam=lam, seed=seed))
     assert not report.findings, str(report)
 
 
@@ -46,13 +46,13 @@ TARGETS = {
 @SEEDS
 @pytest.mark.parametrize("mistake", TARGETS)
 def test_advantages_with_a_mistake_at_ends_are_found(mistake: str, seed: int) -> None:
-    report = relive.audit(planted.rollout(mistake, lam=1 - 0.1 * seed, seed=seed))
+    report = relive.audit(loops.rollout(mistake, lam=1 - 0.1 * seed, seed=seed))
     assert sure(report) == {TARGETS[mistake]}, str(report)
 
 
 def test_returns_serve_as_well_as_advantages_and_normalised_advantages_say_nothing() -> None:
     for mistake in ("", "terminal"):
-        rows = planted.rollout(mistake)
+        rows = loops.rollout(mistake)
         total = rows["value"] + rows["advantage"]
         expected = {TARGETS[mistake]} if mistake else set[str]()
         assert sure(relive.audit({**rows, "return": total})) == expected
@@ -63,7 +63,7 @@ def test_returns_serve_as_well_as_advantages_and_normalised_advantages_say_nothi
 
 def test_with_one_flag_for_both_kinds_of_end_only_what_is_wrong_for_both_is_said() -> None:
     for mistake, expected in (("", set[str]()), ("terminal", set[str]()), ("late", {"advantage-over-an-end"})):
-        rows = planted.rollout(mistake)
+        rows = loops.rollout(mistake)
         rows["done"] = rows.pop("terminated") | rows.pop("truncated")
         del rows["final_value"]
         assert sure(relive.audit(rows)) - {"time-limit-as-terminal"} == expected
@@ -71,13 +71,13 @@ def test_with_one_flag_for_both_kinds_of_end_only_what_is_wrong_for_both_is_said
 
 @SEEDS
 def test_rewards_to_which_a_bootstrap_value_was_added_are_found_and_may_be_meant(seed: int) -> None:
-    report = relive.audit(planted.rollout("edited", seed=seed))
+    report = relive.audit(loops.rollout("edited", seed=seed))
     assert "reward-holds-a-value" in rules(report), str(report)
     assert "reward-holds-a-value" not in sure(report)
 
 
 def test_rewards_that_end_an_episode_with_a_bonus_hold_no_value() -> None:
-    rows = planted.rollout()
+    rows = loops.rollout()
     for bonus in (100.0, -100.0):
         rows["reward"] = np.where(rows["terminated"], bonus, 0).astype(np.float32)
         assert "reward-holds-a-value" not in rules(relive.audit(rows))
@@ -87,29 +87,29 @@ def test_rewards_that_end_an_episode_with_a_bonus_hold_no_value() -> None:
 
 
 def test_final_observations_of_envs_that_did_not_end_are_found() -> None:
-    report = relive.audit(planted.final_of_all())
+    report = relive.audit(loops.final_of_all())
     assert sure(report) == {"unmarked-end"}, str(report)
 
 
 def test_a_ring_that_stores_each_observation_once_loses_final_ones() -> None:
     """As cpprb's ``next_of`` without ``on_episode_end()``, or LeRobot's and Tianshou's ways to save memory."""
-    rows = planted.stored(planted.walk())
+    rows = loops.stored(loops.walk())
     once = {**rows, "next_obs": np.append(rows["obs"][1:], rows["next_obs"][-1:], 0)}
     assert sure(relive.audit(once)) == {"reset-as-final-observation"}
-    assert sure(relive.audit(planted.without_next_obs(rows))) == {"truncation-without-final-observation"}
+    assert sure(relive.audit(loops.without_next_obs(rows))) == {"truncation-without-final-observation"}
 
 
 # -- n-step transitions that were stored ready made -----------------------------------------------------------------
 
 
 def test_windows_that_stop_at_their_own_ends_are_right() -> None:
-    report = relive.audit(planted.windows(""))
+    report = relive.audit(loops.windows(""))
     assert not report.findings, str(report)
 
 
 def test_a_sum_of_rewards_that_episodes_cut_short_is_no_reward_of_the_row_before() -> None:
     """With a reward of 1 for each step, as in CartPole, only the sums near ends differ, and an end foretells them."""
-    rows = planted.windows("first")
+    rows = loops.windows("first")
     cut = rows["terminated"].astype(bool) | rows["truncated"]
     rows["reward"] = np.where(cut, 1.0, 2.9701).astype(np.float32)
     report = relive.audit(rows)
@@ -122,7 +122,7 @@ def test_a_sum_of_rewards_that_episodes_cut_short_is_no_reward_of_the_row_before
     ("sums", "flag-not-binary"),
 ])  # fmt: skip
 def test_windows_with_a_mistake_at_ends_are_found(mistake: str, rule: str) -> None:
-    report = relive.audit(planted.windows(mistake))
+    report = relive.audit(loops.windows(mistake))
     assert rule in sure(report), str(report)
     assert sure(report) <= {rule, "n-step-over-an-end", "n-step-flag-of-first-step"}, str(report)
 
@@ -152,7 +152,7 @@ def three_step(rows: Arrays, start: int, gamma: float = 0.9) -> Arrays:
 
 
 def test_a_batch_whose_windows_run_over_the_rings_seam_is_found() -> None:
-    rows = {name: x[:50] for name, x in planted.stored(planted.walk(5, stop=0.0)).items()}
+    rows = {name: x[:50] for name, x in loops.stored(loops.walk(5, stop=0.0)).items()}
     size = len(rows["reward"])
 
     def batch(starts: list[int]) -> Arrays:
@@ -168,7 +168,7 @@ def test_a_batch_whose_windows_run_over_the_rings_seam_is_found() -> None:
 
 def test_a_batch_whose_rewards_alone_are_summed_over_the_seam_is_found() -> None:
     """As in FastTD3's full ring: windows stop at the newest step, but their rewards do not."""
-    rows = {name: x[:50] for name, x in planted.stored(planted.walk(5, stop=0.0)).items()}
+    rows = {name: x[:50] for name, x in loops.stored(loops.walk(5, stop=0.0)).items()}
     size = len(rows["reward"])
     windows = [three_step(rows, start) for start in (5, size - 2, size - 1)]
     for window in windows[1:]:
@@ -215,7 +215,7 @@ def drawn(rows: Arrays, starts: Any, length: int = 1) -> Any:
 
 def test_episodes_that_cannot_be_drawn_are_found() -> None:
     """As an episode as long as the buffer, or the rows that do not fill a minibatch."""
-    rows = planted.stored(planted.walk(10, stop=0.0))
+    rows = loops.stored(loops.walk(10, stop=0.0))
     size, rng = len(rows["reward"]), np.random.default_rng(0)
     assert relive.audit(rows, draws=rng.integers(size, size=(500, 32))).ok
     assert "steps-never-drawn" in rules(relive.audit(rows, draws=rng.integers(80, size, size=(500, 32))))
@@ -224,7 +224,7 @@ def test_episodes_that_cannot_be_drawn_are_found() -> None:
 
 
 def test_sequences_in_the_same_order_every_epoch_are_found() -> None:
-    rows = planted.stored(planted.walk(16, stop=0.0))
+    rows = loops.stored(loops.walk(16, stop=0.0))
     starts = np.arange(0, len(rows["reward"]), 8)
     rng = np.random.default_rng(0)
     assert "same-order-every-epoch" in rules(drawn(rows, np.tile(starts, (10, 1)), 8))
@@ -233,7 +233,7 @@ def test_sequences_in_the_same_order_every_epoch_are_found() -> None:
 
 
 def test_draws_that_favour_short_episodes_are_found_and_may_be_meant() -> None:
-    rows = planted.stored(planted.walk(20, stop=0.08))
+    rows = loops.stored(loops.walk(20, stop=0.08))
     rng, ends = np.random.default_rng(0), np.flatnonzero(rows["terminated"] | rows["truncated"])
     begins = np.append(0, ends[:-1] + 1)
     episode = rng.integers(20, size=40_000)
@@ -248,7 +248,7 @@ def test_draws_that_favour_short_episodes_are_found_and_may_be_meant() -> None:
 
 
 def test_discrete_actions_as_floats_are_found_and_may_be_meant() -> None:
-    rows = planted.stored(planted.walk())
+    rows = loops.stored(loops.walk())
     rows["action"] = np.random.default_rng(0).integers(0, 4, len(rows["reward"])).astype(np.float32)
     report = relive.audit(rows)
     assert rules(report) == {"actions-as-floats"}

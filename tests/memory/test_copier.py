@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-import inside
 from relive import Field, ReplayBuffer, RolloutBuffer, Schema
 from relive.errors import DTypeError, EpisodeEndWarning
 from relive.memory.copier import COPY_AT_ONCE, LIMIT, BoundedCache, StepCopier, copy_all
 from relive.steps.arrays import numpy_dtype
 from relive.steps.checker import StepChecker
+from support import internals
 
 N = 3
 FIELDS = {
@@ -146,7 +146,7 @@ def test_a_float64_image_too_large_to_pack_takes_the_long_way_and_is_checked() -
 def test_a_step_is_taken_in_one_call_whatever_its_row_held_before() -> None:
     rollout = RolloutBuffer(Schema({"obs": (), "reward": (), "value": ()}), 4, N, wrap=True, seed=0)
     step_, taken = {name: np.zeros(N, np.float32) for name in ("obs", "reward", "value")}, list[tuple[int, int]]()
-    copier_ = inside.columns(rollout).copier
+    copier_ = internals.columns(rollout).copier
     take = copier_.take
 
     def noted(row: int, values: Any, debug: bool) -> bool:
@@ -160,7 +160,7 @@ def test_a_step_is_taken_in_one_call_whatever_its_row_held_before() -> None:
             rollout.set_last(value=np.ones(N, np.float32))
         rollout.add(step_ | {"obs": np.full(N, t, np.float32)})
     assert taken == [(t, t % 4) for t in range(6)]  # row 3 held bootstrap values, then come the oldest steps
-    assert not inside.has_last(rollout)
+    assert not internals.has_last(rollout)
     assert rollout["obs"].tolist() == [[t] * N for t in (2, 3, 4, 5)]
 
 

@@ -21,12 +21,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
-import inside
 import relive.replay.buffer
-import twins
-from covering import covering
-from effort import often
-from elsewhere import ELSEWHERE, PLACES, far_device
 from relive import (
     Collector,
     Field,
@@ -46,6 +41,10 @@ from relive.memory.device import DeviceRows
 from relive.memory.ram import ALWAYS_IN_RAM, ReplayRows
 from relive.steps.arrays import numpy_view
 from relive.views.sequences import Sequence as SequenceView
+from support import internals, twins
+from support.cases import covering
+from support.effort import often
+from support.other_device import ELSEWHERE, PLACES, far_device
 
 PLAYS = ("..", ".T", "..", "U.", "B.", "..", "TT", ".U", "..", "|", "..", "..", ".T", "..", "..", "T.", "..")
 FLAGS = {"reward", "terminated", "truncated"}
@@ -80,7 +79,7 @@ class Place:
         """A buffer on the device."""
         with self.rows():
             made = ReplayBuffer(*args, device=self.device, **options)
-        assert isinstance(inside.ring(made).store, DeviceRows)
+        assert isinstance(internals.ring(made).store, DeviceRows)
         return made
 
     def load(self, path: Any, **options: Any) -> ReplayBuffer:
@@ -404,7 +403,7 @@ def alike_sequences(ours: Any, theirs: Any, device: torch.device) -> None:
 @pytest.mark.parametrize("dress", ["box", "mixed"])
 def test_rows_are_gathered_at_places_of_any_shape_and_are_zeros_at_negative_ones(place: Place, dress: str) -> None:
     pair = Pair(place, dress=dress).play(*PLAYS)
-    ram, there = inside.ring(pair.ram).store, inside.ring(pair.there).store
+    ram, there = internals.ring(pair.ram).store, internals.ring(pair.there).store
     for places in (np.array([[3, -1, 9], [17, 0, -5]]), np.array([4, -1]), np.zeros((2, 0), np.int64)):
         ours, theirs = ram.read(places), there.read(places)
         assert list(ours) == list(theirs) == list(ram.leaves)
@@ -422,11 +421,11 @@ def test_rows_are_gathered_at_places_of_any_shape_and_are_zeros_at_negative_ones
 
 
 def test_only_what_plans_windows_is_in_ram(place: Place) -> None:
-    store = inside.ring(Pair(place, dress="mixed").there).store
+    store = internals.ring(Pair(place, dress="mixed").there).store
     assert store.target.shape == (18, 32)
     assert {(name,) for name in FLAGS} == set(ALWAYS_IN_RAM)
-    for part in inside.parts(store):
-        assert inside.words(part).device == place.device
+    for part in internals.parts(store):
+        assert internals.words(part).device == place.device
         assert not set(ALWAYS_IN_RAM) & part.layout.fields.keys()
 
 
@@ -448,7 +447,7 @@ def test_what_crosses_to_the_device_and_back() -> None:
             traffic.clear()
             pair.there.add(arrays)
             assert traffic.back == []
-            assert len(traffic.out) == len(inside.parts(inside.ring(pair.there).store)) + 1
+            assert len(traffic.out) == len(internals.parts(internals.ring(pair.there).store)) + 1
             traffic.clear()
             pair.there.sample(16)
             assert traffic.back == []
@@ -481,7 +480,7 @@ def test_a_step_of_another_device_is_refused_and_changes_nothing(place: Place) -
 
 def dumped(buffer: ReplayBuffer, rows: int = 18) -> tuple[bytes, ...]:
     """All bytes of the first rows, as they are saved."""
-    store = inside.ring(buffer).store
+    store = internals.ring(buffer).store
     large = [store.dump_large(path, np.arange(rows)) for path in store.large]
     return store.dump(np.arange(rows)).tobytes(), *(block.numpy().tobytes() for block in large)
 
@@ -536,8 +535,8 @@ def test_a_save_is_the_same_and_loads_anywhere(place: Place, dress: str, ordered
     assert saved(tmp_path / "ram") == saved(tmp_path / "there")
     for name in ("ram", "there"):
         here, far = ReplayBuffer.load(tmp_path / name), place.load(tmp_path / name)
-        assert isinstance(inside.ring(here).store, ReplayRows)
-        assert isinstance(inside.ring(far).store, DeviceRows)
+        assert isinstance(internals.ring(here).store, ReplayRows)
+        assert isinstance(internals.ring(far).store, DeviceRows)
         assert far.device == place.device
         for made in (here, far):
             made.check()
@@ -559,7 +558,7 @@ def test_a_save_is_moved_in_pieces(place: Place, tmp_path: File, monkeypatch: py
     pair.ram.save(tmp_path / "ram")
     monkeypatch.setattr("relive.memory.device.PIECE", 3 * 1300)
     monkeypatch.setattr("relive.replay.saving.PIECE", 1300)
-    assert len(list(inside.pieces(inside.ring(pair.there).store)(np.arange(18)))) > 5
+    assert len(list(internals.pieces(internals.ring(pair.there).store)(np.arange(18)))) > 5
     assert dumped(pair.there) == dumped(pair.ram)
     pair.there.save(tmp_path / "there")
     assert saved(tmp_path / "ram") == saved(tmp_path / "there")
@@ -570,7 +569,7 @@ def test_a_save_is_moved_in_pieces(place: Place, tmp_path: File, monkeypatch: py
 def test_rows_that_are_no_dump_are_refused(place: Place, dress: str) -> None:
     pair = Pair(place, dress=dress).play(*PLAYS)
     for buffer in (pair.ram, pair.there):
-        store = inside.ring(buffer).store
+        store = internals.ring(buffer).store
         rows = store.dump(np.arange(6))
         blocks = {path: store.dump_large(path, np.arange(6)) for path in store.large}
         for wrong in (rows[:1], rows[:, :-1], rows.astype(np.int16)):
@@ -617,12 +616,12 @@ def test_buffers_are_appended_from_and_to_anywhere(place: Place, dress: str, ord
 def test_the_plan_is_what_the_buffer_takes_to_the_byte(dress: str, ordered: bool) -> None:
     with far_device() as traffic:
         pair = Pair(Place(ELSEWHERE, traffic), 7, dress=dress, ordered=ordered)
-        store, schema = inside.ring(pair.there).store, pair.ram.schema
+        store, schema = internals.ring(pair.there).store, pair.ram.schema
         plan = ReplayBuffer.plan(schema, 15, 2, ordered=ordered, device=ELSEWHERE)
         assert plan.rows == store.num_rows == 14
         assert plan.host_bytes == store.target.nbytes == 14 * 32
-        rows = sum(inside.words(part).nbytes for part in inside.parts(store))
-        assert plan.device_bytes == rows + inside.nbytes_on_device(pair.there)
+        rows = sum(internals.words(part).nbytes for part in internals.parts(store))
+        assert plan.device_bytes == rows + internals.nbytes_on_device(pair.there)
         assert plan.total_bytes == plan.host_bytes + plan.device_bytes
         assert sum(plan.fields.values()) == plan.row_bytes
         for path, field in store.leaves.items():

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-import inside
 from relive import Field, ReplayBuffer, RolloutBuffer, Schema, errors
 from relive.memory import estimate as plan
+from support import internals
 
 STEP = Schema({"obs": (4,), "reward": (), "terminated": Field((), torch.bool), "truncated": Field((), torch.bool)})
 
@@ -22,7 +22,7 @@ def grouped(root: Path, mine: str, files: dict[str, str]) -> int | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
     (root / "cgroup").write_text(mine)
-    return inside.free_in_groups(plan)(str(root / "cgroup"), str(root / "sys"))
+    return internals.free_in_groups(plan)(str(root / "cgroup"), str(root / "sys"))
 
 
 def v2(limit: str, used: int, files: int = 0) -> dict[str, str]:
@@ -78,7 +78,7 @@ def test_without_a_limit_that_can_be_read_there_is_none(mine: str, tmp_path: Pat
     files = under("app", v2("max", 5)) | under("broken", {**v2("12", 5), "memory.current": "?"})
     files |= under("memory/none", v1(2**63 - 4096, 5))
     assert grouped(tmp_path, mine, files) is None
-    assert inside.free_in_groups(plan)(str(tmp_path / "nothing"), str(tmp_path)) is None
+    assert internals.free_in_groups(plan)(str(tmp_path / "nothing"), str(tmp_path)) is None
 
 
 def test_free_memory_is_no_more_than_a_group_allows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_a_rollout_asks_for_its_memory_to_the_byte_before_it_takes_any(monkeypat
     schema = STEP.extend(value=(), hidden=(2, 8))
     for options in ({}, {"columns": {"old": Field((3,))}}):
         probe = RolloutBuffer(schema, 16, 3, **options)
-        columns = inside.columns(probe)
+        columns = internals.columns(probe)
         size = sum(columns.view(path).nbytes for path in columns.own)
         monkeypatch.setattr(plan, "free_memory", lambda size=size: size)
         RolloutBuffer(schema, 16, 3, **options)

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fields import LEAVES, bits, noise
 from relive import Field
 from relive.memory.layout import RowLayout
 from relive.steps.schema import Path
+from support.fields import LEAVES, bits, noise
 
 # RowLayout
 

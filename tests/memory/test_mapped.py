@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-import inside
-from forked import in_fork
-from interrupting import broken_off
 from relive.errors import FileFormatError, LifecycleError, NoSaveError
 from relive.files import mapped as journals
 from relive.files.mapped import Journal, MappedDirectory
 from relive.memory.mapped import MappedAllocator
+from support import internals
+from support.forks import in_fork
+from support.interrupts import broken_off
 
 RUN = "0123456789abcdef"
 
@@ -37,7 +37,7 @@ def test_a_journal_has_its_last_record_wherever_it_is_cut_off(tmp_path: Path) ->
     payloads, ends = [b"", b"one", b"relive/j" * 9, bytes(300)], list[int]()
     for number, payload in enumerate(payloads):
         assert journal.append(payload) == number
-        ends.append(inside.end(journal))
+        ends.append(internals.end(journal))
     journal.close()
     raw = path.read_bytes()[: ends[-1] + 9]  # and some of the zeros after it
     for size in range(ends[0], len(raw) + 1):
@@ -62,8 +62,8 @@ def test_a_record_is_written_into_room_that_the_disk_has_already(
     monkeypatch.setattr(journals, "_sync_data", lambda descriptor: synced.append("written"))
     for _ in range(20):
         journal.append(bytes(20_000))
-        assert path.stat().st_size >= inside.end(journal)
-        assert path.stat().st_size == inside.size(journal)
+        assert path.stat().st_size >= internals.end(journal)
+        assert path.stat().st_size == internals.size(journal)
     assert synced == ["grown"] + ["written"] * 12 + ["grown"] + ["written"] * 6
     journal.close()
     journal = Journal(path, RUN)
@@ -99,7 +99,7 @@ def test_a_damaged_record_before_a_whole_one_is_no_torn_end(tmp_path: Path) -> N
         journal.append(payload)
     journal.close()
     raw = bytearray(path.read_bytes())
-    raw[inside.end(journal) // 2] ^= 1
+    raw[internals.end(journal) // 2] ^= 1
     path.write_bytes(raw)
     with pytest.raises(FileFormatError, match="a damaged one, and a whole one"):
         Journal(path, RUN)

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-import inside
-import twins
-from covering import covering
 from relive import Field, FrameStack, Hindsight, NStep, Prioritized, ReplayBuffer, Schema, Sequence
 from relive.errors import DTypeError, LifecycleError, ParameterError, ShapeError
 from relive.memory.allocator import SMALL
 from relive.memory.ram import ReplayRows, _runs
 from relive.steps.arrays import numpy_dtype
+from support import internals, twins
+from support.cases import covering
 
 
 @pytest.mark.parametrize("places", [[], [3], [5, 4, 3], [*range(40, 60), *range(20), *range(90, 130)], [*range(32), 7]])
@@ -151,10 +150,10 @@ class Full(Columns):
 def test_a_write_that_fails_leaves_no_half_of_a_step() -> None:
     twin = twins.Twin(2, 9, store=Full).play(*PLAYS)
     step = twin.step("..")
-    inside.home(inside.ring(twin.buffer).store).full = True
+    internals.home(internals.ring(twin.buffer).store).full = True
     with pytest.raises(OSError, match="no space"):
         twin.buffer.add(step)
-    inside.home(inside.ring(twin.buffer).store).full = False
+    internals.home(internals.ring(twin.buffer).store).full = False
     twin.buffer.sample(4)
     twin.buffer.check()
 
@@ -187,7 +186,7 @@ def test_what_is_no_store_is_refused() -> None:
 def test_a_copy_and_a_pickle_are_in_ram_and_draw_the_same() -> None:
     twin = twins.Twin(2, 9, dress="mixed", store=Columns).play(*PLAYS)
     for other in (deepcopy(twin.buffer), pickle.loads(pickle.dumps(twin.buffer))):
-        assert isinstance(inside.ring(other).store, ReplayRows)
+        assert isinstance(internals.ring(other).store, ReplayRows)
         assert twins.same_batches(twin.buffer.data(), other.data())
 
 

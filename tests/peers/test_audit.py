@@ -11,9 +11,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-import planted
 import relive
 from peers.embodichain_host import host
+from support import loops
 
 buffers: Any = import_module("stable_baselines3.common.buffers")
 tianshou: Any = import_module("tianshou.data")
@@ -40,15 +40,15 @@ def sb3(arrays: Any, size: int = 2000, **options: Any) -> Any:
 
 @pytest.mark.parametrize("size", [2000, 400])
 def test_stable_baselines3(size: int) -> None:
-    right = relive.audit(sb3(planted.stored(planted.walk()), size))
+    right = relive.audit(sb3(loops.stored(loops.walk()), size))
     assert not right.findings, str(right)
-    assert right.rows == min(size, len(planted.stored(planted.walk())["reward"]))
-    assert rules(relive.audit(sb3(planted.reset_as_final(planted.walk()), size))) == {"reset-as-final-observation"}
-    assert rules(relive.audit(sb3(planted.ignored_steps(planted.walk()), size))) == {"autoreset-step-stored"}
+    assert right.rows == min(size, len(loops.stored(loops.walk())["reward"]))
+    assert rules(relive.audit(sb3(loops.reset_as_final(loops.walk()), size))) == {"reset-as-final-observation"}
+    assert rules(relive.audit(sb3(loops.ignored_steps(loops.walk()), size))) == {"autoreset-step-stored"}
 
 
 def test_stable_baselines3_that_saves_memory_loses_final_observations() -> None:
-    arrays = planted.stored(planted.walk())
+    arrays = loops.stored(loops.walk())
     report = relive.audit(sb3(arrays, optimize_memory_usage=True, handle_timeout_termination=False))
     assert any("following row" in lack for lack in report.lacks)
     assert any("truncation" in lack for lack in report.lacks)
@@ -67,7 +67,7 @@ def a_tianshou(arrays: Any, **options: Any) -> Any:
 
 
 def test_tianshou_and_its_missing_final_observations() -> None:
-    arrays = planted.stored(planted.walk())
+    arrays = loops.stored(loops.walk())
     right = relive.audit(a_tianshou(arrays))
     assert not right.findings, str(right)
     assert right.rows == len(arrays["reward"])
@@ -75,7 +75,7 @@ def test_tianshou_and_its_missing_final_observations() -> None:
 
 
 def test_cpprb() -> None:
-    arrays = planted.stored(planted.walk())
+    arrays = loops.stored(loops.walk())
     env_dict = {"obs": {"shape": 3}, "act": {"shape": 2}, "rew": {}, "next_obs": {"shape": 3}, "done": {}}
 
     def filled(rows: Any) -> Any:
@@ -86,7 +86,7 @@ def test_cpprb() -> None:
 
     report = relive.audit(filled(arrays))
     assert rules(report) <= {"time-limit-as-terminal"}, str(report)  # it does not know truncations
-    assert "reset-as-final-observation" in rules(relive.audit(filled(planted.reset_as_final(planted.walk()))))
+    assert "reset-as-final-observation" in rules(relive.audit(filled(loops.reset_as_final(loops.walk()))))
 
 
 def a_torchrl(rows: Any, size: int = 4000) -> Any:
@@ -104,22 +104,22 @@ def a_torchrl(rows: Any, size: int = 4000) -> Any:
 
 
 def test_torchrl_and_its_multi_step_flags() -> None:
-    arrays = planted.stored(planted.walk())
+    arrays = loops.stored(loops.walk())
     for size in (4000, 450):  # in the smaller one the ring comes round
         right = relive.audit(a_torchrl(arrays, size))
         assert not right.findings, str(right)
-    assert "n-step-flag-of-first-step" in rules(relive.audit(a_torchrl(planted.n_step(planted.walk(), own_flags=True))))
+    assert "n-step-flag-of-first-step" in rules(relive.audit(a_torchrl(loops.n_step(loops.walk(), own_flags=True))))
 
 
-def in_blocks(loop: Any = planted.stored, envs: int = 3) -> Any:
+def in_blocks(loop: Any = loops.stored, envs: int = 3) -> Any:
     """Steps ``[T, N, ...]``."""
-    parts = [loop(planted.walk(20, seed=seed)) for seed in range(envs)]
+    parts = [loop(loops.walk(20, seed=seed)) for seed in range(envs)]
     size = min(len(part["reward"]) for part in parts)
     return {name: np.stack([part[name][:size] for part in parts], 1) for name in parts[0]}
 
 
 def test_flat_rows_of_several_envs_in_cpprb_and_torchrl() -> None:
-    for loop, expected in ((planted.stored, set[str]()), (planted.reset_as_final, {"reset-as-final-observation"})):
+    for loop, expected in ((loops.stored, set[str]()), (loops.reset_as_final, {"reset-as-final-observation"})):
         rows = in_blocks(loop)
         flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in rows.items()}
         env_dict = {"obs": {"shape": 3}, "act": {"shape": 2}, "rew": {}, "next_obs": {"shape": 3}, "done": {}}
@@ -136,7 +136,7 @@ def test_flat_rows_of_several_envs_in_cpprb_and_torchrl() -> None:
 def test_agilerls_buffers() -> None:
     replays: Any = import_module("agilerl.components.replay_buffer")
     rollouts: Any = import_module("agilerl.components.rollout_buffer")
-    for loop, expected in ((planted.stored, set[str]()), (planted.ignored_steps, {"autoreset-step-stored"})):
+    for loop, expected in ((loops.stored, set[str]()), (loops.ignored_steps, {"autoreset-step-stored"})):
         rows, size = in_blocks(loop), 900
         replay = replays.ReplayBuffer(size)
         rollout = rollouts.RolloutBuffer(len(rows["reward"]), OBS, BOX, 3)

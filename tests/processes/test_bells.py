@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import inside
-from children import METHODS, SECONDS, answer, done, ring_often, started
 from relive import core
 from relive.processes import shared as waiting
 from relive.processes.shared import Bell, SharedBlock
+from support import internals
+from support.children import METHODS, SECONDS, answer, done, ring_often, started
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 
@@ -25,7 +25,7 @@ def bell(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Bel
     """A bell that threads of this process wait for, in each way."""
     if request.param == "pauses":
         monkeypatch.setattr(waiting, "_futex", lambda: None)
-    elif inside.futex(waiting)() is None:
+    elif internals.futex(waiting)() is None:
         pytest.skip("needs Linux")
     return Bell(np.zeros(1, np.int32))
 

@@ -22,18 +22,17 @@ from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import inside
-import tagged
 from attacks.tally import record
-from children import SECONDS, done, kill, started
-from effort import in_ci, often
-from forked import in_fork
-from interrupting import broken_off, die
-from laned import COUNTED, LanedTwin, counted, numbers, own_and_end, write_some
 from relive import Collector, Field, Lanes, NStep, Prioritized, ReplayBuffer, Schema, errors
 from relive import Sequence as SequenceView
 from relive.processes import lanes as owning
-from twins import POISON, contents, mapped, recurrent
+from support import internals, tagged_envs
+from support.children import SECONDS, done, kill, started
+from support.effort import in_ci, often
+from support.forks import in_fork
+from support.interrupts import broken_off, die
+from support.lane_plays import COUNTED, LanedTwin, counted, numbers, own_and_end, write_some
+from support.twins import POISON, contents, mapped, recurrent
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 
@@ -89,15 +88,15 @@ def test_many_steps_at_once_are_the_same_as_one_by_one(kind: str) -> None:
 @pytest.mark.parametrize("own", [False, True])
 def test_a_collector_fills_a_lane_as_it_fills_the_replay(mode: AutoresetMode, own: bool) -> None:
     def make() -> Any:
-        return tagged.make_tagged(2, mode, tagged.cycle([(3, "truncated"), (2, "terminated")], [(4, "both")]))
+        return tagged_envs.make_tagged(2, mode, tagged_envs.cycle([(3, "truncated"), (2, "terminated")], [(4, "both")]))
 
     schema = Schema.from_env(make())
     replays = [
         ReplayBuffer(schema, 24, 2, sampler=Prioritized(), check_ends=False, own_next_obs=own, seed=0) for _ in range(2)
     ]
     lanes = Lanes(schema, 1, 2, steps=7, own_next_obs=own)
-    Collector(make(), tagged.tagged_policy, replays[0], seed=3).collect(20)
-    collector = Collector(make(), tagged.tagged_policy, lanes.writer(0), seed=3)
+    Collector(make(), tagged_envs.tagged_policy, replays[0], seed=3).collect(20)
+    collector = Collector(make(), tagged_envs.tagged_policy, lanes.writer(0), seed=3)
     for count in (1, 5, 7, 3, 4):
         stats = collector.collect(count)
         assert stats.num_steps <= 2 * count
@@ -107,8 +106,8 @@ def test_a_collector_fills_a_lane_as_it_fills_the_replay(mode: AutoresetMode, ow
 
 @pytest.mark.parametrize("own", [False, True])
 def test_envs_that_record_themselves_write_what_the_oracle_says(own: bool) -> None:
-    schedule = tagged.cycle([(3, "truncated"), (2, "terminated")])
-    env = tagged.TaggedEnv(0, schedule)
+    schedule = tagged_envs.cycle([(3, "truncated"), (2, "terminated")])
+    env = tagged_envs.TaggedEnv(0, schedule)
     schema = Schema.from_env(env)
     lanes, replay = Lanes(schema, 1, own_next_obs=own), ReplayBuffer(schema, 100, own_next_obs=own, check_ends=False)
     recorded = lanes.recorded(env, 0)
@@ -117,14 +116,16 @@ def test_envs_that_record_themselves_write_what_the_oracle_says(own: bool) -> No
     assert lanes.alive == [False]
     obs, _ = recorded.reset(seed=1)
     for t in range(16):
-        obs, _, terminated, truncated, _ = recorded.step(tagged.tagged_policy(torch.as_tensor(obs)[None])[0].numpy())
+        obs, _, terminated, truncated, _ = recorded.step(
+            tagged_envs.tagged_policy(torch.as_tensor(obs)[None])[0].numpy()
+        )
         if terminated or truncated or t == 11:  # a reset in mid-episode
             obs, _ = recorded.reset()
     assert lanes.drain(replay) == 16
     recorded.close()
     assert lanes.alive == [False]
     data = replay.data()
-    now, after = tagged.decode(data["obs"]), tagged.decode(data["next_obs"])
+    now, after = tagged_envs.decode(data["obs"]), tagged_envs.decode(data["next_obs"])
     assert np.array_equal(after.step, now.step + 1)
     assert np.array_equal(after.episode, now.episode)
     assert len(data) == (16 if own else 14)  # less the newest step, and the one before the reset
@@ -299,15 +300,15 @@ def test_an_owner_that_wants_many_steps_is_woken_for_them_only() -> None:
     writers = [lanes.writer(k) for k in range(2)]
     thread = threading.Thread(target=lambda: heard.append(lanes.wait(SECONDS, steps=4)), daemon=True)
     thread.start()
-    while not inside.filled(lanes).word[0] & 1:  # until it is about to sleep
+    while not internals.filled(lanes).word[0] & 1:  # until it is about to sleep
         time.sleep(0.001)
     for t in range(3):
         for writer in writers:
             writer.add(counted(t))
-    assert inside.filled(lanes).word[0] & 1
+    assert internals.filled(lanes).word[0] & 1
     assert not lanes.wait(0, steps=4)
     assert lanes.wait(0)
-    inside.wanted(lanes)[0] = 4  # as the thread has it
+    internals.wanted(lanes)[0] = 4  # as the thread has it
     writers[1].add(counted(3))
     thread.join(SECONDS)
     assert heard == [True]
@@ -495,7 +496,7 @@ def _raise(kind: type[BaseException], *_: Any, **__: Any) -> None:
 
 def test_counters_that_a_process_wrote_over_are_found() -> None:
     lanes, replay = Lanes(COUNTED, 1, steps=4), ReplayBuffer(COUNTED, 100)
-    inside.counters(inside.lanes(lanes)[0])[0] = 5
+    internals.counters(internals.lanes(lanes)[0])[0] = 5
     with pytest.raises(errors.InvariantError, match="5 committed and 0 drained"):
         lanes.drain(replay)
 

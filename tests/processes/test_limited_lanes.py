@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from children import SECONDS, done, started
-from effort import often
-from interrupting import broken_off
-from laned import COUNTED, counted, numbers, write_some
 from relive import Lanes, MinSize, ReplayBuffer, SamplesPerInsert
 from relive.errors import ParameterError, ShapeError, WaitTimeoutError
+from support.children import SECONDS, done, started
+from support.effort import often
+from support.interrupts import broken_off
+from support.lane_plays import COUNTED, counted, numbers, write_some
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import inside
-from children import METHODS, SECONDS, done, kill, started
-from limiting import insert_some, sample_all, wait_for_ever
 from relive import MinSize, SamplesPerInsert
 from relive.core.words import SAMPLES
 from relive.errors import ParameterError, WaitTimeoutError
+from support import internals
+from support.children import METHODS, SECONDS, done, kill, started
+from support.limits import insert_some, sample_all, wait_for_ever
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 
@@ -100,7 +100,7 @@ def test_who_waits_is_woken_by_the_other_side_and_the_figures_say_who_waited() -
     limit = SamplesPerInsert(1, 1, 4)
     waiting = threading.Thread(target=limit.wait_to_sample, args=(4, SECONDS))
     waiting.start()
-    while not inside.bells(limit)[SAMPLES].word[0] & 1:  # until it is about to sleep
+    while not internals.bells(limit)[SAMPLES].word[0] & 1:  # until it is about to sleep
         time.sleep(0.001)
     time.sleep(0.05)
     began = time.monotonic()
@@ -220,7 +220,7 @@ def test_processes_count_exactly_what_is_allowed(method: str) -> None:
 def test_a_process_that_is_killed_while_it_waits_holds_nobody_back() -> None:
     limit = SamplesPerInsert(1, 1, 4)
     child = started("fork", wait_for_ever, limit)
-    while not inside.bells(limit)[SAMPLES].word[0] & 1:  # until it is about to sleep
+    while not internals.bells(limit)[SAMPLES].word[0] & 1:  # until it is about to sleep
         time.sleep(0.001)
     kill(child)
     limit.wait_to_insert(1, SECONDS)

@@ -20,21 +20,19 @@ from typing import Any
 import pytest
 import torch
 
-import inside
-import twins
-from children import SECONDS, done, kill, started
-from covering import covering
-from effort import in_ci
-from forked import in_fork
-from interrupting import broken_off
-from processes import IMAGES, replay_of, written
 from relive import Lanes, Prioritized, Recent, ReplayBuffer, ReplayServer, SamplesPerInsert, Uniform
 from relive.errors import EmptyError, LifecycleError, ParameterError, WaitTimeoutError
 from relive.processes import server as serving_process
 from relive.processes.server import Owner, ServerOptions
 from relive.processes.shared import SharedBlock
 from relive.processes.wire import Address, Line, listen
-from serving import (
+from support import internals, twins
+from support.cases import covering
+from support.children import SECONDS, done, kill, started
+from support.effort import in_ci
+from support.forks import in_fork
+from support.interrupts import broken_off
+from support.served_batches import (
     DEPTHS,
     PlainAhead,
     draw_alike,
@@ -44,7 +42,8 @@ from serving import (
     replay_that_breaks,
     write_steps,
 )
-from twins import SAMPLERS, SEQUENCES, VIEWS, Twin, batch_leaves, same_batches
+from support.shared_buffers import IMAGES, replay_of, written
+from support.twins import SAMPLERS, SEQUENCES, VIEWS, Twin, batch_leaves, same_batches
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 
@@ -306,29 +305,29 @@ def test_a_rank_is_for_one_process_and_free_once_that_is_gone(server: ReplayServ
 
 def test_strangers_get_nothing_and_hold_nobody_back():
     with serve(partial(replay_of, 20)) as server, server.learner(timeout=SECONDS) as learner:
-        token = inside.address(server).token.encode()
+        token = internals.address(server).token.encode()
         for words in (b"", b"\0\0\0\5hello", b"\xff" * 40, b"\0\0\0\x22" + token + b" 7", b"\0\0"):
             with socket.socket(socket.AF_UNIX) as stranger:
-                stranger.connect(inside.address(server).name)
+                stranger.connect(internals.address(server).name)
                 stranger.sendall(words)
                 assert len(next(learner)["reward"]) == 4
 
 
 def test_a_stranger_with_another_token_gets_no_rank():
     with serve(partial(replay_of, 20)) as server:
-        name, token = inside.address(server).name, inside.address(server).token
+        name, token = internals.address(server).name, internals.address(server).token
         for wrong in (token[::-1], token[:-1], "", f"0 {token}"):
             line = Address(name, wrong).connect("0")
             with pytest.raises((EOFError, ConnectionError)):
                 line.receive()
             line.close()
-        assert inside.address(server).connect("0").receive()[0] == "welcome"
+        assert internals.address(server).connect("0").receive()[0] == "welcome"
 
 
 def test_a_stranger_who_sends_half_a_message_holds_nobody_back_for_long():
     server, stranger = serve(partial(replay_of, 20)), socket.socket(socket.AF_UNIX)
     with server, server.learner(timeout=SECONDS) as learner, stranger:
-        stranger.connect(inside.address(server).name)
+        stranger.connect(internals.address(server).name)
         stranger.sendall(b"\0\0")
         began = time.monotonic()
         for _ in range(6):  # more than were drawn before
@@ -345,14 +344,14 @@ def test_a_stranger_who_sends_a_byte_now_and_then_holds_nobody_back_and_has_one_
 
     def trickle() -> None:
         with suppress(OSError):
-            for byte in b"\0\0\0\x22" + inside.address(server).token.encode():
+            for byte in b"\0\0\0\x22" + internals.address(server).token.encode():
                 stranger.sendall(bytes([byte]))
                 time.sleep(0.2)  # 7 s in all
             return
         hung_up.set()
 
     with server, server.learner(timeout=SECONDS) as learner, stranger:
-        stranger.connect(inside.address(server).name)
+        stranger.connect(internals.address(server).name)
         began, thread = time.monotonic(), threading.Thread(target=trickle)
         thread.start()
         for _ in range(6):  # more than were drawn before
@@ -402,7 +401,7 @@ def test_a_learner_that_sends_no_whole_message_loses_its_place_and_the_others_go
     with serve(partial(replay_of, 20), 4, 2, learners=2) as server:
         first, second = server.learner(0, timeout=SECONDS), server.learner(1, timeout=SECONDS)
         assert [len(next(learner)["reward"]) for learner in (first, second)] == [4, 4]
-        os.write(inside.line(second).fileno(), sent)
+        os.write(internals.line(second).fileno(), sent)
         for _ in range(20):
             assert len(next(first)["reward"]) == 4
         with pytest.raises(LifecycleError):
@@ -417,7 +416,7 @@ def test_an_owner_that_ends_closes_what_it_opened():
     owner = Owner(replay_of(20), ServerOptions(4, 2, 1), listener, address, Line(owner_end))
     control.close()
     owner.run()
-    assert [end.fileno() for end in (inside.waker(owner), inside.woken(owner), listener)] == [-1, -1, -1]
+    assert [end.fileno() for end in (internals.waker(owner), internals.woken(owner), listener)] == [-1, -1, -1]
 
 
 # Deaths

@@ -15,12 +15,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-import inside
-from children import METHODS, SECONDS, add_one, claim_and_stay, done, is_open_anywhere, kill, share_and_stay, started
-from forked import in_fork
 from relive.errors import LifecycleError, ParameterError
 from relive.processes import shared as backing
 from relive.processes.shared import Bell, SharedBlock
+from support import internals
+from support.children import (
+    METHODS,
+    SECONDS,
+    add_one,
+    claim_and_stay,
+    done,
+    is_open_anywhere,
+    kill,
+    share_and_stay,
+    started,
+)
+from support.forks import in_fork
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 LINUX = pytest.mark.skipif(not backing.IN_MEMORY, reason="files without a path are Linux's")
@@ -145,7 +155,7 @@ def test_an_impossible_size_is_refused(nbytes: Any) -> None:
 def test_nobody_can_take_the_memory_away() -> None:
     block = SharedBlock.create(4096)
     with pytest.raises(PermissionError):
-        os.ftruncate(inside.descriptor(block), 10)
+        os.ftruncate(internals.descriptor(block), 10)
 
 
 # Claims

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from children import SECONDS
-from elsewhere import ELSEWHERE, far_device
-from processes import replay_of
 from relive import ReplayServer, Sequence
 from relive.errors import ParameterError
 from relive.processes import server as uploads
 from relive.processes.blocks import spec_of
 from relive.processes.server import Slot, Uploads
 from relive.processes.shared import SharedBlock
-from twins import same_batches
+from support.children import SECONDS
+from support.other_device import ELSEWHERE, far_device
+from support.shared_buffers import replay_of
+from support.twins import same_batches
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-import inside
-from children import METHODS, SECONDS, done, kill, publish_for_ever, started
-from effort import often
 from relive import Weights, errors
+from support import internals
+from support.children import METHODS, SECONDS, done, kill, publish_for_ever, started
+from support.effort import often
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 
@@ -69,7 +69,7 @@ def test_a_version_that_is_overwritten_while_it_is_copied_is_fetched_again() -> 
     state = {"a": torch.zeros(8)}
     weights = Weights(state)
     weights.publish({"a": torch.ones(8)})
-    copies = inside.copies(weights)
+    copies = internals.copies(weights)
 
     class Overwritten:
         """The two versions in memory. While the first reader copies one, two newer ones are published."""

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import inside
-from covering import covering
 from former_files import ENVS, SCHEMA, step
 from relive import FrameStack, Lanes, NStep, Prioritized, Recent, ReplayBuffer, Sequence, Transition, Uniform
-from twins import Twin
+from support import internals
+from support.cases import covering
+from support.twins import Twin
 
 SAMPLERS = {"uniform": Uniform, "prioritized": Prioritized, "recent": lambda: Recent(0.9, 2, inner=Prioritized())}
 VIEWS: dict[str, Any] = {
@@ -29,7 +29,7 @@ VIEWS: dict[str, Any] = {
 
 def walked(buffer: Any) -> dict[str, float]:
     """The figures that follow from all rows."""
-    size, ring = len(buffer), inside.ring(buffer)
+    size, ring = len(buffer), internals.ring(buffer)
     places = ring.anchors()
     ages = ring.completed - 1 - ring.stamp[places]
     found = {
@@ -135,7 +135,7 @@ def test_stats_do_not_read_all_rows_again(monkeypatch: pytest.MonkeyPatch) -> No
     twin.buffer.stats()
     twin.play(*[".."] * 40)
     want = walked(twin.buffer)
-    ring = inside.ring(twin.buffer)
+    ring = internals.ring(twin.buffer)
     monkeypatch.setattr(type(ring), "anchors", lambda ring: pytest.fail("all rows were read"))
     drawn = ring.stamp.copy()
     ring.stamp[ring.live_places(0)[8:]] += 1000  # a walk would see these

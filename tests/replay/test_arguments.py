@@ -17,7 +17,7 @@ from relive import (
     Schema,
 )
 from relive.errors import ParameterError, SchemaError
-from replays import PLAIN
+from support.replays import PLAIN
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-import planted
 import relive
 from relive import Field, NStep, Prioritized, ReplayBuffer, Schema, errors
+from support import loops
 
 D4RL = {"obs": "observations", "action": "actions", "reward": "rewards", "terminated": "terminals",
         "truncated": "timeouts", "next_obs": "next_observations"}  # fmt: skip
 
 
 def d4rl(episodes: list[Any], *, next_obs: bool = True) -> dict[str, Any]:
-    arrays = planted.stored(episodes)
+    arrays = loops.stored(episodes)
     return {D4RL[name]: x for name, x in arrays.items() if next_obs or name != "next_obs"}
 
 
@@ -40,7 +40,7 @@ OPTIONS: list[dict[str, Any]] = [{}, {"own_next_obs": True}, {"ordered": False},
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("cut", [0, 5])
 def test_every_transition_is_there_exactly_once(options: dict[str, Any], cut: int) -> None:
-    arrays = d4rl(planted.walk(30))
+    arrays = d4rl(loops.walk(30))
     size = len(arrays["rewards"]) - cut  # the last episode goes on, too
     arrays = {name: x[:size] for name, x in arrays.items()}
     made = {name: part() if name == "sampler" else part for name, part in options.items()}
@@ -53,7 +53,7 @@ def test_every_transition_is_there_exactly_once(options: dict[str, Any], cut: in
 
 @pytest.mark.parametrize("options", OPTIONS[:2])
 def test_rows_that_do_not_go_on_from_one_another_keep_their_next_observations(options: dict[str, Any]) -> None:
-    whole = d4rl(planted.walk(30))
+    whole = d4rl(loops.walk(30))
     kept = np.sort(np.random.default_rng(0).choice(len(whole["rewards"]), 300, replace=False))
     arrays = {name: x[kept] for name, x in whole.items()}
     replay = ReplayBuffer.from_arrays(arrays, seed=0, **options)
@@ -72,7 +72,7 @@ def test_rows_that_do_not_go_on_from_one_another_keep_their_next_observations(op
 
 @pytest.mark.parametrize("own", [False, True])
 def test_without_next_observations_only_the_unknown_is_left_out(own: bool) -> None:
-    episodes = planted.walk(30)
+    episodes = loops.walk(30)
     whole, arrays = d4rl(episodes), d4rl(episodes, next_obs=False)
     size = len(arrays["rewards"]) - 2
     whole, arrays = ({name: x[:size] for name, x in part.items()} for part in (whole, arrays))
@@ -87,7 +87,7 @@ def test_without_next_observations_only_the_unknown_is_left_out(own: bool) -> No
 
 
 def test_the_capacity_is_just_enough_and_can_be_given() -> None:
-    arrays = d4rl(planted.walk(30))
+    arrays = d4rl(loops.walk(30))
     size = len(arrays["rewards"])
     ends = int((arrays["terminals"] | arrays["timeouts"]).sum())
     assert len(ReplayBuffer.from_arrays(arrays).block) == size + ends
@@ -115,7 +115,7 @@ def test_one_row_and_observations_without_numbers_are_read(shape: tuple[int, int
 
 def test_many_rows_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relive.replay.arrays.PIECE", 7)
-    arrays = d4rl(planted.walk(30))
+    arrays = d4rl(loops.walk(30))
     assert rows_of(ReplayBuffer.from_arrays(arrays).data()) == expected(arrays)
     bare = {name: x for name, x in arrays.items() if name != "next_observations"}
     known = int((~arrays["timeouts"]).sum())
@@ -123,7 +123,7 @@ def test_many_rows_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_schema_chooses_fields_and_dtypes_and_observations_may_be_nested() -> None:
-    arrays = d4rl(planted.walk(5))
+    arrays = d4rl(loops.walk(5))
     goal = arrays["observations"][:, :1]
     nested = {**arrays, "observations": {"a": arrays["observations"], "goal": goal}, "infos/log_prob": goal[:, 0],
               "next_observations": {"a": arrays["next_observations"], "goal": goal}}  # fmt: skip
@@ -138,7 +138,7 @@ def test_a_schema_chooses_fields_and_dtypes_and_observations_may_be_nested() -> 
 
 @pytest.mark.parametrize("names", [("terminals", "timeouts"), ("terminations", "truncations")])
 def test_the_fields_may_have_the_names_of_either_kind_of_data_set(names: tuple[str, str]) -> None:
-    arrays = d4rl(planted.walk(30))
+    arrays = d4rl(loops.walk(30))
     renamed = {
         dict(zip(("terminals", "timeouts"), names, strict=True)).get(name, name): x for name, x in arrays.items()
     }
@@ -146,14 +146,14 @@ def test_the_fields_may_have_the_names_of_either_kind_of_data_set(names: tuple[s
 
 
 def test_flags_of_any_dtype_and_columns_are_read() -> None:
-    arrays = d4rl(planted.walk(8))
+    arrays = d4rl(loops.walk(8))
     loose = {**arrays, "terminals": arrays["terminals"].astype(np.float32)[:, None],
              "rewards": arrays["rewards"][:, None], "timeouts": torch.from_numpy(arrays["timeouts"])}  # fmt: skip
     assert rows_of(ReplayBuffer.from_arrays(loose).data()) == expected(arrays)
 
 
 def test_what_is_missing_or_contradicts_itself_is_refused() -> None:
-    arrays = d4rl(planted.walk(8))
+    arrays = d4rl(loops.walk(8))
     without = {name: x for name, x in arrays.items() if name != "timeouts"}
     assert len(ReplayBuffer.from_arrays(without)) == len(arrays["rewards"])  # next observations show the cuts
     bare = {name: x for name, x in without.items() if name != "next_observations"}

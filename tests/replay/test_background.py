@@ -20,22 +20,22 @@ import numpy as np
 import pytest
 import torch
 
-import inside
 from attacks import forger
-from children import done, started
-from effort import in_ci, often
-from interrupting import broken_off
 from relive import Prioritized, ReplayBuffer, RolloutBuffer, load_extra
 from relive.errors import DTypeError, FileFormatError, LifecycleError, ParameterError
 from relive.files import SaveHandle, disk
 from relive.memory.device import DeviceRows
 from relive.replay import saving as saved_ring
 from relive.replay import saving as snapshot
-from replays import PLAIN
-from saves import many_segments
-from twins import SAMPLERS, Twin
+from support import internals
+from support.children import done, started
+from support.effort import in_ci, often
+from support.interrupts import broken_off
+from support.replays import PLAIN
+from support.saves import many_segments
+from support.twins import SAMPLERS, Twin
 
-from .test_segments import act, assert_saved, kept_by
+from .test_saves_of_changes import act, assert_saved, kept_by
 
 
 @pytest.fixture(autouse=True)
@@ -187,8 +187,8 @@ def test_threads_that_add_and_draw_at_full_speed_wait_rather_than_tear_a_save(
         nonlocal most
         while not over.is_set():
             buffer.add(step())
-            under = inside.snapshot(inside.saver(buffer))
-            most = max(most, sum(aside.nbytes for aside in inside.aside(under)) if under else 0)
+            under = internals.snapshot(internals.saver(buffer))
+            most = max(most, sum(aside.nbytes for aside in internals.aside(under)) if under else 0)
 
     for _ in range(700):
         buffer.add(step())

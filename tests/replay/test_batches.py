@@ -17,9 +17,18 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-import inside
-from covering import covering
-from drawing import (
+from relive import FrameStack, Hindsight, NStep, Prioritized, Recent, Transition, Uniform, WithoutReplacement
+from relive.batches import leaves_by_path
+from relive.errors import EmptyError, SchemaError
+from relive.replay.serving import Process
+from relive.ring import Ring
+from support import internals
+from support.cases import covering
+from support.effort import often
+from support.forks import in_fork
+from support.goal_plays import worth
+from support.interrupts import broken_off
+from support.random_draws import (
     EVERY_SAMPLER,
     GOALS,
     KINDS,
@@ -35,15 +44,6 @@ from drawing import (
     seen_of,
     state,
 )
-from effort import often
-from forked import in_fork
-from interrupting import broken_off
-from relabelling import worth
-from relive import FrameStack, Hindsight, NStep, Prioritized, Recent, Transition, Uniform, WithoutReplacement
-from relive.batches import leaves_by_path
-from relive.errors import EmptyError, SchemaError
-from relive.replay.serving import Process
-from relive.ring import Ring
 
 PLAIN_KINDS = [kind for kind in KINDS if kind != "goals"]
 
@@ -342,10 +342,10 @@ def test_priorities_of_zero_are_named_as_the_reason() -> None:
     buffer = filled(sampler=Prioritized(alpha=2.0, eps=1e-200))
     index = buffer.data()["index"]
     buffer.update_priorities(index, torch.zeros(len(index)))
-    before = inside.progress(buffer).draws, buffer.sampler.draw_state()
+    before = internals.progress(buffer).draws, buffer.sampler.draw_state()
     with pytest.raises(EmptyError, match="the priorities of all transitions are 0"):
         buffer.sample(3)
-    assert (inside.progress(buffer).draws, buffer.sampler.draw_state()) == before
+    assert (internals.progress(buffer).draws, buffer.sampler.draw_state()) == before
 
 
 @pytest.mark.parametrize("goals", [None, "final, 3-step, both flags"])
@@ -354,7 +354,7 @@ def test_after_a_batch_that_is_broken_off_anywhere_the_next_ones_are_as_expected
     buffer, at = filled("goals", sampler=EVERY_SAMPLER["beta by schedule"](), view=view), 0
     while broken_off(lambda: buffer.sample(5), at):
         at += often(11, 1)
-        other = inside.check_draws(copy.deepcopy(buffer))
+        other = internals.check_draws(copy.deepcopy(buffer))
         if at % 3 == 0:
             buffer.sampler.alpha = other.sampler.alpha = at / 99  # new priorities: all is made ready again
         assert_same([facts(buffer.sample(5)), state(buffer)], [facts(other.sample(5)), state(other)])

@@ -18,11 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-import inside
-import oracle
-import tagged
-from covering import covering
-from effort import often
 from relive import (
     Collector,
     Field,
@@ -39,8 +34,11 @@ from relive import (
     WithoutReplacement,
 )
 from relive.errors import EmptyError, NotFiniteError, ParameterError, SchemaError
-from replays import FLAGS, PLAIN, random_plays
-from twins import SAMPLERS, VIEWS, Twin, contents, same_batches
+from support import internals, oracle, tagged_envs
+from support.cases import covering
+from support.effort import often
+from support.replays import FLAGS, PLAIN, random_plays
+from support.twins import SAMPLERS, VIEWS, Twin, contents, same_batches
 
 # A random walk.
 
@@ -178,11 +176,11 @@ class Walk(RuleBasedStateMachine):
         self.see()
         if self.rated is not None:
             want = self.known.probabilities(self.rated.alpha, self.rated.eps)
-            index = inside.ring(self.buffer).index_of(inside.ring(self.buffer).anchors()).tolist()
+            index = internals.ring(self.buffer).index_of(internals.ring(self.buffer).anchors()).tolist()
             got = self.rated.priorities()
             total = got.sum()
             assert (got / total).tolist() == pytest.approx([want[i] for i in index], rel=1e-6)
-            inside.tree(self.rated).check()
+            internals.tree(self.rated).check()
         stats = self.buffer.stats()
         assert stats["late_updates"] == self.late
         assert stats["sampled"] == self.drawn
@@ -216,7 +214,7 @@ class Blind(VectorWrapper):
 
 def collected(
     mode: AutoresetMode,
-    endings: tagged.Endings,
+    endings: tagged_envs.Endings,
     steps: int,
     rows: int,
     num_envs: int = 3,
@@ -227,12 +225,12 @@ def collected(
     """A buffer that a collector filled with vector steps, and an oracle told what the envs really did."""
     twin = Twin(num_envs, rows, dress=dress, **options)
     observations: Any = dress
-    envs: VectorEnv = tagged.make_tagged(num_envs, mode, endings, observations=observations)
+    envs: VectorEnv = tagged_envs.make_tagged(num_envs, mode, endings, observations=observations)
     collector = Collector(
-        Blind(envs) if blind else envs, tagged.tagged_policy, twin.buffer, final_obs="mask" if blind else "require"
+        Blind(envs) if blind else envs, tagged_envs.tagged_policy, twin.buffer, final_obs="mask" if blind else "require"
     )
     stats = [collector.collect(min(4, steps - done)) for done in range(0, steps, 4)]
-    lives = [tagged.Life(env, observations=observations) for env in range(num_envs)]
+    lives = [tagged_envs.Life(env, observations=observations) for env in range(num_envs)]
     episode, at, resets, real = [0] * num_envs, [0] * num_envs, [False] * num_envs, 0
     for _ in range(steps):
         for env in range(num_envs):
@@ -258,11 +256,13 @@ def collected(
 
 MODES = tuple(AutoresetMode)
 SCHEDULES = {
-    "one step": tagged.always(1, "truncated"),
-    "ten steps": tagged.always(10, "truncated"),
-    "mixed": tagged.cycle([(1, "terminated"), (3, "truncated")], [(2, "both"), (5, "terminated")], [(4, "truncated")]),
-    "drawn": tagged.drawn(3, 6),
-    "endless": tagged.always(10_000),
+    "one step": tagged_envs.always(1, "truncated"),
+    "ten steps": tagged_envs.always(10, "truncated"),
+    "mixed": tagged_envs.cycle(
+        [(1, "terminated"), (3, "truncated")], [(2, "both"), (5, "terminated")], [(4, "truncated")]
+    ),
+    "drawn": tagged_envs.drawn(3, 6),
+    "endless": tagged_envs.always(10_000),
 }
 
 
@@ -297,7 +297,7 @@ def test_nested_observations_are_collected_right_in_every_mode(mode: AutoresetMo
 def test_the_three_modes_store_the_same_experience_for_the_same_play() -> None:
     stored = []
     for mode in MODES:
-        twin = collected(mode, tagged.always(4, "truncated"), 40 if mode is AutoresetMode.NEXT_STEP else 32, 60)
+        twin = collected(mode, tagged_envs.always(4, "truncated"), 40 if mode is AutoresetMode.NEXT_STEP else 32, 60)
         batch = twin.buffer.data()
         stored.append(batch.rows(batch["index"].argsort()))
     assert same_batches(stored[0], stored[1])
@@ -313,31 +313,31 @@ def test_truncated_steps_whose_final_observation_is_hidden_are_never_drawn() -> 
 
 
 def test_warming_a_buffer_up_in_the_middle_of_a_run_joins_nothing() -> None:
-    endings = tagged.always(50)
-    envs = tagged.make_tagged(2, "NextStep", endings)
+    endings = tagged_envs.always(50)
+    envs = tagged_envs.make_tagged(2, "NextStep", endings)
     buffer = ReplayBuffer(Schema.from_env(envs), 400, 2)
-    collector = Collector(envs, tagged.tagged_policy, buffer, seed=0)
+    collector = Collector(envs, tagged_envs.tagged_policy, buffer, seed=0)
     collector.collect(10)
-    fresh = tagged.make_tagged(2, "NextStep", endings)
-    collector.warm(buffer, 5, envs=fresh, policy=tagged.tagged_policy, seed=70)
+    fresh = tagged_envs.make_tagged(2, "NextStep", endings)
+    collector.warm(buffer, 5, envs=fresh, policy=tagged_envs.tagged_policy, seed=70)
     collector.collect(10)
     batch = buffer.data()
-    before, after = tagged.decode(batch["obs"]), tagged.decode(batch["next_obs"])
+    before, after = tagged_envs.decode(batch["obs"]), tagged_envs.decode(batch["next_obs"])
     assert np.array_equal(before.seed, after.seed)
     assert np.array_equal(before.step + 1, after.step)
     assert len(buffer) == 2 * (9 + 4 + 9)
 
 
 def test_a_collector_that_is_reset_joins_nothing() -> None:
-    envs = tagged.make_tagged(2, "SameStep", tagged.always(50))
+    envs = tagged_envs.make_tagged(2, "SameStep", tagged_envs.always(50))
     buffer = ReplayBuffer(Schema.from_env(envs), 400, 2, view=NStep(3, 1.0))
-    collector = Collector(envs, tagged.tagged_policy, buffer, seed=0)
+    collector = Collector(envs, tagged_envs.tagged_policy, buffer, seed=0)
     for seed in (None, 5, None):
         collector.collect(6)
         collector.reset(seed=seed)
     collector.collect(6)
     batch = buffer.data()
-    before, after = tagged.decode(batch["obs"]), tagged.decode(batch["next_obs"])
+    before, after = tagged_envs.decode(batch["obs"]), tagged_envs.decode(batch["next_obs"])
     assert np.array_equal(before.step + batch["steps"].numpy(), after.step)
     assert np.array_equal(before.episode, after.episode)
     assert np.array_equal(before.seed, after.seed)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import relive
-import twins
 from relive import GAE, Mixture, ReplayBuffer, RolloutBuffer, Schema
-from twins import SAMPLERS, Twin
+from support import twins
+from support.twins import SAMPLERS, Twin
 
 STEP = {"obs": np.zeros(3, np.float32), "action": 0, "reward": 0.0, "terminated": False, "truncated": False}
 

@@ -15,12 +15,11 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-import inside
-import tagged
 from relive import Collector, Field, ReplayBuffer, RolloutBuffer, Schema
 from relive.errors import EpisodeEndWarning
+from support import internals, tagged_envs
 
-SCHEDULE = tagged.cycle([(3, "truncated"), (2, "terminated")], [(4, "truncated"), (1, "both"), (2, "terminated")])
+SCHEDULE = tagged_envs.cycle([(3, "truncated"), (2, "terminated")], [(4, "truncated"), (1, "both"), (2, "terminated")])
 
 
 def says() -> Any:
@@ -37,7 +36,7 @@ def steps(envs: Any, *, right: bool, num_steps: int = 40, tensors: bool = False)
     obs, _ = envs.reset(seed=0)
     ended = np.zeros(envs.num_envs, np.bool_)
     for _ in range(num_steps):
-        action = tagged.tagged_policy(obs)
+        action = tagged_envs.tagged_policy(obs)
         after, reward, terminated, truncated, info = envs.step(action)
         final = after
         if right and "final_obs" in info:
@@ -53,8 +52,8 @@ BOTH = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 KINDS: dict[str, dict[str, Any]] = {"shared": {}, "own": {"own_next_obs": True}}
 
 
-def tagged_envs(mode: AutoresetMode, schedule: tagged.Endings = SCHEDULE) -> SyncVectorEnv:
-    return tagged.make_tagged(2, mode, schedule, check_actions=False)
+def envs_of(mode: AutoresetMode, schedule: tagged_envs.Endings = SCHEDULE) -> SyncVectorEnv:
+    return tagged_envs.make_tagged(2, mode, schedule, check_actions=False)
 
 
 @pytest.mark.parametrize("mode", BOTH, ids=lambda mode: mode.name.lower())
@@ -65,7 +64,7 @@ def test_traps_e5_and_e6_are_told_once_in_every_wrong_loop_and_in_no_right_one(
     mode: AutoresetMode, kind: str, tensors: bool, pieces: int | None
 ) -> None:
     for right in (True, False):
-        envs = tagged_envs(mode)
+        envs = envs_of(mode)
         replay = replay_of(envs, **KINDS[kind])
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -86,7 +85,7 @@ def test_traps_e5_and_e6_are_told_once_in_every_wrong_loop_and_in_no_right_one(
 @pytest.mark.parametrize("pieces", [1, 7])
 def test_the_flags_of_steps_that_are_left_out_are_not_believed(pieces: int) -> None:
     """A wrapper of the user's own may leave any flag in the step that resets an env."""
-    envs = tagged_envs(AutoresetMode.NEXT_STEP)
+    envs = envs_of(AutoresetMode.NEXT_STEP)
     replay = replay_of(envs)
     played = list(steps(envs, right=True))
     for step in played:
@@ -100,7 +99,7 @@ def test_the_flags_of_steps_that_are_left_out_are_not_believed(pieces: int) -> N
 
 
 def test_the_next_episode_of_an_env_is_looked_for_among_its_own_steps_also_where_a_step_is_left_out() -> None:
-    envs = tagged_envs(AutoresetMode.SAME_STEP)
+    envs = envs_of(AutoresetMode.SAME_STEP)
     replay = replay_of(envs)
     played = [step | {"mask": np.array([True, t > 0])} for t, step in enumerate(steps(envs, right=False))]
     with says():
@@ -137,7 +136,7 @@ def test_a_collector_never_gives_cause_even_where_an_env_does_end_where_it_start
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for make in (circles, partial(tagged_envs, mode)):
+        for make in (circles, partial(envs_of, mode)):
             replay, warmed = replay_of(make(), **options), replay_of(make(), **options)
             collector = Collector(make, idle, replay, seed=0)
             collector.collect(60)
@@ -190,9 +189,9 @@ def test_nothing_is_left_of_the_checks_once_the_last_has_seen_enough(is_error: b
     replay = ReplayBuffer(Schema({"obs": (2,), "reward": (), "terminated": flag, "truncated": flag}), 400)
     plain = {"obs": [[0, 0]], "reward": [1], "terminated": [False], "truncated": [False]}
     replay.add(plain)  # without next_obs: two of the three stop
-    writer = inside.writer(replay)
-    assert inside.first(writer, "ends") is not None
-    assert inside.first(writer, "reuse") is inside.first(writer, "resets") is None
+    writer = internals.writer(replay)
+    assert internals.first(writer, "ends") is not None
+    assert internals.first(writer, "reuse") is internals.first(writer, "resets") is None
     step = {**plain, "terminated": [True], "next_obs": [[0, 0]], "obs": [[1, 0]]}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("error" if is_error else "always")
@@ -210,7 +209,7 @@ def test_nothing_is_left_of_the_checks_once_the_last_has_seen_enough(is_error: b
 def test_one_episode_that_begins_elsewhere_ends_the_check() -> None:
     replay = circle()
     replay.add(obs=[[5, 5]], reward=[1], terminated=[True], truncated=[False], next_obs=[[6, 6]])
-    assert inside.first(inside.writer(replay), "ends") is None
+    assert internals.first(internals.writer(replay), "ends") is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(6):
@@ -230,7 +229,7 @@ def test_of_observations_that_never_change_nothing_is_said_and_the_check_gives_u
                 obs=np.zeros((2, 1)), reward=np.zeros(2), terminated=done, truncated=np.zeros(2, np.bool_),
                 next_obs=np.zeros((2, 1)),
             )  # fmt: skip
-    assert inside.first(inside.writer(replay), "ends") is None
+    assert internals.first(internals.writer(replay), "ends") is None
 
 
 def test_steps_without_an_order_are_not_compared() -> None:
@@ -291,7 +290,7 @@ def test_a_warning_that_is_an_error_leaves_the_step_stored_and_comes_once() -> N
 
 
 def test_a_rollout_has_nothing_to_compare() -> None:
-    envs = tagged_envs(AutoresetMode.NEXT_STEP)
+    envs = envs_of(AutoresetMode.NEXT_STEP)
     rollout = RolloutBuffer(Schema.from_env(envs), 40, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -10,8 +10,8 @@ import torch
 
 from relive import FrameStack, NStep, Prioritized, ReplayBuffer, Transition
 from relive.errors import LifecycleError, ParameterError, SchemaError
-from replays import PLAIN, random_plays
-from twins import Twin, batch_leaves
+from support.replays import PLAIN, random_plays
+from support.twins import Twin, batch_leaves
 
 
 def expected(twin: Twin) -> list[list[Any]]:

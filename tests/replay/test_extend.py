@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from effort import often
 from relive import FrameStack, NStep, Prioritized, ReplayBuffer
 from relive import Sequence as SequenceView
 from relive.errors import NotFiniteError
-from twins import Twin, assert_alike, mapped, same_batches, stacked
+from support.effort import often
+from support.twins import Twin, assert_alike, mapped, same_batches, stacked
 
 VIEWS: dict[str, Any] = {
     "3-step": lambda: NStep(3, 0.5),

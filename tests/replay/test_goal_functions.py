@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drawing import EVERY_SAMPLER, GOALS, World, assert_same_in, facts, filled, state
-from effort import often
-from relabelling import worth
 from relive import Hindsight, NStep
 from relive.errors import ReliveError
+from support.effort import often
+from support.goal_plays import worth
+from support.random_draws import EVERY_SAMPLER, GOALS, World, assert_same_in, facts, filled, state
 
 WAYS = "places first", "without the exchange", "in files"
 
@@ -55,9 +55,7 @@ def test_after_an_error_the_next_batches_are_as_they_should_be(wrong: str) -> No
     change, error = WRONG[wrong]
 
     def play(world: World) -> None:
-        for _ in range(30):
-            world.add()
-        world.look()
+        world.fill()
         view = world.buffer.view
         before = {name: getattr(view, name) for name in change}
         for _ in range(2):

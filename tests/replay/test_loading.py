@@ -14,19 +14,19 @@ import pytest
 import torch
 from torch import nn
 
-import inside
 import relive
 from attacks import forger
-from covering import covering
-from effort import often
-from elsewhere import ELSEWHERE, far_device
 from relive import NStep, Prioritized, ReplayBuffer, RolloutBuffer, SchemaChanges, Sequence, Transition, Uniform
 from relive import files as persist
 from relive.errors import DTypeError, FieldError, FileFormatError, ParameterError, SchemaError
 from relive.ring.ring import Ring
 from relive.samplers.contract import Drawn
 from relive.steps.schema import Field
-from twins import SAMPLERS, Twin, same_batches
+from support import internals
+from support.cases import covering
+from support.effort import often
+from support.other_device import ELSEWHERE, far_device
+from support.twins import SAMPLERS, Twin, same_batches
 
 PLAYS = ["..", ".T", "..", "U.", ".B", "..", "|", "..", "T.", "..", ".U", "..", "..", "TT", "..", "..", ".."]
 
@@ -483,8 +483,10 @@ def test_transitions_without_an_order_are_dealt_to_another_number_of_envs(
     assert torch.equal(found["obs", "camera"], expected["obs", "camera"])
     assert torch.equal(found["next_obs", "state"], expected["next_obs", "state"])
     if saved.has_priorities:
-        sizes = [inside.errors(inside.prioritized(buffer)) for buffer in (loaded, saved)]
-        places = [inside.ring(buffer).find(x["index"].numpy())[0] for buffer, x in ((loaded, found), (saved, expected))]
+        sizes = [internals.errors(internals.prioritized(buffer)) for buffer in (loaded, saved)]
+        places = [
+            internals.ring(buffer).find(x["index"].numpy())[0] for buffer, x in ((loaded, found), (saved, expected))
+        ]
         assert sizes[0][places[0]].tolist() == sizes[1][places[1]].tolist()
     step = expected.rows(slice(1)).apply(lambda value: value.expand(num_envs, *value.shape[1:]))
     step = {name: step[name] for name in (*saved.schema.names, "next_obs")}

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-import inside
-from covering import covering
 from relive import FrameStack, Mixture, NStep, Prioritized, Recent, Uniform, WithoutReplacement, core
 from relive.batches import leaves_by_path
 from relive.errors import EmptyError, LifecycleError, ParameterError
-from twins import Twin, same_batches
+from support import internals
+from support.cases import covering
+from support.twins import Twin, same_batches
 
 PAIRS: dict[str, tuple[Any, Any]] = {
     "uniform": (Uniform, Uniform),
@@ -161,7 +161,7 @@ def test_joined_rows_are_all_written_or_refused() -> None:
 
 def test_a_part_with_too_many_rows_or_wider_ones_is_refused() -> None:
     buffer: Any = made("prioritized", "shared")[0]
-    ring, narrow = inside.ring(buffer), core.Fields([("source", torch.int64, (), 8)], 16)
+    ring, narrow = internals.ring(buffer), core.Fields([("source", torch.int64, (), 8)], 16)
     wide = core.Fields([("source", torch.int64, (), 1024)], 1040)
     for fields, at, count in ((narrow, 8, 9), (wide, 1024, 3)):
         joined = core.JoinedRows(fields, at, count, None, core.Pool())

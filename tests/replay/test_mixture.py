@@ -13,9 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import inside
 import relive
-from covering import covering
 from relive import (
     FrameStack,
     Hindsight,
@@ -30,7 +28,9 @@ from relive import (
     WithoutReplacement,
 )
 from relive.errors import EmptyError, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
-from twins import SAMPLERS, SEQUENCES, VIEWS, Twin, contents, same_batches
+from support import internals
+from support.cases import covering
+from support.twins import SAMPLERS, SEQUENCES, VIEWS, Twin, contents, same_batches
 
 
 def twin(steps: int, sampler: Any = None, num_envs: int = 2, **options: Any) -> Twin:
@@ -208,7 +208,7 @@ def test_priorities_go_back_to_the_buffers_that_the_rows_came_from() -> None:
         for i in (0, 2):
             rows = batch["source"] == i
             want = dict(zip(batch["index"][rows].tolist(), errors[rows].tolist(), strict=True))
-            ring = inside.ring(twins[i].buffer)
+            ring = internals.ring(twins[i].buffer)
             places, unknown = ring.find(np.array(list(want), np.int64))
             assert unknown == -1
             inner = getattr(twins[i].buffer.sampler, "inner", twins[i].buffer.sampler)
@@ -237,7 +237,7 @@ def test_errors_of_sequences_go_back_with_their_masks(time_first: bool, padding:
     given_ = (errors.T, mask.T) if time_first else (errors, mask)
     assert mixture.update_priorities(batch, given_[0], torch.as_tensor(given_[1])) == 0
     want = {i: 3.5 if mask[row, 1] else 2.0 for row, i in enumerate(batch["index"].tolist()) if row < 2}
-    places, _ = inside.ring(twins[0].buffer).find(np.array(list(want), np.int64))
+    places, _ = internals.ring(twins[0].buffer).find(np.array(list(want), np.int64))
     assert twins[0].buffer.sampler.state_dict()["errors"][places].tolist() == list(want.values())
     before = [contents(one.buffer) for one in twins]
     if padding != padding:

@@ -22,14 +22,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import inside
 import relive
-from covering import covering
-from forked import in_fork
-from processes import Wrapped, sent
 from relive import (
     Field,
     FrameStack,
+    Fresh,
     NStep,
     Prioritized,
     Recent,
@@ -43,6 +40,11 @@ from relive.errors import FileFormatError, LifecycleError, NoSaveError, Paramete
 from relive.files import mapped as journals
 from relive.files import mapped as mapping
 from relive.replay.durable import Settings
+from support import internals
+from support.cases import covering
+from support.forks import in_fork
+from support.replays import assert_equal, rate
+from support.shared_buffers import Wrapped, sent
 
 FLAGS = {name: Field((), torch.bool) for name in ("terminated", "truncated")}
 SCHEMA = Schema({"obs": (3,), "action": Field((), torch.int64), "reward": (), **FLAGS})
@@ -57,6 +59,8 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "prioritized, buffer": lambda: Prioritized(stratified=False, normalize="buffer", beta=(0.4, 1.0, 50)),
     "recent": lambda: Recent(0.9, 5, adapt=True),
     "recent, prioritized": lambda: Recent(0.9, 5, inner=Prioritized()),
+    "fresh": Fresh,
+    "fresh, recent, prioritized": lambda: Fresh(Recent(0.9, 5, inner=Prioritized())),
     "wrapped": lambda: Wrapped(Prioritized()),
 }
 
@@ -88,19 +92,6 @@ def filled(path: Path, count: int = 50, **options: Any) -> ReplayBuffer:
     for number in range(count):
         replay.add(step(number))
     return replay
-
-
-def assert_equal(one: Any, other: Any) -> None:
-    assert list(one.keys()) == list(other.keys())
-    for name in one.keys():
-        same = torch.equal if isinstance(one[name], torch.Tensor) else assert_equal
-        assert same(one[name], other[name]) in (True, None), name
-
-
-def rate(replay: ReplayBuffer, batch: Any) -> None:
-    if replay.has_priorities:
-        mask = batch["mask"] if "lengths" in batch.keys() else None
-        replay.update_priorities(batch["index"], batch["reward"], mask)
 
 
 @pytest.mark.parametrize(("sampler", "view"), covering(SAMPLERS, VIEWS))
@@ -156,7 +147,7 @@ def test_fields_of_all_kinds_lie_in_files_that_any_safetensors_reader_opens(
     files = sorted((tmp_path / "r").glob("*.safetensors"))
     found = {name: x for file in files for name, x in load_file(file).items()}
     assert found["rows"].shape[0] == found["block.obs.camera"].shape[0] == 60
-    assert np.array_equal(found["rows"].numpy(), inside.ring(twin).store.target)
+    assert np.array_equal(found["rows"].numpy(), internals.ring(twin).store.target)
 
 
 def test_what_was_there_must_fit_what_is_asked_for(tmp_path: Path) -> None:
@@ -269,7 +260,7 @@ def test_settings_that_were_torn_or_forged_are_refused_or_ignored(tmp_path: Path
 
 
 def keep_and_die(path: Path, text: bytes) -> None:
-    inside.durable(ReplayBuffer.open(path, SCHEMA, 60)).settings.keep(text)
+    internals.durable(ReplayBuffer.open(path, SCHEMA, 60)).settings.keep(text)
 
 
 def test_a_second_writer_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
@@ -396,7 +387,10 @@ def leave_open(path: Path, pipe: int) -> None:
             number += 1
 
     def last() -> None:
-        os.write(pipe, b"1" if inside.close(inside.holder(inside.durable(replay).allocator.directory)).alive else b"0")
+        os.write(
+            pipe,
+            b"1" if internals.close(internals.holder(internals.durable(replay).allocator.directory)).alive else b"0",
+        )
         stop.set()
         replay.close()
         os.write(pipe, b"1")
@@ -425,7 +419,7 @@ def test_copies_and_saves_are_those_of_any_replay(tmp_path: Path) -> None:
     copies = [deepcopy(replay), pickle.loads(pickle.dumps(replay)), sent(replay), ReplayBuffer.load(tmp_path / "save")]
     batch = replay.sample(9)
     for other in copies:
-        assert inside.durable(other) is None
+        assert internals.durable(other) is None
         assert_equal(other.sample(9), batch)
         other.add(step(50))
         with pytest.raises(LifecycleError, match="this replay is not in files"):
@@ -581,16 +575,16 @@ def test_a_power_cut_leaves_what_was_flushed_but_for_the_reserve(
         replay.add(step(number))
     replay.close()
     replay = opened(tmp_path / "r", None, None, flush=policy)
-    last, flush = count, inside.durable(replay).flush  # type: ignore[union-attr]
+    last, flush = count, internals.durable(replay).flush  # type: ignore[union-attr]
     shutil.copytree(tmp_path / "r", tmp_path / "flushed")
 
     def copying(kind: Any = "flush") -> None:
         nonlocal last
         flush(kind)
-        last = inside.writer(replay).ring.completed
+        last = internals.writer(replay).ring.completed
         shutil.copytree(tmp_path / "r", tmp_path / "flushed", dirs_exist_ok=True)
 
-    inside.durable(replay).flush = copying  # type: ignore[union-attr, method-assign]
+    internals.durable(replay).flush = copying  # type: ignore[union-attr, method-assign]
     before = replay.stats()["completed"]
     more = int(rng.integers(1, 60))
     for number in range(count, count + more):

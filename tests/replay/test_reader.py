@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import oracle
 from relive import (
     FrameStack,
     Prioritized,
@@ -17,8 +16,9 @@ from relive import (
     WithoutReplacement,
 )
 from relive.errors import EmptyError, ParameterError
-from replays import PLAIN, random_plays, three
-from twins import DRESSES, SAMPLERS, Twin, contents, mapped, same_batches
+from support import oracle
+from support.replays import PLAIN, random_plays, three
+from support.twins import DRESSES, SAMPLERS, Twin, contents, mapped, same_batches
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.5, "4", None])

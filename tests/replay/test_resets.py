@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-import inside
 from relive import Field, ReplayBuffer, Schema
 from relive.errors import EpisodeEndWarning
 from relive.replay import checks as resets
+from support import internals
 
 SCHEMA = Schema(
     {
@@ -171,7 +171,7 @@ def test_a_loop_that_passes_next_obs_only_at_ends_costs_nothing_after_its_first_
     replay = ReplayBuffer(SCHEMA, 600, N, seed=0)
     (step,) = steps(1, ends=0.0)
     replay.add({name: x for name, x in step.items() if name != "next_obs"})
-    assert inside.first(inside.writer(replay), "resets") is None
+    assert internals.first(internals.writer(replay), "resets") is None
 
 
 def test_the_check_stops_after_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-import inside
 from attacks import forger
 from relive import (
     Field,
@@ -34,8 +33,9 @@ from relive import (
 from relive import files as persist
 from relive.errors import FileFormatError, InvariantError, ParameterError
 from relive.memory.allocator import small_pages, zeroed
-from replays import PLAIN
-from twins import SAMPLERS, Twin, same_batches
+from support import internals
+from support.replays import PLAIN
+from support.twins import SAMPLERS, Twin, same_batches
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "saves-1"
 FLAT = Schema(
@@ -188,7 +188,7 @@ def test_memory_on_small_pages_is_zeroed_and_may_be_written_later() -> None:
 def test_saving_a_million_rows_takes_half_as_long_again_as_writing_them(tmp_path: Path) -> None:
     """A machine that does other things meanwhile measures anything: the best of several, and a wide margin."""
     buffer = filled(10**6)
-    rows = memoryview(inside.ring(buffer).store.target.reshape(-1))
+    rows = memoryview(internals.ring(buffer).store.target.reshape(-1))
     ours, raw = list[float](), list[float]()
     for k in range(7):
         begun = time.perf_counter()
@@ -338,18 +338,18 @@ def test_forged_shares_are_refused_and_change_nothing(shares: Any) -> None:
 def test_check_sees_cursors_that_contradict_the_rows() -> None:
     for column, by in ((0, 2**60), (1, -1), (2, 1), (2, 2**61), (3, 2**32), (3, 2**61)):
         twin = Twin(2, 9).play(*[".."] * 5)
-        inside.ring(twin.buffer).state[1, column] += by
+        internals.ring(twin.buffer).state[1, column] += by
         with pytest.raises(InvariantError):
             twin.buffer.check()
     for counter in (0, 1, 2):
         twin = Twin(2, 9).play(*[".."] * 5)
-        inside.ring(twin.buffer).counters[counter] += 2**61
+        internals.ring(twin.buffer).counters[counter] += 2**61
         with pytest.raises(InvariantError):
             twin.buffer.check()
 
 
 def test_an_index_never_issued_leaves_no_place_unwritten() -> None:
-    ring = inside.ring(Twin(2, 9).play(*[".."] * 5).buffer)
+    ring = internals.ring(Twin(2, 9).play(*[".."] * 5).buffer)
     places, bad = ring.find(np.array([2, 10**9, 3, 4]))
     assert bad == 1
     assert places[1:].tolist() == [-1, -1, -1]
@@ -410,11 +410,11 @@ def test_a_save_is_loaded_with_another_sampler_which_goes_on_as_far_as_it_is_ali
         assert (sampler.eta, state["returns"].tolist()) == (0.9, [3.0])
     if loaded.has_priorities:
         inner = getattr(sampler, "inner", sampler)
-        places, _ = inside.ring(loaded).find(np.arange(4))
+        places, _ = internals.ring(loaded).find(np.arange(4))
         assert inner.state_dict()["errors"][places].tolist() == (ERRORS_SAVED if rated else [1.0] * 4)
         assert inner.state_dict()["largest"] == (5.0 if rated else 1.0)
         assert (inner.priorities() > 0).all()
-        inside.tree(inner).check()
+        internals.tree(inner).check()
     assert same_batches(loaded.data(), twin.buffer.data())
     for _ in range(3):
         twin.check_batch(loaded.sample(3))

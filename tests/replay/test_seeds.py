@@ -20,9 +20,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from drawing import EVERY_SAMPLER, GOALS, KINDS
-from effort import in_ci
-from fields import bits
 from relive import (
     Field,
     FrameStack,
@@ -38,7 +35,10 @@ from relive import (
     Uniform,
 )
 from relive.steps.schema import dotted
-from replays import FLAGS
+from support.effort import in_ci
+from support.fields import bits
+from support.random_draws import EVERY_SAMPLER, GOALS, KINDS
+from support.replays import FLAGS
 
 FILE = Path(__file__).parents[1] / "fixtures" / "seeds.json"
 

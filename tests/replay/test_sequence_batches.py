@@ -8,13 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covering import covering
-from drawing import OTHER_WAYS, SEEDED_WAYS, WAYS, World, assert_same, assert_same_in, facts, filled, seen_of, state
-from effort import often
 from relive import Prioritized, Recent, Schema, Sequence, Uniform
 from relive.errors import EmptyError, SchemaError
 from relive.memory.allocator import SMALL
-from replays import FLAGS
+from support.cases import covering
+from support.effort import often
+from support.random_draws import (
+    OTHER_WAYS,
+    SEEDED_WAYS,
+    WAYS,
+    World,
+    assert_same,
+    assert_same_in,
+    facts,
+    filled,
+    seen_of,
+    state,
+)
+from support.replays import FLAGS
 
 KINDS = "states", "recurrent", "flat", "odd", "deep", "large"
 SAMPLERS: dict[str, Callable[[], Any]] = {
@@ -52,9 +63,7 @@ def test_a_change_of_the_view_counts_from_the_next_batch_on(change: dict[str, An
     before, after = {"length": 4, "burn_in": 1}, {"length": 4, "burn_in": 1} | change
 
     def play(world: World) -> None:
-        for _ in range(30):
-            world.add()
-        world.look()
+        world.fill()
         for name, value in after.items():
             setattr(world.buffer.view, name, value)
         world.look()
@@ -69,12 +78,9 @@ class SameSequence(Sequence):
 
 
 def test_a_class_of_the_users_that_changes_nothing_gives_the_same_sequences() -> None:
-    def play(world: World) -> None:
-        for _ in range(30):
-            world.add()
-        world.look()
-
-    found = [seen_of("in one call", play, "recurrent", view=lambda v=v: v(3, 1)) for v in (Sequence, SameSequence)]
+    found = [
+        seen_of("in one call", World.fill, "recurrent", view=lambda v=v: v(3, 1)) for v in (Sequence, SameSequence)
+    ]
     assert_same(*found)
 
 
@@ -97,9 +103,7 @@ def test_nothing_is_drawn_before_a_sequence_is_complete_or_after_all_was_cleared
         for _ in range(3):
             world.add()
             world.look()
-        for _ in range(30):
-            world.add()
-        world.look()
+        world.fill()
         world.buffer.clear()
         world.look()
         assert [seen[0] is EmptyError for seen in world.seen[::2]] == [True, True, True, True, False, True]

@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
-import inside
-import twins
-from covering import covering
-from forked import in_fork
-from processes import IMAGES, replay_of, written
 from relive import Prioritized, Recent, ReplayBuffer, Uniform, WithoutReplacement
 from relive.errors import EmptyError, LifecycleError, ParameterError, WaitTimeoutError
-from serving import DEPTHS, PlainAhead, draw_alike, errors_of
-from twins import SAMPLERS, SEQUENCES, VIEWS, Twin, same_batches
+from support import internals, twins
+from support.cases import covering
+from support.forks import in_fork
+from support.served_batches import DEPTHS, PlainAhead, draw_alike, errors_of
+from support.shared_buffers import IMAGES, replay_of, written
+from support.twins import SAMPLERS, SEQUENCES, VIEWS, Twin, same_batches
 
 PLAYS = ("...", ".T.", "..U", "...", "...", "B..", "...")
 
@@ -140,7 +139,7 @@ def test_a_defect_of_a_view_reaches_the_learner_with_its_traceback():
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("mine")
 
-    inside.ring(replay).windows = broken
+    internals.ring(replay).windows = broken
     next(stream)
     time.sleep(0.05)
     with pytest.raises(ZeroDivisionError, match="mine") as caught:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from covering import covering
-from drawing import EVERY_SAMPLER, SEEDED_WAYS, World, assert_same, assert_same_in, facts, filled, seen_of
-from effort import often
 from relive import FrameStack, NStep, Transition
 from relive.batches import leaves_by_path
 from relive.memory.allocator import SMALL
+from support.cases import covering
+from support.effort import often
+from support.random_draws import EVERY_SAMPLER, SEEDED_WAYS, World, assert_same, assert_same_in, facts, filled, seen_of
 
 KINDS = "large", "cameras"
 CAMERAS = "left", "depth"
@@ -75,13 +75,8 @@ class MyWindow(NStep):
 
 @pytest.mark.parametrize("make", [lambda: MyStack(3, NStep(2)), lambda: FrameStack(3, MyWindow(2))])
 def test_a_class_of_the_users_that_changes_nothing_gives_the_same_stacks(make: Callable[[], Any]) -> None:
-    def play(world: World) -> None:
-        for _ in range(30):
-            world.add()
-        world.look()
-
-    wanted = seen_of("in one call", play, "large", view=lambda: FrameStack(3, NStep(2)))
-    assert_same(seen_of("in one call", play, "large", view=make), wanted)
+    wanted = seen_of("in one call", World.fill, "large", view=lambda: FrameStack(3, NStep(2)))
+    assert_same(seen_of("in one call", World.fill, "large", view=make), wanted)
 
 
 MODES: dict[str, Callable[[], Any]] = {
@@ -92,9 +87,7 @@ MODES: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("mode", MODES)
 def test_modes_of_torch_give_the_same_stacks_in_every_way(mode: str) -> None:
     def play(world: World) -> None:
-        for _ in range(30):
-            world.add()
-        world.look()
+        world.fill()
         with MODES[mode]():
             batch = world.buffer.sample(6)
         assert {type(x) for x in leaves_by_path(batch).values()} == {FakeTensor if mode == "fake" else Tensor}

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-import inside
 from relive import (
+    Fresh,
     Prioritized,
     Recent,
     ReplayBuffer,
@@ -20,8 +20,9 @@ from relive import (
     WithoutReplacement,
 )
 from relive.errors import ParameterError
-from replays import PLAIN, kept
-from twins import DRESSES, SAMPLERS, Twin, contents
+from support import internals
+from support.replays import PLAIN, kept
+from support.twins import DRESSES, SAMPLERS, Twin, contents
 
 # What it takes.
 
@@ -30,7 +31,7 @@ from twins import DRESSES, SAMPLERS, Twin, contents
 @pytest.mark.parametrize("dress", DRESSES)
 def test_the_plan_is_what_the_buffer_takes_to_the_byte(dress: str, ordered: bool) -> None:
     twin = Twin(3, 7, dress=dress, ordered=ordered)
-    store = inside.ring(twin.buffer).store
+    store = internals.ring(twin.buffer).store
     taken = store.target.nbytes + sum(block.nbytes for block in store.blocks.values())
     plan = ReplayBuffer.plan(twin.schema, 23, 3, ordered=ordered)
     assert plan.rows == store.num_rows == 21
@@ -43,7 +44,7 @@ def test_the_plan_is_what_the_buffer_takes_to_the_byte(dress: str, ordered: bool
     assert "21 rows, 7 for each of 3 envs" in text
     assert all(name in text for name in plan.fields)
     by_bytes = ReplayBuffer(twin.schema, num_envs=3, capacity_bytes=taken + 2, ordered=ordered)
-    assert inside.ring(by_bytes).store.num_rows == 21
+    assert internals.ring(by_bytes).store.num_rows == 21
     assert ReplayBuffer.plan(twin.schema, None, 3, capacity_bytes=taken - 1, ordered=ordered).rows == 18
 
 
@@ -54,6 +55,7 @@ KEEPING: dict[str, Any] = {
     "prioritized by the buffer": lambda: Prioritized(normalize="buffer"),
     "recent": Recent,
     "recent and prioritized": lambda: Recent(inner=Prioritized()),
+    "fresh and prioritized": lambda: Fresh(Prioritized()),
 }
 
 
@@ -68,7 +70,7 @@ def test_the_plan_and_nbytes_count_what_the_sampler_keeps_to_the_byte(name: str,
     obs = np.stack([everything, everything], 2)
     buffer.extend({"obs": obs, "action": everything, "reward": everything, "terminated": flags, "truncated": flags})
     buffer.sample(3)
-    store, per_row = inside.ring(buffer).store, 8 * 3 if name == "without replacement" else 0
+    store, per_row = internals.ring(buffer).store, 8 * 3 if name == "without replacement" else 0
     # an epoch's order holds what can be drawn: all but each env's newest row
     assert plan.sampler_bytes == kept(sampler) + per_row
     assert plan.total_bytes == buffer.nbytes == store.target.nbytes + kept(sampler) + per_row
@@ -96,8 +98,8 @@ def test_what_the_sampler_keeps_counts_where_memory_is_short(monkeypatch: pytest
 
 def test_the_weights_of_sequences_are_counted_once_there_are_any() -> None:
     buffer = ReplayBuffer(PLAIN, 1_000, view=Sequence(4))
-    tree = inside.tree(inside.windows(cast("Any", buffer.sampler)))
-    assert buffer.nbytes - ReplayBuffer.plan(PLAIN, 1_000).total_bytes == inside.nodes(tree).base.nbytes
+    tree = internals.tree(internals.windows(cast("Any", buffer.sampler)))
+    assert buffer.nbytes - ReplayBuffer.plan(PLAIN, 1_000).total_bytes == internals.nodes(tree).base.nbytes
     buffer.view = Transition()
     assert buffer.nbytes == ReplayBuffer.plan(PLAIN, 1_000).total_bytes
 

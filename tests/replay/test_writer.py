@@ -11,10 +11,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-import inside
-import oracle
-from covering import covering
-from effort import first_of
 from relive import (
     Field,
     FrameStack,
@@ -26,8 +22,11 @@ from relive import (
     Transition,
 )
 from relive.errors import DTypeError, EmptyError, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
-from replays import FLAGS, PLAIN, numbers, random_plays, three
-from twins import DRESSES, POISON, SAMPLERS, UNEVEN, Twin, contents, mapped, same_batches, stacked, uneven
+from support import internals, oracle
+from support.cases import covering
+from support.effort import first_of
+from support.replays import FLAGS, PLAIN, numbers, random_plays, three
+from support.twins import DRESSES, POISON, SAMPLERS, UNEVEN, Twin, contents, mapped, same_batches, stacked, uneven
 
 # Adding.
 
@@ -95,9 +94,9 @@ def test_asynchronous_envs_step_at_any_pace_and_in_any_order(dress: str) -> None
 
 def test_a_masked_row_is_not_stored_and_nothing_is_joined_across_it() -> None:
     twin = Twin(3, 8).play("...", "...")
-    heads = inside.ring(twin.buffer).heads.copy()
+    heads = internals.ring(twin.buffer).heads.copy()
     twin.add("...", mask=[True, False, True])
-    assert (inside.ring(twin.buffer).heads - heads).tolist() == [1, 0, 1]
+    assert (internals.ring(twin.buffer).heads - heads).tolist() == [1, 0, 1]
     twin.add("...")
     twin.check()
     assert len(twin.buffer) == 3 + 1 + 3
@@ -130,7 +129,7 @@ def test_a_masked_time_limit_after_no_step_is_left_out_whole() -> None:
     twin.play("T")
     twin.add("U", mask=[False])
     twin.extend([".", "U", "U", "U"], [[True], [False], [False], [False]])
-    assert inside.ring(twin.buffer).heads.tolist() == [4]  # a step and what it ended on; a step and what it led to
+    assert internals.ring(twin.buffer).heads.tolist() == [4]  # a step and what it ended on; a step and what it led to
     twin.check()
     assert len(twin.buffer) == 2
 
@@ -142,7 +141,7 @@ def test_a_masked_time_limit_is_found_among_steps_of_own_next_observations() -> 
         buffer.add(step, truncated=[False])
         buffer.add(step, truncated=[True], mask=np.array([False]))
         assert len(buffer) == 1  # what the first led to it told itself
-        assert inside.ring(buffer).heads.tolist() == [1]
+        assert internals.ring(buffer).heads.tolist() == [1]
 
 
 @pytest.mark.parametrize("wrap", [lambda x: x, np.bool_, torch.tensor, lambda x: [x], lambda x: np.array([x])])
@@ -151,7 +150,7 @@ def test_with_one_env_a_mask_may_be_a_single_bool(wrap: Callable[[bool], Any]) -
     step = {"obs": [0.0, 1.0], "action": 0, "reward": 1.0, "terminated": False, "truncated": False}
     for kept in (True, True, False, True):
         buffer.add(step, mask=wrap(kept))
-    assert inside.ring(buffer).heads.tolist() == [3]
+    assert internals.ring(buffer).heads.tolist() == [3]
     assert len(buffer) == 1
     several = ReplayBuffer(PLAIN, 18, 2)
     with pytest.raises(ShapeError, match=r"mask: expected bool \(2,\), got bool \(\)"):
@@ -277,7 +276,7 @@ def test_after_a_clear_it_is_as_good_as_new_but_for_its_numbers() -> None:
     for sampler in SAMPLERS.values():
         twin = Twin(2, 6, sampler=sampler()).play(*random_plays(1, 2, 15))
         twin.buffer.sample(2)
-        numbers = inside.ring(twin.buffer).heads.copy()
+        numbers = internals.ring(twin.buffer).heads.copy()
         twin.clear()
         assert len(twin.buffer) == 0
         assert len(twin.buffer.data()) == 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from relive import returns
-from returned import Block, Numbers, ask_groups, drawn, library, tensor, whole_rewards
+from support.return_blocks import Block, Numbers, ask_groups, drawn, library, tensor, whole_rewards
 
 # Estimators
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from effort import first_of
 from relive import errors, returns
-from returned import (
+from support.effort import first_of
+from support.return_blocks import (
     COEFFICIENTS,
     DTYPES,
     ESTIMATORS,

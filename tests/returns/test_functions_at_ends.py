@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from relive import errors, returns
-from returned import COEFFICIENTS, DTYPES, ESTIMATORS, agree, drawn, library, tensor, truth
+from support.return_blocks import COEFFICIENTS, DTYPES, ESTIMATORS, agree, drawn, library, tensor, truth
 
 
 def one_env(**grids: Any) -> dict[str, Any]:
@@ -30,25 +30,6 @@ NO = False
 YES = True
 
 # Traps
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_done_flag_is_read_at_its_own_step_and_not_one_late(dtype: torch.dtype) -> None:
-    grids = one_env(
-        reward=[0.0, 0, 1, 0, 0],
-        value=[0.0, 0, 0, 5, 0, 0],
-        terminated=[NO, NO, YES, NO, NO],
-        truncated=[NO, NO, NO, NO, NO],
-    )
-    grids |= {name: grids[name].to(dtype) for name in ("reward", "value")}
-    # Read a step late it gives [0, 0, 1.247, -5, 0]: the reward never gets back, the next episode leaks in.
-    advantage, ret = listed(*returns.gae(**grids, gamma=0.99, lam=0.95))
-    assert advantage == pytest.approx([0.88454025, 0.9405, 1, -5, 0], rel=1e-6)
-    assert ret == pytest.approx([0.88454025, 0.9405, 1, 0, 0], rel=1e-6)
-    (whole,) = listed(returns.monte_carlo(**grids, gamma=0.99))
-    assert whole == pytest.approx([0.9801, 0.99, 1, 0, 0], rel=1e-6)
-    _, targets = returns.vtrace(torch.zeros(5, 1, dtype=dtype), **grids, gamma=0.99)
-    assert listed(targets)[0] == pytest.approx([0.9801, 0.99, 1, 0, 0], rel=1e-6)
 
 
 def cut(dtype: torch.dtype, terminated: bool = False) -> dict[str, Any]:
@@ -72,21 +53,6 @@ def every_return(grids: dict[str, Any], gamma: float) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_truncated_step_bootstraps_from_its_final_observation_and_not_its_own(
-    dtype: torch.dtype,
-) -> None:
-    # With V(obs[t]) in its place: 1 + 0.5 * 100 = 51.
-    assert every_return(cut(dtype), gamma=0.5) == dict.fromkeys(every_return(cut(dtype), 0.5), 6.0)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_truncation_is_no_termination(dtype: torch.dtype) -> None:
-    # As a termination it would be 1; and a step that is both is a termination.
-    assert set(every_return(cut(dtype), gamma=1.0).values()) == {11.0}
-    assert set(every_return(cut(dtype, terminated=True), gamma=1.0).values()) == {1.0}
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_value_of_the_reset_observation_is_not_read_at_an_end(dtype: torch.dtype) -> None:
     # With V(reset obs) in its place: 1 + 0.5 * 7 = 4.5. Not even NaN or infinity there may come through.
     for reset_value in (7.0, float("nan"), float("inf"), -1e30):
@@ -94,33 +60,6 @@ def test_the_value_of_the_reset_observation_is_not_read_at_an_end(dtype: torch.d
             grids = cut(dtype, terminated)
             grids["value"][1] = reset_value
             assert set(every_return(grids, gamma=0.5).values()) == {expected}
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_no_advantage_flows_through_a_truncation_and_the_last_step_is_bootstrapped(
-    dtype: torch.dtype,
-) -> None:
-    grids = one_env(
-        reward=[0.0, 100, 1],
-        value=[0.0, 0, 0, 8],
-        terminated=[NO, NO, NO],
-        truncated=[YES, NO, NO],
-        final_value=[2.0, 0, 0],
-    )
-    grids |= {name: grids[name].to(dtype) for name in ("reward", "value", "final_value")}
-    # Flowing through, the first would be 1 + 0.5 * 102.5 = 52.25; without a bootstrap the last would be 1.
-    assert listed(*returns.gae(**grids, gamma=0.5, lam=1.0)) == [[1, 102.5, 5], [1, 102.5, 5]]
-    assert listed(returns.monte_carlo(**grids, gamma=0.5)) == [[1, 102.5, 5]]
-    assert listed(returns.lambda_returns(**grids, gamma=0.5, lam=1.0)) == [[1, 102.5, 5]]
-    log_rho = torch.zeros(3, 1, dtype=dtype)
-    assert listed(*returns.vtrace(log_rho, **grids, gamma=0.5)) == [[1, 102.5, 5], [1, 102.5, 5]]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rewards_are_not_edited_to_hide_a_bootstrap(dtype: torch.dtype) -> None:
-    grids = cut(dtype)
-    returns.gae(**grids, gamma=0.9)
-    assert grids["reward"].item() == 1.0  # edited in place it would be 1 + 0.9 * 10
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -197,26 +136,6 @@ def test_without_a_critic_every_bootstrap_is_zero() -> None:
 
 
 # Unreal steps
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_trace_that_reaches_an_unreal_step_stops_at_the_value_of_its_observation(
-    dtype: torch.dtype,
-) -> None:
-    grids = one_env(
-        reward=[1.0, 999, 4],
-        value=[2.0, 8, 16, 32],
-        terminated=[NO, YES, NO],
-        truncated=[NO, YES, NO],
-        mask=[YES, NO, YES],
-    )
-    grids |= {name: grids[name].to(dtype) for name in ("reward", "value")}
-    assert listed(*returns.gae(**grids, gamma=0.5, lam=1.0)) == [[3, 0, 4], [5, 8, 20]]
-    assert listed(returns.monte_carlo(**grids, gamma=0.5)) == [[5, 8, 20]]
-    log_rho = torch.zeros(3, 1, dtype=dtype)
-    assert listed(*returns.vtrace(log_rho, **grids, gamma=0.5)) == [[3, 0, 4], [5, 8, 20]]
-    del grids["value"]
-    assert listed(returns.monte_carlo(**grids, gamma=0.5)) == [[1, 0, 4]]
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import oracle
-from effort import every_nth
 from relive import returns
-from returned import DTYPES, Block, ask_groups, drawn, patterns, tensor, whole_rewards
+from support import oracle
+from support.effort import every_nth
+from support.return_blocks import DTYPES, Block, ask_groups, drawn, patterns, tensor, whole_rewards
 
 
 def agree_in_groups(block: Block, **options: Any) -> None:

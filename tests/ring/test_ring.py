@@ -12,13 +12,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import inside
-from effort import first_of, in_ci
 from relive import Field, ReplayBuffer, Schema, Sequence, Transition
 from relive.errors import FieldError, InvariantError, ParameterError, ReliveError
 from relive.memory.ram import ReplayRows
 from relive.ring import Ring, Rule
-from twins import KINDS, Twin, stacked
+from support import internals
+from support.effort import first_of, in_ci
+from support.twins import KINDS, Twin, stacked
 
 LEAVES = Schema(
     {
@@ -39,6 +39,7 @@ RULES = [
     ),
     Sequence(3, 1, "half", drop_tail=True).rule,
     Sequence(9, 0, "none").rule,
+    *(Rule(history, across=True) for history in HISTORIES[1:]),
 ]
 """Which rows can be drawn: all that have their history, or the last of windows."""
 
@@ -64,7 +65,7 @@ def plays(alphabet: str, longest: int) -> Iterator[tuple[str, ...]]:
 def check_anchors(num_envs: int, rows: int, play: tuple[str, ...]) -> None:
     """After a play, for every rule: the invariants, what can be drawn in which order, and which ids are live."""
     twin = Twin(num_envs, rows).play(*play)
-    ring, truth = inside.ring(twin.buffer), twin.truth
+    ring, truth = internals.ring(twin.buffer), twin.truth
     every = [row for env in range(num_envs) for row in truth.all_rows(env)]
     assert ring.heads.tolist() == [len(truth.all_rows(env)) for env in range(num_envs)]
     assert ring.completed == len(truth.completed)
@@ -72,7 +73,7 @@ def check_anchors(num_envs: int, rows: int, play: tuple[str, ...]) -> None:
     for rule in RULES:
         twin.buffer.view = Ruled(rule)
         twin.buffer.check()
-        anchors = truth.anchors(*rule[:4])
+        anchors = truth.anchors(*rule[:4], rule.across)
         places = ring.anchors()
         assert ring.drawable == len(anchors) == len(places)
         in_time = sorted(anchors, key=lambda row: (row.env, row.number))
@@ -130,7 +131,7 @@ def test_numbers_grow_for_ever_and_are_never_reused() -> None:
         seen |= before
     total = sum(len(twin.truth.all_rows(env)) for env in (0, 1))
     assert seen <= {number * 2 + env for env in (0, 1) for number in range(total)}
-    assert inside.ring(twin.buffer).heads.tolist() == [len(twin.truth.all_rows(env)) for env in (0, 1)]
+    assert internals.ring(twin.buffer).heads.tolist() == [len(twin.truth.all_rows(env)) for env in (0, 1)]
 
 
 def test_a_ring_of_two_rows_holds_one_transition_at_a_time() -> None:
@@ -155,7 +156,7 @@ def test_a_ring_that_can_hold_nothing_is_refused(num_envs: int, rows: int) -> No
 def damaged(where: str) -> Ring:
     """A sound ring of two envs, then one thing in it changed."""
     twin = Twin(2, 6).play("..", ".T", "..", "U.", "..", "..")
-    ring = inside.ring(twin.buffer)
+    ring = internals.ring(twin.buffer)
     ring.check()
     live = ring.live_places(0)
     complete = live[ring.stamp[live] >= 0]
@@ -199,7 +200,7 @@ def test_check_names_the_invariant_that_does_not_hold(where: str, invariant: str
 
 def test_check_passes_a_ring_whose_rows_stand_alone_and_finds_damage_in_it() -> None:
     twin = Twin(2, 3, ordered=False).play("..", "TU", ".B")
-    ring = inside.ring(twin.buffer)
+    ring = internals.ring(twin.buffer)
     ring.check()
     ring.stamp[ring.live_places(1)[-1]] = -3
     with pytest.raises(InvariantError, match="invariant 5"):
@@ -237,7 +238,7 @@ def test_events_in_their_order_lead_from_what_could_be_drawn_to_what_can(
 
     twin = Twin(num_envs, rows, sampler=Watcher(), view=Ruled(rule))
     for kinds in data.draw(st.lists(st.text("...TUB", min_size=num_envs, max_size=num_envs), max_size=25)):
-        before = set(inside.ring(twin.buffer).anchors().tolist())
+        before = set(internals.ring(twin.buffer).anchors().tolist())
         told.clear()
         if data.draw(st.integers(0, 9)):
             twin.add(kinds)
@@ -245,7 +246,7 @@ def test_events_in_their_order_lead_from_what_could_be_drawn_to_what_can(
             twin.interrupt(data.draw(st.sampled_from([None, [0]])))
         for places, opens in told:
             before = applied(before, places, opens)
-        assert before == set(inside.ring(twin.buffer).anchors().tolist())
+        assert before == set(internals.ring(twin.buffer).anchors().tolist())
         twin.buffer.check()
 
 
@@ -262,7 +263,7 @@ def test_clearing_tells_the_watcher_that_nothing_can_be_drawn() -> None:
         def changed(self, places: Any, drawable: Any) -> None:
             told.extend(zip(places.tolist(), drawable.tolist(), strict=True))
 
-    inside.writer(twin.buffer).sampler = Watcher()
+    internals.writer(twin.buffer).sampler = Watcher()
     twin.buffer.clear()
     assert told == [(0, 0), (1, 0), (2, 0)]
 
@@ -290,16 +291,16 @@ def test_an_episode_that_ends_without_a_final_observation_is_refused_and_nothing
     }
     buffer.add({**step, "terminated": np.zeros(3, bool), "truncated": np.zeros(3, bool)})
     before = (
-        inside.ring(buffer).store.target.tobytes(),
-        inside.ring(buffer).state.tobytes(),
-        inside.ring(buffer).counters.tobytes(),
+        internals.ring(buffer).store.target.tobytes(),
+        internals.ring(buffer).state.tobytes(),
+        internals.ring(buffer).counters.tobytes(),
     )
     with pytest.raises(FieldError, match=r"next_obs.*env 1 ended.*Gymnasium's final_obs"):
         buffer.add(step)
     with pytest.raises(FieldError, match="env 2 ended"):
         buffer.add({name: value[[0, 2]] for name, value in step.items()}, envs=[0, 2])
     assert before == (
-        inside.ring(buffer).store.target.tobytes(),
-        inside.ring(buffer).state.tobytes(),
-        inside.ring(buffer).counters.tobytes(),
+        internals.ring(buffer).store.target.tobytes(),
+        internals.ring(buffer).state.tobytes(),
+        internals.ring(buffer).counters.tobytes(),
     )

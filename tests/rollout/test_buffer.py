@@ -15,10 +15,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-import oracle
 import relive
 from relive import GAE, Field, RolloutBuffer, core, errors
-from rollouts import (
+from support import oracle
+from support.rollouts import (
     NAN,
     SCHEMA,
     WITHOUT_VALUE,

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-import inside
-from effort import every_nth
 from relive import GAE, Batch, Field, GroupAdvantage, MonteCarlo, RolloutBuffer, Schema, TDLambda, errors
 from relive.batches import as_batch, leaves_by_path
 from relive.rollout.columns import Columns
-from rollouts import NAN, SCHEMA, Step, filled, holds, ids, play, same_data, stack, step, write_rows
+from support import internals
+from support.effort import every_nth
+from support.rollouts import NAN, SCHEMA, Step, filled, holds, ids, play, same_data, stack, step, write_rows
 
 # Columns
 
@@ -196,11 +196,11 @@ def test_a_step_that_takes_an_old_place_has_its_own_mask_and_no_old_final_value(
 def test_a_step_that_a_full_ring_refuses_leaves_its_oldest_step_and_what_was_attached(wrong: dict[str, Any]) -> None:
     rollout = filled(play(6), num_steps=4, wrap=True, debug=True)
     rollout.finish(GAE(), last_value=[1, 2])
-    before, starts = rollout.data().clone(), inside.flags(rollout)().starts
+    before, starts = rollout.data().clone(), internals.flags(rollout)().starts
     with pytest.raises(errors.ReliveError):
         rollout.add(step(9) | wrong)
     assert same_data(rollout.data(), before)
-    assert np.array_equal(inside.flags(rollout)().starts, starts)
+    assert np.array_equal(internals.flags(rollout)().starts, starts)
 
 
 def test_rows_are_reserved_up_to_the_seam_and_written_over_the_oldest() -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from covering import covering
-from defaults import OTHERS, play_under
-from elsewhere import ELSEWHERE, far_device
-from overwritten import Hands, leaves
 from relive import GAE, GroupAdvantage, MonteCarlo, RolloutBuffer, Schema, TDLambda, ValueHeads, VTrace
-from rollouts import NAN, SCHEMA, play
+from support.cases import covering
+from support.defaults import OTHERS, play_under
+from support.other_device import ELSEWHERE, far_device
+from support.overwrites import Hands, leaves
+from support.rollouts import NAN, SCHEMA, play
 
 T, N = 9, 3
 RECURRENT = {name: SCHEMA[name] for name in SCHEMA.names} | {"cost": (), "target_log_prob": (), "hidden": (1, 2)}

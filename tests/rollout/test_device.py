@@ -1,6 +1,7 @@
 """Rollouts on a device: the same numbers as in RAM, few launches, and no waiting but where the answer is a shape.
 
-The device is a stand-in (:mod:`elsewhere`) whose tensors refuse to meet those of the CPU, and CUDA where there is one.
+The device is a stand-in (:mod:`support.other_device`) whose tensors refuse to meet those of the CPU, and CUDA
+where there is one.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import relive
-from elsewhere import ELSEWHERE, far_device, no_waiting
 from relive import GAE, RolloutBuffer, errors, returns
+from support.other_device import no_waiting, place
 
 PRIVATE: Any = torch  # no public name writes to a tensor without counting it
 T, N = 6, 4
@@ -50,11 +51,8 @@ VIEWS = (
 
 @pytest.fixture(params=PLACES)
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    if request.param == "stand-in":
-        with far_device():
-            yield ELSEWHERE
-    else:
-        yield torch.empty(0, device=request.param).device
+    with place(request.param) as chosen:
+        yield chosen
 
 
 class Work(TorchDispatchMode):

@@ -10,10 +10,10 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-import tagged
-from effort import in_ci
 from relive import Collector, RolloutBuffer, Schema
-from windowed import RICH, SMALL, World, add_all, begins, check_all, filled, found_in, strides, world_of
+from support import tagged_envs
+from support.effort import in_ci
+from support.window_worlds import RICH, SMALL, World, add_all, begins, check_all, filled, found_in, strides, world_of
 
 # Rollouts one after another
 
@@ -141,12 +141,12 @@ def test_an_episode_interrupted_within_a_rollout_ends_there(wrap: bool) -> None:
 
 def counting(obs: Tensor, hidden: Tensor) -> dict[str, Any]:
     """A policy whose state counts the steps of the episode."""
-    return {"action": tagged.tagged_policy(obs), "value": tagged.tagged_value(obs), "hidden": hidden + 1}
+    return {"action": tagged_envs.tagged_policy(obs), "value": tagged_envs.tagged_value(obs), "hidden": hidden + 1}
 
 
 @pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name.lower())
 def test_collected_episodes_begin_where_the_env_was_reset(mode: AutoresetMode) -> None:
-    envs = tagged.make_tagged(4, mode, tagged.drawn(3, longest=6))
+    envs = tagged_envs.make_tagged(4, mode, tagged_envs.drawn(3, longest=6))
     rollout = RolloutBuffer(Schema.from_env(envs, value=(), hidden=(1, 2)), 7, 4, seed=0)
     collector = Collector(envs, counting, rollout, seed=5)
     begun = 0
@@ -158,7 +158,7 @@ def test_collected_episodes_begin_where_the_env_was_reset(mode: AutoresetMode) -
             collector.reset()  # with an empty one
         collector.collect()
         (seq,) = rollout.sequences(3, overlap="half")
-        step = torch.as_tensor(tagged.decode(seq["obs"]).step)
+        step = torch.as_tensor(tagged_envs.decode(seq["obs"]).step)
         assert begins(seq).tolist() == (step[0] == 0).tolist()
         assert torch.equal(seq["hidden"][0, :, 0], step[0].float())
         for b in range(len(seq)):

@@ -15,9 +15,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-import oracle
 import relive
-import tagged
 from relive import (
     GAE,
     Batch,
@@ -31,7 +29,8 @@ from relive import (
     errors,
     returns,
 )
-from rollouts import (
+from support import oracle, tagged_envs
+from support.rollouts import (
     LAST,
     NAN,
     SCHEMA,
@@ -576,7 +575,9 @@ def loop(mode: AutoresetMode, right: bool, cut: Any = slice(None), ended: str = 
         ended: how episodes end.
         more: for the rollout.
     """
-    envs = tagged.make_tagged(4, mode, tagged.cycle([(3, ended), (2, ended), (4, ended)]), check_actions=False)
+    envs = tagged_envs.make_tagged(
+        4, mode, tagged_envs.cycle([(3, ended), (2, ended), (4, ended)]), check_actions=False
+    )
     net = torch.nn.Sequential(torch.nn.Linear(3, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
 
     def value(obs: Any) -> Tensor:
@@ -590,7 +591,7 @@ def loop(mode: AutoresetMode, right: bool, cut: Any = slice(None), ended: str = 
         warnings.simplefilter("always")
         for _ in range(3):
             for _ in range(8):
-                action = tagged.tagged_policy(obs)
+                action = tagged_envs.tagged_policy(obs)
                 after, reward, terminated, truncated, info = envs.step(action)
                 final, now = after.copy(), np.full(4, NAN, np.float32)
                 for n in np.flatnonzero(truncated & ("final_obs" in info)):
@@ -630,7 +631,7 @@ def test_the_check_of_ends_can_be_turned_off_and_a_collector_does() -> None:
     assert (rollout.check_ends, copy.deepcopy(rollout).check_ends) == (False, False)
     with pytest.raises(errors.ParameterError, match="check_ends"):
         rollout.check_ends = cast("Any", "no")
-    envs = tagged.make_tagged(2, AutoresetMode.NEXT_STEP, tagged.cycle([(3, "truncated")]))
+    envs = tagged_envs.make_tagged(2, AutoresetMode.NEXT_STEP, tagged_envs.cycle([(3, "truncated")]))
     collected = RolloutBuffer(relive.Schema.from_env(envs, value=()), 8, 2)
     relive.Collector(envs, lambda obs: {"action": torch.zeros(2), "value": torch.zeros(2)}, collected)
     assert collected.check_ends is False

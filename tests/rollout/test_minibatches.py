@@ -12,16 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import inside
-import oracle
 import relive
-from fields import DTYPES, LEAVES, bits, noise
 from relive import GAE, Batch, Field, RolloutBuffer, core, errors
 from relive.memory.layout import LARGE_FIELD
 from relive.rollout import buffer
 from relive.rollout.minibatches import rows_of
 from relive.steps.schema import Path
-from rollouts import LAST, SCHEMA, all_ids, filled, holds, ids, play, same_data, stack, step
+from support import internals, oracle
+from support.fields import DTYPES, LEAVES, bits, noise
+from support.rollouts import LAST, SCHEMA, all_ids, filled, holds, ids, play, same_data, stack, step
 
 # Reading all, some, and in minibatches
 
@@ -351,7 +350,7 @@ def random_rollout(steps: int, envs: int) -> RolloutBuffer:
 @pytest.mark.parametrize("many", [1, 10**9])
 def test_packing_does_not_change_a_batch(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = random_rollout(40, 3)
-    orders = torch.from_numpy(inside.permutations(rollout).next(120).numpy()).split(7)
+    orders = torch.from_numpy(internals.permutations(rollout).next(120).numpy()).split(7)
     expected = [rollout.flat().rows(order) for order in orders]
     rollout.seed = 1
     monkeypatch.setattr(buffer, "MANY", many)

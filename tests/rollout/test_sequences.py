@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-import oracle
-from effort import often
-from oracle import Stretch
 from relive import RolloutBuffer, Schema, errors
-from windowed import (
+from support import oracle
+from support.effort import often
+from support.oracle import Stretch
+from support.window_worlds import (
     FACTS,
     FLAG,
     RICH,

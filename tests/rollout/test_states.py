@@ -12,10 +12,10 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor, nn
 
-import oracle
-from covering import covering
-from effort import in_ci, often
 from relive import GAE, Collector, Field, RolloutBuffer, Schema, SequenceBatch, errors
+from support import oracle
+from support.cases import covering
+from support.effort import in_ci, often
 
 KINDS = ("LSTM", "GRU", "cell", "two LSTMs", "CfC", "CfC with mixed memory", "LTC")
 ENVS, STEPS, LIMIT = 3, 22, 9

@@ -11,11 +11,11 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-import tagged
-from collecting import every_mode, policy
-from elsewhere import ELSEWHERE, far_device, no_waiting
 from relive import GAE, Collector, MonteCarlo, RolloutBuffer, Schema, TDLambda, ValueHeads, VTrace, errors
-from rollouts import NAN, SCHEMA, play, same_data
+from support import tagged_envs
+from support.other_device import ELSEWHERE, far_device, no_waiting
+from support.rollouts import NAN, SCHEMA, play, same_data
+from support.tagged_collections import every_mode, policy
 
 T, N = 9, 3
 HEADS = ValueHeads({"reward": GAE(0.99, 0.95), "cost": TDLambda(0.9, 0.5, normalize=True), "speed": MonteCarlo(0.8)})
@@ -60,7 +60,7 @@ def test_each_head_is_finished_as_if_it_were_alone(count: int, masked: bool) -> 
 
 @every_mode
 def test_a_collector_values_final_observations_by_every_head(mode: AutoresetMode) -> None:
-    schedule = tagged.cycle([(3, "truncated"), (1, "truncated")], [(2, "terminated"), (4, "truncated")])
+    schedule = tagged_envs.cycle([(3, "truncated"), (1, "truncated")], [(2, "terminated"), (4, "truncated")])
 
     def two_heads(obs: Tensor) -> Mapping[str, Tensor]:
         answer = policy(obs)
@@ -68,7 +68,7 @@ def test_a_collector_values_final_observations_by_every_head(mode: AutoresetMode
 
     rollouts: list[RolloutBuffer] = []
     for acting, shape in ((two_heads, (2,)), (policy, ())):
-        envs = tagged.make_tagged(2, mode, schedule)
+        envs = tagged_envs.make_tagged(2, mode, schedule)
         rollout = RolloutBuffer(Schema.from_env(envs, value=shape), 11, 2)
         Collector(envs, acting, rollout, seed=0).collect()
         rollouts.append(rollout)
@@ -197,8 +197,8 @@ def test_a_head_that_no_end_stops_has_the_returns_of_the_joined_steps(estimator:
 @every_mode
 def test_a_collector_joins_the_steps_of_every_mode(mode: AutoresetMode) -> None:
     """Hand-written: the reset row of NEXT_STEP is no step, so the trace passes over it."""
-    schedule = tagged.cycle([(3, "truncated"), (1, "terminated")], [(2, "terminated"), (4, "truncated")])
-    envs = tagged.make_tagged(2, mode, schedule)
+    schedule = tagged_envs.cycle([(3, "truncated"), (1, "terminated")], [(2, "terminated"), (4, "truncated")])
+    envs = tagged_envs.make_tagged(2, mode, schedule)
     rollout = RolloutBuffer(Schema.from_env(envs, value=(2,)), 11, 2)
     two = lambda obs: (a := policy(obs)) | {"value": torch.stack([a["value"], 7 - a["value"]], -1)}  # noqa: E731
     Collector(envs, two, rollout, seed=0).collect()

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import oracle
-from effort import in_ci, often
-from windowed import (
+from support import oracle
+from support.effort import in_ci, often
+from support.window_worlds import (
     FACTS,
     RICH,
     World,

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-import inside
-from interrupting import broken_off
 from relive import GAE, RolloutBuffer, errors
-from rollouts import NAN, SCHEMA, Step, filled, holds, play, same_data, step, write_rows
-from twins import UNEVEN, uneven
+from support import internals
+from support.interrupts import broken_off
+from support.rollouts import NAN, SCHEMA, Step, filled, holds, play, same_data, step, write_rows
+from support.twins import UNEVEN, uneven
 
 
 def test_rows_written_in_place_read_like_added_ones() -> None:
@@ -374,7 +374,7 @@ def test_what_does_not_fit_is_refused_as_by_the_long_way(names: tuple[str, ...])
     ]
     for each in wrong:
         with pytest.raises(errors.ReliveError) as long_way:
-            inside.add_checked(filled([values], 4))(dict(each))
+            internals.add_checked(filled([values], 4))(dict(each))
         with pytest.raises(errors.ReliveError) as found:
             rollout.add(each)
         assert (type(found.value), str(found.value)) == (type(long_way.value), str(long_way.value))
@@ -409,7 +409,7 @@ def test_a_step_over_the_bootstrap_row_or_an_old_one_that_is_broken_off_leaves_n
     def broken(*_: Any) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(inside.columns(rollout).copier, "take", broken)
+    monkeypatch.setattr(internals.columns(rollout).copier, "take", broken)
     with pytest.raises(KeyboardInterrupt):
         rollout.add(step(5))
     monkeypatch.undo()

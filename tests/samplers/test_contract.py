@@ -13,7 +13,7 @@ import pytest
 from relive import Mixture, ReplayBuffer
 from relive.errors import FieldError, InvariantError, ParameterError
 from relive.samplers import Sampler
-from twins import Twin
+from support.twins import Twin
 
 
 class Newest:

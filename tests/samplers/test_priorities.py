@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import inside
-from rating import lazily_negated, long_way
 from relive import FrameStack, Prioritized
-from twins import Twin, contents
+from support import internals
+from support.ratings import lazily_negated, long_way
+from support.twins import Twin, contents
 
 
 def test_a_row_whose_priority_came_to_0_can_still_be_rated() -> None:
@@ -46,7 +46,7 @@ def test_indices_and_errors_of_every_kind_mean_the_same(kind: str) -> None:
     elif kind == "int32":
         index = index.int()
     assert twin.buffer.update_priorities(index, errors) == 0
-    assert {i: inside.errors(twin.buffer.sampler)[i] for i in want} == want
+    assert {i: internals.errors(twin.buffer.sampler)[i] for i in want} == want
     twin.buffer.check()
 
 
@@ -186,19 +186,19 @@ def test_inside_of_torchs_transforms_errors_are_refused_as_by_the_long_way(unrea
     found = list[Any]()
     for _ in range(2):
 
-        def inside(x: torch.Tensor) -> torch.Tensor:
+        def asked(x: torch.Tensor) -> torch.Tensor:
             found.append(rated(lambda index: index, lambda sizes: sizes * x))
             return x.sum()
 
-        torch.func.vmap(inside)(torch.ones(3))
-        torch.func.grad(inside)(torch.ones(()))
+        torch.func.vmap(asked)(torch.ones(3))
+        torch.func.grad(asked)(torch.ones(()))
         unread()
     assert found[:2] == found[2:]
 
 
 def test_a_view_with_a_history_may_hide_rows_that_are_live_and_their_errors_come_late() -> None:
     twin = Twin(1, 8, sampler=Prioritized(), view=FrameStack(3)).play(*"..........")
-    oldest = int(inside.ring(twin.buffer).oldest[0])
+    oldest = int(internals.ring(twin.buffer).oldest[0])
     assert twin.buffer.update_priorities([oldest, oldest + 2], [1.0, 2.0]) == 1
     assert twin.buffer.stats()["late_updates"] == 1
     twin.buffer.check()
@@ -208,7 +208,7 @@ def test_a_copy_of_a_sampler_has_no_addresses_of_the_other() -> None:
     twin = Twin(1, 20, sampler=Prioritized()).play(*"........")
     twin.buffer.sample(4)
     other = copy.deepcopy(twin.buffer.sampler)
-    assert inside.binding(other) is None
+    assert internals.binding(other) is None
     assert other.alpha == twin.buffer.sampler.alpha
     again = Twin(1, 20, sampler=other).play(*"......")
     again.buffer.sample(4)

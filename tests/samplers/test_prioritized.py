@@ -11,9 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-import inside
-import oracle
-from fit import check_fit, equal, many
 from relive import (
     Field,
     FrameStack,
@@ -31,8 +28,10 @@ from relive.errors import (
     NotFiniteError,
     ParameterError,
 )
-from sampling import EPS, INF, NAN, check_fit_of_one_percent, check_weights
-from twins import Twin, contents, same_batches
+from support import internals, oracle
+from support.fit import check_fit, equal, many
+from support.twins import Twin, contents, same_batches
+from support.worlds import EPS, INF, NAN, check_fit_of_one_percent, check_weights
 
 FLAGS = {name: Field((), torch.bool) for name in ("terminated", "truncated")}
 
@@ -287,7 +286,7 @@ def test_what_float32_would_lose_beside_a_huge_priority_keeps_its_exact_chance()
     known = oracle.Priorities()
     known.errors = dict(enumerate(errors))
     check_weights(twin.buffer.sampler, twin.buffer.sample(50), known)
-    tree = inside.tree(twin.buffer.sampler)
+    tree = internals.tree(twin.buffer.sampler)
     assert tree.total == 2.0**30 + 1 + 40 * 2
     assert tree.find([40.5 + 2.0**30, tree.total - 0.5]).tolist() == [20, 40]
     twin.buffer.update_priorities([20], [0.0])  # and nothing of it is left behind

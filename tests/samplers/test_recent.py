@@ -8,10 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import oracle
-from covering import covering
-from effort import often
-from fit import check_fit, equal, many
 from relive import (
     FrameStack,
     Prioritized,
@@ -24,8 +20,12 @@ from relive.errors import (
     NotFiniteError,
     ParameterError,
 )
-from sampling import EPS, INF, NAN, WORLDS, check_fit_of_one_percent, check_weights, drawn_from, uneven
-from twins import Twin
+from support import oracle
+from support.cases import covering
+from support.effort import often
+from support.fit import check_fit, equal, many
+from support.twins import Twin
+from support.worlds import EPS, INF, NAN, WORLDS, check_fit_of_one_percent, check_weights, drawn_from, uneven
 
 # Recent experience.
 

@@ -14,10 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import inside
-import oracle
-from covering import covering
 from relive import (
+    Fresh,
     Prioritized,
     Recent,
     ReplayBuffer,
@@ -33,8 +31,10 @@ from relive.errors import (
     ParameterError,
     ShapeError,
 )
-from sampling import check_weights, drawn_from, uneven
-from twins import SAMPLERS, VIEWS, Twin, batch_leaves, contents, same_batches
+from support import internals, oracle
+from support.cases import covering
+from support.twins import SAMPLERS, VIEWS, Twin, batch_leaves, contents, same_batches
+from support.worlds import check_weights, drawn_from, uneven
 
 # Every sampler with every view.
 
@@ -165,7 +165,7 @@ def test_a_sampler_prints_as_the_call_that_makes_it_again(make: Callable[[], Any
 
 
 def test_only_priorities_can_be_updated() -> None:
-    for make in (Uniform, WithoutReplacement, lambda: Recent(0.9, 2)):
+    for make in (Uniform, WithoutReplacement, Fresh, lambda: Recent(0.9, 2)):
         twin = Twin(1, 6, sampler=make()).play(".", ".")
         assert not twin.buffer.has_priorities
         with pytest.raises(LifecycleError, match=r"has no priorities; create the buffer with sampler=Prioritized\(\)"):
@@ -186,7 +186,7 @@ def test_a_loaded_state_goes_on_exactly_like_the_saved_sampler(name: str) -> Non
             one.buffer.update_priorities(batch["index"], rng.exponential(size=7))  # not numbers of float32
     for twin in (one, other):
         twin.add("...")
-    inside.progress(other.buffer).draws = inside.progress(one.buffer).draws
+    internals.progress(other.buffer).draws = internals.progress(one.buffer).draws
     state = one.buffer.sampler.state_dict()
     other.buffer.sampler.load_state_dict(state)
     for value in state.values():  # the state is a copy: what is done to it touches neither
@@ -314,6 +314,7 @@ PINNED = {
     "prioritized, independent": [83, 68, 100, 100, 168, 109],
     "recent, uniform": [92, 109, 92, 92, 109, 109],
     "recent, prioritized": [109, 109, 109, 92, 92, 92],
+    "fresh": [71, 150, 91, 74, 156, 94],
 }
 
 
@@ -333,10 +334,10 @@ def test_a_seed_may_be_any_integer() -> None:
 def test_batches_of_a_sampler_are_what_the_view_reads_and_no_view_of_storage() -> None:
     twin = uneven(sampler=Prioritized())
     batch = twin.buffer.sample(8)
-    before = inside.ring(twin.buffer).store.target.tobytes()
+    before = internals.ring(twin.buffer).store.target.tobytes()
     for leaf in batch_leaves(batch).values():
         leaf[...] = 1
-    assert inside.ring(twin.buffer).store.target.tobytes() == before
+    assert internals.ring(twin.buffer).store.target.tobytes() == before
     assert isinstance(twin.buffer, ReplayBuffer)
 
 
@@ -349,16 +350,16 @@ def test_check_finds_priorities_that_are_not_those_of_what_can_be_drawn(where: s
     twin = Twin(2, 6, sampler=make()).play("..", ".T", "..", "U.", "..")
     twin.buffer.sample(3)
     twin.buffer.check()
-    sampler, ring = inside.prioritized(twin.buffer), inside.ring(twin.buffer)
+    sampler, ring = internals.prioritized(twin.buffer), internals.ring(twin.buffer)
     places = ring.anchors()
     if where == "a weight":
-        inside.tree(sampler).set(places[:1], 0.0)
+        internals.tree(sampler).set(places[:1], 0.0)
     elif where == "an error":
-        inside.errors(sampler)[places[-1]] = 7.0
+        internals.errors(sampler)[places[-1]] = 7.0
     elif where == "a row that cannot be drawn":
-        inside.tree(sampler).set(ring.live_places(0)[-1:], 1.0)
+        internals.tree(sampler).set(ring.live_places(0)[-1:], 1.0)
     else:
-        inside.nodes(inside.tree(sampler))[-1] += 1.0
+        internals.nodes(internals.tree(sampler))[-1] += 1.0
     with pytest.raises(InvariantError):
         twin.buffer.check()
 
@@ -367,8 +368,8 @@ def test_check_finds_priorities_that_are_not_those_of_what_can_be_drawn(where: s
 def test_check_finds_sequences_that_are_weighed_wrongly(weigh: Any) -> None:
     twin = Twin(2, 9, view=Sequence(2, weigh=weigh)).play(*[".."] * 5, ".T", "..", "..")
     twin.buffer.check()
-    windows = inside.windows(twin.buffer.sampler)
-    inside.tree(windows).set(inside.ring(twin.buffer).anchors()[-1:], 5.0)
+    windows = internals.windows(twin.buffer.sampler)
+    internals.tree(windows).set(internals.ring(twin.buffer).anchors()[-1:], 5.0)
     with pytest.raises(InvariantError, match="sampler: place"):
         twin.buffer.check()
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from effort import in_ci
-from rating import Pair, lazily_negated, long_way
 from relive import Prioritized, Sequence
 from relive.core.words import LARGEST_ERROR
-from twins import Twin, contents
+from support.effort import in_ci
+from support.ratings import lazily_negated, long_way
+from support.twins import Twin, contents
 
 Change = Callable[[Tensor, Tensor], Any]
 """Makes the errors, or the mask, of plain errors and a plain mask, both ``[T, B]``."""
@@ -136,14 +136,3 @@ def test_plain_tensors_of_steps_are_read_where_they_are(
     monkeypatch.setattr(Prioritized, "_rate_checked", None)
     found, *_ = rated(ERRORS[errors], MASKS.get(mask, plain_mask), time_first, later=0)
     assert isinstance(found, int)
-
-
-@pytest.mark.parametrize("eta", [0.0, 0.9, 1.0])
-def test_the_error_of_a_sequence_lies_between_the_mean_and_the_largest(eta: float) -> None:
-    errors, mask = np.array([[3.0, -5.0, 99.0], [1.0, 2.0, -3.0], [7.0, 8.0, 9.0]]), np.ones((3, 3), np.bool_)
-    mask[0, 2] = mask[2] = False
-    want = [eta * 5 + (1 - eta) * 4, eta * 3 + (1 - eta) * 2, 0.0]
-    pair = Pair(next(seed for seed in range(99) if len(Pair(seed).index()) >= 3))
-    index = pair.index()[:3]
-    assert pair.core.rate(index, errors, mask, False, eta) == 0
-    assert pair.memory.errors[pair.ring.find(index)[0]].tolist() == np.array(want, np.float32).tolist()

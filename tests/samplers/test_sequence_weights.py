@@ -10,11 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import inside
-import oracle
-from covering import covering
-from effort import often
-from fit import check_fit, deviation, equal, many
 from relive import (
     FrameStack,
     NStep,
@@ -26,8 +21,12 @@ from relive import (
 )
 from relive.errors import EmptyError
 from relive.samplers.sumtree import SumTree
-from sequences_of import check_priorities
-from twins import SAMPLERS, SEQUENCES, Twin
+from support import internals, oracle
+from support.cases import covering
+from support.effort import often
+from support.fit import check_fit, deviation, equal, many
+from support.sequence_priorities import check_priorities
+from support.twins import SAMPLERS, SEQUENCES, Twin
 
 # Every sampler, as the rows come and go.
 
@@ -80,7 +79,7 @@ def recent(twin: Twin, k: int, of: int) -> list[oracle.Row]:
     sampler, truth = twin.buffer.sampler, twin.truth
     assert isinstance(sampler, Recent)
     transitions, anchors = truth.anchors(), twin.anchors()
-    if inside.ring(twin.buffer).rule.length == 1:
+    if internals.ring(twin.buffer).rule.length == 1:
         transitions = anchors
     count = oracle.recent_count(len(transitions), sampler.eta, sampler.c_min, k, of)
     while True:
@@ -122,7 +121,7 @@ def weights(twin: Twin, among: list[oracle.Row] | None = None) -> dict[int, floa
     view, truth = twin.buffer.view, twin.truth
     assert isinstance(view, Sequence)
     rows = twin.anchors() if among is None else among
-    _, length, stride, _, weigh = view.rule
+    _, length, stride, _, weigh, _ = view.rule
     sizes = {truth.index(row): truth.excerpt(row, length, stride, 0, 1).length for row in rows}
     if weigh == "windows":
         return equal(list(sizes))
@@ -183,28 +182,6 @@ def test_the_last_steps_of_an_episode_that_fill_no_window_are_learned_from() -> 
     assert twin.buffer.data().flat()["obs"][:, 2].tolist() == list(range(8))
 
 
-def test_no_window_crosses_an_end_or_the_write_cursor() -> None:
-    for capacity in range(9, 16):
-        twin = Twin(1, capacity, view=Sequence(4, 2, n=2))
-        for t in range(45):
-            twin.add("T" if t % 11 == 10 else ".")
-            batch = twin.buffer.data()
-            for b in range(len(batch)):
-                tags = batch["obs"][: batch["lengths"][b], b]
-                assert len(set(tags[:, 1].tolist())) <= 1
-                assert (tags[1:, 2] - tags[:-1, 2] == 1).all()
-
-
-def test_the_last_step_of_an_episode_is_drawn_and_learned_from() -> None:
-    for length, overlap in ((1, "max"), (3, "none"), (3, "max"), (7, "half"), (50, "none")):
-        twin = Twin(1, 60, view=Sequence(length, overlap=overlap)).play(*("." * 20 + "T"), *("." * 3 + "U"))
-        ends = twin.buffer.data().flat()
-        assert int(ends["terminated"].sum()) > 0
-        assert int(ends["truncated"].sum()) > 0
-        indices = set(many(twin, 20_000).tolist())
-        assert {20, 25} <= indices
-
-
 def test_batches_are_shuffled_and_no_env_is_dropped() -> None:
     twin = Twin(5, 30, view=Sequence(4, overlap="none"), sampler=WithoutReplacement())
     for t in range(25):
@@ -243,12 +220,12 @@ def test_weights_kept_step_by_step_are_those_made_anew(
             twin.clear()
         sampler = twin.buffer.sampler
         assert isinstance(sampler, Uniform)
-        assert inside.windows(sampler) is not None
-        leaves = _leaves(inside.tree(inside.windows(sampler)))
+        assert internals.windows(sampler) is not None
+        leaves = _leaves(internals.tree(internals.windows(sampler)))
         fresh = Uniform()
-        fresh.attach(inside.ring(twin.buffer))
-        assert inside.windows(fresh) is not None
-        assert np.array_equal(leaves, _leaves(inside.tree(inside.windows(fresh))))
+        fresh.attach(internals.ring(twin.buffer))
+        assert internals.windows(fresh) is not None
+        assert np.array_equal(leaves, _leaves(internals.tree(internals.windows(fresh))))
         twin.buffer.check()
 
 

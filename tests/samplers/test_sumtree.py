@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-import inside
-from effort import in_ci
 from relive.errors import DTypeError, EmptyError, NotFiniteError, ParameterError, ShapeError
 from relive.samplers.sumtree import SumTree
+from support import internals
+from support.effort import in_ci
 
 WEIGHTS = st.one_of(
     st.sampled_from([0.0, -0.0, 5e-324, 1e-310, 0.1, 1.0, 3.0, 2.0**53, 1e300]),
@@ -40,10 +40,10 @@ def bits(array: np.ndarray) -> bytes:
 def starts_of(tree: SumTree) -> np.ndarray:
     """Where the intervals of all leaves start, and at last the total, by the definition of a node's interval."""
     edges = [0.0, tree.total]
-    for below in reversed(inside.offsets(tree)[:-1].tolist()):
+    for below in reversed(internals.offsets(tree)[:-1].tolist()):
         cuts: list[float] = []
         for node, (start, end) in enumerate(itertools.pairwise(edges)):
-            weights = inside.nodes(tree)[below + 8 * node : below + 8 * node + 8].tolist()
+            weights = internals.nodes(tree)[below + 8 * node : below + 8 * node + 8].tolist()
             last = max((k for k, weight in enumerate(weights) if weight > 0), default=-1)
             for k, weight in enumerate(weights):
                 cuts.append(start if k <= last or k == 0 else end)
@@ -207,7 +207,7 @@ class AgainstTheTwin(RuleBasedStateMachine):
         same, other = SumTree(len(self.twin)), SumTree(len(self.twin))
         same.set(np.arange(len(self.twin)), self.twin)  # all at once
         other.become(self.tree)
-        assert bits(inside.nodes(same)) == bits(inside.nodes(other)) == bits(inside.nodes(self.tree))
+        assert bits(internals.nodes(same)) == bits(internals.nodes(other)) == bits(internals.nodes(self.tree))
         self.tree = other
 
     @rule(first=st.just(0.0))
@@ -235,7 +235,7 @@ test_a_random_walk_keeps_every_invariant = AgainstTheTwin.TestCase
 
 def test_levels_are_whole_blocks_of_eight_on_cache_lines() -> None:
     for size in (1, 9, 1000, 100_000):
-        assert inside.nodes(SumTree(size)).ctypes.data % 64 == 0
+        assert internals.nodes(SumTree(size)).ctypes.data % 64 == 0
 
 
 # Traps
@@ -268,23 +268,23 @@ def test_every_one_of_the_newest_of_very_many_equal_rows_can_be_drawn(size: int)
 def test_a_poisoned_weight_is_refused_by_position_and_nothing_is_written(bad: float) -> None:  # P2
     tree = tree_of([1.0, 2.0, 3.0, 4.0])
     tree.minimum_positive()
-    before = bits(inside.nodes(tree)) + bits(inside.minima(tree))
+    before = bits(internals.nodes(tree)) + bits(internals.minima(tree))
     with pytest.raises(NotFiniteError, match=r"entry 2, for position 3, is .*; pass 0 to"):
         tree.set([0, 1, 3], [9.0, 9.0, bad])
     with pytest.raises(NotFiniteError, match=r"entry 0, for position 2, is"):
         tree.set([2, 1], bad)
-    assert bits(inside.nodes(tree)) + bits(inside.minima(tree)) == before
+    assert bits(internals.nodes(tree)) + bits(internals.minima(tree)) == before
 
 
 @pytest.mark.parametrize("position", [-1, 4, 7, 8, 2**40, -(2**63)])
 def test_a_position_outside_is_refused_by_name_and_nothing_is_written(position: int) -> None:  # P3
     tree = tree_of([1.0, 2.0, 3.0, 4.0])
-    before = bits(inside.nodes(tree))
+    before = bits(internals.nodes(tree))
     calls: list[Callable[[], Any]] = [lambda: tree.set([0, position], 9.0), lambda: tree.get([0, position])]
     for call in calls:
         with pytest.raises(ParameterError, match=rf"entry 1 is {position}, not in 0\.\.3"):
             call()
-    assert bits(inside.nodes(tree)) == before
+    assert bits(internals.nodes(tree)) == before
 
 
 def test_a_tree_with_the_weights_of_another_gives_its_draws_and_owns_them() -> None:  # P4
@@ -321,8 +321,8 @@ def test_a_million_updates_leave_no_drift() -> None:
         tree.set(rng.integers(0, 5000, 500), values)
     fresh = tree_of(tree.get(np.arange(5000)))
     fresh.minimum_positive()
-    assert bits(inside.nodes(fresh)) == bits(inside.nodes(tree))
-    assert bits(inside.minima(fresh)) == bits(inside.minima(tree))
+    assert bits(internals.nodes(fresh)) == bits(internals.nodes(tree))
+    assert bits(internals.minima(fresh)) == bits(internals.minima(tree))
     tree.set(np.arange(5000), 0.0)
     assert tree.total == 0.0
 
@@ -477,11 +477,11 @@ def test_check_names_the_broken_invariant() -> None:
     tree = tree_of([1.0] * 100)
     tree.minimum_positive()
     for array, place, value, message in (
-        (inside.nodes(tree), 5, math.nan, "finite and not negative: place 5 holds nan"),
-        (inside.nodes(tree), 7, -1.0, "finite and not negative: place 7"),
-        (inside.nodes(tree), 101, 1.0, "sum of its children, from left to right: place 101"),
-        (inside.nodes(tree), 106, np.nextafter(8.0, 9), "sum of its children, from left to right: place 106"),
-        (inside.minima(tree), 3, 0.5, "smallest positive one below it: place 3"),
+        (internals.nodes(tree), 5, math.nan, "finite and not negative: place 5 holds nan"),
+        (internals.nodes(tree), 7, -1.0, "finite and not negative: place 7"),
+        (internals.nodes(tree), 101, 1.0, "sum of its children, from left to right: place 101"),
+        (internals.nodes(tree), 106, np.nextafter(8.0, 9), "sum of its children, from left to right: place 106"),
+        (internals.minima(tree), 3, 0.5, "smallest positive one below it: place 3"),
     ):
         kept = array[place]
         array[place] = value

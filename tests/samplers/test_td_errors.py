@@ -11,8 +11,8 @@ import torch
 
 from relive import FrameStack, Hindsight, NStep, Prioritized, Recent, ReturnsToGo, Sequence
 from relive.errors import DTypeError, NotFiniteError, ParameterError, ShapeError
-from replays import three
-from twins import contents
+from support.replays import three
+from support.twins import contents
 
 
 @pytest.mark.parametrize(

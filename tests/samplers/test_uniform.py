@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from effort import first_of
-from fit import check_fit, deviation, equal, many
 from relive import (
     FrameStack,
     WithoutReplacement,
@@ -16,8 +14,10 @@ from relive.errors import (
     EmptyError,
     ParameterError,
 )
-from sampling import WORLDS, check_fit_of_one_percent, uneven
-from twins import SAMPLERS, Twin, contents
+from support.effort import first_of
+from support.fit import check_fit, deviation, equal, many
+from support.twins import SAMPLERS, Twin, contents
+from support.worlds import WORLDS, check_fit_of_one_percent, uneven
 
 
 @pytest.mark.parametrize("name", first_of(2, WORLDS))

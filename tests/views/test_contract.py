@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-import inside
 from relive import NStep, Transition
 from relive.errors import DTypeError, FieldError, ParameterError, ShapeError
 from relive.ring import Rule
-from twins import Twin, same_batches
+from support import internals
+from support.twins import Twin, same_batches
 
 # A view of one's own.
 
@@ -27,7 +27,7 @@ def test_a_view_needs_no_more_than_read() -> None:
     own, same = Twin(2, 20, view=Bare()), Twin(2, 20, view=NStep(2, 0.5))
     for twin in (own, same):
         twin.play("..", ".T", "..", "U.", "..")
-    assert inside.ring(own.buffer).rule == Rule()
+    assert internals.ring(own.buffer).rule == Rule()
     assert same_batches(own.buffer.data(), same.buffer.data())
     assert same_batches(own.buffer.sample(16), same.buffer.sample(16))
 

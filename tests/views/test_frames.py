@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-import inside
-from relive import Field, FrameStack, NStep, ReplayBuffer, Schema, Transition
+from relive import Field, FrameStack, NStep, ReplayBuffer, Schema
 from relive.errors import ParameterError, SchemaError
-from twins import Twin
+from support import internals
+from support.twins import Twin
 
 # Frame stacks.
 
@@ -28,29 +28,6 @@ def test_stacks_repeat_the_first_frame_of_an_episode_and_reach_into_no_other() -
     obs, following = stacks(3, "repeat", "..T.U")
     assert obs == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [0, 0, 0], [0, 0, 1]]
     assert following == [[0, 0, 1], [0, 1, 2], [1, 2, 3], [0, 0, 1], [0, 1, 2]]
-
-
-def test_stacks_pad_with_zeros_if_they_are_told_to() -> None:
-    twin = Twin(1, 30, view=FrameStack(3, NStep(1, 0.5), "zeros")).play(*"..T.U")
-    twin.add(".")
-    twin.add(".")
-    twin.check()
-    batch = twin.buffer.data()
-    second = batch["obs"][3]  # of the second episode, whose tag is not 0 from the first frame on
-    assert second[:2].abs().sum() == 0
-    assert second[2].tolist() == [0, 1, 0, 0]
-    assert batch["next_obs"][3].tolist() == [[0, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0]]
-
-
-def test_a_transition_whose_frames_have_left_the_ring_can_no_longer_be_drawn() -> None:
-    twin = Twin(1, 8, view=FrameStack(4, NStep(1, 0.5)))
-    for _ in range(20):
-        twin.add(".")
-        twin.check()
-    assert twin.buffer.data()["obs"][0, :, 2].tolist() == [12, 13, 14, 15]
-    assert len(twin.buffer) == 4
-    twin.buffer.view = Transition()
-    assert len(twin.buffer) == 7
 
 
 def test_the_depth_can_be_changed_on_a_living_buffer() -> None:
@@ -135,7 +112,7 @@ def test_an_atari_transition_takes_at_most_7300_bytes_with_all_its_fields() -> N
         }
     )
     buffer = ReplayBuffer(schema, 1000, view=FrameStack(4, NStep(3)), seed=0)
-    ring = inside.ring(buffer)
+    ring = internals.ring(buffer)
     stored = ring.store.target.nbytes + sum(block.nbytes for block in ring.store.blocks.values())
     assert stored / 1000 <= 7300
     rng = np.random.default_rng(0)

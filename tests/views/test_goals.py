@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-import inside
-from relabelling import HerTwin, as_relabel, reached, view_of, worth
 from relive import (
     Hindsight,
     ReplayBuffer,
@@ -22,7 +20,9 @@ from relive.errors import (
     SchemaError,
     ShapeError,
 )
-from twins import Twin, same_batches
+from support import internals
+from support.goal_plays import HerTwin, as_relabel, reached, view_of, worth
+from support.twins import Twin, same_batches
 
 # The functions: what they are given, and what they may return.
 
@@ -119,7 +119,7 @@ def test_a_place_that_is_no_row_is_refused(key: int | None) -> None:
     twin = HerTwin(1, 20, dress="goals", view=view_of()).play(*"." * 15)
     for wrong in (-1, 20):
         with pytest.raises(ParameterError, match=rf"places: entry 1 is {wrong}, which is not one of the 20 rows"):
-            twin.buffer.view.read(inside.ring(twin.buffer), np.array([2, wrong]), key)
+            twin.buffer.view.read(internals.ring(twin.buffer), np.array([2, wrong]), key)
 
 
 def test_a_stored_field_goes_to_those_functions_that_take_it() -> None:

@@ -13,9 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covering import covering
-from effort import first_of, often
-from relabelling import FUNCTIONS, HerTwin, as_relabel, numbers, plays, stopped, view_of, worth
 from relive import (
     Hindsight,
     Mixture,
@@ -29,7 +26,10 @@ from relive.errors import (
     ParameterError,
     ShapeError,
 )
-from twins import SAMPLERS, same_batches
+from support.cases import covering
+from support.effort import first_of, often
+from support.goal_plays import FUNCTIONS, HerTwin, as_relabel, numbers, plays, stopped, view_of, worth
+from support.twins import SAMPLERS, same_batches
 
 STRATEGIES = ("future", "final", "episode", "past", "random")
 
@@ -178,27 +178,6 @@ def test_a_ratio_of_nothing_or_all_relabels_nothing_or_all(ratio: float, share: 
 # Traps, by the names of those that others fell into.
 
 
-def test_goals_never_come_from_another_episode_after_the_ring_has_wrapped() -> None:
-    for strategy in ("final", "episode", "future", "past"):
-        view = view_of(strategy)
-        twin = HerTwin(2, 23, dress="goals", view=view)
-        for t in range(120):
-            twin.add("".join("U" if t % length == length - 1 else "." for length in (7, 11)))
-            if t > 20 and t % often(13, 7) == 0:
-                twin.check_drawn(twin.buffer.sample(32), view)
-
-
-def test_episodes_of_any_length_in_any_number_of_envs_give_goals_of_their_own() -> None:
-    view = view_of("future", 3)
-    twin = HerTwin(4, 40, dress="goals", view=view)
-    rng = np.random.default_rng(0)
-    for _ in range(100):
-        twin.add("".join(rng.choice(list("....TU"), 4)))
-    drawn = twin.check_drawn(twin.buffer.sample(400), view)
-    assert len({len(row.episode) for env in range(4) for row in twin.truth.live(env)}) > 3
-    assert {index % 4 for index, goal in drawn if goal is not None} == {0, 1, 2, 3}
-
-
 def test_terminated_and_discount_follow_the_new_goal_like_the_reward() -> None:
     view = Hindsight(worth, "final", ratio=1.0, terminated_fn=lambda a, d: numbers(a) == numbers(d), gamma=0.5)
     twin = HerTwin(1, 20, dress="goals", view=view).play(*"....U....T..")
@@ -209,16 +188,6 @@ def test_terminated_and_discount_follow_the_new_goal_like_the_reward() -> None:
     assert not at_goal.all()
     assert torch.equal(batch["terminated"], at_goal)
     assert torch.equal(batch["discount"], torch.where(at_goal, 0.0, 0.5))
-
-
-@pytest.mark.parametrize(("length", "strategy"), covering([4, 5, 6, 7, 30], STRATEGIES))
-def test_an_episode_as_long_as_the_ring_or_longer_is_sampled_as_far_as_it_is_there(length: int, strategy: str) -> None:
-    view = view_of(strategy, 2)
-    twin = HerTwin(1, 6, dress="goals", view=view).play(*"." * length)
-    assert len(twin.buffer) == min(length, 6) - 1
-    twin.check_drawn(twin.buffer.sample(60), view)
-    twin.play("U")
-    twin.check_drawn(twin.buffer.sample(60), view)
 
 
 def test_goals_are_a_function_of_the_seed_alone() -> None:
@@ -280,18 +249,6 @@ def test_a_loaded_replay_goes_on_with_the_goals_of_the_saved_one(tmp_path: Any) 
     loaded.check()
 
 
-def test_goals_that_are_images_are_relabelled_alike() -> None:
-    small, large = (
-        HerTwin(2, 9, dress=dress, view=view_of("future", 3, "both flags")).play(*["..", ".T", "..", "U.", ".."] * 3)
-        for dress in ("goals", "image goals")
-    )
-    for _ in range(3):
-        one, other = small.buffer.sample(16), large.buffer.sample(16)
-        for name in ("index", "relabelled", "reward", "discount", "steps", "terminated", "truncated", "next_index"):
-            assert torch.equal(one[name], other[name]), name
-        assert torch.equal(one["next_obs", "observation"], other["next_obs", "observation"])
-
-
 def test_a_view_may_be_changed_at_any_time_and_take_effect_at_once() -> None:
     view = view_of("future")
     twin = HerTwin(1, 12, dress="goals", view=view).play(*".......U...")
@@ -318,7 +275,7 @@ def test_only_finished_episodes_give_goals_if_that_is_asked_for() -> None:
 
 def whole(twin: HerTwin, length: int) -> dict[str, Any]:
     """The steps of an episode ``[length, 1, ...]``, each with its next observation."""
-    from twins import stacked
+    from support.twins import stacked
 
     life = [twin._dressed(twin.lives[0].step("truncated" if t == length - 1 else None)) for t in range(length)]
     return stacked([stacked([step]) for step in life])
@@ -377,7 +334,7 @@ def test_copies_by_a_function_of_steps_are_those_by_goals() -> None:
 
 
 def batch_numbers(tree: Any) -> list[np.ndarray]:
-    from twins import leaves
+    from support.twins import leaves
 
     return [leaf for _, leaf in sorted(leaves(tree).items())]
 
@@ -426,5 +383,5 @@ def test_batches_in_standing_memory_have_the_goals_of_those_in_fresh_memory(whic
         assert same_batches(batch, want)
         given.append(batch["obs", "desired_goal"])
     for first, again in itertools.pairwise(given[k] for k in (0, 3, 6)):
-        # an order without replacement is drawn before it is read, and then each batch has memory of its own
-        assert (first is again) == (sampler != "without replacement")
+        # places that are drawn before they are read give each batch memory of its own
+        assert (first is again) == (sampler not in ("without replacement", "fresh"))

@@ -14,9 +14,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tagged
-from covering import covering
-from effort import often
 from relive import (
     Field,
     Mixture,
@@ -31,8 +28,11 @@ from relive import (
 )
 from relive.batches import as_batch
 from relive.errors import EmptyError, ParameterError, SchemaError, ShapeError
-from sequences_of import check_priorities
-from twins import DRESSES, SAMPLERS, SEQUENCES, Twin, contents, recurrent, same_batches
+from support import tagged_envs
+from support.cases import covering
+from support.effort import often
+from support.sequence_priorities import check_priorities
+from support.twins import DRESSES, SAMPLERS, SEQUENCES, Twin, contents, recurrent, same_batches
 
 OVERLAPS: tuple[Any, ...] = ("none", "half", "max", 1)
 SHAPES = [
@@ -171,14 +171,6 @@ def test_the_target_bootstraps_from_the_value_after_each_steps_window() -> None:
             assert (target[excerpt.burn_in + excerpt.length :, b] == 0).all()
 
 
-def test_steps_beyond_the_window_have_all_that_they_were_stored_with_but_no_reward() -> None:
-    twin = Twin(1, 30, extras=recurrent, view=Sequence(3, overlap="none", n=4)).play(*"." * 12)
-    batch = twin.buffer.data()
-    assert (batch["obs"][3:7, 0, 2]).tolist() == [3, 4, 5, 6]
-    assert batch["action_mask"][3:7, 0].tolist() == [[True, t % 2 == 0, True] for t in (3, 4, 5, 6)]
-    assert not batch["reward"][3:].any()
-
-
 BEFORE = ("action", "reward")
 
 
@@ -207,9 +199,12 @@ def test_the_step_before_a_window_must_still_be_there_where_it_is_asked_for() ->
 
 def remembered(step: Any) -> dict[str, Any]:
     """What an agent that is told its last action and reward stores; the reward on another scale."""
-    tag = tagged.decode(step["obs"])
+    tag = tagged_envs.decode(step["obs"])
     known = int(tag.step) > 0
-    action, reward = tagged.action_of(tag._replace(step=tag.step - 1)), tagged.reward_of(tag.env, tag.episode, tag.step)
+    action, reward = (
+        tagged_envs.action_of(tag._replace(step=tag.step - 1)),
+        tagged_envs.reward_of(tag.env, tag.episode, tag.step),
+    )
     return {"last_action": np.asarray(action) * known, "last_reward": np.float32(reward * 8 * known)}
 
 
@@ -232,8 +227,8 @@ def test_the_target_network_of_a_recurrent_agent_sees_at_a_time_limit_what_it_sa
     seq = twin.buffer.data()
     value = seq["obs"][..., 2] + 100 * seq["last_action"] + 1000 * seq["last_reward"]
     for b in range(len(seq)):
-        tag = tagged.Tag(0, b, 3, 0)
-        last = 4 + 100 * int(tagged.action_of(tag)) + 1000 * tagged.reward_of(*tag[:3])
+        tag = tagged_envs.Tag(0, b, 3, 0)
+        last = 4 + 100 * int(tagged_envs.action_of(tag)) + 1000 * tagged_envs.reward_of(*tag[:3])
         assert seq.bootstrap(value)[3, b].item() == pytest.approx(last)
 
 

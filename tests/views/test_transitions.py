@@ -15,13 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import inside
-import oracle
-from covering import covering
-from effort import often
 from relive import Field, FrameStack, NStep, ReplayBuffer, Schema, Sequence, Transition, Uniform
 from relive.errors import LifecycleError, ParameterError, SchemaError
-from twins import DRESSES, VIEWS, Twin, batch_leaves, same_batches
+from support import internals
+from support.cases import covering
+from support.effort import often
+from support.twins import DRESSES, VIEWS, Twin, batch_leaves, same_batches
 
 
 def plays(alphabet: str, longest: int) -> Iterator[tuple[str, ...]]:
@@ -111,44 +110,9 @@ def test_the_done_bits_are_those_of_the_last_step_of_the_window_and_the_target_i
     assert batch["steps"].tolist() == [3, 2, 1, 1]
 
 
-def test_a_window_whose_first_step_is_done_ends_there() -> None:
-    batch = played([1, 100, 100, 100], {0: "t", 3: "t"}, NStep(3, 0.9)).data()
-    assert batch["reward"][0] == 1.0
-    assert batch["discount"][0] == 0.0
-    assert batch["steps"].tolist() == [1, 3, 2, 1]
-    cut = played([1, 100, 100, 100], {0: "u", 3: "t"}, NStep(3, 0.9)).data()
-    assert cut["reward"][0] == 1.0
-    assert cut["discount"][0].item() == pytest.approx(0.9)
-    assert cut["next_obs"][0].item() == 100.0
-
-
-def test_the_end_of_one_env_cuts_no_window_of_another() -> None:
-    twin = Twin(3, 12, view=NStep(3, 0.5)).play("...", ".T.", "..U", "...", "...")
-    twin.check()
-    batch = twin.buffer.data()
-    first = batch["index"] == 0
-    assert batch["steps"][first].item() == 3
-    assert batch["discount"][first].item() == 0.125
-
-
-def test_every_step_of_an_episode_can_be_drawn_whatever_n_is() -> None:
-    for n in (1, 2, 3, 5, 50):
-        for end in "tu":
-            batch = played([1] * 7, {6: end}, NStep(n, 1.0)).data()
-            assert batch["obs"].flatten().tolist() == list(range(7))
-            assert batch["steps"].tolist() == [min(n, 7 - t) for t in range(7)]
-
-
-def test_the_done_bits_stay_bits_when_a_step_terminates_and_is_truncated() -> None:
-    batch = played([1, 1, 1], {1: "tu"}, NStep(3, 0.5)).data()
-    assert batch["terminated"].dtype is batch["truncated"].dtype is torch.bool
-    assert batch["terminated"].tolist() == batch["truncated"].tolist() == [True, True]
-    assert batch["discount"].tolist() == [0.0, 0.0]  # terminated wins
-
-
 def test_reading_changes_nothing_and_two_readers_see_the_same() -> None:
     buffer = played([1, 2, 4, 8, 16], {2: "t"}, NStep(3, 0.5))
-    store = inside.ring(buffer).store.target
+    store = internals.ring(buffer).store.target
     before = store.tobytes()
     first = buffer.data()
     batch = buffer.sample(30)
@@ -159,18 +123,6 @@ def test_reading_changes_nothing_and_two_readers_see_the_same() -> None:
     assert not np.shares_memory(batch["obs"].numpy(), store)
 
 
-def test_no_window_reads_over_the_seam_of_the_ring() -> None:
-    for capacity in range(5, 12):
-        for count in range(capacity, 3 * capacity):
-            batch = played(list(range(count)), {}, NStep(4, 1.0), capacity).data()
-            start = batch["obs"].flatten()
-            assert start.tolist() == list(range(count - capacity, count - 1))
-            assert batch["steps"].tolist() == [min(4, count - 1 - int(t)) for t in start]
-            assert torch.equal(batch["next_obs"].flatten(), start + batch["steps"])
-            ends = (start + batch["steps"]).tolist()
-            assert batch["reward"].tolist() == [sum(range(int(t), int(e))) for t, e in zip(start, ends, strict=True)]
-
-
 def test_the_observation_after_a_time_limit_is_the_true_final_one() -> None:
     for n in (1, 2, 3):
         batch = played([0] * 6, {2: "u", 4: "t"}, NStep(n, 1.0)).data()
@@ -178,17 +130,6 @@ def test_the_observation_after_a_time_limit_is_the_true_final_one() -> None:
         assert {t: batch["next_obs"][t].item() for t in range(3)} == want
         assert batch["next_obs"][4].item() == 104.0
         assert 3.0 not in batch["next_obs"][:3]
-
-
-def test_nobody_has_to_say_that_an_episode_ended() -> None:
-    # The done bits say it: what the caller does at an episode's end makes no difference to what is read.
-    plain, told = (played([0] * 4, {1: "u"}, Transition()) for _ in range(2))
-    told_again = played([0] * 2, {1: "u"}, Transition())
-    told_again.interrupt()
-    for t in (2, 3):
-        told_again.add(obs=[[t]], reward=[0], terminated=[False], truncated=[False])
-    assert same_batches(plain.data(), told.data())
-    assert same_batches(plain.data(), told_again.data())
 
 
 def test_dtypes_are_kept() -> None:
@@ -240,39 +181,6 @@ def test_one_step_windows_are_transitions() -> None:
     assert repr(Transition(0.9)) == "NStep(n=1, gamma=0.9)"
 
 
-def test_the_target_is_always_reward_plus_discount_times_the_value_of_next_obs() -> None:
-    rng = np.random.default_rng(0)
-    twin = Twin(3, 30)
-    for _ in range(70):
-        twin.add("".join(rng.choice(list("......TUB"), 3)))
-    gamma = 0.97
-    for n in (1, 2, 3, 5, 20):
-        twin.buffer.view = NStep(n, gamma)
-        batch = twin.buffer.data()
-        value = batch["next_obs"].double().sum(-1)
-        target = batch["reward"].double() + batch["discount"].double() * value
-        want = []
-        for row in twin.anchors():
-            steps = [s for at, s in enumerate(row.episode.steps) if row.episode.next_obs(at) is not None]
-            rewards = [float(step.reward) for step in steps]
-            values = [float(np.sum(step.obs, dtype=np.float64)) for step in steps]
-            after = 0.0 if steps[-1].terminated else np.sum(row.episode.next_obs(len(steps) - 1), dtype=np.float64)
-            left = min(n, len(rewards) - row.at)
-            want.append(oracle.n_step_return(rewards, [*values, after], row.at, left, gamma))
-        assert target.tolist() == pytest.approx(want, rel=1e-5)
-
-
-def test_windows_of_the_newest_steps_grow_as_their_rewards_come_in() -> None:
-    twin = Twin(1, 20, view=NStep(4, 0.5))
-    used = []
-    for letter in ".......T":
-        twin.add(letter)
-        twin.check()
-        data = twin.buffer.data()
-        used.append(int(data["steps"][data["index"] == 0]) if len(data) else 0)
-    assert used == [0, 1, 2, 3, 4, 4, 4, 4]
-
-
 def test_next_index_is_that_of_the_row_that_next_obs_comes_from() -> None:
     twin = Twin(2, 12, view=NStep(2, 0.5)).play("..", "..", ".U", "..", "..", "..")
     batch = twin.buffer.data()
@@ -296,14 +204,6 @@ def test_n_and_gamma_can_be_changed_on_a_living_buffer() -> None:
         twin.check_batch(twin.buffer.sample(40))
     twin.buffer.view = NStep(2, 0.5)
     twin.check()
-
-
-def test_an_interrupted_episode_is_read_up_to_its_last_known_observation() -> None:
-    twin = Twin(1, 20, view=NStep(5, 0.5)).play(".", ".", ".", "|", ".", ".", "T")
-    twin.check()
-    batch = twin.buffer.data()
-    assert batch["steps"].tolist() == [2, 1, 3, 2, 1]
-    assert batch["discount"].tolist() == [0.25, 0.5, 0.0, 0.0, 0.0]
 
 
 def test_no_window_goes_over_an_interruption_where_steps_have_next_observations_of_their_own() -> None:
@@ -487,7 +387,7 @@ def test_fields_of_no_bytes_of_few_and_of_many_come_back_as_they_were_given() ->
     rng = np.random.default_rng(0)
     for view in (NStep(2, 0.5), FrameStack(2)):
         buffer = ReplayBuffer(schema, 12, 2, view=view)
-        assert {path for (path,) in inside.ring(buffer).store.blocks} == {"apart", "matrix"}
+        assert {path for (path,) in internals.ring(buffer).store.blocks} == {"apart", "matrix"}
         given_ = [{name: rng.random((2, *shape), np.float32) for name, shape in sizes.items()} for _ in range(9)]
         for fields in given_:
             buffer.add({**fields_of(2, obs=[[0, 0]] * 2), **fields, "reward": np.zeros(2, np.float32)})

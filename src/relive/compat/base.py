@@ -52,7 +52,7 @@ Shape: TypeAlias = Nested[tuple[int, ...]]
 Device: TypeAlias = torch.device | str
 
 Values: TypeAlias = Tensor | ArrayLike
-"""What a host passes as the values of a field: a tensor on any device, an array, a list or a number."""
+"""The values of a field, as a host passes them: a tensor on any device, an array, a list or a number."""
 
 
 def as_tensordict(
@@ -437,6 +437,6 @@ def renew(buffer: ReplayBuffer | RolloutBuffer, seed: int | None) -> None:
         buffer.seed = None
 
 
-def drawn_by_numpy() -> int:
-    """A seed from NumPy's global generator: the 53 bits of one number in [0, 1)."""
-    return int(np.random.random_sample() * 2**53)
+def drawn_by_numpy(below: int | None = None) -> int:
+    """A number from NumPy's global generator, as its ``randint`` gives it; None: a seed, 53 bits of one in [0, 1)."""
+    return int(np.random.random_sample() * 2**53) if below is None else int(np.random.randint(below))

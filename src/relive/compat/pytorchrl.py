@@ -88,7 +88,7 @@ OF_FACTORY = ("device", "actor", "algorithm", "envs")
 
 
 class Actor(Protocol):
-    """What the buffers read of an actor."""
+    """The members of an actor that the buffers read."""
 
     @property
     def is_recurrent(self) -> bool:
@@ -102,7 +102,7 @@ class Actor(Protocol):
 
 
 class Algorithm(Protocol):
-    """What the buffers read of an algorithm, besides ``gamma``, if it has one."""
+    """The members of an algorithm that the buffers read, besides ``gamma``, if it has one."""
 
     @property
     def update_every(self) -> int:
@@ -111,7 +111,7 @@ class Algorithm(Protocol):
 
 
 class OriginalReplay(Protocol):
-    """What is read of a buffer of PyTorchRL, besides the arguments of its constructor."""
+    """The members of a PyTorchRL buffer that are read, besides the arguments of its constructor."""
 
     data: Data
     max_size: int

@@ -65,7 +65,7 @@ UNKNOWN = np.zeros(1, np.bool_)
 
 
 class Agent(Protocol):
-    """What :meth:`ReplayBuffer.warm` needs of an agent."""
+    """The part of an agent that :meth:`ReplayBuffer.warm` needs."""
 
     device: torch.device
     env: Any

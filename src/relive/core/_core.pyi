@@ -29,6 +29,8 @@ STRIDE: int = 5
 
 TAILS: int = 6
 
+ACROSS: int = 2
+
 NOT_FINITE: int = 7
 
 WEIGH: int = 8
@@ -61,12 +63,6 @@ FINALS: int = 1
 ALONE: int = 2
 
 LINKED: int = 3
-
-GOES_ON: int = 0
-
-ENDED: int = 1
-
-LAST: int = 4
 
 LONGEST: int = 2147483647
 
@@ -130,6 +126,10 @@ def ids_of(ring: Ring, places: NDArray[Any], index: NDArray[Any]) -> int: ...
 def live(ring: Ring, index: NDArray[Any], places: NDArray[Any]) -> int: ...
 
 def anchors(ring: Ring, out: NDArray[Any]) -> int: ...
+
+def take_fresh(ring: Ring, next: NDArray[Any], places: NDArray[Any]) -> int: ...
+
+def count_fresh(ring: Ring, next: NDArray[Any]) -> int: ...
 
 def ages(ring: Ring) -> tuple[Any, ...]: ...
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 _NUMPY = {
@@ -23,7 +21,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes -> the integers that hold a number of a dtype that NumPy lacks."""
 
 
-def array_of(tensor: Tensor) -> NDArray[Any] | None:
+def array_of(tensor: Tensor) -> np.ndarray | None:
     """The memory of a tensor in RAM as an array, of integers where NumPy lacks the dtype; None if there is none."""
     if not tensor.is_cpu or (tensor.numel() and not tensor.data_ptr()):
         return None
@@ -32,7 +30,7 @@ def array_of(tensor: Tensor) -> NDArray[Any] | None:
 
 
 def put_fields(
-    rows: NDArray[Any], fields: Iterable[tuple[Hashable, torch.dtype, tuple[int, ...], int]], into: dict[Any, Tensor]
+    rows: np.ndarray, fields: Iterable[tuple[Hashable, torch.dtype, tuple[int, ...], int]], into: dict[Hashable, Tensor]
 ) -> None:
     """Put a tensor over each field (name, dtype, shape, first byte) of rows, uint8 ``[..., W]``, into a dict."""
     lead = rows.shape[:-1]

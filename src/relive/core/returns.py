@@ -91,7 +91,7 @@ def vtrace(
     return advantage, target
 
 
-def is_known_grid(*columns: Any) -> bool:
+def is_known_grid(*columns: Tensor | None) -> bool:
     """True if compiled C++ takes these columns as they are. While torch compiles, what it sees has no memory."""
     return not is_compiling() and is_grid(*columns)
 

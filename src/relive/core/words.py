@@ -8,12 +8,13 @@ saves hold them: never renumber them.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ._core import (
+    ACROSS,
     ALL_RATED,
     ALONE,
     ALPHA,
@@ -26,7 +27,6 @@ from ._core import (
     DRAINED,
     DRAWABLE,
     DRAWS,
-    ENDED,
     EPISODE,
     EPISODES,
     EPS,
@@ -37,7 +37,6 @@ from ._core import (
     FINISHED,
     FOLLOWED,
     FUTURE,
-    GOES_ON,
     HEAD,
     HISTORY,
     INSERTS,
@@ -45,7 +44,6 @@ from ._core import (
     LANE_COUNTERS,
     LARGEST,
     LARGEST_ERROR,
-    LAST,
     LENGTH,
     LINKED,
     LONGEST,
@@ -84,6 +82,7 @@ from ._core import (
 )
 
 __all__ = [
+    "ACROSS",
     "ALL_RATED",
     "ALONE",
     "ALPHA",
@@ -96,7 +95,6 @@ __all__ = [
     "DRAINED",
     "DRAWABLE",
     "DRAWS",
-    "ENDED",
     "EPISODE",
     "EPISODES",
     "EPS",
@@ -107,7 +105,6 @@ __all__ = [
     "FINISHED",
     "FOLLOWED",
     "FUTURE",
-    "GOES_ON",
     "HEAD",
     "HISTORY",
     "INSERTS",
@@ -115,7 +112,6 @@ __all__ = [
     "LANE_COUNTERS",
     "LARGEST",
     "LARGEST_ERROR",
-    "LAST",
     "LENGTH",
     "LINKED",
     "LONGEST",
@@ -185,17 +181,17 @@ class RingArrays(NamedTuple):
     """int64 ``[9]``: what was counted in the whole ring and, from RULE on, the rule of what can be drawn."""
     memory: NDArray[np.uint8]
     """uint8 ``[R, W]``, the packed rows. W is a multiple of 16 bytes."""
-    step: Any
+    step: NDArray[np.int32]
     """int32 ``[R]``: a row's index within its episode."""
-    stamp: Any
+    stamp: NDArray[np.int64]
     """int64 ``[R]``: the number of a complete transition, in the order of completion; else negative."""
-    order: Any
+    order: NDArray[np.int32]
     """int32 ``[R]``: how many transitions of the env are older than the row, modulo 2**32."""
-    reward: Any
+    reward: NDArray[np.float32]
     """float32 ``[R]``."""
-    terminated: Any
+    terminated: NDArray[np.uint8]
     """uint8 ``[R]``, 0 or 1."""
-    truncated: Any
+    truncated: NDArray[np.uint8]
     """uint8 ``[R]``, 0 or 1."""
     ends: NDArray[np.int32]
     """int32 ``[R]``, or empty until it is asked for: the last rows of episodes, by their ordinal in the env."""
@@ -217,11 +213,11 @@ class StagedRows(NamedTuple):
     """uint8 ``[K, W]``: the rows, packed as in the ring."""
     final: NDArray[np.uint8]
     """uint8 ``[K, W]``: rows with the final observations, read where an episode ended."""
-    reward: Any
+    reward: NDArray[np.float32]
     """float32 ``[K]``, in ``staged``."""
-    terminated: Any
+    terminated: NDArray[np.uint8]
     """uint8 ``[K]``, in ``staged``."""
-    truncated: Any
+    truncated: NDArray[np.uint8]
     """uint8 ``[K]``, in ``staged``."""
     places: NDArray[np.int64]
     """int64 ``[K]``: where the rows go."""
@@ -236,7 +232,7 @@ class StagedRows(NamedTuple):
 
 
 RULE = HISTORY
-"""Where the rule starts, up to :data:`NOT_FINITE`: history, length, stride, tails."""
+"""Where the rule starts, up to :data:`NOT_FINITE`: history, length, stride, and tails, plus ACROSS in the same word."""
 
 
 def undo_size(num_envs: int, most: int) -> int:
@@ -250,23 +246,23 @@ def first_row(num_envs: int) -> int:
     return UNDO_START + UNDO_ENV * num_envs
 
 
-def packed(step: Any, order: Any) -> Any:
+def packed(step: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.int64]:
     """A row's ``step`` in the upper and ``order`` in the lower 32 bits of one word."""
     # ``order`` may be negative: without the mask its sign would overwrite ``step``
     return (step << 32) | (order & 0xFFFFFFFF)
 
 
-def unpacked(words: Any) -> tuple[Any, Any]:
+def unpacked(words: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """``step`` and ``order``, int32 ``[K]``, of the words ``[K]`` that :func:`packed` made."""
-    return (words >> 32).astype("int32"), words.astype("int32")  # a cast to int32 keeps the lower 32 bits
+    return (words >> 32).astype(np.int32), words.astype(np.int32)  # a cast to int32 keeps the lower 32 bits
 
 
-def env_entries(note: Any, count: int) -> Any:
+def env_entries(note: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """The first ``count`` entries of envs as a view ``[count, UNDO_ENV]``."""
     return note[UNDO_START : first_row(count)].reshape(count, UNDO_ENV)
 
 
-def row_entries(note: Any, num_envs: int, count: int) -> Any:
+def row_entries(note: NDArray[np.int64], num_envs: int, count: int) -> NDArray[np.int64]:
     """The first ``count`` entries of rows as a view ``[count, UNDO_ROW]``."""
     begin = first_row(num_envs)
     return note[begin : begin + UNDO_ROW * count].reshape(count, UNDO_ROW)

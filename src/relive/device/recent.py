@@ -1,7 +1,7 @@
 """DeviceRecent: the rows of the newest transitions of a ring on a device, as :class:`relive.Recent` draws from them.
 
-It does what ``lines.cpp`` does for a ring in RAM. Every function is as those of :class:`relive.device.ring.DeviceRing`:
-fixed shapes, and no wait for the device.
+It does what ``draw_ranges.cpp`` does for a ring in RAM. Every function is as those of
+:class:`relive.device.ring.DeviceRing`: fixed shapes, and no wait for the device.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ OPCODES: dict[str, Any] = {opcode.code: opcode for opcode in pickletools.opcodes
 Value: TypeAlias = (
     "int | float | str | bytes | bytearray | list[Value] | tuple[Value, ...] | Name | Made | GroupStart | None"
 )
-"""What a pickle makes here: numbers, text, bytes, lists, tuples, and the classes below."""
+"""The values that a pickle makes here: numbers, text, bytes, lists, tuples, and the classes below."""
 
 
 class Pairs(list["Value"]):

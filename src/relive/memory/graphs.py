@@ -25,7 +25,7 @@ from .copier import BoundedCache, copy_all
 R = TypeVar("R")
 
 Result: TypeAlias = "Tensor | dict[Path, Tensor] | None"
-"""What a call that may be captured returns."""
+"""The result of a call that may be captured."""
 
 
 TRIALS = 2

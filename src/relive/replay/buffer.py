@@ -47,7 +47,7 @@ from ..parameters import (
     torch_device,
 )
 from ..ring.ring import Ended, Ring
-from ..samplers.contract import AnySampler, completed
+from ..samplers.contract import AnySampler, with_defaults
 from ..samplers.prioritized import Prioritized
 from ..samplers.uniform import Uniform, nothing_to_draw
 from ..steps.arrays import Array, ArrayLike, whole_numbers
@@ -179,7 +179,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self._progress = Progress(seed_or_drawn(seed))
         stored = stored_fields(schema, self.own_next_obs)
         self._user_sampler: AnySampler = Uniform() if sampler is None else sampler  # a user's own may have the length 0
-        self._sampler = completed(self._user_sampler)
+        self._sampler = with_defaults(self._user_sampler)
         self._prioritized: Prioritized | None = self._sampler.prioritized
         leaves = stored.leaves if store is None or isinstance(store, Allocator) else in_ram(stored.leaves)
         known_there = bookkeeping_bytes(self.device, self._sampler, num_envs)
@@ -235,7 +235,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """
         require("plan", FLAG_RULE, ordered=ordered, own_next_obs=own_next_obs)
         leaves = stored_fields(schema, own_next_obs or not ordered).leaves
-        whole, there = completed(Uniform() if sampler is None else sampler), torch_device("plan", device, here=False)
+        whole = with_defaults(Uniform() if sampler is None else sampler)
+        there = torch_device("plan", device, here=False)
         known_there = bookkeeping_bytes(there, whole, num_envs)
         return storage_plan(leaves, num_envs, capacity, capacity_bytes, there, whole.nbytes, known_there)
 
@@ -480,8 +481,12 @@ class ReplayBuffer(Generic[S_co, V_co]):
         require_reuse("batches", reuse)
         require_rows(batch_size)
         self._require_some()
-        made: Any = partial(map, self._batch, repeat(batch_size), range(1, count + 1), repeat(count))
-        return in_turn(made, self._spare, reuse, standing_memory) if reuse else made(repeat(None))
+        rounds = repeat(batch_size), range(1, count + 1), repeat(count)
+
+        def made(memory: core.Standing | None = None) -> Any:
+            return map(self._batch, *rounds, repeat(memory))
+
+        return in_turn(made, count, self._spare, reuse, standing_memory) if reuse else made()
 
     def _require_some(self) -> None:
         """Require that something can be drawn.

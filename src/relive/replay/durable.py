@@ -51,7 +51,7 @@ from ..files.format import MANIFEST, damaged
 from ..files.mapped import MappedCopy, MappedDirectory, MappedFiles
 from ..memory.estimate import require_free
 from ..memory.mapped import DRAINED, SETTINGS, FileAllocator, MappedAllocator
-from ..parameters import is_count, is_own
+from ..parameters import is_count, is_own, parts_of
 from ..printable import shown
 from ..ring.ring import Ring, Span, Undo, undo_words
 from ..samplers.contract import AnySampler, OwnSampler
@@ -550,12 +550,15 @@ def write_sampler(directory: MappedDirectory, ring: Ring, sampler: OwnSampler) -
     Raises:
         OSError: the disk is full, or fails. Then the save before is still there.
     """
-    if _is_in_files(sampler):
+    parts = parts_of(sampler)
+    within = next((depth for depth, part in enumerate(parts) if _is_in_files(part)), None)
+    if within == 0:
         return
     arrays, content = ring_state(ring, sampler, {"run": directory.run})
-    if _is_in_files(getattr(sampler, "inner", None)):
-        arrays = {name: array for name, array in arrays.items() if not name.startswith("sampler.inner.")}
-        state = {name: value for name, value in content["sampler_state"].items() if not name.startswith("inner.")}
+    if within is not None:
+        inside = "inner." * within
+        arrays = {name: array for name, array in arrays.items() if not name.startswith(f"sampler.{inside}")}
+        state = {name: value for name, value in content["sampler_state"].items() if not name.startswith(inside)}
         content |= {"sampler_state": state, "sampler_rows": []}
     _refuse_link(directory.path / SAMPLER)
     files.write(directory.path / SAMPLER, arrays | {"span": np.stack(ring.span)}, content)

@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, NotRequired, TypedDict, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -29,8 +29,8 @@ from ..memory.layout import BOOKKEEPING, row_layout
 from ..memory.ram import MakeStore, in_ram
 from ..parameters import is_count, is_number, parts_of
 from ..printable import shown
-from ..ring.ring import LARGEST_NUMBER, Ring, Rule, Span
-from ..samplers.contract import AnySampler, OwnSampler, completed
+from ..ring.ring import LARGEST_NUMBER, Ring, Span, WindowRule
+from ..samplers.contract import AnySampler, OwnSampler, with_defaults
 from ..steps.arrays import Array, Bools, Leaf, as_host, to_tensor
 from ..steps.changes import Origin, SchemaChanges
 from ..steps.schema import Field, Path, Schema, dotted
@@ -39,6 +39,9 @@ from .checks import stored_fields
 from .mirror import bookkeeping_bytes
 from .saving import KIND, PARAMETERS, Segment, describe, is_segment, kinds, rebuild, segment_prefix
 from .serving import Progress
+
+if TYPE_CHECKING:
+    from typing import NotRequired
 
 
 def open_save(path: str | os.PathLike[str]) -> files.Save:
@@ -143,7 +146,7 @@ def changed_arguments(
         leaves, there = stored_fields(arguments["schema"], own).leaves, torch.device(device)
         leaves = leaves if store is None else in_ram(leaves)
         # a larger capacity is the caller's wish, so it is tested against the memory; that of the save is not
-        sampler = completed(arguments["sampler"])
+        sampler = with_defaults(arguments["sampler"])
         known_there = bookkeeping_bytes(there, sampler, num_envs)
         storage_plan(leaves, num_envs, capacity, None, there, sampler.nbytes, known_there).require_memory()
         arguments["capacity"] = capacity
@@ -193,7 +196,7 @@ def restore(
     saved_fields = stored_fields(Schema.from_json(json.dumps(content.get("schema"))), ring.own_next)
     conversion = Conversion(saved_fields.leaves, ring.store.leaves, origins)
     saved = _restore_rows(ring, source, whole(content, "rows_per_env"), conversion)
-    ring.rule = Rule(*entry(content, "rule", list))  # tests it, and counts what can be drawn
+    ring.rule = WindowRule(*entry(content, "rule", list))  # tests it, and counts what can be drawn
     ring.check(recount=False)  # before any compiled code draws from these rows
     _restore_sampler(ring, sampler, source, saved, new_rule)
     ring.not_finite = whole({"not_finite_rewards": 0, **content}, "not_finite_rewards")
@@ -233,7 +236,7 @@ def _restore_part(ring: Ring, part: RowPart, conversion: Conversion) -> None:
     ring.store.restore(live.places(ring.rows), packed, large)
 
 
-def _restore_sampler(ring: Ring, sampler: OwnSampler, source: Source, saved: Span, new_rule: Rule) -> None:
+def _restore_sampler(ring: Ring, sampler: OwnSampler, source: Source, saved: Span, new_rule: WindowRule) -> None:
     """Give the sampler the ring and, if it is of the saved kind, its state."""
     was, now = kinds(source.content.get("sampler")), kinds(describe(sampler))
     alike = was == now or not (was and now)  # a user's own sampler decides by itself what it can go on from
@@ -568,7 +571,7 @@ def _saved_view(content: Mapping[str, object], rows: int) -> View:
     view: View = rebuild(content.get("view"), "view")
     parts = parts_of(view)
     reach = max(getattr(part, "rows", getattr(part, "depth", 1)) for part in parts)
-    if reach > max(REACH, rows) or parts[-1].n > STEPS:
+    if reach > max(REACH, rows) or getattr(parts[-1], "n", 1) > STEPS:
         raise FileFormatError(
             f"the saved view {view!s:.200} spans more rows than the {rows} of the save; if you want that, pass "
             "load(..., view=...)"
@@ -585,7 +588,7 @@ def require_sampler_state(state: Mapping[str, object], by_row: Iterable[str], ri
         FileFormatError: names the entry.
     """
     for name, value in state.items():
-        known = name.removeprefix("inner.")
+        known = name.rpartition("inner.")[2]
         if known in _STATE and not ((name in by_row) == (known == "errors") and _STATE[known](value, ring)):
             raise FileFormatError(f"the sampler's {shown(name)} is {shown(value)}, which it cannot be")
 
@@ -611,6 +614,11 @@ _STATE: dict[str, Callable[[Any, Ring], bool]] = {
     "largest": lambda value, ring: is_number(value, 0, LARGEST_ERROR),
     "draws": lambda value, ring: is_count(value) and value <= MOST,
     "order": _is_order,
+    "next": lambda values, ring: _are_numbers(values, np.int64) and not (values < 0).any(),
+    "served": lambda value, ring: is_count(value) and value <= MOST,
+    "waiting": lambda value, ring: is_count(value) and value <= MOST,
+    "came": lambda value, ring: is_count(value) and value <= MOST,
+    "completed": lambda value, ring: is_count(value) and value <= MOST,
     "eta": lambda value, ring: is_number(value, 0, 1),
     "steepest": lambda values, ring: _are_numbers(values, np.float64, 0) and len(values) == 2,
     "returns": lambda values, ring: _are_numbers(values, np.float64) and len(values) <= 20,

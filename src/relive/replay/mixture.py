@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
-from functools import partial
 from itertools import accumulate, repeat
 from typing import Any, cast
 
@@ -112,8 +111,12 @@ class Mixture:
                 except EmptyError as error:
                     raise _nothing_in(name, error) from error
         fields: dict[str, tuple[str, ...]] = {}
-        made: Any = partial(map, self._batch, repeat(batch_size), range(1, count + 1), repeat(count), repeat(fields))
-        return in_turn(made, self._spare, reuse, standing_memory) if reuse else made(repeat(None))
+        rounds = repeat(batch_size), range(1, count + 1), repeat(count), repeat(fields)
+
+        def made(memory: core.Standing | None = None) -> Any:
+            return map(self._batch, *rounds, repeat(memory))
+
+        return in_turn(made, count, self._spare, reuse, standing_memory) if reuse else made()
 
     def _batch(
         self, batch_size: int, update: int, of: int, fields: dict[str, tuple[str, ...]], standing: core.Standing | None

@@ -19,7 +19,7 @@ from ..memory.ram import ReplayRows
 from ..parameters import is_count, is_own, parts_of, refuse_class
 from ..ring.ring import Change, Ring
 from ..ring.sequences import FACTS
-from ..samplers.contract import AnySampler, Extras, OwnSampler, completed, likely_places
+from ..samplers.contract import AnySampler, Extras, OwnSampler, likely_places, with_defaults
 from ..samplers.uniform import emptied
 from ..steps.arrays import Array, Ints, as_host
 from ..steps.schema import Path, Schema, dotted
@@ -255,7 +255,7 @@ def require_parts(sampler: AnySampler | None, view: View | None) -> None:
         ParameterError: names the part that is none.
     """
     if sampler is not None:
-        completed(sampler)
+        with_defaults(sampler)
     if view is not None:
         require_view(view)
 

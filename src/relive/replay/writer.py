@@ -15,7 +15,7 @@ from ..errors import ParameterError, ShapeError
 from ..memory.copier import BoundedCache, StepCopier
 from ..memory.store import Staging, Store
 from ..parameters import FLAG_RULE, require
-from ..ring.ring import PIECE, DeviceIsNewer, Ring, Rule, missing_final, piece_of
+from ..ring.ring import PIECE, DeviceIsNewer, Ring, WindowRule, missing_final, piece_of
 from ..samplers.contract import OwnSampler
 from ..steps.arrays import Bools, Ints, Leaf, apart, as_host, whole_numbers
 from ..steps.checker import StepChecker, refuse_unreadable
@@ -396,7 +396,7 @@ class StepAdder:
     def __init__(self, ring: Ring, sampler: OwnSampler, staging: Staging, envs: Ints, has_finals: bool) -> None:
         self._ring, self._sampler, self._staging, self._envs = ring, sampler, staging, envs
         self._mode = NO_FINALS if ring.mode == FINALS and not has_finals else ring.mode
-        self._rule: Rule | None = None
+        self._rule: WindowRule | None = None
         self._watches: bool | None = None
 
     def add(self, step: Mapping[str, object], debug: bool) -> bool:

@@ -11,11 +11,13 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import core
 from ..core import Draw, Windows
 from ..core.words import (
+    ACROSS,
     ALONE,
     COLUMNS,
     COMPLETED,
@@ -32,6 +34,7 @@ from ..core.words import (
     NOT_FINITE,
     RULE,
     TAIL,
+    TAILS,
     UNDO_ADDING,
     UNDO_AFTER,
     UNDO_COUNTERS,
@@ -59,7 +62,7 @@ from ..memory.copier import BoundedCache
 from ..memory.layout import WEIGHED, RowLayout
 from ..memory.store import Plan, Remainder, Store, require_rows, vector
 from ..parameters import is_count, is_flag
-from ..steps.arrays import Array, Ints
+from ..steps.arrays import Array, Bools, Ints, Leaf
 from ..steps.schema import Field, Path
 
 PIECE = 4096
@@ -85,8 +88,12 @@ NO_STAMP = 2**63 - 1
 """More than the stamp of any transition."""
 
 
-Events = tuple[Ints, Any]
-"""Places of rows, and 1 for each that can be drawn from now on, 0 for each that no longer can."""
+Opens = NDArray[np.uint8]
+"""1 for each row that can be drawn from now on, 0 for each that no longer can."""
+
+
+Events = tuple[Ints, Opens]
+"""Places of rows, and what becomes of each."""
 
 
 NOTHING: Remainder = []
@@ -110,8 +117,9 @@ class Ring:
     5. A transition is complete once its next observation is known. ``stamp`` numbers complete transitions in the order
        of completion, starting at 0; it is negative in all other rows: the newest of an episode under way, boundary
        rows, and rows whose episode was interrupted.
-    6. A row can be drawn iff it is live, complete, the last of a window as :class:`Rule` says, and the ``history`` rows
-       before it, or as many as its episode has, are live too.
+    6. A row can be drawn iff it is live, complete, the last of a window as :class:`WindowRule` says, and the
+       ``history`` rows before it, or as many as its episode has, are live too. With ``across`` they are those of any
+       episode, and the earliest need not be live if the row after it begins an episode.
     7. ``order`` is the number of the env's transitions that were complete before a row, modulo 2**32.
     8. Every episode has exactly one row that never becomes a transition, its last. So a row's number less its
        ``order`` is the number of its episode in its env, and :meth:`ends` gives the last row of each.
@@ -170,7 +178,7 @@ class Ring:
         self.before_overwriting: Callable[[Ints], object] | None = None
         """Called with the envs that are about to get rows, while a save reads the rows that these may overwrite."""
         self._no_events: Events = np.zeros(0, np.int64), np.zeros(0, np.uint8)
-        self._windows: list[Any] = [None, None]
+        self._windows: list[Windows | None] = [None, None]
         """The readers of n-step windows: without and with weights."""
         self._stacks = BoundedCache[tuple[bool, Stacks], Windows]()
         """The readers of windows with stacks of frames."""
@@ -230,7 +238,7 @@ class Ring:
         return self.state[:, HEAD]
 
     @property
-    def under_way(self) -> Any:
+    def under_way(self) -> Bools:
         """Bool ``[N]``: True if the newest row of an env is in an episode that goes on with the next."""
         return self.state[:, NEXT] > 0
 
@@ -292,7 +300,7 @@ class Ring:
         bad = core.live(self.core, index, places)
         return places, bad
 
-    def index_of(self, places: Ints) -> Any:
+    def index_of(self, places: Ints) -> Ints:
         """The public index ``number * N + env`` of live places ``[B]``.
 
         Raises:
@@ -303,7 +311,7 @@ class Ring:
         require_rows(places, core.ids_of(self.core, places, index), self.store.num_rows)
         return index
 
-    def require_anchors(self, places: Any) -> Ints:
+    def require_anchors(self, places: object) -> Ints:
         """Places ``[B]`` that a user's sampler chose, as kernels take them.
 
         Raises:
@@ -321,7 +329,7 @@ class Ring:
             )
         return chosen
 
-    def ends(self) -> tuple[Any, Ints]:
+    def ends(self) -> tuple[NDArray[np.int32], Ints]:
         """The last row of each episode, as far as it is noted, for :class:`relive.core.GoalWindows`.
 
         The first array, int32 ``[N * rows]``, holds at ``e * rows + k % rows`` the number of the last row of episode k
@@ -355,7 +363,7 @@ class Ring:
         core.window_runs(self.core, newest, begins, ends)
         return begins, ends
 
-    def plan(self, places: Any, n: int = 1, gamma: float = 0.99) -> Plan:
+    def plan(self, places: Ints, n: int = 1, gamma: float = 0.99) -> Plan:
         """The n-step transitions that start at ``places`` ``[B]``, for :meth:`read`; a view may change them first.
 
         Args:
@@ -372,7 +380,7 @@ class Ring:
             require_rows(plan.places, bad, self.store.num_rows)
         return plan
 
-    def windows(self, places: Any, n: int, gamma: float, kind: Any = None) -> Any:
+    def windows(self, places: Any, n: int, gamma: float, kind: type[dict[str, Any]] | None = None) -> Any:
         """The fields ``[B, ...]`` of the n-step transitions that start at ``places``, or at the anchors of a draw.
 
         They come by path, or nested as this kind of dict. A draw by priority gives its ``weight`` and ``probability``
@@ -388,10 +396,8 @@ class Ring:
             if found.__class__ is int:
                 require_rows(places, found, self.store.num_rows)
             return found
-        extras: dict[str, Any] = {}
-        if drawn:
-            places, extras = places
-        fields = self.read(self.plan(places, n, gamma)) | self.extras(extras)
+        chosen, extras = drawn_or_given(places)
+        fields = self.read(self.plan(chosen, n, gamma)) | self.extras(extras)
         return fields if kind is None else core.nested(fields, kind)
 
     def stacks(self, places: Any, n: int, gamma: float, stacks: Stacks) -> dict[Path, Tensor]:
@@ -418,26 +424,28 @@ class Ring:
         rows = RowLayout(*batch.groups, frames, weights)
         given = {path: ("_stack", *path) if ("_stack", *path) in frames else path for path in (*batch.fields, *weights)}
         fields = rows.described(given.values(), lambda path: path[1:] if path[0] == "_stack" else path)
-        at: dict[str, Any] = {f"{path[0]}_at": rows.offsets[path] for path in weights}
+        at = (rows.offsets["probability",], rows.offsets["weight",]) if weighed else (-1, -1)
         stacked = [
             (source.offsets[now], source.fields[now].nbytes, rows.offsets[given[now]], rows.offsets[given[then]])
             for now, then in pairs.items()
         ]
-        shape: dict[str, Any] = {"stacked": stacked, "depth": stacks.depth, "repeat": stacks.repeat}
-        return Windows(self.core, batch.core, fields, **at, in_files=self.undo is not None, **shape)
+        return Windows(
+            self.core, batch.core, fields, *at, in_files=self.undo is not None, stacked=stacked, depth=stacks.depth,
+            repeat=stacks.repeat,
+        )  # fmt: skip
 
     def _new_windows(self, weighed: bool) -> Windows:
         """A reader of windows into the rows of a batch, with or without weights."""
         weights = WEIGHED if weighed else {}
         batch = self.store.batch
         rows = RowLayout(*batch.groups, weights) if weighed else batch
-        at: dict[str, Any] = {f"{path[0]}_at": rows.offsets[path] for path in weights}
+        at = (rows.offsets["probability",], rows.offsets["weight",]) if weighed else (-1, -1)
         fields = rows.described([*batch.fields, *weights])
-        made = Windows(self.core, batch.core, fields, **at, in_files=self.undo is not None)
+        made = Windows(self.core, batch.core, fields, *at, in_files=self.undo is not None)
         self._windows[weighed] = made
         return made
 
-    def extras(self, extras: Mapping[str, Any]) -> dict[Path, Tensor]:
+    def extras(self, extras: Mapping[str, Array]) -> dict[Path, Tensor]:
         """The further fields of a draw, arrays ``[B]`` by name, as fields of a batch."""
         if not extras:
             return {}
@@ -455,11 +463,11 @@ class Ring:
         """
         return self.store.read(places, paths)
 
-    def tensors(self, *arrays: Any) -> list[Tensor]:
+    def tensors(self, *arrays: Array) -> list[Tensor]:
         """Arrays as tensors on the device of batches, sent in one copy."""
         return self.store.tensors(*arrays)
 
-    def frames(self, places: Any, depth: int, repeat: bool) -> Ints:
+    def frames(self, places: Ints, depth: int, repeat: bool) -> Ints:
         """The places ``[B, depth]`` of the frames that end at ``places``, oldest first, none of another episode.
 
         Before an episode's first frame that one is repeated, or the place is -1, which reads as zeros.
@@ -477,7 +485,12 @@ class Ring:
     # -- changes ------------------------------------------------------------------------------------------------
 
     def add(
-        self, envs: Ints, steps: Sequence[Any], final: Sequence[Any] | None, events: bool, cut: Ints | None = None
+        self,
+        envs: Ints,
+        steps: Sequence[Leaf],
+        final: Sequence[Leaf] | None,
+        events: bool,
+        cut: Ints | None = None,
     ) -> Events:
         """Store one more step of each of ``envs``, in turn.
 
@@ -540,7 +553,7 @@ class Ring:
             raise _refused(envs, result)
         return (adding.arrays.where[:result], adding.arrays.opens[:result]) if events else self._no_events
 
-    def new_adding(self, envs: Ints, staged: Any, final: Any, events: bool) -> Adding:
+    def new_adding(self, envs: Ints, staged: Array, final: Array, events: bool) -> Adding:
         """The arrays that :meth:`add` needs for that many envs, until the rule changes."""
         # every row that is written closes its own history at most, and all together no more than there is
         count, most = len(envs), self.num_envs * self.rows
@@ -601,7 +614,7 @@ class Ring:
         self.counters[DRAWABLE] = 0
         self.core.changed()
 
-    def _follow(self, rule: Rule) -> None:
+    def _follow(self, rule: WindowRule) -> None:
         _require_rule(rule)
         if self.own_next and rule.length > 1:
             raise SchemaError("sequences need steps in order that share observations; here each has its own")
@@ -613,7 +626,8 @@ class Ring:
         self._addings.clear()  # there may be more events now
         self.counters[DRAWABLE] = len(self.anchors())
 
-    rule: Rule = cast("Any", property(attrgetter("_rule"), _follow))  # every batch reads it, this way without a call
+    # every batch reads it, this way without a call
+    rule: WindowRule = cast("Any", property(attrgetter("_rule"), _follow))
     """The rule of what can be drawn; set by the view that reads it.
 
     Raises:
@@ -809,7 +823,7 @@ class Ring:
         ahead = (self.state[env, COUNT] - order) % 2**32
         before = self.state[env, COUNT] - ahead
 
-        def require(holds: Any, what: str) -> None:
+        def require(holds: Bools, what: str) -> None:
             # flags of pairs have an entry less, and mean nothing where the two rows are of different envs
             rows = holds if len(holds) == len(env) else np.append(holds | ~same_env, True)
             if not rows.all():
@@ -836,7 +850,7 @@ class Ring:
             self._check_ends(env, number, number - before, require)
         return stamp
 
-    def _check_ends(self, env: Ints, number: Ints, episode: Ints, require: Callable[[Any, str], None]) -> None:
+    def _check_ends(self, env: Ints, number: Ints, episode: Ints, require: Callable[[Bools, str], None]) -> None:
         """Test invariant 8: what is noted as the last rows of episodes."""
         ends, noted_until = self.ends()
         last = np.append((episode[1:] != episode[:-1]) | (env[1:] != env[:-1]), False)
@@ -845,14 +859,22 @@ class Ring:
         right = (noted - number) % 2**32 == 0  # int32 entries hold numbers modulo 2**32
         require(~last | (number >= noted_until[env]) | right, "8: the episode of {} ends elsewhere")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """For pickle and deepcopy: None. A copy of a sampler or view, whatever it keeps, comes without the ring."""
         return type(None), ()
 
 
-def _require(holds: Any, what: str) -> None:
+def _require(holds: Bools | np.bool_ | bool, what: str) -> None:
     if not np.all(holds):
         raise InvariantError(f"invariant {what}")
+
+
+def drawn_or_given(places: Ints | Draw) -> tuple[Ints, dict[str, Array]]:
+    """Places, and the further fields of a batch: those of a draw, which is made now, or none."""
+    if isinstance(places, Draw):
+        chosen, extras = places
+        return chosen, extras
+    return places, {}
 
 
 class Stacks(NamedTuple):
@@ -923,7 +945,7 @@ WEIGHS: tuple[Weigh, ...] = get_args(Weigh)
 """Every way to weigh, in the order that files count them."""
 
 
-class Rule(NamedTuple):
+class WindowRule(NamedTuple):
     """The rows that can be drawn: those that end a window of their episode, with what is read before it still there.
 
     The windows of an episode start at its steps 0, ``stride``, 2 ``stride``, ... and have ``length`` steps each, but
@@ -938,48 +960,60 @@ class Rule(NamedTuple):
     """True if a last window that is shorter counts."""
     weigh: Weigh = "windows"
     """The unit that a sampler draws equally often if it draws uniformly."""
+    across: bool = False
+    """True if the rows before are read whatever episode they are of. Only windows of one step have this rule."""
 
     @property
     def sparse(self) -> bool:
         """True if drawing rows until one can be drawn is not enough to draw uniformly."""
         return self.length > 1 or self.weigh == "episodes"
 
+    @property
+    def leaves_out(self) -> bool:
+        """True if a complete step need not end a window: those that came cannot be told from the steps alone."""
+        return self.sparse or self.across
 
-EVERY_ROW = Rule()
+
+EVERY_ROW = WindowRule()
 """The rule of single transitions. It is one object, so that readers see by identity that a ring follows it."""
 
 
-def _require_rule(rule: Rule) -> None:
+def _require_rule(rule: WindowRule) -> None:
     """Refuse a rule that kernels cannot follow; the views of relive give none.
 
     Raises:
         ParameterError: it asks for rows that are not there, or for windows without steps.
     """
-    history, length, stride, tails, weigh = rule
+    history, length, stride, tails, weigh, across = rule
     # kernels add these to numbers of rows in int64, and files hold them as int32
     counts = all(is_count(count) and count < 2**31 for count in (history, length, stride))
-    if not (counts and 1 <= stride <= length <= history + 1 and is_flag(tails) and weigh in WEIGHS):
+    alike = is_flag(tails) and weigh in WEIGHS and is_flag(across)
+    whole = not across or (history > 0 and length == 1 and weigh == "windows")
+    if not (counts and 1 <= stride <= length <= history + 1 and alike and whole):
         raise ParameterError(
             f"a view's rule is {rule!r}: expected a history of at least length - 1 rows, a stride from 1 to length, "
-            f"all below 2**31, tails True or False, and weigh one of {WEIGHS}"
+            f"all below 2**31, tails and across True or False, and weigh one of {WEIGHS}; with across=True a history "
+            "of at least 1 row, length 1 and weigh 'windows'"
         )
 
 
-def _note_rule(rule: Rule, counters: Ints) -> None:
+def _note_rule(rule: WindowRule, counters: Ints) -> None:
     """Write a rule where kernels, and files, have it: into the counters of a ring."""
     # history, length, stride and tails lie before NOT_FINITE, and `weigh` after it
     counters[RULE:NOT_FINITE], counters[WEIGH] = rule[:4], WEIGHS.index(rule.weigh)
+    counters[TAILS] += ACROSS * rule.across
 
 
-def _noted_rule(counters: Ints) -> Rule:
+def _noted_rule(counters: Ints) -> WindowRule:
     """The rule that :func:`_note_rule` wrote.
 
     Raises:
         ParameterError: these counters hold none.
     """
-    history, length, stride, tails, _, weigh = counters[RULE : WEIGH + 1].tolist()
+    history, length, stride, word, _, weigh = counters[RULE : WEIGH + 1].tolist()
     known = cast("Any", WEIGHS[weigh]) if 0 <= weigh < len(WEIGHS) else weigh
-    rule = Rule(history, length, stride, bool(tails) if tails in (0, 1) else tails, known)
+    tails = bool(word % ACROSS) if 0 <= word < 2 * ACROSS else word
+    rule = WindowRule(history, length, stride, tails, known, 0 <= word - ACROSS < ACROSS)
     _require_rule(rule)
     return EVERY_ROW if rule == EVERY_ROW else rule
 
@@ -998,7 +1032,7 @@ class Change(NamedTuple):
     """The number up to which, for each of ``envs``, rows make way for it."""
     since: int = NO_STAMP
     """Transitions stamped from here on are new."""
-    rule: Rule | None = None
+    rule: WindowRule | None = None
     """The rule before, where that changes."""
     clears: bool = False
     rewinds: bool = False
@@ -1041,9 +1075,9 @@ class Adding:
     """
 
     clears = rewinds = False
-    rule: Any = None
+    rule: WindowRule | None = None
 
-    def __init__(self, ring: Ring, envs: Ints, staged: Any, final: Any, size: int) -> None:
+    def __init__(self, ring: Ring, envs: Ints, staged: Array, final: Array, size: int) -> None:
         self.envs: Ints = envs
         self.cut: Ints = envs
         self.since = 0
@@ -1064,14 +1098,14 @@ class Adding:
         self.core.take_envs(envs)
         self.envs = envs
 
-    def plan(self, mode: int, undo: Any = None) -> None:
+    def plan(self, mode: int, undo: Undo | None = None) -> None:
         """Note where the rows will go, and up to which numbers other rows make way for them.
 
         Raises:
             FieldError, ParameterError: the rows are refused.
         """
         result = core.plan_rows(self._ring, self.core, mode)
-        if result == USED_UP and undo.renew is not None and undo.renew(len(self.envs)):
+        if result == USED_UP and undo is not None and undo.renew is not None and undo.renew(len(self.envs)):
             result = core.plan_rows(self._ring, self.core, mode)
         if result < 0:
             raise _refused(self.envs, result)
@@ -1122,7 +1156,7 @@ class Undo:
         self.renew: Callable[[int], bool] | None = None
         """Puts more rows in reserve before so many are added. True if it did."""
         # NumPy takes three times as long for one number
-        self._first = memoryview(cast("Any", self.words)).cast("B").cast("q")
+        self._first = self.words.data.cast("B").cast("q")
 
     @property
     def active(self) -> bool:
@@ -1162,6 +1196,6 @@ class Undo:
         words[UNDO_KIND] = UNDO_REBUILD  # last: only now is the note whole
 
 
-def _require_note(holds: Any) -> None:
+def _require_note(holds: np.bool_ | bool) -> None:
     if not holds:
         raise InvariantError("undo: the note of what was being changed makes no sense")

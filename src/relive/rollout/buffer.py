@@ -8,7 +8,7 @@ from copy import deepcopy
 from functools import partial
 from itertools import repeat
 from operator import methodcaller
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from ..memory.layout import LARGE_FIELD
 from ..names import add_hints
 from ..parameters import COUNT_RULE, FLAG_RULE, Rule, is_count, is_own, is_whole, refuse_class, require, torch_device
 from ..returns import GAE, Estimator, ValueHeads
-from ..steps.arrays import Array, Bools, Ints, as_host, as_tensor, check_castable
+from ..steps.arrays import Array, Bools, Ints, Leaf, as_host, as_tensor, check_castable
 from ..steps.checker import refuse_unreadable
 from ..steps.ends import MOST, EndCheck
 from ..steps.schema import Field, Path, Schema, Spec, described, dotted, not_named, unknown_field
@@ -146,9 +146,9 @@ class RolloutBuffer:
         self._gae_in_place: Callable[[int, float, float], int] | None = None
         """``core.fill_gae`` of the memory of these columns; None if GAE cannot be computed in place."""
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """For pickle and deepcopy: everything but addresses and the views that :meth:`reserve` returned."""
-        forgotten: dict[str, Any] = {"_reserved_views": [], "_gae_layout": None, "_gae_in_place": None}
+        forgotten: dict[str, object] = {"_reserved_views": [], "_gae_layout": None, "_gae_in_place": None}
         return {**self.__dict__, **forgotten, "_ended": as_host(self._ended)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -158,7 +158,7 @@ class RolloutBuffer:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def add(self, step: Mapping[str, Any] | None = None, /, *more: NoReturn, **fields: Any) -> None:
+    def add(self, step: Mapping[str, object] | None = None, /, *more: NoReturn, **fields: object) -> None:
         """Append one vector step; NumPy or torch, given as a mapping, as keywords, or both.
 
         Args:
@@ -174,7 +174,7 @@ class RolloutBuffer:
         """
         if more or not (step is None or hasattr(step, "keys")):
             raise FieldError(not_named(step))
-        values: dict[str, Any] = fields if step is None else {**step, **fields}
+        values: dict[str, object] = fields if step is None else {**step, **fields}
         columns, copier = self._columns, self._columns.copier
         full = columns.count == columns.num_steps
         if copier is not None and (not full or columns.wrap):
@@ -187,9 +187,9 @@ class RolloutBuffer:
                 self._ended, self._has_last, columns.start, columns.count = before
         self._add_checked(values)
 
-    def _add_checked(self, values: dict[str, Any]) -> None:
+    def _add_checked(self, values: dict[str, object]) -> None:
         """Check each part of a step, then write it; ``values`` is used up."""
-        columns, bookkeeping = self._columns, dict[str, Any]()
+        columns, bookkeeping = self._columns, dict[str, Leaf]()
         for name in BOOKKEEPING:
             if name in values:
                 (bookkeeping[name],) = columns.checked(name, values.pop(name)).values()
@@ -239,7 +239,7 @@ class RolloutBuffer:
         start = (columns.start + count) % columns.num_steps
         self._ended, columns.start, columns.count = ended, start, columns.count - count  # all or none
 
-    def _refuse_nonfinite(self, values: Mapping[str, Any], steps: int = 1) -> None:
+    def _refuse_nonfinite(self, values: Mapping[str, object], steps: int = 1) -> None:
         """Refuse rewards and values of the next ``steps`` steps that are not finite; they fit otherwise."""
         for name, source in WATCHED.items():
             if name not in values or (name,) not in self._columns.own:  # it may be nested
@@ -345,7 +345,7 @@ class RolloutBuffer:
             self._refuse_nonfinite(watched, count)
         self._advance(count, last)
 
-    def set_last(self, **fields: Any) -> None:
+    def set_last(self, **fields: object) -> None:
         """Write fields of the bootstrap row, the one after the newest step: ``set_last(obs=..., value=...)``.
 
         Raises:
@@ -361,7 +361,7 @@ class RolloutBuffer:
             columns.put(path, columns.last_row, value)
         self._has_last = had or "value" in fields
 
-    def set_final_value(self, steps: Any, envs: Any, values: Any) -> None:
+    def set_final_value(self, steps: object, envs: object, values: object) -> None:
         """Set V(true final observation) of truncated steps, where it is known only later: three vectors ``[K]``.
 
         Args:
@@ -431,7 +431,7 @@ class RolloutBuffer:
             self.set_final_value(torch.full_like(envs, columns.count - 1), envs, self.last["value"][envs])
         columns.attach({"truncated": truncated})
 
-    def __setitem__(self, name: Name, column: Any) -> None:
+    def __setitem__(self, name: Name, column: object) -> None:
         """Attach a column ``[T, N, ...]`` to this rollout, or overwrite one; :meth:`clear` forgets attached ones.
 
         Raises:
@@ -472,7 +472,7 @@ class RolloutBuffer:
 
     # -- finishing ----------------------------------------------------------------------------------------------------
 
-    def finish(self, estimator: Estimator, *, last_value: Any = None, partial: bool = False) -> RolloutBuffer:
+    def finish(self, estimator: Estimator, *, last_value: object = None, partial: bool = False) -> RolloutBuffer:
         """Attach the columns that ``estimator`` computes, such as ``advantage`` and ``return``; returns the buffer.
 
         Args:
@@ -507,7 +507,9 @@ class RolloutBuffer:
             )
         if last_value is not None:
             self.set_last(value=last_value)
-        first_time = not (self._end_check is None or partial or columns.is_finished)  # each rollout is checked once
+        check = self._end_check
+        if check is not None and (partial or columns.is_finished):  # each rollout is checked once
+            check = None
         if self._debug and columns.device.type != "cpu":  # there the numbers are looked at only for this
             in_place = None
         if in_place is not None and columns.layout is not self._gae_layout:
@@ -518,8 +520,8 @@ class RolloutBuffer:
             self._fill_gae(self._gae_in_place, in_place)
         else:
             self._attach_estimate(estimator)
-        if first_time:
-            self._check_final_values()
+        if check is not None:
+            self._check_final_values(check)
         return self
 
     # The columns stay bound as long as `layout` is the same object. GAE at 2048 x 8 takes 7.7 µs in place, and took 52
@@ -531,7 +533,7 @@ class RolloutBuffer:
         if memory is not None and columns.device.type == "cpu":
             self._gae_in_place = partial(core.fill_gae, *memory)
         elif memory is not None:
-            call: Callable[..., Any] = partial(gae_in_place, *memory)
+            call: Callable[..., object] = partial(gae_in_place, *memory)
             # the memory of a layout stays, so that nothing is copied into a graph or out of it
             if has_graphs(columns.device):
                 call = Graphed(call, columns.device, tuple)
@@ -565,8 +567,10 @@ class RolloutBuffer:
         own, host = is_own(estimator) and all(map(is_own, heads)), columns.device.type == "cpu"
         inputs = {name: self._estimator_input(name, host or not own) for name in estimator.reads}
         if own and self._debug and "final_value" in inputs:
-            grid: Any = [inputs.get(name) for name in Grid._fields]  # heads have other columns in place of rewards
-            require_final_values(Grid(*grid)._replace(final_value=_final_values(estimator, inputs["final_value"])))
+            # heads have other columns in place of rewards
+            grid: dict[str, Any] = {name: inputs.get(name) for name in Grid._fields}
+            grid["final_value"] = _final_values(estimator, inputs["final_value"])
+            require_final_values(Grid(**grid))
         result = estimator(**inputs)
         for name, advantage in result.items() if own and (host or self._debug) else ():
             if name.endswith("advantage") and not bool(advantage.isfinite().all()):
@@ -653,9 +657,9 @@ class RolloutBuffer:
             "from is finite: rewards or values are too large; scale the rewards"
         )
 
-    def _check_final_values(self) -> None:
+    def _check_final_values(self, check: EndCheck) -> None:
         """Check the ends of truncated episodes, after which a rollout knows the value of the final observation."""
-        columns, check = self._columns, cast("EndCheck", self._end_check)
+        columns = self._columns
         self._checks_left -= 1
         final = columns.bookkeeping.get(("final_value",))
         if not self._checks_left or final is None or final.shape:
@@ -818,7 +822,7 @@ class RolloutBuffer:
         if type(epochs) is not int or epochs < 1 or {*map(type, flags.values())} != {bool}:  # most often they are right
             require("minibatches", COUNT_RULE, epochs=epochs)
             require("minibatches", FLAG_RULE, **flags)
-        if reuse is not False:
+        if reuse is not False and reuse is not True:
             require_reuse("minibatches", reuse)
         rows = columns.real_rows()
         total = columns.count * columns.num_envs if rows is None else len(rows)
@@ -830,7 +834,13 @@ class RolloutBuffer:
         # On a device only calls count, and those of the second batch pay for packing.
         pack = epochs > 1 or len(bounds) >= (MANY if self.device.type == "cpu" else 2)
         return self._minibatches.batches(
-            wanted, bounds, orders, pack=pack, normalize_advantage=normalize_advantage, reuse=reuse
+            wanted,
+            bounds,
+            orders,
+            epochs * len(bounds),
+            pack=pack,
+            normalize_advantage=normalize_advantage,
+            reuse=reuse,
         )
 
     def sequences(
@@ -893,8 +903,13 @@ class RolloutBuffer:
         reader = self._reader(wanted, LARGE_FIELD if epochs > 1 else 0)
         rows = None if length is None else min(length, columns.count)
         orders = (windows[self._order(len(windows), shuffle)] for _ in range(epochs))
-        shape: dict[str, Any] = {"rows": rows, "time_first": time_first, "normalize_advantage": normalize_advantage}
-        return (batch for order in orders for batch in reader.batches(order, split(order), **shape))
+        return (
+            batch
+            for order in orders
+            for batch in reader.batches(
+                order, split(order), rows=rows, time_first=time_first, normalize_advantage=normalize_advantage
+            )
+        )
 
     def env_batches(
         self,
@@ -1033,7 +1048,7 @@ class RolloutBuffer:
 
     # -- files, copies and printing -----------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str], *, extra: Any = None, background: bool = False) -> SaveHandle:
+    def save(self, path: str | os.PathLike[str], *, extra: object = None, background: bool = False) -> SaveHandle:
         """Write the rollout, its attached columns and the number of the next permutation to the directory ``path``.
 
         An older save there is replaced as a whole or not at all; ``docs/files.md`` has the format.
@@ -1054,7 +1069,7 @@ class RolloutBuffer:
         """
         self._saves = self._saves or Saves()
         self._saves.settle()
-        progress = saving.Progress(
+        progress = saving.RolloutState(
             debug=self._debug,
             seed=self._permutations.seed,
             draws=self._permutations.draws,
@@ -1128,7 +1143,7 @@ class RolloutBuffer:
 add_hints(RolloutBuffer)
 
 
-def _require_estimator(estimator: Any) -> None:
+def _require_estimator(estimator: object) -> None:
     """Refuse an argument that is no estimator, such as the class of one."""
     refuse_class("estimator", estimator)
     if not (callable(estimator) and hasattr(estimator, "reads")):
@@ -1144,7 +1159,7 @@ def _final_values(estimator: Estimator, final_value: Any) -> Any:
 
 
 def _on_device(
-    call: Callable[..., Any], columns: Columns, written: list[Tensor], steps: int, gamma: float, lam: float
+    call: Callable[..., object], columns: Columns, written: list[Tensor], steps: int, gamma: float, lam: float
 ) -> int:
     """GAE in place as ``core.fill_gae`` does it. Nobody looks at its numbers: that would wait."""
     columns.drop((ADVANTAGE, RETURN))  # they count as attached once both are written
@@ -1153,7 +1168,7 @@ def _on_device(
     return -1
 
 
-def _numbers(values: Any, name: str) -> Tensor:
+def _numbers(values: object, name: str) -> Tensor:
     """Numbers of steps or envs, int64 ``[K]``.
 
     Raises:

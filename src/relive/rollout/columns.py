@@ -17,11 +17,12 @@ from ..memory.copier import BoundedCache, StepCopier, copy_all
 from ..memory.estimate import readable, require_free
 from ..memory.layout import typed
 from ..parameters import Rule, is_names, require
-from ..steps.arrays import Array, apart, check_castable, numpy_dtype, numpy_view, refuse_masked, to_tensor
+from ..steps.arrays import Array, Leaf, apart, check_castable, numpy_dtype, numpy_view, refuse_masked, to_tensor
 from ..steps.checker import StepChecker, refuse_unreadable
-from ..steps.schema import Field, Path, Schema, dotted, unknown_field
+from ..steps.schema import Field, Path, Schema, Spec, dotted, unknown_field
 
 K = TypeVar("K")
+V = TypeVar("V", bound=Leaf)
 Name = str | Path
 
 ADVANTAGE: Path = ("advantage",)
@@ -140,7 +141,7 @@ class Columns:
         self._memory = memory | {path: self._memory[path] for path in self._attached}
         self._dtypes = self._dtypes | {path: field.dtype for path, field in leaves.items()}
         self.own: frozenset[Path] = frozenset(leaves)
-        self._wanted = BoundedCache[Any, list[Path]]()
+        self._wanted = BoundedCache[tuple[tuple[Name, ...] | None, frozenset[Path]], list[Path]]()
         """The answers of :meth:`wanted`, by the columns that were asked for and those that were attached."""
         self._note_memory()
 
@@ -168,7 +169,7 @@ class Columns:
         watched = [(name,) for name in WATCHED]
         return StepCopier(leaves, targets, self.num_envs, watched, [*self._defaults.values()])
 
-    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Leaf:
         """Memory for one column."""
         full = self.num_steps + 1, self.num_envs, *shape
         if self._on_host:
@@ -196,7 +197,7 @@ class Columns:
         fields = "".join(f"\n  {name}  {readable(size)}" for name, size in sizes.items())
         require_free(sum(sizes.values()), self.device, "the rollout", f"lower num_steps or num_envs:{fields}")
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Arrays, which pickle copies; tensors would be moved, or on a device handed over, by multiprocessing."""
         kept = self.__dict__.items()
         state = {name: value for name, value in kept if name not in ("_own_memory", "_defaults", "copier")}
@@ -312,7 +313,7 @@ class Columns:
             return self.view(path, slice(self.count + 1))
         return torch.cat([self.ordered(path), self.view(path, slice(self.num_steps, None))])
 
-    def write(self, row: int, values: Sequence[Any], bookkeeping: Mapping[str, Any]) -> None:
+    def write(self, row: int, values: Sequence[Any], bookkeeping: Mapping[str, Leaf]) -> None:
         """Write a whole row by its place in storage: a checked step, with what it brings of the bookkeeping."""
         if self.copier is not None:
             self.copier.write(row, (*values, *{**self._defaults, **bookkeeping}.values()))
@@ -322,7 +323,7 @@ class Columns:
         copy_all((tensor[row] for tensor in self._own_memory), apart(values, self._own_memory))
         self.write_bookkeeping(row, bookkeeping)
 
-    def write_bookkeeping(self, rows: int | slice, given: Mapping[str, Any]) -> None:
+    def write_bookkeeping(self, rows: int | slice, given: Mapping[str, Leaf]) -> None:
         """Write the mask and the final values of rows: those ``given``, or the defaults where others may stand."""
         everywhere = rows == slice(None)
         for path in self.bookkeeping:
@@ -332,11 +333,11 @@ class Columns:
             if everywhere and not self._on_host:
                 self._preset_at[path] = self._memory[path]._version
 
-    def apart(self, values: Mapping[K, Any]) -> dict[K, Any]:
+    def apart(self, values: Mapping[K, V]) -> dict[K, V]:
         """Checked values, copied where they lie in these columns: all are read before any is written."""
         return dict(zip(values, apart(values.values(), [*self._memory.values()]), strict=True))
 
-    def put(self, path: Path, rows: int | slice, value: Any) -> None:
+    def put(self, path: Path, rows: int | slice, value: Leaf | float) -> None:
         """Assign to rows of one column, by their place in storage."""
         if self._on_host and isinstance(value, Tensor):
             value = numpy_view(value.detach())  # the bits, where NumPy lacks the dtype
@@ -344,7 +345,7 @@ class Columns:
 
     # -- checks of values ---------------------------------------------------------------------------------------------
 
-    def checked(self, name: str, value: Any) -> dict[Path, Any]:
+    def checked(self, name: str, value: object) -> dict[Path, Leaf]:
         """The leaves ``[N, ...]`` of one field that is written by itself.
 
         Raises:
@@ -352,7 +353,7 @@ class Columns:
         """
         checkers = self._checkers
         if checkers is None:
-            specs: dict[str, Any] = {x: self.schema[x] for x in self.schema.names}
+            specs: dict[str, Spec] = {x: self.schema[x] for x in self.schema.names}
             specs |= {x: field for (x,), field in self.bookkeeping.items()}
             checkers = {x: StepChecker(Schema({x: spec}), self.num_envs, self.device) for x, spec in specs.items()}
             self._checkers = checkers
@@ -444,7 +445,7 @@ class Columns:
         """True if there is an advantage."""
         return ADVANTAGE in self.own or ADVANTAGE in self._attached
 
-    def attach(self, columns: Mapping[Any, Any]) -> None:
+    def attach(self, columns: Mapping[Any, object]) -> None:
         """Attach columns ``[T, N, ...]`` by name, or overwrite them: all, or none if one does not fit.
 
         Raises:
@@ -458,7 +459,7 @@ class Columns:
             self._fill(path, column)
         self.keep(fitted)
 
-    def _fitted(self, path: Path, column: Any) -> Tensor:
+    def _fitted(self, path: Path, column: object) -> Tensor:
         """A column as it is stored, or an error."""
         refuse_unreadable(column, path)
         refuse_masked(column, f"column '{dotted(path)}'")
@@ -550,7 +551,7 @@ class Columns:
         """True if any step was truncated, so that its final value is read."""
         return bool(self._flags(("truncated",)).any())
 
-    def _flags(self, path: Path) -> Any:
+    def _flags(self, path: Path) -> Leaf:
         """The written rows of a column of flags: in RAM an array, as NumPy tests many at once, elsewhere a tensor."""
         return self.rows(path) if self._on_host else self.ordered(path)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import pairwise, repeat
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
@@ -25,10 +25,13 @@ from ..parameters import COUNT_RULE, is_count, require, seed_or_drawn
 from ..returns import scale
 from ..steps.arrays import Array, Ints, numpy_view
 from ..steps.schema import Field, Path
-from ..turns import TURNS, Reuse, Spare, in_turn, standing_memory
+from ..turns import TURNS, Reuse, Spare, in_turn, page_locked
 from .columns import ADVANTAGE, Columns
 
 Bytes = NDArray[np.uint8]
+
+Passed = tuple[tuple[Path, ...], bool, int, int]
+"""The columns of a pass, whether it packs them, the oldest row's place, and how many there are."""
 
 MANY = 16
 """Packing costs as much as an epoch that gathers each field by itself. So it pays from the second epoch on, or if an
@@ -61,8 +64,8 @@ class Permutations:
         self._graphed: Graphed | None = None
         """Makes them on a GPU."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_graphed": None}
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_graphed": None}
 
     def restart(self, seed: int | None) -> None:
         """The next permutation is number 0 of this seed."""
@@ -152,20 +155,21 @@ class Minibatches:
 
     def __init__(self, columns: Columns, memory: Recycled) -> None:
         self._columns, self._memory = columns, memory
-        self._sources = BoundedCache[Any, tuple[Form, dict[Path, Array], Spare]]()
+        self._sources = BoundedCache[Passed, tuple[RowForm, dict[Path, Array], Spare]]()
         """How the rows of some columns are read, where these lie, and what was reused; while they have one layout."""
         self._layout: object = None
         """That layout."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_sources": BoundedCache(), "_layout": None}
+    def __getstate__(self) -> dict[str, object]:
+        sources: object = BoundedCache[object, object]()
+        return {**self.__dict__, "_sources": sources, "_layout": None}
 
     def batches(
         self,
         wanted: list[Path],
         bounds: list[tuple[int, int]],
         orders: Iterator[Tensor],
-        *,
+        count: int,
         pack: bool,
         normalize_advantage: bool,
         reuse: Reuse,
@@ -176,28 +180,29 @@ class Minibatches:
             wanted: the columns.
             bounds: (begin, end) of each minibatch in an order.
             orders: the flat rows ``t * N + n`` of each epoch, int64.
+            count: the minibatches of all epochs.
             pack: True if it pays to pack the columns first.
             normalize_advantage: normalise ``advantage`` within each minibatch.
             reuse: write to the same memory in turn.
         """
         rows, (name,) = self._rows(wanted, pack), ADVANTAGE
 
-        def batches(memories: Iterator[Any]) -> Iterator[Batch]:
+        def batches(standing: Any = None) -> Iterator[Batch]:
             for order in orders:
                 places: Any = rows.places(order)
-                for (low, high), standing in zip(bounds, memories, strict=False):
+                for low, high in bounds:
                     batch = rows.at(places[low:high], standing)[0]
                     if normalize_advantage:
                         scale(batch[name])
                     yield batch
 
-        return in_turn(batches, rows.spare, reuse, rows.standing) if reuse else batches(repeat(None))
+        return in_turn(batches, count, rows.spare, reuse, rows.standing) if reuse else batches()
 
-    def _rows(self, wanted: list[Path], pack: bool) -> HostRows | DeviceRows:
+    def _rows(self, wanted: list[Path], pack: bool) -> ArrayRows | TensorRows:
         """The rows of a pass."""
         columns = self._columns
         if columns.device.type != "cpu":
-            return DeviceRows(columns.select(wanted), pack)
+            return TensorRows(columns.select(wanted), pack)
         if self._layout is not columns.layout:
             self._sources.clear()
             self._layout = columns.layout
@@ -210,14 +215,16 @@ class Minibatches:
             if columns.in_one_piece:  # else they are copies
                 self._sources.keep(key, source)
         form, arrays, spare = source
-        return HostRows(form, arrays, pack, self._memory, spare)
+        return ArrayRows(form, arrays, pack, self._memory, spare)
 
     def reader(self, wanted: list[Path], pack: bool) -> Callable[[Tensor], dict[Path, Tensor]]:
         """A function that reads the rows of an index (flat rows, int64 ``[B]``); ``pack`` as in :func:`rows_of`."""
         return self._rows(wanted, pack).gather
 
 
-def rows_of(columns: Mapping[Path, Tensor], pack: bool = True, memory: Recycled | None = None) -> HostRows | DeviceRows:
+def rows_of(
+    columns: Mapping[Path, Tensor], pack: bool = True, memory: Recycled | None = None
+) -> ArrayRows | TensorRows:
     """A snapshot of columns, packed row by row, in RAM or on a device.
 
     Its ``gather`` reads the rows of an index (int64, ``[B]``) as fresh tensors ``[B, ...]``; small fields share one
@@ -230,17 +237,17 @@ def rows_of(columns: Mapping[Path, Tensor], pack: bool = True, memory: Recycled 
         memory: gives the memory of batches, on the CPU; by default fresh memory.
     """
     if not all(column.is_cpu for column in columns.values()):
-        return DeviceRows(columns, pack)
+        return TensorRows(columns, pack)
     form = _form_of(tuple([(path, tuple(x.shape[2:]), x.dtype) for path, x in columns.items()]), pack)
     flat = {path: numpy_view(x.detach().flatten(0, 1).contiguous()) for path, x in columns.items()}
-    return HostRows(form, flat, pack, memory or Recycled())
+    return ArrayRows(form, flat, pack, memory or Recycled())
 
 
 Parts = tuple[Batch, ...]
 """A batch, and those nested in it, as :class:`relive.batches.Members` has them."""
 
 
-class Form(NamedTuple):
+class RowForm(NamedTuple):
     """How the fields of a row are packed and read; every pass over fields of these shapes and dtypes needs it."""
 
     fields: dict[Path, Field]
@@ -264,14 +271,14 @@ class Form(NamedTuple):
 @lru_cache(maxsize=64)
 def _form_of(
     leaves: tuple[tuple[Path, tuple[int, ...], torch.dtype], ...], pack: bool = True, lines: bool = False
-) -> Form:
+) -> RowForm:
     fields = {path: Field(shape, dtype) for path, shape, dtype in leaves}
     small = {path: field for path, field in fields.items() if pack and field.nbytes <= LARGE_FIELD}
     layout, members = RowLayout(small, lines=lines), Members(fields)
     groups = [[path for path in small if members.into[path] == k] for k in range(len(members.empty()))]
     parts = tuple([layout.described(group, itemgetter(-1)) for group in groups])
     large = {path: (_alone(path, field),) for path, field in fields.items() if path not in small}
-    return Form(fields, layout, layout.described(layout.fields), parts, large, members)
+    return RowForm(fields, layout, layout.described(layout.fields), parts, large, members)
 
 
 def _alone(path: Path, field: Field) -> core.Fields:
@@ -287,7 +294,7 @@ class Turn(NamedTuple):
     fields: dict[Path, Tensor]
 
 
-class DeviceRows:
+class TensorRows:
     """Rows on a device: torch packs the small fields, and picks all rows.
 
     Args:
@@ -296,7 +303,7 @@ class DeviceRows:
     """
 
     def __init__(self, columns: Mapping[Path, Tensor], pack: bool) -> None:
-        self.form: Form = _form_of(tuple([(path, tuple(x.shape[2:]), x.dtype) for path, x in columns.items()]), pack)
+        self.form: RowForm = _form_of(tuple([(path, tuple(x.shape[2:]), x.dtype) for path, x in columns.items()]), pack)
         self.spare: Spare = Spare()
         self._flat, self._packed = {path: column.flatten(0, 1) for path, column in columns.items()}, None
         layout = self.form.layout
@@ -353,7 +360,7 @@ class DeviceRows:
 # takes 49 µs instead of 67. Where rows come from memory their bytes count, and padding took up to a third longer at
 # (24, 4096). A minibatch is gathered and made tensors in one call: 107 µs instead of 132 in a loop, 249 instead of 316
 # after a step of Adam.
-class HostRows:
+class ArrayRows:
     """Rows in RAM, as bytes: compiled code packs the small fields, first or on the way, and picks all rows.
 
     Args:
@@ -364,12 +371,12 @@ class HostRows:
         spare: memory that an earlier pass has left; by default there was none.
     """
 
-    form: Form
+    form: RowForm
     spare: Spare
 
     def __init__(
         self,
-        form: Form,
+        form: RowForm,
         columns: Mapping[Path, Array],
         pack: bool,
         memory: Recycled,
@@ -380,7 +387,7 @@ class HostRows:
         self._count = len(next(iter(columns.values()))) if columns else 0
         small, width = tuple([columns[path] for path in form.layout.fields]), form.layout.nbytes
         self._packed: Bytes | None = None
-        self._take: Any = None
+        self._take: Callable[..., int] | None = None
         """Takes places and what is written to; copies the small fields of these rows. None without small fields."""
         if small and pack:
             self._packed = packed = memory.take(self._count * width).reshape(self._count, width)
@@ -397,7 +404,8 @@ class HostRows:
 
     def standing(self, reuse: Reuse) -> list[core.Standing]:
         """Memory that batches are written to in turn, for :meth:`at`: for the small fields, and for each large one."""
-        return [standing_memory(reuse) for _ in (None, *self.form.large)]
+        take = page_locked if reuse == "pinned" else None
+        return [core.Standing(TURNS, take) for _ in (None, *self.form.large)]
 
     def at(self, places: Ints, standing: Sequence[core.Standing] | None = None) -> Parts:
         """The rows at these places. Threads share the work if it is much, in memory that they take themselves."""

@@ -26,7 +26,7 @@ from .columns import Columns
 KIND = "relive.RolloutBuffer"
 
 
-class Progress(NamedTuple):
+class RolloutState(NamedTuple):
     """The state of a rollout besides its columns."""
 
     debug: bool
@@ -44,7 +44,7 @@ class Progress(NamedTuple):
 
 
 def save(
-    path: str | os.PathLike[str], columns: Columns, progress: Progress, *, extra: Any, background: bool
+    path: str | os.PathLike[str], columns: Columns, progress: RolloutState, *, extra: object, background: bool
 ) -> persist.SaveHandle:
     """Write a rollout to a directory: its rows in the order of time, each column with its bootstrap row.
 
@@ -80,7 +80,7 @@ def save(
     return persist.SaveHandle(path)
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any], Any]:
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Mapping[str, object], Any]:
     """The tensors and the facts of a rollout's save, and the learner's state in it.
 
     Raises:
@@ -95,7 +95,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
         return {name: tensors[name] for name in names}, content, read_extra(opened, free_memory())
 
 
-def arguments(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> dict[str, Any]:
+def arguments(tensors: Mapping[str, Tensor], content: Mapping[str, object]) -> dict[str, Any]:
     """The arguments to create the buffer of a save with.
 
     Raises:
@@ -114,7 +114,7 @@ def arguments(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> dict
     }
 
 
-def _further(content: Mapping[str, Any]) -> dict[str, Field] | None:
+def _further(content: Mapping[str, object]) -> dict[str, Field] | None:
     """The further columns of a save; older saves have none."""
     saved = content.get("columns")
     if saved is None:
@@ -122,14 +122,14 @@ def _further(content: Mapping[str, Any]) -> dict[str, Field] | None:
     return {name: field for (name,), field in Schema.from_json(json.dumps(saved)).leaves.items()}
 
 
-def restore(columns: Columns, tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> Progress:
+def restore(columns: Columns, tensors: Mapping[str, Tensor], content: Mapping[str, object]) -> RolloutState:
     """Put what :func:`save` wrote into new columns of the same size; returns the other state.
 
     Raises:
         FileFormatError, ValueError, KeyError, RuntimeError: it does not fit.
     """
     _restore_columns(columns, tensors, content)
-    return Progress(
+    return RolloutState(
         debug=entry(content, "debug", bool),
         seed=entry(content, "seed", int),
         draws=whole(content, "draws"),
@@ -139,7 +139,7 @@ def restore(columns: Columns, tensors: Mapping[str, Tensor], content: Mapping[st
     )
 
 
-def _restore_columns(columns: Columns, tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> None:
+def _restore_columns(columns: Columns, tensors: Mapping[str, Tensor], content: Mapping[str, object]) -> None:
     steps = whole(content, "steps")
     if steps > columns.num_steps:
         raise FileFormatError(f"{steps} steps are saved of a rollout of {columns.num_steps}")
@@ -158,7 +158,7 @@ def _restore_columns(columns: Columns, tensors: Mapping[str, Tensor], content: M
         columns.attach({name: column[:steps].to(columns.device)})
 
 
-def _hidden_every(content: Mapping[str, Any]) -> int:
+def _hidden_every(content: Mapping[str, object]) -> int:
     """k of an older save, which may hold the recurrent states of steps 0, k, 2k, ... alone."""
     every = whole(content, "hidden_every") if "hidden_every" in content else 1
     if every < 1:
@@ -175,7 +175,7 @@ def _restore_states(target: Tensor, steps: int, every: int, tensors: Mapping[str
     target[: steps + 1 : every] = saved[:kept].to(target.device)
 
 
-def _names(names: list[Any], columns: Columns) -> list[Path]:
+def _names(names: list[object], columns: Columns) -> list[Path]:
     """The paths of attached columns; a nested field has no values besides those of its members.
 
     Raises:

@@ -17,10 +17,13 @@ from ..errors import FieldError, ParameterError
 from ..memory.allocator import Recycled
 from ..memory.layout import LARGE_FIELD, RowLayout
 from ..returns import scale
-from ..steps.arrays import Ints, as_host
+from ..steps.arrays import Bools, Ints, Leaf, as_host
 from ..steps.schema import Field, Path
 from .columns import Columns
 from .minibatches import parts, parts_by_steps
+
+PerWindow = Ints | Tensor
+"""Numbers of windows: an array for columns in RAM, else a tensor."""
 
 ENDS = ("terminated", "truncated", "mask")
 """The columns that say where episodes end, and which steps are real."""
@@ -40,10 +43,10 @@ class Flags(NamedTuple):
         ended: ``[N]``, True where the newest episode has ended.
     """
 
-    done: Any
-    real: Any
-    starts: Any
-    ended: Any
+    done: Bools | Tensor
+    real: Bools | Tensor
+    starts: Bools | Tensor
+    ended: Bools | Tensor
 
     @classmethod
     def of(cls, columns: Sequence[Tensor], ended: Any) -> Flags:
@@ -61,7 +64,7 @@ class Flags(NamedTuple):
         return cls.of_arrays(terminated | truncated, real, ended)
 
     @classmethod
-    def of_arrays(cls, done: NDArray[Any], real: NDArray[Any], ended: NDArray[Any]) -> Flags:
+    def of_arrays(cls, done: Bools, real: Bools, ended: Bools) -> Flags:
         """The flags of ``done`` and ``real``, bool ``[T, N]``, after an episode that had ``ended`` or not, ``[N]``."""
         done, real = (np.ascontiguousarray(x) for x in (done, real))
         starts, ended = np.empty(real.shape, np.bool_), ended.copy()
@@ -203,7 +206,7 @@ class WindowReader:
         is_start = (begins == 1) & (start == origin)
         return np.stack([length, np.zeros_like(length), env, start, is_start, packed, row])
 
-    def _batch(self, table: Any, rows: int, time_first: bool, normalize_advantage: bool) -> SequenceBatch:
+    def _batch(self, table: PerWindow, rows: int, time_first: bool, normalize_advantage: bool) -> SequenceBatch:
         """The windows of some columns of :meth:`_table` as a batch."""
         lengths, burn_in, env, start, is_start, packed, row = table
         leaves = self._gather(packed, row, lengths, rows, time_first)
@@ -243,11 +246,13 @@ class WindowReader:
                 leaves[path] = column.index_select(1, env)
         return leaves
 
-    def _hidden(self, index: Any) -> Any:
+    def _hidden(self, index: PerWindow) -> Any:
         assert self._states is not None
         return self._schema.rebuild("hidden", self._states.at(index, self._memory).__getitem__)
 
-    def _gather(self, packed_row: Any, row: Any, lengths: Any, rows: int, time_first: bool) -> dict[Path, Any]:
+    def _gather(
+        self, packed_row: PerWindow, row: PerWindow, lengths: PerWindow, rows: int, time_first: bool
+    ) -> dict[Path, Any]:
         leaves: dict[Path, Any] = dict.fromkeys(self._columns)  # they keep this order
         if self._packed is not None:
             self._packed.read(packed_row, lengths, rows, time_first, leaves)
@@ -255,12 +260,14 @@ class WindowReader:
             self._read(path, row, lengths, rows, time_first, leaves)
         return leaves
 
-    def _read(self, path: Path, row: Any, lengths: Any, rows: int, time_first: bool, into: dict[Path, Any]) -> None:
+    def _read(
+        self, path: Path, row: PerWindow, lengths: PerWindow, rows: int, time_first: bool, into: dict[Path, Tensor]
+    ) -> None:
         """Read windows of one column, packed elsewhere or not."""
         (self._unpacked.get(path) or self._source(path)).read(row, lengths, rows, time_first, into)
 
 
-def _tensor(fact: Any) -> Tensor:
+def _tensor(fact: Leaf) -> Tensor:
     return fact if isinstance(fact, Tensor) else torch.from_numpy(fact)
 
 
@@ -288,7 +295,7 @@ class WindowSource:
         self._arrays = (rows.numpy(), pad.numpy()) if rows.is_cpu else None
         self._fields = layout.described(layout.fields, width=rows.shape[1])
 
-    def read(self, first: Any, lengths: Any, count: int, time_first: bool, into: dict[Path, Any]) -> None:
+    def read(self, first: Any, lengths: Any, count: int, time_first: bool, into: dict[Path, Tensor]) -> None:
         """Put windows of ``lengths`` rows from ``first`` on, ``[count, B, ...]`` or ``[B, count, ...]``, into a dict.
 
         Both are arrays for rows in RAM, and tensors for others.
@@ -310,7 +317,7 @@ class States:
 
     def __init__(self, columns: Columns) -> None:
         self._columns = {path: column.flatten(0, 1) for path, column in columns.states().items()}
-        self._rows: dict[Path, Any] = {}
+        self._rows: dict[Path, tuple[NDArray[np.uint8], tuple[core.Fields]]] = {}
         """The columns in RAM as bytes, ``[T * N, W]``, and their field."""
         for path, column in self._columns.items():
             if column.is_cpu:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Protocol, cast
 
-from numpy.typing import NDArray
-
 from ..core import Draw
 from ..device.contract import DeviceSampler
 from ..device.ring import DeviceRing
 from ..errors import LifecycleError, ParameterError
 from ..parameters import is_own, refuse_class
-from ..ring.ring import Ring
-from ..steps.arrays import Ints
+from ..ring.ring import Opens, Ring
+from ..steps.arrays import Array, Ints
 
-Extras = dict[str, NDArray[Any]]
+Extras = dict[str, Array]
 """Further fields of a batch, ``[B]``: weight, probability."""
+
+State = dict[str, Any]
+"""The values that a sampler needs to continue, as files hold it: arrays, numbers, names."""
 
 
 Drawn = Draw | tuple[Ints, Extras]
@@ -66,17 +67,17 @@ class Sampler(ABC):
             EmptyError: there is nothing to draw.
         """
 
-    def changed(self, places: Ints, drawable: Any) -> None:  # noqa: B027 - a default, not an omission
+    def changed(self, places: Ints, drawable: Opens) -> None:  # noqa: B027 - a default, not an omission
         """Note that the rows at ``places``, int64 ``[K]``, can be drawn from now on (1) or no more (0), in order.
 
         ``drawable`` is uint8 ``[K]``. Only samplers that write this method are told.
         """
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """A copy of the state that another sampler needs to continue exactly like this one."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+    def load_state_dict(self, state: State) -> None:  # noqa: B027
         """Continue exactly like the sampler that gave this state."""
 
 
@@ -139,7 +140,7 @@ class OwnSampler(Sampler):
         return None
 
     def set_draw_state(self, draw_state: Any) -> None:
-        """Draw next as when :meth:`draw_state` gave this. What was added or rated since then stays."""
+        """Go back, or on, to a state that :meth:`draw_state` gave. What was added or rated since then stays."""
 
     def check(self) -> None:
         """Check what the sampler knows of the ring; :meth:`relive.ReplayBuffer.check` calls it.
@@ -179,7 +180,7 @@ class _Adapted(OwnSampler):
 
 
 # Only None stands for the default: `sampler or Uniform()` would replace a user's sampler whose length is 0.
-def completed(sampler: AnySampler) -> OwnSampler:
+def with_defaults(sampler: AnySampler) -> OwnSampler:
     """The sampler itself if it is one of relive's, or inherits from one; else one in its place, with all members.
 
     Raises:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from .. import core
 from ..core.words import (
@@ -30,23 +30,23 @@ from ..device.ring import DeviceRing
 from ..errors import DTypeError, EmptyError, InvariantError, NotFiniteError, ParameterError, ShapeError
 from ..memory.allocator import zeroed
 from ..parameters import checked, is_count, is_flag, is_number
-from ..ring.ring import Change, DeviceIsNewer, Ended, Ring
-from ..steps.arrays import Doubles, Ints, as_host, whole_numbers
-from .contract import Drawn, OwnSampler, refuse_weights, require_own_ring
+from ..ring.ring import Change, DeviceIsNewer, Ended, Opens, Ring
+from ..steps.arrays import Array, Doubles, Ints, as_host, whole_numbers
+from .contract import Drawn, OwnSampler, State, refuse_weights, require_own_ring
 from .sumtree import SumTree
 from .uniform import emptied, masses, nothing_to_draw, recent_leaves, require_weights
 
 
-def _is_beta(beta: Any) -> bool:
+def _is_beta(beta: float | tuple[float, ...]) -> bool:
     """True for an exponent, or a schedule (first, last, draws) for it that does not fall.
 
     The weights have to correct most where learning ends (Schaul et al. 2015), so beta only grows.
     """
     if not isinstance(beta, tuple):
         return is_number(beta, 0)
-    if len(cast("tuple[Any, ...]", beta)) != 3:
+    if len(beta) != 3:
         return False
-    first, last, draws = cast("tuple[Any, Any, Any]", beta)
+    first, last, draws = beta
     return is_number(first, 0) and is_number(last, 0) and first <= last and is_count(draws, 1)
 
 
@@ -256,7 +256,7 @@ class Prioritized(OwnSampler):
         with _rebuilding(self._ring):
             self._adopt(stored)
 
-    def changed(self, places: Ints, drawable: Any) -> None:
+    def changed(self, places: Ints, drawable: Opens) -> None:
         """Give new transitions the default error, and rows that can no longer be drawn no weight."""
         error = self.noted_largest if self.default_error is None else self.default_error
         bound, fresh = self._bound(), self._fresh
@@ -335,7 +335,7 @@ class Prioritized(OwnSampler):
         """The exponent of the next draw's weights."""
         return self.beta_at(self._draws)
 
-    def rate(self, index: Any, td_error: Any, mask: Any, time_first: bool | None) -> int:
+    def rate(self, index: object, td_error: object, mask: object, time_first: bool | None) -> int:
         """Set the TD errors of the transitions ``index``; returns how many of them were overwritten meanwhile.
 
         Plain tensors and arrays in RAM are checked and read by one compiled call, which gives up where anything is
@@ -360,7 +360,7 @@ class Prioritized(OwnSampler):
             self.noted_largest = largest
         return late
 
-    def _rate_checked(self, index: Any, td_error: Any, mask: Any, time_first: bool | None) -> int:
+    def _rate_checked(self, index: object, td_error: object, mask: object, time_first: bool | None) -> int:
         """Set the errors after checks that raise an error for what is wrong."""
         if hasattr(index, "keys"):
             raise ParameterError(f"index: expected integers [B], got a {type(index).__name__}; pass batch['index']")
@@ -384,7 +384,7 @@ class Prioritized(OwnSampler):
         Raises:
             ParameterError: one was never issued.
         """
-        places, unknown = cast("Ring", self._ring).find(index)
+        places, unknown = self._own_ring().find(index)
         if unknown >= 0:
             raise ParameterError(f"index: entry {unknown}, {index[unknown]}, was never issued; pass batch['index']")
         return places
@@ -415,15 +415,19 @@ class Prioritized(OwnSampler):
         count = min(len(here), len(there))
         here, there = here[len(here) - count :], there[len(there) - count :]
         both = (self._tree.get(here) > 0) & (other._tree.get(there) > 0)
-        index = cast("Ring", self._ring).index_of(here[both])
+        index = self._own_ring().index_of(here[both])
         self.rate(index, other._errors[there[both]], None, None)
         self.largest_error = other.largest_error
+
+    def _own_ring(self) -> Ring:
+        assert self._ring is not None  # a replay attaches its sampler before all else
+        return self._ring
 
     def _bound(self) -> Binding:
         """The memory of the priorities; bound again if an array was replaced."""
         bound, stored = self._binding, self.stored
         if bound is None or bound.stored is not stored:
-            bound = self._binding = Binding(stored, cast("Ring", self._ring), self.noted_largest, self._durable)
+            bound = self._binding = Binding(stored, self._own_ring(), self.noted_largest, self._durable)
         return bound
 
     @property
@@ -445,7 +449,7 @@ class Prioritized(OwnSampler):
     @largest_error.setter
     def largest_error(self, error: float) -> None:
         if error > self.noted_largest:
-            _require_usable(cast("Ring", self._ring))
+            _require_usable(self._own_ring())
             self.noted_largest = self._bound().facts[LARGEST] = float(error)
 
     def draw_at(self, masses: Doubles) -> tuple[Ints, Doubles]:
@@ -466,11 +470,11 @@ class Prioritized(OwnSampler):
             places = self._ring.anchors()
             require_weights(self._tree, places, self._weights(self._errors[places]))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The errors of all rows, the largest error seen, and the number of draws for a schedule of beta."""
         return {"errors": self._errors.copy(), "largest": self.noted_largest, "draws": self._draws}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue with the state of another sampler.
 
         Raises:
@@ -480,7 +484,7 @@ class Prioritized(OwnSampler):
         saved = np.asarray(state["errors"], np.float32)
         if saved.shape != self._errors.shape:
             raise ShapeError(f"errors: expected {self._errors.shape}, one per row, got {saved.shape}")
-        ring = cast("Ring", self._ring)
+        ring = self._own_ring()
         places, errors = ring.places(), zeroed(saved.nbytes).view(np.float32)
         errors[places] = live = saved[places]  # only live rows: a full copy would take memory for all rows
         _require_errors(live)
@@ -489,7 +493,7 @@ class Prioritized(OwnSampler):
             self.noted_largest, self._draws = float(state["largest"]), int(state["draws"])
             self._adopt(stored)
 
-    def _weights(self, errors: Any) -> Any:
+    def _weights(self, errors: ArrayLike) -> Doubles:
         return _powers_of(errors, self.alpha, self.eps)
 
     def __repr__(self) -> str:
@@ -499,7 +503,7 @@ class Prioritized(OwnSampler):
         )
 
 
-def _powers_of(errors: Any, alpha: float, eps: float) -> Doubles:
+def _powers_of(errors: ArrayLike, alpha: float, eps: float) -> Doubles:
     """(error + eps)^alpha ``[B]`` of float32 errors ``[B]``, or of one; the tree refuses infinite ones."""
     sizes = np.atleast_1d(np.asarray(errors, np.float32))
     out = np.empty(len(sizes))
@@ -536,7 +540,7 @@ class Binding:
         self.facts[[ALPHA, EPS, LARGEST]] = stored.alpha, stored.eps, largest
         self.core: core.Priorities = core.Priorities(stored.tree.core, stored.errors, self.facts, ring.core, undo)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """For pickle and deepcopy: None. A copy of a sampler has arrays at other addresses."""
         return type(None), ()
 
@@ -606,7 +610,7 @@ class DurablePriorities:
         weights[drawable] = _powers_of(errors, *self.facts[[ALPHA, EPS]].tolist())
         self.tree.put(doubtful, weights)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """For pickle and deepcopy: None. A copy of a sampler starts in memory of its own."""
         return type(None), ()
 
@@ -653,7 +657,9 @@ def _rebuilding(ring: Ring) -> Generator[None]:
 
 
 # The mean is summed from left to right, since NumPy's order depends on the layout in memory.
-def errors_by_item(time_first: bool | None, index: Ints, errors: Any, mask: Any) -> tuple[Any, Any]:
+def errors_by_item(
+    time_first: bool | None, index: Ints, errors: Doubles, mask: Array | None
+) -> tuple[Doubles, Array | None]:
     """TD errors and their mask, item by item. Errors of transitions are ``[B]`` and have no mask. Errors of sequences
     and their mask become ``[B, T]``, with 0 for errors that do not count.
 
@@ -690,7 +696,7 @@ def errors_by_item(time_first: bool | None, index: Ints, errors: Any, mask: Any)
     return (errors.T, mask.T) if time_first else (errors, mask)
 
 
-def doubles(numbers: Any, name: str = "td_error") -> Any:
+def doubles(numbers: object, name: str = "td_error") -> Doubles:
     """Numbers, one for each row of a batch, of any real dtype and on any device, as float64.
 
     Raises:
@@ -700,10 +706,10 @@ def doubles(numbers: Any, name: str = "td_error") -> Any:
     array = as_host(numbers, name)
     if array.size and array.dtype.kind not in "fiub":
         raise DTypeError(f"{name}: expected real numbers, got {array.dtype}; pass one float for each row of the batch")
-    return np.asarray(array, np.float64) if array.size else np.zeros(array.shape)
+    return np.asarray(array if array.size else np.zeros(array.shape), np.float64)
 
 
-def require_float32(errors: Any) -> None:
+def require_float32(errors: Doubles) -> None:
     """Require TD errors that float32 can hold, item by item: float64 ``[B]`` or ``[B, L]``.
 
     Raises:

@@ -15,14 +15,14 @@ from ..errors import NotFiniteError, ParameterError
 from ..parameters import Rule, checked, is_count, is_flag, is_number
 from ..ring.ring import Ring
 from ..steps.arrays import Ints
-from .contract import Drawn, OwnSampler, require_own_ring
+from .contract import Drawn, OwnSampler, State, require_own_ring
 from .prioritized import Prioritized
 from .uniform import Uniform
 
 _ETA: Rule = (lambda eta: is_number(eta, 0, 1) and eta > 0, "eta is a number above 0, up to 1")
 
 
-def _of_inner(name: str) -> Any:
+def of_inner(name: str) -> Any:
     """The member ``name`` of a sampler's inner sampler, as a property."""
     return property(attrgetter(f"_inner.{name}"))
 
@@ -54,14 +54,14 @@ class Recent(OwnSampler):
     """The last slope of the returns as a fraction of the steepest, from -1 to 1; None before the first."""
 
     # members of the inner sampler, without a call in between
-    watches: Any = _of_inner("watches")
-    extras: Any = _of_inner("extras")
-    nbytes: Any = _of_inner("nbytes")
-    changed: Any = _of_inner("changed")
-    draws_late: Any = _of_inner("draws_late")
-    draw_state: Any = _of_inner("draw_state")
-    set_draw_state: Any = _of_inner("set_draw_state")
-    check: Any = _of_inner("check")
+    watches = of_inner("watches")
+    extras = of_inner("extras")
+    nbytes = of_inner("nbytes")
+    changed = of_inner("changed")
+    draws_late = of_inner("draws_late")
+    draw_state = of_inner("draw_state")
+    set_draw_state = of_inner("set_draw_state")
+    check = of_inner("check")
 
     def __init__(
         self,
@@ -154,13 +154,13 @@ class Recent(OwnSampler):
             self.progress = fraction
             self.eta = 1.0 + (self.sharpest - 1.0) * (fraction + 1.0) / 2.0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """eta, the returns that it follows, and the inner sampler's state."""
         returns = np.array(self._returns, np.float64)
         inner = {f"inner.{name}": value for name, value in self.inner.state_dict().items()}
         return {"eta": self.eta, "steepest": self._steepest.copy(), "returns": returns, **inner}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue with the state of another sampler."""
         self.eta, self._steepest = float(state["eta"]), np.array(state["steepest"], np.float64)
         self._returns = deque(np.asarray(state["returns"], np.float64).tolist(), maxlen=20)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sys import float_info
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,7 +12,7 @@ from .. import core
 from ..core.words import FANOUT
 from ..errors import DTypeError, EmptyError, InvariantError, NotFiniteError, ParameterError, ShapeError
 from ..memory.allocator import zeroed
-from ..steps.arrays import Doubles, Ints
+from ..steps.arrays import Array, Doubles, Ints
 
 ALIGNMENT = 8
 """Doubles in a cache line."""
@@ -239,7 +239,7 @@ def _integers(positions: ArrayLike) -> Ints:
     return _flat(index, "positions")
 
 
-def _flat(array: NDArray[Any], name: str) -> NDArray[Any]:
+def _flat(array: Array, name: str) -> Array:
     if array.ndim != 1:
         raise ShapeError(f"{name}: expected one axis, got shape {array.shape}; flatten them")
     return array

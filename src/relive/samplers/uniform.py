@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,9 +12,9 @@ from ..device.ring import DeviceRing
 from ..device.uniform import DeviceUniform
 from ..errors import EmptyError, InvariantError, ParameterError
 from ..memory.store import require_rows
-from ..ring.ring import Ring
+from ..ring.ring import Opens, Ring
 from ..steps.arrays import Doubles, Ints
-from .contract import Drawn, Extras, OwnSampler, refuse_weights, require_own_ring
+from .contract import Drawn, Extras, OwnSampler, State, refuse_weights, require_own_ring
 from .sumtree import Cover, SumTree
 
 
@@ -49,7 +49,7 @@ class Uniform(OwnSampler):
         """See :class:`OwnSampler`."""
         return DeviceUniform(rows, self)
 
-    def changed(self, places: Ints, drawable: Any) -> None:
+    def changed(self, places: Ints, drawable: Opens) -> None:
         """Note which sequences can be drawn."""
         if self.windows is not None:
             self.windows.changed(places, drawable)
@@ -69,10 +69,10 @@ class Uniform(OwnSampler):
         """
         return Uniform.draw(self, count, key, 1, 1, newest)
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if "draw_recent" in vars(cls) and "draw" not in vars(cls):
-            cast("Any", cls).draw = _draw_by_recent
+            cls.draw = _draw_by_recent
 
     def likely(self, ring: Ring, count: int, key: int, update: int, of: int, newest: int = 0) -> Ints | None:
         """See :class:`OwnSampler`."""
@@ -102,8 +102,8 @@ class Uniform(OwnSampler):
         return "Uniform()"
 
 
-def _draw_by_recent(sampler: Uniform, count: int, key: int, update: int, of: int, newest: int = 0) -> Drawn:
-    return sampler.draw_recent(count, key, newest)
+def _draw_by_recent(self: Uniform, count: int, key: int, update: int, of: int, newest: int = 0) -> Drawn:
+    return self.draw_recent(count, key, newest)
 
 
 class WithoutReplacement(OwnSampler):
@@ -185,11 +185,11 @@ class WithoutReplacement(OwnSampler):
             if unknown >= 0:
                 raise InvariantError(f"sampler: the epoch has index {self._rest[unknown]}, which was never issued")
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The indices still to come in this epoch."""
         return {"order": self._rest.copy()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue the epoch of another sampler."""
         self._rest = np.array(state["order"], np.int64)
 
@@ -230,7 +230,7 @@ class WindowWeights:
         anchors = ring.anchors()
         self.changed(anchors, np.ones(len(anchors), np.uint8))
 
-    def changed(self, places: Ints, drawable: Any) -> None:
+    def changed(self, places: Ints, drawable: Opens) -> None:
         """Note that the windows that end at ``places`` can be drawn from now on (1) or no more (0), in order."""
         require_rows(places, core.weigh_windows(self.tree.core, self._ring.core, places, drawable), len(self.tree))
 
@@ -303,6 +303,12 @@ def nothing_to_draw(ring: Ring | None) -> EmptyError:
         complete = sum(int((ring.stamp[ring.live_places(env)] >= 0).sum()) for env in range(ring.num_envs))
         if not complete:
             return EmptyError(nothing)
+        if rule.across:
+            return EmptyError(
+                f"there is no chunk to draw: one has {rule.history + 1} successive rows of an env and may need the row "
+                f"before them, and an env keeps its newest {ring.rows} rows; add steps, or create the buffer with more "
+                "rows"
+            )
         return EmptyError(
             f"none of the {complete} complete transitions here can be drawn: the view reads the {rule.history} rows "
             f"before a step, as far as its episode has them, and an env keeps its newest {ring.rows} rows; create the "

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..ring.ring import Ring, Rule
+from ..ring.ring import Ring, WindowRule
 from ..steps.arrays import Ints
 from ..steps.schema import Path
 
@@ -51,13 +51,13 @@ class SequenceReader(View, Protocol):
 
 
 @cache
-def _of_transitions(history: int) -> Rule:
-    return Rule(history)
+def _of_transitions(history: int) -> WindowRule:
+    return WindowRule(history)
 
 
-def rule_of(view: View) -> Rule:
+def rule_of(view: View) -> WindowRule:
     """The view's rule of what can be drawn."""
-    rule: Rule | None = getattr(view, "rule", None)
+    rule: WindowRule | None = getattr(view, "rule", None)
     return _of_transitions(int(getattr(view, "history", 0))) if rule is None else rule
 
 

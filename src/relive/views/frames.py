@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
@@ -16,7 +16,7 @@ from ..device.ring import DeviceRing
 from ..device.transitions import Stack
 from ..errors import SchemaError
 from ..parameters import checked, is_names, is_own, is_steps
-from ..ring.ring import Ring, Stacks
+from ..ring.ring import Ring, Stacks, drawn_or_given
 from ..steps.arrays import Ints
 from ..steps.schema import Path
 from .transitions import NStep
@@ -84,7 +84,7 @@ class FrameStack:
         stacked, window = self.stacked_of(ring), self.window
         if ring.store.packed and window.each_reward is None:
             return ring.stacks(places, window.n, window.gamma, Stacks(stacked, self.depth, self.pad == "repeat"))
-        chosen, extras = cast("tuple[Ints, dict[str, Any]]", places if isinstance(places, Draw) else (places, {}))
+        chosen, extras = drawn_or_given(places)
         plan = window.plan(ring, chosen)
         count = len(plan.places)
         ends = np.empty(2 * count, np.int64)  # of the stacks before the steps, then of those after them

@@ -28,7 +28,7 @@ from ..memory.ram import ALWAYS_IN_RAM
 from ..memory.store import require_rows, vector
 from ..parameters import GAMMA_RULE, Rule, checked, is_count, is_flag, is_number, is_steps
 from ..ring.ring import EVERY_ROW, Ring
-from ..steps.arrays import Array, Ints, as_host, as_tensor, check_castable, numpy_dtype, numpy_view
+from ..steps.arrays import Array, Ints, Leaf, as_host, as_tensor, check_castable, numpy_dtype, numpy_view
 from ..steps.schema import Field, Path, dotted, flatten, nest, unknown_field
 
 Arrays = dict[Path, Array]
@@ -43,14 +43,14 @@ COPIES = 2**32 + 2
 
 REWARD: Path = ("reward",)
 
-facts: attrgetter[tuple[Any, ...]] = attrgetter(
+settings = attrgetter(
     "achieved", "desired", "info", "strategy", "finished_only", "reward_fn", "terminated_fn", "truncated_fn", "relabel",
     "tensors",
 )  # fmt: skip
 """The parameters that decide what is read, and how."""
 
 
-def _is_function(function: Any) -> bool:
+def _is_function(function: object) -> bool:
     return function is None or callable(function)
 
 
@@ -133,20 +133,20 @@ class Hindsight:
 
     def __init__(
         self,
-        reward_fn: Callable[..., Any] | None = None,
+        reward_fn: Callable[..., object] | None = None,
         strategy: Strategy = "future",
         *,
         k: float | None = None,
         ratio: float | None = None,
-        terminated_fn: Callable[..., Any] | None = None,
-        truncated_fn: Callable[..., Any] | None = None,
+        terminated_fn: Callable[..., object] | None = None,
+        truncated_fn: Callable[..., object] | None = None,
         info: str | None = None,
         achieved: str = "achieved_goal",
         desired: str = "desired_goal",
         finished_only: bool = False,
         n: int = 1,
         gamma: float = 0.99,
-        relabel: Callable[..., Any] | None = None,
+        relabel: Callable[..., object] | None = None,
         tensors: bool = False,
     ) -> None:
         if k is not None and (ratio is not None or not is_number(k, 0)):
@@ -168,7 +168,7 @@ class Hindsight:
         self.tensors = tensors
         self._fitted: tuple[Any, Any, Any, Any] = (lambda: None), None, None, None
         """The ring that was read last, the parameters then, and what :meth:`_fit` gave."""
-        self._there: tuple[Any, Any, DeviceRead | None] = (lambda: None), None, None
+        self._there: tuple[Callable[[], Ring | None], object, DeviceRead | None] = (lambda: None), None, None
         """The ring that a device read last, the parameters then, and how it read."""
         self._require_functions()
 
@@ -211,7 +211,7 @@ class Hindsight:
     def __repr__(self) -> str:
         return f"Hindsight({', '.join(f'{name}={getattr(self, name)!r}' for name in NAMES)})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[partial[Hindsight], tuple[()]]:
         """For pickle: the parameters with their functions, which must be picklable."""
         return partial(Hindsight, **{name: getattr(self, name) for name in NAMES}), ()
 
@@ -224,7 +224,7 @@ class Hindsight:
             SchemaError: the ring has no such goals.
             ShapeError, DTypeError, NotFiniteError, FieldError: a function returned a wrong result.
         """
-        now, (of, then, fit, functions) = facts(self), self._fitted
+        now, (of, then, fit, functions) = settings(self), self._fitted
         if of() is not ring or then != now:
             self.require(ring)
             fit = GoalBytes(
@@ -232,7 +232,7 @@ class Hindsight:
             )
             functions = self.goal_functions()
             self._fitted = ref(ring), now, fit, functions
-        store, extras, ratio = ring.store, dict[str, Any](), 0.0 if key is None else self.ratio
+        store, extras, ratio = ring.store, dict[str, Array](), 0.0 if key is None else self.ratio
         if ratio and not ring.notes_ends:
             ring.ends()
         chosen: Any = places
@@ -260,12 +260,12 @@ class Hindsight:
             changed = self._relabelled(self.relabel, ring, batch)
             results = [changed.pop(path, None) for path in RESULTS]
         else:
-            goals: Any = batch.goals
+            goals: Sequence[Array] = batch.goals
             if not fit.packed:  # kernels cannot read them
                 rows, path = (batch.after, batch.aim[_owners(batch)]), ("obs", self.achieved)
                 goals = [_arrays_of(ring, places, [path])[path] for places in rows]
                 changed = {(name, self.desired): goals[1] for name in ("obs", "next_obs")}
-            info: Any = {} if self.info is None else _info_of(ring, self.info, batch.now, self.tensors)
+            info: object = {} if self.info is None else _info_of(ring, self.info, batch.now, self.tensors)
             for function in functions:
                 spare = fit.packed and function is functions[-1]  # nobody reads these goals afterwards
                 achieved, desired = goals if spare else [x.copy() for x in goals]
@@ -283,7 +283,7 @@ class Hindsight:
             return None
         if (self.info,) in ALWAYS_IN_RAM or self.n > LONGEST_WINDOW:
             return None
-        now, (of, known, read) = (facts(self), self.n, self.gamma, self.ratio), self._there
+        now, (of, known, read) = (settings(self), self.n, self.gamma, self.ratio), self._there
         if of() is not ring or known != now:  # made once: a compiler compiles again for other functions
             read = DeviceRead("goals", read_goals, self._form(ring))
             self._there = ref(ring), now, read
@@ -303,7 +303,7 @@ class Hindsight:
         functions = {path: getattr(self, f"{path[0]}_fn") for path in RESULTS}
         return [GoalFunction(path, f, self.info is not None) for path, f in functions.items() if f is not None]
 
-    def _relabelled(self, relabel: Callable[..., Any], ring: Ring, batch: core.GoalBatch) -> Arrays:
+    def _relabelled(self, relabel: Callable[..., object], ring: Ring, batch: core.GoalBatch) -> Arrays:
         """The fields of each step that ``relabel`` changes, ``[M, ...]``, by path."""
         obs, owners = [path for path in ring.leaves if path[0] == "obs"], _owners(batch)
         fields, after = _arrays_of(ring, batch.now), _arrays_of(ring, batch.after, obs)
@@ -313,7 +313,7 @@ class Hindsight:
         ends = [_arrays_of(ring, places, obs) for places in (*ends, batch.aim[owners])]
         return _changed_fields(relabel, ring.leaves, fields, *ends)
 
-    def copies(self, episode: Mapping[str, Any], k: int = 4, *, seed: int, number: int = 0) -> dict[str, Any]:
+    def copies(self, episode: Mapping[str, object], k: int = 4, *, seed: int, number: int = 0) -> dict[str, Any]:
         """Relabelled copies of an episode's steps. Append them, after the episode, to a replay without order.
 
         Each step is copied ``k`` times, with goals that ``strategy`` chooses among the steps given. With "past" the
@@ -349,7 +349,7 @@ class Hindsight:
         else:
             called, changed = "Hindsight's function of reward", Arrays()
             stored = {path: torch.from_numpy(x) if self.tensors else x for path, x in copies.items()}
-            info: Any = nest(stored)[self.info] if self.info is not None else {}
+            info: object = nest(stored)[self.info] if self.info is not None else {}
             reached, goals = (steps["next_obs", self.achieved][rows] for rows in (at, aim))
             for function in self.goal_functions():
                 achieved, desired = (torch.from_numpy(x.copy()) if self.tensors else x.copy() for x in (reached, goals))
@@ -384,7 +384,7 @@ class GoalFunction:
         self._kinds = "fiub" if path == REWARD else "b"
         self._function, self._informed = function, _takes_info(function, stored)
 
-    def __call__(self, achieved: Any, desired: Any, info: Any) -> Array:
+    def __call__(self, achieved: Leaf, desired: Leaf, info: object) -> Array:
         """The results for M goals, ``[M]``. The function may have written to the goals, and may keep them.
 
         Rewards may still be NaN or infinite: see :func:`_bad_reward`.
@@ -401,11 +401,11 @@ class GoalFunction:
             self.require(len(achieved), tuple(result.shape), result.dtype, result.dtype.kind)
         return result
 
-    def judge(self, achieved: Any, desired: Any, info: Any) -> Any:
+    def judge(self, achieved: Tensor, desired: Tensor, info: object) -> Any:
         """The results as the function gives them."""
         return self._function(achieved, desired, info) if self._informed else self._function(achieved, desired)
 
-    def require(self, count: int, shape: tuple[int, ...], dtype: Any, kind: str) -> None:
+    def require(self, count: int, shape: tuple[int, ...], dtype: object, kind: str) -> None:
         """Refuse results of another form; ``kind`` is that of NumPy's dtypes.
 
         Raises:
@@ -425,7 +425,7 @@ class GoalFunction:
         return f"Hindsight's function of {self.path[0]}"
 
 
-def _takes_info(function: Callable[..., Any], stored: bool) -> bool:
+def _takes_info(function: Callable[..., object], stored: bool) -> bool:
     """True if a function of goals takes info as its third argument.
 
     Yes if a field is ``stored`` for it and the function accepts it, or if the function requires it.
@@ -501,7 +501,7 @@ def _arrays_of(ring: Ring, places: Ints, paths: Iterable[Path] | None = None) ->
     return {path: numpy_view(tensor.cpu()) for path, tensor in ring.take(places, paths).items()}
 
 
-def _info_of(ring: Ring, name: str, places: Ints, tensors: bool) -> Any:
+def _info_of(ring: Ring, name: str, places: Ints, tensors: bool) -> object:
     """The field ``name`` of steps, with the members that it may have; as tensors, or as arrays in RAM."""
     paths = [path for path in ring.leaves if path[0] == name]
     return nest(ring.take(places, paths) if tensors else _arrays_of(ring, places, paths))[name]
@@ -553,7 +553,7 @@ def _changed_fields(
     return changed
 
 
-def _steps_of(episode: Mapping[str, Any], members: Sequence[str]) -> Arrays:
+def _steps_of(episode: Mapping[str, object], members: Sequence[str]) -> Arrays:
     """The fields of an episode by path, ``[T, ...]``. Its observations must have these members."""
     steps = {path: as_host(value) for path, value in flatten(dict(episode)).items()}
     wanted: list[Path] = [("reward",), ("terminated",), ("truncated",)]
@@ -583,7 +583,7 @@ def _goal_steps(strategy: str, count: int, k: int, key: int) -> tuple[Ints, Ints
     return at[some], aim[some]
 
 
-def _changed_copies(relabel: Callable[..., Any], steps: Arrays, copies: Arrays, at: Any, aim: Any) -> Arrays:
+def _changed_copies(relabel: Callable[..., object], steps: Arrays, copies: Arrays, at: Ints, aim: Ints) -> Arrays:
     """The fields of the copies that a function of whole steps changes, with goals after the steps ``aim``."""
     fields = {path: Field(array.shape[1:], torch.from_numpy(array[:0]).dtype) for path, array in steps.items()}
     after = {("obs", *path[1:]): array for path, array in steps.items() if path[0] == "next_obs"}

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from ..errors import SchemaError
 from ..parameters import GAMMA_RULE, checked
-from ..ring.ring import Ring, Rule
-from ..steps.arrays import Ints, numpy_view
+from ..ring.ring import Ring, WindowRule
+from ..steps.arrays import Bools, Doubles, Ints, numpy_view
 from ..steps.schema import Path
 from .contract import rule_of, time_first_of
 from .frames import FrameStack
@@ -58,7 +57,7 @@ class ReturnsToGo:
         return self.window
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> WindowRule:
         """The rule of the other view."""
         return rule_of(self.window)
 
@@ -91,14 +90,14 @@ class ReturnsToGo:
         added = ring.tensors(returns.astype(np.float32), np.ascontiguousarray(ended))
         return fields | dict(zip(ADDED, added, strict=True))
 
-    def _spread(self, ring: Ring, fields: dict[Path, Tensor], returns: Any, ended: Any) -> tuple[Any, Any]:
+    def _spread(self, ring: Ring, fields: dict[Path, Tensor], returns: Doubles, ended: Bools) -> tuple[Doubles, Bools]:
         """The returns and flags of every row of each window, given those of its last row, ``[B]``."""
         env, start, burn_in = (numpy_view(fields[name,].cpu()) for name in ("env", "start", "burn_in"))
         steps = numpy_view(fields["steps",].cpu())  # 0 in padding and beyond the window
         known = (steps if self.time_first else steps.T) > 0
         numbers = start - burn_in + np.arange(len(known))[:, None]
         rewards = np.where(known, ring.arrays.reward[env * ring.rows + numbers % ring.rows], 0.0)
-        to_go: Any = np.zeros((len(known) + 1, *returns.shape))
+        to_go = np.zeros((len(known) + 1, *returns.shape))
         for t in range(len(known) - 1, -1, -1):
             goes_on = t + 1 < len(known) and known[t + 1]  # else this is the last row of its window
             to_go[t] = known[t] * np.where(goes_on, rewards[t] + self.gamma * to_go[t + 1], returns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from ..errors import DTypeError, SchemaError, ShapeError
 from ..memory.store import Plan
 from ..parameters import GAMMA_RULE, checked, is_steps
 from ..printable import add_note
-from ..ring.ring import EVERY_ROW, Ring, Rule
-from ..steps.arrays import Ints, as_host
+from ..ring.ring import EVERY_ROW, Ring, WindowRule, drawn_or_given
+from ..steps.arrays import Array, Ints, as_host
 
 WINDOW_RULE = "n is a whole number of at least 1 and below 2**30, and exactly 1 where steps are stored without order"
 
@@ -54,15 +54,17 @@ class NStep:
 
     n: int = 1
     gamma: float = 0.99
-    each_reward: Callable[[Any], Any] | None = field(default=None, repr=False, compare=False)
+    each_reward: Callable[[Array], object] | None = field(default=None, repr=False, compare=False)
     reads_draws: ClassVar[bool] = True
     nests: ClassVar[bool] = True
     history: ClassVar[int] = 0
     """No row before the anchor is read."""
-    rule: ClassVar[Rule] = EVERY_ROW
+    rule: ClassVar[WindowRule] = EVERY_ROW
     """Every complete transition is an anchor."""
 
-    def read(self, ring: Ring, places: Ints | Draw, key: int | None = None, kind: Any = None) -> Any:
+    def read(
+        self, ring: Ring, places: Ints | Draw, key: int | None = None, kind: type[dict[str, Any]] | None = None
+    ) -> Any:
         """The fields ``[B, ...]`` of the windows that start at ``places``, or at those of a draw, with its weights.
 
         They come by path, or nested as this kind of dict.
@@ -71,7 +73,7 @@ class NStep:
             if self.n > 1 and not ring.ordered:
                 self._require_order(ring)
             return ring.windows(places, self.n, self.gamma, kind)
-        chosen, extras = cast("tuple[Ints, dict[str, Any]]", places if isinstance(places, Draw) else (places, {}))
+        chosen, extras = drawn_or_given(places)
         fields = ring.read(self.plan(ring, chosen)) | ring.extras(extras)
         return fields if kind is None else nested(fields, kind)
 
@@ -84,7 +86,7 @@ class NStep:
         self._require_order(ring)
         plan = ring.plan(places, self.n, self.gamma)
         if self.each_reward is not None:
-            self._sum_again(ring, plan)
+            self._sum_again(ring, plan, self.each_reward)
         return plan
 
     def on_device(self, ring: Ring, rows: DeviceRing) -> DeviceRead | None:
@@ -99,13 +101,13 @@ class NStep:
 
     # The core has read how far each window goes, so no rule of ends is here. Only the sum is another one than the
     # core's: rewards of a user come all at once, of any dtype, and NumPy adds them in its order, with powers of gamma.
-    def _sum_again(self, ring: Ring, plan: Plan) -> None:
+    def _sum_again(self, ring: Ring, plan: Plan, function: Callable[[Array], object]) -> None:
         """Put the discounted sum of each window's rewards after ``each_reward`` in place of the plain one."""
         within, places = np.arange(self.n), plan.places[:, None]
         window = places // ring.rows * ring.rows + (places + within) % ring.rows
         inside, worth = within < plan.column("steps")[:, None], self.gamma**within
         try:
-            rewards = as_host(cast("Any", self.each_reward)(ring.arrays.reward[window]), "each_reward")
+            rewards = as_host(function(ring.arrays.reward[window]), "each_reward")
         except Exception as error:
             given = f"float32 rewards [B, n] = {window.shape}"
             add_note(error, f"in each_reward of {self!r}, which was called with {given}")
