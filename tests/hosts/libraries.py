@@ -46,6 +46,8 @@ class Host:
     """Of pytest, for its suite."""
     ours: tuple[str, ...] = ()
     """Our tests: both classes side by side, and trainings on both."""
+    no_suite: str = "none that can run"
+    """In the table, where there is no suite."""
     differences: Mapping[str, str] = field(default_factory=dict[str, str])
     """Parts of the names of tests that fail on ours by decision, with ``*`` for anything, and why."""
     pinned_by: str = ""
@@ -198,6 +200,7 @@ HOSTS: dict[str, Host] = {
         ),
         "sb3-contrib",
         ours=("tests/hosts/test_sb3_contrib.py",),
+        no_suite="not tried yet",
     ),
     "skrl": Host(
         "skrl",
@@ -206,6 +209,7 @@ HOSTS: dict[str, Host] = {
         _same("skrl.memories.torch", "skrl", "RandomMemory"),
         "skrl",
         ours=("tests/hosts/test_skrl.py",),
+        no_suite="not tried yet",
     ),
     "stable_baselines3": Host(
         "Stable-Baselines3",

@@ -44,7 +44,7 @@ def row(host: Host, result: dict[str, Any]) -> str:
     release = f"{result['release']} ({result['pinned_by']})" if result["pinned_by"] else result["release"]
     cells = [f"[{host.title}]({host.page}.md)", release, result["tried"]]
     if suite is None:
-        cells += ["none that can run", "", ""]
+        cells += [host.no_suite, "", ""]
     else:
         own = str(suite["own"]) + (f", {suite['failed_on_its_own']} fail" if suite["failed_on_its_own"] else "")
         cells += [f"of {result['tests_of']}", own, _counted(suite["ours"], suite)]
